@@ -1,0 +1,131 @@
+"""The entry point: the command tree, and the one place where exceptions become exit codes."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from ncm_cli import __version__
+from ncm_cli.errors import NcmError
+
+COMMANDS = ("embed", "pairs", "fit", "eval", "bound", "sweep", "predict", "report", "info", "data", "run")
+"""One module of this package each, in the order in which people meet them."""
+
+PICTURE = r"""
+  images ──▶ ncm embed ──▶ features.h5 ──▶ ncm pairs ──▶ pairs.h5
+                                │                          │
+                                └───────▶ ncm fit ◀────────┘
+                                             │
+                                     probe.safetensors
+                                             │
+                     ┌──────────┬────────────┼─────────────┐
+                 ncm eval   ncm bound   ncm predict   ncm sweep ──▶ ncm report
+
+  ncm data makes data sets; ncm run does all of it from a YAML recipe; ncm info describes any file.
+  ncm COMMAND --help shows two examples of each.
+"""
+
+EXPECTED_OS_ERRORS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.ENOENT: "no such file or folder",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+    errno.EISDIR: "a folder where a file is expected",
+    errno.ENOTDIR: "a file where a folder is expected",
+    errno.EROFS: "the file system is read-only",
+    errno.ENAMETOOLONG: "the file name is too long",
+}
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"ncm {__version__}")
+        raise typer.Exit
+
+
+def build_app() -> typer.Typer:
+    """The whole command tree."""
+    app = typer.Typer(
+        name="ncm",
+        add_completion=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    @app.callback(invoke_without_command=True)
+    def root(
+        context: typer.Context,
+        version: Annotated[
+            bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+        ] = False,
+    ) -> None:
+        """Linear probes that hold when the background, the scanner or the style changes."""
+        if context.invoked_subcommand is None:
+            from ncm_cli.render import plain
+
+            typer.echo(plain(PICTURE))
+
+    for name in COMMANDS:
+        importlib.import_module(f"ncm_cli.cli.{name}_").register(app)
+    return app
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and exit with the code of DESIGN's table."""
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: list[str]) -> int:
+    """Run one command line; returns its exit code. Only a bug raises."""
+    try:
+        result = build_app()(args=argv, prog_name="ncm", standalone_mode=False)
+        sys.stdout.flush()
+    except NcmError as error:
+        return _refused(error)
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted: run the same command again to go on", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of stdout has had enough; a later flush must not complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if error.errno not in EXPECTED_OS_ERRORS:
+            raise
+        return _refused(NcmError(EXPECTED_OS_ERRORS[error.errno], where=error.filename, found=error.strerror))
+    except MemoryError:
+        return _refused(NcmError("out of memory", fix="fewer rows (--where) or a smaller --batch-size"))
+    except Exception as error:
+        # typer brings its own copy of click in some versions and not in others, so the usage errors of
+        # both are told by what they can do.
+        if not (hasattr(error, "format_message") and hasattr(error, "exit_code")):
+            raise
+        return _usage(error)
+    return result if isinstance(result, int) else 0
+
+
+def _usage(error: Exception) -> int:
+    from ncm_cli.render import print_error
+
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "ncm"
+    print_error("usage", error.format_message(), [("try", f"{command} --help")])  # type: ignore[attr-defined]
+    return 2
+
+
+def _refused(error: NcmError) -> int:
+    from ncm_cli.render import print_error
+
+    print_error(error.title, error.what, error.lines())
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Image encoders and the one function that decodes images."""

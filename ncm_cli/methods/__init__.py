@@ -1,0 +1,1 @@
+"""The mathematics, on plain arrays and tensors."""

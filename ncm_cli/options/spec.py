@@ -1,0 +1,157 @@
+"""Declares the options of a command once, for the command line, recipes, provenance and the reference.
+
+A command's options are a frozen, keyword-only dataclass whose fields are made by `argument` and `option`.
+The field's name is the long option (``id_col`` is ``--id-col``) and the key in a recipe.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, Union
+
+from ncm_cli.errors import UsageError, nearest
+
+Role = Literal["value", "input", "output"]
+
+REQUIRED: Any = dataclasses.MISSING
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Spec:
+    """What the command line and recipes need to know of one field."""
+
+    help: str
+    positional: bool = False
+    flags: tuple[str, ...] = ()
+    group: str = "Options"
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    role: Role = "value"
+    parse: Callable[[str], object] | None = None
+
+
+def option(
+    default: Any = REQUIRED,
+    *,
+    help: str,
+    flags: Sequence[str] = (),
+    group: str = "Options",
+    metavar: str | None = None,
+    choices: Sequence[str] = (),
+    role: Role = "value",
+    parse: Callable[[str], object] | None = None,
+) -> Any:
+    """A field that is a long option.
+
+    Parameters
+    ----------
+    default
+        Left out: the option is required.
+    flags
+        Short forms beside the long one, such as ``("-o",)``.
+    group
+        The heading under which ``--help`` lists it.
+    choices
+        The values allowed, checked on the command line and in recipes alike.
+    role
+        ``input`` for a file or folder that is read, ``output`` for one that is written: recipes resolve
+        the paths by it and know from it when a step is up to date.
+    parse
+        For text with a small grammar (ranks, filters): called once to check it before any work starts.
+        The field keeps the text.
+    """
+    spec = Spec(
+        help=help,
+        flags=tuple(flags),
+        group=group,
+        metavar=metavar,
+        choices=tuple(choices),
+        role=role,
+        parse=parse,
+    )
+    return dataclasses.field(default=default, metadata={"spec": spec})
+
+
+def argument(default: Any = REQUIRED, *, help: str, metavar: str | None = None, role: Role = "value") -> Any:
+    """A field that is a positional argument on the command line and a plain key in a recipe."""
+    spec = Spec(help=help, positional=True, metavar=metavar, role=role)
+    return dataclasses.field(default=default, metadata={"spec": spec})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Field:
+    """One resolved field of an options class."""
+
+    name: str
+    spec: Spec
+    type: type
+    """``str``, ``int``, ``float``, ``bool`` or ``Path``: of each item where ``repeated``."""
+    optional: bool
+    repeated: bool
+    default: Any
+
+    @property
+    def required(self) -> bool:
+        return self.default is REQUIRED
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.rstrip("_").replace("_", "-")
+
+
+def _plain(annotation: Any) -> tuple[type, bool, bool]:
+    """(item type, optional, repeated) of ``T``, ``T | None`` or ``tuple[T, ...]``."""
+    if typing.get_origin(annotation) in (Union, types.UnionType):
+        inner = [a for a in typing.get_args(annotation) if a is not type(None)]
+        kind, _, repeated = _plain(inner[0])
+        return kind, True, repeated
+    if typing.get_origin(annotation) is tuple:
+        return typing.get_args(annotation)[0], False, True
+    return annotation, False, False
+
+
+def fields_of(options: type) -> list[Field]:
+    """The fields of an options class, in order."""
+    hints = typing.get_type_hints(options)
+    found = []
+    for field in dataclasses.fields(options):
+        kind, optional, repeated = _plain(hints[field.name])
+        found.append(Field(field.name, field.metadata["spec"], kind, optional, repeated, field.default))
+    return found
+
+
+def check(options: Any) -> Any:
+    """The options unchanged, once choices and small grammars are known to be right."""
+    for field in fields_of(type(options)):
+        value = getattr(options, field.name)
+        if value is None:
+            continue
+        for item in value if field.repeated else (value,):
+            if field.spec.choices and item not in field.spec.choices:
+                close = nearest(str(item), field.spec.choices)
+                raise UsageError(
+                    f"{field.flag} doesn't take {str(item)!r}",
+                    expected=" | ".join(field.spec.choices),
+                    fix=f"did you mean {close!r}?" if close else None,
+                )
+            if field.spec.parse:
+                field.spec.parse(item)
+    return options
+
+
+def as_json(options: Any) -> dict[str, Any]:
+    """The resolved options of a command, ready for JSON (paths as text)."""
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    return {name: _jsonable(value) for name, value in values.items()}
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple):
+        return [_jsonable(item) for item in value]
+    return value

@@ -1,0 +1,1 @@
+"""The stages: each reads files, computes, writes files, and knows no console."""
