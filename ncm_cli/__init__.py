@@ -19,7 +19,7 @@ _API = {
     "SpuriousProjection": "ncm_cli.estimator",
 }
 
-__all__ = ["__version__", *_API]  # noqa: PLE0604
+__all__ = ["__version__", *_API]
 
 
 def __getattr__(name: str) -> Any:

@@ -60,10 +60,11 @@ def _is_utf8(stream: IO[str]) -> bool:
 
 def plain(text: str, stream: IO[str] | None = None) -> str:
     """``text`` as the stream can show it: box drawing and Greek become ASCII where there is no UTF-8."""
-    target = sys.stdout if stream is None else stream
+    target = stream or sys.stdout
     if _is_utf8(target):
         return text
-    return text.translate(_ASCII).encode(target.encoding or "ascii", "backslashreplace").decode("ascii")
+    encoding = getattr(target, "encoding", None) or "ascii"
+    return text.translate(_ASCII).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _console(stream: IO[str]) -> Console:
@@ -106,7 +107,10 @@ class Ui:
             made.add_column(plain(column), justify="left" if index < left else "right", overflow="fold")
         for row in rows:
             made.add_row(*(Text(plain(cell_text(cell))) for cell in row))
-        self._out.print(made)
+        with self._out.capture() as captured:
+            self._out.print(made)
+        lines = [line.rstrip() for line in captured.get().splitlines()]
+        print("\n".join(lines).strip("\n") + "\n")
 
     def text(self, text: str) -> None:
         """Print lines on stdout as they are, unless ``--json`` or ``--quiet``."""

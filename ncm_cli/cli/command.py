@@ -6,13 +6,13 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
 from ncm_cli.options.spec import Field, check, fields_of
 
-Handler = Callable[[Any, Any], Optional[int]]
+Handler = Callable[[Any, Any], int | None]
 """``handler(options, ui)``; a returned number other than None is the exit code."""
 
 
@@ -67,8 +67,11 @@ def _parameter(field: Field) -> inspect.Parameter:
     spec = field.spec
     annotation: Any = list[field.type] if field.repeated else field.type  # type: ignore[name-defined]
     if field.optional and not field.repeated:
-        annotation = Optional[annotation]
-    shared: dict[str, Any] = {"help": _with_choices(spec.help, spec.choices), "metavar": spec.metavar}
+        annotation = annotation | None
+    shared: dict[str, Any] = {
+        "help": _with_choices(spec.help, spec.choices).replace("[", "\\["),
+        "metavar": spec.metavar,
+    }
     if field.type is Path:
         shared["show_default"] = not field.required
     if spec.positional:
@@ -117,4 +120,5 @@ def _shared(json_output: bool) -> list[inspect.Parameter]:
 
 def _help(summary: str, examples: Sequence[Example], next_step: str) -> str:
     shown = "\n".join(f"  {example.line}\n      {example.note}" for example in examples)
-    return f"{summary}\n\n\b\nExamples:\n{shown}\n\nNext: {next_step}"
+    text = f"{summary}\n\n\b\nExamples:\n{shown}\n\nNext: {next_step}"
+    return text.replace("[", "\\[")  # brackets are markup to typer
