@@ -13,7 +13,19 @@ import typer
 from ncm_cli import __version__
 from ncm_cli.errors import NcmError
 
-COMMANDS = ("embed", "pairs", "fit", "eval", "bound", "sweep", "predict", "report", "info", "data", "run")
+COMMANDS = {
+    "embed": "Turn images into a feature store.",
+    "pairs": "Match rows that should get the same prediction.",
+    "fit": "Train a probe on what is left once spurious directions are removed.",
+    "eval": "Accuracy of a probe, by group and for the worst group.",
+    "bound": "The test-domain guarantee of a probe, term by term.",
+    "predict": "Class, probability and margin for images or stored rows.",
+    "sweep": "Train many methods and hyper-parameters at once and select among them.",
+    "report": "Tables and plots from results.",
+    "info": "Describe or verify any file of ours.",
+    "data": "Build a data set.",
+    "run": "Run a YAML recipe.",
+}
 """One module of this package each, in the order in which people meet them."""
 
 PICTURE = r"""
@@ -49,8 +61,11 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-def build_app() -> typer.Typer:
-    """The whole command tree."""
+def build_app(only: str | None = None) -> typer.Typer:
+    """The command tree; with ``only``, the options of just that command are loaded.
+
+    The other commands are then listed by name and summary alone, which keeps ``ncm --help`` quick.
+    """
     app = typer.Typer(
         name="ncm",
         add_completion=True,
@@ -72,9 +87,23 @@ def build_app() -> typer.Typer:
 
             typer.echo(plain(PICTURE))
 
-    for name in COMMANDS:
-        importlib.import_module(f"ncm_cli.cli.{name}_").register(app)
+    for name, summary in COMMANDS.items():
+        if only is None or name == only:
+            importlib.import_module(f"ncm_cli.cli.{name}_").register(app)
+        else:
+            app.command(name, short_help=summary)(_not_loaded)
     return app
+
+
+def _not_loaded() -> None:
+    """Stands for a command that this command line doesn't use."""
+
+
+def _named(argv: list[str]) -> str | None:
+    """The command that a command line names, or an empty text; None for shell completion, which needs all."""
+    if "_NCM_COMPLETE" in os.environ:
+        return None
+    return next((word for word in argv if not word.startswith("-")), "")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -85,7 +114,7 @@ def main(argv: list[str] | None = None) -> None:
 def run(argv: list[str]) -> int:
     """Run one command line; returns its exit code. Only a bug raises."""
     try:
-        result = build_app()(args=argv, prog_name="ncm", standalone_mode=False)
+        result = build_app(only=_named(argv))(args=argv, prog_name="ncm", standalone_mode=False)
         sys.stdout.flush()
     except NcmError as error:
         return _refused(error)
