@@ -1,0 +1,96 @@
+"""Options are declared once: the grammar of each, and how choices are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from ncm_cli.errors import UsageError
+from ncm_cli.options.grids import parse_names, parse_numbers, parse_ranks
+from ncm_cli.options.registry import BUILDERS, STEPS, builder_options, step_options
+from ncm_cli.options.spec import argument, as_json, check, fields_of, option
+from ncm_cli.store.where import Term, parse_where
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sample:
+    source: Path = argument(help="in", role="input")
+    kind: str | None = option(None, help="kind", choices=("one", "two"))
+    col: tuple[str, ...] = option((), help="columns")
+    rank: str = option("auto", help="ranks", parse=parse_ranks)
+
+
+def test_fields_know_type_optional_and_repeated() -> None:
+    source, kind, col, rank = fields_of(Sample)
+    assert (source.type, source.required, source.spec.positional) == (Path, True, True)
+    assert (kind.type, kind.optional, kind.required) == (str, True, False)
+    assert (col.type, col.repeated) == (str, True)
+    assert rank.flag == "--rank"
+
+
+def test_check_refuses_choices_and_grammars() -> None:
+    assert check(Sample(source=Path("a"), kind="two")).kind == "two"
+    with pytest.raises(UsageError, match="--kind doesn't take 'tow'"):
+        check(Sample(source=Path("a"), kind="tow"))
+    with pytest.raises(UsageError, match="rank grid"):
+        check(Sample(source=Path("a"), rank="2-24"))
+
+
+def test_as_json_is_plain() -> None:
+    assert as_json(Sample(source=Path("a"), col=("x",))) == {
+        "source": "a",
+        "kind": None,
+        "col": ["x"],
+        "rank": "auto",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        ("16", (16,)),
+        ("2:5", (2, 3, 4, 5)),
+        ("0:64:32", (0, 32, 64)),
+        ("0,8,8,4:5", (0, 4, 5, 8)),
+        ("auto", None),
+    ],
+)
+def test_ranks(text: str, ranks: tuple[int, ...] | None) -> None:
+    assert parse_ranks(text) == ranks
+
+
+@pytest.mark.parametrize("text", ["", "a", "-1", "5:2", "1:2:0", "1:2:3:4", "1.5", "2:"])
+def test_bad_ranks(text: str) -> None:
+    with pytest.raises(UsageError, match="rank grid"):
+        parse_ranks(text)
+
+
+def test_numbers_and_names() -> None:
+    assert parse_numbers("1e-3") == (1e-3,)
+    assert parse_numbers("1,0.1,1") == (1.0, 0.1)
+    assert parse_numbers("log:1e-4:1:5") == pytest.approx((1e-4, 1e-3, 1e-2, 1e-1, 1))
+    assert parse_names(" label, place,") == ("label", "place")
+    for text in ("", "x", "log:0:1:3", "nan", "log:1:2"):
+        with pytest.raises(UsageError, match="numbers"):
+            parse_numbers(text)
+
+
+def test_where() -> None:
+    assert parse_where("split=test & domain!=sketch|photo") == (
+        Term("split", ("test",)),
+        Term("domain", ("sketch", "photo"), negated=True),
+    )
+    assert parse_where("  ") == ()
+    for text in ("split", "=x", "a=b & ", "a=|b"):
+        with pytest.raises(UsageError, match="row filter"):
+            parse_where(text)
+
+
+@pytest.mark.parametrize("options", [*(s for s in STEPS if s != "data"), *BUILDERS])
+def test_every_option_has_help_and_a_plain_type(options: str) -> None:
+    for field in fields_of(builder_options(options) if options in BUILDERS else step_options(options)):
+        assert field.spec.help, field.name
+        assert field.type in {str, int, float, bool, Path}, field.name
+        assert not field.spec.help.endswith(" "), field.name
