@@ -1,9 +1,68 @@
-"""``ncm data``."""
+"""``ncm data``: one subcommand a builder."""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import typer
+
+from ncm_cli.cli.command import Example, add_command
+from ncm_cli.options.registry import builder_options
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Builder:
+    summary: str
+    examples: tuple[Example, ...]
+    next_step: str
+
+
+_BUILDERS = {
+    "digits": _Builder(
+        summary="Coloured digits: small, and nothing is downloaded.",
+        examples=(
+            Example(line="ncm data digits -o data", note="1,797 digits, 192 pairs, the protocol's defaults"),
+            Example(
+                line="ncm data digits -o noisy --pairs 256 --wrong-fraction 0.25 --seed 3",
+                note="a quarter of the pairs match the wrong digit",
+            ),
+        ),
+        next_step="ncm embed data/manifest.csv --model pixels:8 -o features.h5",
+    ),
+}
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the tree."""
+    """Add the command and its builders to the tree."""
+    group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", add_completion=False)
+
+    @group.callback()
+    def root() -> None:
+        """Make a data set: images, a manifest and, where it has them, pairs."""
+
+    for name, builder in _BUILDERS.items():
+        add_command(
+            group,
+            name,
+            builder_options(name),
+            handle,
+            summary=builder.summary,
+            examples=builder.examples,
+            next_step=builder.next_step,
+        )
+    app.add_typer(group, name="data", short_help="Make a data set: images, a manifest and pairs.")
+
+
+def handle(options: Any, ui: Any) -> int | None:
+    """Make the data set and show its counts."""
+    from ncm_cli.stages.data import data
+
+    built = data(options, reporter=ui.reporter)
+    for table in built.tables:
+        ui.table(table.columns, table.rows, title=table.title, left=2)
+    for role, path in built.files.items():
+        ui.note(f"{role}: {path}")
+    if ui.json:
+        ui.result(built.to_json())
+    return None

@@ -1,0 +1,115 @@
+"""A data set folder is made beside its final place and renamed when it is complete."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ncm_cli import __version__
+from ncm_cli.errors import InputError
+
+MARKER = "dataset.json"
+"""Says that a folder is a builder's, so that the builder may replace it."""
+
+FORMAT = "ncm-data"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Built:
+    """What a builder wrote."""
+
+    builder: str
+    output: Path
+    files: dict[str, Path]
+    """Role (``manifest``, ``pairs`` ...) to file."""
+    facts: dict[str, Any]
+    """Counts and settings, ready for JSON."""
+    tables: tuple[CountTable, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "builder": self.builder,
+            "output": str(self.output),
+            "files": {role: str(path) for role, path in self.files.items()},
+            **self.facts,
+            "counts": {table.title: table.to_json() for table in self.tables},
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CountTable:
+    """Rows of counts to show, such as the size of each group."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[object, ...], ...]
+
+    def to_json(self) -> list[dict[str, object]]:
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+
+@contextmanager
+def building(output: Path, builder: str, options: dict[str, Any]) -> Iterator[Path]:
+    """A new folder that becomes ``output`` when the block ends without an error.
+
+    An earlier folder of any builder is replaced; other non-empty folders are refused.
+    """
+    _refuse_foreign(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".partial", dir=output.parent))
+    try:
+        made.chmod(0o755)
+        yield made
+        header = {
+            "ncm_format": FORMAT,
+            "ncm_format_version": FORMAT_VERSION,
+            "ncm_version": __version__,
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "builder": builder,
+            "options": options,
+        }
+        (made / MARKER).write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
+        _replace(made, output)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _refuse_foreign(output: Path) -> None:
+    if not output.exists() or (output.is_dir() and (output / MARKER).is_file()):
+        return
+    if not output.is_dir():
+        raise InputError("a file where the data set's folder should go", where=output, fix="another --output")
+    if any(output.iterdir()):
+        raise InputError(
+            "the output folder holds other files",
+            where=output,
+            expected=f"a new folder, an empty one, or an earlier data set (it has {MARKER})",
+            fix="another --output",
+        )
+
+
+def _replace(made: Path, output: Path) -> None:
+    if not output.exists():
+        made.rename(output)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".old", dir=output.parent))
+    output.rename(old / "data")
+    made.rename(output)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A CSV file with a header line."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
