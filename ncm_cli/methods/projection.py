@@ -1,0 +1,151 @@
+"""Spurious directions: the left singular vectors of pair differences, and projecting them out.
+
+Paper, Algorithm 1, phase I: ``Q_r, S_r, V_r = TruncatedSVD(delta, r)`` and ``P = I - Q_r Q_r^T``. P is
+never formed; it is applied as ``x - (x Q) Q^T``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import scipy.linalg
+from numpy.typing import NDArray
+
+from ncm_cli.errors import InputError
+
+Array = NDArray[np.float64]
+
+FEATURE_EPS = float(np.finfo(np.float32).eps)
+"""Relative rounding of features on disk (float32, 1.2e-7); differences can't be known better than that."""
+
+GRAM_RATIO = 4
+"""With more than this many pairs a dimension, the d×d Gram matrix is decomposed instead of ``delta``."""
+
+GRAM_BLOCK = 8192
+"""Columns of ``delta`` that are turned to float64 at a time for the Gram matrix."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Spectrum:
+    """Singular values and left singular vectors of pair differences.
+
+    Attributes
+    ----------
+    singular_values : float64 (m,)
+        In descending order, m = min(d, k).
+    basis : float64 (d, m)
+        Orthonormal columns. Only the first ``rank`` of them mean anything.
+    rank : int
+        How many singular values are above ``tolerance``.
+    tolerance : float
+        The noise floor, in the features' unit (see `spectrum`).
+    gap : int
+        The r <= rank with the largest ratio ``s_r / s_{r+1}`` (values under the tolerance count as the
+        tolerance); 0 when there is no direction.
+    """
+
+    singular_values: Array
+    basis: Array
+    rank: int
+    tolerance: float
+    gap: int
+
+
+def spectrum(delta: NDArray[np.floating], *, magnitude: float = 0.0, eps: float = FEATURE_EPS) -> Spectrum:
+    """The singular spectrum of pair differences, in float64, the same bits on every run.
+
+    Parameters
+    ----------
+    delta : (d, k)
+        One difference a column. k may be 0.
+    magnitude
+        Root mean square entry of the pairs' members, where known. Rounding features of that size to
+        float32 leaves a noise matrix of spectral norm about ``eps/2 * sqrt(2) * magnitude * (sqrt(d) +
+        sqrt(k))`` in ``delta``, which matters when members are large and their differences small.
+    eps
+        Relative precision of the features.
+
+    Returns
+    -------
+    Spectrum
+        The numerical rank counts singular values above ``max(d, k) * eps * s_1`` (numpy's rule, at the
+        precision of the features) and above the rounding noise that ``magnitude`` implies. Each column's
+        sign makes its largest entry (in absolute value) positive.
+
+    Raises
+    ------
+    InputError
+        ``delta`` isn't two-dimensional, or holds NaN or an infinity.
+
+    Notes
+    -----
+    For ``k > 4 d`` the Gram matrix ``delta delta^T`` is summed over blocks of columns. Squaring halves the
+    digits: singular values under about ``sqrt(d * eps64) * s_1`` (3e-7 for d = 512) are noise, so the
+    tolerance is at least that. With float32 features the rule above is the larger one.
+    """
+    if delta.ndim != 2:
+        raise InputError("differences aren't a matrix", found=f"shape {delta.shape}", expected="(d, k)")
+    d, k = delta.shape
+    bad = np.flatnonzero(~np.isfinite(delta).all(axis=0))
+    if bad.size:
+        raise InputError("a pair's difference holds NaN or an infinity", where=f"pair {int(bad[0])}")
+    if min(d, k) == 0:
+        return Spectrum(np.zeros(0), np.zeros((d, 0)), 0, 0.0, 0)
+    floor = 0.0
+    if k > GRAM_RATIO * d:
+        values, vectors = _by_gram(delta)
+        floor = float(np.sqrt(d * np.finfo(np.float64).eps))
+    else:
+        vectors, values, _ = np.linalg.svd(np.asarray(delta, np.float64), full_matrices=False)
+    signs = np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(vectors.shape[1])])
+    basis = np.ascontiguousarray(vectors * np.where(signs == 0, 1.0, signs))
+    rounding = eps / np.sqrt(2) * magnitude * (np.sqrt(d) + np.sqrt(k))
+    tolerance = max(max(max(d, k) * eps, floor) * float(values[0]), rounding)
+    rank = int((values > tolerance).sum())
+    return Spectrum(values, basis, rank, tolerance, _largest_gap(values, rank, tolerance))
+
+
+def _by_gram(delta: NDArray[np.floating]) -> tuple[Array, Array]:
+    d, k = delta.shape
+    gram = np.zeros((d, d))
+    for start in range(0, k, GRAM_BLOCK):
+        block = np.asarray(delta[:, start : start + GRAM_BLOCK], np.float64)
+        gram += block @ block.T
+    squares, vectors = np.linalg.eigh(gram)
+    return np.sqrt(np.maximum(squares[::-1], 0.0)), vectors[:, ::-1]
+
+
+def _largest_gap(values: Array, rank: int, tolerance: float) -> int:
+    if rank == 0:
+        return 0
+    floored = np.maximum(values[: rank + 1], tolerance)
+    if len(floored) < 2:
+        return rank
+    return int(np.argmax(floored[:-1] / floored[1:])) + 1
+
+
+def project(X: NDArray[np.floating], basis: Array) -> Array:
+    """Rows with the directions of ``basis`` removed: ``X - (X Q) Q^T``.
+
+    Parameters
+    ----------
+    X : (n, d)
+    basis : float64 (d, r)
+        Orthonormal columns; r may be 0.
+
+    Returns
+    -------
+    float64 (n, d)
+    """
+    X = np.asarray(X, np.float64)
+    return X - (X @ basis) @ basis.T if basis.shape[1] else X.copy()
+
+
+def complement(basis: Array) -> Array:
+    """An orthonormal basis of everything orthogonal to ``basis``: float64 (d, d - r)."""
+    d, r = basis.shape
+    if r == 0:
+        return np.eye(d)
+    full = scipy.linalg.qr(basis, mode="full", check_finite=False)[0]
+    return np.ascontiguousarray(full[:, r:])
