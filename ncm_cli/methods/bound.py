@@ -1,4 +1,4 @@
-"""The test-domain bound of noisy counterfactual matching, each quantity computed from data (paper, Theorem 1).
+"""The test-domain bound of noisy counterfactual matching, computed term by term (paper, Theorem 1).
 
 Notation: a pair is a test row x₊ and its twin x₋ in a training domain, δ = x₊ − x₋, M = mean δδᵀ with
 eigenpairs (Q, λ) in descending order, Q̃_r the removed directions, W the probe's weights (θ for one logit).
@@ -19,10 +19,10 @@ squared
 In all three, W Q̃_r = 0 gives tr(W M Wᵀ) = ‖W (I − Q̃Q̃ᵀ) M^½‖²_F ≤ ‖W‖²_F · σ_max((I − Q̃Q̃ᵀ) Q Λ^½)², the
 square of ‖W‖_F ‖Q̃_{r,⊥}ᵀQ‖_Λ (for one logit ‖W‖_F = ‖θ‖).
 
-Two steps of the paper's proof are written as equalities and are inequalities in general: the squared spectral
-norm of a block [A, B] is at most ‖A‖² + ‖B‖², and ‖Q̃_{r,⊥}ᵀ…‖ ≤ ‖Q̃_{s,⊥}ᵀ…‖ for s ≤ r. Nothing here assumes
-either: each quantity is computed by itself. Q and Λ are all of M's eigenpairs, not only the first |I|, so that
-the inequalities hold on data whose M has a tail; |I| only decides s.
+Two steps of the paper's proof are written as equalities and are inequalities in general: the squared
+spectral norm of a block [A, B] is at most ‖A‖² + ‖B‖², and ‖Q̃_{r,⊥}ᵀ…‖ ≤ ‖Q̃_{s,⊥}ᵀ…‖ for s ≤ r. Nothing
+here assumes either: each quantity is computed by itself. Q and Λ are all of M's eigenpairs, not only the
+first |I|, so that the inequalities hold on data whose M has a tail; |I| only decides s.
 """
 
 from __future__ import annotations
@@ -37,18 +37,10 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 SPURIOUS_TOLERANCE = 1e-6
-"""λ counts towards |I| above this share of λ₁: a direction whose typical shift is a thousandth of the largest."""
+"""λ counts towards |I| above this share of λ₁: a typical shift of a thousandth of the largest."""
 
 ROUNDING = 1e-9
-"""Relative slack for `holds`: both sides are sums of float64 numbers, and they are equal for perfect pairs."""
-
-WEDIN = 1 - 1 / math.sqrt(2)
-"""The constant in the condition of Wedin's sin Θ theorem, as the paper uses it (Lemma "Wedin's sin Θ")."""
-
-SAME_SUBSPACE = 1e-3
-"""Largest distance at which the clean pairs and M count as spanning one subspace. Features are float32: a
-difference of two rows of norm 10 is off by 1e-6, and a direction ten times weaker than the noise floor allows
-turns by less than this."""
+"""Relative slack for `holds`: both sides are sums of float64 numbers, equal for perfect pairs."""
 
 BLOCK_ROWS = 4096
 """Rows of differences held at a time: 16 MiB for 512 dimensions."""
@@ -96,7 +88,7 @@ LOSSES: dict[str, Loss] = {
 
 
 def loss_for(task: str, n_logits: int) -> Loss:
-    """The loss that a probe of ``task`` ("classification" or "regression") with ``n_logits`` outputs is bounded in."""
+    """The loss for a probe of ``task`` ("classification" or "regression") with ``n_logits`` outputs."""
     if task == "regression":
         return LOSSES["squared"]
     return LOSSES["logistic" if n_logits == 1 else "cross-entropy"]
@@ -140,7 +132,7 @@ def second_moment(blocks: Iterable[Array]) -> SecondMoment:
     for block in blocks:
         n += len(block)
         stacked = block if factor is None else np.vstack([factor, block])
-        factor = np.linalg.qr(stacked, mode="r")
+        factor = np.asarray(np.linalg.qr(stacked, mode="r"))
     if factor is None or n == 0:
         raise ValueError("no pairs")
     _, singular, vectors = np.linalg.svd(factor, full_matrices=False)
@@ -153,21 +145,21 @@ def spurious_dimension(values: Array, tolerance: float = SPURIOUS_TOLERANCE) -> 
 
 
 def without(vectors: Array, basis: Array) -> Array:
-    """(I − Q̃Q̃ᵀ) applied to columns (d, m), never forming the d × d matrix; twice, so that the rest is orthogonal."""
+    """(I − Q̃Q̃ᵀ) applied to columns (d, m); twice, so that what is left is orthogonal to rounding."""
     for _ in range(2):
         vectors = vectors - basis @ (basis.T @ vectors)
     return vectors
 
 
 def misalignment(moment: SecondMoment, basis: Array) -> tuple[float, Array]:
-    """‖Q̃_{r,⊥}ᵀQ‖_Λ = σ_max((I − Q̃Q̃ᵀ) Q Λ^½), and the unit direction (d,) that attains it (Theorem 1, Term II)."""
+    """‖Q̃_{r,⊥}ᵀQ‖_Λ = σ_max((I − Q̃Q̃ᵀ) Q Λ^½) of Term II, and the unit direction (d,) that attains it."""
     left = without(moment.vectors * np.sqrt(moment.values), basis)
     directions, singular, _ = np.linalg.svd(left, full_matrices=False)
     return float(singular[0]), directions[:, 0]
 
 
 def subspace_distance(a: Array, b: Array) -> float:
-    """dist(A, B) = ‖AAᵀ − BBᵀ‖ for orthonormal A, B (d, s) with equally many columns: sin of the largest angle.
+    """dist(A, B) = ‖AAᵀ − BBᵀ‖ for orthonormal A, B (d, s): the sine of the largest principal angle.
 
     Computed as ‖(I − AAᵀ)B‖, which is accurate for small angles; 0 for no columns.
     """
@@ -272,86 +264,3 @@ def zero_one(test_logits: Array, twin_logits: Array, codes: NDArray) -> ZeroOne:
     test, twin = predicted(test_logits), predicted(twin_logits)
     twin_error, flips = float(np.mean(twin != codes)), float(np.mean(test != twin))
     return ZeroOne(twin_error, flips, twin_error + flips, float(np.mean(test != codes)))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class NoiseCorollary:
-    """The bound in terms of the pairs' noise ε = Δ̃ − Δ (paper, Corollary 2)."""
-
-    applicable: bool
-    value: float | None
-    """‖θ‖(2√λ₁‖ε‖/(σ_s − σ_{s+1}) + √λ_{s+1}), in the loss's units; None without clean pairs or for s = 0."""
-    bound: float | None
-    """Term I and ``value``."""
-    epsilon_norm: float | None
-    sigma_s: float | None
-    sigma_s_next: float | None
-    condition_limit: float | None
-    """(1 − 1/√2)(σ_s − σ_{s+1}): σ₁(ε) must not be above it."""
-    clean_rank: int | None
-    clean_distance: float | None
-    """dist of the clean pairs' top-s subspace and M's."""
-    reasons: tuple[str, ...]
-    """Why it doesn't apply; empty when it does."""
-
-
-def no_noise_corollary(reason: str) -> NoiseCorollary:
-    """The corollary where nothing is known of the clean pairs."""
-    return NoiseCorollary(False, None, None, None, None, None, None, None, None, (reason,))
-
-
-def noise_corollary(
-    *, loss: Loss, terms: Terms, moment: SecondMoment, noisy: Array, clean: Array
-) -> NoiseCorollary:
-    """Corollary 2 with its conditions evaluated, from noisy and clean differences (d, k), column by column.
-
-    It equates the top-s left subspaces of Δ and of M. Both span the spurious subspace when rank(Δ) = |I|, but
-    their order inside it may differ, so only s = |I| justifies that: a smaller s is not applicable.
-    """
-    directions, sigma, _ = np.linalg.svd(clean, full_matrices=False)
-    clean_rank = int(np.sum(sigma > math.sqrt(SPURIOUS_TOLERANCE) * sigma[0])) if sigma[0] > 0 else 0
-    s, dim = terms.s, terms.spurious_dim
-    epsilon = float(np.linalg.norm(noisy - clean, 2))
-    sigma_s = float(sigma[s - 1]) if 0 < s <= len(sigma) else 0.0
-    sigma_next = float(sigma[s]) if s < len(sigma) else 0.0
-    gap = sigma_s - sigma_next
-    limit = WEDIN * gap
-    reasons = []
-    if s < dim:
-        reasons.append(f"s = {s} is below |I| = {dim}: the top-s subspaces of the pairs and of M can differ")
-    if clean_rank != dim:
-        reasons.append(f"the clean pairs have rank {clean_rank}, not |I| = {dim}")
-    if s == 0:
-        reasons.append("s = 0: no direction is removed")
-    if epsilon > limit:
-        reasons.append(
-            f"the noise is too large: σ₁(ε) = {epsilon:.4g} is above (1 − 1/√2)(σ_s − σ_s+1) = {limit:.4g}"
-        )
-    distance = None
-    if 0 < s <= directions.shape[1]:
-        distance = subspace_distance(directions[:, :s], moment.vectors[:, :s])
-        if s == dim == clean_rank and distance > SAME_SUBSPACE:
-            reasons.append(f"the clean pairs and M span different subspaces (distance {distance:.3g})")
-    value = bound = None
-    if s > 0 and gap > 0:
-        ratio = 2 * epsilon / gap
-        if loss.power == 1:
-            inner = math.sqrt(terms.lambda_1) * ratio + math.sqrt(terms.lambda_s_next)
-            value = loss.penalty(terms.weight_norm * inner)
-        else:
-            value = loss.penalty(
-                terms.weight_norm * math.sqrt(terms.lambda_1 * ratio**2 + terms.lambda_s_next)
-            )
-        bound = loss.term_1_factor * terms.term_1 + value
-    return NoiseCorollary(
-        applicable=not reasons,
-        value=value,
-        bound=bound,
-        epsilon_norm=epsilon,
-        sigma_s=sigma_s if s else None,
-        sigma_s_next=sigma_next,
-        condition_limit=limit if s else None,
-        clean_rank=clean_rank,
-        clean_distance=distance,
-        reasons=tuple(reasons),
-    )

@@ -54,7 +54,7 @@ class BoundOptions:
     tolerance: float = option(
         1e-6,
         group=_ESTIMATES,
-        help="Otherwise |I| counts the eigenvalues of M above this share of the largest.",
+        help="Otherwise |I| counts M's eigenvalues above this share of the largest.",
     )
     bootstrap: int = option(200, group=_ESTIMATES, help="Resamples for the 95 % intervals; 0 for none.")
     seed: int = option(0, group=_ESTIMATES, help="Seed of the resampling.")

@@ -11,7 +11,7 @@ import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncm_cli.methods import bound
+from ncm_cli.methods import bound, bound_noise
 
 SEEDS = st.integers(0, 2**32 - 1)
 LOSSES = st.sampled_from(["logistic", "cross-entropy", "squared"])
@@ -74,10 +74,8 @@ def problem(seed: int, loss: str, *, rank: int | None = None, noise: float | Non
     weight = bound.without(rng.normal(size=(d, n_logits)) * 10.0 ** rng.uniform(-1, 1), basis).T
     if chosen == d:
         weight = np.zeros_like(weight)  # what is left after projecting everything out is rounding only
-    if loss == "squared":
-        target = rng.normal(size=n)
-    else:
-        target = rng.integers(0, max(n_logits, 2), size=n)
+    codes = rng.integers(0, max(n_logits, 2), size=n)
+    target = rng.normal(size=n) if loss == "squared" else codes
     return Problem(
         test,
         twin,
@@ -173,7 +171,7 @@ def test_wedin_holds_whenever_its_condition_does(seed: int) -> None:
     left, sigma, _ = np.linalg.svd(clean)
     gap = sigma[s - 1] - sigma[s]
     noise = rng.normal(size=(d, k))
-    noise *= rng.uniform(0, 1) * bound.WEDIN * gap / np.linalg.norm(noise, 2)
+    noise *= rng.uniform(0, 1) * bound_noise.WEDIN * gap / np.linalg.norm(noise, 2)
     turned = np.linalg.svd(clean + noise)[0]
     epsilon = np.linalg.norm(noise, 2)
     assert bound.subspace_distance(turned[:, :s], left[:, :s]) <= 2 * epsilon / gap + 1e-12
@@ -186,7 +184,7 @@ def test_noise_corollary_is_a_bound_where_it_applies(seed: int, loss: str) -> No
     case.basis = np.linalg.svd(case.noisy, full_matrices=False)[0][:, : case.spurious_dim]
     case.weight = bound.without(case.weight.T, case.basis).T
     terms, moment = case.terms(), case.moment
-    found = bound.noise_corollary(
+    found = bound_noise.noise_corollary(
         loss=case.loss, terms=terms, moment=moment, noisy=case.noisy, clean=case.clean
     )
     if found.applicable:
@@ -197,7 +195,7 @@ def test_noise_corollary_is_a_bound_where_it_applies(seed: int, loss: str) -> No
         assert found.reasons
 
 
-def _corollary(seed: int, *, rank: int, noise: float) -> bound.NoiseCorollary:
+def _corollary(seed: int, *, rank: int, noise: float) -> bound_noise.NoiseCorollary:
     rng = np.random.default_rng(seed)
     d, spurious, k = 12, 4, 30
     axes = np.linalg.qr(rng.normal(size=(d, spurious)))[0]
@@ -211,7 +209,7 @@ def _corollary(seed: int, *, rank: int, noise: float) -> bound.NoiseCorollary:
     terms = bound.theorem(
         loss=loss, weight=weight, basis=basis, moment=moment, term_1=0.5, spurious_dim=spurious
     )
-    return bound.noise_corollary(loss=loss, terms=terms, moment=moment, noisy=noisy, clean=clean)
+    return bound_noise.noise_corollary(loss=loss, terms=terms, moment=moment, noisy=noisy, clean=clean)
 
 
 def test_noise_corollary_by_its_conditions() -> None:
@@ -223,7 +221,7 @@ def test_noise_corollary_by_its_conditions() -> None:
     fewer = _corollary(1, rank=3, noise=0.1)
     assert not fewer.applicable and "below |I| = 4" in fewer.reasons[0] and fewer.value is not None
     loud = _corollary(1, rank=4, noise=20.0)
-    assert not loud.applicable and "noise is too large" in loud.reasons[0]
+    assert not loud.applicable and "above the limit" in loud.reasons[0]
     assert not _corollary(1, rank=0, noise=0.1).applicable
 
 
