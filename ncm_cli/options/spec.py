@@ -15,7 +15,7 @@ from typing import Any, Literal, Union
 
 from ncm_cli.errors import UsageError, nearest
 
-Role = Literal["value", "input", "output"]
+Role = Literal["value", "input", "output", "name-or-input"]
 
 REQUIRED: Any = dataclasses.MISSING
 
@@ -59,7 +59,8 @@ def option(
         The values allowed, checked on the command line and in recipes alike.
     role
         ``input`` for a file or folder that is read, ``output`` for one that is written: recipes resolve
-        the paths by it and know from it when a step is up to date.
+        the paths by it and know from it when a step is up to date. ``name-or-input``: text that is either a
+        name (of weights) or a file that is read.
     parse
         For text with a small grammar (ranks, filters): called once to check it before any work starts.
         The field keeps the text.
