@@ -1,0 +1,226 @@
+"""What an encoder is, what decides its features, and how one is loaded."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image
+
+from ncm_cli.errors import UsageError
+from ncm_cli.progress import Reporter
+
+from . import augment
+from .decode import DECODE_POLICY, MAX_PIXELS, DecodeError
+
+DEFAULT_MODEL = "ViT-B-32-quickgelu"
+DEFAULT_PRETRAINED = "openai"
+"""The weights of ``DEFAULT_MODEL`` when none are named; every other model must be told its weights."""
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+_LIBRARIES = {
+    "pixels": ("pillow",),
+    "timm": ("timm", "torchvision", "pillow"),
+    "open_clip": ("open_clip_torch", "timm", "torchvision", "pillow"),
+}
+"""The distributions whose version may move a feature, for each kind of encoder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderRequest:
+    """What a user asks for.
+
+    Attributes
+    ----------
+    model
+        ``pixels:SIZE``, ``timm:NAME``, an open_clip name, ``local-dir:FOLDER``, ``hf-hub:ORG/REPO``, or the
+        path of an open_clip model configuration (``.json``).
+    pretrained
+        An open_clip tag, a checkpoint file, ``default`` for timm, or None. Pixels have no weights and ignore
+        it; ``local-dir:`` and ``hf-hub:`` bring their own.
+    precision
+        ``fp32``, ``bf16`` or ``fp16``: how the network computes. Features are float32 whatever it is.
+    normalize
+        Divide each row by its Euclidean norm.
+    random_init
+        Random weights from ``seed`` instead of ``pretrained``, for tests.
+    augment
+        Augmentation of the decoded picture, such as ``grayscale`` or ``hue:0.3+blur``
+        (:mod:`ncm_cli.encoders.augment`); None for none.
+    seed
+        Of the augmentation and of random weights.
+    """
+
+    model: str = DEFAULT_MODEL
+    pretrained: str | None = None
+    precision: str = "fp32"
+    normalize: bool = False
+    random_init: bool = False
+    augment: str | None = None
+    seed: int = 0
+
+
+class Encoder(Protocol):
+    """A loaded encoder. ``preprocess`` may be called from several threads, ``encode`` from one."""
+
+    description: dict[str, Any]
+    """All that decides a feature; its canonical JSON is what a fingerprint hashes."""
+
+    dim: int
+    device: str
+    batch_size: int
+    """The ``auto`` choice; constant for a device, so that it never depends on what else runs."""
+
+    def preprocess(self, image: Image.Image, id: str) -> Any:
+        """One decoded RGB picture as an item of a batch; ``id`` seeds the augmentation.
+
+        Raises :class:`~ncm_cli.encoders.decode.DecodeError` for a picture so narrow that the model's resize
+        would need an over-limit one.
+        """
+
+    def encode(self, items: Sequence[Any]) -> np.ndarray:
+        """(B, dim) float32 features of ``items``, in order.
+
+        With ``normalize`` rows have norm 1, except that an all-zero row stays zero: the caller knows the ids
+        and names it (:func:`ncm_cli.encoders.base.zero_rows`). Non-finite values are passed on, for the
+        same reason.
+        """
+
+
+def kind_of(model: str) -> str:
+    """``pixels``, ``timm`` or ``open_clip``."""
+    prefix, colon, _ = model.partition(":")
+    return prefix if colon and prefix in {"pixels", "timm"} else "open_clip"
+
+
+def effective_pretrained(request: EncoderRequest) -> str | None:
+    """The weights that a request means: the default model's default tag, and none where none apply."""
+    if request.random_init or kind_of(request.model) == "pixels":
+        return None
+    if request.model.startswith(("local-dir:", "hf-hub:")):
+        return None
+    if request.pretrained is None and request.model == DEFAULT_MODEL:
+        return DEFAULT_PRETRAINED
+    return request.pretrained
+
+
+def check_request(request: EncoderRequest) -> None:
+    """Raise a UsageError for values that no encoder takes."""
+    if not request.model.strip():
+        raise UsageError("--model is empty", fix=f"--model {DEFAULT_MODEL}")
+    if request.precision not in PRECISIONS:
+        raise UsageError(
+            f"no precision named {request.precision!r}", expected=f"one of: {', '.join(PRECISIONS)}"
+        )
+    augment.parse(request.augment)
+
+
+def request_key(request: EncoderRequest) -> dict[str, Any]:
+    """JSON facts that decide the features, gathered without importing torch.
+
+    Two requests with equal keys give the same features, so stored rows stay valid and no model needs to be
+    loaded to know that. Local checkpoints and configurations count by content, not by path.
+    """
+    from . import weights
+
+    check_request(request)
+    kind = kind_of(request.model)
+    key: dict[str, Any] = {
+        "kind": kind,
+        "model": request.model,
+        "precision": request.precision if kind != "pixels" else "fp32",
+        "normalize": request.normalize,
+        "decode_policy": DECODE_POLICY,
+        "libraries": {name: _version(name) for name in _LIBRARIES[kind]},
+    }
+    if kind != "pixels":
+        key |= weights.facts(request)
+    view = view_of(request)
+    if view is not None:
+        key["view"] = view
+    return key
+
+
+def load_encoder(request: EncoderRequest, *, device: str = "auto", reporter: Reporter) -> Encoder:
+    """Load what a request asks for; every error of model, weights and device comes from here.
+
+    Parameters
+    ----------
+    device
+        ``auto`` (CUDA if there is one), ``cpu``, ``cuda`` or ``cuda:N``. ``pixels`` needs none.
+    reporter
+        Is told the device in use, and warned about an activation that doesn't fit the weights.
+
+    Raises
+    ------
+    UsageError
+        A malformed request.
+    InputError
+        An unknown model or tag, missing or foreign weights, CUDA asked for where there is none.
+    """
+    check_request(request)
+    module = {"pixels": "pixels", "timm": "timm_", "open_clip": "open_clip_"}[kind_of(request.model)]
+    load = importlib.import_module(f"ncm_cli.encoders.{module}").load
+    encoder: Encoder = load(request, device=device, reporter=reporter)
+    return encoder
+
+
+def view_of(request: EncoderRequest) -> dict[str, Any] | None:
+    """The ``view`` part of a description: the augmentation in canonical form, and its seed."""
+    chain = augment.parse(request.augment)
+    return {"augment": augment.canonical(chain), "seed": request.seed} if chain else None
+
+
+def describe(request: EncoderRequest, **facts: Any) -> dict[str, Any]:
+    """An encoder's description: ``facts`` and what every kind shares."""
+    described = {
+        "precision": request.precision,
+        **facts,
+        "decode_policy": DECODE_POLICY,
+        "normalize": request.normalize,
+    }
+    view = view_of(request)
+    return described | ({"view": view} if view is not None else {})
+
+
+def unit_rows(features: np.ndarray) -> np.ndarray:
+    """Rows of (N, d) ``features`` divided by their Euclidean norm, as float32; zero rows stay zero.
+
+    Norms are taken in float64: the squares of half-precision values above 255 overflow in their own type.
+    """
+    wide = np.asarray(features, dtype=np.float64)
+    norms = np.linalg.norm(wide, axis=1, keepdims=True)
+    return np.divide(wide, norms, out=np.zeros_like(wide), where=norms != 0).astype(np.float32)
+
+
+def zero_rows(features: np.ndarray) -> np.ndarray:
+    """Positions (int64) of the all-zero rows of (N, d) ``features``: they have no direction to normalise."""
+    return np.flatnonzero(~np.any(features, axis=1))
+
+
+def finish(features: np.ndarray, request: EncoderRequest) -> np.ndarray:
+    """Float32 rows as a request wants them: normalised, or as they are."""
+    return unit_rows(features) if request.normalize else np.ascontiguousarray(features, dtype=np.float32)
+
+
+def check_resize(image: Image.Image, shortest: int) -> None:
+    """Refuse a picture that would be over the pixel limit once its shorter side is ``shortest``."""
+    width, height = image.size
+    pixels = shortest * shortest * max(width, height) / min(width, height)
+    if pixels > MAX_PIXELS:
+        raise DecodeError(
+            f"{width} x {height} is too narrow: with its shorter side at {shortest} it has {pixels:,.0f} "
+            f"pixels, over the limit of {MAX_PIXELS:,}"
+        )
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,248 @@
+"""Which formats are decoded, how each is recognised, and Pillow plugins that refuse partial pictures.
+
+Formats that other programs must help to draw (EPS, WMF), that have no signature (TGA, PCX) or that hold no
+picture are left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import struct
+import types
+import zlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from PIL import ImageFile
+
+_SIGNATURES: tuple[tuple[bytes, str], ...] = (
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"GIF87a", "GIF"),
+    (b"GIF89a", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\0", "TIFF"),
+    (b"MM\0*", "TIFF"),
+    (b"II+\0", "TIFF"),
+    (b"MM\0+", "TIFF"),
+    (b"\0\0\1\0", "ICO"),
+    (b"\xff\x4f\xff\x51", "JPEG2000"),
+    (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG2000"),
+)
+
+_PLUGINS = {
+    "JPEG": "JpegImagePlugin:JpegImageFile",
+    "PNG": "PngImagePlugin:PngImageFile",
+    "GIF": "GifImagePlugin:GifImageFile",
+    "BMP": "BmpImagePlugin:BmpImageFile",
+    "TIFF": "TiffImagePlugin:TiffImageFile",
+    "ICO": "IcoImagePlugin:IcoImageFile",
+    "JPEG2000": "Jpeg2KImagePlugin:Jpeg2KImageFile",
+    "WEBP": "WebPImagePlugin:WebPImageFile",
+    "AVIF": "AvifImagePlugin:AvifImageFile",
+    "PPM": "PpmImagePlugin:PpmImageFile",
+}
+
+_FOREIGN: tuple[tuple[bytes, str], ...] = (
+    (b"%PDF", "a PDF document"),
+    (b"PK\3\4", "a zip archive"),
+    (b"\x1f\x8b", "a gzip file"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"version https://git-lfs", "a Git LFS pointer: the picture itself was not fetched"),
+    (b"<svg", "an SVG drawing"),
+    (b"<!DOCTYPE html", "an HTML page"),
+    (b"<html", "an HTML page"),
+    (b"<?xml", "an XML file"),
+    (b"%!PS", "a PostScript file"),
+)
+
+
+def sniff(data: bytes) -> str | None:
+    """The format that a file's first bytes show, or None."""
+    for signature, kind in _SIGNATURES:
+        if data.startswith(signature):
+            return kind
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WEBP"
+    if data[4:8] == b"ftyp" and data[8:12] in {b"avif", b"avis"}:
+        return "AVIF"
+    if data[:1] == b"P" and data[1:2] in b"123456" and data[2:3].isspace():
+        return "PPM"
+    return None
+
+
+def describe_foreign(data: bytes) -> str:
+    """One line on what a file is that is no picture we decode."""
+    if not data:
+        return "the file is empty (0 bytes)"
+    if not data.strip(b"\0"):
+        return f"not an image: {len(data)} zero bytes"
+    head = data[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    for signature, what in _FOREIGN:
+        if head.startswith(signature.lower()):
+            return f"not an image: {what}"
+    if data[4:8] == b"ftyp":
+        brand = data[8:12].decode("latin-1")
+        return f"not an image format that is read here: {brand!r} (HEIC or video); convert it to JPEG or PNG"
+    start = data[:16].decode("ascii", "replace").encode("unicode_escape", "replace").decode("ascii")
+    return f"not an image: the content starts with '{start}'"
+
+
+def damage(kind: str, data: bytes) -> str | None:
+    """What a look at a file's structure finds wrong that its decoder may pass over, or None."""
+    check = _CHECKS.get(kind)
+    try:
+        return check(data) if check else None
+    except struct.error:
+        return f"truncated {kind} file: its structure ends early"
+
+
+def open_as(kind: str, data: bytes) -> ImageFile.ImageFile:
+    """The file opened by the strict plugin of its format; pixels are not decoded yet (but for ICO)."""
+    opened: ImageFile.ImageFile = strict_plugin(kind)(io.BytesIO(data))
+    return opened
+
+
+@cache
+def strict_load() -> Callable[[ImageFile.ImageFile], Any]:
+    """Pillow's own loader with its ``LOAD_TRUNCATED_IMAGES`` switch bound to False.
+
+    The switch is a global of Pillow's module, and any library may set it, so that missing rows come out
+    grey. This is the same code with its own copy of those globals: the switch itself stays as it is.
+    """
+    own = {**vars(ImageFile), "LOAD_TRUNCATED_IMAGES": False}
+    load = ImageFile.ImageFile.load
+    return types.FunctionType(load.__code__, own, "load", load.__defaults__, load.__closure__)
+
+
+@cache
+def strict_plugin(kind: str) -> type:
+    """The Pillow plugin of a format, as a subclass that fails on a partial picture whatever the switches."""
+    module, _, name = _PLUGINS[kind].partition(":")
+    base = getattr(importlib.import_module(f"PIL.{module}"), name)
+    return type(f"Strict{name}", (base,), _OVERRIDES.get(kind, {}))
+
+
+def _load(image: Any) -> Any:
+    return strict_load()(image)
+
+
+def _load_tiff(image: Any) -> Any:
+    if image.tile and image.use_load_libtiff:
+        return image._load_libtiff()  # fails by itself on missing data
+    return strict_load()(image)
+
+
+def _read_jpeg(image: Any, count: int) -> bytes:
+    # Pillow's own adds an end marker to a file that lacks it when the switch is on.
+    data: bytes = image.fp.read(count)
+    return data
+
+
+def _skip(image: Any) -> None:
+    """Leave the resolution unread: a broken EXIF block would warn."""
+
+
+_OVERRIDES: dict[str, dict[str, Any]] = {
+    "JPEG": {"load": _load, "load_read": _read_jpeg, "_read_dpi_from_exif": _skip},
+    "PNG": {"load": _load},
+    "GIF": {"load": _load},
+    "BMP": {"load": _load},
+    "PPM": {"load": _load},
+    "JPEG2000": {"load": _load},
+    "TIFF": {"load": _load_tiff},
+}
+
+
+def _check_png(data: bytes) -> str | None:
+    """Chunks in order and whole, checksums right, IEND there (PNG specification, sections 5.3 to 5.6)."""
+    position, seen_data = 8, False
+    while position + 8 <= len(data):
+        (length,) = struct.unpack_from(">L", data, position)
+        name = data[position + 4 : position + 8]
+        end = position + 8 + length
+        if end + 4 > len(data):
+            break
+        (stored,) = struct.unpack_from(">L", data, end)
+        critical = not name[0] & 0x20
+        # After the pixels only critical chunks matter; before them Pillow and libpng look at all.
+        if (critical or not seen_data) and zlib.crc32(memoryview(data)[position + 4 : end]) != stored:
+            return f"damaged PNG file: wrong checksum in chunk {name.decode('latin-1')!r}"
+        if name == b"IEND":
+            return None if seen_data else "damaged PNG file: no image data"
+        seen_data = seen_data or name == b"IDAT"
+        position = end + 4
+    return f"truncated PNG file: it ends after {len(data)} bytes without its end chunk"
+
+
+def _check_gif(data: bytes) -> str | None:
+    """Blocks up to the trailer (GIF89a, section 27); a cut animation is a cut file."""
+    cut = f"truncated GIF file: it ends after {len(data)} bytes without its trailer"
+    position = 13 + _gif_table(data, 10)
+    while position < len(data):
+        block = data[position]
+        if block == 0x3B:
+            return None
+        if block == 0x21:
+            position += 2
+        elif block == 0x2C:
+            position += 11 + _gif_table(data, position + 9)
+        else:
+            return None  # bytes between blocks: the decoder's business
+        while position < len(data) and data[position]:
+            position += 1 + data[position]
+        position += 1
+    return cut
+
+
+def _gif_table(data: bytes, flags_at: int) -> int:
+    """Bytes of the colour table that the flags at a position announce."""
+    flags = data[flags_at] if flags_at < len(data) else 0
+    return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
+
+
+def _check_webp(data: bytes) -> str | None:
+    (declared,) = struct.unpack_from("<L", data, 4)
+    if declared + 8 > len(data):
+        return f"truncated WEBP file: {len(data)} of {declared + 8} bytes"
+    return None
+
+
+def _check_jpeg2000(data: bytes) -> str | None:
+    """The codestream ends with its EOC marker (ISO 15444-1, A.4.4); OpenJPEG decodes part of a cut one."""
+    end = data.rstrip(b"\0")
+    return None if b"\xff\xd9" in end[-4096:] else "truncated JPEG2000 file: it has no end marker"
+
+
+def _check_ico(data: bytes) -> str | None:
+    """Every picture of an icon lies within the file and within the limits of an icon."""
+    (count,) = struct.unpack_from("<H", data, 4)
+    if not count:
+        return "damaged ICO file: no picture in it"
+    for entry in range(count):
+        size, offset = struct.unpack_from("<LL", data, 6 + 16 * entry + 8)
+        if offset + size > len(data) or size < 40:
+            return f"truncated ICO file: picture {entry + 1} of {count} is not all there"
+        picture = data[offset : offset + size]
+        if sniff(picture) == "PNG":
+            problem = _check_png(picture)
+            if problem:
+                return f"damaged ICO file: {problem}"
+            width, height = struct.unpack_from(">LL", picture, 16)
+        else:
+            width, height = struct.unpack_from("<LL", picture, 4)
+            height //= 2
+        if width > 4096 or height > 4096:
+            return f"damaged ICO file: a picture of {width} x {height}, over the limit of 4096 x 4096"
+    return None
+
+
+_CHECKS: dict[str, Callable[[bytes], str | None]] = {
+    "PNG": _check_png,
+    "GIF": _check_gif,
+    "WEBP": _check_webp,
+    "JPEG2000": _check_jpeg2000,
+    "ICO": _check_ico,
+}
