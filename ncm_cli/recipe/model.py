@@ -1,0 +1,75 @@
+"""What a recipe is once it has been read and found right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ncm_cli.recipe.document import Value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One step in one cell of the matrix: one command line."""
+
+    step: str
+    """The step's name, unique in the recipe."""
+    kind: str
+    """The subcommand: ``embed``, ``fit`` ..., or ``data``."""
+    builder: str | None
+    """Of ``data`` steps."""
+    cell: dict[str, Value]
+    """The matrix variables that the step uses, with their values here."""
+    options: Any
+    """The options dataclass of the subcommand, with usable paths."""
+    inputs: dict[str, tuple[Path, ...]]
+    """Files and folders that are read, absolute, by option."""
+    outputs: dict[str, tuple[Path, ...]]
+    """Files and folders that are written, absolute, by option."""
+    line: int
+
+    @property
+    def title(self) -> str:
+        """The step and its cell, for people."""
+        cell = ", ".join(f"{name} {value}" for name, value in self.cell.items())
+        return f"{self.step} ({cell})" if cell else self.step
+
+    @property
+    def key(self) -> str:
+        """The same for machines: unique in a recipe, and stable between runs."""
+        return "|".join([self.step, *(f"{name}={value}" for name, value in self.cell.items())])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expectation:
+    """A published or known value, and where to find ours."""
+
+    metric: str
+    """A name in an eval result, dotted for inner ones; ``worst_group`` is its accuracy."""
+    filters: dict[str, str]
+    """``where``, ``method``, ``rule``, ``step`` or matrix variables that pick the results to average."""
+    value: float | None
+    tolerance: float | None
+    min: float | None
+    max: float | None
+    source: str
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """A recipe, ready to run into one folder."""
+
+    name: str
+    file: Path
+    sha256: str
+    out: Path
+    """The run's folder, absolute."""
+    vars: dict[str, Any]
+    matrix: dict[str, tuple[Value, ...]]
+    jobs: tuple[Job, ...]
+    """In the order in which they run."""
+    columns: dict[str, str]
+    """Columns of the closing table: heading to row filter."""
+    expect: tuple[Expectation, ...]

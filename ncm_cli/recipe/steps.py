@@ -1,0 +1,268 @@
+"""The steps of a recipe, one job for each cell of the matrix, and the files between them."""
+
+from __future__ import annotations
+
+import fnmatch
+import os.path
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ncm_cli.options.registry import BUILDERS, STEPS, builder_options, step_options
+from ncm_cli.options.spec import Field, fields_of
+from ncm_cli.recipe.convert import to_options
+from ncm_cli.recipe.document import Entries, Items, Node, Scalar, kind_of
+from ncm_cli.recipe.model import Job
+from ncm_cli.recipe.problems import Problems
+from ncm_cli.recipe.variables import Variables
+
+STDOUT = Path("-")
+"""An output option's value for standard output, which is no file."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    """One step as it is written."""
+
+    name: str
+    kind: str
+    options: Entries
+    path: str
+    line: int
+
+
+@dataclass(slots=True)
+class _Use:
+    """A path of one job, while it is being resolved."""
+
+    field: Field
+    path: Path
+    key_path: str
+    line: int
+
+
+class Steps:
+    """Reads the ``steps`` of a recipe."""
+
+    def __init__(
+        self, variables: Variables, problems: Problems, *, recipe_folder: Path, out: Path, cwd: Path
+    ) -> None:
+        self._variables = variables
+        self._problems = problems
+        self._recipe_folder = recipe_folder
+        self._out = out
+        self._cwd = cwd
+        self._uses: list[_Use] = []
+        self._written: dict[Path, str] = {}
+        self._later: set[Path] = set()
+
+    def read(self, node: Node | None, line: int) -> list[Job]:
+        """Every job, in the order of the steps; within one step, in the matrix's order."""
+        templates = list(self._templates(node, line))
+        every = [(template, cell) for template in templates for cell in self._cells(template)]
+        self._later = {path for template, cell in every for path in self._outputs_of(template, cell)}
+        jobs = [self._job(template, cell) for template, cell in every]
+        return [job for job in jobs if job is not None]
+
+    def _templates(self, node: Node | None, line: int) -> Iterator[_Template]:
+        if not isinstance(node, Items) or not node.items:
+            found = "nothing" if node is None else kind_of(node)
+            expected = "expected a list with one entry for each step"
+            self._problems.add(node.line if node else line, "steps", f"{expected}, found {found}")
+            return
+        names: dict[str, int] = {}
+        for number, item in enumerate(node.items, 1):
+            template = self._template(item, f"steps[{number}]", names)
+            if template is not None:
+                names[template.name] = template.line
+                yield template
+
+    def _template(self, item: Node, path: str, names: dict[str, int]) -> _Template | None:
+        if not isinstance(item, Entries):
+            expected = "expected a step such as  - fit: {features: features.h5, ...}"
+            self._problems.add(item.line, path, f"{expected}, found {kind_of(item)}")
+            return None
+        kinds = [key for key in item.entries if key in STEPS]
+        strange = [key for key in item.entries if key not in STEPS and key != "name"]
+        for key in strange:
+            self._problems.unknown(item.key_lines[key], f"{path}.{key}", "step", key, [*STEPS, "name"])
+        if len(kinds) != 1:
+            if not strange:
+                self._problems.add(item.line, path, f"expected one step, found {', '.join(kinds) or 'none'}")
+            return None
+        (kind,) = kinds
+        options = item.entries[kind]
+        if not isinstance(options, Entries):
+            self._problems.add(
+                options.line, f"{path}.{kind}", f"expected a mapping of options, found {kind_of(options)}"
+            )
+            return None
+        name = self._step_name(item.entries.get("name"), kind, path, names)
+        return _Template(name, kind, options, f"{path}.{kind}", item.key_lines[kind])
+
+    def _step_name(self, node: Node | None, kind: str, path: str, names: dict[str, int]) -> str:
+        if node is None:
+            number = 2
+            name = kind
+            while name in names:
+                name, number = f"{kind}-{number}", number + 1
+            return name
+        if not isinstance(node, Scalar) or not node.text.strip() or "|" in node.text:
+            self._problems.add(node.line, f"{path}.name", "expected a short text without |")
+            return f"{kind}-at-{path}"
+        if node.text in names:
+            self._problems.add(node.line, f"{path}.name", f"line {names[node.text]} has a step of this name")
+        return node.text
+
+    def _cells(self, template: _Template) -> list[dict[str, Scalar]]:
+        return self._variables.cells(self._variables.uses(template.options))
+
+    def _class_of(self, template: _Template, options: Entries) -> type | None:
+        if template.kind != "data":
+            return step_options(template.kind)
+        node = options.entries.get("builder")
+        if not isinstance(node, Scalar) or node.text not in BUILDERS:
+            line = options.key_lines.get("builder", template.line)
+            name = node.text if isinstance(node, Scalar) else ""
+            self._problems.unknown(line, f"{template.path}.builder", "builder", name, BUILDERS)
+            return None
+        return builder_options(node.text)
+
+    def _outputs_of(self, template: _Template, cell: dict[str, Scalar]) -> Iterator[Path]:
+        """The files that a job will write; problems found here are found again, and shown once."""
+        options = self._variables.fill(template.options, template.path, cell)
+        assert isinstance(options, Entries)
+        kind = self._class_of(template, options)
+        if kind is None:
+            return
+        for field in fields_of(kind):
+            node = options.entries.get(field.name, options.entries.get(field.name.replace("_", "-")))
+            if field.spec.role == "output" and isinstance(node, Scalar) and node.value is not None:
+                yield self._in_out(node)
+
+    def _job(self, template: _Template, cell: dict[str, Scalar]) -> Job | None:
+        filled = self._variables.fill(template.options, template.path, cell)
+        assert isinstance(filled, Entries)
+        kind = self._class_of(template, filled)
+        if kind is None:
+            return None
+        self._uses = []
+        expanded = self._globbed(kind, filled)
+        skip = frozenset({"builder"} if template.kind == "data" else ())
+        options = to_options(kind, expanded, template.path, self._path_of, self._problems, skip=skip)
+        values = {name: scalar.value for name, scalar in cell.items()}
+        builder = filled.entries["builder"] if template.kind == "data" else None
+        job = Job(
+            step=template.name,
+            kind=template.kind,
+            builder=builder.text if isinstance(builder, Scalar) else None,
+            cell=values,
+            options=options,
+            inputs=self._by_option("input"),
+            outputs=self._by_option("output"),
+            line=template.line,
+        )
+        self._check_inputs()
+        self._check_outputs(job)
+        return job if options is not None else None
+
+    def _by_option(self, role: str) -> dict[str, tuple[Path, ...]]:
+        found: dict[str, tuple[Path, ...]] = {}
+        for use in self._uses:
+            if (use.field.spec.role == "output") == (role == "output"):
+                found[use.field.name] = (*found.get(use.field.name, ()), use.path)
+        return found
+
+    def _path_of(self, field: Field, node: Scalar, key_path: str) -> Path:
+        if field.spec.role == "output":
+            if Path(node.text) == STDOUT:
+                return STDOUT
+            path = self._in_out(node)
+        else:
+            path = self._in_out(node)
+            if not self._is_written(path, self._later):
+                path = self._outside(node)
+                if field.spec.role == "name-or-input" and not path.is_file():
+                    return Path(node.text)
+        self._uses.append(_Use(field, path, key_path, node.line))
+        return self.shown(path)
+
+    def shown(self, path: Path) -> Path:
+        """A path as a command line would give it: relative inside the current folder, else absolute."""
+        return path.relative_to(self._cwd) if path.is_relative_to(self._cwd) else path
+
+    def _in_out(self, node: Scalar) -> Path:
+        return _clean(self._out / Path(node.text).expanduser())
+
+    def _outside(self, node: Scalar) -> Path:
+        return _clean(
+            (self._recipe_folder if node.base is None else node.base) / Path(node.text).expanduser()
+        )
+
+    @staticmethod
+    def _is_written(path: Path, outputs: Any) -> bool:
+        """Whether a path is one of the outputs, lies in one, or is a folder around some."""
+        return path in outputs or any(
+            path.is_relative_to(output) or output.is_relative_to(path) for output in outputs
+        )
+
+    def _globbed(self, kind: type, options: Entries) -> Entries:
+        """``seed*/result.json`` in an option that takes several inputs: the outputs it fits, one by one."""
+        entries = dict(options.entries)
+        for field in fields_of(kind):
+            node = entries.get(field.name)
+            if not field.repeated or field.spec.role != "input" or node is None:
+                continue
+            items = node.items if isinstance(node, Items) else (node,)
+            entries[field.name] = Items(
+                tuple(one for item in items for one in self._matches(item)), node.line
+            )
+        return Entries(entries, options.key_lines, options.line)
+
+    def _matches(self, item: Node) -> Iterator[Node]:
+        if not isinstance(item, Scalar) or not any(mark in item.text for mark in "*?["):
+            yield item
+            return
+        pattern = str(self._in_out(item))
+        found = [path for path in self._written if fnmatch.fnmatchcase(str(path), pattern)]
+        if not found:
+            yield item
+        for path in found:
+            text = str(path.relative_to(self._out)) if path.is_relative_to(self._out) else str(path)
+            yield Scalar(text, text, item.line)
+
+    def _check_inputs(self) -> None:
+        for use in self._uses:
+            if use.field.spec.role == "output" or self._is_written(use.path, self._written):
+                continue
+            if self._is_written(use.path, self._later):
+                what = f"{self.shown(use.path)} is read here, but only a later step writes it"
+                self._problems.add(use.line, use.key_path, what)
+            elif not use.path.exists():
+                what = f"no such file or folder: {self.shown(use.path)}, and no step writes it"
+                self._problems.add(use.line, use.key_path, what)
+
+    def _check_outputs(self, job: Job) -> None:
+        for use in self._uses:
+            if use.field.spec.role != "output":
+                continue
+            for path, title in self._written.items():
+                if (
+                    use.path != path
+                    and not use.path.is_relative_to(path)
+                    and not path.is_relative_to(use.path)
+                ):
+                    continue
+                what = f"{self.shown(use.path)} is also written by {title}"
+                if title.split(" (")[0] == job.step:
+                    differing = ", ".join(f"${{{name}}}" for name in job.cell)
+                    what = f"{self.shown(use.path)} is the same in several cells; put {differing} in it"
+                self._problems.add(use.line, use.key_path, what)
+                break
+            self._written[use.path] = job.title
+
+
+def _clean(path: Path) -> Path:
+    """``..`` and ``.`` taken out by name alone, so that links stay links."""
+    return Path(os.path.normpath(path))

@@ -1,0 +1,231 @@
+"""``${name}``: variables, the matrix, and what ``--set`` says of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from itertools import product
+from pathlib import Path
+
+from ncm_cli.recipe.document import Entries, Items, Node, Scalar, kind_of, parse
+from ncm_cli.recipe.problems import Problems
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_USE = re.compile(r"\$\{([^{}\n]*)\}")
+
+
+def texts(node: Node) -> Iterable[Scalar]:
+    """Every scalar of a tree, in order."""
+    if isinstance(node, Scalar):
+        yield node
+        return
+    for child in node.items if isinstance(node, Items) else node.entries.values():
+        yield from texts(child)
+
+
+def names_in(node: Node) -> list[str]:
+    """The variables that a tree uses, in order of first use."""
+    found = (name.strip() for scalar in texts(node) for name in _USE.findall(scalar.text))
+    return list(dict.fromkeys(found))
+
+
+class Variables:
+    """The variables of a recipe, expanded once, and its matrix."""
+
+    def __init__(self, problems: Problems) -> None:
+        self._problems = problems
+        self.plain: dict[str, Node] = {}
+        self.matrix: dict[str, tuple[Scalar, ...]] = {}
+
+    def read(
+        self,
+        vars_node: Node | None,
+        matrix_node: Node | None,
+        variants_node: Node | None,
+        sets: Iterable[str],
+        cwd: Path,
+    ) -> None:
+        """Take the recipe's values, then a variant's, then those of ``--set``."""
+        self.plain = self._mapping(vars_node, "vars")
+        matrix = self._mapping(matrix_node, "matrix")
+        for name in matrix:
+            if name in self.plain and isinstance(matrix_node, Entries):
+                self._problems.add(
+                    matrix_node.key_lines[name], f"matrix.{name}", "this name is also in vars; choose another"
+                )
+        variants = self._mapping(variants_node, "variants")
+        chosen = self._parse_sets(sets, matrix, variants, cwd)
+        for name, node in variants.items():
+            self._apply_variant(name, node, matrix, active=_is_true(chosen.pop(name, None)))
+        for name, node in chosen.items():
+            (matrix if name in matrix else self.plain)[name] = node
+        self.matrix = {name: self._values(name, node) for name, node in matrix.items()}
+        self.plain = {name: self._expanded(name, ()) for name in self.plain}
+
+    def _mapping(self, node: Node | None, path: str) -> dict[str, Node]:
+        if node is None or (isinstance(node, Scalar) and node.value is None):
+            return {}
+        if not isinstance(node, Entries):
+            self._problems.add(
+                node.line, path, f"expected a mapping of names to values, found {kind_of(node)}"
+            )
+            return {}
+        for name in node.entries:
+            if not NAME.fullmatch(name):
+                self._problems.add(
+                    node.key_lines[name], f"{path}.{name}", "a name is letters, digits and _, no digit first"
+                )
+        return dict(node.entries)
+
+    def _parse_sets(
+        self, sets: Iterable[str], matrix: Mapping[str, Node], variants: Mapping[str, Node], cwd: Path
+    ) -> dict[str, Node]:
+        chosen: dict[str, Node] = {}
+        known = [*self.plain, *matrix, *variants]
+        for text in sets:
+            name, equals, value = text.partition("=")
+            where = f"--set {text}"
+            if not equals:
+                self._problems.add(0, where, "expected --set name=value")
+            elif name not in known:
+                self._problems.unknown(0, where, "variable", name, known)
+            else:
+                node = parse(value, self._problems, base=cwd, first_line=0)
+                chosen[name] = Scalar(None, "", 0) if node is None else node
+                if name in variants and not _is_bool(node):
+                    self._problems.add(0, where, "a variant is switched on by true or off by false")
+        return chosen
+
+    def _apply_variant(self, name: str, node: Node, matrix: dict[str, Node], *, active: bool) -> None:
+        path = f"variants.{name}"
+        for inner, value in self._mapping(node, path).items():
+            if inner not in self.plain and inner not in matrix:
+                assert isinstance(node, Entries)
+                known = [*self.plain, *matrix]
+                self._problems.unknown(node.key_lines[inner], f"{path}.{inner}", "variable", inner, known)
+            elif active:
+                (matrix if inner in matrix else self.plain)[inner] = value
+
+    def _values(self, name: str, node: Node) -> tuple[Scalar, ...]:
+        node = self._substituted(node, f"matrix.{name}", ("matrix",), {})
+        items = node.items if isinstance(node, Items) else (node,)
+        values: list[Scalar] = []
+        for item in items:
+            if not isinstance(item, Scalar) or item.value is None:
+                self._problems.add(
+                    item.line, f"matrix.{name}", f"expected a list of values, found {kind_of(item)} in it"
+                )
+            elif any(item.text == other.text for other in values):
+                self._problems.add(item.line, f"matrix.{name}", f"the value {item.text!r} twice")
+            else:
+                values.append(item)
+        if not items:
+            self._problems.add(node.line, f"matrix.{name}", "no value")
+        return tuple(values)
+
+    def _expanded(self, name: str, within: tuple[str, ...]) -> Node:
+        node = self.plain[name]
+        if name in within:
+            chain = " -> ".join([*within[within.index(name) :], name])
+            self._problems.add(node.line, f"vars.{name}", f"defined by itself: {chain}")
+            return Scalar(None, "", node.line)
+        return self._substituted(node, f"vars.{name}", (*within, name), {})
+
+    def _substituted(
+        self, node: Node, path: str, within: tuple[str, ...], cell: Mapping[str, Scalar]
+    ) -> Node:
+        if isinstance(node, Items):
+            return Items(
+                tuple(
+                    self._substituted(item, f"{path}[{i}]", within, cell)
+                    for i, item in enumerate(node.items, 1)
+                ),
+                node.line,
+            )
+        if isinstance(node, Entries):
+            entries = {
+                name: self._substituted(value, f"{path}.{name}", within, cell)
+                for name, value in node.entries.items()
+            }
+            return Entries(entries, node.key_lines, node.line)
+        return self._scalar(node, path, within, cell)
+
+    def _scalar(self, node: Scalar, path: str, within: tuple[str, ...], cell: Mapping[str, Scalar]) -> Node:
+        uses = list(_USE.finditer(node.text))
+        if not uses:
+            return node
+        text, last, base = "", 0, node.base
+        for use in uses:
+            value = self._look_up(use[1].strip(), node.line, path, within, cell)
+            if value is None:
+                return Scalar(None, node.text, node.line)
+            if use[0] == node.text.strip():
+                return _moved(value, node.line)
+            if not isinstance(value, Scalar) or value.value is None:
+                self._problems.add(
+                    node.line, path, f"{use[0]} is {kind_of(value)}, which can't stand inside text"
+                )
+                return Scalar(None, node.text, node.line)
+            if use.start() == 0:
+                base = value.base
+            text += node.text[last : use.start()] + value.text
+            last = use.end()
+        text += node.text[last:]
+        return Scalar(text, text, node.line, base)
+
+    def _look_up(
+        self, name: str, line: int, path: str, within: tuple[str, ...], cell: Mapping[str, Scalar]
+    ) -> Node | None:
+        if name in cell:
+            return cell[name]
+        if name in self.matrix:
+            # Kept as it is: the variable is expanded again for each cell.
+            text = f"${{{name}}}"
+            return Scalar(text, text, line)
+        if name in self.plain:
+            return self._expanded(name, within) if within else self._final(self.plain[name], path, cell)
+        self._problems.unknown(line, path, "variable", name, [*self.plain, *self.matrix])
+        return None
+
+    def _final(self, node: Node, path: str, cell: Mapping[str, Scalar]) -> Node:
+        """A variable that may still name matrix variables, for one cell."""
+        return self._substituted(node, path, (), cell) if cell else node
+
+    def uses(self, node: Node) -> tuple[str, ...]:
+        """The matrix variables that a tree depends on, in the matrix's order."""
+        found, waiting = set(), names_in(node)
+        while waiting:
+            name = waiting.pop()
+            if name in found:
+                continue
+            found.add(name)
+            if name in self.plain:
+                waiting += names_in(self.plain[name])
+        return tuple(name for name in self.matrix if name in found)
+
+    def cells(self, names: Iterable[str]) -> list[dict[str, Scalar]]:
+        """One dict for each combination of the values of some matrix variables."""
+        chosen = list(names)
+        combinations = product(*(self.matrix[name] for name in chosen))
+        return [dict(zip(chosen, values, strict=True)) for values in combinations]
+
+    def fill(self, node: Node, path: str, cell: Mapping[str, Scalar]) -> Node:
+        """A tree with every variable replaced, in one cell of the matrix."""
+        return self._substituted(node, path, (), cell)
+
+
+def _is_bool(node: Node | None) -> bool:
+    return isinstance(node, Scalar) and isinstance(node.value, bool)
+
+
+def _is_true(node: Node | None) -> bool:
+    return isinstance(node, Scalar) and node.value is True
+
+
+def _moved(node: Node, line: int) -> Node:
+    """A variable's value at the place of its use, where its problems are reported."""
+    if isinstance(node, Scalar):
+        return Scalar(node.value, node.text, line, node.base)
+    if isinstance(node, Items):
+        return Items(tuple(_moved(item, line) for item in node.items), line)
+    return node
