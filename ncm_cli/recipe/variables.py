@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from itertools import product
@@ -11,6 +12,16 @@ from ncm_cli.recipe.document import Entries, Items, Node, Scalar, kind_of, parse
 from ncm_cli.recipe.problems import Problems
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+MAX_TEXT = 10_000
+"""Characters of a value after substitution: variables that double each other would grow exponentially."""
+
+MAX_SUBSTITUTIONS = 1_000_000
+"""Values handled while variables are replaced, for the same reason."""
+
+MAX_CELLS = 10_000
+"""Cells of the matrix that one step may run in."""
+
 _USE = re.compile(r"\$\{([^{}\n]*)\}")
 
 
@@ -36,6 +47,8 @@ class Variables:
         self._problems = problems
         self.plain: dict[str, Node] = {}
         self.matrix: dict[str, tuple[Scalar, ...]] = {}
+        self._handled = 0
+        self._done: dict[str, Node] = {}
 
     def read(
         self,
@@ -124,6 +137,11 @@ class Variables:
         return tuple(values)
 
     def _expanded(self, name: str, within: tuple[str, ...]) -> Node:
+        if name not in self._done:
+            self._done[name] = self._expanded_anew(name, within)
+        return self._done[name]
+
+    def _expanded_anew(self, name: str, within: tuple[str, ...]) -> Node:
         node = self.plain[name]
         if name in within:
             chain = " -> ".join([*within[within.index(name) :], name])
@@ -134,6 +152,7 @@ class Variables:
     def _substituted(
         self, node: Node, path: str, within: tuple[str, ...], cell: Mapping[str, Scalar]
     ) -> Node:
+        self._count(node.line)
         if isinstance(node, Items):
             return Items(
                 tuple(
@@ -160,7 +179,7 @@ class Variables:
             if value is None:
                 return Scalar(None, node.text, node.line)
             if use[0] == node.text.strip():
-                return _moved(value, node.line)
+                return self._moved(value, node.line)
             if not isinstance(value, Scalar) or value.value is None:
                 self._problems.add(
                     node.line, path, f"{use[0]} is {kind_of(value)}, which can't stand inside text"
@@ -171,7 +190,27 @@ class Variables:
             text += node.text[last : use.start()] + value.text
             last = use.end()
         text += node.text[last:]
+        if len(text) > MAX_TEXT:
+            self._problems.add(
+                node.line, path, f"longer than {MAX_TEXT:,} characters once variables are replaced"
+            )
+            return Scalar(None, "${...}", node.line)
         return Scalar(text, text, node.line, base)
+
+    def _moved(self, node: Node, line: int) -> Node:
+        """A variable's value at the place of its use, where its problems are reported."""
+        self._count(line)
+        if isinstance(node, Scalar):
+            return Scalar(node.value, node.text, line, node.base)
+        if isinstance(node, Items):
+            return Items(tuple(self._moved(item, line) for item in node.items), line)
+        return node
+
+    def _count(self, line: int) -> None:
+        self._handled += 1
+        if self._handled > MAX_SUBSTITUTIONS:
+            self._problems.add(line, "", "too many values once variables are replaced")
+            self._problems.stop_if_any()
 
     def _look_up(
         self, name: str, line: int, path: str, within: tuple[str, ...], cell: Mapping[str, Scalar]
@@ -206,6 +245,10 @@ class Variables:
     def cells(self, names: Iterable[str]) -> list[dict[str, Scalar]]:
         """One dict for each combination of the values of some matrix variables."""
         chosen = list(names)
+        count = math.prod(len(self.matrix[name]) for name in chosen)
+        if count > MAX_CELLS:
+            self._problems.add(0, "matrix", f"{count:,} cells; at most {MAX_CELLS:,} can be run")
+            self._problems.stop_if_any()
         combinations = product(*(self.matrix[name] for name in chosen))
         return [dict(zip(chosen, values, strict=True)) for values in combinations]
 
@@ -220,12 +263,3 @@ def _is_bool(node: Node | None) -> bool:
 
 def _is_true(node: Node | None) -> bool:
     return isinstance(node, Scalar) and node.value is True
-
-
-def _moved(node: Node, line: int) -> Node:
-    """A variable's value at the place of its use, where its problems are reported."""
-    if isinstance(node, Scalar):
-        return Scalar(node.value, node.text, line, node.base)
-    if isinstance(node, Items):
-        return Items(tuple(_moved(item, line) for item in node.items), line)
-    return node
