@@ -1,0 +1,95 @@
+"""What several stages need: encoders that must agree, and a probe applied to features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ncm_cli.errors import InputError, MismatchError, listing
+from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.store.features import Column
+from ncm_cli.store.fingerprint import differing_fields
+from ncm_cli.store.probe import Probe
+
+
+def require_same_encoder(
+    name_a: object,
+    encoder_a: Mapping[str, Any],
+    name_b: object,
+    encoder_b: Mapping[str, Any],
+    *,
+    ignore_view: bool = False,
+) -> None:
+    """Raise `MismatchError` naming the fields in which two encoder descriptions differ.
+
+    ``ignore_view`` lets a store and its augmented view pass for the same encoder.
+    """
+    fields = differing_fields(encoder_a, encoder_b, ignore_view=ignore_view)
+    if fields:
+        raise MismatchError(
+            "features of different encoders",
+            where=f"{name_a} and {name_b}",
+            found=listing((f"{name}: {a!r} against {b!r}" for name, a, b in fields), limit=6),
+            expected="the same encoder, weights and preprocessing",
+            fix="embed one of them again with the other's options",
+        )
+
+
+def scale_like(probe: Probe, X: np.ndarray) -> np.ndarray:
+    """float64 (n, d): features scaled as the probe's training rows were."""
+    if X.shape[-1] != probe.dim:
+        raise MismatchError(
+            "features of another width than the probe's", found=int(X.shape[-1]), expected=int(probe.dim)
+        )
+    scaling = probe.meta.get("scaling") or {}
+    kind, factor = scaling.get("kind", "none"), float(scaling.get("factor", 1.0))
+    X = np.asarray(X, dtype=np.float64)
+    if kind == "norm":
+        norms = np.linalg.norm(X, axis=-1, keepdims=True)
+        # A row of zeros has no direction and stays one.
+        return X * (factor / np.where(norms > 0, norms, 1.0))
+    if kind == "standard" and probe.mean is not None and probe.scale is not None:
+        return (X - probe.mean) / probe.scale * factor
+    if kind != "none":
+        raise InputError("a feature scaling that isn't known", found=kind, expected="none, norm or standard")
+    return X * factor
+
+
+def logits(probe: Probe, X: np.ndarray) -> np.ndarray:
+    """float64 (n, C): scaled features times weights plus bias; for regression the predictions themselves."""
+    made: np.ndarray = scale_like(probe, X) @ probe.weight.T + probe.bias
+    return made
+
+
+def predict_codes(probe: Probe, logits: np.ndarray) -> np.ndarray:
+    """int64 (n,): positions in the probe's classes.
+
+    One column of logits speaks for the second class, and a logit of exactly 0 goes to the first.
+    """
+    if logits.shape[1] == 1:
+        return (logits[:, 0] > 0).astype(np.int64)
+    return logits.argmax(axis=1).astype(np.int64)
+
+
+def labels_as(probe: Probe, column: Column, *, reporter: Reporter = SILENT) -> np.ndarray:
+    """int64 (N,): a column's labels as positions in the probe's classes, −1 where missing or not among them.
+
+    Warns about labels that the probe doesn't know; raises `MismatchError` when it knows none of them.
+    """
+    position = {name: index for index, name in enumerate(probe.classes)}
+    table = np.array([position.get(name, -1) for name in column.categories] + [-1], dtype=np.int64)
+    codes = table[column.codes]
+    counts = column.counts()
+    strangers = {name: n for name, n in counts.items() if n and name not in position}
+    if strangers and not (codes >= 0).any():
+        raise MismatchError(
+            f"column {column.name!r} has none of the probe's classes",
+            found=listing(strangers),
+            expected=listing(probe.classes),
+        )
+    if strangers:
+        named = listing(f"{name} ({n:,} rows)" for name, n in strangers.items())
+        reporter.warn(f"column {column.name!r} has labels that the probe doesn't know, left out: {named}")
+    return codes

@@ -1,0 +1,183 @@
+"""Files that appear whole or not at all: temporary name, fsync, rename."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ncm_cli.errors import InputError
+
+FULL = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file is larger than this system allows (ulimit -f, or the file system's own limit)",
+}
+"""What a refused write means, by errno."""
+
+_READ_BYTES = 1 << 20
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path | str) -> Iterator[Path]:
+    """A temporary path in the folder of ``path``, renamed onto it when the block ends well.
+
+    What is at ``path`` stays as it was until the rename, and for good when the block raises (then the
+    temporary file is removed). Missing parent folders are made. A link is followed: the file that it names is
+    replaced, not the link.
+
+    Raises `InputError` when the disk is full, and when ``path`` is a folder or a device.
+    """
+    target = _writable_target(Path(path))
+    temporary = target.with_name(_temporary_name(target.name))
+    try:
+        with full_disk_is_an_input_error(target):
+            # Created by this process, so that the name is its own and the umask applies.
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            yield temporary
+            _keep_mode(target, temporary)
+            sync_file(temporary)
+            temporary.replace(target)
+            sync_folder(target.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def full_disk_is_an_input_error(path: Path) -> Iterator[None]:
+    """Turn the operating system's "no space left" into an `InputError` that names ``path``."""
+    try:
+        yield
+    except OSError as error:
+        number = error.errno if error.errno in FULL else _errno_in_text(error)
+        if number not in FULL:
+            raise
+        raise InputError(
+            FULL[number],
+            where=path,
+            expected="the old file, if there was one, is as it was",
+            fix="free some space and run the same command again",
+        ) from error
+
+
+def _errno_in_text(error: BaseException) -> int | None:
+    """The errno that HDF5 mentions in its message instead of setting it."""
+    text = str(error)
+    return next((number for number in FULL if f"errno = {number}" in text), None)
+
+
+def _writable_target(path: Path) -> Path:
+    target = Path(os.path.realpath(path))
+    with contextlib.suppress(FileNotFoundError):
+        mode = target.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise InputError(
+                "the output is a folder", where=path, expected="a file name", fix=f"{path / 'NAME'}"
+            )
+        if not stat.S_ISREG(mode):
+            raise InputError("the output isn't a regular file", where=path, expected="a file name")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
+
+
+def _temporary_name(name: str) -> str:
+    # A name may have 255 bytes on most file systems, and the target's may have all of them.
+    short = name.encode("utf-8", "surrogateescape")[:180].decode("utf-8", "ignore")
+    return f".{short}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+
+
+def _keep_mode(target: Path, temporary: Path) -> None:
+    with contextlib.suppress(OSError):
+        temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+
+
+def sync_file(path: Path) -> None:
+    """Put a file's bytes on the disk."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put a folder's entries on the disk, where the system can."""
+    # Windows and some network file systems can't open or sync a folder; the rename is atomic even there.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_bytes(path: Path | str, data: bytes) -> None:
+    """Write a file atomically."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_json(path: Path | str, value: Any) -> None:
+    """Write JSON atomically; NaN and infinities are a ValueError (see `results.jsonable`)."""
+    text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
+    write_bytes(path, (text + "\n").encode("utf-8", "surrogateescape"))
+
+
+def read_json(path: Path | str, *, limit: int = 1 << 30) -> Any:
+    """The value in a JSON file of at most ``limit`` bytes, without NaN tokens.
+
+    Raises `InputError` for a file that isn't there, is too large, or isn't JSON.
+    """
+    path = require_file(path)
+    if path.stat().st_size > limit:
+        raise InputError(
+            "a JSON file too large to be ours", where=path, found=f"{path.stat().st_size:,} bytes"
+        )
+    try:
+        return json.loads(path.read_bytes().decode("utf-8"), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise InputError("not a JSON file that can be read", where=path, found=one_line(error)) from None
+
+
+def _no_constant(token: str) -> float:
+    raise ValueError(f"{token} is not JSON")
+
+
+def require_file(path: Path | str) -> Path:
+    """``path`` once it is known to be a regular file that isn't empty."""
+    path = Path(path)
+    try:
+        facts = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError("no such file", where=path) from None
+    except (OSError, ValueError) as error:
+        raise InputError("a file that can't be read", where=path, found=one_line(error)) from None
+    if stat.S_ISDIR(facts.st_mode):
+        raise InputError("a folder where a file is expected", where=path)
+    if not stat.S_ISREG(facts.st_mode):
+        raise InputError("not a regular file", where=path)
+    if facts.st_size == 0:
+        raise InputError("an empty file", where=path, found="0 bytes")
+    return path
+
+
+def one_line(error: object, limit: int = 200) -> str:
+    """An exception's text on one line, cut to a length that a person reads."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def sha256_file(path: Path | str) -> str:
+    """SHA-256 of a file's bytes, as 64 hex digits, in bounded memory."""
+    digest = hashlib.sha256()
+    with Path(path).open("rb") as stream:
+        while block := stream.read(_READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
