@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import scipy.linalg
 from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError
@@ -147,5 +146,8 @@ def complement(basis: Array) -> Array:
     d, r = basis.shape
     if r == 0:
         return np.eye(d)
+    # Imported here: it takes longer than everything that a quick command does.
+    import scipy.linalg
+
     full = scipy.linalg.qr(basis, mode="full", check_finite=False)[0]
     return np.ascontiguousarray(full[:, r:])

@@ -1,0 +1,87 @@
+"""The options of ``ncm pairs``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from ncm_cli.errors import UsageError
+from ncm_cli.options.spec import argument, option
+
+MATCHES = ("random", "nearest", "same-id", "iterative")
+METRICS = ("cosine", "euclidean")
+STRADDLES = ("exclude", "error", "keep")
+
+_MATCHING = "Matching"
+_SPLITS = "Held-out pairs and splits"
+
+
+def parse_holdout(text: str) -> float | int:
+    """``0.25`` is a fraction of the pairs, ``64`` a number of pairs, ``0`` none."""
+    try:
+        number = float(text)
+        if number < 0 or (number >= 1 and (number != int(number) or "." in text)):
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise UsageError(
+            "--holdout can't be read",
+            found=repr(text),
+            expected="a fraction below 1 such as 0.25, a number of pairs such as 64, or 0",
+        ) from None
+    return number if 0 < number < 1 else int(number)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PairsOptions:
+    """Options of ``ncm pairs``; the fields are the long options and the recipe's keys."""
+
+    source: Path | None = argument(
+        None, help="Table of matched ids (CSV or TSV), unless --match makes the pairs.", role="input"
+    )
+    features: Path = option(help="Feature store that holds the rows.", role="input", flags=("-f",))
+    output: Path = option(help="Pair store to write.", role="output", flags=("-o",))
+    features_b: Path | None = option(
+        None, help="Store of the second members, if another: of the same encoder.", role="input"
+    )
+    a_col: str = option("id_a", help="Column of the table with the first member's id.")
+    b_col: str = option("id_b", help="Column of the table with the second member's id.")
+    match: str | None = option(None, help="How to make pairs without a table.", choices=MATCHES)
+    seed: int = option(0, help="Seed of every random choice.")
+
+    same: str | None = option(
+        None, help="Columns that both members share, such as label.", group=_MATCHING, metavar="COLUMNS"
+    )
+    across: str | None = option(
+        None,
+        help="Columns of which at least one differs, such as domain.",
+        group=_MATCHING,
+        metavar="COLUMNS",
+    )
+    where: str | None = option(None, help="Rows that may be paired, such as split=train.", group=_MATCHING)
+    count: int | None = option(
+        None, help="Number of pairs; without it, as many as there can be.", group=_MATCHING
+    )
+    metric: str = option(
+        "cosine", help="Distance of nearest and iterative.", choices=METRICS, group=_MATCHING
+    )
+    rounds: int = option(10, help="Most rounds of iterative.", group=_MATCHING)
+    dims: int = option(32, help="Dimensions of iterative's representation.", group=_MATCHING)
+
+    holdout: str = option(
+        "0.25",
+        help="Pairs kept aside to choose the rank with: a fraction, or a number.",
+        group=_SPLITS,
+        parse=parse_holdout,
+    )
+    holdout_col: str | None = option(
+        None, help="Column of the table that says which pairs are held out (1/0, yes/no).", group=_SPLITS
+    )
+    straddling: str = option(
+        "exclude",
+        help="What to do with pairs of a training and a test row.",
+        choices=STRADDLES,
+        group=_SPLITS,
+    )
+    test: str | None = option(
+        None, help="Which rows are test rows, if not those of split 'test'.", group=_SPLITS, metavar="WHERE"
+    )

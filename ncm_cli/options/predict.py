@@ -1,0 +1,34 @@
+"""The options of ``ncm predict``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from ncm_cli.options.spec import argument, option
+
+_TABLE = "Manifest"
+_ENCODER = "Encoder"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictOptions:
+    """Options of ``ncm predict``; the fields are the long options and the recipe's keys."""
+
+    probe: Path = argument(help="Probe to predict with.", role="input")
+    source: Path = argument(
+        help="What to predict: a feature store, an image, a folder of images or a manifest.", role="input"
+    )
+    output: Path = option(Path("-"), help="CSV to write; - is standard output.", role="output", flags=("-o",))
+    where: str | None = option(None, help="Rows of the store, such as split=test.")
+    all_probabilities: bool = option(False, help="Add one column of probability a class.")
+
+    root: Path | None = option(None, help="Folder that the manifest's paths start from.", group=_TABLE)
+    id_col: str = option("id", help="Column of ids; without it, the path is the id.", group=_TABLE)
+    path_col: str = option("path", help="Column of image paths.", group=_TABLE)
+
+    pretrained: str | None = option(
+        None, help="Weights of the probe's encoder: a file or a tag.", group=_ENCODER
+    )
+    device: str = option("auto", help="auto, cpu, cuda or cuda:N.", group=_ENCODER)
+    batch_size: str = option("auto", help="Images at once.", group=_ENCODER)

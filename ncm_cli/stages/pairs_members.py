@@ -1,0 +1,156 @@
+"""Which rows are paired, which of the pairs are held out, and which straddle training and test."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncm_cli.errors import InputError, listing
+from ncm_cli.methods.matching import components, split_components
+from ncm_cli.progress import Reporter
+from ncm_cli.store.features import Column, FeatureStore
+
+TRAIN_NAMES = frozenset({"train", "training", "val", "valid", "validation"})
+TEST_NAMES = frozenset({"test"})
+_TRAIN, _TEST = 1, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Members:
+    """Positions of both members of k pairs in their stores."""
+
+    a: NDArray[np.int64]
+    b: NDArray[np.int64]
+    holdout: NDArray[np.bool_] | None = None
+    """(k,) which pairs are held out; None while that is open."""
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What the strategy has to say, for the diagnostics."""
+
+    def __len__(self) -> int:
+        return len(self.a)
+
+    def take(self, keep: NDArray[np.bool_]) -> Members:
+        """The pairs in a mask."""
+        held = None if self.holdout is None else self.holdout[keep]
+        return dataclasses.replace(self, a=self.a[keep], b=self.b[keep], holdout=held)
+
+
+def shared_ids(store_a: FeatureStore, store_b: FeatureStore, members: Members) -> NDArray[np.int64]:
+    """(k,) a number for each set of pairs that hang together by an id.
+
+    An id names the same thing in both stores: an augmented view has the ids of its originals.
+    """
+    if store_a is store_b:
+        return components(members.a, members.b)
+    names = np.array(
+        [*(store_a.ids[i] for i in members.a), *(store_b.ids[i] for i in members.b)], dtype=object
+    )
+    numbers: dict[str, int] = {}
+    codes = np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
+    return components(codes[: len(members)], codes[len(members) :])
+
+
+def hold_out(
+    members: Members, component: NDArray[np.int64], wanted: float, seed: int, reporter: Reporter
+) -> Members:
+    """Members with their held-out pairs chosen, if they aren't yet.
+
+    Pairs that share an id, directly or through others, go to the same side, so that nothing of a
+    held-out pair is in the basis. ``wanted`` below 1 is a fraction of the pairs, otherwise a
+    number.
+    """
+    if members.holdout is not None:
+        leaking = np.intersect1d(component[members.holdout], component[~members.holdout])
+        if len(leaking):
+            reporter.warn(
+                f"{int(np.isin(component, leaking).sum())} pairs share an id with pairs on the other side "
+                "of the holdout, so the held-out pairs aren't independent of the basis"
+            )
+        return members
+    count = round(wanted * len(members)) if wanted < 1 else int(wanted)
+    if count >= len(members) and count > 0:
+        raise InputError(
+            f"--holdout {count} leaves no pair for the basis",
+            found=f"{len(members)} pairs",
+            fix="hold out fewer pairs, or a fraction such as 0.25",
+        )
+    held = split_components(component, count, np.random.default_rng(seed))
+    if count and held.sum() < count / 2:
+        largest = int(np.bincount(component).max())
+        reporter.warn(
+            f"only {int(held.sum())} of the {count} pairs wanted are held out: pairs that share ids stay "
+            f"together, and the largest such set has {largest} of {len(members)} pairs"
+        )
+    return dataclasses.replace(members, holdout=held)
+
+
+def straddling(
+    store_a: FeatureStore,
+    store_b: FeatureStore,
+    members: Members,
+    test: str | None,
+    rule: str,
+    reporter: Reporter,
+) -> tuple[Members, list[tuple[str, str]]]:
+    """Members without the pairs of a training and a test row (or an error), and the ids of those pairs.
+
+    A row whose file is byte for byte that of a test row counts as a test row too. Without a split
+    column nothing is known, and nothing straddles.
+    """
+    sides_a = _sides(store_a, test)
+    sides_b = sides_a if store_a is store_b else _sides(store_b, test)
+    both = sides_a[members.a] | sides_b[members.b]
+    mixed = both == _TRAIN | _TEST
+    ids = [(store_a.ids[i], store_b.ids[j]) for i, j in zip(members.a[mixed], members.b[mixed], strict=True)]
+    if ids and rule == "error":
+        raise InputError(
+            f"{len(ids)} pairs straddle training and test",
+            found=listing(f"{a} – {b}" for a, b in ids),
+            fix="remove them, or --straddling exclude",
+        )
+    if ids:
+        verb = "left out" if rule == "exclude" else "kept"
+        shown = listing((f"{a} – {b}" for a, b in ids), 5)
+        reporter.warn(f"{len(ids)} pairs of a training and a test row are {verb}: {shown}")
+    if rule == "exclude" and ids:
+        members = members.take(~mixed)
+    if not len(members):
+        raise InputError(
+            "every pair straddles training and test",
+            fix="pair rows of one side, or --straddling keep if the pairs are for `ncm bound` only",
+        )
+    in_test = int((both[~mixed] == _TEST).sum())
+    if in_test:
+        reporter.note(
+            f"{in_test} pairs hold test rows: right for the oracle pairs of ncm bound, "
+            "but a probe fitted with them has seen the test domain"
+        )
+    return members, ids
+
+
+def _sides(store: FeatureStore, test: str | None) -> NDArray[np.int64]:
+    """(N,) bits: 1 training or validation, 2 test, 3 a training row that is also the file of a test row."""
+    sides = np.zeros(store.rows, dtype=np.int64)
+    split = store.columns[store.split_column] if store.split_column else None
+    if isinstance(split, Column):
+        bit = [_bit(name) for name in split.categories] + [0]
+        sides = np.array(bit, dtype=np.int64)[split.codes]
+    if test is not None:
+        chosen = store.mask(test)
+        sides = np.where(chosen, _TEST, np.where(sides == _TEST, 0, sides))
+        if not isinstance(split, Column):
+            sides[~chosen] = _TRAIN
+    if store.files is not None and (sides == _TEST).any() and (sides == _TRAIN).any():
+        digests = np.asarray(store.files.sha256)
+        known = digests != ""
+        tests = np.isin(digests, digests[(sides == _TEST) & known]) & known
+        sides = np.where(tests & (sides == _TRAIN), _TRAIN | _TEST, sides)
+    return sides
+
+
+def _bit(name: str) -> int:
+    folded = name.casefold()
+    return _TRAIN if folded in TRAIN_NAMES else _TEST if folded in TEST_NAMES else 0
