@@ -1,0 +1,107 @@
+"""One configuration of the batched trainer, how it is trained, and on what."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import numpy as np
+
+from ncm_cli.errors import InputError, UsageError
+from ncm_cli.options.catalog import HYPER, METHODS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """A method and its hyper-parameters; those that the method doesn't have are ignored.
+
+    A value outside the range that `ncm_cli.options.catalog.HYPER` gives raises `UsageError`.
+    """
+
+    method: str = "erm"
+    seed: int = 0
+    """Decides the order of the rows and every draw."""
+    lr: float = 1e-3
+    weight_decay: float = 1e-4
+    """λ of mean loss + (λ/2)‖W‖², the bias left free."""
+    rank: int = 0
+    """Leading columns of the basis that the weights may not use."""
+    penalty: float = 1.0
+    anneal: int = 0
+    """Steps before ``penalty`` replaces 1."""
+    eta: float = 1e-2
+    meta_lr: float = 0.5
+    p_sel: float = 0.5
+    alpha: float = 2.0
+    upweighted: bool = False
+    """Whether rows count by ``TrainData.row_weights``."""
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise UsageError(f"no method named {self.method!r}", expected=" | ".join(METHODS))
+        for name, hyper in HYPER.items():
+            if name in self.__slots__:
+                hyper.check(name, getattr(self, name))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """How all configurations of a run are trained."""
+
+    epochs: int = 100
+    batch_size: int = 256
+    """0: the full batch."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    momentum: float = 0.0
+    """Of ``sgd``."""
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise UsageError(f"{self.epochs} epochs", expected="at least 1")
+        if self.batch_size < 0:
+            raise UsageError(f"a batch size of {self.batch_size}", expected="1 or more, or 0 for all rows")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TrainData:
+    """The training rows, as numpy arrays."""
+
+    features: Any
+    """(n, d) floats."""
+    targets: Any
+    """(n,) class codes 0..n_classes − 1."""
+    n_classes: int
+    environments: Any = None
+    """(n,) codes 0..E − 1, needed by irm, vrex, groupdro, fish and lisa."""
+    dro_groups: Any = None
+    """(n,) codes of the groups of groupdro; the environments where left out."""
+    row_weights: Any = None
+    """(n,) weights of upweighted configurations."""
+    basis: Any = None
+    """(d, m) orthonormal columns: left singular vectors of the pairs' differences, strongest first."""
+    pair_moments: Any = None
+    """(m,) mean over pairs of (basisᵀδ)² = σ²/k: what matchdg penalises."""
+
+    def __post_init__(self) -> None:
+        n = len(self.features)
+        for name in ("targets", "environments", "dro_groups", "row_weights"):
+            value = getattr(self, name)
+            if value is not None and len(value) != n:
+                raise InputError(f"{name} has {len(value):,} entries for {n:,} rows")
+        if not n:
+            raise InputError("no training rows")
+        if self.n_classes < 2:
+            raise InputError("the training rows hold one class only", expected="at least two classes")
+        if self.environments is not None and len(np.unique(self.environments)) < 2:
+            raise InputError("the training rows hold one environment only", expected="at least two")
+
+    @property
+    def logits(self) -> int:
+        """C: one logit for two classes."""
+        return 1 if self.n_classes == 2 else self.n_classes
+
+
+def upweights(groups: Any) -> Any:
+    """(n,) float64 weights n / (G · n_g): every group present counts alike, the mean weight is 1."""
+    _, inverse, counts = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
+    return (len(inverse) / (len(counts) * counts))[inverse]

@@ -1,0 +1,208 @@
+"""Trains many configurations of linear probes at once.
+
+The weights of R configurations with C logits each are one (R, C, d) tensor. A step is one product of the
+batch with all of them, each method's derivative on its own columns (`objectives`), one product back, and one
+optimiser update. Gradients are in closed form: no autograd, no loop over configurations.
+
+Where a basis is given, the features are rotated once into [basis, complement] and every method trains in
+these coordinates: rank r is then a mask on the first r columns, the pair penalty is a weight decay of its
+own on each of the first m, and ``ncm`` at rank 0 is ``erm`` to the last bit. Weights start at zero and come
+back in the given coordinates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ncm_cli.errors import InputError, UsageError
+from ncm_cli.methods.bank import Bank, FishBank, SharedBank
+from ncm_cli.methods.batches import Mixing, batch_bounds, epoch_order, generator_of, partners
+from ncm_cli.methods.config import Config, Schedule, TrainData
+from ncm_cli.methods.objectives import Batch
+from ncm_cli.methods.problem import Problem
+
+ORDER, MIXING, VISITS = range(3)
+"""Streams of random numbers of one seed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """A probe at the end of its last epoch."""
+
+    config: Config
+    weight: Any
+    """(C, d) float64, orthogonal to the basis's first ``rank`` columns."""
+    bias: Any
+    """(C,) float64."""
+    diverged: bool
+    """Whether a weight is NaN or infinite: such a probe is of no use."""
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """All configurations of one seed at the end of an epoch."""
+
+    epoch: int
+    """From 1."""
+    indices: list[int]
+    """Their positions in the list of configurations."""
+    weight: Tensor
+    """(R, C, d) float64 on the device, in the given coordinates."""
+    bias: Tensor
+    """(R, C) float64."""
+    diverged: Tensor
+    """(R,) bool."""
+
+
+def train(
+    configs: Sequence[Config],
+    data: TrainData,
+    schedule: Schedule | None = None,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    observe: Callable[[Snapshot], None] | None = None,
+    observe_every: int = 1,
+    advance: Callable[[int], None] | None = None,
+) -> list[Trained]:
+    """Train every configuration, in the order given.
+
+    Configurations of one seed train side by side on the same batches; seeds follow one another. Neither
+    changes what a configuration becomes, beyond the rounding of matrix products of another width.
+
+    Parameters
+    ----------
+    observe
+        Called every ``observe_every`` epochs, and after the last, with the weights of one seed.
+    advance
+        Called after each epoch with the number of configurations that went through it.
+
+    Raises
+    ------
+    InputError
+        Where a method needs environments or pairs that ``data`` lacks, or a rank is beyond the basis.
+    """
+    schedule = schedule or Schedule()
+    _check(configs, data)
+    problem = Problem(data, device, dtype)
+    results: list[Trained | None] = [None] * len(configs)
+    for seed in dict.fromkeys(config.seed for config in configs):
+        indices = [i for i, config in enumerate(configs) if config.seed == seed]
+        group = Group(problem, [configs[i] for i in indices], schedule)
+        for epoch in range(1, schedule.epochs + 1):
+            group.epoch()
+            if observe and (epoch % observe_every == 0 or epoch == schedule.epochs):
+                observe(group.snapshot(epoch, indices))
+            if advance:
+                advance(len(indices))
+        last = group.snapshot(schedule.epochs, indices)
+        weight, bias, lost = last.weight.cpu().numpy(), last.bias.cpu().numpy(), last.diverged.tolist()
+        for row, i in enumerate(indices):
+            results[i] = Trained(
+                config=configs[i], weight=weight[row], bias=bias[row], diverged=lost[row], steps=group.steps
+            )
+    return [result for result in results if result is not None]
+
+
+def _check(configs: Sequence[Config], data: TrainData) -> None:
+    from ncm_cli.options.catalog import METHODS
+
+    width = 0 if data.basis is None else data.basis.shape[1]
+    for config in configs:
+        needs = METHODS[config.method].needs
+        if config.method == "dfr":
+            raise UsageError("dfr isn't trained by steps", fix="ncm_cli.methods.dfr.fit_dfr")
+        if "envs" in needs and data.environments is None:
+            raise InputError(f"{config.method} needs environments", fix="name their column with --envs")
+        if config.method == "matchdg" and data.pair_moments is None:
+            raise InputError("matchdg needs pairs", fix="give a pair store with --pairs")
+        if config.rank > width:
+            raise InputError(
+                f"rank {config.rank} is more than the pairs span",
+                expected=f"at most {width}",
+                fix="more pairs",
+            )
+
+
+class Group:
+    """The configurations of one seed."""
+
+    def __init__(self, problem: Problem, configs: Sequence[Config], schedule: Schedule) -> None:
+        seed = configs[0].seed
+        self._problem, self._schedule = problem, schedule
+        self._generators = [generator_of(seed, stream) for stream in (ORDER, MIXING, VISITS)]
+        self._order: list[int] = []
+        self.banks: list[Bank] = []
+        for kind in (SharedBank, FishBank):
+            own = [i for i, config in enumerate(configs) if (config.method == "fish") == (kind is FishBank)]
+            if own:
+                made = kind([configs[i] for i in own], problem, schedule)
+                self.banks.append(made)
+                self._order += [own[i] for i in made.order]
+        self.steps = 0
+
+    def epoch(self) -> None:
+        """One pass over the rows."""
+        problem = self._problem
+        order = epoch_order(problem.strata, problem.n, self._generators[ORDER])
+        on_device = order.to(problem.device)
+        for start, end in batch_bounds(problem.n, self._schedule.batch_size):
+            batch = self.batch(order[start:end], on_device[start:end])
+            for bank in self.banks:
+                bank.step(batch, self.steps)
+            self.steps += 1
+
+    def batch(self, rows: Tensor, on_device: Tensor) -> Batch:
+        """The rows of one step; ``on_device`` is ``rows`` on the training device."""
+        problem = self._problem
+        known: dict[Any, Any] = {}
+
+        def once(key: Any, make: Callable[[], Any]) -> Any:
+            if key not in known:
+                known[key] = make()
+            return known[key]
+
+        def mixing() -> Mixing:
+            generator = self._generators[MIXING]
+            draws = torch.rand(2 * len(rows) + 1, generator=generator)
+            labels, environments = problem.targets[rows], problem.codes["environments"][rows]
+            return Mixing(
+                strategy=float(draws[-1]),
+                intra_label=partners(labels, environments, draws[: len(rows)]),
+                intra_domain=partners(environments, labels, draws[len(rows) : -1]),
+            )
+
+        def visits() -> list[tuple[int, Tensor]]:
+            codes = problem.codes["environments"][rows]
+            order = torch.randperm(problem.parts["environments"], generator=self._generators[VISITS])
+            found = [(e, (codes == e).nonzero()[:, 0].to(problem.device)) for e in order.tolist()]
+            return [(environment, members) for environment, members in found if len(members)]
+
+        return Batch(
+            features=problem.features.index_select(0, on_device),
+            targets=problem.targets_hot.index_select(0, on_device),
+            shares=lambda grouping, upweighted: once(
+                (grouping, upweighted), lambda: problem.shares(on_device, grouping, upweighted)
+            ),
+            mixing=lambda: once("mixing", mixing),
+            visits=lambda: once("visits", visits),
+        )
+
+    def snapshot(self, epoch: int, indices: list[int]) -> Snapshot:
+        """The weights in the order of the configurations."""
+        problem = self._problem
+        every = torch.cat([bank.weight for bank in self.banks])
+        rows = every[torch.argsort(torch.tensor(self._order)).to(every.device)]
+        return Snapshot(
+            epoch=epoch,
+            indices=indices,
+            weight=problem.unrotate(rows),
+            bias=rows[..., problem.dim].to(torch.float64),
+            diverged=~torch.isfinite(rows).all(-1).all(-1),
+        )

@@ -1,0 +1,103 @@
+"""The methods and their hyper-parameters, as plain data: what they need, their ranges, what is searched."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ncm_cli.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Hyper:
+    """One hyper-parameter."""
+
+    space: str
+    """What is searched where ``--search`` doesn't say."""
+    help: str
+    low: float = 0.0
+    high: float = math.inf
+    open_low: bool = False
+    """Whether ``low`` itself is excluded."""
+    whole: bool = False
+
+    def check(self, name: str, value: float) -> None:
+        """Raise `UsageError` for a value outside the range."""
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        inside = number and (value > self.low if self.open_low else value >= self.low) and value <= self.high
+        if not inside or (self.whole and value != int(value)):
+            bracket = "(" if self.open_low else "["
+            kind = "a whole number" if self.whole else "a number"
+            raise UsageError(
+                f"{name} can't be {value!r}", expected=f"{kind} in {bracket}{self.low:g}, {self.high:g}]"
+            )
+
+
+HYPER: dict[str, Hyper] = {
+    "lr": Hyper(space="log:1e-5:1e-2", open_low=True, help="learning rate"),
+    "weight_decay": Hyper(space="log:1e-4:1e-2", help="λ of the objective's (λ/2)‖W‖²"),
+    "rank": Hyper(space="2:24", whole=True, help="dimensions removed"),
+    "penalty": Hyper(space="log:1:1e5", help="weight of the penalty of irm, vrex and matchdg"),
+    "anneal": Hyper(space="50:250", whole=True, help="steps before the penalty of irm and vrex counts"),
+    "eta": Hyper(space="log:1e-4:1e-1", help="step size of groupdro's group weights"),
+    "meta_lr": Hyper(space="log:1e-3:1", open_low=True, help="step of fish towards its inner weights"),
+    "p_sel": Hyper(space="0,0.5,1", high=1.0, help="probability that lisa mixes within labels"),
+    "alpha": Hyper(space="2", open_low=True, help="lisa mixes with weights drawn from Beta(alpha, alpha)"),
+    "l1": Hyper(space="log:1e-3:0.3", help="weight of dfr's ‖W‖₁"),
+}
+"""Published spaces (lr 1e-5..1e-3 for ColoredMNIST, 1e-2 for PACS; fish's step 1e-4..1e-1 there, 0.05..0.5 in
+DomainBed) are covered, so that no method lacks the values that suited it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """What a method is, takes and needs."""
+
+    summary: str
+    hyper: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    """Among ``envs``, ``pairs``, ``groups`` and ``erase``."""
+
+
+METHODS: dict[str, Method] = {
+    "erm": Method(summary="empirical risk minimisation", hyper=("lr", "weight_decay")),
+    "ncm": Method(
+        summary="noisy counterfactual matching: weights orthogonal to the pairs' top directions",
+        hyper=("lr", "weight_decay", "rank"),
+        needs=("pairs",),
+    ),
+    "irm": Method(
+        summary="IRMv1 (Arjovsky et al. 2019)",
+        hyper=("lr", "weight_decay", "penalty", "anneal"),
+        needs=("envs",),
+    ),
+    "vrex": Method(
+        summary="V-REx (Krueger et al. 2021)",
+        hyper=("lr", "weight_decay", "penalty", "anneal"),
+        needs=("envs",),
+    ),
+    "groupdro": Method(
+        summary="group DRO (Sagawa et al. 2020)", hyper=("lr", "weight_decay", "eta"), needs=("envs",)
+    ),
+    "fish": Method(
+        summary="Fish (Shi et al. 2022)", hyper=("lr", "weight_decay", "meta_lr"), needs=("envs",)
+    ),
+    "lisa": Method(
+        summary="LISA (Yao et al. 2022)", hyper=("lr", "weight_decay", "p_sel", "alpha"), needs=("envs",)
+    ),
+    "matchdg": Method(
+        summary="pair penalty on the logits, as MatchDG's (Mahajan et al. 2021)",
+        hyper=("lr", "weight_decay", "penalty"),
+        needs=("pairs",),
+    ),
+    "dfr": Method(
+        summary="last layer retrained on group-balanced validation rows (Kirichenko et al. 2023)",
+        hyper=("l1",),
+        needs=("groups",),
+    ),
+    "leace": Method(
+        summary="a column erased from the features, then erm (Belrose et al. 2023)",
+        hyper=("lr", "weight_decay"),
+        needs=("erase",),
+    ),
+}
