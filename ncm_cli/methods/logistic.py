@@ -202,7 +202,7 @@ class _LockStep:
         self.penalty = np.broadcast_to(decays[None, :, None], self.mask.shape).copy()
         self.penalty[0] = 0.0
         self.B = start[:p] * self.mask
-        self.scores = self._times_A(self.B)
+        self.scores = self._times(self.B)
         self.residual = self._residual(self.scores)
         self.gradient = self._gradient()
         self.live = np.arange(len(sizes))
@@ -233,7 +233,7 @@ class _LockStep:
             age += 1
         return self.solution
 
-    def _times_A(self, B: Array) -> Array:
+    def _times(self, B: Array) -> Array:
         p, R, C = B.shape
         return (self.A @ B.reshape(p, R * C)).reshape(len(self.A), R, C)
 
@@ -288,7 +288,7 @@ class _LockStep:
     def _step(self) -> None:
         direction = self._direction()
         slope = np.einsum("prc,prc->r", self.gradient, direction)
-        along = self._times_A(direction)
+        along = self._times(direction)
         steps = self._line_search(direction, along, slope)
         move = steps[None, :, None] * direction
         before = self.gradient

@@ -110,7 +110,7 @@ def fit_path(
         Non-finite features or targets, no rows, one class only, or a rank above m.
     """
     X = np.asarray(X, np.float64)
-    ranks = sorted(set(int(r) for r in ranks))
+    ranks = sorted({int(r) for r in ranks})
     decays = list(dict.fromkeys(float(decay) for decay in weight_decays))
     _check(X, y, n_classes, basis, ranks, decays, task)
     weights = np.ones(len(X)) if weights is None else weights / weights.mean()

@@ -1,0 +1,128 @@
+"""The options of ``ncm fit``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from ncm_cli.options.grids import parse_names, parse_numbers, parse_ranks
+from ncm_cli.options.spec import option
+
+METHODS = ("ncm", "erm", "irm", "vrex", "groupdro", "fish", "lisa", "matchdg")
+EXACT_METHODS = ("ncm", "erm")
+"""The methods that the exact solver fits; the others are trained by steps."""
+RULES = ("bound", "in-domain", "worst-group", "oracle")
+SCALINGS = ("none", "norm", "standard")
+SOLVERS = ("lbfgs", "adam")
+TASKS = ("classification", "regression")
+OVERLAPS = ("exclude", "error", "keep")
+
+WEIGHT_DECAYS = {"lbfgs": "1e-4,1e-3,1e-2,1e-1,1", "adam": "1e-4"}
+"""The weight decays that are tried when none are given, by solver."""
+
+_ROWS = "Rows"
+_CHOICE = "Rank and selection"
+_TRAINING = "Training"
+_METHODS = "Other methods"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FitOptions:
+    """Options of ``ncm fit``; the fields are the long options and the recipe's keys."""
+
+    features: Path = option(help="Feature store with the rows.", role="input", flags=("-f",))
+    pairs: Path | None = option(
+        None, help="Pair store: what its pairs differ in is removed.", role="input", flags=("-p",)
+    )
+    output: Path = option(help="Probe to write.", role="output", flags=("-o",))
+    method: str | None = option(
+        None, help="Method; without it, ncm if there are pairs and erm if not.", choices=METHODS
+    )
+    rank: str = option(
+        "auto",
+        help="Dimensions to remove: 16, 2:24, 0:64:8, 0,8,56; auto tries 0 to the pairs' rank.",
+        parse=parse_ranks,
+        group=_CHOICE,
+    )
+    weight_decay: str | None = option(
+        None,
+        help="Weight decays to try: 1e-3, or 1e-4,1e-2, or log:1e-4:1:5. Without it, "
+        f"{WEIGHT_DECAYS['lbfgs']} for lbfgs and {WEIGHT_DECAYS['adam']} for adam.",
+        parse=parse_numbers,
+        group=_CHOICE,
+    )
+    select: str | None = option(
+        None,
+        help="How to choose; without it, bound if pairs are held out. ORACLE looks at the test rows.",
+        choices=RULES,
+        group=_CHOICE,
+    )
+    refit: bool = option(
+        False, help="After choosing, fit again with the held-out pairs as well.", group=_CHOICE
+    )
+
+    train: str | None = option(
+        None, help="Training rows; without it, split=train.", group=_ROWS, metavar="WHERE"
+    )
+    val: str | None = option(
+        None, help="Validation rows; without it, split=val if there are any.", group=_ROWS, metavar="WHERE"
+    )
+    test: str | None = option(
+        None,
+        help="Test rows: needed by --select oracle, else only kept apart; without it, split=test.",
+        group=_ROWS,
+        metavar="WHERE",
+    )
+    target: str | None = option(None, help="Column to predict; without it, the store's label.", group=_ROWS)
+    groups: str | None = option(
+        None,
+        help="Columns whose combinations are the groups of --select worst-group.",
+        group=_ROWS,
+        metavar="COLUMNS",
+        parse=parse_names,
+    )
+    upweight: str | None = option(
+        None,
+        help="Columns whose combinations count equally in training.",
+        group=_ROWS,
+        metavar="COLUMNS",
+        parse=parse_names,
+    )
+    overlap: str = option(
+        "exclude",
+        help="What to do with pairs and byte-identical images that also occur among validation or test rows.",
+        choices=OVERLAPS,
+        group=_ROWS,
+    )
+
+    task: str = option("classification", help="What is predicted.", choices=TASKS, group=_TRAINING)
+    scaling: str = option("none", help="How features are scaled first.", choices=SCALINGS, group=_TRAINING)
+    scale_factor: float = option(10.0, help="The rows' norm under --scaling norm.", group=_TRAINING)
+    solver: str | None = option(
+        None,
+        help="lbfgs is exact and the default of ncm and erm; adam trains on mini-batches, as in the paper.",
+        choices=SOLVERS,
+        group=_TRAINING,
+    )
+    tolerance: float = option(
+        1e-7, help="lbfgs: gradient norm to reach, relative to the rows' norm.", group=_TRAINING
+    )
+    max_iter: int = option(1000, help="lbfgs: most iterations for one probe.", group=_TRAINING)
+    lr: float = option(1e-3, help="adam: learning rate.", group=_TRAINING)
+    epochs: int = option(100, help="adam: passes over the training rows.", group=_TRAINING)
+    batch_size: int = option(256, help="adam: rows in a batch.", group=_TRAINING)
+    seed: int = option(0, help="adam: seed of the batches' order.", group=_TRAINING)
+    device: str = option("auto", help="adam: auto, cpu or cuda.", group=_TRAINING)
+    envs: str | None = option(
+        None,
+        help="Columns whose combinations are the environments of irm, vrex, groupdro, fish and lisa.",
+        group=_METHODS,
+        metavar="COLUMNS",
+        parse=parse_names,
+    )
+    penalty: float = option(1.0, help="irm, vrex, matchdg: weight of the penalty.", group=_METHODS)
+    anneal: int = option(0, help="irm, vrex: steps before the penalty counts.", group=_METHODS)
+    eta: float = option(1e-2, help="groupdro: step size of the groups' weights.", group=_METHODS)
+    meta_lr: float = option(0.5, help="fish: step towards the inner weights.", group=_METHODS)
+    p_sel: float = option(0.5, help="lisa: probability of mixing within labels.", group=_METHODS)
+    alpha: float = option(2.0, help="lisa: mixing weights come from Beta(alpha, alpha).", group=_METHODS)

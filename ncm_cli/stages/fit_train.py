@@ -1,0 +1,148 @@
+"""From rows, ranks and weight decays to fitted probes: the exact path, or the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncm_cli.errors import InputError, UsageError
+from ncm_cli.methods.path import Fit, fit_path
+from ncm_cli.methods.projection import Spectrum
+from ncm_cli.options.fit import EXACT_METHODS, FitOptions
+from ncm_cli.progress import Reporter
+from ncm_cli.stages.fit_problem import Problem
+
+Array = NDArray[np.float64]
+
+
+def resolve_solver(options: FitOptions, method: str) -> str:
+    """``lbfgs`` where the problem is convex and nothing else was asked for, else ``adam``.
+
+    Raises
+    ------
+    UsageError
+        The exact solver for a method that is trained by steps, or regression by the trainer.
+    """
+    exact = method in EXACT_METHODS
+    solver = options.solver or ("lbfgs" if exact else "adam")
+    if solver == "lbfgs" and not exact:
+        raise UsageError(f"{method} has no exact solver", fix="--solver adam")
+    if solver == "adam" and options.task == "regression":
+        raise UsageError("regression is solved exactly", found=f"--method {method}", fix="--solver lbfgs")
+    return solver
+
+
+def train_path(
+    problem: Problem,
+    options: FitOptions,
+    *,
+    method: str,
+    solver: str,
+    spectrum: Spectrum | None,
+    ranks: Sequence[int],
+    decays: Sequence[float],
+    reporter: Reporter,
+) -> list[Fit]:
+    """Fit every rank and weight decay, by rank and then weight decay."""
+    basis = np.zeros((problem.source.dim, 0)) if spectrum is None else spectrum.basis
+    count = len(ranks) * len(decays)
+    if solver == "adam":
+        return _by_steps(problem, options, method, spectrum, ranks, decays, reporter)
+    with reporter.task("fitting", total=count, unit="probes") as task:
+        return fit_path(
+            problem.train.X,
+            problem.train.y,
+            len(problem.target.classes),
+            basis,
+            ranks,
+            decays,
+            weights=problem.weights,
+            task=options.task,
+            tolerance=options.tolerance,
+            max_iter=options.max_iter,
+            advance=task.advance,
+        )
+
+
+def _by_steps(
+    problem: Problem,
+    options: FitOptions,
+    method: str,
+    spectrum: Spectrum | None,
+    ranks: Sequence[int],
+    decays: Sequence[float],
+    reporter: Reporter,
+) -> list[Fit]:
+    from ncm_cli.methods.config import Config, TrainData
+    from ncm_cli.methods.trainer import Schedule, train
+
+    width = max(ranks) if method == "ncm" else 0
+    moments = None
+    if method == "matchdg":
+        if spectrum is None or problem.pairs is None:
+            raise InputError("matchdg needs pairs", fix="--pairs PAIRS.h5")
+        width = spectrum.rank
+        moments = spectrum.singular_values[:width] ** 2 / int(problem.pairs.used.sum())
+    configs = [
+        Config(
+            method=method,
+            rank=rank,
+            weight_decay=decay,
+            upweighted=problem.weights is not None,
+            **{
+                name: getattr(options, name)
+                for name in ("seed", "lr", "penalty", "anneal", "eta", "meta_lr", "p_sel", "alpha")
+            },
+        )
+        for rank in sorted(ranks)
+        for decay in decays
+    ]
+    data = TrainData(
+        features=problem.train.X,
+        targets=problem.train.y,
+        n_classes=len(problem.target.classes),
+        environments=problem.environments,
+        row_weights=problem.weights,
+        basis=spectrum.basis[:, :width] if spectrum and width else None,
+        pair_moments=moments,
+    )
+    schedule = Schedule(epochs=options.epochs, batch_size=options.batch_size)
+    device = resolve_device(options.device)
+    reporter.note(f"training on {device}")
+    with reporter.task("training", total=options.epochs * len(configs), unit="epochs") as task:
+        trained = train(configs, data, schedule, device=device, advance=task.advance)
+    return [
+        Fit(
+            rank=one.config.rank,
+            weight_decay=one.config.weight_decay,
+            weight=np.asarray(one.weight, np.float64),
+            bias=np.asarray(one.bias, np.float64),
+            converged=not one.diverged,
+            iterations=one.steps,
+            gradient_norm=float("nan"),
+        )
+        for one in trained
+    ]
+
+
+def resolve_device(name: str) -> str:
+    """``cuda`` or ``cpu``; asking for CUDA where there is none is an error.
+
+    Raises
+    ------
+    UsageError
+        An unknown name, or CUDA without CUDA.
+    """
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return name
+    if name.partition(":")[0] != "cuda":
+        raise UsageError(f"no device named {name!r}", expected="auto, cpu or cuda")
+    if not torch.cuda.is_available():
+        raise UsageError("no CUDA device here", found=f"--device {name}", fix="--device cpu")
+    return name
