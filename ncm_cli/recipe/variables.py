@@ -180,6 +180,8 @@ class Variables:
                 return Scalar(None, node.text, node.line)
             if use[0] == node.text.strip():
                 return self._moved(value, node.line)
+            if isinstance(value, Scalar) and value.value is None and "${" in value.text:
+                return Scalar(None, node.text, node.line)
             if not isinstance(value, Scalar) or value.value is None:
                 self._problems.add(
                     node.line, path, f"{use[0]} is {kind_of(value)}, which can't stand inside text"
