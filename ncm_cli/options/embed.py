@@ -1,0 +1,124 @@
+"""The options of ``ncm embed``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from ncm_cli.errors import UsageError
+from ncm_cli.options.spec import argument, option
+
+DEFAULT_MODEL = "ViT-B-32-quickgelu"
+DEFAULT_PRETRAINED = "openai"
+"""The weights of the default model; any other model needs ``--pretrained``."""
+
+_TABLE = "Manifest and folders"
+_ENCODER = "Encoder"
+_RUN = "Running"
+_ARRAY = "Features made elsewhere"
+
+
+def parse_auto(text: str, *, least: int, what: str) -> int | None:
+    """``auto`` as None, otherwise a whole number of at least ``least``."""
+    if text == "auto":
+        return None
+    if not (text.isascii() and text.isdecimal()) or int(text) < least:
+        raise UsageError(f"{what} can't be {text!r}", expected=f"auto, or a whole number from {least}")
+    return int(text)
+
+
+def parse_batch_size(text: str) -> int | None:
+    """Images in a batch; None for ``auto``."""
+    return parse_auto(text, least=1, what="--batch-size")
+
+
+def parse_workers(text: str) -> int | None:
+    """Threads that read images; None for ``auto``."""
+    return parse_auto(text, least=0, what="--workers")
+
+
+def parse_layout(text: str) -> tuple[str, ...]:
+    """The names of the folder levels, outermost first: ``domain/label``."""
+    names = tuple(text.split("/"))
+    if not all(name.strip() == name and name for name in names) or len(set(names)) < len(names):
+        raise UsageError(
+            "a layout that can't be read",
+            found=repr(text),
+            expected="one name for each level of folders, such as label or domain/label",
+        )
+    return names
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbedOptions:
+    """Options of ``ncm embed``; the fields are the long options and the recipe's keys."""
+
+    source: Path = argument(help="A CSV or TSV manifest, or a folder of images.", role="input")
+    output: Path = option(help="Feature store to write (.h5).", role="output", flags=("-o",))
+    model: str = option(DEFAULT_MODEL, help="An open_clip model, timm:NAME, or pixels:SIZE.")
+    pretrained: str | None = option(
+        None,
+        help="Weights: an open_clip tag, a local file, or default for timm. The default model takes "
+        f"{DEFAULT_PRETRAINED}.",
+        role="name-or-input",
+    )
+    device: str = option("auto", help="auto, cpu, cuda or cuda:N.")
+
+    root: Path | None = option(
+        None, help="Folder that relative image paths start from (the manifest's folder).",
+        group=_TABLE, role="input",
+    )  # fmt: skip
+    id_col: str | None = option(
+        None, help="Column of ids (id, if there is one; otherwise the path is the id).", group=_TABLE
+    )
+    path_col: str | None = option(None, help="Column of image paths (path).", group=_TABLE)
+    label_col: str | None = option(None, help="Column of labels (label, if there is one).", group=_TABLE)
+    split_col: str | None = option(None, help="Column of splits (split, if there is one).", group=_TABLE)
+    col: tuple[str, ...] = option(
+        (), help="Another column to keep; may be repeated. Without it, all are kept.",
+        group=_TABLE, metavar="NAME",
+    )  # fmt: skip
+    numeric: tuple[str, ...] = option(
+        (), help="Column of numbers rather than categories, such as a regression target; may be repeated.",
+        group=_TABLE, metavar="NAME",
+    )  # fmt: skip
+    layout: str | None = option(
+        None, help="What the levels of an image folder mean: label, domain/label ...",
+        group=_TABLE, parse=parse_layout,
+    )  # fmt: skip
+
+    precision: str = option(
+        "fp32", help="Arithmetic of the encoder.", choices=("fp32", "bf16", "fp16"), group=_ENCODER
+    )
+    normalize: bool = option(False, help="Scale each row to unit length.", group=_ENCODER)
+    random_init: bool = option(False, help="Use random weights, for tests.", group=_ENCODER)
+    augment: str | None = option(
+        None, help="Change each image before it is embedded, to pair it with itself.", group=_ENCODER
+    )
+    seed: int = option(0, help="Seed of the augmentation and of random weights.", group=_ENCODER)
+    dtype: str = option(
+        "float32", help="How features are stored.", choices=("float32", "float16"), group=_ENCODER
+    )
+
+    batch_size: str = option("auto", help="Images at once.", group=_RUN, parse=parse_batch_size)
+    workers: str = option(
+        "auto", help="Threads that read images; 0 reads between batches.", group=_RUN, parse=parse_workers
+    )
+    max_failures: int = option(0, help="Images that may fail before the exit code is 5.", group=_RUN)
+    reuse: Path | None = option(
+        None, help="Take rows of equal content and encoder from this store.", group=_RUN, role="input"
+    )
+    verify_content: bool = option(
+        False, help="Compare contents (SHA-256) even where size and time are unchanged.", group=_RUN
+    )
+    fresh: bool = option(
+        False, help="Start over: replace a store or an unfinished run of other settings.", group=_RUN
+    )
+
+    from_array: Path | None = option(
+        None, help="Features as .npy, .npz, .pt or .parquet, rows in manifest order.",
+        group=_ARRAY, role="input",
+    )  # fmt: skip
+    encoder_name: str | None = option(
+        None, help="What made them; stores of one name may be used together.", group=_ARRAY
+    )

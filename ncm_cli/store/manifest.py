@@ -1,0 +1,249 @@
+"""What is to be embedded: ids, image files and columns, from a table or a folder of images."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ncm_cli.errors import InputError, UsageError, listing
+from ncm_cli.store.features import Column, NumericColumn
+from ncm_cli.store.image_files import FoundFiles, absolute_text, find_files, list_images
+from ncm_cli.store.tables import Table, read_table
+
+CONTINUOUS_CLASSES = 20
+"""More distinct fractions than this in a label column are a measurement, not classes."""
+
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which columns of a table are which; None is the default name, where the table has it."""
+
+    id_col: str | None = None
+    path_col: str | None = None
+    label_col: str | None = None
+    split_col: str | None = None
+    col: tuple[str, ...] = ()
+    numeric: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The rows to embed, in order.
+
+    Attributes
+    ----------
+    source
+        The table or folder.
+    ids
+        Unique and not blank.
+    files
+        The image files; None when features come from an array.
+    text
+        One list of text for each column; blank is missing.
+    numeric
+        The columns that hold numbers.
+    label_column, split_column
+        Which of the columns they are, if any.
+    notes
+        What was decided on the way and is worth a line.
+    """
+
+    source: Path
+    ids: list[str]
+    files: FoundFiles | None
+    text: dict[str, list[str]]
+    numeric: tuple[str, ...]
+    label_column: str | None
+    split_column: str | None
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def columns(self, rows: Sequence[int]) -> dict[str, Column | NumericColumn]:
+        """The columns of some rows, with the categories that occur in them."""
+        made: dict[str, Column | NumericColumn] = {}
+        for name, values in self.text.items():
+            texts = [values[row] for row in rows]
+            made[name] = _numbers(name, texts) if name in self.numeric else _categories(name, texts)
+        return made
+
+
+def is_number(text: str) -> bool:
+    """Whether text is a finite decimal number (``nan``, ``1_000`` and ``0x1`` are words)."""
+    return bool(_NUMBER.fullmatch(text)) and math.isfinite(float(text))
+
+
+def ordered_categories(values: Sequence[str]) -> tuple[str, ...]:
+    """The distinct values that aren't blank: in numeric order if all are numbers, otherwise sorted."""
+    distinct = {value for value in values if value}
+    if all(map(is_number, distinct)):
+        return tuple(sorted(distinct, key=lambda text: (float(text), text)))
+    return tuple(sorted(distinct))
+
+
+def _categories(name: str, values: list[str]) -> Column:
+    categories = ordered_categories(values)
+    code = {"": -1, **{category: i for i, category in enumerate(categories)}}
+    return Column(name, np.array([code[value] for value in values], np.int32), categories)
+
+
+def _numbers(name: str, values: list[str]) -> NumericColumn:
+    return NumericColumn(name, np.array([float(value) if value else math.nan for value in values]))
+
+
+def read_manifest(path: Path, choice: Choice, *, root: Path | None, with_files: bool = True) -> Manifest:
+    """Read a table and look its image files up.
+
+    Raises
+    ------
+    InputError
+        The table can't be read, a column isn't there, an id is blank or repeated, a label is blank or a
+        measurement, image files are missing (all are listed).
+    """
+    table = read_table(path)
+    notes = []
+    id_col = choice.id_col or ("id" if "id" in table.columns else None)
+    path_col = choice.path_col or ("path" if with_files or "path" in table.columns else None)
+    if id_col is None:
+        id_col = path_col or "id"
+        if id_col in table.columns:
+            notes.append(f"no column named 'id': {id_col!r} is the id (--id-col chooses another)")
+    ids = table.column(id_col, option="--id-col" if id_col != path_col else "--path-col")
+    _check_ids(ids, table, id_col)
+    label = _optional(choice.label_col, "label", table, "--label-col")
+    split = _optional(choice.split_col, "split", table, "--split-col")
+    kept = _kept_columns(table, choice, {id_col, path_col}, label, split)
+    _check_values(table, kept, label, choice.numeric)
+    files = None
+    if with_files:
+        paths = table.column(path_col or "path", option="--path-col")
+        base = absolute_text(root if root is not None else path.parent)
+        files = find_files(paths, base, table.row_name, path)
+    text = {name: table.values[name] for name in kept}
+    return Manifest(path, ids, files, text, choice.numeric, label, split, tuple(notes))
+
+
+def _optional(name: str | None, default: str, table: Table, option: str) -> str | None:
+    if name is not None:
+        table.column(name, option=option)
+        return name
+    return default if default in table.columns else None
+
+
+def _kept_columns(
+    table: Table, choice: Choice, keys: set[str | None], label: str | None, split: str | None
+) -> list[str]:
+    for name in (*choice.col, *choice.numeric):
+        table.column(name, option="--col" if name in choice.col else "--numeric")
+    named = {label, split, *choice.col, *choice.numeric}
+    return [name for name in table.columns if name in named or (not choice.col and name not in keys)]
+
+
+def _check_ids(ids: list[str], table: Table, name: str) -> None:
+    blank = [table.row_name(i) for i, value in enumerate(ids) if not value]
+    if blank:
+        raise InputError("an id is blank", where=f"{table.path}, column {name!r}", found=listing(blank))
+    if len(set(ids)) == len(ids):
+        return
+    rows: dict[str, list[str]] = {}
+    for i, value in enumerate(ids):
+        rows.setdefault(value, []).append(table.row_name(i))
+    repeated = [f"{value!r} in {listing(places)}" for value, places in rows.items() if len(places) > 1]
+    raise InputError(
+        f"{len(repeated)} {'id is' if len(repeated) == 1 else 'ids are'} used more than once",
+        where=f"{table.path}, column {name!r}",
+        found=listing(repeated),
+        expected="one row for each id",
+        fix="remove the repeated rows, or choose another column with --id-col",
+    )
+
+
+def _check_values(table: Table, kept: list[str], label: str | None, numeric: tuple[str, ...]) -> None:
+    for name in numeric:
+        wrong = [i for i, value in enumerate(table.values[name]) if value and not is_number(value)]
+        if wrong:
+            shown = (f"{table.values[name][i]!r} in {table.row_name(i)}" for i in wrong)
+            raise InputError(
+                f"column {name!r} holds something other than numbers",
+                where=table.path,
+                found=listing(shown),
+                fix=f"leave it out of --numeric to read {name!r} as categories",
+            )
+    if label is None:
+        return
+    values = table.values[label]
+    blank = [table.row_name(i) for i, value in enumerate(values) if not value]
+    if blank:
+        raise InputError(
+            f"{len(blank)} {'label is' if len(blank) == 1 else 'labels are'} blank",
+            where=f"{table.path}, column {label!r}",
+            found=listing(blank),
+            fix="fill them in, or embed the rows without a label from a manifest of their own",
+        )
+    if label not in numeric:
+        _refuse_measurements(table, label, values)
+
+
+def _refuse_measurements(table: Table, label: str, values: list[str]) -> None:
+    """0.0 and 1.0 are classes, and so are a few half stars; 0.13, 0.52 ... are a regression target."""
+    distinct = set(values)
+    if not all(map(is_number, distinct)):
+        return
+    fractions = {value for value in distinct if not float(value).is_integer()}
+    if fractions and (len(fractions) > CONTINUOUS_CLASSES or 2 * len(distinct) > len(values)):
+        first = next(i for i, value in enumerate(values) if value in fractions)
+        raise InputError(
+            f"column {label!r} holds measurements, not classes",
+            where=f"{table.path}, {table.row_name(first)}",
+            found=f"{values[first]!r}, one of {len(distinct)} different values in {len(values)} rows",
+            fix=f"--numeric {label} for a regression target, or --label-col with another column",
+        )
+
+
+def read_folder(folder: Path, layout: tuple[str, ...] | None, choice: Choice) -> Manifest:
+    """The images under a folder, whose levels ``layout`` names; ids are the paths from the folder.
+
+    Without a layout, images that lie directly in the folder have no label, and those one folder down have
+    that folder's name.
+    """
+    for option, value in (("--id-col", choice.id_col), ("--path-col", choice.path_col)):
+        if value is not None:
+            raise UsageError(f"{option} is for tables", found=f"{folder} is a folder", fix="leave it out")
+    images, others = list_images(folder, None if layout is None else len(layout))
+    notes = []
+    if layout is None:
+        layout = ("label",) if "/" in images[0] else ()
+        notes.append(f"the folders' names are the labels (--layout {layout[0]})" if layout else "no labels")
+    if others:
+        notes.append(f"{len(others)} other files are left out: {listing(others)}")
+    parts = [path.split("/")[:-1] for path in images]
+    text = {name: [row[level] for row in parts] for level, name in enumerate(layout)}
+    label = _level(choice.label_col, "label", layout, "--label-col", folder)
+    split = _level(choice.split_col, "split", layout, "--split-col", folder)
+    for name in (*choice.col, *choice.numeric):
+        _level(name, name, layout, "--col", folder)
+    if choice.col:
+        text = {name: values for name, values in text.items() if name in {label, split, *choice.col}}
+    files = find_files(images, absolute_text(folder), _file_name, folder)
+    return Manifest(folder, images, files, text, choice.numeric, label, split, tuple(notes))
+
+
+def _level(name: str | None, default: str, layout: tuple[str, ...], option: str, folder: Path) -> str | None:
+    if name is not None and name not in layout:
+        raise InputError(
+            f"no folder level named {name!r} ({option})",
+            where=folder,
+            expected=f"one of the layout's: {listing(layout)}",
+        )
+    return name or (default if default in layout else None)
+
+
+_file_name: Callable[[int], str] = "image {}".format
