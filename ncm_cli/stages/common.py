@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ncm_cli.errors import InputError, MismatchError, listing
+from ncm_cli.methods.scaling import KINDS, Scaling
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.features import Column
 from ncm_cli.store.fingerprint import differing_fields
@@ -44,17 +45,10 @@ def scale_like(probe: Probe, X: np.ndarray) -> np.ndarray:
             "features of another width than the probe's", found=int(X.shape[-1]), expected=int(probe.dim)
         )
     scaling = probe.meta.get("scaling") or {}
-    kind, factor = scaling.get("kind", "none"), float(scaling.get("factor", 1.0))
-    X = np.asarray(X, dtype=np.float64)
-    if kind == "norm":
-        norms = np.linalg.norm(X, axis=-1, keepdims=True)
-        # A row of zeros has no direction and stays one.
-        return X * (factor / np.where(norms > 0, norms, 1.0))
-    if kind == "standard" and probe.mean is not None and probe.scale is not None:
-        return (X - probe.mean) / probe.scale * factor
-    if kind != "none":
-        raise InputError("a feature scaling that isn't known", found=kind, expected="none, norm or standard")
-    return X * factor
+    kind = scaling.get("kind", "none")
+    if kind not in KINDS or (kind == "standard" and (probe.mean is None or probe.scale is None)):
+        raise InputError("a feature scaling that isn't known", found=kind, expected=" | ".join(KINDS))
+    return Scaling(kind, float(scaling.get("factor") or 1.0), probe.mean, probe.scale).apply(X)
 
 
 def logits(probe: Probe, X: np.ndarray) -> np.ndarray:

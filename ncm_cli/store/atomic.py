@@ -35,7 +35,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
 
     Raises `InputError` when the disk is full, and when ``path`` is a folder or a device.
     """
-    target = _writable_target(Path(path))
+    target = writable_target(Path(path))
     temporary = target.with_name(_temporary_name(target.name))
     try:
         with full_disk_is_an_input_error(target):
@@ -73,7 +73,8 @@ def _errno_in_text(error: BaseException) -> int | None:
     return next((number for number in FULL if f"errno = {number}" in text), None)
 
 
-def _writable_target(path: Path) -> Path:
+def writable_target(path: Path) -> Path:
+    """The file that writing ``path`` replaces; refuses folders and devices, makes missing parent folders."""
     target = Path(os.path.realpath(path))
     with contextlib.suppress(FileNotFoundError):
         mode = target.stat().st_mode

@@ -247,7 +247,7 @@ def column_folder(name: str, *, back: bool = False) -> str:
 def block_digest(block: np.ndarray) -> bytes:
     """SHA-256 of a block's values, little-endian in row-major order, as 32 bytes."""
     little = np.ascontiguousarray(block, dtype=block.dtype.newbyteorder("<"))
-    return hashlib.sha256(little.reshape(-1).view(np.uint8)).digest()
+    return hashlib.sha256(little.reshape(-1).view(np.uint8).data).digest()
 
 
 def content_digest(

@@ -218,7 +218,7 @@ def array_digest(values: np.ndarray) -> str:
     """SHA-256 over type, shape and little-endian values in row-major order."""
     little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
     digest = hashlib.sha256(f"{little.dtype.str}{little.shape}".encode())
-    digest.update(little.reshape(-1).view(np.uint8))
+    digest.update(little.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 

@@ -101,7 +101,7 @@ def write_probe(path: Path | str, probe: Probe) -> None:
     Raises `InputError` for shapes that don't agree, numbers that aren't finite, and weights that the
     projection isn't folded into.
     """
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     _check(probe, path)
     tensors = probe.tensors()
@@ -117,7 +117,7 @@ def write_probe(path: Path | str, probe: Probe) -> None:
     }
     metadata["sha256"] = _file_digest(tensors, metadata)
     with atomic_path(path) as temporary:
-        save_file(tensors, temporary, metadata=metadata)
+        temporary.write_bytes(save(tensors, metadata=metadata))
 
 
 def read_probe(path: Path | str) -> Probe:
