@@ -1,10 +1,7 @@
 """Finished rows of an embedding that isn't finished: durable, checked one by one, ready to go on from.
 
 The folder ``.NAME.partial`` beside the output ``NAME`` holds ``journal.json`` (what is being made) and
-``rows.log``, to which rows are appended. A row in the log is::
-
-    b"NCMROW1\\n"   u32 bytes of facts   u32 bytes of features   16 bytes BLAKE2b over the rest
-    facts: JSON [id, path, size, mtime_ns, sha256]          features: little-endian float32
+``rows.log``, to which rows are appended (see `journal_log`).
 
 A process killed at any moment leaves at most one row half-written, at the end; it is dropped when the journal
 is opened again, and so is any row whose bytes have changed since: dropped rows are embedded anew.
@@ -12,12 +9,9 @@ is opened again, and so is any row whose bytes have changed since: dropped rows 
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import json
 import os
 import shutil
-import struct
 import time
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +25,10 @@ from ncm_cli import __version__
 from ncm_cli.errors import InputError, MismatchError, listing
 from ncm_cli.store.atomic import full_disk_is_an_input_error, read_json, sync_folder, write_json
 from ncm_cli.store.fingerprint import canonical_json, differing_fields
-from ncm_cli.store.h5 import TEXT_ERRORS, damaged, require_version
+from ncm_cli.store.h5 import damaged, require_version
+from ncm_cli.store.journal_log import SEARCH_BYTES, JournalRow, hashed, read_record, record, scan, sort_rows
+
+__all__ = ["Journal", "JournalRow", "journal_folder", "read_facts"]
 
 FORMAT = "ncm-journal"
 VERSION = 1
@@ -39,24 +36,8 @@ VERSION = 1
 SYNC_SECONDS = 2.0
 """Appended rows reach the disk at least this often, as long as rows are appended."""
 
-_MAGIC = b"NCMROW1\n"
-_HEAD = struct.Struct("<8sII16s")
-_MAX_FACT_BYTES = 64 << 10
-_MAX_FEATURE_BYTES = 64 << 20
-_SEARCH_BYTES = 1 << 20
 _RECENT_ROWS = 1 << 16
 """Rows kept in a dictionary until they are sorted in among the others."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class JournalRow:
-    """One finished row: the image it came from, as it was when it was read."""
-
-    id: str
-    path: str
-    size: int
-    mtime_ns: int
-    sha256: str
 
 
 def journal_folder(output: Path | str) -> Path:
@@ -78,7 +59,7 @@ class Journal:
         """Width of the rows, once there is one."""
         self._names = array("Q")
         self._offsets = array("Q")
-        self._sorted: tuple[np.ndarray, np.ndarray] = _sort_rows(self._names, self._offsets)
+        self._sorted: tuple[np.ndarray, np.ndarray] = sort_rows(self._names, self._offsets)
         self._recent: dict[int, list[int]] = {}
         self._synced = time.monotonic()
         self._log: BinaryIO = (folder / "rows.log").open("a+b", buffering=0)
@@ -126,7 +107,8 @@ class Journal:
     def append(self, rows: Sequence[JournalRow], features: np.ndarray) -> None:
         """Add finished rows with their features, float32 (n, d).
 
-        Once it returns they survive the end of this process, and within `SYNC_SECONDS` a power cut. Raises `InputError` when the disk is full; the rows before are safe then.
+        Once it returns they survive the end of this process, and within `SYNC_SECONDS` a power cut. Raises
+        `InputError` when the disk is full; the rows before are safe then.
         """
         features = np.ascontiguousarray(features, dtype="<f4")
         if features.ndim != 2 or len(features) != len(rows):
@@ -135,7 +117,7 @@ class Journal:
             raise ValueError(f"features of width {features.shape[1]} in a journal of width {self.dim}")
         if not rows:
             return
-        records = [_record(row, feature.tobytes()) for row, feature in zip(rows, features, strict=True)]
+        records = [record(row, feature.tobytes()) for row, feature in zip(rows, features, strict=True)]
         self._write(b"".join(records))
         for row, record in zip(rows, records, strict=True):
             self._remember(row.id, self._end)
@@ -197,7 +179,7 @@ class Journal:
 
     def _find(self, id: str) -> tuple[JournalRow, np.ndarray] | None:
         # Two ids may share 64 bits of hash, so the id itself is compared.
-        for offset in self._candidates(_hashed(id)):
+        for offset in self._candidates(hashed(id)):
             row, feature = self._row_at(offset)
             if row.id == id:
                 return row, feature
@@ -213,13 +195,13 @@ class Journal:
             yield int(offsets[last])
 
     def _row_at(self, offset: int) -> tuple[JournalRow, np.ndarray]:
-        found = _read_record(self._log, offset)
+        found = read_record(self._log, offset)
         if found is None:
             raise damaged(self.folder, f"a row at byte {offset:,} that was whole a while ago")
         return found[0], found[1]
 
     def _remember(self, id: str, offset: int) -> None:
-        name = _hashed(id)
+        name = hashed(id)
         self._names.append(name)
         self._offsets.append(offset)
         self._recent.setdefault(name, []).append(offset)
@@ -227,22 +209,20 @@ class Journal:
             self._settle()
 
     def _settle(self) -> None:
-        self._sorted = _sort_rows(self._names, self._offsets)
+        self._sorted = sort_rows(self._names, self._offsets)
         self._recent = {}
 
     def _scan(self) -> int:
         """Index all whole rows; returns the end of the last one."""
         size = os.fstat(self._log.fileno()).st_size
-        with (self.folder / "rows.log").open("rb", buffering=_SEARCH_BYTES) as log:
-            offset = end = 0
-            while offset < size:
-                found = _read_record(log, offset)
-                if found is None or (self.dim is not None and len(found[1]) != self.dim):
-                    offset = _next_magic(log, offset + 1)
+        with (self.folder / "rows.log").open("rb", buffering=SEARCH_BYTES) as log:
+            end = 0
+            for offset, stop, row, feature in scan(log, size):
+                if self.dim not in (None, len(feature)):
                     continue
-                self.dim = len(found[1])
-                self._remember(found[0].id, offset)
-                offset = end = found[2]
+                self.dim = len(feature)
+                self._remember(row.id, offset)
+                end = stop
         self._settle()
         return end
 
@@ -270,26 +250,15 @@ class Journal:
         self.close()
 
 
-def _sort_rows(names: array[int], offsets: array[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes in ascending order and the offsets that belong to them, as copies."""
-    hashes = np.array(names, dtype=np.uint64)
-    order = np.argsort(hashes, kind="stable")
-    return hashes[order], np.array(offsets, dtype=np.uint64)[order]
-
-
 def read_facts(folder: Path) -> dict[str, Any]:
     """What the journal in a folder says of itself, with its ``rows`` and ``dim``; changes nothing."""
     facts = _read_facts(folder / "journal.json")
-    rows, dim, offset = 0, None, 0
+    rows, dim = 0, None
     log_path = folder / "rows.log"
     if log_path.is_file():
-        size = log_path.stat().st_size
-        with log_path.open("rb", buffering=_SEARCH_BYTES) as log:
-            while offset < size:
-                found = _read_record(log, offset)
-                offset = found[2] if found else _next_magic(log, offset + 1)
-                rows += found is not None
-                dim = len(found[1]) if found else dim
+        with log_path.open("rb", buffering=SEARCH_BYTES) as log:
+            for _, _, _, feature in scan(log, log_path.stat().st_size):
+                rows, dim = rows + 1, len(feature)
     return {**facts, "rows": rows, "dim": dim}
 
 
@@ -314,49 +283,3 @@ def _require_same_key(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str
             found=listing((f"{name}: {a!r} then, {b!r} now" for name, a, b in fields), limit=6),
             fix=f"use its settings to go on with it, or delete {folder} to start anew",
         )
-
-
-def _hashed(id: str) -> int:
-    return int.from_bytes(hashlib.blake2b(id.encode("utf-8", TEXT_ERRORS), digest_size=8).digest(), "little")
-
-
-def _record(row: JournalRow, features: bytes) -> bytes:
-    facts = json.dumps([row.id, row.path, int(row.size), int(row.mtime_ns), row.sha256]).encode("ascii")
-    digest = _digest(facts, features)
-    return _HEAD.pack(_MAGIC, len(facts), len(features), digest) + facts + features
-
-
-def _digest(facts: bytes, features: bytes) -> bytes:
-    lengths = struct.pack("<II", len(facts), len(features))
-    return hashlib.blake2b(lengths + facts + features, digest_size=16).digest()
-
-
-def _read_record(log: BinaryIO, offset: int) -> tuple[JournalRow, np.ndarray, int] | None:
-    """(row, features, end) of the record at ``offset``, or None if there is no whole one."""
-    log.seek(offset)
-    head = log.read(_HEAD.size)
-    if len(head) < _HEAD.size:
-        return None
-    magic, fact_bytes, feature_bytes, digest = _HEAD.unpack(head)
-    if magic != _MAGIC or fact_bytes > _MAX_FACT_BYTES or feature_bytes > _MAX_FEATURE_BYTES:
-        return None
-    body = log.read(fact_bytes + feature_bytes)
-    facts, features = body[:fact_bytes], body[fact_bytes:]
-    if len(body) < fact_bytes + feature_bytes or digest != _digest(facts, features):
-        return None
-    row = JournalRow(*json.loads(facts))
-    return row, np.frombuffer(features, dtype="<f4"), offset + _HEAD.size + len(body)
-
-
-def _next_magic(log: BinaryIO, offset: int) -> int:
-    """Where the next record may begin, at or after ``offset``; the end of the file if nowhere."""
-    log.seek(offset)
-    kept = b""
-    while block := log.read(_SEARCH_BYTES):
-        window = kept + block
-        at = window.find(_MAGIC)
-        if at >= 0:
-            return offset - len(kept) + at
-        offset += len(block)
-        kept = window[-(len(_MAGIC) - 1) :]
-    return offset
