@@ -1,0 +1,277 @@
+"""``ncm eval``: a probe and rows with known answers -> accuracies, by group and on average."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncm_cli.errors import NcmError
+from ncm_cli.methods import metrics
+from ncm_cli.options.evaluate import EvalOptions
+from ncm_cli.options.spec import as_json
+from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.stages.common import require_same_encoder
+from ncm_cli.stages.evaluate_compare import Comparison, compare
+from ncm_cli.stages.evaluate_groups import Groups, make_groups, resolve
+from ncm_cli.stages.evaluate_rows import Answers, answer, ids_digest, select
+from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.probe import Probe, read_probe
+from ncm_cli.store.results import write_result
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalReport:
+    """Everything that was measured."""
+
+    n: int
+    scores: dict[str, float | None]
+    """Overall numbers by name, in the order in which they are shown."""
+    worst_group: metrics.Group | None
+    table: tuple[metrics.Group, ...]
+    groups: Groups
+    reference: str | None
+    """The rows whose group sizes weight the adjusted average, as a filter."""
+    reference_missing: float
+    """Share of the reference rows that lie in groups without an evaluated row."""
+    without_answer: int
+    predicted_classes: int
+    overlap: dict[str, int]
+    """Evaluated rows that are training or validation rows of the probe."""
+    oracle: bool
+    probe: dict[str, Any]
+    features: dict[str, Any]
+    task: str
+    target: str
+    where: str | None
+    comparison: Comparison | None
+    warnings: tuple[str, ...]
+    options: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """The body of the result, without the rows."""
+        return {
+            "n": self.n,
+            **self.scores,
+            "worst_group": self._entry(self.worst_group, interval=False) if self.worst_group else None,
+            "groups": [self._entry(group) for group in self.table],
+            "reference": {"where": self.reference, "missing_share": self.reference_missing},
+            "oracle": self.oracle,
+            "overlap": self.overlap,
+            "task": self.task,
+            "target": self.target,
+            "where": self.where,
+            "rows_without_answer": self.without_answer,
+            "predicted_classes": self.predicted_classes,
+            "probe": self.probe,
+            "features": self.features,
+            "comparison": self.comparison.to_json(self.groups) if self.comparison else None,
+            "warnings": list(self.warnings),
+            "options": self.options,
+        }
+
+    def _entry(self, group: metrics.Group, *, interval: bool = True) -> dict[str, Any]:
+        value = "accuracy" if self.task == "classification" else "mse"
+        entry: dict[str, Any] = {"group": self.groups.key(group.index), "n": group.n, value: group.value}
+        if interval and self.task == "classification":
+            entry |= {"ci_low": group.low, "ci_high": group.high}
+        return entry
+
+
+class _Warnings(Reporter):
+    """Passes warnings on and keeps them, so that they stand in the result too."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self.said: list[str] = []
+
+    def note(self, message: str) -> None:
+        self._reporter.note(message)
+
+    def warn(self, message: str) -> None:
+        self.said.append(message)
+        self._reporter.warn(message)
+
+
+def evaluate(options: EvalOptions, *, reporter: Reporter = SILENT) -> EvalReport:
+    """Evaluate a probe on the rows of a store, and write the result if asked to.
+
+    Raises
+    ------
+    InputError
+        Columns, filters or classes that aren't there, or no row.
+    MismatchError
+        Features of another encoder than the probe's, or a result to compare with that is of other rows.
+    """
+    probe = read_probe(options.probe)
+    said = _Warnings(reporter)
+    with FeatureStore.open(options.features) as store:
+        require_same_encoder(
+            str(options.probe), probe.encoder, str(options.features), store.encoder, ignore_view=True
+        )
+        target = _target(options, probe, store)
+        groups = make_groups(store, options.groups, target, probe.task)
+        rows, missing = select(store, options.where, target, said)
+        answers = answer(probe, options.probe.name, store, rows, target)
+        comparison = None
+        if options.compare is not None:
+            comparison = compare(options.compare, options.probe, store, answers, target, groups)
+        report = _report(options, probe, store, answers, groups, comparison, missing, target, said)
+        if options.output is not None:
+            body = report.to_json() | {"rows": _rows_json(store, answers, probe.task)}
+            write_result(options.output, "eval", body)
+    return report
+
+
+def _target(options: EvalOptions, probe: Probe, store: FeatureStore) -> str:
+    """The column of true answers: as asked, as when fitted, or the store's label."""
+    if options.target is not None:
+        return resolve(store, options.target)
+    if probe.target not in store.columns and store.label_column is not None:
+        return store.label_column
+    return probe.target
+
+
+def _rows_json(store: FeatureStore, answers: Answers, task: str) -> dict[str, Any]:
+    """What a later comparison needs: which rows, and which of them are right (in the order of their ids)."""
+    right = None
+    if task == "classification":
+        right = "".join("1" if hit else "0" for hit in answers.right)
+    return {"ids_sha256": ids_digest(store, answers.rows), "right": right}
+
+
+def _report(
+    options: EvalOptions,
+    probe: Probe,
+    store: FeatureStore,
+    answers: Answers,
+    groups: Groups,
+    comparison: Comparison | None,
+    missing: int,
+    target: str,
+    said: _Warnings,
+) -> EvalReport:
+    in_group = groups.codes[answers.rows]
+    if groups.columns and (in_group < 0).any():
+        said.warn(
+            f"{int((in_group < 0).sum())} rows without a value of {', '.join(groups.columns)} are in no group"
+        )
+    classification = probe.task == "classification"
+    if classification:
+        table = metrics.group_table(in_group, len(groups.keys), answers.right)
+    else:
+        table = metrics.error_table(in_group, len(groups.keys), answers.losses)
+    reference, mask = _reference(options, probe, store)
+    adjusted, absent = None, 0.0
+    if mask is not None and groups.keys:
+        adjusted, absent = metrics.adjusted_average(table, groups.sizes(mask))
+    predicted = len(np.unique(answers.predicted))
+    if classification and predicted == 1 and len(answers.rows) > 1:
+        only = probe.classes[int(answers.predicted[0])]
+        said.warn(f"every row is predicted as {only!r}: one predicted class only")
+    if absent > 0:
+        said.warn(
+            f"{absent:.1%} of the reference rows lie in groups without a row here: "
+            "the adjusted average leaves these groups out"
+        )
+    overlap = _overlap(probe, store, answers.rows)
+    oracle = bool((probe.meta.get("selection") or {}).get("oracle"))
+    return EvalReport(
+        n=len(answers.rows),
+        scores=_scores(probe.task, answers, adjusted),
+        worst_group=metrics.worst(table, highest=not classification),
+        table=tuple(table),
+        groups=groups,
+        reference=reference,
+        reference_missing=absent,
+        without_answer=missing,
+        predicted_classes=predicted,
+        overlap=overlap,
+        oracle=oracle,
+        probe=_probe_json(options.probe, probe),
+        features={"path": str(options.features), "content_sha256": store.content_sha256},
+        task=probe.task,
+        target=target,
+        where=options.where,
+        comparison=comparison,
+        warnings=tuple(said.said),
+        options=as_json(options),
+    )
+
+
+def _scores(task: str, answers: Answers, adjusted: float | None) -> dict[str, float | None]:
+    if task == "regression":
+        values = answers.truth.astype(np.float64)
+        return {
+            "mse": metrics.mean(answers.losses),
+            "r2": metrics.r2(answers.predicted.astype(np.float64), values),
+            "adjusted_mse": adjusted,
+        }
+    codes = answers.predicted.astype(np.int64)
+    return {
+        "accuracy": metrics.mean(answers.right),
+        "adjusted_accuracy": adjusted,
+        "balanced_accuracy": metrics.balanced_accuracy(codes, answers.truth.astype(np.int64)),
+        "log_loss": metrics.mean(answers.losses),
+    }
+
+
+def _reference(
+    options: EvalOptions, probe: Probe, store: FeatureStore
+) -> tuple[str | None, NDArray[np.bool_] | None]:
+    """The filter of the reference rows, and the rows as a mask; None where this store has none.
+
+    In order: ``--reference``, the rows that the probe was trained on, the rows of split ``train``.
+    """
+    if options.reference is not None:
+        return options.reference, store.mask(options.reference)
+    trained = (probe.meta.get("data") or {}).get("train")
+    split = store.split_column or "split"
+    for where in (trained, f"{split}=train"):
+        mask = None if where is None else _mask(store, where)
+        if mask is not None and mask.any():
+            return where, mask
+    return None, None
+
+
+def _mask(store: FeatureStore, where: str) -> NDArray[np.bool_] | None:
+    """The rows of a filter that was written for another store perhaps; None if it doesn't fit this one."""
+    try:
+        return store.mask(where)
+    except NcmError:
+        return None
+
+
+def _overlap(probe: Probe, store: FeatureStore, rows: NDArray[np.int64]) -> dict[str, int]:
+    """How many evaluated rows the probe was fitted on, and how many it was chosen by.
+
+    Known where the store is the one it was fitted on. Validation rows count only if there was a choice.
+    """
+    data = probe.meta.get("data") or {}
+    shared = {"train": 0, "val": 0}
+    if (data.get("features") or {}).get("content_sha256") != store.content_sha256:
+        return shared
+    path = (probe.meta.get("selection") or {}).get("path")
+    for part in shared:
+        if part == "val" and path is not None and len(path) < 2:
+            continue
+        mask = None if data.get(part) is None else _mask(store, data[part])
+        if mask is not None:
+            shared[part] = int(mask[rows].sum())
+    return shared
+
+
+def _probe_json(path: Path, probe: Probe) -> dict[str, Any]:
+    selection = probe.meta.get("selection") or {}
+    return {
+        "path": str(path),
+        "sha256": probe.sha256,
+        "method": probe.meta.get("method"),
+        "rank": probe.rank,
+        "selection": selection.get("rule"),
+        "converged": probe.meta.get("converged"),
+        "classes": list(probe.classes),
+    }
