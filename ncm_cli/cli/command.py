@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -118,7 +119,13 @@ def _shared(json_output: bool) -> list[inspect.Parameter]:
     ]
 
 
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 70)
+
+
 def _help(summary: str, examples: Sequence[Example], next_step: str) -> str:
-    shown = "\n".join(f"  {example.line}\n      {example.note}" for example in examples)
+    shown = "\n".join(
+        f"  {example.line}\n{textwrap.indent(_wrapped(example.note), ' ' * 6)}" for example in examples
+    )
     text = f"{summary}\n\n\b\nExamples:\n{shown}\n\nNext: {next_step}"
     return text.replace("[", "\\[")  # brackets are markup to typer
