@@ -119,9 +119,9 @@ class Journal:
             return
         records = [record(row, feature.tobytes()) for row, feature in zip(rows, features, strict=True)]
         self._write(b"".join(records))
-        for row, record in zip(rows, records, strict=True):
+        for row, made in zip(rows, records, strict=True):
             self._remember(row.id, self._end)
-            self._end += len(record)
+            self._end += len(made)
         self.dim = int(features.shape[1])
         if time.monotonic() - self._synced >= SYNC_SECONDS:
             self.sync()
