@@ -1,0 +1,265 @@
+"""``ncm embed``: images to a feature store; kill it at any moment, repeat it, extend it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ncm_cli.encoders.base import Encoder, EncoderRequest, load_encoder, request_key
+from ncm_cli.errors import InputError, UsageError
+from ncm_cli.options.embed import EmbedOptions, parse_batch_size, parse_layout, parse_workers
+from ncm_cli.options.spec import as_json
+from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.stages.embed_array import embed_array
+from ncm_cli.stages.embed_plan import Plan, plan_from_stores
+from ncm_cli.stages.embed_report import EmbedReport, all_failed, is_unchanged
+from ncm_cli.stages.embed_run import (
+    Outcome,
+    Sources,
+    any_decodes,
+    batches_of,
+    gathered,
+    make_features,
+    open_journal,
+    remove_other_journal,
+    take_finished,
+)
+from ncm_cli.stages.embed_settings import Settings, open_old, open_reuse
+from ncm_cli.store.features import FailedRow, FeatureStore, write_features
+from ncm_cli.store.journal import Journal
+from ncm_cli.store.lock import writer_lock
+from ncm_cli.store.manifest import Choice, Manifest, read_folder, read_manifest
+
+
+def embed(options: EmbedOptions, *, reporter: Reporter = SILENT) -> EmbedReport:
+    """Make or bring up to date the feature store ``options.output``.
+
+    Rows that the existing store, ``--reuse`` or an interrupted run already has are taken as they are; only
+    the others are read and encoded. The store is replaced at the end, in one step. An unchanged store stays.
+
+    Raises
+    ------
+    UsageError
+        Options that don't go together.
+    InputError
+        A manifest, image list, model or output that can't be used; no image that could be embedded.
+    MismatchError
+        The output, an unfinished run or ``--reuse`` has other settings.
+    """
+    started = time.monotonic()
+    _check(options)
+    if options.from_array is not None:
+        with _writing(options):
+            return embed_array(options, _choice(options), started=started, reporter=reporter)
+    manifest = _read_source(options)
+    for note in manifest.notes:
+        reporter.note(note)
+    with _writing(options), contextlib.ExitStack() as stack:
+        return _Embedding(options, manifest, reporter, stack, started).run()
+
+
+@contextlib.contextmanager
+def _writing(options: EmbedOptions) -> Iterator[None]:
+    with writer_lock(options.output):
+        yield
+
+
+def _check(options: EmbedOptions) -> None:
+    if options.max_failures < 0:
+        raise UsageError("--max-failures can't be negative", found=options.max_failures)
+    if options.encoder_name is not None and options.from_array is None:
+        raise UsageError(
+            "--encoder-name names what made --from-array", fix="leave it out, or add --from-array"
+        )
+    output = options.output
+    if output.is_dir():
+        raise InputError("the output is a folder", where=output, fix=f"-o {output / 'features.h5'}")
+    for name in ("source", "from_array", "reuse"):
+        given = getattr(options, name)
+        if given is not None and given.exists() and output.exists() and given.samefile(output):
+            raise UsageError(f"the output would replace --{name.replace('_', '-')}", where=output)
+
+
+def _choice(options: EmbedOptions) -> Choice:
+    return Choice(
+        id_col=options.id_col,
+        path_col=options.path_col,
+        label_col=options.label_col,
+        split_col=options.split_col,
+        col=options.col,
+        numeric=options.numeric,
+    )
+
+
+def _read_source(options: EmbedOptions) -> Manifest:
+    if not options.source.is_dir():
+        if options.layout is not None:
+            raise UsageError("--layout is for folders", found=f"{options.source} is no folder")
+        return read_manifest(options.source, _choice(options), root=options.root)
+    if options.root is not None:
+        raise UsageError("--root is for manifests", found=f"{options.source} is a folder")
+    layout = None if options.layout is None else parse_layout(options.layout)
+    return read_folder(options.source, layout, _choice(options))
+
+
+def encoder_request(options: EmbedOptions) -> EncoderRequest:
+    """What the options ask of the encoder."""
+    return EncoderRequest(
+        model=options.model,
+        pretrained=options.pretrained,
+        precision=options.precision,
+        normalize=options.normalize,
+        random_init=options.random_init,
+        augment=options.augment,
+        seed=options.seed,
+    )
+
+
+class _Embedding:
+    """One run: what is there, what is missing, making it, and writing the store."""
+
+    def __init__(
+        self,
+        options: EmbedOptions,
+        manifest: Manifest,
+        reporter: Reporter,
+        stack: contextlib.ExitStack,
+        started: float,
+    ) -> None:
+        self.options, self.manifest, self.reporter, self.started = options, manifest, reporter, started
+        self.request = encoder_request(options)
+        self.settings = Settings(request_key(self.request), options.dtype)
+        old = None if options.fresh else open_old(options.output, self.settings)
+        other = None if options.reuse is None else open_reuse(options.reuse, options.dtype)
+        self.old = stack.enter_context(old) if old is not None else None
+        self.other = stack.enter_context(other) if other is not None else None
+        self.encoder: Encoder | None = None
+
+    def run(self) -> EmbedReport:
+        output, key = self.options.output, self.settings.journal_key()
+        if self.options.fresh:
+            remove_other_journal(output, key)
+        self._settle()
+        assert self.manifest.files is not None
+        plan = plan_from_stores(
+            self.manifest,
+            self.manifest.files,
+            self.old,
+            self.other,
+            verify_content=self.options.verify_content,
+            reporter=self.reporter,
+        )
+        pending = plan.pending()
+        outcome = Outcome()
+        with open_journal(output, key, needed=bool(pending)) as journal:
+            if journal is not None and pending and not self._all_still_bad(pending, plan, outcome):
+                outcome = self._make(pending, plan, journal)
+            written = self._write(plan, journal, outcome)
+            if journal is not None:
+                journal.discard()
+        return self._report(plan, outcome, pending, written)
+
+    def _settle(self) -> None:
+        """Find the encoder's description, loading the model only where no store tells it."""
+        known = [store for store in (self.old, self.other) if store and self.settings.made(store)]
+        if known:
+            self.description: dict[str, Any] = known[0].encoder
+        else:
+            self.description = self._load().description
+        for store in (self.old, self.other):
+            if store is not None:
+                self.settings.require_same(store, self.description)
+
+    def _load(self) -> Encoder:
+        if self.encoder is None:
+            self.encoder = load_encoder(self.request, device=self.options.device, reporter=self.reporter)
+        return self.encoder
+
+    def _all_still_bad(self, pending: list[int], plan: Plan, outcome: Outcome) -> bool:
+        """Whether all that is missing had failed before and still doesn't decode."""
+        failed_before = {row.id for row in self.old.failed} if self.old is not None else set()
+        ids = self.manifest.ids
+        if self.encoder is not None or not all(ids[row] in failed_before for row in pending):
+            return False
+        workers = parse_workers(self.options.workers)
+        return not any_decodes(pending, ids, plan, outcome, 1 if workers is None else workers)
+
+    def _make(self, pending: list[int], plan: Plan, journal: Journal) -> Outcome:
+        encoder = self._load()
+        self.settings.require_unmoved(encoder.description, self.description, self.options.output)
+        batches = batches_of(pending, parse_batch_size(self.options.batch_size) or encoder.batch_size)
+        take_finished(plan, self.manifest.ids, journal, verify_content=self.options.verify_content)
+        resumed = len(pending) - len(plan.pending())
+        if resumed:
+            self.reporter.note(f"going on after an interrupted run: {resumed:,} of {len(pending):,} are done")
+        return make_features(
+            plan,
+            self.manifest.ids,
+            batches,
+            encoder,
+            journal,
+            workers=parse_workers(self.options.workers),
+            dtype=self.options.dtype,
+            reporter=self.reporter,
+        )
+
+    def _write(self, plan: Plan, journal: Journal | None, outcome: Outcome) -> bool:
+        """Write the store; False where it would hold what it already holds."""
+        manifest = self.manifest
+        rows = [row for row in range(len(manifest)) if row not in outcome.failed]
+        failed = self._failed(outcome)
+        if not rows:
+            raise all_failed(failed, manifest.source)
+        columns = manifest.columns(rows)
+        files = plan.files(rows)
+        ids = [manifest.ids[row] for row in rows]
+        if self.old is not None and self.settings.made(self.old):
+            labels = (manifest.label_column, manifest.split_column)
+            if is_unchanged(self.old, plan, ids, columns, labels, files, failed):
+                return False
+        dim = next(s.dim for s in (self.encoder, self.old, self.other) if s is not None)
+        sources = Sources(self.old, self.other, journal)
+        with self.reporter.task("writing", len(rows)) as task:
+            write_features(
+                self.options.output,
+                ids=ids,
+                blocks=gathered(plan, rows, manifest.ids, sources, dim, task),
+                dim=dim,
+                columns=columns,
+                label_column=manifest.label_column,
+                split_column=manifest.split_column,
+                encoder=self.description,
+                files=files,
+                failed=failed,
+                options=as_json(self.options),
+                request=self.settings.as_dict(),
+                dtype=self.options.dtype,  # type: ignore[arg-type]
+            )
+        return True
+
+    def _failed(self, outcome: Outcome) -> list[FailedRow]:
+        return [outcome.failed[row] for row in sorted(outcome.failed)]
+
+    def _report(self, plan: Plan, outcome: Outcome, pending: list[int], written: bool) -> EmbedReport:
+        failed = self._failed(outcome)
+        with FeatureStore.open(self.options.output) as store:
+            kept = set(self.manifest.ids)
+            return EmbedReport(
+                path=str(self.options.output),
+                rows=store.rows,
+                dim=store.dim,
+                new=len(pending) - len(failed),
+                reused=len(self.manifest) - len(pending),
+                removed=sum(id not in kept for id in self.old.ids) if self.old is not None else 0,
+                failed=tuple(failed),
+                max_failures=self.options.max_failures,
+                written=written,
+                seconds=time.monotonic() - self.started,
+                images_per_second=outcome.encoded / outcome.seconds if outcome.seconds else None,
+                device=self.encoder.device if self.encoder is not None else None,
+                model=str(store.encoder.get("model")),
+                fingerprint=store.fingerprint,
+                content_sha256=store.content_sha256,
+            )
