@@ -30,6 +30,17 @@ _BUILDERS = {
         ),
         next_step="ncm embed data/manifest.csv --model pixels:8 -o features.h5",
     ),
+    "synthetic": _Builder(
+        summary="The paper's linear model: stores with oracle, clean and noisy pairs, no images.",
+        examples=(
+            Example(line="ncm data synthetic -o data", note="100 dimensions, 20 of them spurious, 100 pairs"),
+            Example(
+                line="ncm data synthetic -o data --noise 0,0.1,1 --test-scale 5 --seed 3",
+                note="a noisy-LEVEL.h5 for each level of the pairs' noise",
+            ),
+        ),
+        next_step="ncm fit --features data/features.h5 --pairs data/noisy-0.1.h5 -o probe.safetensors",
+    ),
 }
 
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.methods.bound import Array, Loss, SecondMoment, Terms, misalignment, row_blocks
+from ncm_cli.methods.bound import Array, Loss, SecondMoment, Terms, misalignment, predicted, row_blocks
 
 LEVEL = 0.95
 
@@ -32,11 +32,9 @@ Interval = tuple[float, float]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PairRows:
-    """What each pair contributes to the means, float64 (n,) each."""
+class SpectralRows:
+    """What each pair contributes to the quantities that come from M, float64 (n,) each."""
 
-    test_loss: Array
-    twin_loss: Array
     shift: Array
     """‖Wδ‖²."""
     aligned: Array
@@ -47,15 +45,49 @@ class PairRows:
     """(q_{s+1}ᵀδ)²."""
     cosine: Array
     """The pair's influence on σ_min(Q̃_sᵀQ_s), before centring."""
-    test_error: Array | None
-    twin_error: Array | None
-    flip: Array | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ErrorRows:
+    """Each pair's 0-1 losses and whether its two predictions differ, 0.0 or 1.0 (n,)."""
+
+    test_error: Array
+    twin_error: Array
+    flip: Array
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PairRows:
+    """What each pair contributes to every mean."""
+
+    test_loss: Array
+    twin_loss: Array
+    spectral: SpectralRows
+    errors: ErrorRows | None = None
+
+    def columns(self) -> dict[str, Array]:
+        """All of them by name."""
+        columns = {"test_loss": self.test_loss, "twin_loss": self.twin_loss}
+        columns |= {
+            field.name: getattr(self.spectral, field.name) for field in dataclasses.fields(SpectralRows)
+        }
+        if self.errors is not None:
+            columns |= {
+                field.name: getattr(self.errors, field.name) for field in dataclasses.fields(ErrorRows)
+            }
+        return columns
+
+
+def error_rows(test_logits: Array, twin_logits: Array, codes: NDArray) -> ErrorRows:
+    """`ErrorRows` of pairs whose members have logits (n, C)."""
+    test, twin = predicted(test_logits), predicted(twin_logits)
+    return ErrorRows(*(wrong.astype(np.float64) for wrong in (test != codes, twin != codes, test != twin)))
 
 
 def spectral_rows(
     differences: NDArray, *, weight: Array, basis: Array, moment: SecondMoment, s: int
-) -> dict[str, Array]:
-    """The columns of `PairRows` that come from the differences δ (n, d)."""
+) -> SpectralRows:
+    """`SpectralRows` of the differences δ (n, d)."""
     _, direction = misalignment(moment, basis)
     m = len(moment.values)
     following = moment.vectors[:, s : s + 1] if s < m else np.zeros((len(direction), 1))
@@ -68,13 +100,13 @@ def spectral_rows(
         inner = block @ moment.vectors
         parts["cosine"].append(((inner[:, s:] @ turning) * inner[:, :s]).sum(axis=1))
     projected = np.concatenate(parts["projected"])
-    return {
-        "shift": np.concatenate(parts["shift"]),
-        "aligned": projected[:, 0],
-        "first": projected[:, 1],
-        "following": projected[:, 2],
-        "cosine": np.concatenate(parts["cosine"]),
-    }
+    return SpectralRows(
+        shift=np.concatenate(parts["shift"]),
+        aligned=projected[:, 0],
+        first=projected[:, 1],
+        following=projected[:, 2],
+        cosine=np.concatenate(parts["cosine"]),
+    )
 
 
 def _turning(basis: Array, moment: SecondMoment, s: int) -> Array:
@@ -115,11 +147,7 @@ def intervals(
         Losses of the training rows when Term I is taken on them; resampled on their own.
     """
     rng = np.random.default_rng(seed)
-    columns = {
-        field.name: value
-        for field in dataclasses.fields(rows)
-        if (value := getattr(rows, field.name)) is not None
-    }
+    columns = rows.columns()
     stacked = np.stack(list(columns.values()), axis=1)
     means = np.concatenate([w @ stacked for w in _weights(rng, replicates, len(stacked))])
     drawn = dict(zip(columns, means.T, strict=True))
@@ -127,7 +155,7 @@ def intervals(
         term_1 = drawn["twin_loss"]
     else:
         term_1 = np.concatenate([w @ train_loss for w in _weights(rng, replicates, len(train_loss))])
-    values = _quantities(loss, terms, drawn, term_1, float(rows.cosine.mean()))
+    values = _quantities(loss, terms, drawn, term_1, float(rows.spectral.cosine.mean()))
     tail = 100 * (1 - LEVEL) / 2
     return {
         name: (float(np.percentile(value, tail)), float(np.percentile(value, 100 - tail)))
@@ -153,6 +181,7 @@ def _quantities(
         "term_1": term_1,
         "theta_m_theta": drawn["shift"],
         "misalignment": np.sqrt(drawn["aligned"]),
+        "root_bound": in_domain + penalty(drawn["shift"]),
         "term_2": bound - in_domain,
         "term_2_upper": penalty(norm**2 * upper),
         "bound": bound,

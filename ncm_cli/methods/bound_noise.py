@@ -1,4 +1,4 @@
-"""The bound in terms of the pairs' noise, by Wedin's sin Θ theorem (paper, Corollary 2 and its lemma)."""
+"""The bound in terms of the pairs' noise, by Wedin's sin Θ theorem (paper, Corollary 3 and Lemma 2)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from ncm_cli.methods.bound import SPURIOUS_TOLERANCE, Array, Loss, SecondMoment, Terms, subspace_distance
 
 WEDIN = 1 - 1 / math.sqrt(2)
-"""The constant in the condition of Wedin's sin Θ theorem, as the paper uses it (Lemma "Wedin's sin Θ")."""
+"""The constant in the condition of Wedin's sin Θ theorem, as the paper uses it (Lemma 2)."""
 
 SAME_SUBSPACE = 1e-3
 """Largest distance at which the clean pairs and M count as spanning one subspace. Features on disk are
@@ -20,7 +20,7 @@ more than 1e-3 turns by less than this."""
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NoiseCorollary:
-    """The bound in terms of the pairs' noise ε = Δ̃ − Δ (paper, Corollary 2)."""
+    """The bound in terms of the pairs' noise ε = Δ̃ − Δ (paper, Corollary 3)."""
 
     applicable: bool
     value: float | None
@@ -47,7 +47,7 @@ def no_noise_corollary(reason: str) -> NoiseCorollary:
 def noise_corollary(
     *, loss: Loss, terms: Terms, moment: SecondMoment, noisy: Array, clean: Array
 ) -> NoiseCorollary:
-    """Corollary 2 with its conditions evaluated, from noisy and clean differences (d, k), column by column.
+    """Corollary 3 with its conditions evaluated, from noisy and clean differences (d, k), column by column.
 
     It equates the top-s left subspaces of Δ and of M. Both span the spurious subspace when rank(Δ) = |I|, but
     their order inside it may differ, so only s = |I| justifies that: a smaller s is not applicable.

@@ -39,16 +39,13 @@ def _fast(case: dict, replicates: int, seed: int) -> dict[str, tuple[float, floa
     loss = bound.LOSSES["logistic"]
     terms, moment, _ = _terms(case, np.arange(len(case["codes"])))
     logits = {name: case[name] @ case["weight"].T for name in ("test", "twin")}
-    flat = {name: bound.predicted(z) for name, z in logits.items()}
     rows = bound_intervals.PairRows(
         test_loss=loss.rows(logits["test"], case["codes"]),
         twin_loss=loss.rows(logits["twin"], case["codes"]),
-        test_error=(flat["test"] != case["codes"]).astype(float),
-        twin_error=(flat["twin"] != case["codes"]).astype(float),
-        flip=(flat["test"] != flat["twin"]).astype(float),
-        **bound_intervals.spectral_rows(
+        spectral=bound_intervals.spectral_rows(
             case["test"] - case["twin"], weight=case["weight"], basis=case["basis"], moment=moment, s=terms.s
         ),
+        errors=bound_intervals.error_rows(logits["test"], logits["twin"], case["codes"]),
     )
     return bound_intervals.intervals(
         loss=loss, terms=terms, rows=rows, train_loss=None, replicates=replicates, seed=seed

@@ -1,0 +1,267 @@
+"""``ncm bound``: the theorem's bound on the test-domain risk of a probe, term by term."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncm_cli.errors import InputError, UsageError
+from ncm_cli.methods import bound as theory
+from ncm_cli.methods import bound_intervals, bound_noise
+from ncm_cli.options.bound import BoundOptions, parse_grid
+from ncm_cli.options.spec import as_json
+from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.stages import bound_pairs
+from ncm_cli.stages.bound_pairs import FitPairs, OraclePairs
+from ncm_cli.stages.common import require_same_encoder, scale_like
+from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.probe import Probe, read_probe
+from ncm_cli.store.results import write_result
+
+Array = NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BoundReport:
+    """Every term, what it was estimated from, and whether the inequality holds on the data."""
+
+    terms: theory.Terms
+    test_risk: float
+    exact: bool
+    """Term I was taken on the twins, which makes the inequality deterministic."""
+    noise: bound_noise.NoiseCorollary
+    zero_one: theory.ZeroOne | None
+    eigenvalues: tuple[float, ...]
+    spurious_dim_given: bool
+    tolerance: float
+    oracle_pairs: int
+    train_rows: int | None
+    disagreeing_pairs: int
+    unlabelled_pairs: int
+    intervals: dict[str, bound_intervals.Interval]
+    bootstrap: int
+    seed: int
+    ranks: tuple[dict[str, Any], ...]
+    pair_counts: tuple[dict[str, Any], ...]
+    probe: dict[str, Any]
+    options: dict[str, Any]
+
+    @property
+    def slack(self) -> float:
+        return self.terms.bound - self.test_risk
+
+    @property
+    def holds(self) -> bool:
+        return theory.holds(self.test_risk, self.terms.bound)
+
+    def to_json(self) -> dict[str, Any]:
+        """The body of the result file."""
+        terms = dataclasses.asdict(self.terms)
+        noise = dataclasses.asdict(self.noise)
+        return {
+            **terms,
+            "noise_corollary": {**noise, "reasons": list(self.noise.reasons)},
+            "test_risk": self.test_risk,
+            "slack": self.slack,
+            "holds": self.holds,
+            "exact": self.exact,
+            "zero_one": dataclasses.asdict(self.zero_one) if self.zero_one else None,
+            "estimates": {
+                "oracle_pairs": self.oracle_pairs,
+                "term_1_on": "twins" if self.exact else "training rows",
+                "train_rows": self.train_rows,
+                "spurious_dim": "given" if self.spurious_dim_given else "estimated",
+                "tolerance": None if self.spurious_dim_given else self.tolerance,
+                "disagreeing_pairs": self.disagreeing_pairs,
+                "unlabelled_pairs": self.unlabelled_pairs,
+                "eigenvalues": list(self.eigenvalues),
+            },
+            "intervals": {name: list(interval) for name, interval in self.intervals.items()},
+            "bootstrap": {"level": bound_intervals.LEVEL, "replicates": self.bootstrap, "seed": self.seed},
+            "path": list(self.ranks),
+            "pair_counts": list(self.pair_counts),
+            "probe": self.probe,
+            "options": self.options,
+        }
+
+
+def bound(options: BoundOptions, *, reporter: Reporter = SILENT) -> BoundReport:
+    """Compute all terms of Theorem 1 and its corollaries for a saved probe.
+
+    Raises
+    ------
+    InputError
+        No labelled oracle pairs, no rows for Term I, or |I| that isn't positive.
+    MismatchError
+        Files of different encoders, or clean pairs that aren't those of ``--pairs``.
+    UsageError
+        ``--ranks``, ``--pair-counts`` or ``--clean-pairs`` without ``--pairs``.
+    """
+    _check(options)
+    probe = read_probe(options.probe)
+    with FeatureStore.open(options.features) as features:
+        require_same_encoder(
+            str(options.probe), probe.meta["encoder"], str(options.features), features.encoder
+        )
+        oracle_store = bound_pairs.read_matching_pairs(options.oracle_pairs, options.probe, probe)
+        oracle = bound_pairs.oracle_pairs(options.oracle_pairs, oracle_store, probe, features, reporter)
+        fitted = None
+        if options.pairs:
+            pairs_store = bound_pairs.read_matching_pairs(options.pairs, options.probe, probe)
+            fitted = bound_pairs.fit_pairs(pairs_store, probe)
+        report = _compute(options, probe, features, oracle, fitted, reporter)
+    if options.output:
+        write_result(options.output, "bound", report.to_json())
+    return report
+
+
+def _check(options: BoundOptions) -> None:
+    for name in ("ranks", "pair_counts", "clean_pairs"):
+        if getattr(options, name) and not options.pairs:
+            raise UsageError(
+                f"--{name.replace('_', '-')} needs --pairs",
+                expected="the pair store that the probe was fitted with",
+            )
+    if options.spurious_dim is not None and options.spurious_dim < 0:
+        raise UsageError("--spurious-dim can't be negative", found=options.spurious_dim)
+    if options.bootstrap < 0:
+        raise UsageError("--bootstrap can't be negative", found=options.bootstrap)
+    if not 0 < options.tolerance < 1:
+        raise UsageError("--tolerance must be between 0 and 1", found=options.tolerance)
+
+
+def _compute(
+    options: BoundOptions,
+    probe: Probe,
+    features: FeatureStore,
+    oracle: OraclePairs,
+    fitted: FitPairs | None,
+    reporter: Reporter,
+) -> BoundReport:
+    loss = theory.loss_for(probe.task, len(probe.weight))
+    differences = oracle.differences
+    moment = theory.second_moment(theory.row_blocks(differences))
+    dim = options.spurious_dim
+    if dim is None:
+        dim = theory.spurious_dimension(moment.values, options.tolerance)
+    test_logits, twin_logits = (rows @ probe.weight.T + probe.bias for rows in (oracle.test, oracle.twin))
+    test_loss, twin_loss = loss.rows(test_logits, oracle.target), loss.rows(twin_logits, oracle.target)
+    train_loss = None
+    if options.train is not None:
+        train_loss = bound_pairs.training_losses(probe, features, options.train, loss, reporter)
+    terms = theory.theorem(
+        loss=loss,
+        weight=probe.weight,
+        basis=probe.basis,
+        moment=moment,
+        term_1=float(np.mean(twin_loss if train_loss is None else train_loss)),
+        spurious_dim=dim,
+    )
+    classified = probe.task != "regression"
+    zero_one = theory.zero_one(test_logits, twin_logits, oracle.target) if classified else None
+    noise = _noise(options, loss, terms, moment, fitted, probe)
+    found: dict[str, bound_intervals.Interval] = {}
+    if options.bootstrap:
+        rows = bound_intervals.PairRows(
+            test_loss=test_loss,
+            twin_loss=twin_loss,
+            spectral=bound_intervals.spectral_rows(
+                differences, weight=probe.weight, basis=probe.basis, moment=moment, s=terms.s
+            ),
+            errors=bound_intervals.error_rows(test_logits, twin_logits, oracle.target)
+            if classified
+            else None,
+        )
+        found = bound_intervals.intervals(
+            loss=loss,
+            terms=terms,
+            rows=rows,
+            train_loss=train_loss,
+            replicates=options.bootstrap,
+            seed=options.seed,
+        )
+    ranks, counts = _paths(options, probe, features, oracle, fitted, moment, loss, reporter)
+    return BoundReport(
+        terms=terms,
+        test_risk=float(np.mean(test_loss)),
+        exact=train_loss is None,
+        noise=noise,
+        zero_one=zero_one,
+        eigenvalues=tuple(float(value) for value in moment.values),
+        spurious_dim_given=options.spurious_dim is not None,
+        tolerance=options.tolerance,
+        oracle_pairs=len(differences),
+        train_rows=None if train_loss is None else len(train_loss),
+        disagreeing_pairs=oracle.disagreeing,
+        unlabelled_pairs=oracle.unlabelled,
+        intervals=found,
+        bootstrap=options.bootstrap,
+        seed=options.seed,
+        ranks=tuple(ranks),
+        pair_counts=tuple(counts),
+        probe={
+            "path": str(options.probe),
+            "sha256": probe.sha256,
+            "method": probe.meta.get("method"),
+            "rank": probe.basis.shape[1],
+        },
+        options=as_json(options),
+    )
+
+
+def _noise(
+    options: BoundOptions,
+    loss: theory.Loss,
+    terms: theory.Terms,
+    moment: theory.SecondMoment,
+    fitted: FitPairs | None,
+    probe: Probe,
+) -> bound_noise.NoiseCorollary:
+    if options.clean_pairs is None or fitted is None:
+        return bound_noise.no_noise_corollary("no clean pairs are given (--clean-pairs with --pairs)")
+    store = bound_pairs.read_matching_pairs(options.clean_pairs, options.probe, probe)
+    clean = bound_pairs.clean_differences(options.clean_pairs, store, fitted, probe)
+    if not clean.shape[1]:
+        raise InputError("no pairs but held-out ones", where=options.pairs)
+    return bound_noise.noise_corollary(loss=loss, terms=terms, moment=moment, noisy=fitted.delta, clean=clean)
+
+
+def _paths(
+    options: BoundOptions,
+    probe: Probe,
+    features: FeatureStore,
+    oracle: OraclePairs,
+    fitted: FitPairs | None,
+    moment: theory.SecondMoment,
+    loss: theory.Loss,
+    reporter: Reporter,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    if fitted is None or not (options.ranks or options.pair_counts):
+        return [], []
+    # scipy comes in with the solvers, which a plain bound doesn't need.
+    from ncm_cli.stages import bound_path
+
+    setting = bound_path.refit_setting(probe, features, loss)
+    own = _rows_of(options.train, probe, features) if options.train is not None else None
+    shared = (setting, fitted, oracle, moment)
+    asked: list[tuple[str | None, Callable[[tuple[int, ...]], list[bound_path.PathRow]]]] = [
+        (options.ranks, lambda grid: bound_path.rank_path(*shared, grid, own, reporter)),
+        (
+            options.pair_counts,
+            lambda grid: bound_path.count_path(*shared, grid, probe.basis.shape[1], own, reporter),
+        ),
+    ]
+    first, second = (
+        [dataclasses.asdict(row) for row in make(parse_grid(text))] if text else [] for text, make in asked
+    )
+    return first, second
+
+
+def _rows_of(where: str, probe: Probe, features: FeatureStore) -> tuple[Array, NDArray]:
+    target = bound_pairs.targets_of(probe, features)
+    mask = features.mask(where) & bound_pairs.is_known(target)
+    return scale_like(probe, features.read(mask)), target[mask]

@@ -1,0 +1,196 @@
+"""What ``ncm bound`` reads: oracle pairs with labels, training rows, and the pairs of the fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncm_cli.errors import InputError, MismatchError, listing
+from ncm_cli.methods import bound as theory
+from ncm_cli.progress import Reporter
+from ncm_cli.stages.common import labels_as, logits, require_same_encoder, scale_like
+from ncm_cli.store.features import FeatureStore, NumericColumn
+from ncm_cli.store.pairs import PairStore, read_pairs
+from ncm_cli.store.probe import Probe
+
+Array = NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OraclePairs:
+    """Test rows and their twins, scaled as the probe says, with the label that both share."""
+
+    test: Array
+    """x₊ (n, d)."""
+    twin: Array
+    """x₋ (n, d)."""
+    target: NDArray
+    """Class codes in the probe's order (n,), or targets for regression."""
+    disagreeing: int
+    """Pairs whose members have different labels; the test row's is used."""
+    unlabelled: int
+    """Pairs left out because neither member's label is known."""
+
+    @property
+    def differences(self) -> Array:
+        return self.test - self.twin
+
+
+def read_matching_pairs(path: Path, probe_path: Path, probe: Probe) -> PairStore:
+    """A pair store of the probe's encoder; raises `MismatchError` for any other."""
+    store = read_pairs(path)
+    require_same_encoder(str(probe_path), probe.meta["encoder"], str(path), store.encoder)
+    return store
+
+
+def oracle_pairs(
+    path: Path, store: PairStore, probe: Probe, features: FeatureStore, reporter: Reporter
+) -> OraclePairs:
+    """The oracle pairs with labels by the test row's id in ``features``, else as the pair store has them."""
+    if not store.id_a:
+        raise InputError("no oracle pairs", where=path)
+    target, known, disagreeing = _targets(store, probe, features)
+    if not known.any():
+        raise InputError(
+            "no oracle pair has a label that the probe knows",
+            where=path,
+            found=f"ids such as {listing(store.id_a[:3])}",
+            expected=f"rows of {features.path} with a value of {probe.target!r}",
+        )
+    unlabelled = int(np.sum(~known))
+    if unlabelled:
+        reporter.warn(f"{unlabelled:,} of {len(known):,} oracle pairs have no known label and are left out")
+    if disagreeing:
+        reporter.warn(
+            f"{disagreeing:,} oracle pairs have members of different labels; the theorem takes them as "
+            "equal, so the test row's label is used for both"
+        )
+    return OraclePairs(
+        test=scale_like(probe, store.features_a[known]),
+        twin=scale_like(probe, store.features_b[known]),
+        target=target[known],
+        disagreeing=disagreeing,
+        unlabelled=unlabelled,
+    )
+
+
+def _targets(
+    store: PairStore, probe: Probe, features: FeatureStore
+) -> tuple[NDArray, NDArray[np.bool_], int]:
+    """(target, known, how many pairs disagree) of each pair."""
+    if probe.task == "regression":
+        return _numeric_targets(store, probe, features)
+    column = features.categorical(probe.target).text()
+    code_of = {name: code for code, name in enumerate(probe.classes)}
+    text = _by_id(store.id_a, store.label_a, features, column)
+    twin = list(store.label_b)
+    codes = np.array([code_of.get(a or b, -1) for a, b in zip(text, twin, strict=True)], dtype=np.int64)
+    different = sum(bool(a) and bool(b) and a != b for a, b in zip(text, twin, strict=True))
+    return codes, codes >= 0, different
+
+
+def _by_id(
+    ids: tuple[str, ...], labels: tuple[str, ...], features: FeatureStore, column: list[str]
+) -> list[str]:
+    positions = features.positions(list(ids))
+    return [
+        (column[position] if position >= 0 else "") or label
+        for position, label in zip(positions, labels, strict=True)
+    ]
+
+
+def _numeric_targets(
+    store: PairStore, probe: Probe, features: FeatureStore
+) -> tuple[NDArray, NDArray[np.bool_], int]:
+    column = features.column(probe.target)
+    positions = features.positions(list(store.id_a))
+    values = np.full(len(positions), np.nan)
+    for row, (position, label) in enumerate(zip(positions, store.label_a, strict=True)):
+        if position >= 0 and isinstance(column, NumericColumn):
+            values[row] = column.values[position]
+        elif text := (column.text()[position] if position >= 0 else label):  # type: ignore[union-attr]
+            values[row] = float(text)
+    return values, np.isfinite(values), 0
+
+
+def training_losses(
+    probe: Probe, features: FeatureStore, where: str, loss: theory.Loss, reporter: Reporter
+) -> Array:
+    """Loss of each labelled row of ``where`` (N,), streamed."""
+    mask = features.mask(where)
+    if not mask.any():
+        raise InputError("no rows for Term I", where=f"--train {where}", found="0 rows")
+    target = targets_of(probe, features)
+    losses = []
+    with reporter.task("Term I", int(mask.sum())) as task:
+        for positions, block in features.blocks(mask):
+            known = is_known(target[positions])
+            z = logits(probe, block[known])
+            losses.append(loss.rows(z, target[positions][known]))
+            task.advance(len(positions))
+    found = np.concatenate(losses)
+    if not len(found):
+        raise InputError("no labelled rows for Term I", where=f"--train {where}")
+    return found
+
+
+def targets_of(probe: Probe, features: FeatureStore) -> NDArray:
+    """Class codes in the probe's order (N,), −1 unknown; for regression the values, NaN unknown."""
+    column = features.column(probe.target)
+    if probe.task != "regression":
+        return labels_as(probe, features.categorical(probe.target))
+    if isinstance(column, NumericColumn):
+        return column.values
+    return np.array([float(text) if text else np.nan for text in column.text()])
+
+
+def is_known(target: NDArray) -> NDArray[np.bool_]:
+    """Which targets of `targets_of` are known."""
+    return target >= 0 if target.dtype.kind == "i" else np.isfinite(target)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FitPairs:
+    """The pairs that a probe was fitted with, without those held out; members scaled, (k, d) each."""
+
+    a: Array
+    b: Array
+    ids: tuple[tuple[str, str], ...]
+
+    @property
+    def delta(self) -> Array:
+        """Differences as columns (d, k)."""
+        return (self.a - self.b).T
+
+
+def fit_pairs(store: PairStore, probe: Probe) -> FitPairs:
+    """The pairs of the fit: all where the probe was refitted on all, else those not held out."""
+    used = np.ones(len(store.id_a), dtype=bool) if probe.meta.get("refit") else ~store.holdout
+    rows = np.flatnonzero(used)
+    return FitPairs(
+        a=scale_like(probe, store.features_a[rows]),
+        b=scale_like(probe, store.features_b[rows]),
+        ids=tuple((store.id_a[row], store.id_b[row]) for row in rows),
+    )
+
+
+def clean_differences(path: Path, store: PairStore, noisy: FitPairs, probe: Probe) -> Array:
+    """Differences (d, k) of the clean pairs in the order of the noisy ones, matched by their ids."""
+    position: dict[Any, int] = {}
+    for row, ids in enumerate(zip(store.id_a, store.id_b, strict=True)):
+        position.setdefault(ids, row)
+    missing = [ids for ids in noisy.ids if ids not in position]
+    if missing:
+        raise MismatchError(
+            "the clean pairs aren't those of the noisy pairs",
+            where=path,
+            found=f"no clean pair {missing[0]}, and {len(missing) - 1:,} more missing",
+            expected="the same ids in --pairs and --clean-pairs",
+        )
+    rows = [position[ids] for ids in noisy.ids]
+    difference = scale_like(probe, store.features_a[rows]) - scale_like(probe, store.features_b[rows])
+    return difference.T

@@ -1,0 +1,130 @@
+"""Small stores for the tests of ``ncm bound``: a spurious-correlation model with classes or a number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ncm_cli.methods.path import fit_path
+from ncm_cli.methods.projection import spectrum
+from ncm_cli.store.features import Column, NumericColumn, write_features
+from ncm_cli.store.fingerprint import fingerprint
+from ncm_cli.store.pairs import PairStore, write_pairs
+from ncm_cli.store.probe import Probe, write_probe
+
+ENCODER = {"kind": "array", "model": "random"}
+
+
+def write_pair_store(
+    path: Path,
+    a: np.ndarray,
+    b: np.ndarray,
+    labels: list[str],
+    *,
+    name: str = "p",
+    labels_b: list[str] | None = None,
+) -> None:
+    """Pairs ``name-a-0, name-b-0 ...`` of rows a and b (k, d)."""
+    a, b = a.astype(np.float32), b.astype(np.float32)
+    found = spectrum((a - b).T)
+    k = len(a)
+    write_pairs(
+        path,
+        PairStore(
+            features_a=a,
+            features_b=b,
+            delta=np.ascontiguousarray((a - b).T),
+            id_a=tuple(f"{name}-a-{i}" for i in range(k)),
+            id_b=tuple(f"{name}-b-{i}" for i in range(k)),
+            label_a=tuple(labels),
+            label_b=tuple(labels_b or labels),
+            holdout=np.zeros(k, dtype=bool),
+            singular_values=found.singular_values[: found.rank],
+            basis=found.basis[:, : found.rank],
+            strategy="table",
+            options={},
+            encoder=ENCODER,
+            fingerprint=fingerprint(ENCODER),
+            sources=[],
+            diagnostics={},
+        ),
+    )
+
+
+def make(folder: Path, *, seed: int = 0, classes: int = 3, rank: int = 2, noise: float = 0.01) -> None:
+    """features.h5, oracle.h5, noisy.h5, clean.h5 and probe.safetensors; ``classes`` 0 is regression."""
+    rng = np.random.default_rng(seed)
+    d, spurious, n, k = 8, 3, 300, 40
+    axes = np.linalg.qr(rng.normal(size=(d, d)))[0]
+    theta = rng.normal(size=(d - spurious, max(classes, 1)))
+
+    def draw(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        inner = rng.normal(size=(count, d - spurious))
+        scores = inner @ theta
+        return (
+            inner,
+            scores[:, 0] if classes == 0 else scores.argmax(axis=1),
+            rng.normal(size=(count, spurious)),
+        )
+
+    def observe(inner: np.ndarray, u: np.ndarray, scale: float) -> np.ndarray:
+        return np.hstack([inner, scale * u]) @ axes.T
+
+    inner, y, u = draw(n)
+    X = observe(inner, u, 0.3)
+    test_inner, test_y, test_u = draw(200)
+    pair_inner, _, pair_u = draw(k)
+    a, b = observe(pair_inner, pair_u, 0.3), observe(pair_inner, pair_u, 1.0)
+    epsilon = rng.normal(size=b.shape)
+    noisy = b + noise * epsilon / np.linalg.norm(epsilon, 2)
+    test = observe(test_inner, test_u, 3.0)
+    names = [f"class {code}" for code in range(classes)]
+    text = [names[code] for code in test_y] if classes else [f"{value}" for value in test_y]
+    write_pair_store(folder / "oracle.h5", test, observe(test_inner, test_u, 0.3), text, name="o")
+    write_pair_store(folder / "noisy.h5", a, noisy, [""] * k)
+    write_pair_store(folder / "clean.h5", a, b, [""] * k)
+    split = Column("split", np.array([0] * n + [1] * 200, dtype=np.int32), ("train", "test"))
+    values = np.concatenate([y, test_y])
+    label = (
+        Column("label", values.astype(np.int32), tuple(names))
+        if classes
+        else NumericColumn("label", values.astype(float))
+    )
+    write_features(
+        folder / "features.h5",
+        ids=[*(f"t-{i}" for i in range(n)), *(f"o-a-{i}" for i in range(200))],
+        blocks=[np.concatenate([X, test]).astype(np.float32)],
+        dim=d,
+        columns=[label, split],
+        label_column="label",
+        split_column="split",
+        encoder=ENCODER,
+        options={},
+    )
+    found = spectrum((a.astype(np.float32) - noisy.astype(np.float32)).T)
+    task = "classification" if classes else "regression"
+    rows = X.astype(np.float32).astype(np.float64)
+    fit = fit_path(rows, y, classes, found.basis, [rank], [1e-3], task=task)[0]
+    write_probe(
+        folder / "probe.safetensors",
+        Probe(
+            weight=fit.weight,
+            bias=fit.bias,
+            basis=found.basis[:, :rank],
+            singular_values=found.singular_values,
+            classes=tuple(names),
+            task=task,
+            target="label",
+            meta={
+                "encoder": ENCODER,
+                "fingerprint": fingerprint(ENCODER),
+                "scaling": {"kind": "none", "factor": 1.0},
+                "method": "ncm",
+                "hyper_parameters": {"weight_decay": 1e-3, "upweight": None},
+                "options": {"train": "split=train", "upweight": None},
+                "data": {"train": "split=train"},
+                "refit": False,
+            },
+        ),
+    )
