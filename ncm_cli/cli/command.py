@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,7 +45,13 @@ def add_command(
         from ncm_cli.render import Ui
 
         ui = Ui(quiet=values.pop("quiet"), verbose=values.pop("verbose"), json=values.pop("json_", False))
-        code = handler(_build(options, fields, values), ui)
+        try:
+            code = handler(_build(options, fields, values), ui)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader of stdout has had enough; click would make it exit code 1, which is for bugs.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return
         if code:
             raise typer.Exit(code)
 

@@ -2,8 +2,58 @@
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
 import typer
+
+from ncm_cli.cli.command import Example, add_command
+from ncm_cli.options.predict import PredictOptions
+
+if TYPE_CHECKING:
+    from ncm_cli.render import Ui
+
+FAILURES_SHOWN = 10
+SOME_FAILED = 5
+"""The exit code when the work is done but for some rows."""
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the tree."""
+    add_command(
+        app,
+        "predict",
+        PredictOptions,
+        run,
+        summary="Predict images, or the rows of a feature store, with a probe.",
+        examples=[
+            Example(
+                line="ncm predict probe.safetensors new-photos/ -o predictions.csv",
+                note="every image of a folder, with the encoder that the probe names",
+            ),
+            Example(
+                line="ncm predict probe.safetensors f.h5 --where split=test --probabilities",
+                note="rows of a store, to standard output, with the probability of every class",
+            ),
+        ],
+        next_step="ncm eval, where the true answers are known",
+        json_output=False,
+    )
+
+
+def run(options: PredictOptions, ui: Ui) -> int | None:
+    """Predict, and say what could not be predicted."""
+    from ncm_cli.stages.predict import STDOUT, predict
+
+    report = predict(options, reporter=ui.reporter, stdout=sys.stdout)
+    for name, reason in report.failed[:FAILURES_SHOWN]:
+        ui.reporter.warn(f"{name}: {reason}")
+    if len(report.failed) > FAILURES_SHOWN:
+        ui.reporter.warn(
+            f"and {len(report.failed) - FAILURES_SHOWN} more images failed: see the column reason"
+        )
+    if report.output != STDOUT:
+        if report.classes:
+            ui.table(["class", "rows"], list(report.classes.items()))
+        ui.note(f"wrote {report.output}: {report.rows:,} predicted, {len(report.failed):,} failed")
+    return SOME_FAILED if report.failed else None

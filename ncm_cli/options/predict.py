@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from ncm_cli.options.embed import parse_batch_size, parse_workers
 from ncm_cli.options.spec import argument, option
 
 _TABLE = "Manifest"
@@ -21,14 +22,25 @@ class PredictOptions:
     )
     output: Path = option(Path("-"), help="CSV to write; - is standard output.", role="output", flags=("-o",))
     where: str | None = option(None, help="Rows of the store, such as split=test.")
-    all_probabilities: bool = option(False, help="Add one column of probability a class.")
+    probabilities: bool = option(False, help="Add one column of probability a class.")
 
-    root: Path | None = option(None, help="Folder that the manifest's paths start from.", group=_TABLE)
-    id_col: str = option("id", help="Column of ids; without it, the path is the id.", group=_TABLE)
+    root: Path | None = option(
+        None,
+        help="Folder that relative paths start from (the manifest's folder).",
+        group=_TABLE,
+        role="input",
+    )
+    id_col: str | None = option(
+        None, help="Column of ids (id, if there is one; otherwise the path is the id).", group=_TABLE
+    )
     path_col: str = option("path", help="Column of image paths.", group=_TABLE)
 
     pretrained: str | None = option(
-        None, help="Weights of the probe's encoder: a file or a tag.", group=_ENCODER
+        None,
+        help="Weights of the probe's encoder: a file or a tag (those the features were made with).",
+        group=_ENCODER,
+        role="name-or-input",
     )
     device: str = option("auto", help="auto, cpu, cuda or cuda:N.", group=_ENCODER)
-    batch_size: str = option("auto", help="Images at once.", group=_ENCODER)
+    batch_size: str = option("auto", help="Images at once.", group=_ENCODER, parse=parse_batch_size)
+    workers: str = option("auto", help="Threads that read images.", group=_ENCODER, parse=parse_workers)

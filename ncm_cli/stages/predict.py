@@ -1,0 +1,181 @@
+"""``ncm predict``: images or features -> class, probability and margin, one CSV row each."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from ncm_cli.errors import InputError, UsageError
+from ncm_cli.methods import metrics
+from ncm_cli.options.predict import PredictOptions
+from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.stages.common import logits, predict_codes, require_same_encoder
+from ncm_cli.store.atomic import atomic_path, require_file
+from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.probe import Probe, read_probe
+
+STDOUT = Path("-")
+
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictReport:
+    """What was written."""
+
+    output: Path
+    rows: int
+    """Rows predicted, failed ones not counted."""
+    failed: tuple[tuple[str, str], ...]
+    """(id, reason) of images that couldn't be used."""
+    classes: dict[str, int]
+    """Rows predicted as each class; empty for regression."""
+
+
+def predict(
+    options: PredictOptions, *, reporter: Reporter = SILENT, stdout: IO[str] | None = None
+) -> PredictReport:
+    """Predict the rows of a store or images, and write them as CSV, in order, as they come.
+
+    A file appears whole or not at all. An image that can't be used gets a row with the reason, and
+    nothing else.
+
+    Parameters
+    ----------
+    stdout
+        Where rows go when the output is ``-``; `sys.stdout` if left out.
+
+    Raises
+    ------
+    InputError
+        A source that is neither store, image, folder nor manifest, or images that aren't there.
+    MismatchError
+        Features of another encoder than the probe's.
+    """
+    probe = read_probe(options.probe)
+    if _is_store(options.source):
+        return _from_store(options, probe, reporter, stdout)
+    if options.where is not None:
+        raise UsageError("--where needs a feature store", found=options.source)
+    return _from_images(options, probe, reporter, stdout)
+
+
+def _is_store(path: Path) -> bool:
+    if path.is_dir():
+        return False
+    with require_file(path).open("rb") as stream:
+        return stream.read(8) == _HDF5
+
+
+def _from_store(
+    options: PredictOptions, probe: Probe, reporter: Reporter, stdout: IO[str] | None
+) -> PredictReport:
+    with FeatureStore.open(options.source) as store:
+        require_same_encoder(
+            str(options.probe), probe.encoder, str(options.source), store.encoder, ignore_view=True
+        )
+        rows = np.flatnonzero(store.mask(options.where))
+        if not len(rows):
+            raise InputError("no row to predict", where=options.source, found=options.where)
+        if store.failed:
+            reporter.note(f"{len(store.failed)} images failed when they were embedded and have no row")
+        with (
+            _open(options.output, stdout) as stream,
+            reporter.task("predicting", len(rows)) as task,
+        ):
+            writer = _Writer(stream, probe, options.probabilities)
+            for positions, features in store.blocks(rows):
+                writer.write([store.ids[i] for i in positions], [""] * len(positions), features)
+                task.advance(len(positions))
+    return writer.report(options.output)
+
+
+def _from_images(
+    options: PredictOptions, probe: Probe, reporter: Reporter, stdout: IO[str] | None
+) -> PredictReport:
+    # Imported here: a store needs no image library.
+    from ncm_cli.stages.predict_images import encode, find_images
+
+    jobs = find_images(options)
+    # The encoder loads with the first batch: what is wrong with it is said before anything is written.
+    batches = encode(options, probe, jobs, reporter)
+    batches = itertools.chain([next(batches)], batches)
+    with (
+        _open(options.output, stdout) as stream,
+        reporter.task("predicting", len(jobs), "images") as task,
+    ):
+        writer = _Writer(stream, probe, options.probabilities)
+        for batch in batches:
+            writer.write(batch.ids, batch.reasons, batch.features)
+            task.advance(len(batch.ids))
+    return writer.report(options.output)
+
+
+@contextlib.contextmanager
+def _open(output: Path, stdout: IO[str] | None) -> Iterator[IO[str]]:
+    if output == STDOUT:
+        stream = stdout or sys.stdout
+        yield stream
+        stream.flush()
+        return
+    with atomic_path(output) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
+        yield stream
+
+
+class _Writer:
+    """Writes predictions and counts them."""
+
+    def __init__(self, stream: IO[str], probe: Probe, probabilities: bool) -> None:
+        self._stream, self._probe, self._all = stream, probe, probabilities
+        self._csv = csv.writer(stream, lineterminator="\n")
+        self._counts = np.zeros(len(probe.classes), dtype=np.int64)
+        self._rows = 0
+        self._failed: list[tuple[str, str]] = []
+        if probe.task == "regression":
+            self._names = ["value"]
+        else:
+            self._names = ["class", "probability", "margin"]
+            self._names += [f"p_{name}" for name in probe.classes] if probabilities else []
+        self._csv.writerow(["id", *self._names, "reason"])
+
+    def write(self, ids: list[str], reasons: list[str], features: np.ndarray) -> None:
+        """Write some rows; ``features`` are of those without a reason."""
+        cells = iter(self._cells(features) if len(features) else [])
+        for name, reason in zip(ids, reasons, strict=True):
+            if reason:
+                self._failed.append((name, reason))
+                self._csv.writerow([name, *[""] * len(self._names), reason])
+            else:
+                self._rows += 1
+                self._csv.writerow([name, *next(cells), ""])
+        self._stream.flush()
+
+    def _cells(self, features: np.ndarray) -> Iterator[list[str]]:
+        scores = logits(self._probe, features)
+        if self._probe.task == "regression":
+            yield from ([repr(value)] for value in scores[:, 0].tolist())
+            return
+        codes = predict_codes(self._probe, scores)
+        self._counts += np.bincount(codes, minlength=len(self._counts))
+        shares, margins = metrics.probabilities(scores), metrics.margins(scores)
+        for i, code in enumerate(codes.tolist()):
+            row = [self._probe.classes[code], _short(shares[i, code]), _short(margins[i])]
+            yield [*row, *map(_short, shares[i])] if self._all else row
+
+    def report(self, output: Path) -> PredictReport:
+        """What has been written."""
+        counts = dict(zip(self._probe.classes, self._counts.tolist(), strict=True))
+        return PredictReport(output=output, rows=self._rows, failed=tuple(self._failed), classes=counts)
+
+
+def _short(value: float) -> str:
+    """Nine digits: all that float32 features can mean."""
+    return f"{value:.9g}"
