@@ -328,3 +328,10 @@ def _chunks(shape: tuple[int, ...], itemsize: int, rows: int | None) -> tuple[in
     if row_bytes > MAX_CHUNK_BYTES:
         return (1, *(min(size, CHUNK_BYTES // itemsize) for size in shape[1:]))
     return (min(shape[0], rows or max(1, CHUNK_BYTES // row_bytes)), *shape[1:])
+
+
+def peek_format(path: Path) -> str | None:
+    """The ``ncm_format`` of an HDF5 file, or None; nothing else is believed or read."""
+    with reading(path), h5py.File(path, "r", locking=False) as file:
+        found = check_attributes(file, path).get("ncm_format")
+        return None if found is None else str(found)
