@@ -20,6 +20,10 @@ from ncm_cli.options.data import ColoringOptions
 from ncm_cli.options.grids import parse_numbers
 
 COLORS = ("red", "green")
+HELD, TWIN, ORACLE = "held", "twin", "oracle"
+"""Splits beside train, val and test: digits of held-out pairs, every pair's second member, and the second
+members of oracle pairs."""
+
 COLUMNS = ("id", "path", "label", "split", "domain", "color", "digit")
 
 
@@ -92,15 +96,24 @@ def plan(
     check_shares(options, ("wrong_fraction", "label_noise", "test_flip", "val_fraction"))
     made = Plan()
     flips = parse_numbers(options.flips)
+    if options.holdout_pairs >= len(train):
+        raise UsageError(
+            "--holdout-pairs asks for more digits than the training domains have",
+            found=options.holdout_pairs,
+            expected=f"fewer than {len(train):,}",
+        )
+    held, train = train[: options.holdout_pairs], train[options.holdout_pairs :]
     for domain, flip in enumerate(flips):
         own = train[domain :: len(flips)]
         n_val = round(len(own) * options.val_fraction)
         name = f"train{domain + 1}"
         made.rows += _colored(digits, own[n_val:], flip, options.label_noise, "train", name, rng)
         made.rows += _colored(digits, own[:n_val], flip, options.label_noise, "val", name, rng)
+        own = held[domain :: len(flips)]
+        made.rows += _colored(digits, own, flip, options.label_noise, HELD, name, rng)
     made.rows += _colored(digits, test, options.test_flip, options.label_noise, "test", "test", rng)
     _add_pairs(made, "train", options.pairs, options.wrong_fraction, rng)
-    _add_pairs(made, "val", options.holdout_pairs, options.wrong_fraction, rng)
+    _add_pairs(made, HELD, options.holdout_pairs, options.wrong_fraction, rng)
     _add_oracle(made, options.oracle_pairs, flips, rng)
     return made
 
@@ -123,12 +136,11 @@ def _colored(
 
 
 def _add_pairs(made: Plan, split: str, count: int, wrong_fraction: float, rng: np.random.Generator) -> None:
-    """Pairs of ``count`` rows of a split with the same digit in the other colour (rows of split ``pair``)."""
+    """Pairs of ``count`` rows of a split with the same digit in the other colour."""
     rows = [row for row in made.rows if row.split == split]
     if count > len(rows):
-        option = "--pairs" if split == "train" else "--holdout-pairs"
         raise UsageError(
-            f"{option} asks for more pairs than there are {split} digits", found=count, expected=len(rows)
+            "--pairs asks for more pairs than there are training digits", found=count, expected=len(rows)
         )
     chosen = rng.permutation(len(rows))[:count]
     n_wrong = round(count * wrong_fraction)
@@ -139,10 +151,10 @@ def _add_pairs(made: Plan, split: str, count: int, wrong_fraction: float, rng: n
         if wrong:
             source = rows[(index + rng.integers(1, len(rows))) % len(rows)]
         twin = Row(
-            f"{row.id}-twin", source.source, 1 - row.color, source.label, source.digit, "pair", row.domain
+            f"{row.id}-twin", source.source, 1 - row.color, source.label, source.digit, TWIN, row.domain
         )
         made.rows.append(twin)
-        made.pairs.append((row.id, twin.id, int(split == "val"), int(wrong)))
+        made.pairs.append((row.id, twin.id, int(split == HELD), int(wrong)))
 
 
 def _add_oracle(made: Plan, count: int, flips: Sequence[float], rng: np.random.Generator) -> None:
@@ -158,7 +170,7 @@ def _add_oracle(made: Plan, count: int, flips: Sequence[float], rng: np.random.G
             color,
             row.label,
             row.digit,
-            "oracle",
+            ORACLE,
             f"train{domain + 1}",
         )
         made.rows.append(twin)
@@ -173,9 +185,11 @@ def paint(gray: npt.NDArray[np.uint8], rows: Sequence[Row]) -> Iterator[npt.NDAr
         yield image
 
 
-def write_tables(folder: Path, made: Plan) -> dict[str, str]:
+def write_tables(folder: Path, made: Plan, *, with_path: bool = True) -> dict[str, str]:
     """manifest.csv, pairs.csv and oracle_pairs.csv; returns the role of each file."""
-    write_csv(folder / "manifest.csv", COLUMNS, (row.cells() for row in made.rows))
+    kept = [i for i, name in enumerate(COLUMNS) if with_path or name != "path"]
+    rows = ([row.cells()[i] for i in kept] for row in made.rows)
+    write_csv(folder / "manifest.csv", [COLUMNS[i] for i in kept], rows)
     files = {"manifest": "manifest.csv"}
     if made.pairs:
         write_csv(folder / "pairs.csv", ("id_a", "id_b", "holdout", "wrong"), made.pairs)

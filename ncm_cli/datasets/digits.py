@@ -15,7 +15,7 @@ def build(options: DigitsOptions, reporter: Reporter) -> Built:
     """Write the data set: no download.
 
     Test digits never occur in training, validation or pairs. Pairs to learn from are made of training
-    digits, held-out pairs of validation digits.
+    digits, held-out pairs of digits that are neither in training nor in validation.
     """
     from sklearn.datasets import load_digits
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ncm_cli.options.grids import parse_numbers
-from ncm_cli.options.spec import option
+from ncm_cli.options.spec import argument, option
 
 _OUTPUT = "Folder to make: images, manifest.csv and, where the data set has pairs, pairs.csv."
 
@@ -21,7 +21,7 @@ class ColoringOptions:
         128, help="Pairs to learn from: a training digit and the same digit in the other colour."
     )
     holdout_pairs: int = option(
-        64, help="Further pairs, of validation digits, held out for choosing the rank."
+        64, help="Further pairs, of digits used nowhere else, held out for choosing the rank."
     )
     oracle_pairs: int = option(
         200, help="Test digits paired with themselves as a training domain would colour them, for ncm bound."
@@ -50,3 +50,66 @@ class DigitsOptions(ColoringOptions):
     """``ncm data digits``."""
 
     test_fraction: float = option(0.3, group="Protocol", help="Share of the 1,797 digits in the test domain.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColoredMnistOptions(ColoringOptions):
+    """``ncm data colored-mnist``."""
+
+    pairs: int = option(
+        256, help="Pairs to learn from: a training digit and the same digit in the other colour."
+    )
+    holdout_pairs: int = option(
+        128, help="Further pairs, of digits used nowhere else, held out for choosing the rank."
+    )
+    oracle_pairs: int = option(
+        500, help="Test digits paired with themselves as a training domain would colour them, for ncm bound."
+    )
+    mnist: Path | None = option(
+        None, role="input", metavar="DIR", help="Folder with MNIST's four IDX files, gzipped or not."
+    )
+    download: bool = option(False, help="Without --mnist: download MNIST by torchvision, beside the output.")
+    size: int = option(28, help="Side of the images: 28, or 14 (every other pixel, as IRM's authors did).")
+    packed: bool = option(
+        False,
+        help="Write pixels.npy (red and green), for ncm embed --from-array, in place of images.",
+    )
+    train_digits: int = option(
+        50000, group="Protocol", help="Digits in the training domains, validation included."
+    )
+    test_digits: int = option(10000, group="Protocol", help="Digits in the test domain.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaterbirdsCfOptions:
+    """``ncm data waterbirds-cf``."""
+
+    waterbirds: Path = argument(
+        role="input", metavar="DIR", help="The Waterbirds or Waterbirds-CF folder, with metadata.csv."
+    )
+    output: Path = option(flags=("-o",), role="output", metavar="DIR", help=_OUTPUT)
+    cub: Path | None = option(
+        None,
+        role="input",
+        metavar="DIR",
+        help="CUB: segmentations cut the birds out; with its images folder, birds are taken from there.",
+    )
+    places: Path | None = option(
+        None, role="input", metavar="DIR", help="Places: the folder with b/bamboo_forest, o/ocean and so on."
+    )
+    seed: int = option(0, help="Seed of which birds are drawn, and of their backgrounds.")
+    landbirds: int = option(184, group="Counterfactuals", help="Landbirds to put on water.")
+    waterbirds_count: int = option(56, group="Counterfactuals", help="Waterbirds to put on land.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PacsOptions:
+    """``ncm data pacs``."""
+
+    pacs: Path = argument(role="input", metavar="DIR", help="The PACS folder: domain/class/file.")
+    output: Path = option(
+        flags=("-o",), role="output", metavar="DIR", help="Folder to make, with manifest.csv."
+    )
+    seed: int = option(0, help="Seed of the splits.")
+    val_fraction: float = option(0.2, help="Share of each class of each domain for validation.")
+    limit: int | None = option(None, help="At most this many images of each class of each domain, at random.")

@@ -29,6 +29,9 @@ HASHED_BYTES = 4 << 30
 LISTED_FILES = 100_000
 """Files looked at in one folder, in the order of their names; a folder of Places365 has 1.8 million."""
 
+NEUTRAL = {("embed", name) for name in ("workers", "batch_size", "max_failures", "verify_content", "fresh")}
+"""Options that say how a result is reached and not what it is."""
+
 _BLOCK = 1 << 20
 
 
@@ -190,7 +193,8 @@ def _options_digest(job: Job, recipe: Recipe) -> str:
             value = [_relative(path, recipe.out) for path in job.outputs[field.name]]
         elif field.name in job.inputs:
             value = None
-        values[field.name] = value
+        if (job.kind, field.name) not in NEUTRAL:
+            values[field.name] = value
     body = {"kind": job.kind, "builder": job.builder, "values": values, "formats": _formats()}
     return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -128,11 +128,11 @@ def _measurements(recipe: Recipe) -> Iterable[Measured]:
     makers = {path: job for job in recipe.jobs for paths in job.outputs.values() for path in paths}
     for job in recipe.jobs:
         for path in job.outputs.get("output", ()):
-            if job.kind == "eval" and path.is_file():
-                yield _from_eval(job, path, makers)
+            if job.kind in ("eval", "bound") and path.is_file():
+                yield _from_result(job, path, makers)
 
 
-def _from_eval(job: Job, path: Path, makers: dict[Path, Job]) -> Measured:
+def _from_result(job: Job, path: Path, makers: dict[Path, Job]) -> Measured:
     from ncm_cli.store.probe import read_probe
     from ncm_cli.store.results import read_result
 
@@ -144,7 +144,7 @@ def _from_eval(job: Job, path: Path, makers: dict[Path, Job]) -> Measured:
         method=str(meta.get("method", "")),
         rule=(meta.get("selection") or {}).get("rule"),
         rank=meta.get("rank"),
-        where=_tidy(job.options.where or ""),
+        where=_tidy(getattr(job.options, "where", None) or ""),
         cell={name: str(value) for name, value in job.cell.items()},
         metrics=read_result(path),
         file=path,
@@ -169,6 +169,8 @@ def _without_seed(cell: dict[str, str]) -> dict[str, str]:
 def _rows(recipe: Recipe, measured: tuple[Measured, ...]) -> Iterable[Row]:
     groups: dict[tuple[Any, ...], list[Measured]] = {}
     for one in measured:
+        if one.metrics.get("kind") != "eval":
+            continue
         cell = _without_seed(one.cell)
         groups.setdefault((one.step, one.method, one.rule, *cell.items()), []).append(one)
     for found in groups.values():

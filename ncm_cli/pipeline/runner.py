@@ -159,10 +159,10 @@ def _run_one(job: Job, stamp: Stamp, state: State, reporter: Reporter) -> None:
     )
     code = exit_code(report)
     if code:
-        reporter.warn(f"{job.title}: some rows failed; the run goes on with the others")
+        reporter.warn(f"{job.title}: some rows failed (ncm info says which); the run goes on with the others")
     state.finished(job, stamp, exit_code=code, seconds=round(time.monotonic() - start, 3))
 
 
 def exit_code(report: Any) -> int:
     """5 when a stage's report says that more rows failed than were allowed, else 0."""
-    return int(getattr(report, "exit_code", 0))
+    return SOME_ROWS_FAILED if getattr(report, "too_many_failed", False) else 0

@@ -14,27 +14,29 @@ def shell_lines(recipe: Recipe, jobs: tuple[Job, ...], *, cwd: Path | None = Non
     """Lines for bash that do what the jobs do, and write the same files."""
     here = Path.cwd() if cwd is None else cwd
     lines = [f"cd {shlex.quote(str(here))}", f"mkdir -p {shlex.quote(str(_shown(recipe.out, here)))}"]
-    return [*lines, *(shlex.join(command(job)) for job in jobs)]
+    return [*lines, *(shlex.join(command_line(job)) for job in jobs)]
 
 
 def _shown(path: Path, here: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def command(job: Job) -> list[str]:
+def command_line(job: Job) -> list[str]:
     """The command line of one job: options that have their default are left out."""
-    words = ["ncm", job.kind, *([job.builder] if job.builder else [])]
+    command = ["ncm", job.kind, *([job.builder] if job.builder else [])]
     fields = fields_of(type(job.options))
     positional: list[str] = []
+    flagged: list[str] = []
     for field in fields:
         value = getattr(job.options, field.name)
         if field.spec.positional:
             positional += _texts(field, value)
         elif field.required or value != field.default:
-            words += _flagged(field, value)
-    # After -- nothing is taken for an option, whatever it starts with.
-    guard = ["--"] if any(text.startswith("-") for text in positional) else []
-    return [*words, *guard, *positional]
+            flagged += _flagged(field, value)
+    if any(text.startswith("-") for text in positional):
+        # After -- nothing is taken for an option.
+        return [*command, *flagged, "--", *positional]
+    return [*command, *positional, *flagged]
 
 
 def _flagged(field: Field, value: Any) -> list[str]:
