@@ -10,6 +10,8 @@ from ncm_cli.options.spec import argument, option
 
 EXPORTS = ("npz", "sklearn", "onnx")
 
+_EXPORT_EXAMPLE = "ncm info probe.safetensors --export npz -o probe.npz"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InfoOptions:
@@ -17,7 +19,7 @@ class InfoOptions:
 
     file: Path | None = argument(
         None,
-        help="A feature store, pair store, probe or result, or the .partial folder of an unfinished embedding.",
+        help="A feature store, pair store, probe, result, or the .partial folder of an unfinished embedding.",
         metavar="FILE",
         role="input",
     )
@@ -37,8 +39,6 @@ class InfoOptions:
         if self.file is None and not self.system:
             raise UsageError("nothing to describe", fix="ncm info FILE, or ncm info --system")
         if (self.export is None) != (self.output is None):
-            raise UsageError(
-                "--export and --output go together", fix="ncm info FILE --export npz -o probe.npz"
-            )
+            raise UsageError("--export and --output go together", fix=_EXPORT_EXAMPLE)
         if self.export is not None and self.file is None:
-            raise UsageError("--export needs a probe", fix="ncm info FILE --export npz -o probe.npz")
+            raise UsageError("--export needs a probe", fix=_EXPORT_EXAMPLE)

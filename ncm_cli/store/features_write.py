@@ -12,9 +12,11 @@ import numpy as np
 from ncm_cli import __version__
 from ncm_cli.errors import InputError, listing
 from ncm_cli.store.atomic import atomic_path
+from ncm_cli.store.checks import array_digest, encode_text, text_digest
 from ncm_cli.store.columns import AnyColumn, Column, FailedRow, Files, check_columns
 from ncm_cli.store.fingerprint import canonical_json, digest_of, fingerprint
-from ncm_cli.store.h5 import CHUNK_BYTES, H5Writer, array_digest, encode_text, text_digest
+from ncm_cli.store.h5 import CHUNK_BYTES
+from ncm_cli.store.h5_write import H5Writer
 from ncm_cli.store.results import jsonable, now
 
 FORMAT = "ncm-features"

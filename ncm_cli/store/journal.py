@@ -24,8 +24,8 @@ import numpy as np
 from ncm_cli import __version__
 from ncm_cli.errors import InputError, MismatchError, listing
 from ncm_cli.store.atomic import full_disk_is_an_input_error, read_json, sync_folder, write_json
+from ncm_cli.store.checks import damaged, require_version
 from ncm_cli.store.fingerprint import canonical_json, differing_fields
-from ncm_cli.store.h5 import damaged, require_version
 from ncm_cli.store.journal_log import SEARCH_BYTES, JournalRow, hashed, read_record, record, scan, sort_rows
 
 __all__ = ["Journal", "JournalRow", "journal_folder", "read_facts"]

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from ncm_cli.store.h5 import TEXT_ERRORS
+from ncm_cli.store.checks import TEXT_ERRORS
 
 _MAGIC = b"NCMROW1\n"
 _HEAD = struct.Struct("<8sII16s")

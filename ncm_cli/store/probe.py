@@ -13,8 +13,8 @@ import numpy as np
 from ncm_cli import __version__
 from ncm_cli.errors import InputError
 from ncm_cli.store.atomic import atomic_path, one_line, require_file
+from ncm_cli.store.checks import array_digest, damaged, require_version
 from ncm_cli.store.fingerprint import digest_of, fingerprint
-from ncm_cli.store.h5 import array_digest, damaged, require_version
 from ncm_cli.store.results import jsonable, now
 
 FORMAT = "ncm-probe"

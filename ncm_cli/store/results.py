@@ -14,7 +14,7 @@ import numpy as np
 from ncm_cli import __version__
 from ncm_cli.errors import InputError
 from ncm_cli.store.atomic import read_json, write_json
-from ncm_cli.store.h5 import require_version
+from ncm_cli.store.checks import require_version
 
 FORMAT = "ncm-result"
 VERSION = 1

@@ -1,0 +1,85 @@
+"""Digests over arrays and texts, and the errors of files that don't match theirs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ncm_cli.errors import InputError
+from ncm_cli.store.fingerprint import digest_of
+
+MAX_TEXT_BYTES = 4096
+"""Longest id, path or category: what file systems allow a path to have."""
+
+TEXT_ERRORS = "surrogateescape"
+"""File names that aren't UTF-8 survive a round trip."""
+
+
+def damaged(path: Path, found: str) -> InputError:
+    """The error for a file whose bytes aren't those that were written."""
+    return InputError(
+        "a damaged file",
+        where=path,
+        found=found,
+        expected="the bytes that ncm wrote",
+        fix="restore it from a copy, or make it again",
+    )
+
+
+def require_version(found: object, version: int, path: Path) -> None:
+    """Refuse a file of a format version that this program doesn't know."""
+    if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= version:
+        newer = isinstance(found, int) and found > version
+        raise InputError(
+            "a format version that can't be read",
+            where=path,
+            found=f"ncm_format_version {found}",
+            expected=f"{version}" if version == 1 else f"1 to {version}",
+            fix="install a newer ncm-cli" if newer else None,
+        )
+
+
+def header_digest(attrs: Mapping[str, Any]) -> str:
+    """SHA-256 over all root attributes but the digest itself."""
+    return digest_of({name: value for name, value in attrs.items() if name != "header_sha256"})
+
+
+def array_digest(values: np.ndarray) -> str:
+    """SHA-256 over type, shape and little-endian values in row-major order."""
+    little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
+    digest = hashlib.sha256(f"{little.dtype.str}{little.shape}".encode())
+    digest.update(little.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def text_digest(items: Sequence[bytes]) -> str:
+    """SHA-256 over the UTF-8 texts, each ended by a NUL (which no text may hold)."""
+    digest = hashlib.sha256(f"text({len(items)})".encode())
+    for start in range(0, len(items), 1 << 16):
+        digest.update(b"\0".join([*items[start : start + (1 << 16)], b""]))
+    return digest.hexdigest()
+
+
+def encode_text(items: Sequence[str], what: str) -> list[bytes]:
+    """UTF-8 bytes of each text; refuses NUL, lone surrogates and texts over 4,096 bytes."""
+    encoded = []
+    for position, item in enumerate(items):
+        try:
+            raw = item.encode("utf-8", TEXT_ERRORS)
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"{what} that isn't Unicode text", where=f"row {position}", found=ascii(item)
+            ) from error
+        if b"\0" in raw or len(raw) > MAX_TEXT_BYTES:
+            raise InputError(
+                f"{what} that can't be stored",
+                where=f"row {position}",
+                found="a NUL character" if b"\0" in raw else f"{len(raw):,} bytes: {item[:40]!r}...",
+                expected=f"at most {MAX_TEXT_BYTES:,} bytes of UTF-8 without NUL",
+            )
+        encoded.append(raw)
+    return encoded
