@@ -61,10 +61,10 @@ def handler(options: BoundOptions, ui: Ui) -> None:
                 ui.text(f"{row.symbol}: {row.words}\n  {text[0]}\n  {text[1]}\n")
     for line in _verdicts(report):
         ui.text(line)
-    if report.ranks:
-        _path_table(ui, "Along the ranks", "rank", report.ranks)
-    if report.pair_counts:
-        _path_table(ui, "Along the number of pairs", "pairs", report.pair_counts)
+    if report.paths.ranks:
+        _path_table(ui, "Along the ranks", "rank", report.paths.ranks)
+    if report.paths.pair_counts:
+        _path_table(ui, "Along the number of pairs", "pairs", report.paths.pair_counts)
     if options.output:
         ui.note(f"written: {options.output}")
 
@@ -104,6 +104,18 @@ def _verdicts(report: BoundReport) -> list[str]:
         lines.append(
             f"0-1 bound: test error {zero.test_error:.4f} ≤ {zero.bound:.4f} = "
             f"twins' error {zero.twin_error:.4f} + flip rate {zero.flip_rate:.4f}"
+        )
+    if oracle := report.paths.oracle:
+        reached = "" if oracle["test_error"] is None else f", test error {oracle['test_error']:.4f}"
+        lines.append(
+            f"ORACLE, trained on {oracle['train_rows']:,} rows of {oracle['where']}: "
+            f"test risk {oracle['test_risk']:.4f}{reached}"
+        )
+    if found := report.paths.summary:
+        lines.append(
+            f"Least 0-1 bound at rank {found['bound_rank']}: test accuracy "
+            f"{found['bound_test_accuracy']:.4f}; best on the path (ORACLE) "
+            f"{found['best_test_accuracy']:.4f} at rank {found['best_rank']}"
         )
     return lines
 

@@ -9,7 +9,7 @@ from ncm_cli.errors import UsageError
 from ncm_cli.options.grids import parse_ranks
 from ncm_cli.options.spec import argument, option
 
-_PATHS = "Along a path"
+_PATHS = "Paths and comparisons"
 _ESTIMATES = "Estimates"
 
 
@@ -72,4 +72,10 @@ class BoundOptions:
         help="Refit with the first K of --pairs, at rank min(K, the probe's rank), for each K: 5:100:5.",
         metavar="COUNTS",
         parse=parse_grid,
+    )
+    oracle_train: str | None = option(
+        None,
+        group=_PATHS,
+        help="ORACLE: also train on these rows of the test domain, to see what could be reached.",
+        metavar="WHERE",
     )

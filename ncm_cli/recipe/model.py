@@ -46,7 +46,7 @@ class Expectation:
     """A published or known value, and where to find ours."""
 
     metric: str
-    """A name in an eval result, dotted for inner ones; ``worst_group`` is its accuracy."""
+    """A name in an eval or bound result, dotted for inner ones; ``worst_group`` is its accuracy."""
     filters: dict[str, str]
     """``where``, ``method``, ``rule``, ``step`` or matrix variables that pick the results to average."""
     value: float | None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,13 @@ from numpy.typing import NDArray
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.methods import bound as theory
 from ncm_cli.methods import bound_intervals, bound_noise
-from ncm_cli.options.bound import BoundOptions, parse_grid
+from ncm_cli.options.bound import BoundOptions
 from ncm_cli.options.spec import as_json
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.stages import bound_pairs
 from ncm_cli.stages.bound_pairs import FitPairs, OraclePairs
-from ncm_cli.stages.common import require_same_encoder, scale_like
+from ncm_cli.stages.bound_refits import Paths, refit_paths
+from ncm_cli.stages.common import require_same_encoder
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.probe import Probe, read_probe
 from ncm_cli.store.results import write_result
@@ -45,8 +45,7 @@ class BoundReport:
     intervals: dict[str, bound_intervals.Interval]
     bootstrap: int
     seed: int
-    ranks: tuple[dict[str, Any], ...]
-    pair_counts: tuple[dict[str, Any], ...]
+    paths: Paths
     probe: dict[str, Any]
     options: dict[str, Any]
 
@@ -82,8 +81,10 @@ class BoundReport:
             },
             "intervals": {name: list(interval) for name, interval in self.intervals.items()},
             "bootstrap": {"level": bound_intervals.LEVEL, "replicates": self.bootstrap, "seed": self.seed},
-            "path": list(self.ranks),
-            "pair_counts": list(self.pair_counts),
+            "path": list(self.paths.ranks),
+            "summary": self.paths.summary,
+            "pair_counts": list(self.paths.pair_counts),
+            "oracle": self.paths.oracle,
             "probe": self.probe,
             "options": self.options,
         }
@@ -184,7 +185,16 @@ def _compute(
             replicates=options.bootstrap,
             seed=options.seed,
         )
-    ranks, counts = _paths(options, probe, features, oracle, fitted, moment, loss, reporter)
+    paths = refit_paths(
+        options,
+        probe,
+        features,
+        oracle,
+        fitted,
+        moment,
+        test_error=zero_one.test_error if zero_one else None,
+        reporter=reporter,
+    )
     return BoundReport(
         terms=terms,
         test_risk=float(np.mean(test_loss)),
@@ -201,8 +211,7 @@ def _compute(
         intervals=found,
         bootstrap=options.bootstrap,
         seed=options.seed,
-        ranks=tuple(ranks),
-        pair_counts=tuple(counts),
+        paths=paths,
         probe={
             "path": str(options.probe),
             "sha256": probe.sha256,
@@ -228,40 +237,3 @@ def _noise(
     if not clean.shape[1]:
         raise InputError("no pairs but held-out ones", where=options.pairs)
     return bound_noise.noise_corollary(loss=loss, terms=terms, moment=moment, noisy=fitted.delta, clean=clean)
-
-
-def _paths(
-    options: BoundOptions,
-    probe: Probe,
-    features: FeatureStore,
-    oracle: OraclePairs,
-    fitted: FitPairs | None,
-    moment: theory.SecondMoment,
-    loss: theory.Loss,
-    reporter: Reporter,
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    if fitted is None or not (options.ranks or options.pair_counts):
-        return [], []
-    # scipy comes in with the solvers, which a plain bound doesn't need.
-    from ncm_cli.stages import bound_path
-
-    setting = bound_path.refit_setting(probe, features, loss)
-    own = _rows_of(options.train, probe, features) if options.train is not None else None
-    shared = (setting, fitted, oracle, moment)
-    asked: list[tuple[str | None, Callable[[tuple[int, ...]], list[bound_path.PathRow]]]] = [
-        (options.ranks, lambda grid: bound_path.rank_path(*shared, grid, own, reporter)),
-        (
-            options.pair_counts,
-            lambda grid: bound_path.count_path(*shared, grid, probe.basis.shape[1], own, reporter),
-        ),
-    ]
-    first, second = (
-        [dataclasses.asdict(row) for row in make(parse_grid(text))] if text else [] for text, make in asked
-    )
-    return first, second
-
-
-def _rows_of(where: str, probe: Probe, features: FeatureStore) -> tuple[Array, NDArray]:
-    target = bound_pairs.targets_of(probe, features)
-    mask = features.mask(where) & bound_pairs.is_known(target)
-    return scale_like(probe, features.read(mask)), target[mask]

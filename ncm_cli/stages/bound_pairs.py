@@ -30,6 +30,8 @@ class OraclePairs:
     """x₋ (n, d)."""
     target: NDArray
     """Class codes in the probe's order (n,), or targets for regression."""
+    ids: tuple[str, ...]
+    """Of the test rows."""
     disagreeing: int
     """Pairs whose members have different labels; the test row's is used."""
     unlabelled: int
@@ -73,6 +75,7 @@ def oracle_pairs(
         test=scale_like(probe, store.features_a[known]),
         twin=scale_like(probe, store.features_b[known]),
         target=target[known],
+        ids=tuple(id for id, is_labelled in zip(store.id_a, known, strict=True) if is_labelled),
         disagreeing=disagreeing,
         unlabelled=unlabelled,
     )

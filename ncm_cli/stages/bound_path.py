@@ -54,10 +54,15 @@ class PathRow:
     test_error: float | None
 
 
-def refit_setting(probe: Probe, features: FeatureStore, loss: theory.Loss) -> Setting:
-    """The training problem that the probe's metadata records, on rows of ``features``."""
+def refit_setting(
+    probe: Probe, features: FeatureStore, loss: theory.Loss, where: str | None = None
+) -> Setting:
+    """The training problem that the probe's metadata records, on rows of ``features``.
+
+    ``where`` are other rows than those the probe was trained on.
+    """
     options = probe.meta["options"]
-    where = options.get("train")
+    where = where or (probe.meta.get("data") or {}).get("train") or options.get("train")
     mask = features.mask(where)
     target = targets_of(probe, features)
     mask &= is_known(target)
@@ -139,6 +144,60 @@ def count_path(
             rows.append(_row(setting, fit, basis, count, oracle, moment, train_rows))
             task.advance()
     return rows
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Oracle:
+    """What a probe that is trained on the test domain itself reaches on the oracle pairs' test rows."""
+
+    where: str
+    train_rows: int
+    test_risk: float
+    test_error: float | None
+    gap: float | None
+    """Its test accuracy less the bounded probe's."""
+
+
+def oracle_probe(setting: Setting, where: str, pairs: OraclePairs, test_error: float | None) -> Oracle:
+    """Train on the rows of ``setting`` with nothing removed; ``test_error`` is the bounded probe's."""
+    fit = _fits(setting, np.zeros((setting.features.shape[1], 0)), [0])[0]
+    logits = pairs.test @ fit.weight.T + fit.bias
+    error = None
+    if setting.task != "regression":
+        error = float(np.mean(theory.predicted(logits) != pairs.target))
+    return Oracle(
+        where=where,
+        train_rows=len(setting.features),
+        test_risk=float(np.mean(setting.loss.rows(logits, pairs.target))),
+        test_error=error,
+        gap=None if error is None or test_error is None else test_error - error,
+    )
+
+
+def summary(rows: Sequence[PathRow]) -> dict[str, float | int | None] | None:
+    """What a rank path says in a few numbers; None without classes or ranks.
+
+    ``bound_rank`` is the rank at the least 0-1 bound. ``in_domain_rise`` is by how much the in-domain
+    accuracy (on the twins) ever rises from one rank to a larger one.
+    """
+    if not rows or rows[0].test_error is None:
+        return None
+    test = np.array([1 - (row.test_error or 0.0) for row in rows])
+    own = np.array([1 - (row.twin_error or 0.0) for row in rows])
+    best = int(test.argmax())
+    least = int(np.argmin([row.zero_one_bound or 0.0 for row in rows]))
+    erm = next((index for index, row in enumerate(rows) if row.rank == 0), None)
+    return {
+        "erm_test_accuracy": None if erm is None else float(test[erm]),
+        "erm_in_domain_accuracy": None if erm is None else float(own[erm]),
+        "best_rank": rows[best].rank,
+        "best_test_accuracy": float(test[best]),
+        "bound_rank": rows[least].rank,
+        "bound_test_accuracy": float(test[least]),
+        "bound_regret": float(test[best] - test[least]),
+        "in_domain_drop": float(own[0] - own[-1]),
+        "in_domain_rise": float(np.max(own - np.minimum.accumulate(own))),
+    }
 
 
 def _fits(setting: Setting, basis: Array, ranks: Sequence[int], advance: Any = None) -> list[Fit]:

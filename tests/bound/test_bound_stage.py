@@ -143,13 +143,13 @@ def test_rank_path_meets_the_probe_at_its_own_rank(tmp_path: Path) -> None:
     FILES.make(tmp_path, classes=3, rank=3)
     listener = Listener()
     report = bound(_options(tmp_path, pairs=tmp_path / "noisy.h5", ranks="0:20"), reporter=listener)
-    assert [row["rank"] for row in report.ranks] == list(range(9))
+    assert [row["rank"] for row in report.paths.ranks] == list(range(9))
     assert "ranks above 8 are skipped" in listener.notes[0]
-    own = report.ranks[3]
+    own = report.paths.ranks[3]
     assert own["term_1"] == pytest.approx(report.terms.term_1, rel=1e-4)
     assert own["term_2"] == pytest.approx(report.terms.term_2, rel=1e-4)
     assert own["test_risk"] == pytest.approx(report.test_risk, rel=1e-4)
-    for row in report.ranks:
+    for row in report.paths.ranks:
         assert row["test_risk"] <= row["bound"] + 1e-9
         assert row["test_error"] <= row["zero_one_bound"] + 1e-12
 
@@ -157,15 +157,15 @@ def test_rank_path_meets_the_probe_at_its_own_rank(tmp_path: Path) -> None:
 def test_pair_counts_use_more_and_more_pairs(tmp_path: Path) -> None:
     FILES.make(tmp_path, classes=2, rank=3)
     report = bound(_options(tmp_path, pairs=tmp_path / "noisy.h5", pair_counts="0:3,40,99"))
-    assert [(row["pairs"], row["rank"]) for row in report.pair_counts] == [
+    assert [(row["pairs"], row["rank"]) for row in report.paths.pair_counts] == [
         (0, 0),
         (1, 1),
         (2, 2),
         (3, 3),
         (40, 3),
     ]
-    assert report.pair_counts[-1]["test_risk"] == pytest.approx(report.test_risk, rel=1e-4)
-    assert report.pair_counts[0]["term_2"] > 5 * report.pair_counts[-1]["term_2"]
+    assert report.paths.pair_counts[-1]["test_risk"] == pytest.approx(report.test_risk, rel=1e-4)
+    assert report.paths.pair_counts[0]["term_2"] > 5 * report.paths.pair_counts[-1]["term_2"]
 
 
 @pytest.mark.parametrize("option", [{"ranks": "0:3"}, {"pair_counts": "5"}, {"clean_pairs": Path("c.h5")}])
@@ -269,3 +269,32 @@ def test_result_is_the_same_bits(tmp_path: Path) -> None:
     first, second = (bound(_options(tmp_path)).to_json() for _ in range(2))
     assert json.dumps(first) == json.dumps(second)
     assert np.isfinite(first["bound"])
+
+
+def test_oracle_trained_on_the_test_domain(tmp_path: Path) -> None:
+    FILES.make(tmp_path, classes=2, rank=0)
+    store = read_pairs(tmp_path / "oracle.h5")
+    FILES.write_pair_store(
+        tmp_path / "oracle.h5", store.features_a[:100], store.features_b[:100], list(store.label_a[:100])
+    )
+    oracle = bound(_options(tmp_path, oracle_train="split=test")).paths.oracle
+    assert oracle is not None and oracle["train_rows"] == 200
+    assert oracle["test_error"] < 0.2 and oracle["gap"] > 0.05
+
+
+def test_oracle_is_not_trained_on_the_rows_it_is_measured_on(tmp_path: Path) -> None:
+    FILES.make(tmp_path, classes=2)
+    with pytest.raises(InputError, match="trained on the rows it is measured on"):
+        bound(_options(tmp_path, oracle_train="split=test"))
+
+
+def test_summary_of_a_path(tmp_path: Path) -> None:
+    FILES.make(tmp_path, classes=2, rank=3)
+    paths = bound(_options(tmp_path, pairs=tmp_path / "noisy.h5", ranks="0:6")).paths
+    assert paths.summary is not None
+    errors = [row["test_error"] for row in paths.ranks]
+    assert paths.summary["best_test_accuracy"] == pytest.approx(1 - min(errors))
+    assert paths.summary["erm_test_accuracy"] == pytest.approx(1 - errors[0])
+    bounds = [row["zero_one_bound"] for row in paths.ranks]
+    assert paths.summary["bound_rank"] == bounds.index(min(bounds))
+    assert paths.summary["bound_regret"] >= 0
