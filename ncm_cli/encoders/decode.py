@@ -36,6 +36,7 @@ MAX_PIXELS = 178_956_970
 MAX_BYTES = 1 << 30
 """Files above 1 GiB are refused before they are read: no picture within ``MAX_PIXELS`` needs that much."""
 
+# Without O_NONBLOCK, opening a named pipe would wait for a writer.
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 _TRANSPOSE = {
@@ -108,18 +109,21 @@ def note_of(image: Image.Image) -> str | None:
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """The bytes of a regular file within the size limit, or :class:`DecodeError` with the reason."""
     try:
-        # Opening a named pipe would wait for a writer; the check for a regular file follows.
-        with os.fdopen(os.open(path, _OPEN_FLAGS), "rb") as stream:
-            state = os.fstat(stream.fileno())
+        descriptor = os.open(path, _OPEN_FLAGS)
+        try:
+            state = os.fstat(descriptor)
+            if stat.S_ISDIR(state.st_mode):
+                raise DecodeError("a folder, not a file")
             if not stat.S_ISREG(state.st_mode):
                 raise DecodeError("not a regular file")
             if state.st_size > MAX_BYTES:
                 raise DecodeError(f"file of {state.st_size:,} bytes, over the limit of {MAX_BYTES:,}")
-            return stream.read()
+            with open(descriptor, "rb", closefd=False) as stream:
+                return stream.read()
+        finally:
+            os.close(descriptor)
     except FileNotFoundError:
         raise DecodeError("no such file") from None
-    except IsADirectoryError:
-        raise DecodeError("a folder, not a file") from None
     except PermissionError:
         raise DecodeError("no permission to read the file") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
