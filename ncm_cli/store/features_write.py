@@ -67,38 +67,33 @@ def write_features(
     _check(path, ids, dim, listed, label_column, split_column, files, dtype)
     stored = np.dtype(dtype)
     block_rows = max(1, CHUNK_BYTES // (dim * stored.itemsize))
-    with atomic_path(path) as temporary:
-        writer = H5Writer(temporary)
-        try:
-            features = writer.create("features", (len(ids), dim), stored, block_rows)
-            hashes = []
-            start = 0
-            for block in _rechunked(_checked(blocks, ids, dim, stored, path), block_rows):
-                features[start : start + len(block)] = block
-                hashes.append(np.frombuffer(block_digest(block), dtype=np.uint8))
-                start += len(block)
-            writer.array("feature_sha256", np.stack(hashes))
-            _write_rows(writer, ids, listed, files, failed)
-            writer.json("options", jsonable(options))
-            writer.json("request", jsonable(request or {}))
-            writer.finish(
-                {
-                    "ncm_format": FORMAT,
-                    "ncm_format_version": VERSION,
-                    "ncm_version": __version__,
-                    "created": now(),
-                    "label_column": label_column,
-                    "split_column": split_column,
-                    "encoder": canonical_json(dict(encoder)),
-                    "encoder_fingerprint": fingerprint(encoder),
-                    "block_rows": block_rows,
-                    "content_sha256": content_digest(
-                        writer.digests, len(ids), dim, dtype, label_column, split_column
-                    ),
-                }
-            )
-        finally:
-            writer.file.close()
+    with atomic_path(path) as temporary, H5Writer(temporary) as writer:
+        features = writer.create("features", (len(ids), dim), stored, block_rows)
+        hashes = []
+        start = 0
+        for block in _rechunked(_checked(blocks, ids, dim, stored, path), block_rows):
+            writer.put(features, start, block)
+            hashes.append(np.frombuffer(block_digest(block), dtype=np.uint8))
+            start += len(block)
+        writer.array("feature_sha256", np.stack(hashes))
+        _write_rows(writer, ids, listed, files, failed)
+        writer.json("options", jsonable(options))
+        writer.json("request", jsonable(request or {}))
+        content = content_digest(writer.digests, len(ids), dim, dtype, label_column, split_column)
+        writer.finish(
+            {
+                "ncm_format": FORMAT,
+                "ncm_format_version": VERSION,
+                "ncm_version": __version__,
+                "created": now(),
+                "label_column": label_column,
+                "split_column": split_column,
+                "encoder": canonical_json(dict(encoder)),
+                "encoder_fingerprint": fingerprint(encoder),
+                "block_rows": block_rows,
+                "content_sha256": content,
+            }
+        )
 
 
 def _check(

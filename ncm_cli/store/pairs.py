@@ -84,32 +84,28 @@ class PairStore:
 def write_pairs(path: Path | str, store: PairStore) -> None:
     """Write a pair store atomically; refuses shapes that don't agree and values that aren't finite."""
     _check(store, path)
-    with atomic_path(path) as temporary:
-        writer = H5Writer(temporary)
-        try:
-            for name in ("features_a", "features_b", "delta"):
-                writer.array(name, np.asarray(getattr(store, name), dtype=np.float32))
-            writer.array("holdout", np.asarray(store.holdout, dtype=bool))
-            writer.array("singular_values", np.asarray(store.singular_values, dtype=np.float64))
-            writer.array("basis", np.asarray(store.basis, dtype=np.float64))
-            for name in _TEXTS:
-                writer.text(name, getattr(store, name), what=name.replace("_", " of member "))
-            for name in ("options", "sources", "diagnostics"):
-                writer.json(name, jsonable(getattr(store, name)))
-            writer.finish(
-                {
-                    "ncm_format": FORMAT,
-                    "ncm_format_version": VERSION,
-                    "ncm_version": __version__,
-                    "created": store.created or now(),
-                    "strategy": store.strategy,
-                    "encoder": canonical_json(store.encoder),
-                    "encoder_fingerprint": store.fingerprint,
-                    "content_sha256": store.content_sha256,
-                }
-            )
-        finally:
-            writer.file.close()
+    with atomic_path(path) as temporary, H5Writer(temporary) as writer:
+        for name in ("features_a", "features_b", "delta"):
+            writer.array(name, np.asarray(getattr(store, name), dtype=np.float32))
+        writer.array("holdout", np.asarray(store.holdout, dtype=bool))
+        writer.array("singular_values", np.asarray(store.singular_values, dtype=np.float64))
+        writer.array("basis", np.asarray(store.basis, dtype=np.float64))
+        for name in _TEXTS:
+            writer.text(name, getattr(store, name), what=name.replace("_", " of member "))
+        for name in ("options", "sources", "diagnostics"):
+            writer.json(name, jsonable(getattr(store, name)))
+        writer.finish(
+            {
+                "ncm_format": FORMAT,
+                "ncm_format_version": VERSION,
+                "ncm_version": __version__,
+                "created": store.created or now(),
+                "strategy": store.strategy,
+                "encoder": canonical_json(store.encoder),
+                "encoder_fingerprint": store.fingerprint,
+                "content_sha256": store.content_sha256,
+            }
+        )
 
 
 def read_pairs(path: Path | str) -> PairStore:
