@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import numpy as np
+import numpy.typing as npt
 
 from ncm_cli.datasets.coloring import check_shares, counts, plan, write_images, write_tables
 from ncm_cli.datasets.folder import Built, building
@@ -17,10 +21,8 @@ def build(options: DigitsOptions, reporter: Reporter) -> Built:
     Test digits never occur in training, validation or pairs. Pairs to learn from are made of training
     digits, held-out pairs of digits that are neither in training nor in validation.
     """
-    from sklearn.datasets import load_digits
-
     check_shares(options, ("test_fraction",))
-    digits, target = load_digits(return_X_y=True)
+    digits, target = _load_digits()
     gray = np.round(digits.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     rng = np.random.default_rng(options.seed)
     order = rng.permutation(len(target))
@@ -38,3 +40,20 @@ def build(options: DigitsOptions, reporter: Reporter) -> Built:
         facts={"rows": len(made.rows), "pairs": len(made.pairs), "seed": options.seed},
         tables=(counts(made),),
     )
+
+
+def _load_digits() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """What scikit-learn's ``load_digits`` returns: pixels (1797, 64) from 0 to 16, and digits (1797,).
+
+    Its file is read without importing scikit-learn, which takes longer than all the rest.
+    """
+    spec = importlib.util.find_spec("sklearn")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        file = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        if file.is_file():
+            table = np.loadtxt(file, delimiter=",")
+            return table[:, :-1], table[:, -1]
+    from sklearn.datasets import load_digits
+
+    pixels, target = load_digits(return_X_y=True)
+    return pixels, target

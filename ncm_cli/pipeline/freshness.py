@@ -53,6 +53,7 @@ class State:
         self._path = out / STATE
         self._jobs: dict[str, dict[str, Any]] = {}
         self._digests: dict[str, tuple[str, str]] = {}
+        self._seen: dict[Path, str] = {}
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             found = json.loads(self._path.read_text(encoding="utf-8"))
             if (found["ncm_format"], found["ncm_format_version"]) == (FORMAT, VERSION):
@@ -109,6 +110,7 @@ class State:
 
     def finished(self, job: Job, stamp: Stamp, **facts: Any) -> None:
         """Record a job that has just run, and save."""
+        self._seen.clear()
         outputs = [item for items in job.outputs.values() for item in items if item.exists()]
         self._jobs[job.key] = {
             **dataclasses.asdict(stamp),
@@ -128,7 +130,12 @@ class State:
             self.save()
 
     def digest(self, path: Path) -> str:
-        """Digest of a file's or folder's contents."""
+        """Digest of a file's or folder's contents, looked at anew after each job."""
+        if path not in self._seen:
+            self._seen[path] = self._digest(path)
+        return self._seen[path]
+
+    def _digest(self, path: Path) -> str:
         signature, total = _signature(path)
         if path.is_dir() and total > HASHED_BYTES:
             return f"names-sizes-times:{signature}"
@@ -139,12 +146,16 @@ class State:
         return known[1]
 
 
-def _files(path: Path) -> Iterator[Path]:
-    """The files of a folder in the order of their names, hidden ones and data set markers left out.
+def _files(path: Path) -> Iterator[tuple[str, str]]:
+    """(name relative to the folder, path) of a folder's files, in the order of their names.
 
-    A marker holds the time at which its data set was made, which isn't part of its contents.
+    Hidden files are left out, and so are data set markers: a marker holds the time at which its data set was
+    made, which isn't part of its contents.
     """
-    count = 0
+    if not path.is_dir():
+        yield path.name, str(path)
+        return
+    count, start = 0, len(str(path)) + 1
     for folder, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
@@ -153,32 +164,33 @@ def _files(path: Path) -> Iterator[Path]:
             count += 1
             if count > LISTED_FILES:
                 return
-            yield Path(folder) / name
+            full = os.path.join(folder, name)  # noqa: PTH118
+            yield full[start:], full
 
 
 def _signature(path: Path) -> tuple[str, int]:
     """(digest of names, sizes and times, total bytes)"""
     digest, total = hashlib.sha256(), 0
-    for file in _files(path) if path.is_dir() else (path,):
+    for name, full in _files(path):
         with contextlib.suppress(OSError):
-            stat = file.stat()
+            stat = os.stat(full)  # noqa: PTH116
             total += stat.st_size
-            digest.update(f"{file.relative_to(path)}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+            digest.update(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest(), total
 
 
 def _contents(path: Path) -> str:
     if not path.is_dir():
-        return _sha256(path)
+        return _sha256(str(path))
     digest = hashlib.sha256()
-    for file in _files(path):
-        digest.update(f"{file.relative_to(path)}\0{_sha256(file)}\0".encode())
+    for name, full in _files(path):
+        digest.update(f"{name}\0{_sha256(full)}\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
-def _sha256(file: Path) -> str:
+def _sha256(file: str) -> str:
     digest = hashlib.sha256()
-    with file.open("rb") as stream:
+    with open(file, "rb") as stream:  # noqa: PTH123
         while block := stream.read(_BLOCK):
             digest.update(block)
     return digest.hexdigest()
