@@ -1,0 +1,300 @@
+"""Manifests and folders: ids, columns, labels, and files that must be there."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ncm_cli.errors import InputError, UsageError
+from ncm_cli.store.features import Column, NumericColumn
+from ncm_cli.store.manifest import Choice, Manifest, is_number, ordered_categories, read_folder, read_manifest
+
+
+def manifest_of(folder: Path, text: str, *, files: bool = False, **choice: Any) -> Manifest:
+    path = folder / "m.csv"
+    path.write_text(text, encoding="utf-8")
+    return read_manifest(path, Choice(**choice), root=None, with_files=files)
+
+
+def column(manifest: Manifest, name: str) -> Column:
+    found = manifest.columns(range(len(manifest)))[name]
+    assert isinstance(found, Column)
+    return found
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x")
+
+
+def test_default_names_keep_every_other_column(tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path, "id,path,label,split,place\na,1.png,cat,train,land\nb,2.png,dog,test,\n")
+    assert manifest.ids == ["a", "b"]
+    assert (manifest.label_column, manifest.split_column) == ("label", "split")
+    made = manifest.columns([0, 1])
+    assert list(made) == ["label", "split", "place"]
+    assert column(manifest, "place").text() == ["land", ""]
+    assert column(manifest, "place").codes.tolist() == [0, -1]
+
+
+def test_named_columns_keep_only_those_and_the_roles(tmp_path: Path) -> None:
+    text = "id,path,label,split,place,note\na,1.png,cat,train,land,x\n"
+    assert list(manifest_of(tmp_path, text, col=("place",)).text) == ["label", "split", "place"]
+
+
+def test_c21_c23_ids_stay_distinct_text(tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path, "id,label\n001,a\n01,a\n1,a\nNA,b\nnull,b\nnan,b\n")
+    assert manifest.ids == ["001", "01", "1", "NA", "null", "nan"]
+
+
+def test_c23_a_blank_id_is_refused_with_its_row(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="an id is blank") as caught:
+        manifest_of(tmp_path, "id,label\na,x\n,x\nb,x\n ,x\n")
+    assert "row 2 (line 3), row 4 (line 5)" in str(caught.value)
+
+
+def test_c24_repeated_ids_are_refused_and_listed(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="2 ids are used more than once") as caught:
+        manifest_of(tmp_path, "id,path\n7,a.png\n8,b.png\n7,c.png\n9,d.png\n9,d.png\n")
+    assert "'7' in row 1 (line 2), row 3 (line 4)" in str(caught.value)
+    assert "'9' in row 4 (line 5), row 5 (line 6)" in str(caught.value)
+
+
+def test_c25_a_saved_index_is_no_id_and_no_column(tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path, ",id,label\n0,a,cat\n1,b,dog\n")
+    assert manifest.ids == ["a", "b"]
+    assert list(manifest.text) == ["label"]
+
+
+def test_without_an_id_column_the_path_is_the_id(tmp_path: Path) -> None:
+    touch(tmp_path, "a.png", "b.png")
+    manifest = manifest_of(tmp_path, "path,label\na.png,x\nb.png,y\n", files=True)
+    assert manifest.ids == ["a.png", "b.png"]
+    assert any("'path' is the id" in note for note in manifest.notes)
+
+
+def test_c27_zero_and_one_as_floats_are_classes(tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path, "id,label\na,0.0\nb,1.0\nc,1.0\nd,0.0\n")
+    assert column(manifest, "label").categories == ("0.0", "1.0")
+
+
+def test_c27_half_stars_are_classes(tmp_path: Path) -> None:
+    body = "".join(f"x{i},{(i % 10 + 1) / 2}\n" for i in range(100))
+    assert len(column(manifest_of(tmp_path, "id,label\n" + body), "label").categories) == 10
+
+
+@pytest.mark.parametrize("count", [3, 400])
+def test_c27_measurements_as_classes_are_refused_with_the_row(tmp_path: Path, count: int) -> None:
+    values = [1.0, *np.random.default_rng(3).random(count - 1).round(3)]
+    body = "".join(f"x{i},{value}\n" for i, value in enumerate(values))
+    with pytest.raises(InputError, match="measurements, not classes") as caught:
+        manifest_of(tmp_path, "id,label\n" + body)
+    assert "row 2 (line 3)" in str(caught.value)
+    assert "--numeric label" in str(caught.value)
+
+
+def test_c27_a_blank_label_is_refused_with_the_row(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="1 label is blank") as caught:
+        manifest_of(tmp_path, "id,label\na,0.0\nb,\nc,1.0\n")
+    assert "row 2 (line 3)" in str(caught.value)
+
+
+def test_numeric_columns_hold_numbers_and_gaps(tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path, "id,y,age\na,0.13,3\nb,0.52,\n", label_col="y", numeric=("y", "age"))
+    made = manifest.columns([0, 1])
+    assert isinstance(made["y"], NumericColumn)
+    assert made["y"].values.tolist() == [0.13, 0.52]
+    assert np.isnan(made["age"].values[1])  # type: ignore[union-attr]
+    assert manifest.label_column == "y"
+
+
+@pytest.mark.parametrize("word", ["nan", "inf", "1_000", "0x10", "1,5", "ten"])
+def test_a_numeric_column_with_a_word_is_refused(tmp_path: Path, word: str) -> None:
+    with pytest.raises(InputError, match="other than numbers") as caught:
+        manifest_of(tmp_path, f'id,y\na,1\nb,"{word}"\n', numeric=("y",))
+    assert "row 2 (line 3)" in str(caught.value)
+
+
+def test_c28_one_order_of_classes_for_all_rows(tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path, "id,label,split\na,fox,train\nb,cat,train\nc,dog,test\nd,fox,test\n")
+    assert column(manifest, "label").categories == ("cat", "dog", "fox")
+    assert column(manifest, "label").codes.tolist() == [2, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("values", "order"),
+    [
+        (["10", "9", "-1"], ("-1", "9", "10")),
+        (["1", "01", "1.0"], ("01", "1", "1.0")),
+        (["10", "9", "a"], ("10", "9", "a")),
+        (["b", "", "a"], ("a", "b")),
+        (["1e3", "2"], ("2", "1e3")),
+        (["é", "z", "E"], ("E", "z", "é")),
+    ],
+)
+def test_categories_are_sorted_and_numbers_by_value(values: list[str], order: tuple[str, ...]) -> None:
+    assert ordered_categories(values) == order
+
+
+def test_what_counts_as_a_number() -> None:
+    assert all(map(is_number, ["0", "-1.5", "+2.", ".5", "1e-3"]))
+    assert not any(map(is_number, ["", "nan", "inf", "1e999", "1_0", "٣", "1 2"]))
+
+
+@pytest.mark.parametrize(
+    ("header", "choice"),
+    [
+        (
+            "img_id,img_filename,y,split,place,place_filename",
+            {"id_col": "img_id", "path_col": "img_filename", "label_col": "y"},
+        ),
+        (
+            "img_id,filename,y,split,a,place_filename",
+            {"id_col": "img_id", "path_col": "filename", "label_col": "y"},
+        ),
+    ],
+)
+def test_c30_waterbirds_columns_by_name(tmp_path: Path, header: str, choice: dict[str, str]) -> None:
+    body = "1,a.jpg,0,0,1,/p/x.jpg\n2,b.jpg,1,1,0,/p/y.jpg\n3,c.jpg,1,2,1,/p/z.jpg\n"
+    manifest = manifest_of(tmp_path, f"{header}\n{body}", **choice)
+    assert column(manifest, "split").categories == ("0", "1", "2")
+    assert manifest.split_column == "split"
+    assert manifest.label_column == "y"
+    assert len(manifest.text) == 4
+
+
+def test_c30_an_unknown_column_lists_those_there(tmp_path: Path) -> None:
+    text = "img_id,img_filename,y,split,place,place_filename\n1,a,0,0,1,b\n"
+    for choice in (
+        {"label_col": "labels"},
+        {"split_col": "splits"},
+        {"col": ("plaace",)},
+        {"numeric": ("yy",)},
+    ):
+        with pytest.raises(InputError, match="no column named") as caught:
+            manifest_of(tmp_path, text, id_col="img_id", **choice)
+        assert "img_id, img_filename, y, split, place, place_filename" in str(caught.value)
+
+
+def test_c31_minus_one_and_one_make_four_groups(tmp_path: Path) -> None:
+    body = "".join(f"{i},{a},{b}\n" for i, (a, b) in enumerate([(-1, -1), (-1, 1), (1, -1), (1, 1)]))
+    manifest = manifest_of(tmp_path, "id,Blond_Hair,Male\n" + body, label_col="Blond_Hair")
+    hair, male = column(manifest, "Blond_Hair"), column(manifest, "Male")
+    assert hair.categories == male.categories == ("-1", "1")
+    assert len(set(zip(hair.codes.tolist(), male.codes.tolist(), strict=True))) == 4
+
+
+@pytest.mark.parametrize(("written", "on_disk"), [("NFC", "NFD"), ("NFD", "NFC"), ("NFC", "NFC")])
+def test_c15_names_are_found_in_either_normal_form(tmp_path: Path, written: str, on_disk: str) -> None:
+    touch(tmp_path, unicodedata.normalize(on_disk, "dossier é/café 1.jpg"))
+    text = unicodedata.normalize(written, "id,path\na,dossier é/café 1.jpg\n")
+    files = manifest_of(tmp_path, text, files=True).files
+    assert files is not None
+    assert Path(files.path[0]).read_bytes() == b"x"
+
+
+def test_windows_paths_are_read(tmp_path: Path) -> None:
+    touch(tmp_path, "images/sub/a.jpg")
+    files = manifest_of(tmp_path, "id,path\na,images\\sub\\a.jpg\n", files=True).files
+    assert files is not None
+    assert files.path == [str(tmp_path / "images/sub/a.jpg")]
+
+
+def test_c17_every_missing_file_is_listed(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"{i}.png" for i in range(40) if i % 2))
+    (tmp_path / "38.png").mkdir()
+    body = "".join(f"x{i},{i}.png\n" for i in range(40))
+    with pytest.raises(InputError, match="20 of 40 image files") as caught:
+        manifest_of(tmp_path, "id,path\n" + body, files=True)
+    for i in range(0, 38, 2):
+        assert f"row {i + 1} (line {i + 2}): '{i}.png' is missing" in str(caught.value)
+    assert "'38.png' is a folder" in str(caught.value)
+
+
+def test_c17_an_absolute_path_ignores_the_root(tmp_path: Path) -> None:
+    touch(tmp_path, "root/a.png", "elsewhere/b.png")
+    path = tmp_path / "m.csv"
+    path.write_text(f"id,path\na,a.png\nb,{tmp_path}/elsewhere/b.png\n")
+    files = read_manifest(path, Choice(), root=tmp_path / "root").files
+    assert files is not None
+    assert files.path == [str(tmp_path / "root/a.png"), str(tmp_path / "elsewhere/b.png")]
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "loop.png").symlink_to("loop.png")
+    long = "x" * 300
+    text = f"id,path\na,pipe.png\nb,loop.png\nc,{long}\nd,\ne,/dev/zero\n"
+    with pytest.raises(InputError, match="5 of 5 image files") as caught:
+        manifest_of(tmp_path, text, files=True)
+    for word in ("no regular file", "symbolic links", "too long", "'' is blank"):
+        assert word in str(caught.value)
+
+
+def test_a_folder_gives_sorted_relative_ids_and_columns(tmp_path: Path) -> None:
+    touch(tmp_path, "photo/dog/2.jpg", "photo/dog/10.PNG", "art/cat/x", "art/.hidden/y.jpg", "art/cat/.z.jpg")
+    touch(tmp_path, "readme.txt")
+    manifest = read_folder(tmp_path, ("domain", "label"), Choice())
+    assert manifest.ids == ["art/cat/x", "photo/dog/10.PNG", "photo/dog/2.jpg"]
+    assert column(manifest, "domain").text() == ["art", "photo", "photo"]
+    assert manifest.label_column == "label"
+    assert any("readme.txt" in note for note in manifest.notes)
+
+
+def test_a_folder_without_layout_is_flat_or_by_label(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg", "b/2.jpg")
+    assert column(read_folder(tmp_path, None, Choice()), "label").text() == ["a", "b"]
+    assert read_folder(tmp_path / "a", None, Choice()).text == {}
+
+
+@pytest.mark.parametrize(
+    ("names", "layout", "message"),
+    [
+        (["a/1.jpg", "2.jpg"], ("label",), "don't lie where the layout says"),
+        (["a/1.jpg"], ("domain", "label"), "don't lie where the layout says"),
+        (["a/b/1.jpg"], None, "what the folders mean must be said"),
+        (["1.jpg", "a/1.jpg"], None, "don't lie where the layout says|must be said"),
+        (["notes.txt"], None, "no images in the folder"),
+        ([], None, "no images in the folder"),
+    ],
+)
+def test_folders_of_another_shape_are_refused(
+    tmp_path: Path, names: list[str], layout: tuple[str, ...] | None, message: str
+) -> None:
+    touch(tmp_path, *names)
+    with pytest.raises(InputError, match=message):
+        read_folder(tmp_path, layout, Choice())
+
+
+def test_links_to_folders_are_followed_and_loops_refused(tmp_path: Path) -> None:
+    touch(tmp_path, "data/a/1.jpg")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root/b").symlink_to(tmp_path / "data/a")
+    assert read_folder(tmp_path / "root", None, Choice()).ids == ["b/1.jpg"]
+    (tmp_path / "data/a/up").symlink_to(tmp_path / "data")
+    with pytest.raises(InputError, match="leads back"):
+        read_folder(tmp_path / "data", None, Choice())
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path) + b"/f"
+    os.mkdir(folder)  # noqa: PTH102
+    with open(folder + b"/caf\xe9.jpg", "wb"):  # noqa: PTH123
+        pass
+    with pytest.raises(InputError, match="isn't UTF-8") as caught:
+        read_folder(tmp_path / "f", None, Choice())
+    str(caught.value).encode("utf-8")
+
+
+def test_options_of_tables_are_refused_for_folders(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg")
+    with pytest.raises(UsageError, match="--id-col is for tables"):
+        read_folder(tmp_path, None, Choice(id_col="id"))
+    with pytest.raises(InputError, match="no folder level named 'place'"):
+        read_folder(tmp_path, None, Choice(label_col="place"))
