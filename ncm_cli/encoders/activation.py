@@ -33,19 +33,19 @@ def uses_quick_gelu(tower: torch.nn.Module) -> bool | None:
 
 
 def warn_on_mismatch(
-    model_quick: bool, path: Path, model: str, tag_quick: bool | None, has_twin: bool, reporter: Reporter
+    model_quick: bool, path: Path, model: str, tag_quick: bool | None, likely: bool, reporter: Reporter
 ) -> None:
     """Warn where the weights' activation is known to be the other one, or can't be known and might be.
 
     ``tag_quick`` is what open_clip records for a tag; None for a local file, which is looked at.
-    ``has_twin``: the architecture is registered with both activations, so that a mix-up is likely.
+    ``likely``: nothing about the model rules the other activation out.
     """
     trained, evidence = (tag_quick, "its tag") if tag_quick is not None else evidence_in(path)
     names = {True: "QuickGELU", False: "GELU"}
     used = names[model_quick]
     other = model.removesuffix("-quickgelu") if model_quick else f"{model}-quickgelu"
     if trained is None:
-        if has_twin and not model_quick:
+        if likely and not model_quick:
             reporter.warn(
                 f"{path.name} doesn't say whether it was trained with GELU or QuickGELU; {used} is used, as "
                 f"the model {model} says. For weights trained with QuickGELU, such as OpenAI's, use "

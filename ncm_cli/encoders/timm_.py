@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ncm_cli.errors import InputError, unknown
 from ncm_cli.progress import Reporter
 
-from . import torch_, weights
+from . import checkpoint, fetch, torch_, weights
 from .base import EncoderRequest, describe, effective_pretrained
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _build(request: EncoderRequest, name: str, source: Path | str | None) -> tup
     with torch_.own_random_numbers(request.seed):
         model = timm.create_model(name, pretrained=False, num_classes=0)
     if source is None:
-        return model, weights.state_sha256(model)
+        return model, checkpoint.state_sha256(model)
     _load_file(model, source, f"timm:{name}")
     return model, weights.digest(source)["sha256"]
 
@@ -103,11 +103,11 @@ def _published(name: str) -> tuple[torch.nn.Module, str]:
     config: Any = timm.get_pretrained_cfg(name)
     path: Path | None = None
     local: dict[str, str] = {}
-    with weights.fetching(f"the weights of timm:{name}"):
+    with fetch.fetching(f"the weights of timm:{name}"):
         if config.hf_hub_id:
             # Given as a file, so that timm doesn't ask the hub again.
             names = [config.hf_hub_filename or "model.safetensors", "pytorch_model.bin"]
-            path = weights.hub_file(config.hf_hub_id, names)
+            path = fetch.hub_file(config.hf_hub_id, names)
             local = {"file": str(path)}
         with torch_.own_random_numbers(0):
             model = timm.create_model(
@@ -116,24 +116,24 @@ def _published(name: str) -> tuple[torch.nn.Module, str]:
         if path is None and config.url:
             path = Path(torch.hub.get_dir()) / "checkpoints" / Path(config.url).name
     known = path is not None and path.is_file()
-    return model, weights.digest(path)["sha256"] if path and known else weights.state_sha256(model)
+    return model, weights.digest(path)["sha256"] if path and known else checkpoint.state_sha256(model)
 
 
 def _load_file(model: torch.nn.Module, path: Path, name: str) -> None:
     """Load every tensor of the model from a checkpoint; the classifier's, which it may have, are dropped."""
-    named = weights.tensors(path, name)
+    named = checkpoint.tensors(path, name)
     dropped = _classifiers(model)
     kept = {key: value for key, value in named.items() if not key.startswith(dropped)}
     if set(kept) != set(model.state_dict()):
         # Checkpoints in a model's original names: timm keeps the renaming beside the model.
         rename = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
         if rename is not None:
-            with weights.reading(path, name):
+            with checkpoint.reading(path, name):
                 renamed = rename(dict(named), model)
             kept = {key: value for key, value in renamed.items() if not key.startswith(dropped)}
-    with weights.reading(path, name):
+    with checkpoint.reading(path, name):
         found = model.load_state_dict(kept, strict=False)
-    weights.refuse_other_keys(found.missing_keys, found.unexpected_keys, path=path, model=name)
+    checkpoint.refuse_other_keys(found.missing_keys, found.unexpected_keys, path=path, model=name)
 
 
 def _classifiers(model: torch.nn.Module) -> tuple[str, ...]:
