@@ -41,6 +41,39 @@ _BUILDERS = {
         ),
         next_step="ncm fit --features data/features.h5 --pairs data/noisy-0.1.h5 -o probe.safetensors",
     ),
+    "colored-mnist": _Builder(
+        summary="ColoredMNIST by IRM's protocol, from MNIST's own files.",
+        examples=(
+            Example(line="ncm data colored-mnist --mnist mnist -o data", note="28×28 PNG files, 256 pairs"),
+            Example(
+                line="ncm data colored-mnist --mnist mnist --size 14 --packed -o data",
+                note="one array of pixels, for ncm embed --from-array data/pixels.npy",
+            ),
+        ),
+        next_step="ncm embed data/manifest.csv -o features.h5",
+    ),
+    "waterbirds-cf": _Builder(
+        summary="Waterbirds with counterfactual minority groups, or as it is.",
+        examples=(
+            Example(
+                line="ncm data waterbirds-cf waterbirds --cub CUB_200_2011 --places places365 -o data",
+                note="paste 184 landbirds and 56 waterbirds on the other background",
+            ),
+            Example(
+                line="ncm data waterbirds-cf waterbirds -o data",
+                note="a folder that has its counterfactuals (a cf column), or plain Waterbirds",
+            ),
+        ),
+        next_step="ncm embed data/manifest.csv -o features.h5",
+    ),
+    "pacs": _Builder(
+        summary="PACS: a manifest with splits over domain/class/file.",
+        examples=(
+            Example(line="ncm data pacs PACS -o data", note="80 % training, 20 % validation in each domain"),
+            Example(line="ncm data pacs PACS --limit 20 -o small", note="20 images a class and domain"),
+        ),
+        next_step="ncm embed data/manifest.csv -o features.h5",
+    ),
 }
 
 
