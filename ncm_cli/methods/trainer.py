@@ -26,6 +26,8 @@ from ncm_cli.methods.config import Config, Schedule, TrainData
 from ncm_cli.methods.objectives import Batch
 from ncm_cli.methods.problem import Problem
 
+__all__ = ["Schedule", "Snapshot", "Trained", "train"]
+
 ORDER, MIXING, VISITS = range(3)
 """Streams of random numbers of one seed."""
 

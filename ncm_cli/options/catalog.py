@@ -13,7 +13,9 @@ class Hyper:
     """One hyper-parameter."""
 
     space: str
-    """What is searched where ``--search`` doesn't say."""
+    """What is searched at random where ``--search`` doesn't say."""
+    grid: str
+    """What ``--grid`` tries where ``--search`` doesn't say."""
     help: str
     low: float = 0.0
     high: float = math.inf
@@ -34,16 +36,26 @@ class Hyper:
 
 
 HYPER: dict[str, Hyper] = {
-    "lr": Hyper(space="log:1e-5:1e-2", open_low=True, help="learning rate"),
-    "weight_decay": Hyper(space="log:1e-4:1e-2", help="λ of the objective's (λ/2)‖W‖²"),
-    "rank": Hyper(space="2:24", whole=True, help="dimensions removed"),
-    "penalty": Hyper(space="log:1:1e5", help="weight of the penalty of irm, vrex and matchdg"),
-    "anneal": Hyper(space="50:250", whole=True, help="steps before the penalty of irm and vrex counts"),
-    "eta": Hyper(space="log:1e-4:1e-1", help="step size of groupdro's group weights"),
-    "meta_lr": Hyper(space="log:1e-3:1", open_low=True, help="step of fish towards its inner weights"),
-    "p_sel": Hyper(space="0,0.5,1", high=1.0, help="probability that lisa mixes within labels"),
-    "alpha": Hyper(space="2", open_low=True, help="lisa mixes with weights drawn from Beta(alpha, alpha)"),
-    "l1": Hyper(space="log:1e-3:0.3", help="weight of dfr's ‖W‖₁"),
+    "lr": Hyper(space="log:1e-5:1e-2", grid="1e-3", open_low=True, help="learning rate"),
+    "weight_decay": Hyper(space="log:1e-4:1e-2", grid="1e-4", help="λ of the objective's (λ/2)‖W‖²"),
+    "rank": Hyper(space="2:24", grid="2:24", whole=True, help="dimensions removed"),
+    "penalty": Hyper(
+        space="log:1:1e5", grid="log:1:1e5:6", help="weight of the penalty of irm, vrex and matchdg"
+    ),
+    "anneal": Hyper(
+        space="50:250", grid="100", whole=True, help="steps before the penalty of irm and vrex counts"
+    ),
+    "eta": Hyper(space="log:1e-4:1e-1", grid="log:1e-4:1e-1:4", help="step size of groupdro's group weights"),
+    "meta_lr": Hyper(
+        space="log:1e-3:1", grid="0.01,0.1,0.5", open_low=True, help="step of fish towards its inner weights"
+    ),
+    "p_sel": Hyper(
+        space="0,0.5,1", grid="0,0.5,1", high=1.0, help="probability that lisa mixes within labels"
+    ),
+    "alpha": Hyper(
+        space="2", grid="2", open_low=True, help="lisa mixes with weights drawn from Beta(alpha, alpha)"
+    ),
+    "l1": Hyper(space="log:1e-3:0.3", grid="log:1e-3:0.3:6", help="weight of dfr's ‖W‖₁"),
 }
 """Published spaces (lr 1e-5..1e-3 for ColoredMNIST, 1e-2 for PACS; fish's step 1e-4..1e-1 there, 0.05..0.5 in
 DomainBed) are covered, so that no method lacks the values that suited it."""

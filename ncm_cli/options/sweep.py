@@ -1,0 +1,139 @@
+"""The options of ``ncm sweep``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from ncm_cli.errors import UsageError, unknown
+from ncm_cli.options.catalog import METHODS
+from ncm_cli.options.grids import parse_names
+from ncm_cli.options.search import parse_search
+from ncm_cli.options.spec import option
+
+OPTIMIZERS = ("adam", "sgd")
+SCALINGS = ("none", "norm", "standard")
+OVERLAPS = ("exclude", "error", "keep")
+TABLES = (".h5", ".csv", ".parquet", ".json")
+"""What ``--output`` may end in: see `ncm_cli.stages.sweep`."""
+
+UPWEIGHT = "+upweight"
+
+_ROWS = "Rows"
+_SEARCH = "Search"
+_TRAINING = "Training"
+
+
+def parse_methods(text: str) -> tuple[tuple[str, bool], ...]:
+    """``erm,ncm,ncm+upweight`` as (method, whether upweighted), each once, in order."""
+    found = []
+    for name in parse_names(text):
+        method = name.removesuffix(UPWEIGHT)
+        if method not in METHODS:
+            raise unknown("method", method, METHODS, where=f"--methods {text}", error=UsageError)
+        if name != method and method == "dfr":
+            raise UsageError("dfr balances its groups itself", found=name, fix="--methods dfr")
+        found.append((method, name != method))
+    if not found:
+        raise UsageError("no method", found=repr(text), expected=", ".join(METHODS))
+    return tuple(dict.fromkeys(found))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """Options of ``ncm sweep``; the fields are the long options and the recipe's keys."""
+
+    features: Path = option(help="Feature store with the rows.", role="input", flags=("-f",))
+    pairs: Path | None = option(
+        None,
+        help="Pair store of ncm and matchdg; held-out pairs give the bound.",
+        role="input",
+        flags=("-p",),
+    )
+    output: Path = option(
+        help="Table to write, .h5, .csv or .parquet; NAME.json, NAME.csv and NAME.h5 are all written.",
+        role="output",
+        flags=("-o",),
+    )
+    methods: str | None = option(
+        None,
+        help=f"Methods, such as erm,irm,ncm; NAME{UPWEIGHT} is one with --upweight. "
+        "Without it, all that the other options allow.",
+        parse=parse_methods,
+    )
+
+    search: tuple[str, ...] = option(
+        (),
+        help="Values of a hyper-parameter: lr=log:1e-5:1e-3, rank=2:24, irm.penalty=1,100,1e4. "
+        "May be repeated.",
+        metavar="NAME=SPACE",
+        parse=parse_search,
+        group=_SEARCH,
+    )
+    trials: int = option(16, help="Random configurations of each method.", group=_SEARCH)
+    grid: bool = option(False, help="All combinations instead of random ones.", group=_SEARCH)
+    seeds: int = option(
+        5, help="Repetitions of every configuration, with seeds from --seed on.", group=_SEARCH
+    )
+    seed: int = option(0, help="First seed; also that of the random search.", group=_SEARCH)
+
+    train: str | None = option(
+        None, help="Training rows; without it, split=train.", group=_ROWS, metavar="WHERE"
+    )
+    val: str | None = option(
+        None, help="Validation rows; without it, split=val.", group=_ROWS, metavar="WHERE"
+    )
+    test: str | None = option(
+        None,
+        help="Test rows: adds their accuracy, and the rules that look at them, marked ORACLE.",
+        group=_ROWS,
+        metavar="WHERE",
+    )
+    target: str | None = option(None, help="Column to predict; without it, the store's label.", group=_ROWS)
+    envs: str | None = option(
+        None,
+        help="Columns whose combinations are the environments of irm, vrex, groupdro, fish and lisa.",
+        group=_ROWS,
+        metavar="COLUMNS",
+        parse=parse_names,
+    )
+    groups: str | None = option(
+        None,
+        help="Columns whose combinations are the groups of the worst-group rule and of dfr.",
+        group=_ROWS,
+        metavar="COLUMNS",
+        parse=parse_names,
+    )
+    dro_groups: str | None = option(
+        None,
+        help="Columns of groupdro's groups, if not the environments.",
+        group=_ROWS,
+        metavar="COLUMNS",
+        parse=parse_names,
+    )
+    upweight: str | None = option(
+        None,
+        help="Columns whose combinations count equally in training: for all methods, "
+        f"or for those named with {UPWEIGHT} if there are such.",
+        group=_ROWS,
+        metavar="COLUMNS",
+        parse=parse_names,
+    )
+    erase: str | None = option(None, help="Column that leace erases.", group=_ROWS, metavar="COLUMN")
+    overlap: str = option(
+        "exclude",
+        help="What to do with pairs and byte-identical images that also occur among validation or test rows.",
+        choices=OVERLAPS,
+        group=_ROWS,
+    )
+
+    scaling: str = option("none", help="How features are scaled first.", choices=SCALINGS, group=_TRAINING)
+    scale_factor: float = option(10.0, help="The rows' norm under --scaling norm.", group=_TRAINING)
+    optimizer: str = option("adam", help="Optimiser.", choices=OPTIMIZERS, group=_TRAINING)
+    momentum: float = option(0.0, help="Momentum of sgd.", group=_TRAINING)
+    epochs: int = option(100, help="Passes over the training rows.", group=_TRAINING)
+    batch_size: int = option(256, help="Rows in a batch; 0 for all.", group=_TRAINING)
+    evaluate_every: int = option(
+        1, help="Epochs between two checkpoints; every rule picks its own.", group=_TRAINING
+    )
+    device: str = option("auto", help="auto, cpu or cuda.", group=_TRAINING)

@@ -1,0 +1,135 @@
+"""The table of a sweep: every configuration with its metrics at every checkpoint (HDF5, CSV, Parquet)."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ncm_cli import __version__
+from ncm_cli.errors import InputError
+from ncm_cli.store.atomic import atomic_path, write_bytes
+from ncm_cli.store.h5 import H5Reader, reading
+from ncm_cli.store.h5_write import H5Writer
+from ncm_cli.store.results import now
+
+FORMAT = "ncm-sweep"
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SweepTable:
+    """n configurations, in the order in which they were planned."""
+
+    method: tuple[str, ...]
+    """(n) names, with ``+upweight`` where it was."""
+    trial: np.ndarray
+    """int64 (n,)."""
+    seed: np.ndarray
+    """int64 (n,)."""
+    hyper: dict[str, np.ndarray]
+    """float64 (n,) for each hyper-parameter, NaN where the method has none of that name."""
+    diverged: np.ndarray
+    """bool (n,): a weight became NaN or infinite."""
+    epochs: np.ndarray
+    """int64 (E,): the checkpoints. Methods that aren't trained by steps have their numbers at the first."""
+    metrics: dict[str, np.ndarray]
+    """float64 (n, E) for each metric, NaN where not known."""
+    options: dict[str, Any]
+
+
+def write_sweep(path: Path | str, table: SweepTable) -> None:
+    """Write the HDF5 file atomically."""
+    with atomic_path(path) as temporary:
+        writer = H5Writer(temporary)
+        writer.text("method", table.method, what="methods")
+        for name in ("trial", "seed", "diverged", "epochs"):
+            writer.array(name, getattr(table, name))
+        for folder, columns in (("hyper", table.hyper), ("metrics", table.metrics)):
+            for name, values in columns.items():
+                writer.array(f"{folder}/{name}", values)
+        writer.json("options", table.options)
+        writer.finish(
+            {
+                "ncm_format": FORMAT,
+                "ncm_format_version": VERSION,
+                "ncm_version": __version__,
+                "created": now(),
+            }
+        )
+
+
+def read_sweep(path: Path | str) -> SweepTable:
+    """Read the HDF5 file; refuses another format, a newer version and changed bytes."""
+    path = Path(path)
+    with H5Reader(path, FORMAT, VERSION, what="a sweep's table") as reader, reading(path):
+        method = reader.text("method")
+        rows = len(method)
+        epochs = reader.array("epochs", np.int64, shape=(None,))
+        wide = (rows, len(epochs))
+        return SweepTable(
+            method=method,
+            trial=reader.array("trial", np.int64, shape=(rows,)),
+            seed=reader.array("seed", np.int64, shape=(rows,)),
+            hyper={
+                name: reader.array(f"hyper/{name}", np.float64, shape=(rows,))
+                for name in reader.members("hyper")
+            },
+            diverged=reader.array("diverged", np.bool_, shape=(rows,)),
+            epochs=epochs,
+            metrics={
+                name: reader.array(f"metrics/{name}", np.float64, shape=wide)
+                for name in reader.members("metrics")
+            },
+            options=reader.json("options"),
+        )
+
+
+def write_csv(path: Path | str, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Write columns of equal length atomically; None and NaN are empty, floats have all their digits."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_cell(value) for value in row] for row in zip(*columns.values(), strict=True))
+    write_bytes(path, buffer.getvalue().encode("utf-8"))
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, float):
+        return repr(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
+    return value
+
+
+def write_parquet(path: Path | str, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Write columns of equal length atomically; needs pyarrow."""
+    arrow, parquet = require_pyarrow()
+    table = arrow.table({name: _arrow(values) for name, values in columns.items()})
+    with atomic_path(path) as temporary:
+        parquet.write_table(table, str(temporary))
+
+
+def _arrow(values: Sequence[Any]) -> list[Any]:
+    return [None if isinstance(value, float) and math.isnan(value) else value for value in values]
+
+
+def require_pyarrow() -> tuple[Any, Any]:
+    """pyarrow and its parquet module; `InputError` where it isn't installed."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise InputError(
+            "a Parquet table needs the package pyarrow",
+            fix="pip install 'ncm-cli[parquet]', or -o NAME.h5 or NAME.csv",
+        ) from None
+    return pyarrow, pyarrow.parquet
