@@ -127,13 +127,17 @@ def _shared(json_output: bool) -> list[inspect.Parameter]:
     ]
 
 
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 70)
+def _shell_lines(line: str) -> str:
+    """A shell line cut at blanks with backslashes, so that it can be pasted from an 80-column terminal."""
+    pieces = textwrap.wrap(line, 70, break_long_words=False, break_on_hyphens=False)
+    return "  " + " \\\n      ".join(pieces)
+
+
+def _indented(text: str, columns: int) -> str:
+    return textwrap.indent(textwrap.fill(text, 76 - columns), " " * columns)
 
 
 def _help(summary: str, examples: Sequence[Example], next_step: str) -> str:
-    shown = "\n".join(
-        f"  {example.line}\n{textwrap.indent(_wrapped(example.note), ' ' * 6)}" for example in examples
-    )
+    shown = "\n".join(f"{_shell_lines(e.line)}\n{_indented(e.note, 6)}" for e in examples)
     text = f"{summary}\n\n\b\nExamples:\n{shown}\n\nNext: {next_step}"
     return text.replace("[", "\\[")  # brackets are markup to typer
