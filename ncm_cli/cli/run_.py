@@ -69,9 +69,9 @@ def _show(report: RunReport, ui: Any) -> None:
             ("method", *cells, "rule", *headings, "worst group", "rank", "seeds"),
             [
                 (
-                    row.step,
+                    _label(row),
                     *(row.cell.get(name) for name in cells),
-                    row.rule,
+                    row.rule and (row.rule.upper() if row.oracle else row.rule),
                     *(row.columns[heading] for heading in headings),
                     row.worst_group,
                     None if row.rank is None else f"{row.rank.mean:g}",
@@ -83,6 +83,11 @@ def _show(report: RunReport, ui: Any) -> None:
             footer=f"accuracy; worst group: of {headings[-1]!r}; ± is the standard deviation over seeds",
             left=2 + len(cells),
         )
+    for row in found.rows:
+        if row.seen:
+            ui.reporter.warn(
+                f"{row.step}: rows of {headings[-1]!r} were also used in training or for choosing"
+            )
     if found.verdicts:
         ui.table(
             ("expected", "value", "measured", "", "source"),
@@ -99,6 +104,11 @@ def _show(report: RunReport, ui: Any) -> None:
             title="known values",
         )
     ui.text(_where_files_are(report))
+
+
+def _label(row: Any) -> str:
+    """The step's name; a sweep has many methods, so theirs."""
+    return row.method if row.swept else row.step
 
 
 def _what(expectation: Any) -> str:

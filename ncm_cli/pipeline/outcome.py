@@ -19,6 +19,8 @@ REPRODUCED, MISSED, NOT_RUN = "reproduced", "missed", "not run"
 SLACK = 1e-9
 """Added to a tolerance, so that .85 against .84 within .01 isn't missed by rounding."""
 
+_SWEPT = ("accuracy", "log_loss", "worst_group")
+
 _SHORT = {"worst_group": "worst_group.accuracy"}
 
 
@@ -26,6 +28,8 @@ _SHORT = {"worst_group": "worst_group.accuracy"}
 class Measured:
     """One result: a probe on some rows, in one cell of the matrix."""
 
+    kind: str
+    """``eval`` or ``bound``; what a sweep evaluated counts as ``eval``."""
     step: str
     method: str
     rule: str | None
@@ -34,6 +38,12 @@ class Measured:
     cell: dict[str, str]
     metrics: dict[str, Any]
     file: Path
+    swept: bool = False
+    """Whether a sweep wrote it."""
+    oracle: bool = False
+    """Whether the rows that it is measured on were looked at to choose."""
+    seen: int = 0
+    """How many of the rows were also used in training or for choosing."""
 
     def metric(self, name: str) -> float | None:
         """A metric by its name in the result, dotted for inner ones."""
@@ -61,7 +71,7 @@ class Spread:
         return cls(mean=statistics.fmean(known), sd=sd, n=len(known))
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f}" + ("" if self.sd is None else f" ± {self.sd:.3f}")
+        return f"{self.mean:.3f}" + ("" if self.sd is None else f"±{self.sd:.3f}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +88,12 @@ class Row:
     """Heading of the recipe's table to accuracy."""
     worst_group: Spread | None
     """Of the last column's rows."""
+    swept: bool
+    """Whether it comes from a sweep, whose methods share one step."""
+    oracle: bool
+    """Whether the method looked at test rows to choose."""
+    seen: bool
+    """Whether rows of the last column were also used in training or for choosing."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +108,7 @@ class Verdict:
         """The value as text."""
         found = self.expectation
         if found.value is not None:
-            return f"{found.value:g} ± {found.tolerance:g}"
+            return f"{found.value:g}±{found.tolerance:g}"
         bounds = (("≥", found.min), ("≤", found.max))
         return ", ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
 
@@ -125,30 +141,72 @@ def outcome(recipe: Recipe) -> Outcome:
 
 
 def _measurements(recipe: Recipe) -> Iterable[Measured]:
+    """What eval, bound and sweep steps wrote."""
     makers = {path: job for job in recipe.jobs for paths in job.outputs.values() for path in paths}
     for job in recipe.jobs:
         for path in job.outputs.get("output", ()):
             if job.kind in ("eval", "bound") and path.is_file():
-                yield _from_result(job, path, makers)
+                yield _from_probe(job, path, makers)
+            elif job.kind == "sweep" and path.with_suffix(".json").is_file():
+                yield from _from_sweep(job, path.with_suffix(".json"))
 
 
-def _from_result(job: Job, path: Path, makers: dict[Path, Job]) -> Measured:
+def _from_probe(job: Job, path: Path, makers: dict[Path, Job]) -> Measured:
     from ncm_cli.store.probe import read_probe
     from ncm_cli.store.results import read_result
 
     (probe,) = job.inputs["probe"]
     maker = makers.get(probe)
     meta = read_probe(probe).meta if probe.is_file() else {}
+    body = read_result(path)
     return Measured(
+        kind=job.kind,
         step=maker.step if maker else job.step,
         method=str(meta.get("method", "")),
         rule=(meta.get("selection") or {}).get("rule"),
         rank=meta.get("rank"),
         where=_tidy(getattr(job.options, "where", None) or ""),
-        cell={name: str(value) for name, value in job.cell.items()},
-        metrics=read_result(path),
+        cell=_texts(job),
+        metrics=body,
         file=path,
+        oracle=bool(body.get("oracle")),
+        seen=sum((body.get("overlap") or {}).values()),
     )
+
+
+def _from_sweep(job: Job, path: Path) -> Iterable[Measured]:
+    """For each method, rule and seed of a sweep: its validation rows and its test rows."""
+    from ncm_cli.store.results import read_result
+
+    found = read_result(path, kind="sweep")
+    wheres = {"val": job.options.val or "split=val", "test": job.options.test or "split=test"}
+    for row in found["rows"]:
+        for number, seed in enumerate(row["seeds"]):
+            cell = {SEED: str(seed), **_texts(job)}
+            for which, where in wheres.items():
+                known = {name: _at(row["values"].get(f"{which}_{name}"), number) for name in _SWEPT}
+                yield Measured(
+                    kind="eval",
+                    step=job.step,
+                    method=row["method"],
+                    rule=row["rule"],
+                    rank=row["hyper_parameters"].get("rank"),
+                    where=_tidy(where),
+                    cell=cell,
+                    metrics={**known, "worst_group": {"accuracy": known["worst_group"]}},
+                    file=path,
+                    swept=True,
+                    oracle=row["oracle"],
+                )
+
+
+def _texts(job: Job) -> dict[str, str]:
+    """The cell with its values as expectations give them."""
+    return {name: str(value) for name, value in job.cell.items()}
+
+
+def _at(values: list[Any] | None, number: int) -> Any:
+    return None if values is None else values[number]
 
 
 def _tidy(where: str) -> str:
@@ -169,18 +227,19 @@ def _without_seed(cell: dict[str, str]) -> dict[str, str]:
 def _rows(recipe: Recipe, measured: tuple[Measured, ...]) -> Iterable[Row]:
     groups: dict[tuple[Any, ...], list[Measured]] = {}
     for one in measured:
-        if one.metrics.get("kind") != "eval":
+        if one.kind != "eval":
             continue
         cell = _without_seed(one.cell)
         groups.setdefault((one.step, one.method, one.rule, *cell.items()), []).append(one)
     for found in groups.values():
         first = found[0]
         columns: dict[str, Spread | None] = {}
-        worst = None
+        worst, seen = None, False
         for heading, where in recipe.columns.items():
             own = [one for one in found if one.where == _in_cell(where, one.cell)]
             columns[heading] = Spread.of(one.metric("accuracy") for one in own)
             worst = Spread.of(one.metric("worst_group") for one in own)
+            seen = any(one.seen for one in own)
         # One rank for each probe, however many results it has.
         ranks = {tuple(one.cell.items()): one.rank for one in found}
         yield Row(
@@ -192,6 +251,9 @@ def _rows(recipe: Recipe, measured: tuple[Measured, ...]) -> Iterable[Row]:
             rank=Spread.of(ranks.values()),
             columns=columns,
             worst_group=worst,
+            swept=first.swept,
+            oracle=any(one.oracle for one in found),
+            seen=seen,
         )
 
 
