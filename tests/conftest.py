@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -27,3 +28,17 @@ def mnist_dir() -> Path:
 def pacs_dir() -> Path:
     """A sample of PACS, ``domain/class/file``."""
     return _data("pacs100")
+
+
+@pytest.fixture(scope="session")
+def effnet_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ImageNet weights of timm's ``tf_efficientnet_lite0`` as a .safetensors file, made once a session."""
+    specification = importlib.util.spec_from_file_location(
+        "fixtures_effnet", ROOT / "tests" / "fixtures_effnet.py"
+    )
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    folder = tmp_path_factory.mktemp("effnet")
+    path: Path = module.save_checkpoint(folder / "tf_efficientnet_lite0.safetensors")
+    return path

@@ -1,0 +1,70 @@
+"""EfficientNet-Lite0 with real ImageNet weights: names map, features are timm's own, dogs are dogs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ncm_cli.encoders.base import EncoderRequest, load_encoder
+from ncm_cli.encoders.decode import decode
+from ncm_cli.progress import SILENT
+
+DOGS = range(151, 269)
+"""ImageNet's classes of dogs, from Chihuahua to Mexican hairless."""
+
+
+def _request(checkpoint: Path) -> EncoderRequest:
+    return EncoderRequest(model="timm:tf_efficientnet_lite0", pretrained=str(checkpoint))
+
+
+def _classifier(checkpoint: Path):
+    import timm
+
+    return timm.create_model(
+        "tf_efficientnet_lite0", pretrained=False, checkpoint_path=str(checkpoint)
+    ).eval()
+
+
+def test_features_are_timms_own_pooled_ones(effnet_checkpoint: Path) -> None:
+    import torch
+    from timm.data import create_transform, resolve_data_config
+
+    encoder = load_encoder(_request(effnet_checkpoint), device="cpu", reporter=SILENT)
+    model = _classifier(effnet_checkpoint)
+    transform = create_transform(**resolve_data_config({}, model=model), is_training=False)
+    rng = np.random.default_rng(3)
+    images = [
+        Image.fromarray(rng.integers(0, 256, (h, w, 3), dtype=np.uint8)) for h, w in [(300, 240), (64, 200)]
+    ]
+    items = [encoder.preprocess(image, str(i)) for i, image in enumerate(images)]
+    for item, image in zip(items, images, strict=True):
+        assert torch.equal(item, transform(image))
+    with torch.no_grad():
+        expected = model.forward_head(model.forward_features(torch.stack(items)), pre_logits=True).numpy()
+    features = encoder.encode(items)
+    assert features.shape == (2, 1280) == (2, encoder.dim)
+    assert features.dtype == np.float32
+    np.testing.assert_allclose(features, expected, atol=1e-5)
+    assert encoder.description["weights_sha256"] is not None
+    assert encoder.description["preprocess"]["crop"] == 0.875
+
+
+@pytest.mark.slow
+def test_dogs_fall_into_the_dog_classes(effnet_checkpoint: Path, pacs_dir: Path) -> None:
+    import torch
+
+    encoder = load_encoder(_request(effnet_checkpoint), device="cpu", reporter=SILENT)
+    head = _classifier(effnet_checkpoint).get_classifier()
+    shares = {}
+    for name in ("dog", "guitar"):
+        paths = sorted((pacs_dir / "photo" / name).iterdir())
+        features = encoder.encode([encoder.preprocess(decode(path), path.name) for path in paths])
+        with torch.no_grad():
+            classes = head(torch.from_numpy(features)).argmax(1).tolist()
+        shares[name] = sum(index in DOGS for index in classes) / len(paths)
+    print(f"share of photos in the dog classes: {shares}")
+    assert shares["dog"] > 0.85
+    assert shares["guitar"] < 0.05
