@@ -81,6 +81,8 @@ class Pool:
 
     def cells(self) -> Iterator[list[Positions]]:
         """For each value of ``same``, in order, the rows (ascending) of each of its cells."""
+        if not len(self.same):
+            return
         order = np.lexsort((self.across, self.side, self.same))
         keys = np.stack([self.same, self.side, self.across])[:, order]
         new_cell = np.flatnonzero((np.diff(keys, axis=1) != 0).any(axis=0)) + 1

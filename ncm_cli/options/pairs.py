@@ -20,7 +20,7 @@ def parse_holdout(text: str) -> float | int:
     """``0.25`` is a fraction of the pairs, ``64`` a number of pairs, ``0`` none."""
     try:
         number = float(text)
-        if number < 0 or (number >= 1 and (number != int(number) or "." in text)):
+        if not number >= 0 or (number >= 1 and (number != int(number) or "." in text)):
             raise ValueError
     except (ValueError, OverflowError):
         raise UsageError(
@@ -61,11 +61,18 @@ class PairsOptions:
     count: int | None = option(
         None, help="Number of pairs; without it, as many as there can be.", group=_MATCHING
     )
-    metric: str = option(
-        "cosine", help="Distance of nearest and iterative.", choices=METRICS, group=_MATCHING
+    metric: str | None = option(
+        None,
+        help="Distance; without it, cosine for nearest and euclidean for iterative.",
+        choices=METRICS,
+        group=_MATCHING,
     )
     rounds: int = option(10, help="Most rounds of iterative.", group=_MATCHING)
-    dims: int = option(32, help="Dimensions of iterative's representation.", group=_MATCHING)
+    dims: int | None = option(
+        None,
+        help="Dimensions of iterative's representation; without it, one fewer than classes, at least 2.",
+        group=_MATCHING,
+    )
 
     holdout: str = option(
         "0.25",

@@ -236,7 +236,7 @@ class _Matcher:
         return found, {"strategy": "random", "reuse": "each row at most once"}
 
     def _nearest(self, parts: list[Rows], rng: np.random.Generator) -> tuple[list[Pairs], dict[str, Any]]:
-        metric = self.options.metric
+        metric = self.options.metric or "cosine"
         prepared = matching.prepare(self._features(), metric)
         found, distances = [], []
         for part in parts:
@@ -264,7 +264,12 @@ class _Matcher:
     def _iterative(self, parts: list[Rows], rng: np.random.Generator) -> tuple[list[Pairs], dict[str, Any]]:
         options = self.options
         features = self._features()
-        settings = Alternation(metric=options.metric, rounds=options.rounds, dims=options.dims)
+        classes = len(np.unique(self.pool.same))
+        settings = Alternation(
+            metric=options.metric or "euclidean",
+            rounds=options.rounds,
+            dims=options.dims or max(2, classes - 1),
+        )
         with self.reporter.task("rounds", options.rounds, "rounds") as task:
             result = alternate(
                 features[parts[0]], self.pool.subset(parts[0]), settings, rng, advance=task.advance

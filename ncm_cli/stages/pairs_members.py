@@ -141,7 +141,8 @@ def _sides(store: FeatureStore, test: str | None) -> NDArray[np.int64]:
     if test is not None:
         chosen = store.mask(test)
         sides = np.where(chosen, _TEST, np.where(sides == _TEST, 0, sides))
-        if not isinstance(split, Column):
+        if not (sides & _TRAIN).any():
+            # Without a split that is named train, whatever isn't a test row is a training row.
             sides[~chosen] = _TRAIN
     if store.files is not None and (sides == _TEST).any() and (sides == _TRAIN).any():
         digests = np.asarray(store.files.sha256)
