@@ -20,6 +20,8 @@ SHOWN = (
 )
 """The tables on the terminal; the files hold every metric."""
 
+HEADINGS = {"oracle": "ORACLE", "oracle-worst-group": "ORACLE worst"}
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the tree."""
@@ -77,7 +79,7 @@ def _show(report: SweepReport, rules: list[str], title: str, metric: str, ui: Ui
     methods = list(dict.fromkeys(row["method"] for row in report.rows))
     seeds = len(report.rows[0]["seeds"])
     ui.table(
-        ["method", *(rule.replace("oracle", "ORACLE") for rule in rules)],
+        ["method", *(HEADINGS.get(rule, rule) for rule in rules)],
         [(method, *(cells.get((method, rule)) for rule in rules)) for method in methods],
         title=f"{title}, by selection rule"
         + (f" (mean ± sd of {seeds} seeds)" if seeds > 1 else " (one seed)"),

@@ -1,0 +1,321 @@
+"""The batched trainer against torch's optimisers, against itself alone, and against its promises."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from ncm_cli.errors import InputError, UsageError
+from ncm_cli.methods.batches import batch_bounds, epoch_order, generator_of
+from ncm_cli.methods.config import Config, Schedule, TrainData, upweights
+from ncm_cli.methods.optim import Adam, Sgd
+from ncm_cli.methods.trainer import train
+
+TRAINED = ("erm", "ncm", "irm", "vrex", "groupdro", "fish", "lisa", "matchdg")
+
+
+def make_data(seed: int = 0, *, n: int = 300, d: int = 12, classes: int = 2, pairs: bool = True) -> TrainData:
+    rng = np.random.default_rng(seed)
+    features = rng.standard_normal((n, d))
+    scores = features @ rng.standard_normal((d, classes)) + rng.standard_normal((n, classes))
+    basis = np.linalg.qr(rng.standard_normal((d, 4)))[0] if pairs else None
+    return TrainData(
+        features=features,
+        targets=scores.argmax(1),
+        n_classes=classes,
+        environments=rng.integers(0, 2, n),
+        row_weights=rng.uniform(0.5, 2, n),
+        basis=basis,
+        pair_moments=np.array([2.0, 1.0, 0.5, 0.1]) if pairs else None,
+    )
+
+
+def config_of(method: str, **changes: object) -> Config:
+    base = Config(method=method, lr=0.02, weight_decay=1e-3, penalty=20.0, anneal=3, eta=0.1)
+    return dataclasses.replace(base, rank=2 if method == "ncm" else 0, **changes)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("kind", ["adam", "sgd", "momentum"])
+def test_optimisers_are_torchs_step_by_step(kind: str, decay: float) -> None:
+    rng = np.random.default_rng(1)
+    start = torch.tensor(rng.standard_normal((5, 7)))
+    rates = torch.tensor(rng.uniform(1e-3, 1e-1, (5, 1)))
+    decays = torch.tensor(rng.uniform(0, decay, (5, 1))) if decay else None
+    ours = start.clone()
+    momentum = 0.9 if kind == "momentum" else 0.0
+    mine = Adam(ours, rates, decays, 6) if kind == "adam" else Sgd(ours, rates, decays, 6, momentum)
+    theirs = []
+    for row in range(5):
+        weight = start[row, :6].clone().requires_grad_()
+        bias = start[row, 6:].clone().requires_grad_()
+        of_row = 0.0 if decays is None else float(decays[row])
+        groups = [{"params": [weight], "weight_decay": of_row}, {"params": [bias]}]
+        rate = float(rates[row])
+        made = (
+            torch.optim.Adam(groups, lr=rate)
+            if kind == "adam"
+            else torch.optim.SGD(groups, lr=rate, momentum=momentum)
+        )
+        theirs.append((weight, bias, made))
+    for _ in range(50):
+        gradient = torch.tensor(rng.standard_normal((5, 7)))
+        for row, (weight, bias, made) in enumerate(theirs):
+            weight.grad, bias.grad = gradient[row, :6].clone(), gradient[row, 6:].clone()
+            made.step()
+        mine.step(gradient.clone())
+        expected = torch.stack([torch.cat([weight, bias]).detach() for weight, bias, _ in theirs])
+        torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-12)
+    assert (ours - start).abs().max() > 0.01
+
+
+def plain_loop(
+    config: Config, data: TrainData, epochs: int, batch_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """ERM as anyone writes it in torch, on the trainer's order of rows."""
+    rows = torch.tensor(data.features)
+    weight = torch.zeros(data.logits, rows.shape[1], dtype=torch.float64, requires_grad=True)
+    bias = torch.zeros(data.logits, dtype=torch.float64, requires_grad=True)
+    groups = [{"params": [weight], "weight_decay": config.weight_decay}, {"params": [bias]}]
+    optimizer = torch.optim.Adam(groups, lr=config.lr)
+    targets = torch.tensor(data.targets)
+    generator = generator_of(config.seed, 0)
+    strata = None if data.environments is None else torch.tensor(data.environments)
+    for _ in range(epochs):
+        order = epoch_order(strata, len(rows), generator)
+        for start, end in batch_bounds(len(rows), batch_size):
+            own = order[start:end]
+            optimizer.zero_grad()
+            logits = rows[own] @ weight.T + bias
+            loss = (
+                functional.binary_cross_entropy_with_logits(logits[:, 0], targets[own].double())
+                if data.logits == 1
+                else functional.cross_entropy(logits, targets[own])
+            )
+            loss.backward()
+            optimizer.step()
+    return weight.detach().numpy(), bias.detach().numpy()
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_erm_is_a_plain_torch_loop(classes: int) -> None:
+    data = make_data(3, classes=classes, pairs=False)
+    config = Config(lr=0.01, weight_decay=0.02, seed=5)
+    found = train([config], data, Schedule(epochs=4, batch_size=64), dtype=torch.float64)[0]
+    weight, bias = plain_loop(config, data, 4, 64)
+    np.testing.assert_allclose(found.weight, weight, atol=1e-10)
+    np.testing.assert_allclose(found.bias, bias, atol=1e-10)
+    assert found.steps == 4 * 5
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_configuration_does_not_depend_on_its_neighbours(classes: int) -> None:
+    data = make_data(4, classes=classes)
+    schedule = Schedule(epochs=6, batch_size=50)
+    mine = [config_of(method, seed=2) for method in TRAINED]
+    crowd = [
+        config_of(method, seed=seed, lr=lr, p_sel=p_sel, upweighted=up)
+        for method in TRAINED
+        for seed in (1, 2)
+        for lr, p_sel in ((0.001, 0.2), (0.05, 0.9))
+        for up in (False, True)
+    ]
+    rng = np.random.default_rng(0)
+    mixed = [*mine, *crowd]
+    order = rng.permutation(len(mixed))
+    together = train([mixed[i] for i in order], data, schedule)
+    for position, config in enumerate(mine):
+        alone = train([config], data, schedule)[0]
+        found = together[int(np.flatnonzero(order == position)[0])]
+        assert found.config == config
+        assert np.abs(alone.weight).max() > 1e-3
+        np.testing.assert_allclose(found.weight, alone.weight, atol=1e-5, err_msg=config.method)
+        np.testing.assert_allclose(found.bias, alone.bias, atol=1e-5, err_msg=config.method)
+
+
+def test_same_seed_same_bits_and_another_seed_another_order() -> None:
+    data = make_data(5)
+    configs = [config_of(method, seed=seed) for method in TRAINED for seed in (0, 1)]
+    torch.manual_seed(123)
+    first = train(configs, data, Schedule(epochs=3, batch_size=50))
+    state = torch.get_rng_state()
+    torch.manual_seed(9)
+    np.random.default_rng(7).random(3)
+    second = train(configs, data, Schedule(epochs=3, batch_size=50))
+    for a, b in zip(first, second, strict=True):
+        assert a.weight.tobytes() == b.weight.tobytes()
+        assert a.bias.tobytes() == b.bias.tobytes()
+    for a, b in zip(first[::2], first[1::2], strict=True):
+        assert not np.array_equal(a.weight, b.weight)
+    torch.manual_seed(123)
+    assert torch.equal(state, torch.get_rng_state()), "the global generator was used"
+
+
+def test_rank_zero_is_erm_and_every_rank_is_orthogonal() -> None:
+    data = make_data(6)
+    schedule = Schedule(epochs=5, batch_size=64)
+    erm, *path = train([Config(), *(Config(method="ncm", rank=rank) for rank in range(5))], data, schedule)
+    assert erm.weight.tobytes() == path[0].weight.tobytes()
+    for rank, found in enumerate(path):
+        size = np.linalg.norm(found.weight)
+        assert size > 0
+        assert np.abs(found.weight @ data.basis[:, :rank]).max(initial=0) < 1e-12 * max(size, 1)
+    assert np.abs(erm.weight @ data.basis).max() > 1e-3
+
+
+def test_ncm_is_erm_on_projected_features() -> None:
+    data = make_data(7)
+    schedule = Schedule(epochs=300, batch_size=0)
+    found = train([Config(method="ncm", rank=3, lr=0.05, weight_decay=0.1)], data, schedule)[0]
+    basis = data.basis[:, :3]
+    flat = dataclasses.replace(data, features=data.features - data.features @ basis @ basis.T)
+    other = train([Config(lr=0.05, weight_decay=0.1)], flat, schedule)[0]
+    np.testing.assert_allclose(found.weight, other.weight, atol=1e-4)
+
+
+def test_matchdg_approaches_ncm_as_its_penalty_grows() -> None:
+    data = make_data(8)
+    configs = [Config(method="matchdg", penalty=penalty, lr=0.02) for penalty in (0.0, 1.0, 100.0, 1e5)]
+    found = train(configs, data, Schedule(epochs=200, batch_size=0))
+    gaps = [float(np.abs(one.weight @ data.basis).max()) for one in found]
+    assert gaps == sorted(gaps, reverse=True)
+    assert gaps[0] > 0.05
+    assert gaps[-1] < 1e-3
+
+
+def test_upweighting_counts_groups_alike() -> None:
+    groups = np.array([0] * 90 + [3] * 10)
+    weights = upweights(groups)
+    assert weights.mean() == pytest.approx(1)
+    assert weights[groups == 0].sum() == pytest.approx(weights[groups == 3].sum())
+    rng = np.random.default_rng(0)
+    data = TrainData(
+        features=rng.standard_normal((100, 3)),
+        targets=(groups > 0).astype(int),
+        n_classes=2,
+        row_weights=weights,
+    )
+    plain, weighted = train(
+        [Config(lr=0.05), Config(lr=0.05, upweighted=True)], data, Schedule(epochs=300, batch_size=0)
+    )
+    # Without signal the bias tells the classes' log odds: log(10/90), and 0 when they count alike.
+    assert plain.bias[0] < -1.5
+    assert abs(weighted.bias[0]) < 0.5
+
+
+def test_a_diverged_configuration_is_told_and_harms_no_other() -> None:
+    data = make_data(9, classes=3)
+    schedule = Schedule(epochs=3, batch_size=50, optimizer="sgd")
+    good, bad = config_of("erm"), config_of("matchdg", penalty=1e30, lr=1e9)
+    found = train([good, bad], data, schedule)
+    assert [one.diverged for one in found] == [False, True]
+    np.testing.assert_allclose(found[0].weight, train([good], data, schedule)[0].weight, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["irm", "vrex", "matchdg", "groupdro"])
+@pytest.mark.parametrize("classes", [2, 5])
+def test_huge_penalties_stay_finite(method: str, classes: int) -> None:
+    data = make_data(10, classes=classes)
+    data = dataclasses.replace(data, features=data.features * 30)
+    found = train(
+        [Config(method=method, penalty=1e5, anneal=2, lr=lr, eta=10.0) for lr in (1e-4, 1e-1)],
+        data,
+        Schedule(epochs=20, batch_size=50),
+    )
+    assert not any(one.diverged for one in found)
+
+
+@pytest.mark.parametrize("method", ["irm", "vrex"])
+def test_invariance_penalties_do_what_they_are_for(method: str) -> None:
+    """Two environments disagree on one feature's sign; the penalty takes weight off it."""
+    rng = np.random.default_rng(11)
+    n = 4000
+    y = rng.integers(0, 2, n)
+    environments = rng.integers(0, 2, n)
+    sign = 2 * y - 1
+    stable = sign + 2 * rng.standard_normal(n)
+    agrees = np.where(environments == 0, 0.95, 0.7)
+    spurious = sign * np.where(rng.random(n) < agrees, 1, -1)
+    data = TrainData(
+        features=np.stack([stable, spurious], 1), targets=y, n_classes=2, environments=environments
+    )
+    erm, robust = train(
+        [Config(lr=0.01), Config(method=method, penalty=1e3, anneal=200, lr=0.01)],
+        data,
+        Schedule(epochs=1500, batch_size=0),
+    )
+    share = [abs(one.weight[0, 1]) / np.abs(one.weight).sum() for one in (erm, robust)]
+    assert share[0] > 0.6
+    assert share[1] < share[0] - 0.2
+
+
+def test_refusals_name_what_is_missing() -> None:
+    data = make_data(12)
+    bare = dataclasses.replace(data, environments=None, pair_moments=None, basis=None)
+    for method in ("irm", "vrex", "groupdro", "fish", "lisa"):
+        with pytest.raises(InputError, match=f"{method} needs environments"):
+            train([Config(method=method)], bare)
+    with pytest.raises(InputError, match="matchdg needs pairs"):
+        train([Config(method="matchdg")], bare)
+    with pytest.raises(InputError, match="rank 5 is more than the pairs span"):
+        train([Config(method="ncm", rank=5)], data)
+    with pytest.raises(UsageError, match="no method named 'imr'"):
+        Config(method="imr")
+    with pytest.raises(UsageError, match=r"lr can't be -1"):
+        Config(lr=-1)
+    with pytest.raises(UsageError, match=r"p_sel can't be 1\.5"):
+        Config(p_sel=1.5)
+    with pytest.raises(InputError, match="one class only"):
+        dataclasses.replace(data, n_classes=1)
+    with pytest.raises(InputError, match="one environment only"):
+        dataclasses.replace(data, environments=np.zeros(300, int))
+
+
+def test_c62_not_finite_rows_are_refused_before_training() -> None:
+    data = make_data(13)
+    data.features[7, 2] = np.nan
+    with pytest.raises(InputError, match="NaN or infinite"):
+        train([Config()], data)
+    data.features[7, 2] = np.inf
+    with pytest.raises(InputError, match="NaN or infinite"):
+        train([Config()], data)
+
+
+def test_observer_sees_every_checkpoint_in_the_given_coordinates() -> None:
+    data = make_data(14)
+    seen: list[tuple[int, list[int]]] = []
+    last: dict[int, np.ndarray] = {}
+    done: list[int] = []
+
+    def observe(snapshot) -> None:
+        seen.append((snapshot.epoch, snapshot.indices))
+        for row, index in enumerate(snapshot.indices):
+            last[index] = snapshot.weight[row].numpy().copy()
+
+    configs = [config_of("fish", seed=1), config_of("ncm", seed=0), config_of("erm", seed=1)]
+    found = train(
+        configs,
+        data,
+        Schedule(epochs=7, batch_size=100),
+        observe=observe,
+        observe_every=3,
+        advance=done.append,
+    )
+    assert seen == [(e, own) for own in ([0, 2], [1]) for e in (3, 6, 7)]
+    for index, one in enumerate(found):
+        assert one.config == configs[index]
+        np.testing.assert_array_equal(one.weight, last[index])
+    assert sum(done) == 3 * 7
+
+
+def test_memory_of_many_configurations_is_one_tensor() -> None:
+    """460 probes of 64 features train in one call, each with its own learning rate."""
+    data = make_data(15, d=64, pairs=False)
+    rates = np.geomspace(1e-5, 1e-1, 460)
+    found = train([Config(lr=float(rate)) for rate in rates], data, Schedule(epochs=2, batch_size=100))
+    sizes = [float(np.linalg.norm(one.weight)) for one in found]
+    assert np.all(np.diff(sizes) > 0)
