@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -49,7 +51,7 @@ def test_batches_cover_the_rows_evenly(n: int, size: int, count: int) -> None:
     bounds = batch_bounds(n, size)
     assert len(bounds) == count
     assert bounds[0][0] == 0 and bounds[-1][1] == n
-    assert all(a[1] == b[0] for a, b in zip(bounds, bounds[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(bounds))
     widths = [end - start for start, end in bounds]
     assert max(widths) - min(widths) <= 1
     assert size == 0 or max(widths) <= size
