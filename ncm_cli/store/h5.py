@@ -59,25 +59,13 @@ class H5Reader:
         with self.path.open("rb") as stream:
             if stream.read(8) != b"\x89HDF\r\n\x1a\n":
                 raise InputError(f"not {what}", where=self.path, found="no HDF5 file", expected=format_name)
-        self._file = self._opened()
+        self._file = _opened(self.path)
         try:
             self.attrs = self._header(format_name, version, what)
             self.digests = self._digests()
         except BaseException:
             self.close()
             raise
-
-    def _opened(self) -> h5py.File:
-        try:
-            # Never a lock: a reader must not hinder a writer, and some file systems have no locks.
-            return h5py.File(self.path, "r", locking=False)
-        except READ_ERRORS as error:
-            text = one_line(error)
-            if "truncated" in text:
-                raise InputError(
-                    "a file that was cut short", where=self.path, found=text, fix="make it again"
-                ) from error
-            raise damaged(self.path, text) from error
 
     def _header(self, format_name: str, version: int, what: str) -> dict[str, Any]:
         with reading(self.path):
@@ -104,6 +92,9 @@ class H5Reader:
         if hashlib.sha256(raw).hexdigest() != self.attrs.get("digests_sha256"):
             raise damaged(self.path, "digests that don't match digests_sha256")
         digests: dict[str, str] = json.loads(raw)
+        missing = [name for name in digests if name not in self]
+        if missing:
+            raise damaged(self.path, f"no array {missing[0]!r}")
         return digests
 
     def __contains__(self, name: str) -> bool:
@@ -186,8 +177,19 @@ class H5Reader:
         self.close()
 
 
+def _opened(path: Path) -> h5py.File:
+    try:
+        # Never a lock: a reader must not hinder a writer, and some file systems have no locks.
+        return h5py.File(path, "r", locking=False)
+    except READ_ERRORS as error:
+        text = one_line(error)
+        if "truncated" in text:
+            raise InputError("a file that was cut short", where=path, found=text, fix="make it again") from error
+        raise damaged(path, text) from error
+
+
 def peek_format(path: Path) -> str | None:
     """The ``ncm_format`` of an HDF5 file, or None; nothing else is believed or read."""
-    with reading(path), h5py.File(path, "r", locking=False) as file:
+    with reading(path), _opened(path) as file:
         found = check_attributes(file, path).get("ncm_format")
         return None if found is None else str(found)
