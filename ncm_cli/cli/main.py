@@ -42,6 +42,9 @@ PICTURE = r"""
   ncm COMMAND --help shows two examples of each.
 """
 
+INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
+
 EXPECTED_OS_ERRORS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
@@ -119,8 +122,7 @@ def run(argv: list[str]) -> int:
     except NcmError as error:
         return _refused(error)
     except (KeyboardInterrupt, typer.Abort):
-        print("interrupted: run the same command again to go on", file=sys.stderr)
-        return 130
+        return _interrupted()
     except BrokenPipeError:
         # The reader of stdout has had enough; a later flush must not complain again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -137,7 +139,15 @@ def run(argv: list[str]) -> int:
         if not (hasattr(error, "format_message") and hasattr(error, "exit_code")):
             raise
         return _usage(error)
+    # Some versions of typer turn an interrupt into its exit code without a word.
+    if result == INTERRUPTED:
+        return _interrupted()
     return result if isinstance(result, int) else 0
+
+
+def _interrupted() -> int:
+    print("interrupted: run the same command again to go on", file=sys.stderr)
+    return INTERRUPTED
 
 
 def _usage(error: Exception) -> int:

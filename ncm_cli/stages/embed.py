@@ -27,6 +27,7 @@ from ncm_cli.stages.embed_run import (
     take_finished,
 )
 from ncm_cli.stages.embed_settings import Settings, open_old, open_reuse
+from ncm_cli.store.atomic import remove_leftovers
 from ncm_cli.store.features import FailedRow, FeatureStore, write_features
 from ncm_cli.store.journal import Journal
 from ncm_cli.store.lock import writer_lock
@@ -63,6 +64,7 @@ def embed(options: EmbedOptions, *, reporter: Reporter = SILENT) -> EmbedReport:
 @contextlib.contextmanager
 def _writing(options: EmbedOptions) -> Iterator[None]:
     with writer_lock(options.output):
+        remove_leftovers(options.output)
         yield
 
 

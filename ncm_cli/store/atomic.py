@@ -7,8 +7,10 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,9 +91,23 @@ def writable_target(path: Path) -> Path:
 
 
 def _temporary_name(name: str) -> str:
+    return f".{_short(name)}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+
+
+def _short(name: str) -> str:
     # A name may have 255 bytes on most file systems, and the target's may have all of them.
-    short = name.encode("utf-8", "surrogateescape")[:180].decode("utf-8", "ignore")
-    return f".{short}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    raw = os.fsencode(name)
+    return name if len(raw) <= 180 else raw[:180].decode(sys.getfilesystemencoding(), "ignore")
+
+
+def remove_leftovers(path: Path | str) -> None:
+    """Delete the temporary files that killed writers of ``path`` left. The caller holds its writer lock."""
+    target = Path(os.path.realpath(path))
+    pattern = re.compile(rf"\.{re.escape(_short(target.name))}\.\d+-[0-9a-f]{{8}}\.tmp")
+    with os.scandir(target.parent) as entries:
+        left = [entry.path for entry in entries if pattern.fullmatch(entry.name)]
+    for name in left:
+        Path(name).unlink(missing_ok=True)
 
 
 def _keep_mode(target: Path, temporary: Path) -> None:
