@@ -141,14 +141,14 @@ def _show_comparison(report: EvalReport, found: Comparison, ui: Ui) -> None:
     if isinstance(found.overall, tuple):
         difference, low, high = found.overall
         ui.text(
-            f"Against {found.other.name} ({found.other_value:.4g}): mean squared error "
-            f"{difference:+.4g}, 95 % interval {low:+.4g} to {high:+.4g}"
+            f"Against {found.other.name} (mean squared error {found.other_value:.4g}):\n"
+            f"{difference:+.4g}, 95 % interval {low:+.4g} – {high:+.4g}."
         )
         return
     overall = found.overall
     ui.text(
-        f"Against {found.other.name} (accuracy {found.other_value:.3f}): {overall.difference:+.3f}, "
-        f"95 % interval {_interval(overall.low, overall.high, '+')}.\n"
+        f"Against {found.other.name} (accuracy {found.other_value:.3f}):\n"
+        f"{overall.difference:+.3f}, 95 % interval {_interval(overall.low, overall.high, '+')}.\n"
         f"{overall.only_first:,} rows are right here only, {overall.only_second:,} there only; "
         f"McNemar p = {overall.p_value:.3g}."
     )

@@ -1,0 +1,301 @@
+"""``ncm predict``: stores and images, in order, with a reason for every image that can't be used."""
+
+from __future__ import annotations
+
+import csv
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ncm_cli.cli.main import run
+from ncm_cli.errors import InputError, MismatchError, UsageError
+from ncm_cli.options.embed import EmbedOptions
+from ncm_cli.options.predict import PredictOptions
+from ncm_cli.progress import SILENT
+from ncm_cli.stages.embed import embed
+from ncm_cli.stages.predict import predict
+from ncm_cli.store.features import FeatureStore, write_features
+from ncm_cli.store.fingerprint import fingerprint
+from ncm_cli.store.probe import Probe, write_probe
+
+
+def _rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def _probe(path: Path, encoder: dict[str, Any], dim: int, classes: tuple[str, ...], **meta: Any) -> Path:
+    rng = np.random.default_rng(len(classes))
+    rows = 1 if len(classes) < 3 else len(classes)
+    probe = Probe(
+        weight=rng.normal(size=(rows, dim)),
+        bias=rng.normal(size=rows),
+        basis=np.zeros((dim, 0)),
+        singular_values=np.zeros(0),
+        classes=classes,
+        task="classification" if classes else "regression",
+        target="label",
+        meta={"encoder": encoder, "fingerprint": fingerprint(encoder), **meta},
+    )
+    write_probe(path, probe)
+    return path
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Six pictures in two folders, deeper than one level."""
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "photos"
+    for i in range(6):
+        path = folder / ("a" if i % 2 else "b/c") / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (9, 9, 3), dtype=np.uint8)).save(path)
+    return folder
+
+
+@pytest.fixture
+def embedded(pictures: Path, tmp_path: Path) -> Path:
+    """The same pictures as a store of pixels:4."""
+    names = sorted(path.relative_to(pictures).as_posix() for path in pictures.rglob("*.png"))
+    manifest = tmp_path / "manifest.csv"
+    manifest.write_text("id,path\n" + "".join(f"{name},photos/{name}\n" for name in names))
+    output = tmp_path / "f.h5"
+    embed(EmbedOptions(source=manifest, output=output, model="pixels:4"), reporter=SILENT)
+    return output
+
+
+@pytest.fixture
+def probe(embedded: Path, tmp_path: Path) -> Path:
+    with FeatureStore.open(embedded) as store:
+        return _probe(tmp_path / "p.safetensors", store.encoder, store.dim, ("cat", "dog", "owl"))
+
+
+def _predict(probe: Path, source: Path, **more: Any) -> list[dict[str, str]]:
+    stream = io.StringIO()
+    predict(PredictOptions(probe=probe, source=source, **more), stdout=stream)
+    return _rows(stream.getvalue())
+
+
+def test_a_store_a_folder_and_a_manifest_agree(probe: Path, embedded: Path, pictures: Path) -> None:
+    from_store = _predict(probe, embedded)
+    assert len(from_store) == 6
+    assert _predict(probe, pictures) == from_store
+    assert _predict(probe, pictures.parent / "manifest.csv", batch_size="2", workers="0") == from_store
+    single = _predict(probe, pictures / "a" / "1.png")
+    assert [row["id"] for row in single] == ["1.png"]
+    assert single[0]["class"] == from_store[0]["class"]
+    assert float(single[0]["margin"]) == pytest.approx(float(from_store[0]["margin"]))
+
+
+@pytest.mark.parametrize("classes", [("no", "yes"), ("cat", "dog", "owl")])
+def test_numbers_agree_with_the_weights(classes: tuple[str, ...], embedded: Path, tmp_path: Path) -> None:
+    from ncm_cli.store.probe import read_probe
+
+    with FeatureStore.open(embedded) as store:
+        probe = _probe(tmp_path / "q", store.encoder, store.dim, classes)
+        x, ids = store.read().astype(float), store.ids
+    made = read_probe(probe)
+    z = x @ made.weight.T + made.bias
+    z = np.concatenate([np.zeros_like(z), z], axis=1) if len(classes) == 2 else z
+    shares = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
+    rows = _predict(probe, embedded, probabilities=True)
+    assert [row["id"] for row in rows] == list(ids)
+    for row, scores, share in zip(rows, z, shares, strict=True):
+        assert row["class"] == classes[scores.argmax()]
+        assert float(row["probability"]) == pytest.approx(share.max(), rel=1e-6)
+        assert float(row["margin"]) == pytest.approx(np.diff(np.sort(scores))[-1], rel=1e-6)
+        assert [float(row[f"p_{name}"]) for name in classes] == pytest.approx(share.tolist(), rel=1e-6)
+
+
+def test_regression_has_values(embedded: Path, tmp_path: Path) -> None:
+    from ncm_cli.store.probe import read_probe
+
+    with FeatureStore.open(embedded) as store:
+        probe = _probe(tmp_path / "q", store.encoder, store.dim, ())
+        x = store.read().astype(float)
+    made = read_probe(probe)
+    rows = _predict(probe, embedded)
+    assert list(rows[0]) == ["id", "value", "reason"]
+    assert [float(row["value"]) for row in rows] == pytest.approx(
+        (x @ made.weight[0] + made.bias[0]).tolist()
+    )
+
+
+def test_scaling_is_that_of_the_probe(embedded: Path, tmp_path: Path) -> None:
+    with FeatureStore.open(embedded) as store:
+        plain = _probe(tmp_path / "q", store.encoder, store.dim, ())
+        scaled = _probe(
+            tmp_path / "s", store.encoder, store.dim, (), scaling={"kind": "norm", "factor": 10.0}
+        )
+    assert _predict(plain, embedded) != _predict(scaled, embedded)
+
+
+def test_images_that_cant_be_used_have_a_reason_and_exit_code_5(
+    probe: Path, pictures: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    good = _predict(probe, pictures)
+    whole = (pictures / "a" / "1.png").read_bytes()
+    (pictures / "a" / "3.png").write_bytes(whole[: len(whole) // 2])
+    (pictures / "b" / "c" / "0.png").write_bytes(b"")
+    (pictures / "z.jpg").write_text("<html>404</html>")
+    output = tmp_path / "out.csv"
+    assert run(["predict", str(probe), str(pictures), "-o", str(output)]) == 5
+    rows = _rows(output.read_text())
+    assert [row["id"] for row in rows] == [*(row["id"] for row in good), "z.jpg"]
+    failed = {row["id"]: row["reason"] for row in rows if row["reason"]}
+    assert set(failed) == {"a/3.png", "b/c/0.png", "z.jpg"}
+    assert all(row["class"] == "" for row in rows if row["id"] in failed)
+    expected = [row for row in good if row["id"] not in failed]
+    assert [row for row in rows if not row["reason"]] == expected
+    assert "z.jpg" in capsys.readouterr().err
+
+
+def test_a_single_damaged_image_is_a_row_with_a_reason(probe: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(b"not a picture")
+    rows = _predict(probe, bad)
+    assert rows[0]["id"] == "bad.jpg" and rows[0]["reason"] and not rows[0]["class"]
+
+
+def test_another_encoder_is_refused(probe: Path, embedded: Path, pictures: Path, tmp_path: Path) -> None:
+    with FeatureStore.open(embedded) as store:
+        changed = {**store.encoder, "decode_policy": 999}
+        other = _probe(tmp_path / "o", changed, store.dim, ("a", "b"))
+    with pytest.raises(MismatchError, match="different encoders"):
+        _predict(other, embedded)
+    with pytest.raises(MismatchError, match="different encoders") as caught:
+        _predict(other, pictures)
+    assert "decode_policy" in str(caught.value) and "--pretrained" in str(caught.value)
+    output = tmp_path / "out.csv"
+    assert run(["predict", str(other), str(pictures), "-o", str(output)]) == 4
+    assert not output.exists()
+
+
+def test_features_made_elsewhere_predict_from_a_store_only(pictures: Path, tmp_path: Path) -> None:
+    encoder = {"kind": "array", "model": "mine"}
+    probe = _probe(tmp_path / "q", encoder, 4, ("a", "b"))
+    with pytest.raises(InputError, match="made elsewhere") as caught:
+        _predict(probe, pictures)
+    assert "--from-array" in str(caught.value)
+    write_features(
+        tmp_path / "g.h5",
+        ids=["x", "y"],
+        blocks=[np.eye(2, 4, dtype=np.float32)],
+        dim=4,
+        columns={},
+        label_column=None,
+        split_column=None,
+        encoder=encoder,
+        options={},
+    )
+    assert [row["id"] for row in _predict(probe, tmp_path / "g.h5")] == ["x", "y"]
+
+
+def test_sources_that_are_nothing_are_errors(probe: Path, tmp_path: Path, pictures: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        _predict(probe, tmp_path / "nope")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no images in the folder"):
+        _predict(probe, tmp_path / "empty")
+    table = tmp_path / "t.csv"
+    table.write_text("id,path\n1,photos/a/1.png\n2,missing.png\n3,gone.png\n")
+    with pytest.raises(InputError) as caught:
+        _predict(probe, table)
+    assert "missing.png" in str(caught.value) and "gone.png" in str(caught.value)
+    table.write_text("id,path\n,photos/a/1.png\n")
+    with pytest.raises(InputError, match="blank"):
+        _predict(probe, table)
+    with pytest.raises(UsageError, match="--where needs a feature store"):
+        _predict(probe, pictures, where="split=test")
+
+
+def test_a_manifest_needs_no_labels_and_blank_ones_do_no_harm(probe: Path, pictures: Path) -> None:
+    table = pictures.parent / "t.csv"
+    table.write_text("path,label\nphotos/a/1.png,\nphotos/a/3.png,cat\n")
+    assert [row["id"] for row in _predict(probe, table)] == ["photos/a/1.png", "photos/a/3.png"]
+
+
+def test_where_selects_rows_of_a_store(tmp_path: Path) -> None:
+    from ncm_cli.store.features import Column
+
+    encoder = {"kind": "array", "model": "mine"}
+    write_features(
+        tmp_path / "g.h5",
+        ids=["x", "y", "z"],
+        blocks=[np.eye(3, 4, dtype=np.float32)],
+        dim=4,
+        columns={"split": Column("split", np.array([0, 1, 0], np.int32), ("test", "train"))},
+        label_column=None,
+        split_column="split",
+        encoder=encoder,
+        options={},
+    )
+    probe = _probe(tmp_path / "q", encoder, 4, ("a", "b"))
+    assert [row["id"] for row in _predict(probe, tmp_path / "g.h5", where="split=test")] == ["x", "z"]
+
+
+def test_ids_with_commas_and_line_breaks_survive(tmp_path: Path) -> None:
+    encoder = {"kind": "array", "model": "mine"}
+    ids = ["a,b", 'say "hi"', "two\nlines", "é b", "001"]
+    write_features(
+        tmp_path / "g.h5",
+        ids=ids,
+        blocks=[np.eye(5, 6, dtype=np.float32)],
+        dim=6,
+        columns={},
+        label_column=None,
+        split_column=None,
+        encoder=encoder,
+        options={},
+    )
+    probe = _probe(tmp_path / "q", encoder, 6, ("yes, really", "no"))
+    output = tmp_path / "o.csv"
+    predict(PredictOptions(probe=probe, source=tmp_path / "g.h5", output=output))
+    with output.open(newline="", encoding="utf-8") as stream:
+        assert [row["id"] for row in csv.DictReader(stream)] == ids
+
+
+def test_a_reader_of_stdout_may_leave_early(tmp_path: Path) -> None:
+    encoder = {"kind": "array", "model": "mine"}
+    n = 20_000
+    write_features(
+        tmp_path / "g.h5",
+        ids=[f"row-{i}" for i in range(n)],
+        blocks=[np.ones((n, 4), dtype=np.float32)],
+        dim=4,
+        columns={},
+        label_column=None,
+        split_column=None,
+        encoder=encoder,
+        options={},
+    )
+    probe = _probe(tmp_path / "q", encoder, 4, ("a", "b"))
+    command = [sys.executable, "-m", "ncm_cli", "predict", str(probe), str(tmp_path / "g.h5")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == b"id,class,probability,margin,reason\n"
+        process.stdout.close()
+        said = process.stderr.read()
+        assert process.wait(timeout=60) == 0
+    assert b"Traceback" not in said
+
+
+def test_the_weights_are_found_through_the_store_that_was_embedded(
+    pictures: Path, embedded: Path, tmp_path: Path
+) -> None:
+    from ncm_cli.stages.predict_images import _request
+    from ncm_cli.store.probe import read_probe
+
+    with FeatureStore.open(embedded) as store:
+        probe = _probe(
+            tmp_path / "q", store.encoder, store.dim, ("a", "b"), data={"features": {"path": str(embedded)}}
+        )
+    options = PredictOptions(probe=probe, source=pictures)
+    assert _request(options, read_probe(probe)).model == "pixels:4"
+    named = PredictOptions(probe=probe, source=pictures, pretrained="weights.pt")
+    assert _request(named, read_probe(probe)).pretrained == "weights.pt"
