@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -185,8 +186,8 @@ class FeatureStore:
         made = np.empty((len(positions), self.dim), dtype=np.float32)
         order = np.argsort(positions, kind="stable")
         blocks = positions[order] // self._block_rows
-        starts = np.flatnonzero(np.diff(blocks, prepend=-1))
-        for start, stop in zip(starts, [*starts[1:], len(order)], strict=True):
+        edges = [*np.flatnonzero(np.diff(blocks, prepend=-1)), len(order)]
+        for start, stop in itertools.pairwise(edges):
             index = int(blocks[start])
             block = self._block(index)
             wanted = order[start:stop]
