@@ -1,0 +1,103 @@
+"""Pictures, and a small open_clip model with its checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ncm_cli.progress import Reporter
+
+TINY = {
+    "embed_dim": 16,
+    "vision_cfg": {"image_size": 32, "layers": 2, "width": 32, "patch_size": 8, "head_width": 16},
+    "text_cfg": {"context_length": 8, "vocab_size": 100, "width": 16, "heads": 2, "layers": 1},
+}
+
+
+@dataclass
+class Heard(Reporter):
+    """A reporter that keeps what it is told."""
+
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+def smooth(height: int, width: int, seed: int = 0) -> Image.Image:
+    """A smooth random RGB picture: compresses well, unlike noise."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (5, 7, 3), dtype=np.uint8))
+    return coarse.resize((width, height), Image.Resampling.BICUBIC)
+
+
+@pytest.fixture
+def picture() -> Callable[..., Image.Image]:
+    return smooth
+
+
+@dataclass(frozen=True)
+class TinyClip:
+    """A small model under two activations: configurations and one state dict in several containers."""
+
+    config: Path
+    quick_config: Path
+    checkpoint: Path
+    safetensors: Path
+    training: Path
+    folder: Path
+
+
+@pytest.fixture(scope="session")
+def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> TinyClip:
+    """Seeded random weights in a local file; see TinyClip."""
+    import torch
+    from safetensors.torch import save_file
+
+    from ncm_cli.encoders.open_clip_ import _quiet_root_logger
+    from ncm_cli.encoders.torch_ import own_random_numbers
+
+    root = tmp_path_factory.mktemp("clip")
+    folder = root / "own"
+    folder.mkdir()
+    own = {
+        "mean": [0.5, 0.4, 0.3],
+        "std": [0.2, 0.3, 0.4],
+        "interpolation": "bilinear",
+        "resize_mode": "squash",
+    }
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": TINY, "preprocess_cfg": own}))
+    (root / "tiny.json").write_text(json.dumps(TINY | {"quick_gelu": False}))
+    (root / "tiny-quickgelu.json").write_text(json.dumps(TINY | {"quick_gelu": True}))
+    import open_clip
+
+    with own_random_numbers(7), _quiet_root_logger():
+        state = open_clip.create_model(f"local-dir:{folder}", load_weights=False).state_dict()
+    save_file(state, folder / "open_clip_model.safetensors")
+    save_file(state, root / "plain.safetensors")
+    torch.save(state, root / "plain.pt")
+    wrapped = {"epoch": 3, "name": "run", "state_dict": {f"module.{k}": v for k, v in state.items()}}
+    torch.save(wrapped, root / "epoch_3.pt")
+    return TinyClip(
+        root / "tiny.json",
+        root / "tiny-quickgelu.json",
+        root / "plain.pt",
+        root / "plain.safetensors",
+        root / "epoch_3.pt",
+        folder,
+    )
