@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
@@ -16,8 +17,10 @@ MAX_CHUNK_BYTES = 64 << 20
 MAX_ATTRIBUTES = 200
 MAX_ATTRIBUTE_BYTES = 64 << 10
 MAX_OBJECTS = 20_000
+MAX_HEAP_BYTES = 4 << 20
 MAX_DEPTH = 4
 
+_HEAP = b"GCOL"
 _FILTERS = {h5py.h5z.FILTER_FLETCHER32: "fletcher32", h5py.h5z.FILTER_SHUFFLE: "shuffle"}
 _CLASSES = {h5py.h5t.INTEGER, h5py.h5t.FLOAT, h5py.h5t.STRING, h5py.h5t.ENUM}
 _LINKS = {h5py.h5l.TYPE_SOFT: "a soft link", h5py.h5l.TYPE_EXTERNAL: "an external link"}
@@ -114,17 +117,50 @@ def check_attributes(file: h5py.File, path: Path) -> dict[str, Any]:
     if count > MAX_ATTRIBUTES:
         raise hostile(path, f"{count:,} root attributes")
     found: dict[str, Any] = {}
+    heaps_checked = False
     for index in range(count):
         attribute = h5py.h5a.open(file.id, index=index)
         name = attribute.name.decode("utf-8", "backslashreplace")
         kind = attribute.get_type()
         scalar = attribute.get_space().get_simple_extent_npoints() == 1
-        # Programs other than ours write text of variable length here; a scalar of it is harmless.
         plain = kind.get_class() in {h5py.h5t.INTEGER, h5py.h5t.STRING}
         if not plain or not scalar or attribute.get_storage_size() > MAX_ATTRIBUTE_BYTES:
             raise hostile(path, f"root attribute {name!r} isn't a short text or an integer")
+        if kind.get_class() == h5py.h5t.STRING and kind.is_variable_str() and not heaps_checked:
+            # Programs other than ours write such text, which lies in a heap without checksums.
+            _check_heaps(path)
+            heaps_checked = True
         found[name] = _plain(file.attrs[name], name, path)
     return found
+
+
+def _check_heaps(path: Path) -> None:
+    """Refuse heaps of variable-length text that are large, or whose damage would keep HDF5 busy for ever."""
+    with path.open("rb") as stream:
+        kept, offset = b"", 0
+        while block := stream.read(1 << 20):
+            window = kept + block
+            at = window.find(_HEAP)
+            while at >= 0:
+                place = offset - len(kept) + at
+                _check_heap(stream, place, path)
+                stream.seek(offset + len(block))
+                at = window.find(_HEAP, at + 1)
+            kept, offset = window[-len(_HEAP) + 1 :], offset + len(block)
+
+
+def _check_heap(stream: BinaryIO, place: int, path: Path) -> None:
+    stream.seek(place)
+    _, version, size = struct.unpack("<4sB3xQ", stream.read(16).ljust(16, b"\0"))
+    body = stream.read(min(size, MAX_HEAP_BYTES) - 16) if size > 16 else b""
+    at, whole = 0, version == 1 and len(body) == size - 16
+    while whole and len(body) - at >= 16:
+        index, length = struct.unpack_from("<H6xQ", body, at)
+        # Object 0 is what is free, its own head included; the others are padded to eight bytes.
+        step = length if index == 0 else 16 + (length + 7) // 8 * 8
+        whole, at = 16 <= step <= len(body) - at, at + step
+    if not whole:
+        raise hostile(path, f"a damaged or large heap of text at byte {place:,}")
 
 
 def _plain(value: Any, name: str, path: Path) -> Any:
