@@ -195,7 +195,10 @@ def unit_rows(features: np.ndarray) -> np.ndarray:
     """
     wide = np.asarray(features, dtype=np.float64)
     norms = np.linalg.norm(wide, axis=1, keepdims=True)
-    return np.divide(wide, norms, out=np.zeros_like(wide), where=norms != 0).astype(np.float32)
+    with np.errstate(
+        invalid="ignore"
+    ):  # infinite rows stay not finite: whoever stores them refuses them by id
+        return np.divide(wide, norms, out=np.zeros_like(wide), where=norms != 0).astype(np.float32)
 
 
 def zero_rows(features: np.ndarray) -> np.ndarray:

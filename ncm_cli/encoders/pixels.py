@@ -37,7 +37,8 @@ def parse_size(model: str) -> int:
 class PixelsEncoder:
     """Area mean to SIZE × SIZE, RGB, flattened row by row (row, column, channel), divided by 255.
 
-    The area mean is Pillow's BOX filter on 8-bit values; the aspect ratio is not kept. ``dim`` = 3·SIZE².
+    The area mean is Pillow's BOX filter, columns then rows, each rounded to 8 bits: within 1/255 of the exact
+    mean. The aspect ratio is not kept. ``dim`` = 3·SIZE².
     """
 
     def __init__(self, request: EncoderRequest) -> None:

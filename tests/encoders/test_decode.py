@@ -444,7 +444,7 @@ def test_a_png_with_a_wrong_checksum_or_a_text_bomb_fails(picture: Picture) -> N
         decode(bytes(data))
     info = PngImagePlugin.PngInfo()
     info.add_text("comment", "x" * (PngImagePlugin.MAX_TEXT_CHUNK + 1), zip=True)
-    with pytest.raises(DecodeError, match="damaged PNG file: .*too large"):
+    with pytest.raises(DecodeError, match=r"damaged PNG file: .*too large"):
         decode(saved(picture(4, 4), "PNG", pnginfo=info))
 
 
