@@ -28,7 +28,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.methods.matching import Float32, Pool, Positions, nearest_rows, prepare
+from ncm_cli.methods.matching import Pool, Positions
+from ncm_cli.methods.neighbours import Float32, nearest_rows, prepare
 
 Array = NDArray[np.float64]
 

@@ -13,6 +13,7 @@ from ncm_cli.errors import InputError, UsageError, listing
 from ncm_cli.methods import matching
 from ncm_cli.methods.iterative import Alternation, alternate
 from ncm_cli.methods.matching import Pool
+from ncm_cli.methods.neighbours import prepare
 from ncm_cli.options.grids import parse_names
 from ncm_cli.options.pairs import PairsOptions, parse_holdout
 from ncm_cli.progress import Reporter
@@ -195,7 +196,9 @@ class _Matcher:
             raise InputError(
                 f"--holdout {wanted} leaves no pair for the basis", found=f"about {expected} pairs"
             )
-        return min(wanted / expected, 0.9)
+        # Rows of a cell don't all find partners; what is too much is left out again.
+        spare = 1.0 if self.options.count else 1.3
+        return min(spare * wanted / expected, 0.9)
 
     def _expected(self) -> int:
         n = int((self.side == 0).sum())
@@ -237,7 +240,7 @@ class _Matcher:
 
     def _nearest(self, parts: list[Rows], rng: np.random.Generator) -> tuple[list[Pairs], dict[str, Any]]:
         metric = self.options.metric or "cosine"
-        prepared = matching.prepare(self._features(), metric)
+        prepared = prepare(self._features(), metric)
         found, distances = [], []
         for part in parts:
             anchors = self._anchors(part, len(prepared), rng)

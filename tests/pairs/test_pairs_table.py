@@ -308,3 +308,25 @@ def test_malformed_tables_raise_nothing_but_our_errors(data: bytes, small_store:
     except NcmError as error:
         assert error.what
         assert not output.exists()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_c62_a_row_that_isnt_finite_is_refused_by_id_before_any_svd(
+    value: float, store: Path, make_table: Make
+) -> None:
+    import h5py
+
+    with h5py.File(store, "r+") as file:
+        features = file["features"][:]
+        features[3, 2] = value
+        del file["features"]
+        file.create_dataset("features", data=features)
+        # As another program would write it, without digests.
+        for name in [name for name in file.attrs if "sha256" in name or "digest" in name]:
+            del file.attrs[name]
+        for name in [name for name in file if "sha256" in name]:
+            del file[name]
+    with pytest.raises(InputError, match=r"finite|NaN") as caught:
+        _run(make_table([("r3", "r4"), ("r5", "r6")]), store)
+    assert "r3" in str(caught.value)
+    assert not (store.parent / "out.h5").exists()
