@@ -22,6 +22,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from PIL import Image
 
@@ -89,11 +90,9 @@ def decode(source: str | os.PathLike[str] | bytes) -> Image.Image:
     with opened:
         _check_size(opened.size)
         note = _frames_note(opened, kind)
-        orientation = 1
-        with _pillow_errors(kind), _quietly(kind, data):
+        with _pillow_errors(kind):
             opened.load()
-            if kind != "TIFF":  # Pillow turns a TIFF while it loads
-                orientation = exif_orientation(_exif_block(opened.info))
+            orientation = _orientation(opened)
             image = colour.to_rgb(opened, kind)
             if orientation in _TRANSPOSE:
                 image = image.transpose(_TRANSPOSE[orientation])
@@ -160,6 +159,14 @@ def exif_orientation(exif: bytes | None) -> int:
     return 1
 
 
+def _orientation(opened: Image.Image) -> int:
+    tags: Any = getattr(opened, "tag_v2", None)
+    if tags is not None:  # TIFF: the tag is the file's own
+        value = tags.get(0x0112)
+        return value if isinstance(value, int) and 1 <= value <= 8 else 1
+    return exif_orientation(_exif_block(opened.info))
+
+
 def _exif_block(info: dict) -> bytes | None:
     block = info.get("exif")
     if isinstance(block, bytes):
@@ -215,10 +222,10 @@ _WARNINGS_LOCK = threading.Lock()
 
 @contextmanager
 def _quietly(kind: str, data: bytes) -> Iterator[None]:
-    """Silence Pillow's warnings on odd metadata, for the few formats whose plugins give them.
+    """Silence Pillow's warnings on odd metadata, for the few formats that give them while they are opened.
 
-    ``catch_warnings`` swaps process-wide filters, so these formats are decoded one at a time; JPEG, WebP and
-    plain PNG never come here.
+    ``catch_warnings`` swaps process-wide filters, so files of these formats are opened one at a time (their
+    pixels are decoded afterwards); JPEG, WebP and plain PNG never come here.
     """
     if kind not in {"TIFF", "ICO"} and not (kind == "PNG" and b"acTL" in data[:4096]):
         yield

@@ -135,6 +135,14 @@ def _load_tiff(image: Any) -> Any:
     return strict_load()(image)
 
 
+def _end_tiff(image: Any) -> None:
+    """Leave the picture as it is stored: its orientation is applied with every other format's.
+
+    Pillow's own turns it here, and reads the EXIF block again, with warnings where that is odd.
+    """
+    image._size = image.im.size
+
+
 def _read_jpeg(image: Any, count: int) -> bytes:
     # Pillow's own adds an end marker to a file that lacks it when the switch is on.
     data: bytes = image.fp.read(count)
@@ -152,7 +160,7 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "BMP": {"load": _load},
     "PPM": {"load": _load},
     "JPEG2000": {"load": _load},
-    "TIFF": {"load": _load_tiff},
+    "TIFF": {"load": _load_tiff, "load_end": _end_tiff},
 }
 
 

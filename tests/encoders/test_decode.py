@@ -491,3 +491,16 @@ def test_real_pictures_decode_as_pillow_does(pacs_dir: Path) -> None:
             if "transparency" in opened.info or opened.mode not in {"RGB", "L"}:
                 continue
             np.testing.assert_array_equal(pixels(decode(path)), np.asarray(opened.convert("RGB")))
+
+
+def test_odd_tiff_metadata_is_quiet_and_a_turned_tiff_of_several_bits_is_right(picture: Picture) -> None:
+    ramp = np.arange(600, dtype=np.uint16).reshape(20, 30) * 100
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    for name in ("TIFF", "TIFF lzw"):
+        turned = pixels(decode(saved(Image.fromarray(ramp), name, exif=exif.tobytes())))
+        np.testing.assert_array_equal(turned[..., 0], np.rot90(ramp >> 8))
+    data = bytearray(saved(picture(20, 30), "TIFF", software="x" * 40))
+    at = data.index(struct.pack("<HHL", 305, 2, 41)) + 8
+    data[at : at + 4] = struct.pack("<L", len(data) + 100)  # the text lies beyond the end of the file
+    assert decode(bytes(data)).size == (30, 20)
