@@ -17,7 +17,7 @@ from ncm_cli.store.probe import read_probe
 
 
 def flips(path: Path, answer: Callable[[Path], Any], count: int, seed: int) -> dict[str, int]:
-    """How many of ``count`` random changes of one byte were harmless, refused, or changed the answer in silence."""
+    """How many of ``count`` random changes of one byte had no effect, were refused, or changed the answer."""
     rng = np.random.default_rng(seed)
     good, expected = path.read_bytes(), answer(path)
     found = {"same": 0, "refused": 0, "changed": 0}

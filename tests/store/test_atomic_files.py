@@ -1,0 +1,243 @@
+"""A file is there whole or as it was before, whatever happens to its writer."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ncm_cli.errors import InputError
+from ncm_cli.store import h5_sink
+from ncm_cli.store.atomic import atomic_path, read_json, sha256_file, write_json
+from ncm_cli.store.features import FeatureStore, write_features
+from ncm_cli.store.pairs import write_pairs
+from ncm_cli.store.probe import write_probe
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_replaces_at_the_end_only(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text("old")
+    with atomic_path(path) as temporary:
+        temporary.write_text("new")
+        assert temporary.parent == tmp_path
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert listing(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError, MemoryError])
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: type[BaseException]) -> None:
+    path = tmp_path / "x"
+    path.write_text("old")
+    with pytest.raises(error), atomic_path(path) as temporary:
+        temporary.write_text("half")
+        raise error
+    assert path.read_text() == "old"
+    assert listing(tmp_path) == ["x"]
+
+
+def test_mode_links_and_folders(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "er" / "x"
+    write_json(target, {"a": 1})
+    target.chmod(0o640)
+    link = tmp_path / "link"
+    link.symlink_to(target)
+    write_json(link, {"a": 2})
+    assert link.is_symlink()
+    assert read_json(target) == {"a": 2}
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+    assert listing(target.parent) == ["x"]
+
+
+def test_a_new_file_has_the_usual_mode(tmp_path: Path, probe_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    assert probe_path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize("name", [".", "/dev/null"])
+def test_folders_and_devices_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match=r"folder|regular file"):
+        write_json(tmp_path / name, {})
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+def test_the_longest_names(tmp_path: Path) -> None:
+    for name in ("é" * 127, "x" * 255):
+        write_json(tmp_path / name, {})
+        assert read_json(tmp_path / name) == {}
+    assert len(listing(tmp_path)) == 2
+
+
+def test_nan_is_not_json(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "x", {"a": float("nan")})
+    assert listing(tmp_path) == []
+
+
+def test_sha256_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "abc").write_bytes(b"abc")
+    assert sha256_file(tmp_path / "abc").startswith("ba7816bf8f01cfea")
+
+
+FULL_DISK = """
+import resource, signal, sys
+import numpy as np
+from ncm_cli.errors import InputError
+from ncm_cli.store.features import write_features
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
+n = 3000
+blocks = (np.full((100, 100), i, np.float32) for i in range(n // 100))
+try:
+    write_features(
+        sys.argv[1], ids=[str(i) for i in range(n)], blocks=blocks, dim=100, columns=[], label_column=None,
+        split_column=None, encoder={"kind": "x"}, options={},
+    )
+except InputError as error:
+    sys.exit(error.what)
+"""
+
+
+@pytest.mark.parametrize("limit", [0, 100, 3_000, 60_000, 1_100_000, 1_220_000])
+def test_a_full_disk_is_an_error_and_keeps_the_old_store(
+    write_store: Callable[..., Path], samples: SimpleNamespace, limit: int
+) -> None:
+    # 1.2 MB of features; the last limit is reached when they are written and the rest is not.
+    path = write_store()
+    before = samples.everything(path)
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(path), str(limit)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("the file is larger than this system allows")
+    assert listing(path.parent) == ["features.h5"]
+    assert samples.everything(path) == before
+
+
+@pytest.mark.parametrize("after", [0, 3, 10, 30])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_writes_that_fail_below_hdf5(
+    write_store: Callable[..., Path],
+    samples: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    after: int,
+    number: int,
+) -> None:
+    path = write_store()
+    before = samples.everything(path)
+    left = [after]
+
+    def write(descriptor: int, data: bytes) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(number, os.strerror(number))
+        return os.write(descriptor, data)
+
+    monkeypatch.setattr(h5_sink, "os", SimpleNamespace(**{**vars(os), "write": write}))
+    with pytest.raises(InputError, match=r"the disk (is full|quota)"):
+        write_features(path, **samples.store_arguments(seed=1))
+    with pytest.raises(InputError, match=r"the disk (is full|quota)"):
+        write_pairs(path, samples.pair_store())
+    monkeypatch.undo()
+    assert samples.everything(path) == before
+    assert listing(path.parent) == ["features.h5"]
+
+
+def test_interrupted_writers_leave_nothing(tmp_path: Path, samples: SimpleNamespace) -> None:
+    def blocks() -> Iterator[np.ndarray]:
+        yield np.ones((20, 8))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_features(tmp_path / "f.h5", **samples.store_arguments(blocks=blocks()))
+    assert listing(tmp_path) == []
+
+
+def test_an_interrupt_within_hdf5_waits_for_it_to_end(
+    write_store: Callable[..., Path], samples: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_store()
+    before = samples.everything(path)
+
+    def write(descriptor: int, data: bytes) -> int:
+        os.kill(os.getpid(), 2)
+        return os.write(descriptor, data)
+
+    monkeypatch.setattr(h5_sink, "os", SimpleNamespace(**{**vars(os), "write": write}))
+    with pytest.raises(KeyboardInterrupt):
+        write_features(path, **samples.store_arguments(seed=1))
+    monkeypatch.undo()
+    assert samples.everything(path) == before
+    assert listing(path.parent) == ["features.h5"]
+
+
+def test_c56_readers_keep_the_old_store_while_it_is_replaced(
+    write_store: Callable[..., Path], samples: SimpleNamespace
+) -> None:
+    path = write_store()
+    expected = samples.everything(path)
+    first, second = FeatureStore.open(path), FeatureStore.open(path)
+    old = second.read()
+    write_store(seed=1)
+    np.testing.assert_array_equal(first.read(), old)
+    first.verify()
+    assert first.ids == second.ids
+    second.close()
+    assert samples.everything(path) != expected
+    # An open reader doesn't keep anyone from writing, and a written file is read beside it.
+    write_store(seed=2)
+    np.testing.assert_array_equal(first.read(), old)
+    first.close()
+
+
+def test_c56_a_writer_that_fails_disturbs_no_reader(
+    write_store: Callable[..., Path], samples: SimpleNamespace
+) -> None:
+    path = write_store()
+    with FeatureStore.open(path) as reader:
+        with pytest.raises(InputError, match="finite"):
+            write_store(features=np.full((40, 8), np.nan))
+        reader.verify()
+    samples.everything(path)
+
+
+def test_readers_need_no_locks(write_store: Callable[..., Path]) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    path = write_store()
+    with path.open("rb+") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        with FeatureStore.open(path) as store:
+            store.verify()
+
+
+def test_readers_need_no_right_to_write(
+    probe_path: Path, pairs_path: Path, write_store: Callable[..., Path]
+) -> None:
+    path = write_store()
+    path.chmod(0o444)
+    path.parent.chmod(0o555)
+    try:
+        with FeatureStore.open(path) as store:
+            store.verify()
+    finally:
+        path.parent.chmod(0o755)
+
+
+def test_equal_probes_and_pairs_have_equal_digests(tmp_path: Path, samples: SimpleNamespace) -> None:
+    assert samples.pair_store().content_sha256 == samples.pair_store().content_sha256
+    assert samples.pair_store().content_sha256 != samples.pair_store(seed=1).content_sha256
+    assert samples.make_probe().sha256 == samples.make_probe(note="other").sha256
+    assert samples.make_probe().sha256 != samples.make_probe(rank=1).sha256
+    write_probe(tmp_path / "p", samples.make_probe())

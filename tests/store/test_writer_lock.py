@@ -1,0 +1,159 @@
+"""One writer at a time, whatever became of the one before."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from ncm_cli.errors import InputError
+from ncm_cli.store import lock
+from ncm_cli.store.lock import lock_path, writer_lock
+
+HOLD = """
+import os, sys, time
+from ncm_cli.store import lock
+if sys.argv[2] == "without":
+    lock._flock = lambda descriptor: None
+with lock.writer_lock(sys.argv[1]):
+    if sys.argv[3] == "child" and os.fork() == 0:
+        time.sleep(20)
+        os._exit(0)
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture(params=["with", "without"])
+def locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With the file system's locks, and without."""
+    if request.param == "without":
+        monkeypatch.setattr(lock, "_flock", lambda descriptor: None)
+    return request.param
+
+
+def holder(output: Path, locks: str, child: str = "no") -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(output), locks, child], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_writer_is_refused_and_told_who_is_first(tmp_path: Path, locks: str) -> None:
+    output = tmp_path / "f.h5"
+    with holder(output, locks) as process:
+        try:
+            with pytest.raises(InputError, match="another process is writing") as error, writer_lock(output):
+                pass
+            assert f"process {process.pid} on host {socket.gethostname()}" in str(error.value.found)
+            assert error.value.where == output
+            with writer_lock(tmp_path / "other.h5"):
+                pass
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            assert not lock_path(output).exists()
+            with writer_lock(output):
+                pass
+        finally:
+            process.kill()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path, locks: str) -> None:
+    output = tmp_path / "f.h5"
+    with holder(output, locks) as process:
+        process.kill()
+    assert lock_path(output).exists()
+    with writer_lock(output):
+        assert json.loads(lock_path(output).read_text())["pid"] == os.getpid()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_workers_that_outlive_a_killed_writer_do_not_keep_its_lock(tmp_path: Path) -> None:
+    output = tmp_path / "f.h5"
+    with holder(output, "with", "child") as process:
+        process.kill()
+        process.wait()
+        with writer_lock(output):
+            pass
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_a_process_id_that_was_given_out_again_is_not_the_holder(tmp_path: Path, locks: str) -> None:
+    output = tmp_path / "f.h5"
+    facts = {"pid": os.getppid(), "host": socket.gethostname(), "started": "1", "since": "long ago"}
+    lock_path(output).write_text(json.dumps(facts))
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("this system doesn't tell when a process started")
+    with writer_lock(output):
+        pass
+
+
+def test_another_hosts_lock_is_respected(tmp_path: Path, locks: str) -> None:
+    output = tmp_path / "f.h5"
+    facts = {"pid": 1, "host": "elsewhere", "started": "", "since": "2024-01-01"}
+    lock_path(output).write_text(json.dumps(facts))
+    with pytest.raises(InputError, match="another process") as error, writer_lock(output):
+        pass
+    assert "process 1 on host elsewhere, since 2024-01-01" in str(error.value.found)
+    assert str(lock_path(output)) in str(error.value.fix)
+    assert lock_path(output).exists()
+
+
+@pytest.mark.parametrize("content", ["", "garbage", "[]", '{"pid": "x"}'])
+def test_a_lock_file_that_names_nobody(tmp_path: Path, locks: str, content: str) -> None:
+    output = tmp_path / "f.h5"
+    lock_path(output).write_text(content)
+    if locks == "without":
+        # It may be another's who is about to write the name: only an old one is given up.
+        with pytest.raises(InputError, match="another process"), writer_lock(output):
+            pass
+        os.utime(lock_path(output), (0, 0))
+    with writer_lock(output):
+        pass
+    assert not lock_path(output).exists()
+
+
+def test_of_many_threads_one_writes_at_a_time(tmp_path: Path, locks: str) -> None:
+    output = tmp_path / "f.h5"
+    inside, most, refused, entered = [0], [0], [0], [0]
+    guard = threading.Lock()
+
+    def work() -> None:
+        for _ in range(20):
+            try:
+                with writer_lock(output):
+                    with guard:
+                        inside[0] += 1
+                        entered[0] += 1
+                        most[0] = max(most[0], inside[0])
+                    with guard:
+                        inside[0] -= 1
+            except InputError:
+                refused[0] += 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most[0] == 1
+    assert entered[0] > 0
+    assert entered[0] + refused[0] == 80
+    assert not lock_path(output).exists()
+
+
+def test_the_lock_is_released_after_an_error(tmp_path: Path, locks: str) -> None:
+    with pytest.raises(ValueError, match="x"), writer_lock(tmp_path / "f.h5"):
+        raise ValueError("x")
+    assert list(tmp_path.iterdir()) == []
