@@ -1,0 +1,211 @@
+"""``ncm info``: every file of ours is described, checked and, if it is a probe, exported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from ncm_cli.cli.main import run
+from ncm_cli.stages.common import logits
+from ncm_cli.store.journal import Journal, JournalRow, journal_folder
+from ncm_cli.store.probe import write_probe
+from ncm_cli.store.results import write_result
+
+COMMON = ("format", "rows", "dim", "columns", "encoder", "fingerprint", "failed")
+
+
+@pytest.fixture
+def describe(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Run ``ncm info ... --json``; returns what it printed."""
+
+    def call(*arguments: object) -> Any:
+        code = run(["info", *map(str, arguments), "--json"])
+        printed = capsys.readouterr()
+        assert code == 0, printed.err
+        return json.loads(printed.out)
+
+    return call
+
+
+def test_a_feature_store(write_store: Callable[..., Path], describe: Callable[..., Any]) -> None:
+    path = write_store()
+    found = describe(path, "--verify")
+    assert set(COMMON) < set(found)
+    assert (found["format"], found["rows"], found["dim"], found["verified"]) == ("ncm-features", 40, 8, True)
+    label = found["columns"]["label"]
+    assert sum(label["counts"].values()) == 40
+    assert list(label["counts"]) == ["cat", "dog", "fox"]
+    place = found["columns"]["place"]
+    assert sum(place["counts"].values()) + place["missing"] == 40
+    assert found["columns"]["age/years"]["kind"] == "numeric"
+    assert found["encoder"]["model"] == "pixels:8"
+    assert found["failed"] == [{"id": "bad", "path": "/pictures/bad.png", "reason": "cut short"}]
+    assert found["bytes"] == path.stat().st_size
+
+
+def test_other_files(
+    pairs_path: Path, probe_path: Path, tmp_path: Path, describe: Callable[..., Any], samples: SimpleNamespace
+) -> None:
+    pairs, probe = describe(pairs_path, "--verify"), describe(probe_path, "--verify")
+    assert (pairs["format"], pairs["rows"], pairs["held_out"], pairs["rank"]) == ("ncm-pairs", 12, 3, 6)
+    assert (probe["format"], probe["classes"], probe["rank"]) == ("ncm-probe", ["cat", "dog"], 2)
+    assert pairs["fingerprint"] == probe["fingerprint"]
+    assert probe["content_sha256"] == samples.make_probe().sha256
+    write_result(tmp_path / "r.json", "eval", {"n": 5, "accuracy": 0.5})
+    result = describe(tmp_path / "r.json")
+    assert (result["format"], result["kind"], result["rows"]) == ("ncm-result", "eval", 5)
+    with Journal.open(tmp_path / "f.h5", {"model": "pixels:8"}) as journal:
+        journal.append([JournalRow("a", "/a.png", 1, 2, "")], np.ones((1, 4)))
+    unfinished = describe(journal_folder(tmp_path / "f.h5"))
+    assert (unfinished["format"], unfinished["rows"], unfinished["dim"]) == ("ncm-journal", 1, 4)
+    for found in (pairs, probe, result, unfinished):
+        assert set(COMMON) < set(found)
+
+
+def test_tables(
+    write_store: Callable[..., Path], pairs_path: Path, probe_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path, shown in ((write_store(), "label"), (pairs_path, "held_out"), (probe_path, "cat, dog")):
+        assert run(["info", str(path)]) == 0
+        printed = capsys.readouterr()
+        assert shown in printed.out
+        assert max(map(len, printed.out.splitlines())) <= 80
+        assert printed.err == ""
+
+
+def test_verify_finds_what_a_look_does_not(
+    write_store: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_store()
+    with h5py.File(path, "r+") as file:
+        file["features"][20, 3] += 1
+    assert run(["info", str(path)]) == 0
+    assert run(["info", str(path), "--verify"]) == 3
+    printed = capsys.readouterr()
+    assert "damaged file" in printed.err
+    assert "rows 0 to 39" in printed.err
+
+
+def test_errors(tmp_path: Path, pairs_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.csv").write_text("id,label\n")
+    for arguments, code, message in (
+        ([str(tmp_path / "x.csv")], 3, "not a file of ncm"),
+        ([str(tmp_path / "nobody")], 3, "no such file"),
+        ([str(tmp_path)], 3, "a folder without a journal"),
+        (["--verify"], 2, "nothing to describe"),
+        ([str(pairs_path), "--export", "npz"], 2, "go together"),
+        ([str(pairs_path), "--export", "pickle", "-o", "x"], 2, "doesn't take 'pickle'"),
+        ([str(pairs_path), "--export", "npz", "-o", str(tmp_path / "o")], 3, "needs a probe"),
+    ):
+        assert run(["info", *arguments]) == code
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
+
+
+def test_system(describe: Callable[..., Any]) -> None:
+    found = describe("--system")
+    assert {"ncm", "python", "torch", "open_clip_torch", "timm"} <= set(found["versions"])
+    assert found["devices"][0].startswith("cpu: ")
+    assert found["devices"][1].startswith("cuda")
+
+
+def test_describing_a_file_imports_nothing_heavy(write_store: Callable[..., Path], probe_path: Path) -> None:
+    program = (
+        "import sys\nfrom ncm_cli.cli.main import run\n"
+        "assert all(run(['info', path, '--verify']) == 0 for path in sys.argv[1:])\n"
+        "heavy = {'torch', 'open_clip', 'sklearn', 'timm', 'matplotlib', 'scipy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(write_store()), str(probe_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(params=[("cat", "dog"), ("a", "b", "c"), ()], ids=["two", "three", "regression"])
+def any_probe(request: pytest.FixtureRequest, samples: SimpleNamespace) -> Any:
+    """A probe with norm scaling, one with standard scaling, one without."""
+    scaling = {
+        2: {"kind": "norm", "factor": 10.0},
+        3: {"kind": "standard", "factor": 1.0},
+        0: {"kind": "none"},
+    }
+    probe = samples.make_probe(request.param, scaling=scaling[len(request.param)])
+    if len(request.param) == 3:
+        import dataclasses
+
+        probe = dataclasses.replace(probe, mean=np.linspace(-1, 1, 6), scale=np.linspace(0.5, 2, 6))
+    return probe
+
+
+def exported(probe: Any, tmp_path: Path, form: str) -> Path:
+    write_probe(tmp_path / "probe.safetensors", probe)
+    output = tmp_path / "exported"
+    assert run(["info", str(tmp_path / "probe.safetensors"), "-q", "--export", form, "-o", str(output)]) == 0
+    return output
+
+
+def test_export_to_npz(any_probe: Any, tmp_path: Path) -> None:
+    with np.load(exported(any_probe, tmp_path, "npz"), allow_pickle=False) as found:
+        np.testing.assert_array_equal(found["weight"], any_probe.weight)
+        assert tuple(found["classes"].tolist()) == any_probe.classes
+        assert json.loads(str(found["meta"])) == any_probe.meta
+
+
+def test_export_to_scikit_learn(any_probe: Any, tmp_path: Path) -> None:
+    from sklearn.linear_model import LinearRegression, LogisticRegression
+
+    X = np.random.default_rng(0).standard_normal((7, 6))
+    expected = logits(any_probe, X)
+    z = np.load(exported(any_probe, tmp_path, "sklearn"), allow_pickle=False)
+    if z["normalize_rows"]:
+        X = X / np.linalg.norm(X, axis=1, keepdims=True)
+    if not any_probe.classes:
+        model = LinearRegression()
+        model.coef_, model.intercept_ = z["coef_"], z["intercept_"]
+        np.testing.assert_allclose(model.predict(X), expected)
+        return
+    model = LogisticRegression()
+    for name in ("coef_", "intercept_", "classes_"):
+        setattr(model, name, z[name])
+    scores = model.decision_function(X)
+    np.testing.assert_allclose(scores.reshape(expected.shape), expected)
+    codes = expected.argmax(axis=1) if expected.shape[1] > 1 else (expected[:, 0] > 0).astype(int)
+    assert model.predict(X).tolist() == [any_probe.classes[code] for code in codes]
+
+
+def test_export_to_onnx(any_probe: Any, tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    from onnx.reference import ReferenceEvaluator
+
+    X = np.random.default_rng(0).standard_normal((7, 6)).astype(np.float32)
+    X[0] = 0
+    outputs = ReferenceEvaluator(str(exported(any_probe, tmp_path, "onnx"))).run(None, {"features": X})
+    expected = logits(any_probe, X)
+    np.testing.assert_allclose(outputs[0], expected, rtol=1e-4, atol=1e-5)
+    if any_probe.classes:
+        assert outputs[1].shape == (7, len(any_probe.classes))
+        np.testing.assert_allclose(outputs[1].sum(axis=1), 1, rtol=1e-5)
+        codes = expected.argmax(axis=1) if expected.shape[1] > 1 else (expected[:, 0] > 0).astype(int)
+        assert (outputs[1][1:].argmax(axis=1) == codes[1:]).all()
+
+
+def test_export_to_onnx_without_onnx(
+    probe_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    assert run(["info", str(probe_path), "--export", "onnx", "-o", str(tmp_path / "x.onnx")]) == 3
+    assert "ncm-cli[onnx]" in capsys.readouterr().err
+    assert not (tmp_path / "x.onnx").exists()
