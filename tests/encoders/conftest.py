@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,3 +102,49 @@ def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> TinyClip:
         root / "epoch_3.pt",
         folder,
     )
+
+
+@pytest.fixture
+def images() -> list[Image.Image]:
+    """Square, wide, tall, smaller and larger than the tiny model's input."""
+    sizes = [(32, 32), (50, 90), (200, 40), (31, 33), (300, 300)]
+    return [smooth(h, w, seed) for seed, (h, w) in enumerate(sizes)]
+
+
+@pytest.fixture
+def reference() -> Callable[..., tuple[Any, Any]]:
+    """Makes the model and transform that open_clip itself makes for a name and a checkpoint."""
+    import open_clip
+
+    from ncm_cli.encoders.open_clip_ import _quiet_root_logger
+
+    def make(name: str, checkpoint: Path | None = None) -> tuple[Any, Any]:
+        with _quiet_root_logger():
+            pretrained = str(checkpoint) if checkpoint else None
+            model, _, transform = open_clip.create_model_and_transforms(name, pretrained=pretrained)
+        return model.eval(), transform
+
+    return make
+
+
+@pytest.fixture
+def copied() -> Callable[[Path, Path], Path]:
+    """Copies a file, making folders."""
+
+    def copy(source: Path, target: Path) -> Path:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(source.read_bytes())
+        return target
+
+    return copy
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty hub cache, and a hub that can't be reached; returns the cache."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    return tmp_path / "hub"
