@@ -9,7 +9,7 @@ from typing import Any
 
 from ncm_cli.options.report import ReportOptions
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.stages.report_format import comma_separated, latex, markdown
+from ncm_cli.stages.report_format import comma_separated, latex, markdown, terminal
 from ncm_cli.stages.report_read import read_sources
 from ncm_cli.stages.report_tables import Table, tables
 from ncm_cli.store.atomic import write_bytes

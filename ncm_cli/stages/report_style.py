@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
-COLOURS = ("#000000", "#D55E00", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#7F7F7F", "#8C510A")
+COLOURS = ("#000000", "#D55E00", "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#7F7F7F", "#CC79A7", "#8C510A")
 """Okabe and Ito's, which colour-blind readers tell apart; neighbours differ in grey as well."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")

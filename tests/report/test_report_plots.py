@@ -1,0 +1,232 @@
+"""The figures of ``ncm report``: the same bytes each time, readable in grey, nothing on top of another."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ncm_cli.cli.main import run
+from ncm_cli.options.report import ReportOptions
+from ncm_cli.stages import report_figures, report_style
+from ncm_cli.stages.report import report
+from ncm_cli.store.results import write_result
+from ncm_cli.store.sweep_table import SweepTable, write_sweep
+
+
+def _sibling(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _row(x: int, key: str, test: float) -> dict[str, Any]:
+    return {
+        "rank": x,
+        "pairs": 100,
+        "converged": True,
+        "term_1": 0.1 + x / 100,
+        "theta_m_theta": 1.0,
+        "term_2": 10.0 / (1 + x),
+        "bound": 0.1 + x / 100 + 10.0 / (1 + x),
+        "test_risk": 2.0 / (1 + x),
+        "twin_error": 0.05 + x / 200,
+        "flip_rate": 0.3 / (1 + x),
+        "zero_one_bound": 0.05 + x / 200 + 0.3 / (1 + x),
+        "test_error": test,
+    } | {key: x}
+
+
+def write_bound(path: Path, pairs: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    body = {
+        "term_1": 0.1,
+        "term_2": 1.0,
+        "bound": 1.1,
+        "test_risk": 0.4,
+        "holds": True,
+        "exact": True,
+        "zero_one": {"bound": 0.3, "test_error": 0.2},
+        "spurious_dim": 8,
+        "estimates": {"spurious_dim": "given"},
+        "probe": {"method": "ncm", "rank": 8, "path": "p.safetensors"},
+        "options": {"pairs": pairs},
+        "oracle": {"test_error": 0.05},
+        "summary": {"erm_test_accuracy": 0.55},
+        "path": [_row(r, "rank", 0.1 + abs(r - 8) / 50 + rng.normal() / 50) for r in range(17)],
+        "pair_counts": [_row(k, "pairs", 0.5 / (1 + k / 10) + rng.normal() / 50) for k in range(0, 60, 5)],
+    }
+    write_result(path, "bound", body)
+
+
+def _draw(folder: Path, out: Path, **options: Any) -> list[str]:
+    made = report(ReportOptions(results=(folder,), plots=out, **options))
+    assert all(path.is_file() for path in made.plots)
+    return sorted(path.name for path in made.plots)
+
+
+def _looks_drawn(path: Path) -> None:
+    image = np.asarray(Image.open(path).convert("L"))
+    assert image.shape[0] > 400 and image.shape[1] > 400
+    assert 0.005 < (image < 200).mean() < 0.6
+
+
+def test_bound_results_give_paths_and_tradeoff(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_bound(tmp_path / f"b{seed}.json", "p.h5", seed)
+    names = _draw(tmp_path, tmp_path / "fig")
+    assert [name for name in names if name.endswith("png")] == [
+        "accuracy-pairs.png",
+        "accuracy-rank.png",
+        "bound-tradeoff.png",
+    ]
+    for name in names:
+        if name.endswith("png"):
+            _looks_drawn(tmp_path / "fig" / name)
+    text = (tmp_path / "fig" / "accuracy-rank.svg").read_text(encoding="utf-8")
+    assert text.startswith("<?xml") and "dc:date" not in text
+
+
+@pytest.mark.slow
+def test_several_lines_have_one_tradeoff_each(tmp_path: Path) -> None:
+    for pairs in ("noisy-1", "noisy-0.1"):
+        write_bound(tmp_path / f"{pairs}.json", f"{pairs}.h5", 1)
+    names = _draw(tmp_path, tmp_path / "fig", by="pairs")
+    assert "bound-tradeoff-noisy-0.1.png" in names and "bound-tradeoff-noisy-1.svg" in names
+
+
+@pytest.mark.slow
+def test_the_same_bytes_each_time(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write_bound(tmp_path / "in" / "b.json", "p.h5", 1)
+    names = _draw(tmp_path / "in", tmp_path / "one")
+    assert names == _draw(tmp_path / "in", tmp_path / "two")
+    for name in names:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
+
+
+def test_group_bars_and_their_numbers(tmp_path: Path) -> None:
+    write_eval = _sibling("test_report_tables").write_eval
+    write_eval(tmp_path / "erm.json", "erm", 0.6)
+    write_eval(tmp_path / "ncm.json", "ncm", 0.7)
+    assert _draw(tmp_path, tmp_path / "fig") == ["groups-split=test.png", "groups-split=test.svg"]
+    _looks_drawn(tmp_path / "fig" / "groups-split=test.png")
+
+
+def test_convergence_from_a_sweep(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    methods = tuple(name for name in ("erm", "irm", "ncm") for _ in range(4))
+    epochs = np.array([1, 5, 10, 20])
+    metrics = {
+        name: 1 - 0.5 * np.exp(-epochs / 8)[None, :] + rng.normal(size=(12, 4)) / 100
+        for name in ("val_accuracy", "test_accuracy")
+    }
+    table = SweepTable(
+        method=methods,
+        trial=np.tile([0, 0, 1, 1], 3),
+        seed=np.tile([0, 1, 0, 1], 3),
+        hyper={"lr": np.full(12, 1e-3)},
+        diverged=np.zeros(12, dtype=bool),
+        epochs=epochs,
+        metrics=metrics,
+        options={},
+    )
+    write_sweep(tmp_path / "s.h5", table)
+    rows = [
+        {
+            "method": name,
+            "rule": "in-domain",
+            "oracle": False,
+            "trial": 1,
+            "hyper_parameters": {},
+            "seeds": [0, 1],
+            "metrics": {"val_accuracy": 0.9, "test_accuracy": 0.8},
+            "sd": {},
+        }
+        for name in ("erm", "irm", "ncm")
+    ]
+    write_result(tmp_path / "s.json", "sweep", {"rows": rows, "configurations": 12, "history": "s.h5"})
+    assert _draw(tmp_path, tmp_path / "fig") == ["convergence-s.png", "convergence-s.svg"]
+    _looks_drawn(tmp_path / "fig" / "convergence-s.png")
+
+
+def test_spectrum_and_probe_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = "--dim 12 --spurious 3 --rows 100 --val-rows 50 --test-rows 100 --pairs 20 --holdout-pairs 10"
+    assert run(f"data synthetic -o {tmp_path}/data {small}".split()) == 0
+    fit = f"fit --features {tmp_path}/data/features.h5 --pairs {tmp_path}/data/noisy-0.1.h5"
+    assert run(f"{fit} --rank 0:8 -o {tmp_path}/p.safetensors".split()) == 0
+    line = f"report {tmp_path}/p.safetensors {tmp_path}/data/noisy-0.1.h5 --plots {tmp_path}/fig --quiet"
+    assert run(line.split()) == 0
+    assert sorted(path.name for path in (tmp_path / "fig").glob("*.png")) == [
+        "rank-path-p.png",
+        "spectrum.png",
+    ]
+
+
+def test_nothing_to_draw_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_result(tmp_path / "b.json", "bound", {"term_1": 0.1, "probe": {}, "options": {}})
+    assert run(["report", str(tmp_path), "--plots", str(tmp_path / "fig")]) == 0
+    assert "nothing to draw" in capsys.readouterr().err
+
+
+def _luminance(colour: str) -> float:
+    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return 0.299 * red + 0.587 * green + 0.114 * blue
+
+
+def test_neighbouring_lines_and_bars_differ_in_grey_style_and_hatch() -> None:
+    for a, b in zip(report_style.COLOURS, report_style.COLOURS[1:], strict=False):
+        assert abs(_luminance(a) - _luminance(b)) > 0.06, (a, b)
+    for names in (report_style.MARKERS, report_style.LINES, report_style.HATCHES):
+        assert len(set(names)) == len(names) >= len(report_style.COLOURS)
+
+
+def test_the_legend_covers_no_axes(tmp_path: Path) -> None:
+    x = np.arange(5.0)
+    with report_style.figure(5.6, 4.1) as (made, axes):
+        for index in range(6):
+            report_style.line(
+                axes, x, np.ones((1, 5)) * index, index=index, label=f"a rather long label {index}"
+            )
+        axes.set(xlabel="rank", ylabel="accuracy")
+        report_style.legend_below(made, axes)
+        made.canvas.draw()
+        legend = made.legends[0].get_window_extent()
+        assert not legend.overlaps(axes.get_tightbbox())
+        assert legend.x0 >= 0 and legend.x1 <= made.bbox.x1
+
+
+def test_points_that_not_every_repetition_has_are_left_out() -> None:
+    runs = np.array([[1.0, 2.0, 3.0], [1.0, 2.0, np.nan]])
+    with report_style.figure(4, 3) as (_, axes):
+        report_style.line(axes, np.arange(3.0), runs, index=0, label="a")
+        assert list(axes.lines[0].get_xdata()) == [0, 1]
+
+
+def test_regression_paths_have_no_accuracy_figure(tmp_path: Path) -> None:
+    write_bound(tmp_path / "b.json", "p.h5", 0)
+    from ncm_cli.store.results import read_result
+
+    body = read_result(tmp_path / "b.json")
+    for rows in (body["path"], body["pair_counts"]):
+        for row in rows:
+            row.update(dict.fromkeys(("twin_error", "flip_rate", "zero_one_bound", "test_error")))
+    body = {name: body[name] for name in body if name not in ("kind", "created", "ncm_version")}
+    body = {name: value for name, value in body.items() if not name.startswith("ncm_format")}
+    body |= {"summary": None, "oracle": {"test_error": None}, "zero_one": None}
+    write_result(tmp_path / "b.json", "bound", body)
+    assert _draw(tmp_path, tmp_path / "fig") == ["bound-tradeoff.png", "bound-tradeoff.svg"]
+
+
+def test_bars_of_a_group_that_one_method_lacks(tmp_path: Path) -> None:
+    bar = report_figures.Bar(0.5, 0.1, 0.1, 20)
+    bars = {"erm": {"a": bar, "b": bar}, "ncm": {"a": bar}}
+    written = report_figures.group_bars(tmp_path, "g", "split=test", bars)
+    _looks_drawn(written[0])
