@@ -71,7 +71,7 @@ def _show(report: RunReport, ui: Any) -> None:
                 (
                     _label(row),
                     *(row.cell.get(name) for name in cells),
-                    row.rule and (row.rule.upper() if row.oracle else row.rule),
+                    _rule(row),
                     *(row.columns[heading] for heading in headings),
                     row.worst_group,
                     None if row.rank is None else f"{row.rank.mean:g}",
@@ -109,6 +109,13 @@ def _show(report: RunReport, ui: Any) -> None:
 def _label(row: Any) -> str:
     """The step's name; a sweep has many methods, so theirs."""
     return row.method if row.swept else row.step
+
+
+def _rule(row: Any) -> str | None:
+    """The selection rule; in capitals where it looks at test rows."""
+    if row.rule is None or not row.oracle:
+        return row.rule
+    return {"oracle": "ORACLE", "oracle-worst-group": "ORACLE (group)"}.get(row.rule, f"ORACLE {row.rule}")
 
 
 def _what(expectation: Any) -> str:

@@ -260,7 +260,7 @@ class Steps:
                     what = f"{self.shown(use.path)} is the same in several cells; put {differing} in it"
                 self._problems.add(use.line, use.key_path, what)
                 break
-            self._written[use.path] = job.title
+            self._written.setdefault(use.path, job.title)
 
 
 def _clean(path: Path) -> Path:

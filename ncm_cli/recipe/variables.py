@@ -16,7 +16,7 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MAX_TEXT = 10_000
 """Characters of a value after substitution: variables that double each other would grow exponentially."""
 
-MAX_SUBSTITUTIONS = 1_000_000
+MAX_SUBSTITUTIONS = 200_000
 """Values handled while variables are replaced, for the same reason."""
 
 MAX_CELLS = 10_000

@@ -1,0 +1,367 @@
+"""Recipes are read strictly: every problem at once, with its line and the nearest valid key."""
+
+from __future__ import annotations
+
+import re
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ncm_cli.errors import InputError
+from ncm_cli.recipe import Recipe, load
+from ncm_cli.recipe.document import Scalar, parse, scalar_value
+from ncm_cli.recipe.problems import Problems, RecipeError
+
+STEPS = """
+  - data: {builder: digits, output: data}
+  - embed: {source: data/manifest.csv, model: "pixels:8", output: features.h5}
+"""
+
+
+def _load(tmp_path: Path, text: str, **options: object) -> Recipe:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(text, encoding="utf-8")
+    return load(file, cwd=tmp_path, **options)  # type: ignore[arg-type]
+
+
+def _problems(tmp_path: Path, text: str, **options: object) -> dict[int, list[str]]:
+    with pytest.raises(RecipeError) as caught:
+        _load(tmp_path, text, **options)
+    found: dict[int, list[str]] = {}
+    for problem in caught.value.problems:
+        found.setdefault(problem.line, []).append(f"{problem.path}: {problem.what}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 1e-3),
+        ("1E5", 1e5),
+        (".5", 0.5),
+        ("-2", -2),
+        ("0", 0),
+        ("no", "no"),
+        ("off", "off"),
+        ("0123", "0123"),
+        ("1:30", "1:30"),
+        ("0x10", "0x10"),
+        ("1_000", "1_000"),
+        (".nan", ".nan"),
+        ("true", True),
+        ("~", None),
+        ("2001-01-01", "2001-01-01"),
+        ("=", "="),
+    ],
+)
+def test_c64_scalars_follow_yaml_1_2(text: str, value: object) -> None:
+    found = scalar_value(text)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_scalars_of_numbers_come_back(rng_seed: int = 0) -> None:
+    rng = np.random.default_rng(rng_seed)
+    for number in [*rng.standard_normal(50) * 10.0 ** rng.integers(-12, 12, 50)]:
+        assert scalar_value(repr(float(number))) == float(number)
+    for whole in rng.integers(-(10**9), 10**9, 50):
+        assert scalar_value(str(whole)) == int(whole)
+
+
+def test_c64_wrong_types_are_named(tmp_path: Path) -> None:
+    text = (
+        "name: x\nsteps:\n"
+        "  - data: {builder: digits, output: d1, seed: 0123}\n"
+        "  - data: {builder: digits, output: d2, label_noise: no}\n"
+        "  - data: {builder: digits, output: d3, test_flip: 1:30}\n"
+        "  - data: {builder: digits, output: d4, label_noise: 1e-3}\n"
+        "  - embed: {source: d4/manifest.csv, output: f.h5, normalize: no}\n"
+    )
+    found = _problems(tmp_path, text)
+    assert found == {
+        3: ["steps[1].data.seed: expected a whole number, found text ('0123'); a number has no leading zero"],
+        4: ["steps[2].data.label_noise: expected a number, found text ('no')"],
+        5: [
+            "steps[3].data.test_flip: expected a number, found text ('1:30'); 1:30 isn't a number in YAML 1.2"
+        ],
+        7: ["steps[5].embed.normalize: expected true or false, found text ('no'); write true or false"],
+    }
+
+
+def test_c65_repeated_and_misspelt_keys(tmp_path: Path) -> None:
+    text = (
+        "name: x\nname: y\nsteps:\n"
+        "  - data: {builder: digits, output: data, sed: 1}\n"
+        "  - embed:\n      source: data/manifest.csv\n      modell: pixels:8\n"
+        "      output: f.h5\n      output: g.h5\n"
+        "  - emebd: {}\n"
+        "expekt: []\n"
+    )
+    found = _problems(tmp_path, text)
+    assert found[2] == ["name: this key is already on line 1"]
+    assert found[4] == ["steps[1].data.sed: no option named 'sed'; did you mean 'seed'?"]
+    assert found[7] == ["steps[2].embed.modell: no option named 'modell'; did you mean 'model'?"]
+    assert found[9] == ["steps[2].embed.output: this key is already on line 8"]
+    assert found[10] == ["steps[3].emebd: no step named 'emebd'; did you mean 'embed'?"]
+    assert found[11] == ["expekt: no key named 'expekt'; did you mean 'expect'?"]
+
+
+def test_the_message_has_lines_and_snippets(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"2 problems in .*recipe\.yaml") as caught:
+        _load(tmp_path, f"name: x\nstepps: []\nsteps:{STEPS}\nvars: 3\n")
+    lines = dict(caught.value.lines())
+    assert "did you mean 'steps'?" in lines["line 2"]
+    assert "| stepps: []" in lines["line 2"]
+    assert caught.value.exit_code == 3
+
+
+def test_variables_keep_their_type_alone_and_are_text_inside_text(tmp_path: Path) -> None:
+    text = (
+        "name: x\nvars: {s: 3, noise: 1e-3, where: d${s}, full: '${where}/data'}\nsteps:\n"
+        "  - data: {builder: digits, output: ${full}, seed: ${s}, label_noise: ${noise}}\n"
+    )
+    (job,) = _load(tmp_path, text).jobs
+    assert (job.options.seed, job.options.label_noise) == (3, 1e-3)
+    assert job.outputs["output"] == (tmp_path / "runs/x/d3/data",)
+
+
+def test_set_is_typed_and_checked(tmp_path: Path) -> None:
+    text = (
+        f"name: x\nvars: {{s: 0}}\nmatrix: {{seed: [1, 2]}}\nsteps:{STEPS}"
+        "  - data: {builder: digits, output: 'd${seed}', seed: ${s}}\n"
+    )
+    jobs = _load(tmp_path, text, sets=["s=7", "seed=[4, 5, 6]"]).jobs
+    assert [job.cell for job in jobs[2:]] == [{"seed": 4}, {"seed": 5}, {"seed": 6}]
+    assert {job.options.seed for job in jobs[2:]} == {7}
+    found = _problems(tmp_path, text, sets=["sed=1", "s", "s=[", "s=1e-3"])
+    assert "--set sed=1: no variable named 'sed'; did you mean 'seed'?" in found[0]
+    assert "--set s: expected --set name=value" in found[0]
+    assert any("not YAML" in problem for problem in found[0])
+    assert "whole number, found a number ('1e-3')" in found[7][0]
+
+
+def test_variants_change_variables_and_the_matrix(tmp_path: Path) -> None:
+    text = (
+        "name: x\nvars: {pairs: 128}\nmatrix: {seed: [0, 1, 2]}\n"
+        "variants: {quick: {pairs: 16, seed: [0]}}\nsteps:\n"
+        "  - data: {builder: digits, output: 'd${seed}', seed: ${seed}, pairs: ${pairs}}\n"
+    )
+    assert [job.options.pairs for job in _load(tmp_path, text).jobs] == [128] * 3
+    assert [job.options.pairs for job in _load(tmp_path, text, sets=["quick=true"]).jobs] == [16]
+    both = _load(tmp_path, text, sets=["quick=true", "pairs=32"]).jobs
+    assert [job.options.pairs for job in both] == [32]
+    found = _problems(tmp_path, text, sets=["quick=yes"])
+    assert found[0] == ["--set quick=yes: a variant is switched on by true or off by false"]
+
+
+def test_a_step_runs_once_for_each_cell_of_the_variables_it_uses(tmp_path: Path) -> None:
+    text = (
+        "name: x\nvars: {at: 's${seed}'}\nmatrix: {seed: [0, 1], pairs: [8, 16, 32]}\nsteps:\n"
+        "  - data: {builder: digits, output: once}\n"
+        "  - name: a\n    data: {builder: digits, output: '${at}/a'}\n"
+        "  - name: b\n    data: {builder: digits, output: '${at}/b${pairs}', pairs: ${pairs}}\n"
+    )
+    recipe = _load(tmp_path, text)
+    assert [job.title for job in recipe.jobs] == [
+        "data",
+        *("a (seed 0)", "a (seed 1)"),
+        *(f"b (seed {s}, pairs {p})" for s in (0, 1) for p in (8, 16, 32)),
+    ]
+    assert len({job.key for job in recipe.jobs}) == 9
+
+
+def test_outputs_of_cells_must_differ(tmp_path: Path) -> None:
+    text = (
+        "name: x\nmatrix: {seed: [0, 1]}\nsteps:\n  - data: {builder: digits, output: data, seed: ${seed}}\n"
+    )
+    found = _problems(tmp_path, text)
+    assert found[4] == ["steps[1].data.output: runs/x/data is the same in several cells; put ${seed} in it"]
+
+
+def test_files_between_steps(tmp_path: Path) -> None:
+    text = (
+        "name: x\nsteps:\n"
+        "  - embed: {source: data/manifest.csv, model: 'pixels:8', output: f.h5}\n"
+        "  - data: {builder: digits, output: data}\n"
+        "  - data: {builder: digits, output: data}\n"
+        "  - data: {builder: digits, output: data/inner}\n"
+        "  - pairs: {source: nowhere.csv, features: f.h5, output: p.h5}\n"
+    )
+    found = _problems(tmp_path, text)
+    assert found == {
+        3: ["steps[1].embed.source: runs/x/data/manifest.csv is read here, but only a later step writes it"],
+        5: ["steps[3].data.output: runs/x/data is also written by data"],
+        6: ["steps[4].data.output: runs/x/data/inner is also written by data"],
+        7: ["steps[5].pairs.source: no such file or folder: nowhere.csv, and no step writes it"],
+    }
+
+
+def test_inputs_are_relative_to_the_recipe_and_set_values_to_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "recipes" / "near").mkdir()
+    file = tmp_path / "recipes" / "r.yaml"
+    file.write_text(
+        "name: x\nvars: {where: near}\nsteps:\n  - data: {builder: pacs, pacs: ${where}, output: data}\n"
+    )
+    near = load(file, cwd=tmp_path).jobs[0]
+    assert near.inputs["pacs"] == (tmp_path / "recipes" / "near",)
+    assert near.options.pacs == Path("recipes/near")
+    mine = load(file, cwd=tmp_path, sets=["where=mine"]).jobs[0]
+    assert mine.inputs["pacs"] == (tmp_path / "mine",)
+    with pytest.raises(RecipeError, match="no such file or folder: mine"):
+        load(file, cwd=tmp_path / "recipes", sets=["where=mine"])
+
+
+def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    (home / "pacs").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    text = "name: x\nsteps:\n  - data: {builder: pacs, pacs: ~/pacs, output: ~/out}\n"
+    job = _load(tmp_path, text).jobs[0]
+    assert job.inputs["pacs"] == (home / "pacs",)
+    assert job.outputs["output"] == (home / "out",)
+
+
+def test_weights_are_a_name_or_a_file(tmp_path: Path) -> None:
+    (tmp_path / "weights.pt").write_bytes(b"x")
+    text = (
+        f"name: x\nvars: {{w: weights.pt}}\nsteps:{STEPS.replace('output: f', 'pretrained: ${w}, output: f')}"
+    )
+    job = _load(tmp_path, text).jobs[1]
+    assert job.inputs["pretrained"] == (tmp_path / "weights.pt",)
+    named = _load(tmp_path, text, sets=["w=openai"]).jobs[1]
+    assert "pretrained" not in named.inputs
+    assert named.options.pretrained == "openai"
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "a recipe is a mapping with name and steps; found nothing"),
+        ("# only a comment\n", "found nothing"),
+        ("- 1\n", "found a list"),
+        ("word", "found text"),
+        ("name: x\n---\nname: y\n", "a second document"),
+        ("name: x\nvars:\n\ta: 1\n", "a tab; YAML wants spaces"),
+        ("name: [x", "not YAML"),
+        ("name: *x", "no anchor named 'x'"),
+        ("name: !!python/object/apply:os.system [ls]", "isn't allowed"),
+        ("name: x\nsteps: " + "[" * 100, "nested more than"),
+        ("name: x\nsteps: 3\n", "expected a list with one entry for each step, found a number"),
+        ("steps: []\n", "a recipe needs a name"),
+        ("name: x\nsteps:\n  - {}\n", "expected one step, found none"),
+        ("name: x\nsteps:\n  - fit: 3\n", "expected a mapping of options"),
+        ("name: x\nsteps:\n  - data: {builder: digit, output: d}\n", "did you mean 'digits'"),
+        ("name: ../x\nsteps: []\n", "a name is letters"),
+        ("name: x\nvars: {a: '${b}', b: '${a}'}\nsteps: []\n", "defined by itself: a -> b -> a"),
+        ("name: x\nvars: {a: 1}\nmatrix: {a: [1]}\nsteps: []\n", "this name is also in vars"),
+        ("name: x\nmatrix: {a: []}\nsteps: []\n", "no value"),
+        ("name: x\nmatrix: {a: [1, 1]}\nsteps: []\n", "the value '1' twice"),
+    ],
+)
+def test_what_is_not_a_recipe_is_refused(tmp_path: Path, text: str, match: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        _load(tmp_path, text)
+    assert match in str(caught.value)
+
+
+def test_not_utf8_or_not_there(tmp_path: Path) -> None:
+    file = tmp_path / "r.yaml"
+    with pytest.raises(InputError, match="can't be read"):
+        load(file)
+    file.write_bytes(b"name: x\nsteps: \xff\n")
+    with pytest.raises(InputError, match="isn't UTF-8") as caught:
+        load(file)
+    assert "line 2" in str(caught.value)
+    with pytest.raises(InputError, match="can't be read"):
+        load(tmp_path)
+
+
+def _alias_bomb() -> str:
+    rows = ["name: x", "vars:", "  a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    rows += [f"  a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]
+    return "\n".join(rows)
+
+
+def _variable_bomb() -> str:
+    rows = ["name: x", "vars:", "  a0: [x, x, x, x, x, x, x, x, x]"]
+    rows += [f"  a{i}: [{', '.join([f'${{a{i - 1}}}'] * 9)}]" for i in range(1, 30)]
+    return "\n".join(rows)
+
+
+def _text_bomb() -> str:
+    return "\n".join(
+        ["name: x", "vars:", "  a0: xx", *(f"  a{i}: '${{a{i - 1}}}${{a{i - 1}}}'" for i in range(1, 60))]
+    )
+
+
+@pytest.mark.parametrize("bomb", [_alias_bomb, _variable_bomb, _text_bomb])
+def test_bombs_are_refused_in_little_memory(tmp_path: Path, bomb: object) -> None:
+    last = re.findall(r"  (a\d+):", bomb())[-1]  # type: ignore[operator]
+    text = bomb() + f"\nsteps:\n  - embed: {{source: x, output: y, col: ${{{last}}}}}\n"  # type: ignore[operator]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(RecipeError, match="problem"):
+        _load(tmp_path, text)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown * 1024 < 200e6
+
+
+def test_aliases_are_allowed(tmp_path: Path) -> None:
+    text = "name: x\nvars: {a: &common 5}\nsteps:\n  - data: {builder: digits, output: d, seed: *common}\n"
+    assert _load(tmp_path, text).jobs[0].options.seed == 5
+
+
+def test_a_huge_matrix_is_refused(tmp_path: Path) -> None:
+    values = ", ".join(map(str, range(200)))
+    text = (
+        f"name: x\nmatrix: {{a: [{values}], b: [{values}]}}\nsteps:\n"
+        "  - data: {builder: digits, output: 'd${a}-${b}'}\n"
+    )
+    with pytest.raises(RecipeError, match="problem") as caught:
+        _load(tmp_path, text)
+    assert "40,000 cells; at most 10,000" in str(caught.value)
+
+
+def test_private_characters_are_not_taken_for_braces() -> None:
+    problems = Problems(Path("r"))
+    node = parse('a: "${x} and {y}"', problems)
+    assert node.entries["a"] == Scalar("${x} and {y}", "${x} and {y}", 1)  # type: ignore[union-attr]
+
+
+def test_expectations_are_checked(tmp_path: Path) -> None:
+    text = (
+        f"name: x\nmatrix: {{seed: [0]}}\nsteps:{STEPS}"
+        "expect:\n"
+        "  - {metric: accuracy, value: .8, tolerance: .1, where: split=test, seed: 0, source: paper}\n"
+        "  - {metric: accuracy, value: .8}\n"
+        "  - {value: .8, tolerance: .1}\n"
+        "  - {metric: accuracy, min: high}\n"
+        "  - {metric: accuracy, min: .5, metod: erm}\n"
+        "  - {metric: accuracy, min: .5, step: nope}\n"
+        "  - {metric: accuracy}\n"
+    )
+    found = _problems(tmp_path, text)
+    assert found == {
+        8: ["expect[2]: value needs a tolerance"],
+        9: ["expect[3]: metric is required, such as metric: accuracy"],
+        10: ["expect[4].min: expected a number, found text ('high')"],
+        11: ["expect[5].metod: no key named 'metod'; did you mean 'method'?"],
+        12: ["expect[6]: no step named 'nope'"],
+        13: ["expect[7]: value and tolerance, or min, or max is required"],
+    }
+
+
+def test_globs_name_the_outputs_of_all_cells(tmp_path: Path) -> None:
+    text = (
+        "name: x\nmatrix: {seed: [0, 1]}\nsteps:\n"
+        "  - data: {builder: digits, output: 's${seed}/data'}\n"
+        "  - embed: {source: 's${seed}/data/manifest.csv', model: 'pixels:8', output: 's${seed}/f.h5'}\n"
+        "  - fit: {features: 's${seed}/f.h5', output: 's${seed}/p.safetensors'}\n"
+        "  - eval: {probe: 's${seed}/p.safetensors', features: 's${seed}/f.h5', output: 's${seed}/e.json'}\n"
+        "  - report: {results: 's*/e.json', plots: plots}\n"
+    )
+    report = _load(tmp_path, text).jobs[-1]
+    assert report.inputs["results"] == tuple(tmp_path / f"runs/x/s{i}/e.json" for i in (0, 1))
