@@ -38,7 +38,7 @@ def info(options: InfoOptions, *, reporter: Reporter = SILENT) -> InfoReport:
     if options.export is not None and kind != "probe":
         raise InputError("--export needs a probe", where=path, found=f"a file of kind {kind}")
     reporter.detail(f"{path}: {kind}")
-    facts = _common() | _DESCRIBE[kind](path, options.verify)
+    facts = _common() | _DESCRIBE[kind](path, options.verify, reporter)
     facts = {"format": facts.pop("format"), "path": str(path), "bytes": _size(path), **facts}
     facts["verified"] = options.verify
     if options.export is not None and options.output is not None:
@@ -55,13 +55,14 @@ def _size(path: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _features(path: Path, verify: bool) -> dict[str, Any]:
+def _features(path: Path, verify: bool, reporter: Reporter) -> dict[str, Any]:
     from ncm_cli.store.features import FeatureStore
     from ncm_cli.store.features_write import FORMAT
 
     with FeatureStore.open(path) as store:
         if verify:
-            store.verify()
+            with reporter.task("verifying", total=store.rows, unit="rows") as task:
+                store.verify(task.advance)
         return {
             "format": FORMAT,
             "rows": store.rows,
@@ -88,7 +89,7 @@ def _column(column: AnyColumn) -> dict[str, Any]:
     return {"kind": "numeric", "min": ends[0], "max": ends[1], "missing": column.missing}
 
 
-def _pairs(path: Path, verify: bool) -> dict[str, Any]:
+def _pairs(path: Path, verify: bool, reporter: Reporter) -> dict[str, Any]:
     from ncm_cli.store.pairs import FORMAT, read_pairs
 
     store = read_pairs(path)
@@ -111,7 +112,7 @@ def _pairs(path: Path, verify: bool) -> dict[str, Any]:
     }
 
 
-def _probe(path: Path, verify: bool) -> dict[str, Any]:
+def _probe(path: Path, verify: bool, reporter: Reporter) -> dict[str, Any]:
     from ncm_cli.store.probe import FORMAT, read_probe
 
     probe = read_probe(path)
@@ -132,7 +133,7 @@ def _probe(path: Path, verify: bool) -> dict[str, Any]:
     }
 
 
-def _result(path: Path, verify: bool) -> dict[str, Any]:
+def _result(path: Path, verify: bool, reporter: Reporter) -> dict[str, Any]:
     from ncm_cli.store.results import read_result
 
     found = read_result(path)
@@ -146,7 +147,7 @@ def _result(path: Path, verify: bool) -> dict[str, Any]:
     }
 
 
-def _journal(path: Path, verify: bool) -> dict[str, Any]:
+def _journal(path: Path, verify: bool, reporter: Reporter) -> dict[str, Any]:
     from ncm_cli.store.journal import read_facts
 
     found = read_facts(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,6 +18,7 @@ from ncm_cli.store.atomic import one_line
 from ncm_cli.store.checks import damaged
 from ncm_cli.store.columns import AnyColumn, Column, FailedRow, Files, NumericColumn, check_columns
 from ncm_cli.store.features_write import FORMAT, VERSION, block_digest, column_folder, content_digest
+from ncm_cli.store.fingerprint import fingerprint
 from ncm_cli.store.h5 import CHUNK_BYTES, H5Reader, reading
 from ncm_cli.store.where import parse_where
 
@@ -72,7 +73,9 @@ class FeatureStore:
             self.encoder: dict[str, Any] = dict(json.loads(attrs["encoder"]))
         except (KeyError, ValueError, TypeError) as error:
             raise damaged(self.path, f"no encoder description: {one_line(error)}") from error
-        self.fingerprint = str(attrs.get("encoder_fingerprint", ""))
+        self.fingerprint = fingerprint(self.encoder)
+        if attrs.get("encoder_fingerprint", self.fingerprint) != self.fingerprint:
+            raise damaged(self.path, "a fingerprint of another encoder")
         itemsize = features.dtype.itemsize
         self._block_rows = int(attrs.get("block_rows", 0)) or max(1, CHUNK_BYTES // (self.dim * itemsize))
         if not 0 < self._block_rows <= max(self.rows, CHUNK_BYTES):
@@ -252,10 +255,13 @@ class FeatureStore:
         if not np.isfinite(features).all():
             features_write.refuse_not_finite(features, [self.ids[p] for p in positions.tolist()], self.path)
 
-    def verify(self) -> None:
-        """Read everything back against its digests; raises `InputError` at the first thing that is off."""
-        for _ in self.blocks():
-            pass
+    def verify(self, advance: Callable[[int], None] = lambda rows: None) -> None:
+        """Read everything back against its digests; raises `InputError` at the first thing that is off.
+
+        ``advance`` is told the number of rows read, block by block.
+        """
+        for positions, _ in self.blocks():
+            advance(len(positions))
         check_columns(tuple(self.columns.values()), self.rows)
         _ = (self.ids, self.files, self.failed, self.options, self.request)
         if self.content_sha256 != self._computed_content():

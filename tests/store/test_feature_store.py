@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import h5py
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 
@@ -110,6 +113,35 @@ def test_filters(write_store: Callable[..., Path]) -> None:
             store.mask("place")
         with pytest.raises(InputError, match="numeric column"):
             store.categorical("age")
+
+
+@hypothesis.settings(max_examples=25, deadline=None)
+@hypothesis.given(
+    st.lists(
+        st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=40),
+        min_size=1,
+        max_size=9,
+        unique=True,
+    )
+)
+def test_any_text_is_an_id_and_a_category(texts: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "f.h5"
+        column = Column("text", np.arange(len(texts)), tuple(texts))
+        write_features(
+            path,
+            ids=texts,
+            blocks=[np.eye(len(texts))],
+            dim=len(texts),
+            columns=[column],
+            label_column="text",
+            split_column=None,
+            encoder={},
+            options={"texts": texts},
+        )
+        with FeatureStore.open(path) as store:
+            assert list(store.ids) == store.categorical("text").text() == store.options["texts"] == texts
+            store.verify()
 
 
 def test_positions(write_store: Callable[..., Path]) -> None:
