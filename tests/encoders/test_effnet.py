@@ -10,6 +10,7 @@ from PIL import Image
 
 from ncm_cli.encoders.base import EncoderRequest, load_encoder
 from ncm_cli.encoders.decode import decode
+from ncm_cli.errors import InputError
 from ncm_cli.progress import SILENT
 
 DOGS = range(151, 269)
@@ -61,10 +62,50 @@ def test_dogs_fall_into_the_dog_classes(effnet_checkpoint: Path, pacs_dir: Path)
     shares = {}
     for name in ("dog", "guitar"):
         paths = sorted((pacs_dir / "photo" / name).iterdir())
-        features = encoder.encode([encoder.preprocess(decode(path), path.name) for path in paths])
+        items = [encoder.preprocess(decode(path), path.name) for path in paths]
+        features = np.concatenate([encoder.encode(items[i : i + 20]) for i in range(0, len(items), 20)])
         with torch.no_grad():
             classes = head(torch.from_numpy(features)).argmax(1).tolist()
         shares[name] = sum(index in DOGS for index in classes) / len(paths)
     print(f"share of photos in the dog classes: {shares}")
     assert shares["dog"] > 0.85
     assert shares["guitar"] < 0.05
+
+
+def test_checkpoints_may_hold_the_classifier_or_not_and_wrappers_come_off(
+    effnet_checkpoint: Path, tmp_path: Path
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    state = load_file(effnet_checkpoint)
+    backbone = {name: value for name, value in state.items() if not name.startswith("classifier.")}
+    assert len(state) - len(backbone) == 2
+    torch.save(backbone, tmp_path / "backbone.pth")
+    wrapped = {"epoch": 1, "state_dict": {f"module.{name}": value for name, value in state.items()}}
+    torch.save(wrapped, tmp_path / "training.pth.tar")
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 70, 3), dtype=np.uint8))
+    features = []
+    for path in (effnet_checkpoint, tmp_path / "backbone.pth", tmp_path / "training.pth.tar"):
+        encoder = load_encoder(_request(path), device="cpu", reporter=SILENT)
+        features.append(encoder.encode([encoder.preprocess(image, "")]))
+    np.testing.assert_array_equal(features[0], features[1])
+    np.testing.assert_array_equal(features[0], features[2])
+
+
+def test_missing_and_unexpected_tensors_are_listed(effnet_checkpoint: Path, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    state = load_file(effnet_checkpoint)
+    state["stray.weight"] = state.pop("conv_head.weight")
+    torch.save(state, tmp_path / "odd.pth")
+    with pytest.raises(InputError, match=r"doesn't fit the model timm:tf_efficientnet_lite0") as caught:
+        load_encoder(_request(tmp_path / "odd.pth"), device="cpu", reporter=SILENT)
+    assert "conv_head.weight" in str(caught.value)
+    assert "stray.weight" in str(caught.value)
+    state = load_file(effnet_checkpoint)
+    state["conv_head.weight"] = state["conv_head.weight"][:5]
+    torch.save(state, tmp_path / "small.pth")
+    with pytest.raises(InputError, match=r"can't be loaded into the model[\s\S]*conv_head\.weight"):
+        load_encoder(_request(tmp_path / "small.pth"), device="cpu", reporter=SILENT)
