@@ -7,56 +7,38 @@ rank drops the last columns) and has its own weight decay. Its objective, over c
 
 with the logistic loss (C = 1) or softmax cross-entropy (C classes).
 
-The method is L-BFGS preconditioned by the Hessian at a nearby solution. Two facts make a path cheap. The
-Cholesky factor of the leading block of a matrix is the leading block of its factor, so one factorisation
-serves every rank: ``H_r^-1 g = L^-T mask(L^-1 g)``. And scores are linear along a direction, so that a line
-search needs no further product with A, and the products of all problems are one matrix product.
+The method is L-BFGS preconditioned by the Hessian at a nearby solution (`curvature`). Scores are linear along
+a direction, so that a line search needs no further product with A, and the products of all problems are one
+matrix product.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
-import scipy.linalg
-import scipy.special
 from numpy.typing import NDArray
+
+from ncm_cli.methods.curvature import Data, Preconditioner, probabilities
 
 Array = NDArray[np.float64]
 
-DENSE_COLUMNS = 4000
-"""Above this many columns the preconditioner is the Hessian's diagonal: a factor would not pay."""
-
 MEMORY = 10
 """Curvature pairs that L-BFGS keeps."""
-
-ROW_BLOCK = 4096
-"""Rows whose weighted copy is made at a time for a Hessian."""
 
 FLAT_LINE = 0.3
 """A step is accepted when the slope along it is at most this share of the initial slope."""
 
 LINE_STEPS = 30
 
+SURE = 0.3
+"""A start that had to be shrunk to less than this share says nothing about curvature."""
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Data:
-    """What the problems share.
+YOUNG = 3
+"""Iterations after which a curvature may be found wanting."""
 
-    Attributes
-    ----------
-    A : float64 (n, p)
-        Column 0 is ones (the bias, unpenalised); the others are centred.
-    targets : float64 (n, C)
-        0 or 1; C = 1 for two classes.
-    weights : float64 (n,)
-        Of the rows, mean 1.
-    """
-
-    A: Array
-    targets: Array
-    weights: Array
+FRESH_ITERATIONS = 5
+"""What a problem needs at most, as a rule, with curvature taken near its solution."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -79,87 +61,6 @@ class Solution:
     iterations: NDArray[np.int64]
 
 
-def probabilities(scores: Array) -> Array:
-    """Sigmoid of scores (n, R, 1), or softmax over the last axis of scores (n, R, C)."""
-    if scores.shape[-1] == 1:
-        return np.asarray(scipy.special.expit(scores))
-    shifted = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
-
-
-class Preconditioner:
-    """Approximate Hessians, one for each weight decay, that serve every rank.
-
-    For two classes the curvature is exact at the point where it was taken. For C classes each class has the
-    curvature ``(1 - sum p^2) / (C - 1)``, the mean eigenvalue of ``diag(p) - p p^T`` off its null space.
-    """
-
-    def __init__(self, data: Data) -> None:
-        self._data = data
-        self._factors: dict[float, tuple[str, Array]] = {}
-
-    def knows(self, decay: float) -> bool:
-        """Whether a curvature has been taken for this weight decay."""
-        return decay in self._factors
-
-    def update(self, decays: Sequence[float], scores: Array | None) -> None:
-        """Take the curvature at ``scores`` (n, C), or at zero coefficients, for these weight decays."""
-        curvature = self._curvature(scores)
-        for decay in decays:
-            self._factors[decay] = _factor(curvature, decay)
-
-    def _curvature(self, scores: Array | None) -> Array:
-        A, C = self._data.A, self._data.targets.shape[1]
-        if scores is None:
-            weights = self._data.weights * (0.25 if C == 1 else 1.0 / C)
-        else:
-            p = probabilities(scores[:, None, :])[:, 0, :]
-            spread = (p * (1 - p))[:, 0] if C == 1 else (1 - (p * p).sum(axis=1)) / (C - 1)
-            weights = self._data.weights * spread
-        roots = np.sqrt(np.maximum(weights, 0.0) / len(A))
-        if A.shape[1] > DENSE_COLUMNS:
-            return np.einsum("np,np,n->p", A, A, roots**2)
-        total = np.zeros((A.shape[1], A.shape[1]))
-        for start in range(0, len(A), ROW_BLOCK):
-            block = A[start : start + ROW_BLOCK] * roots[start : start + ROW_BLOCK, None]
-            total += block.T @ block
-        return total
-
-    def apply(self, G: Array, decays: Array, mask: Array) -> Array:
-        """Inverse approximate Hessians times gradients G (p, R, C); ``mask`` (p, R, 1) cuts the ranks."""
-        p = len(G)
-        out = np.empty_like(G)
-        for decay in np.unique(decays):
-            chosen = np.flatnonzero(decays == decay)
-            kind, factor = self._factors[float(decay)]
-            part = G[:, chosen]
-            if kind == "diagonal":
-                out[:, chosen] = part / factor[:p, None, None] * mask[:, chosen]
-                continue
-            lower = factor[:p, :p]
-            flat = part.reshape(p, -1)
-            half = scipy.linalg.solve_triangular(lower, flat, lower=True, check_finite=False)
-            half = (half.reshape(part.shape) * mask[:, chosen]).reshape(p, -1)
-            full = scipy.linalg.solve_triangular(lower, half, lower=True, trans="T", check_finite=False)
-            out[:, chosen] = full.reshape(part.shape)
-        return out
-
-
-def _factor(curvature: Array, decay: float) -> tuple[str, Array]:
-    diagonal = curvature if curvature.ndim == 1 else np.diagonal(curvature)
-    # Flat directions (constant columns, weight decay 0) need some curvature to have an inverse.
-    jitter = 1e-12 * max(float(diagonal.max()), 1e-12)
-    added = np.full(len(diagonal), decay)
-    added[0] = 0.0
-    if curvature.ndim == 1:
-        return "diagonal", curvature + added + jitter
-    while True:
-        try:
-            return "cholesky", np.asfortranarray(np.linalg.cholesky(curvature + np.diag(added + jitter)))
-        except np.linalg.LinAlgError:
-            jitter *= 100
-
-
 def minimise(
     data: Data,
     sizes: NDArray[np.int64],
@@ -169,7 +70,6 @@ def minimise(
     *,
     tolerance: float,
     max_iter: int,
-    patience: int,
 ) -> Solution:
     """Solve R problems at once.
 
@@ -181,12 +81,12 @@ def minimise(
     start : float64 (p, R, C)
         Where each problem starts; what lies beyond its columns is ignored.
     preconditioner
-        Curvature is taken anew, at the problem furthest from its solution, for a weight decay that is not
-        known or after ``patience`` iterations since the last time.
+        Must know each weight decay. Curvature is taken anew, at the problem furthest from its solution, when
+        progress is so slow that this pays.
     tolerance
         On the Euclidean norm of each gradient.
     """
-    return _LockStep(data, sizes, decays, start, preconditioner).run(tolerance, max_iter, patience)
+    return _LockStep(data, sizes, decays, start, preconditioner).run(tolerance, max_iter)
 
 
 class _LockStep:
@@ -201,8 +101,7 @@ class _LockStep:
         self.decays = decays
         self.penalty = np.broadcast_to(decays[None, :, None], self.mask.shape).copy()
         self.penalty[0] = 0.0
-        self.B = start[:p] * self.mask
-        self.scores = self._times(self.B)
+        self._start(start[:p] * self.mask)
         self.residual = self._residual(self.scores)
         self.gradient = self._gradient()
         self.live = np.arange(len(sizes))
@@ -215,23 +114,40 @@ class _LockStep:
             np.zeros(len(sizes), dtype=np.int64),
         )
 
-    def run(self, tolerance: float, max_iter: int, patience: int) -> Solution:
-        self._refresh(only_unknown=True)
-        age = 0
+    def _start(self, B: Array) -> None:
+        """Start from the best multiple of B: without what was masked it may be far too sure of itself."""
+        scores = self._times(B)
+        self.B, self.scores = np.zeros_like(B), np.zeros_like(scores)
+        prior = probabilities(self.scores) - self.data.targets[:, None, :]
+        slope = np.einsum("nrc,nrc,n->r", prior, scores, self.data.weights) / len(scores)
+        share = np.where(slope < 0, self._line_search(B, scores, slope), 0.0)[None, :, None]
+        self.B, self.scores = share * B, share * scores
+        unsure = (share[0, :, 0] < SURE) & B.any(axis=(0, 2))
+        for decay in np.unique(self.decays[unsure]):
+            among = np.flatnonzero(self.decays == decay)
+            worst = among[np.argmin(share[0, among, 0])]
+            self.pre.update([float(decay)], self.scores[:, worst])
+
+    def run(self, tolerance: float, max_iter: int) -> Solution:
+        age, before = 0, self._norms()
         for iteration in range(max_iter + 1):
-            norms = np.sqrt(np.einsum("prc,prc->r", self.gradient, self.gradient))
+            norms = self._norms()
             done = norms <= tolerance
             stop = done if iteration < max_iter else np.ones_like(done)
             if stop.any():
                 self._set_aside(stop, done, norms, iteration)
+                before = before[~stop]
             if not len(self.live):
                 break
-            if age >= patience:
-                self._refresh(only_unknown=False)
-                age = 0
+            if age >= YOUNG and self._refresh(before, norms[~stop], age, tolerance):
+                self.pairs = []
+                age, before = 0, norms[~stop]
             self._step()
             age += 1
         return self.solution
+
+    def _norms(self) -> Array:
+        return np.sqrt(np.einsum("prc,prc->r", self.gradient, self.gradient))
 
     def _times(self, B: Array) -> Array:
         p, R, C = B.shape
@@ -245,15 +161,24 @@ class _LockStep:
         product = (self.A.T @ self.residual.reshape(n, R * C)).reshape(-1, R, C) / n
         return (product + self.penalty * self.B) * self.mask
 
-    def _refresh(self, only_unknown: bool) -> None:
-        """Take the curvature of each weight decay at its problem with the largest gradient."""
-        norms = np.einsum("prc,prc->r", self.gradient, self.gradient)
+    def _refresh(self, before: Array, norms: Array, age: int, tolerance: float) -> bool:
+        """Take curvature anew for each weight decay where the iterations it saves are worth it.
+
+        The problem furthest from its solution decides: at its rate since the last time it would need
+        ``left`` more iterations, against a few with its own curvature.
+        """
+        # A few problems at once cost as much as eight: their products are bound by memory.
+        price = self.pre.cost / max(self.B.shape[1] * self.B.shape[2], 8)
+        taken = False
         for decay in np.unique(self.decays):
-            if only_unknown and self.pre.knows(float(decay)):
-                continue
             among = np.flatnonzero(self.decays == decay)
             worst = among[np.argmax(norms[among])]
-            self.pre.update([float(decay)], self.scores[:, worst])
+            rate = np.log(before[worst] / norms[worst]) / age
+            left = np.log(norms[worst] / tolerance) / rate if rate > 0 else np.inf
+            if left > FRESH_ITERATIONS + price:
+                self.pre.update([float(decay)], self.scores[:, worst])
+                taken = True
+        return taken
 
     def _set_aside(
         self, stop: NDArray[np.bool_], done: NDArray[np.bool_], norms: Array, iteration: int
@@ -339,8 +264,10 @@ def _second_derivative(p: Array, tangent: Array, weighted: Array) -> Array:
 
 def _next_step(t: Array, slope: Array, second: Array, low: Array, high: Array) -> Array:
     """A Newton step kept inside the bracket, at most ten times longer; halfway where it would leave."""
-    newton = t - slope / np.maximum(second, 1e-300)
+    with np.errstate(over="ignore"):
+        newton = t - slope / np.maximum(second, 1e-300)
     longest = np.where(np.isfinite(high), high, 10 * t)
-    middle = np.where(np.isfinite(high), (low + np.minimum(high, longest)) / 2, longest)
+    # From 0 the bracket shrinks tenfold: a direction can be too long by many orders of magnitude.
+    middle = np.where(np.isfinite(high), np.where(low > 0, (low + high) / 2, high / 10), longest)
     inside = (newton > low) & (newton < longest)
     return np.where(inside, newton, middle)

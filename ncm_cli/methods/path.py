@@ -16,19 +16,20 @@ from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError
 from ncm_cli.methods import logistic, ridge
+from ncm_cli.methods.curvature import Data, Preconditioner
+from ncm_cli.options.fit import MAX_ITER, TOLERANCE
 
 Array = NDArray[np.float64]
-
-TOLERANCE = 1e-7
-"""Default bound on a gradient's norm, as a share of the rows' root mean square norm."""
-
-MAX_ITER = 1000
 
 CHUNK_ELEMENTS = 4_000_000
 """Scores (rows × problems × classes) held at once: 32 MB an array."""
 
 STALE_ITERATIONS = 8
 """A chunk that took more iterations than this on average makes the next one take the curvature anew."""
+
+
+SLOW_ITERATIONS = 60
+"""A chunk with a fit that took more makes the next one smaller: each fit then has curvature of its own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,17 +110,17 @@ def fit_path(
     InputError
         Non-finite features or targets, no rows, one class only, or a rank above m.
     """
-    X = np.asarray(X, np.float64)
+    rows: Array = np.asarray(X, np.float64)
     ranks = sorted({int(r) for r in ranks})
     decays = list(dict.fromkeys(float(decay) for decay in weight_decays))
-    _check(X, y, n_classes, basis, ranks, decays, task)
+    _check(rows, y, n_classes, basis, ranks, decays, task)
     weights = np.ones(len(X)) if weights is None else weights / weights.mean()
-    design = Design.rotate(X, basis[:, : ranks[-1]], weights, ones=task != "regression")
+    design = Design.rotate(rows, basis[:, : ranks[-1]], weights, ones=task != "regression")
     if task == "regression":
         return _ridge_path(design, np.asarray(y, np.float64), weights, basis, ranks, decays, advance)
     codes = np.asarray(y, np.int64)
     targets = codes[:, None] == (np.array([1]) if n_classes == 2 else np.arange(n_classes))[None, :]
-    data = logistic.Data(design.A, targets.astype(np.float64), weights)
+    data = Data(design.A, targets.astype(np.float64), weights)
     limit = tolerance * float(np.sqrt(np.einsum("np,np,n->", design.A, design.A, weights) / len(X)))
     fits: dict[tuple[int, float], Fit] = {}
     for group, solution in _solve(data, design, ranks, decays, limit, max_iter):
@@ -227,7 +228,7 @@ class Design:
 
 
 def _solve(
-    data: logistic.Data,
+    data: Data,
     design: Design,
     ranks: list[int],
     decays: list[float],
@@ -238,7 +239,7 @@ def _solve(
     n, p = data.A.shape
     C, D = data.targets.shape[1], len(decays)
     widest = max(1, CHUNK_ELEMENTS // (n * C * D))
-    pre = logistic.Preconditioner(data)
+    pre = Preconditioner(data)
     pre.update(decays, None)
     start = np.zeros((p, D, C))
     done, width = 0, 1
@@ -253,15 +254,15 @@ def _solve(
             pre,
             tolerance=limit,
             max_iter=max_iter,
-            patience=5 if width == 1 else 20,
         )
         yield group, solution
         start = solution.B[:, -D:]
         if solution.iterations.mean() > STALE_ITERATIONS and done + width < len(ranks):
             for j, decay in enumerate(decays):
                 pre.update([decay], data.A @ start[:, j])
-        done += width
-        width = min(2 * width, widest)
+        done += len(chunk)
+        slow = solution.iterations.max() > SLOW_ITERATIONS
+        width = max(1, len(chunk) // 4) if slow else min(2 * len(chunk), widest)
 
 
 def _ridge_path(

@@ -137,8 +137,8 @@ def project(X: NDArray[np.floating], basis: Array) -> Array:
     -------
     float64 (n, d)
     """
-    X = np.asarray(X, np.float64)
-    return X - (X @ basis) @ basis.T if basis.shape[1] else X.copy()
+    rows: Array = np.asarray(X, np.float64)
+    return rows - (rows @ basis) @ basis.T if basis.shape[1] else rows.copy()
 
 
 def complement(basis: Array) -> Array:

@@ -36,13 +36,21 @@ class Scaling:
 
     def apply(self, X: NDArray[np.floating]) -> Array:
         """Scaled rows, float64 (n, d). A row of zeros stays zero under ``norm``."""
-        X = np.asarray(X, np.float64)
+        rows: Array = np.asarray(X, np.float64)
         if self.kind == "norm":
-            norms = np.sqrt(np.einsum("nd,nd->n", X, X))
-            return X * (self.factor / np.where(norms > 0, norms, 1.0))[:, None]
-        if self.kind == "standard":
-            return (X - self.mean) / self.scale
-        return X
+            norms = np.sqrt(np.einsum("nd,nd->n", rows, rows))
+            return rows * (self.factor / np.where(norms > 0, norms, 1.0))[:, None]
+        if self.mean is not None and self.scale is not None:
+            return (rows - self.mean) / self.scale
+        return rows
+
+    def magnitude(self, X: NDArray[np.floating]) -> float:
+        """Root mean square entry in the scaled unit, before centring: what rounding is relative to."""
+        if not len(X):
+            return 0.0
+        rows: Array = np.asarray(X, np.float64)
+        unit = rows / self.scale if self.scale is not None else self.apply(rows)
+        return float(np.sqrt(np.mean(unit**2)))
 
 
 def fit_scaling(kind: str, factor: float, X: NDArray[np.floating]) -> Scaling:

@@ -8,7 +8,8 @@ error plus the share of held-out pairs whose prediction flips bounds the error o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +72,7 @@ class Rows:
     """
 
     X: Array
-    y: NDArray[np.generic]
+    y: NDArray[Any]
     group: Codes | None = None
 
 
@@ -104,26 +105,22 @@ def score_path(
     test: Rows | None = None,
 ) -> list[Candidate]:
     """What validation rows, held-out pairs and (oracle only) test rows say of every fit, in its order."""
-    found: list[Candidate] = []
+    parts = {
+        "val": val.X if val else None,
+        "a": held_out.a if held_out else None,
+        "b": held_out.b if held_out else None,
+        "test": test.X if test else None,
+    }
+    known = {name: X for name, X in parts.items() if X is not None}
     judge = _judge_regression if task == "regression" else _judge_classification
-    width = max(
-        (len(part) for part in (val and val.y, held_out and held_out.a, test and test.y) if part is not None),
-        default=1,
-    )
-    step = max(1, SCORE_ELEMENTS // (max(width, 1) * len(fits[0].bias)))
+    width = max((len(X) for X in known.values()), default=1)
+    step = max(1, SCORE_ELEMENTS // (width * len(fits[0].bias)))
+    found: list[Candidate] = []
     for start in range(0, len(fits), step):
         some = fits[start : start + step]
-        scored = [
-            None if X is None else _logits(some, X)
-            for X in (
-                val.X if val else None,
-                held_out.a if held_out else None,
-                held_out.b if held_out else None,
-                test.X if test else None,
-            )
-        ]
+        scores = {name: _logits(some, X) for name, X in known.items()}
         for j, fit in enumerate(some):
-            facts = judge(*(None if part is None else part[:, j] for part in scored), val, test)
+            facts = judge({name: part[:, j] for name, part in scores.items()}, val, test)
             found.append(
                 Candidate(rank=fit.rank, weight_decay=fit.weight_decay, converged=fit.converged, **facts)
             )
@@ -138,52 +135,43 @@ def _logits(fits: Sequence[Fit], X: Array) -> Array:
 
 
 def _judge_classification(
-    val_logits: Array | None,
-    a: Array | None,
-    b: Array | None,
-    test_logits: Array | None,
-    val: Rows | None,
-    test: Rows | None,
+    logits: Mapping[str, Array], val: Rows | None, test: Rows | None
 ) -> dict[str, float | None]:
     facts: dict[str, float | None] = {}
-    if val_logits is not None and val is not None:
-        right = decide(val_logits) == val.y
+    if val is not None:
+        right = decide(logits["val"]) == val.y
         facts["val_accuracy"] = _share(right)
-        facts["val_log_loss"] = metrics.log_loss(val_logits, np.asarray(val.y, np.int64))
+        facts["val_log_loss"] = metrics.log_loss(logits["val"], val.y)
         if val.group is not None:
             facts["worst_group"] = min(_share(right[val.group == g]) for g in np.unique(val.group))
-    if a is not None and b is not None:
+    if "a" in logits:
+        a, b = logits["a"], logits["b"]
         facts["flip_rate"] = flip_rate(decide(a), decide(b))
-        if val_logits is not None:
-            lipschitz = 1.0 if a.shape[1] == 1 else np.sqrt(2.0)
+        if val is not None:
+            lipschitz = 1.0 if a.shape[1] == 1 else float(np.sqrt(2.0))
             drift = float(np.sqrt(np.mean(((a - b) ** 2).sum(axis=1))))
             facts["bound_01"] = 1 - _known(facts["val_accuracy"]) + _known(facts["flip_rate"])
-            facts["log_loss_bound"] = _known(facts["val_log_loss"]) + float(lipschitz) * drift
-    if test_logits is not None and test is not None:
-        facts["test_accuracy"] = _share(decide(test_logits) == test.y)
+            facts["log_loss_bound"] = _known(facts["val_log_loss"]) + lipschitz * drift
+    if test is not None:
+        facts["test_accuracy"] = _share(decide(logits["test"]) == test.y)
     return facts
 
 
 def _judge_regression(
-    val_values: Array | None,
-    a: Array | None,
-    b: Array | None,
-    test_values: Array | None,
-    val: Rows | None,
-    test: Rows | None,
+    values: Mapping[str, Array], val: Rows | None, test: Rows | None
 ) -> dict[str, float | None]:
     facts: dict[str, float | None] = {}
-    if val_values is not None and val is not None:
-        squared = (val_values[:, 0] - val.y) ** 2
+    if val is not None:
+        squared = (values["val"][:, 0] - val.y) ** 2
         facts["val_mse"] = metrics.mean(squared)
         if val.group is not None:
             facts["worst_group"] = max(metrics.mean(squared[val.group == g]) for g in np.unique(val.group))
-    if a is not None and b is not None:
-        facts["pair_mse"] = float(np.mean((a - b) ** 2))
-        if val_values is not None:
+    if "a" in values:
+        facts["pair_mse"] = float(np.mean((values["a"] - values["b"]) ** 2))
+        if val is not None:
             facts["bound_mse"] = _known(facts["val_mse"]) + _known(facts["pair_mse"])
-    if test_values is not None and test is not None:
-        facts["test_mse"] = metrics.mse(test_values[:, 0], np.asarray(test.y, np.float64))
+    if test is not None:
+        facts["test_mse"] = metrics.mse(values["test"][:, 0], test.y)
     return facts
 
 

@@ -55,9 +55,7 @@ class Pairs:
 
     def members(self, scaling: Scaling, which: NDArray[np.bool_]) -> Members:
         a, b = self.store.features_a[which], self.store.features_b[which]
-        raw = np.concatenate([a, b]).astype(np.float64)
-        unit = raw / scaling.scale if scaling.kind == "standard" else scaling.apply(raw)
-        magnitude = float(np.sqrt(np.mean(unit**2))) if unit.size else 0.0
+        magnitude = scaling.magnitude(np.concatenate([a, b]))
         return Members(a=scaling.apply(a), b=scaling.apply(b), magnitude=magnitude)
 
     def held_out_members(self, scaling: Scaling) -> HeldOut | None:
@@ -102,12 +100,12 @@ def load_pairs(
         else:
             keep = ~leaking
             reporter.warn(f"{what}; they are left out (--overlap keep would use them)")
-    used = ~store.holdout & keep
+    used, held_out = ~store.holdout & keep, int(store.holdout.sum())
     if not used.any():
         raise InputError(
             "no pair is left to find directions with",
             where=options.pairs,
-            found=f"{len(keep):,} pairs: {int(store.holdout.sum()):,} held out, {int((~keep).sum()):,} barred",
+            found=f"{len(keep):,} pairs, {held_out:,} held out, {int((~keep).sum()):,} barred",
             fix="a smaller --holdout in ncm pairs, or pairs of training rows",
         )
     return Pairs(

@@ -158,7 +158,7 @@ def write_pair_store(
 
 @pytest.fixture
 def on_disk(tmp_path: Path) -> OnDisk:
-    """600 training, 300 validation and 300 test rows, where the spurious part flips; 40 pairs + 40 held out."""
+    """600 training, 300 validation, 300 test rows (the spurious part flips there), 40 pairs + 40 held out."""
     made = planted(7)
     parts = [
         ("train", *made.rows(600, 0.95)),

@@ -1,5 +1,3 @@
-from pathlib import Path
-import numpy as np
 from ncm_cli.options.fit import FitOptions
 from ncm_cli.stages.fit import fit
 from ncm_cli.store.probe import read_probe
