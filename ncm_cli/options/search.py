@@ -71,8 +71,10 @@ def parse_space(text: str, *, whole: bool = False) -> Space:
 
 
 def _range(text: str, parts: list[str], *, log: bool, whole: bool) -> Space:
+    if not 2 <= len(parts) <= 3:
+        raise ValueError
     low, high = float(parts[0]), float(parts[1])
-    if len(parts) > 3 or not (math.isfinite(low) and math.isfinite(high)) or high < low or (log and low <= 0):
+    if not (math.isfinite(low) and math.isfinite(high)) or high < low or (log and low <= 0):
         raise ValueError
     space = Space(text=text, low=low, high=high, log=log)
     if len(parts) == 2:
@@ -80,9 +82,9 @@ def _range(text: str, parts: list[str], *, log: bool, whole: bool) -> Space:
     count = int(parts[2])
     if count < 1:
         raise ValueError
-    # The last value is exactly the end: `at` would round it.
     shares = [i / max(count - 1, 1) for i in range(count)]
-    values = [high if share == 1 else space.at(share, whole=whole) for share in shares]
+    # Twelve digits: 0.001 rather than the 0.0010000000000000002 that logarithms make of it.
+    values = [float(f"{space.at(share, whole=whole):.12g}") for share in shares]
     return dataclasses.replace(space, values=tuple(dict.fromkeys(values)))
 
 

@@ -7,8 +7,8 @@
 Rounds alternate between the contenders; medians over rounds are shown, of wall and of processor time (which
 tells more on a machine with other work). All see the same float32 features: isotropic ones, the easiest that
 there are for L-BFGS, and ones with the spectrum of image embeddings (a large mean, variances falling as 1/i).
-scikit-learn has its defaults but for C, which matches the weight decays. The torch loop takes batches by index,
-which is faster than a DataLoader (timed too).
+scikit-learn has its defaults but for C, which matches the weight decays. The torch loop takes batches by
+index, which is faster than a DataLoader (timed too).
 """
 
 from __future__ import annotations

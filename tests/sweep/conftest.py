@@ -1,0 +1,111 @@
+"""A small data set with two training environments, a test environment, groups and pairs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ncm_cli.options.sweep import SweepOptions
+from ncm_cli.store.columns import Column
+from ncm_cli.store.features import write_features
+from ncm_cli.store.fingerprint import fingerprint
+from ncm_cli.store.pairs import PairStore, write_pairs
+
+ENCODER = {"kind": "array", "model": "made-up"}
+
+
+def write_problem(folder: Path, *, classes: int = 2, n: int = 900, d: int = 12, seed: int = 0) -> None:
+    """``f.h5`` and ``p.h5``: the first columns tell the label; the last, the colour, misleads in test."""
+    rng = np.random.default_rng(seed)
+    label = rng.integers(0, classes, n)
+    split = np.repeat(np.arange(3), (n // 2, n // 4, n - n // 2 - n // 4))
+    domain = np.where(split == 2, 2, rng.integers(0, 2, n))
+    agree = np.choose(domain, [0.9, 0.8, 0.1])
+    color = np.where(rng.random(n) < agree, label % 2, 1 - label % 2)
+    features = rng.standard_normal((n, d))
+    features[:, :classes] += 1.2 * np.eye(classes)[label]
+    features[:, -1] = 3 * (2 * color - 1) + 0.3 * rng.standard_normal(n)
+    texts = {
+        "label": tuple(f"class{i}" for i in range(classes)),
+        "split": ("train", "val", "test"),
+        "domain": ("a", "b", "c"),
+        "color": ("green", "red"),
+    }
+    codes = {"label": label, "split": split, "domain": domain, "color": color}
+    write_features(
+        folder / "f.h5",
+        ids=[f"row{i}" for i in range(n)],
+        blocks=[features.astype(np.float32)],
+        dim=d,
+        columns=[Column(name, codes[name].astype(np.int32), texts[name]) for name in texts],
+        label_column="label",
+        split_column="split",
+        encoder=ENCODER,
+        options={},
+    )
+    k = 40
+    a = rng.standard_normal((k, d)).astype(np.float32)
+    a[:, -1] = 3
+    b = a + 0.05 * rng.standard_normal((k, d)).astype(np.float32)
+    b[:, -1] = -3
+    holdout = np.arange(k) >= 24
+    vectors, values, _ = np.linalg.svd((a - b)[~holdout].T.astype(np.float64), full_matrices=False)
+    write_pairs(
+        folder / "p.h5",
+        PairStore(
+            features_a=a,
+            features_b=b,
+            delta=(a - b).T,
+            id_a=tuple(f"a{i}" for i in range(k)),
+            id_b=tuple(f"b{i}" for i in range(k)),
+            label_a=("",) * k,
+            label_b=("",) * k,
+            holdout=holdout,
+            singular_values=values,
+            basis=vectors,
+            strategy="table",
+            options={},
+            encoder=ENCODER,
+            fingerprint=fingerprint(ENCODER),
+            sources=[],
+            diagnostics={},
+        ),
+    )
+
+
+@pytest.fixture
+def rewrite() -> Callable[..., None]:
+    """Writes another such problem over the one that is there."""
+    return write_problem
+
+
+@pytest.fixture
+def problem(tmp_path: Path) -> Path:
+    """A folder with ``f.h5`` and ``p.h5``."""
+    write_problem(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def swept(problem: Path) -> Callable[..., SweepOptions]:
+    """Options of a quick sweep over the problem, changed as asked."""
+    base = SweepOptions(
+        features=problem / "f.h5",
+        pairs=problem / "p.h5",
+        output=problem / "s.h5",
+        envs="domain",
+        groups="label,color",
+        test="split=test",
+        methods="erm,ncm",
+        search=("lr=0.01,0.1", "rank=1:3"),
+        trials=3,
+        seeds=2,
+        epochs=4,
+        batch_size=64,
+        device="cpu",
+    )
+    return lambda **changes: dataclasses.replace(base, **changes)

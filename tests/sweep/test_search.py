@@ -1,0 +1,222 @@
+"""The grammar of ``--search`` and ``--methods``, and what is drawn from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ncm_cli.errors import InputError, UsageError
+from ncm_cli.options.catalog import HYPER, METHODS
+from ncm_cli.options.search import parse_search, parse_space
+from ncm_cli.options.sweep import SweepOptions, parse_methods
+from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.stages.sweep_plan import chunks, plan, resolve_methods
+
+
+def options(**changes: object) -> SweepOptions:
+    base = {
+        "features": Path("f.h5"),
+        "pairs": Path("p.h5"),
+        "output": Path("s.h5"),
+        "envs": "domain",
+        "seeds": 2,
+    }
+    return SweepOptions(**{**base, **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1e-3", (1e-3,)),
+        ("1e-3,1e-2", (1e-3, 1e-2)),
+        ("2:5", (2, 3, 4, 5)),
+        ("0:64:32", (0, 32, 64)),
+        ("0,8:10", (0, 8, 9, 10)),
+        ("lin:0:1:3", (0, 0.5, 1)),
+        ("log:1:100:3", (1, 10, 100)),
+        ("log:1e-4:1:5", (1e-4, 1e-3, 1e-2, 1e-1, 1)),
+    ],
+)
+def test_spaces_with_values(text: str, values: tuple[float, ...]) -> None:
+    assert parse_space(text).grid("x") == pytest.approx(values)
+
+
+def test_ranges_are_drawn_in_their_own_scale() -> None:
+    shares = (np.arange(1000) + 0.5) / 1000
+    log = [parse_space("log:1e-4:1").at(share, whole=False) for share in shares]
+    assert np.median(log) == pytest.approx(1e-2, rel=0.02)
+    assert min(log) >= 1e-4 and max(log) <= 1
+    linear = [parse_space("lin:2:4").at(share, whole=False) for share in shares]
+    assert np.mean(linear) == pytest.approx(3, rel=1e-3)
+    ranks = {parse_space("log:16:256").at(share, whole=True) for share in shares}
+    assert all(rank == int(rank) for rank in ranks)
+    assert min(ranks) == 16 and max(ranks) == 256
+    assert {parse_space("0,0.5,1").at(share, whole=False) for share in shares} == {0, 0.5, 1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "log:",
+        "log:1",
+        "log:0:1",
+        "log:2:1",
+        "lin:1:2:0",
+        "5:2",
+        "1:2:3:4",
+        "1.5:3",
+        "nan",
+        "log:1:inf",
+        "a",
+    ],
+)
+def test_other_spaces_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="can't be read"):
+        parse_space(text)
+
+
+def test_names_get_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match="did you mean 'weight_decay'"):
+        parse_search("weight_decy=1e-3")
+    with pytest.raises(UsageError, match="did you mean 'groupdro'"):
+        parse_search("gruopdro.eta=1")
+    with pytest.raises(UsageError, match="no hyper-parameter of irm named 'rank'"):
+        parse_search("irm.rank=2:4")
+    with pytest.raises(UsageError, match="did you mean 'vrex'"):
+        parse_methods("erm,vrx")
+    with pytest.raises(UsageError, match="a search that can't be read"):
+        parse_search("lr")
+    with pytest.raises(UsageError, match=r"lr can't be 0"):
+        parse_search("lr=0,1e-3")
+    with pytest.raises(UsageError, match=r"rank can't be 1\.5"):
+        parse_search("rank=1.5")
+    with pytest.raises(UsageError, match=r"p_sel can't be 2"):
+        parse_search("p_sel=lin:0:2")
+
+
+def test_a_search_that_no_method_would_use_is_refused() -> None:
+    with pytest.raises(UsageError, match="none of the methods has a hyper-parameter 'eta'"):
+        plan(options(methods="erm,irm", search=("eta=0.1",)), available_rank=9, reporter=SILENT)
+    with pytest.raises(UsageError, match="for a method that isn't swept"):
+        plan(options(methods="erm", search=("irm.penalty=1",)), available_rank=9, reporter=SILENT)
+
+
+def test_every_default_space_is_in_range_and_known_to_a_method() -> None:
+    for name, hyper in HYPER.items():
+        assert any(name in method.hyper for method in METHODS.values()), name
+        parse_search(f"{name}={hyper.space}")
+        assert parse_space(hyper.grid).values
+
+
+def test_methods_share_draws_and_do_not_change_with_company() -> None:
+    def drawn(methods: str, **changes: object) -> dict[str, list[dict[str, float]]]:
+        cells = plan(options(methods=methods, seeds=1, **changes), available_rank=30, reporter=SILENT)
+        found: dict[str, list[dict[str, float]]] = {}
+        for cell in cells:
+            found.setdefault(cell.label, []).append(dict(cell.hyper))
+        return found
+
+    every = drawn("erm,irm,ncm,fish")
+    assert drawn("ncm")["ncm"] == every["ncm"]
+    assert drawn("irm,erm")["irm"] == every["irm"]
+    assert [hyper["lr"] for hyper in every["erm"]] == [hyper["lr"] for hyper in every["irm"]]
+    assert drawn("ncm", seed=1)["ncm"] != every["ncm"]
+    assert len(every["irm"]) == 16
+    ranks = [hyper["rank"] for hyper in every["ncm"]]
+    assert len(set(ranks)) > 10
+    rates = np.sort(np.log10([hyper["lr"] for hyper in every["erm"]]))
+    # One draw in each sixteenth of the range: no gap is wider than two of them.
+    assert np.diff(rates).max() <= 2 * 3 / 16
+
+
+def test_one_method_can_have_a_space_of_its_own() -> None:
+    cells = plan(
+        options(methods="irm,vrex", search=("penalty=1:9", "irm.penalty=77"), seeds=1),
+        available_rank=0,
+        reporter=SILENT,
+    )
+    assert {cell.hyper["penalty"] for cell in cells if cell.method == "irm"} == {77}
+    assert {cell.hyper["penalty"] for cell in cells if cell.method == "vrex"} <= set(range(1, 10))
+
+
+def test_a_grid_is_every_combination_with_every_seed() -> None:
+    cells = plan(
+        options(
+            methods="ncm,erm",
+            grid=True,
+            search=("rank=0:4:2", "weight_decay=log:1e-4:1e-2:3"),
+            seeds=3,
+            seed=5,
+        ),
+        available_rank=9,
+        reporter=SILENT,
+    )
+    assert len(cells) == (3 * 3 + 3) * 3
+    assert {cell.seed for cell in cells} == {5, 6, 7}
+    assert {(cell.hyper["rank"], cell.hyper["weight_decay"]) for cell in cells if cell.method == "ncm"} == {
+        (rank, decay) for rank in (0, 2, 4) for decay in (1e-4, 1e-3, 1e-2)
+    }
+    with pytest.raises(UsageError, match="a grid needs values"):
+        plan(options(methods="erm", grid=True, search=("lr=log:1e-4:1",)), available_rank=0, reporter=SILENT)
+
+
+def test_equal_configurations_are_trained_once() -> None:
+    cells = plan(
+        options(methods="erm", search=("lr=1e-3", "weight_decay=0"), trials=16, seeds=1),
+        available_rank=0,
+        reporter=SILENT,
+    )
+    assert len(cells) == 1
+
+
+class Notes(Reporter):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+def test_ranks_beyond_the_pairs_are_left_out_or_refused() -> None:
+    notes = Notes()
+    cells = plan(
+        options(methods="ncm", search=("rank=2:24",), grid=True, seeds=1), available_rank=5, reporter=notes
+    )
+    assert [cell.hyper["rank"] for cell in cells] == [2, 3, 4, 5]
+    assert any("numerical rank" in note for note in notes.notes)
+    drawn = plan(
+        options(methods="ncm", search=("rank=log:1:64",), seeds=1), available_rank=7, reporter=Notes()
+    )
+    assert max(cell.hyper["rank"] for cell in drawn) <= 7
+    for text in ("rank=16:24", "rank=log:16:24", "rank=40"):
+        with pytest.raises(InputError, match="above the pairs' numerical rank"):
+            plan(options(methods="ncm", search=(text,)), available_rank=5, reporter=SILENT)
+
+
+def test_methods_follow_what_is_given() -> None:
+    assert resolve_methods(options(pairs=None, envs=None)) == (("erm", False),)
+    every = [name for name, _ in resolve_methods(options(groups="label", erase="place"))]
+    assert every == list(METHODS)
+    for method, need in (("irm", "--envs"), ("ncm", "--pairs"), ("dfr", "--groups"), ("leace", "--erase")):
+        with pytest.raises(UsageError, match=f"{method} needs {need}"):
+            resolve_methods(options(pairs=None, envs=None, methods=method))
+    with pytest.raises(UsageError, match=r"erm\+upweight needs --upweight"):
+        resolve_methods(options(methods="erm+upweight"))
+    both = resolve_methods(options(methods="erm,erm+upweight", upweight="label"))
+    assert both == (("erm", False), ("erm", True))
+    assert resolve_methods(options(methods="erm,ncm", upweight="label")) == (("erm", True), ("ncm", True))
+
+
+def test_chunks_hold_one_seed_and_one_way_of_training() -> None:
+    cells = plan(
+        options(groups="label", erase="place", trials=200, seeds=2), available_rank=24, reporter=SILENT
+    )
+    found = chunks(cells, logits=3)
+    assert sorted(i for members in found for i in members) == list(range(len(cells)))
+    for members in found:
+        assert len({cells[i].seed for i in members}) == 1
+        assert len({cells[i].method if cells[i].method in ("dfr", "leace") else "" for i in members}) == 1
+        assert len(members) * 3 <= 512

@@ -1,0 +1,323 @@
+"""``ncm sweep`` from files to files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ncm_cli.cli.main import run
+from ncm_cli.errors import InputError, UsageError
+from ncm_cli.options.sweep import SweepOptions
+from ncm_cli.progress import Reporter
+from ncm_cli.stages import sweep_run
+from ncm_cli.stages.sweep import sweep
+from ncm_cli.store.results import read_result
+from ncm_cli.store.sweep_parts import SweepParts
+from ncm_cli.store.sweep_table import read_sweep
+
+Made = Callable[..., SweepOptions]
+METHODS = "erm,irm,vrex,groupdro,fish,lisa,matchdg,ncm,dfr,leace,erm+upweight"
+
+
+class Heard(Reporter):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def row_of(report: object, method: str, rule: str) -> dict:
+    return next(row for row in report.rows if (row["method"], row["rule"]) == (method, rule))  # type: ignore[attr-defined]
+
+
+def test_ncm_finds_what_erm_misses_and_the_tables_agree(swept: Made, problem: Path) -> None:
+    options = swept(epochs=15, search=("lr=0.03,0.1", "rank=0:3"), grid=True)
+    report = sweep(options)
+    erm, ncm = (row_of(report, method, "bound")["metrics"] for method in ("erm", "ncm"))
+    assert row_of(report, "erm", "in-domain")["metrics"]["test_accuracy"] < 0.5
+    assert ncm["test_accuracy"] > 0.7
+    assert ncm["flip_rate"] < 0.1
+    assert erm["bound_01"] >= 1 - erm["val_accuracy"]
+    assert row_of(report, "ncm", "bound")["hyper_parameters"]["rank"] >= 1
+    assert [row["rule"] for row in report.rows if row["method"] == "ncm"] == [
+        "in-domain",
+        "worst-group",
+        "bound",
+        "oracle",
+        "oracle-worst-group",
+    ]
+    assert all(row["oracle"] == row["rule"].startswith("oracle") for row in report.rows)
+
+    written = read_result(problem / "s.json", kind="sweep")
+    assert written["rows"] == report.to_json()["rows"]
+    assert written["configurations"] == (2 + 2 * 4) * 2
+    assert written["data"]["train_rows"] == 450 and written["data"]["pairs_held_out"] == 16
+
+    table, lines = read_sweep(problem / "s.h5"), rows_of(problem / "s.csv")
+    assert len(table.method) == 20
+    assert table.epochs.tolist() == list(range(1, 16))
+    assert len(lines) == 20 * 5
+    picked = row_of(report, "ncm", "bound")
+    for seed, epoch, value in zip(
+        picked["seeds"], picked["epochs"], picked["values"]["test_accuracy"], strict=True
+    ):
+        at = np.flatnonzero(
+            (np.array(table.method) == "ncm") & (table.trial == picked["trial"]) & (table.seed == seed)
+        )
+        assert table.metrics["test_accuracy"][at[0], epoch - 1] == value
+        line = next(
+            line
+            for line in lines
+            if (line["method"], line["trial"], line["seed"], line["rule"])
+            == ("ncm", str(picked["trial"]), str(seed), "bound")
+        )
+        assert (int(line["epoch"]), float(line["test_accuracy"])) == (epoch, value)
+        assert line["oracle"] == "false" and line["diverged"] == "false" and line["rank"]
+
+
+def test_rank_zero_has_erms_numbers(swept: Made, problem: Path) -> None:
+    sweep(swept(grid=True, search=("lr=0.03", "rank=0"), epochs=3))
+    table = read_sweep(problem / "s.h5")
+    erm, ncm = ([i for i, name in enumerate(table.method) if name == method] for method in ("erm", "ncm"))
+    for values in table.metrics.values():
+        np.testing.assert_array_equal(values[erm], values[ncm])
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_every_method_has_its_row(
+    swept: Made, problem: Path, rewrite: Callable[..., None], classes: int
+) -> None:
+    rewrite(problem, classes=classes)
+    report = sweep(
+        swept(methods=METHODS, upweight="label,color", erase="color", search=(), trials=2, epochs=2)
+    )
+    assert {row["method"] for row in report.rows} == set(METHODS.split(","))
+    for row in report.rows:
+        known = {name for name, value in row["metrics"].items() if np.isfinite(value)}
+        assert len(known) == 9, row["method"]
+        assert len(row["values"]["val_accuracy"]) == 2
+        assert (row["epochs"] == [None, None]) == (row["method"] == "dfr")
+    assert report.diverged == 0
+
+
+def test_without_test_rows_nothing_of_them_is_looked_at(swept: Made, problem: Path) -> None:
+    report = sweep(swept(test=None))
+    assert {row["rule"] for row in report.rows} == {"in-domain", "worst-group", "bound"}
+    assert report.rules["oracle"] == "there are no --test rows"
+    assert all(np.isnan(row["metrics"]["test_accuracy"]) for row in report.rows)
+    assert "NaN" not in (problem / "s.json").read_text()
+
+
+def test_rules_that_do_not_apply_say_why(swept: Made) -> None:
+    report = sweep(swept(pairs=None, groups=None, methods="erm", search=("lr=0.1",)))
+    assert report.rules["bound"] == "no pairs are held out"
+    assert report.rules["worst-group"] == "there are no --groups"
+    assert report.rules["in-domain"] is None
+
+
+def test_a_killed_sweep_resumes_and_ends_with_the_same_table(
+    swept: Made, problem: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = swept(methods="erm,ncm,leace", erase="color", seeds=3)
+    sweep(options)
+    whole = {suffix: (problem / f"s{suffix}").read_bytes() for suffix in (".csv",)}
+    history = read_sweep(problem / "s.h5").metrics
+    assert not (problem / ".s.h5.partial").exists()
+    for suffix in (".h5", ".csv", ".json"):
+        (problem / f"s{suffix}").unlink()
+
+    trained: list[int] = []
+    original = sweep_run.Runner.run
+
+    def stopping(self: sweep_run.Runner, cells: list, advance: Callable[[int], None]) -> object:
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        trained.append(len(cells))
+        return original(self, cells, advance)
+
+    monkeypatch.setattr(sweep_run.Runner, "run", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(options)
+    assert len(list((problem / ".s.h5.partial").glob("chunk-*.npz"))) == 2
+    assert not (problem / "s.csv").exists()
+
+    # A chunk that rotted is made anew, a half-written one never counts.
+    chunk = problem / ".s.h5.partial" / "chunk-1.npz"
+    content = bytearray(chunk.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    chunk.write_bytes(bytes(content))
+    monkeypatch.setattr(sweep_run.Runner, "run", original)
+    heard = Heard()
+    report = sweep(options, reporter=heard)
+    assert 0 < report.resumed < report.configurations
+    assert any("were finished before" in note for note in heard.notes)
+    assert (problem / "s.csv").read_bytes() == whole[".csv"]
+    for name, values in read_sweep(problem / "s.h5").metrics.items():
+        np.testing.assert_array_equal(values, history[name])
+    assert not (problem / ".s.h5.partial").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_killed_by_signal_resumes_to_the_same_bytes(problem: Path) -> None:
+    command = [sys.executable, "-m", "ncm_cli", "sweep", "-f", "f.h5", "-p", "p.h5", "--envs", "domain"]
+    command += ["--test", "split=test", "--methods", "erm,irm,ncm", "--search", "rank=1:3", "--trials", "4"]
+    command += ["--seeds", "6", "--epochs", "60", "--batch-size", "32", "--device", "cpu", "-o"]
+    whole = subprocess.run([*command, "whole.csv"], cwd=problem, capture_output=True, text=True, check=False)
+    assert whole.returncode == 0, whole.stderr
+    with subprocess.Popen([*command, "cut.csv"], cwd=problem, stderr=subprocess.DEVNULL) as process:
+        folder = problem / ".cut.csv.partial"
+        for _ in range(2000):
+            if (folder / "chunk-1.npz").exists() or process.poll() is not None:
+                break
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert folder.is_dir() and not (problem / "cut.csv").exists()
+    again = subprocess.run([*command, "cut.csv"], cwd=problem, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert "were finished before" in again.stderr
+    assert (problem / "cut.csv").read_bytes() == (problem / "whole.csv").read_bytes()
+
+
+def test_chunks_of_other_options_are_not_taken(swept: Made, problem: Path) -> None:
+    parts = SweepParts(problem / "s.h5", {"options": "other"})
+    parts.write(0, {"history": np.zeros(3)})
+    heard = Heard()
+    report = sweep(swept(), reporter=heard)
+    assert report.resumed == 0
+    assert any("discarded" in note for note in heard.notes)
+
+
+def test_a_diverged_configuration_is_told_counted_and_never_chosen(swept: Made, problem: Path) -> None:
+    heard = Heard()
+    options = swept(
+        methods="erm", optimizer="sgd", search=("lr=0.05,1e30", "weight_decay=1e9,1e-4"), grid=True, seeds=1
+    )
+    report = sweep(options, reporter=heard)
+    assert report.diverged >= 1
+    assert any(f"{report.diverged} of 4 configurations diverged" in warning for warning in heard.warnings)
+    assert row_of(report, "erm", "in-domain")["hyper_parameters"] == {"lr": 0.05, "weight_decay": 1e-4}
+    lines = [line for line in rows_of(problem / "s.csv") if line["diverged"] == "true"]
+    assert len(lines) == report.diverged
+    assert all(line["rule"] == "" and line["val_accuracy"] == "" for line in lines)
+
+
+def test_c37_validation_rows_must_be_there_and_be_no_others(swept: Made) -> None:
+    with pytest.raises(InputError, match="validation rows that are test rows"):
+        sweep(swept(val="split=test"))
+    with pytest.raises(InputError, match="validation rows that are training rows"):
+        sweep(swept(val="split=train"))
+    with pytest.raises(InputError, match="test rows that are training rows"):
+        sweep(swept(test="split=train"))
+
+
+def test_c37_no_validation_rows_is_an_error(swept: Made, problem: Path, rewrite: Callable[..., None]) -> None:
+    rewrite(problem, n=8)
+    with pytest.raises(InputError, match=r"selects no rows|no validation row"):
+        sweep(swept(val="split=val & domain=c"))
+
+
+def test_what_cannot_be_is_refused_before_any_work(swept: Made, problem: Path) -> None:
+    with pytest.raises(UsageError, match=r"a sweep's table can't be 's\.txt'"):
+        sweep(swept(output=problem / "s.txt"))
+    with pytest.raises(UsageError, match="would replace an input"):
+        sweep(swept(output=problem / "f.csv"))
+    with pytest.raises(UsageError, match="evaluate-every"):
+        sweep(swept(evaluate_every=0))
+    with pytest.raises(UsageError, match="irm needs --envs"):
+        sweep(swept(methods="irm", envs=None))
+    with pytest.raises(InputError, match="did you mean 'domain'"):
+        sweep(swept(envs="domian"))
+    assert not list(problem.glob(".s*"))
+
+
+def test_parquet_holds_what_the_csv_holds(swept: Made, problem: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    sweep(swept(output=problem / "s.parquet", test=None))
+    found = parquet.read_table(problem / "s.parquet").to_pylist()
+    lines = rows_of(problem / "s.csv")
+    assert len(found) == len(lines)
+    assert found[0]["val_accuracy"] == float(lines[0]["val_accuracy"])
+    assert found[0]["test_accuracy"] is None and lines[0]["test_accuracy"] == ""
+
+
+def test_checkpoints_are_every_so_many_epochs_and_the_last(swept: Made, problem: Path) -> None:
+    sweep(swept(epochs=7, evaluate_every=3))
+    assert read_sweep(problem / "s.h5").epochs.tolist() == [3, 6, 7]
+
+
+def test_changed_bytes_of_the_table_are_noticed(swept: Made, problem: Path) -> None:
+    sweep(swept())
+    path = problem / "s.h5"
+    content = bytearray(path.read_bytes())
+    at = content.find(np.float64(read_sweep(path).metrics["val_accuracy"][0, 0]).tobytes())
+    assert at > 0
+    content[at] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(InputError):
+        read_sweep(path)
+
+
+def test_the_command_prints_json_or_tables(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sweep", "-f", str(problem / "f.h5"), "-p", str(problem / "p.h5"), "-o", str(problem / "s.h5")]
+    command += [
+        "--methods",
+        "erm,ncm",
+        "--search",
+        "rank=1:3",
+        "--trials",
+        "2",
+        "--seeds",
+        "2",
+        "--epochs",
+        "2",
+    ]
+    command += ["--test", "split=test", "--device", "cpu"]
+    assert run(command) == 0
+    shown = capsys.readouterr()
+    assert "ORACLE" in shown.out and "±" in shown.out and "wrote" in shown.err
+    assert "worst-group: there are no --groups" in " ".join(shown.out.split())
+    assert run([*command, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["rows"][0]["method"] == "erm"
+    assert run([*command, "--search", "lrr=1"]) == 2
+    assert "did you mean 'lr'" in capsys.readouterr().err
+
+
+def test_another_writer_is_refused(swept: Made, problem: Path) -> None:
+    from ncm_cli.store.lock import writer_lock
+
+    with writer_lock(problem / "s.h5"), pytest.raises(InputError, match="another process"):
+        sweep(swept())
+
+
+def test_the_result_does_not_depend_on_where_the_files_are(
+    swept: Made, problem: Path, tmp_path: Path
+) -> None:
+    sweep(swept())
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    for name in ("f.h5", "p.h5"):
+        shutil.copy(problem / name, other / name)
+    sweep(swept(features=other / "f.h5", pairs=other / "p.h5", output=other / "t.csv"))
+    assert (other / "t.csv").read_bytes() == (problem / "s.csv").read_bytes()
