@@ -24,12 +24,10 @@ OPENAI_SETTINGS = ("input_resolution", "context_length", "vocab_size")
 
 def uses_quick_gelu(tower: torch.nn.Module) -> bool | None:
     """Whether an image tower uses QuickGELU; None where it has neither activation: then it can't matter."""
-    from torch import nn
-
-    parts = list(tower.modules())
-    if any(type(part).__name__ == "QuickGELU" for part in parts):
+    names = {type(part).__name__ for part in tower.modules()}
+    if "QuickGELU" in names:
         return True
-    return False if any(isinstance(part, nn.GELU) for part in parts) else None
+    return False if "GELU" in names else None
 
 
 def warn_on_mismatch(

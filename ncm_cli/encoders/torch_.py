@@ -171,17 +171,15 @@ def own_random_numbers(seed: int) -> Iterator[None]:
         yield
 
 
+_ACTIVATIONS = frozenset(
+    "GELU GELUTanh QuickGELU ReLU ReLU6 SiLU Swish Mish Hardswish HardSwish ELU LeakyReLU PReLU Tanh".split()
+)
+"""By class name: timm and open_clip have classes of their own beside torch's."""
+
+
 def activations(module: torch.nn.Module) -> str | None:
     """The kinds of activation in a network, such as ``QuickGELU`` or ``GELU``; joined by + if several."""
-    from torch import nn
-
-    known = (nn.GELU, nn.ReLU, nn.ReLU6, nn.SiLU, nn.Hardswish, nn.ELU, nn.LeakyReLU, nn.PReLU, nn.Mish)
-    names = {
-        type(part).__name__
-        for part in module.modules()
-        if isinstance(part, known) or type(part).__name__ == "QuickGELU"
-    }
-    return "+".join(sorted(names)) or None
+    return "+".join(sorted(_ACTIVATIONS & {type(part).__name__ for part in module.modules()})) or None
 
 
 def measured_dim(

@@ -142,3 +142,13 @@ def test_c41_names_of_files_tell_what_open_clip_knows_of_them(
 ) -> None:
     (tmp_path / name).write_bytes(b"x")
     assert activation.evidence_in(tmp_path / name)[0] is quick
+
+
+@pytest.mark.parametrize(
+    ("model", "used"), [("convnext_atto", "GELU"), ("resnet10t", "ReLU"), ("tf_efficientnet_lite0", "ReLU6")]
+)
+def test_activations_of_timm_models_are_recorded(model: str, used: str) -> None:
+    encoder = load_encoder(
+        EncoderRequest(model=f"timm:{model}", random_init=True), device="cpu", reporter=SILENT
+    )
+    assert encoder.description["activation"] == used
