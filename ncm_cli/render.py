@@ -106,7 +106,8 @@ class Ui:
         for index, column in enumerate(columns):
             made.add_column(plain(column), justify="left" if index < left else "right", overflow="fold")
         for row in rows:
-            made.add_row(*(Text(plain(cell_text(cell))) for cell in row))
+            # Without the blanks a narrow column doesn't break a number from its deviation.
+            made.add_row(*(Text(plain(cell_text(cell).replace(" ± ", "±"))) for cell in row))
         with self._out.capture() as captured:
             self._out.print(made)
         lines = [line.rstrip() for line in captured.get().splitlines()]

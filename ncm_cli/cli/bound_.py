@@ -23,7 +23,6 @@ def register(app: typer.Typer) -> None:
         "bound",
         BoundOptions,
         handler,
-        summary="Bound a probe's risk in a test domain, term by term, and check the bound on oracle pairs.",
         examples=[
             Example(
                 line="ncm bound probe.safetensors --features F.h5 --oracle-pairs oracle.h5 --explain",

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ncm_cli.cli.summaries import COMMANDS
 from ncm_cli.options.spec import Field, check, fields_of
 
 Handler = Callable[[Any, Any], int | None]
@@ -33,12 +34,16 @@ def add_command(
     options: type,
     handler: Handler,
     *,
-    summary: str,
     examples: Sequence[Example],
     next_step: str,
+    summary: str | None = None,
     json_output: bool = True,
 ) -> None:
-    """Register ``handler`` under ``name`` with one parameter for each field of ``options``."""
+    """Register ``handler`` under ``name`` with one parameter for each field of ``options``.
+
+    ``summary`` is only needed for a command that `COMMANDS` doesn't list, such as a builder of ``ncm data``.
+    """
+    sentence = summary or COMMANDS[name]
     fields = fields_of(options)
 
     def run(**values: Any) -> None:
@@ -61,8 +66,8 @@ def add_command(
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     app.command(
         name,
-        help=_help(summary, examples, next_step),
-        short_help=summary,
+        help=_help(sentence, examples, next_step),
+        short_help=sentence,
         no_args_is_help=any(field.required for field in fields),
     )(run)
 

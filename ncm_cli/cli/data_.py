@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from ncm_cli.cli.command import Example, add_command
+from ncm_cli.cli.summaries import COMMANDS
 from ncm_cli.options.registry import builder_options
 
 
@@ -79,12 +80,9 @@ _BUILDERS = {
 
 def register(app: typer.Typer) -> None:
     """Add the command and its builders to the tree."""
-    group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", add_completion=False)
-
-    @group.callback()
-    def root() -> None:
-        """Make a data set: images, a manifest and, where it has them, pairs."""
-
+    group = typer.Typer(
+        no_args_is_help=True, rich_markup_mode="rich", add_completion=False, help=COMMANDS["data"]
+    )
     for name, builder in _BUILDERS.items():
         add_command(
             group,
@@ -95,7 +93,7 @@ def register(app: typer.Typer) -> None:
             examples=builder.examples,
             next_step=builder.next_step,
         )
-    app.add_typer(group, name="data", short_help="Make a data set: images, a manifest and pairs.")
+    app.add_typer(group, name="data", short_help=COMMANDS["data"])
 
 
 def handle(options: Any, ui: Any) -> int | None:

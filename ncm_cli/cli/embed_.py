@@ -23,7 +23,6 @@ def register(app: typer.Typer) -> None:
         "embed",
         EmbedOptions,
         handler,
-        summary="Embed images into a feature store; run it again to go on, extend or update.",
         examples=[
             Example(
                 line="ncm embed manifest.csv -o features.h5",

@@ -38,7 +38,6 @@ def register(app: typer.Typer) -> None:
         "eval",
         EvalOptions,
         run,
-        summary="Measure a probe on labelled rows: on average, adjusted, and for each group.",
         examples=[
             Example(
                 line="ncm eval probe.safetensors -f f.h5 --where split=test --groups label,place",

@@ -44,7 +44,6 @@ def register(app: typer.Typer) -> None:
         "fit",
         FitOptions,
         handler,
-        summary="Fit a linear probe that ignores what the pairs differ in.",
         examples=[
             Example(
                 line="ncm fit -f features.h5 -p pairs.h5 -o probe.safetensors",

@@ -30,7 +30,6 @@ def register(app: typer.Typer) -> None:
         "info",
         InfoOptions,
         handler,
-        summary="Describe any file of ncm: what it holds, what made it, and whether it is intact.",
         examples=[
             Example(line="ncm info features.h5", note="rows, columns with counts, encoder, failures"),
             Example(

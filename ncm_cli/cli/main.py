@@ -11,22 +11,8 @@ from typing import Annotated
 import typer
 
 from ncm_cli import __version__
+from ncm_cli.cli.summaries import COMMANDS
 from ncm_cli.errors import NcmError
-
-COMMANDS = {
-    "embed": "Turn images into a feature store.",
-    "pairs": "Match rows that should get the same prediction.",
-    "fit": "Train a probe on what is left once spurious directions are removed.",
-    "eval": "Accuracy of a probe, by group and for the worst group.",
-    "bound": "The test-domain guarantee of a probe, term by term.",
-    "predict": "Class, probability and margin for images or stored rows.",
-    "sweep": "Train many methods and hyper-parameters at once and select among them.",
-    "report": "Tables and plots from results.",
-    "info": "Describe or verify any file of ours.",
-    "data": "Build a data set.",
-    "run": "Run a YAML recipe.",
-}
-"""One module of this package each, in the order in which people meet them."""
 
 PICTURE = r"""
   images ──▶ ncm embed ──▶ features.h5 ──▶ ncm pairs ──▶ pairs.h5

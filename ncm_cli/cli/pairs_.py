@@ -23,7 +23,6 @@ def register(app: typer.Typer) -> None:
         "pairs",
         PairsOptions,
         run,
-        summary="Match rows that differ only in what should not matter, and look at their differences.",
         examples=[
             Example(
                 line="ncm pairs pairs.csv --features f.h5 --holdout 0.25 -o pairs.h5",

@@ -25,7 +25,6 @@ def register(app: typer.Typer) -> None:
         "predict",
         PredictOptions,
         run,
-        summary="Predict images, or the rows of a feature store, with a probe.",
         examples=[
             Example(
                 line="ncm predict probe.safetensors new-photos/ -o predictions.csv",

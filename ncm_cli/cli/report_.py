@@ -23,7 +23,6 @@ def register(app: typer.Typer) -> None:
         "report",
         ReportOptions,
         handler,
-        summary="Turn results into tables (terminal, Markdown, LaTeX, CSV) and plots.",
         examples=[
             Example(
                 line="ncm report runs/colored-digits --plots figures",
@@ -41,7 +40,7 @@ def register(app: typer.Typer) -> None:
 def handler(options: ReportOptions, ui: Ui) -> None:
     """Make the report and show it."""
     from ncm_cli.stages.report import report
-    from ncm_cli.stages.report_format import terminal
+    from ncm_cli.stages.report_format import terminal, without_intervals
 
     made = report(options, reporter=ui.reporter)
     if ui.json:
@@ -56,7 +55,7 @@ def handler(options: ReportOptions, ui: Ui) -> None:
                     table.columns,
                     [[terminal(cell, intervals=roomy) for cell in row] for row in table.rows],
                     title=table.title,
-                    footer=table.note or None,
+                    footer=(table.note if roomy else without_intervals(table.note)) or None,
                     left=table.left,
                 )
     if options.output is not None:

@@ -22,7 +22,6 @@ def register(app: typer.Typer) -> None:
         "run",
         RunOptions,
         handle,
-        summary="Run a recipe: data, features, pairs, probes and results in one command.",
         examples=(
             Example(line="ncm run recipes/digits.yaml", note="everything, into runs/colored-digits"),
             Example(

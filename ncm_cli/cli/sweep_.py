@@ -30,7 +30,6 @@ def register(app: typer.Typer) -> None:
         "sweep",
         SweepOptions,
         run,
-        summary="Train many methods, hyper-parameters and seeds at once, and choose by every rule.",
         examples=[
             Example(
                 line="ncm sweep -f f.h5 -p pairs.h5 --methods erm,irm,ncm --envs domain --test split=test "
