@@ -27,7 +27,7 @@ from ncm_cli.stages.embed_plan import DONE, NEW, OLD, Plan
 from ncm_cli.store.features import FailedRow, FeatureStore
 from ncm_cli.store.journal import Journal, JournalRow, journal_folder
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 1 << 20
 """Features gathered at once when the store is written."""
 
 

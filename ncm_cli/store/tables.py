@@ -117,9 +117,10 @@ def read_table(path: str | os.PathLike[str], *, what: str = "manifest") -> Table
         many fields, a quotation mark that is never closed.
     """
     where = Path(path)
-    text = _decoded(_read_bytes(where, what), where, what)
-    delimiter = _delimiter(text, where)
-    records = _records(text, delimiter, where)
+    data = _read_bytes(where, what)
+    _require_text(data, where, what)
+    delimiter = _delimiter(data, where)
+    records = _records(data, delimiter, where)
     _, header = next(records, (0, []))
     kept = _kept(header, where)
     lists: list[list[str]] = [[] for _ in kept]
@@ -152,7 +153,7 @@ def _read_bytes(path: Path, what: str) -> bytes:
         raise InputError(f"the {what} can't be read", where=path, found=reason.lower()) from None
 
 
-def _decoded(data: bytes, path: Path, what: str) -> str:
+def _require_text(data: bytes, path: Path, what: str) -> None:
     if not data.strip():
         raise InputError(f"the {what} is empty", where=path, expected="a header line and rows")
     for signature, kind in _SIGNATURES.items():
@@ -179,7 +180,6 @@ def _decoded(data: bytes, path: Path, what: str) -> str:
             found=f"NUL at character {position}",
             fix="the file is damaged or binary: export it again as UTF-8 text",
         )
-    return text
 
 
 def _line_of(before: str) -> int:
@@ -196,9 +196,9 @@ def _encoding(path: Path, what: str, found: str, place: str, name: str) -> Input
     )
 
 
-def _records(text: str, delimiter: str, path: Path) -> Iterator[tuple[int, list[str]]]:
+def _records(data: bytes, delimiter: str, path: Path) -> Iterator[tuple[int, list[str]]]:
     """(first line, fields) of each record; lines that are empty are left out."""
-    lines = io.StringIO(text, newline="")
+    lines = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="")
     reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
     while True:
         first = reader.line_num + 1
@@ -218,7 +218,7 @@ def _records(text: str, delimiter: str, path: Path) -> Iterator[tuple[int, list[
             yield first, record
 
 
-def _delimiter(text: str, path: Path) -> str:
+def _delimiter(data: bytes, path: Path) -> str:
     """The separator with which the first records have most nearly one number of fields, and the most fields.
 
     Where none of the four splits the header the table has a single column, and any will do.
@@ -228,7 +228,7 @@ def _delimiter(text: str, path: Path) -> str:
     for delimiter in DELIMITERS:
         counts = []
         try:
-            for _, record in _records(text, delimiter, path):
+            for _, record in _records(data, delimiter, path):
                 counts.append(len(record))
                 if len(counts) > SAMPLE_RECORDS:
                     break
