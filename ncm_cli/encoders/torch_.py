@@ -172,7 +172,8 @@ def own_random_numbers(seed: int) -> Iterator[None]:
 
 
 _ACTIVATIONS = frozenset(
-    "GELU GELUTanh QuickGELU ReLU ReLU6 SiLU Swish Mish Hardswish HardSwish ELU LeakyReLU PReLU Tanh".split()
+    {"GELU", "GELUTanh", "QuickGELU", "ReLU", "ReLU6", "SiLU", "Swish", "Mish", "Hardswish", "HardSwish"}
+    | {"ELU", "LeakyReLU", "PReLU", "Tanh"}
 )
 """By class name: timm and open_clip have classes of their own beside torch's."""
 
