@@ -78,5 +78,12 @@ class PixelsEncoder:
 
 
 def load(request: EncoderRequest, *, device: str, reporter: Reporter) -> PixelsEncoder:
-    """The encoder of a ``pixels:SIZE`` request; it runs on the CPU whatever the device."""
+    """The encoder of a ``pixels:SIZE`` request.
+
+    Raises `UsageError` for a device other than the CPU: what asks for a GPU must not run elsewhere in silence.
+    """
+    if device not in {"auto", "cpu"}:
+        raise UsageError(
+            "pixels runs on the CPU only", found=f"--device {device}", fix="--device cpu, or leave it out"
+        )
     return PixelsEncoder(request)

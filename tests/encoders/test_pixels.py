@@ -140,3 +140,8 @@ def test_c50_norms_do_not_overflow_and_zero_rows_can_be_named() -> None:
     assert zero_rows(features).tolist() == [0]
     huge = unit_rows(np.array([[70000.0, np.inf]], np.float32))
     assert not np.isfinite(huge).all()
+
+
+def test_a_gpu_request_is_refused() -> None:
+    with pytest.raises(UsageError, match="CPU only"):
+        load_encoder(EncoderRequest(model="pixels:4"), device="cuda", reporter=SILENT)
