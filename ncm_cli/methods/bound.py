@@ -209,13 +209,18 @@ def theorem(
     moment: SecondMoment,
     term_1: float,
     spurious_dim: int,
+    aligned: float | None = None,
 ) -> Terms:
-    """All terms of Theorem 1 for weights (C, d) with ``weight @ basis == 0``, basis (d, r) orthonormal."""
+    """All terms of Theorem 1 for weights (C, d) with ``weight @ basis == 0``, basis (d, r) orthonormal.
+
+    ``aligned`` is the `misalignment`, where it is known already.
+    """
     rank = basis.shape[1]
     s = min(rank, spurious_dim, len(moment.values))
     norm = float(np.linalg.norm(weight))
     quadratic = float(np.sum(((weight @ moment.vectors) ** 2) @ moment.values))
-    aligned, _ = misalignment(moment, basis)
+    if aligned is None:
+        aligned, _ = misalignment(moment, basis)
     distance = subspace_distance(basis[:, :s], moment.vectors[:, :s])
     lambda_1, lambda_next = moment.value(0), moment.value(s)
     upper = lambda_1 * distance**2 + lambda_next

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.methods.bound import Array, Loss, SecondMoment, Terms, misalignment, predicted, row_blocks
+from ncm_cli.methods.bound import Array, Loss, SecondMoment, Terms, predicted, row_blocks
 
 LEVEL = 0.95
 
@@ -85,10 +85,9 @@ def error_rows(test_logits: Array, twin_logits: Array, codes: NDArray) -> ErrorR
 
 
 def spectral_rows(
-    differences: NDArray, *, weight: Array, basis: Array, moment: SecondMoment, s: int
+    differences: NDArray, *, weight: Array, basis: Array, moment: SecondMoment, s: int, direction: Array
 ) -> SpectralRows:
-    """`SpectralRows` of the differences δ (n, d)."""
-    _, direction = misalignment(moment, basis)
+    """`SpectralRows` of the differences δ (n, d); ``direction`` is `misalignment`'s."""
     m = len(moment.values)
     following = moment.vectors[:, s : s + 1] if s < m else np.zeros((len(direction), 1))
     probes = np.hstack([direction[:, None], moment.vectors[:, :1], following])

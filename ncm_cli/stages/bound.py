@@ -154,6 +154,7 @@ def _compute(
     train_loss = None
     if options.train is not None:
         train_loss = bound_pairs.training_losses(probe, features, options.train, loss, reporter)
+    aligned, direction = theory.misalignment(moment, probe.basis)
     terms = theory.theorem(
         loss=loss,
         weight=probe.weight,
@@ -161,6 +162,7 @@ def _compute(
         moment=moment,
         term_1=float(np.mean(twin_loss if train_loss is None else train_loss)),
         spurious_dim=dim,
+        aligned=aligned,
     )
     classified = probe.task != "regression"
     zero_one = theory.zero_one(test_logits, twin_logits, oracle.target) if classified else None
@@ -171,7 +173,12 @@ def _compute(
             test_loss=test_loss,
             twin_loss=twin_loss,
             spectral=bound_intervals.spectral_rows(
-                differences, weight=probe.weight, basis=probe.basis, moment=moment, s=terms.s
+                differences,
+                weight=probe.weight,
+                basis=probe.basis,
+                moment=moment,
+                s=terms.s,
+                direction=direction,
             ),
             errors=bound_intervals.error_rows(test_logits, twin_logits, oracle.target)
             if classified

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from ncm_cli.stages.report_read import Spread
-from ncm_cli.stages.report_tables import Cell, Table
+from ncm_cli.stages.report_tables import INTERVALS, Cell, Table
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -66,6 +66,11 @@ def terminal(cell: Cell, *, intervals: bool = True) -> str:
     if not intervals and own is not None and own.sd is None:
         cell = dataclasses.replace(cell, spread=Spread(own.mean))
     return f"{plain(cell)}{' *' if cell.bold else ''}"
+
+
+def without_intervals(note: str) -> str:
+    """A table's note for a table that is shown without its intervals."""
+    return "; ".join(part for part in note.split("; ") if part != INTERVALS)
 
 
 def markdown(tables: Sequence[Table]) -> str:

@@ -44,6 +44,8 @@ STYLE: dict[str, Any] = {
     "lines.markersize": 4.2,
     "legend.frameon": False,
     "legend.fontsize": 8,
+    "legend.handlelength": 3.2,
+    "figure.constrained_layout.wspace": 0.06,
     "hatch.linewidth": 0.5,
     "svg.hashsalt": "ncm",
     "figure.constrained_layout.use": True,

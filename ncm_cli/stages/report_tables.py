@@ -13,6 +13,8 @@ from ncm_cli.stages.report_read import Found, Sources, Spread, grouped, spread
 ORACLE = "ORACLE"
 """Marks whatever was chosen by, or trained on, test rows."""
 
+INTERVALS = "brackets are 95 % intervals over rows"
+
 LOWER_IS_BETTER = frozenset({"log_loss", "mse", "adjusted_mse"})
 
 TIE = 5e-4
@@ -126,7 +128,7 @@ def _spread_note(rows: Sequence[Sequence[Cell]], by: str) -> str:
     if most > 1:
         parts.append(f"± is the standard deviation over up to {most} results of the same {by}")
     if any(one.low is not None for one in spreads):
-        parts.append("brackets are 95 % intervals over rows")
+        parts.append(INTERVALS)
     if any(cell.text.endswith(ORACLE) for row in rows for cell in row):
         parts.append(f"{ORACLE}: chosen by test rows, never bold")
     return "; ".join(parts)

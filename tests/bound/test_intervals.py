@@ -43,7 +43,12 @@ def _fast(case: dict, replicates: int, seed: int) -> dict[str, tuple[float, floa
         test_loss=loss.rows(logits["test"], case["codes"]),
         twin_loss=loss.rows(logits["twin"], case["codes"]),
         spectral=bound_intervals.spectral_rows(
-            case["test"] - case["twin"], weight=case["weight"], basis=case["basis"], moment=moment, s=terms.s
+            case["test"] - case["twin"],
+            weight=case["weight"],
+            basis=case["basis"],
+            moment=moment,
+            s=terms.s,
+            direction=bound.misalignment(moment, case["basis"])[1],
         ),
         errors=bound_intervals.error_rows(logits["test"], logits["twin"], case["codes"]),
     )
