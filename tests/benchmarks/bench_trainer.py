@@ -96,16 +96,16 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - processor
 
 
-def compare(count: int, n: int, d: int, epochs: int, rounds: int, *, embedded: bool) -> None:
+def compare(count: int, n: int, d: int, epochs: int, rounds: int, *, embedded: bool, device: str) -> None:
     data, configs = problem(n, d, 24, embedded=embedded), configurations(count, 24)
     schedule = Schedule(epochs=epochs, batch_size=256)
     contenders: dict[str, tuple[int, Callable[[int], object]]] = {
-        "ncm trainer": (len(configs), lambda i: train(configs, data, schedule)),
+        "ncm trainer": (len(configs), lambda i: train(configs, data, schedule, device=device)),
         "scikit-learn lbfgs": (4, lambda i: [scikit(data, configs[j * 5]) for j in range(4)]),
         "torch loop": (1, lambda i: torch_loop(data, configs[i], epochs, 256, False)),
         "torch loop, DataLoader": (1, lambda i: torch_loop(data, configs[i], epochs, 256, True)),
     }
-    train(configs[:8], data, Schedule(epochs=1, batch_size=256))
+    train(configs[:8], data, Schedule(epochs=1, batch_size=256), device=device)
     iterations = [scikit(data, configs[j * 5]) for j in range(4)]
     torch_loop(data, configs[0], 1, 256, True)
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
@@ -208,16 +208,17 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu", help="of the ncm trainer; the others stay on the CPU")
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, trainer on {asked.device}")
     if asked.smoke:
         for embedded in (False, True):
-            compare(40, 600, 64, 3, 1, embedded=embedded)
+            compare(40, 600, 64, 3, 1, embedded=embedded, device=asked.device)
         table(300, 100, 100, 32, 2, 2, 2)
         return
     for embedded in (False, True):
-        compare(460, 4795, 512, 100, asked.rounds, embedded=embedded)
+        compare(460, 4795, 512, 100, asked.rounds, embedded=embedded, device=asked.device)
     if asked.table:
         table(4795, 1199, 5794, 512, 16, 5, 100)
 

@@ -1,0 +1,71 @@
+"""The trainer on CUDA: the CPU's result, and the same bits twice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ncm_cli.methods.config import Config, Schedule, TrainData
+from ncm_cli.methods.judge import Judge, LabelledRows
+from ncm_cli.methods.trainer import train
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+METHODS = ("erm", "ncm", "irm", "vrex", "groupdro", "fish", "lisa", "matchdg")
+
+
+def made(classes: int) -> TrainData:
+    rng = np.random.default_rng(classes)
+    n, d = 900, 40
+    features = rng.standard_normal((n, d)).astype(np.float32)
+    scores = features @ rng.standard_normal((d, classes)) + rng.standard_normal((n, classes))
+    return TrainData(
+        features=features,
+        targets=scores.argmax(1),
+        n_classes=classes,
+        environments=rng.integers(0, 3, n),
+        row_weights=rng.uniform(0.5, 2, n),
+        basis=np.linalg.qr(rng.standard_normal((d, 6)))[0],
+        pair_moments=np.linspace(1, 0.1, 6),
+    )
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_cuda_gives_the_cpus_probes_and_the_same_bits_twice(classes: int) -> None:
+    data = made(classes)
+    configs = [
+        Config(
+            method=method,
+            seed=seed,
+            lr=0.01,
+            penalty=30.0,
+            anneal=5,
+            rank=3 if method == "ncm" else 0,
+            upweighted=up,
+        )
+        for method in METHODS
+        for seed in (0, 1)
+        for up in (False, True)
+    ]
+    schedule = Schedule(epochs=5, batch_size=128)
+    first, second = (train(configs, data, schedule, device="cuda") for _ in range(2))
+    on_cpu = train(configs, data, schedule)
+    for a, b, c in zip(first, second, on_cpu, strict=True):
+        assert a.weight.tobytes() == b.weight.tobytes(), a.config
+        np.testing.assert_allclose(a.weight, c.weight, atol=1e-4, err_msg=str(a.config))
+
+
+def test_the_judge_says_the_same_on_cuda() -> None:
+    rng = np.random.default_rng(0)
+    rows = LabelledRows(
+        features=rng.standard_normal((200, 9)),
+        targets=rng.integers(0, 3, 200),
+        groups=rng.integers(0, 4, 200),
+    )
+    pairs = (rng.standard_normal((30, 9)), rng.standard_normal((30, 9)))
+    weight, bias = torch.tensor(rng.standard_normal((7, 3, 9))), torch.tensor(rng.standard_normal((7, 3)))
+    cpu = Judge(3, val=rows, pairs=pairs, test=rows).judge(weight, bias)
+    cuda = Judge(3, val=rows, pairs=pairs, test=rows, device="cuda").judge(weight.cuda(), bias.cuda())
+    for name, values in cpu.items():
+        np.testing.assert_allclose(cuda[name], values, atol=1e-12, err_msg=name)
