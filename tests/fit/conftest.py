@@ -41,9 +41,10 @@ class Planted:
         return (X + np.column_stack([causal, style]) @ self.directions.T).astype(np.float32), y
 
     def pairs(self, k: int, noise: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
-        """Members (k, d) float32 that differ in the spurious part only, up to noise."""
+        """Members (k, d) float32: rows, and the same with the other label's spurious part, up to noise."""
         a, _ = self.rows(k, 0.5)
-        moved = self.rng.normal(size=(k, SPURIOUS)) * [3.0, 2.0, 1.0]
+        style = a @ self.directions[:, 1:]
+        moved = -2 * style + 0.5 * self.rng.normal(size=(k, SPURIOUS))
         b = a + moved @ self.directions[:, 1:].T + noise * self.rng.normal(size=a.shape)
         return a, b.astype(np.float32)
 

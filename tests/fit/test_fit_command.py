@@ -1,0 +1,80 @@
+"""``ncm fit`` from the shell: streams, exit codes, what the table says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ncm_cli.cli.main import run
+
+
+def line(on_disk: Any, *more: str) -> list[str]:
+    return ["fit", "-f", str(on_disk.features), "-o", str(on_disk.folder / "probe"), *more]
+
+
+def with_pairs(on_disk: Any, *more: str) -> list[str]:
+    return line(on_disk, "-p", str(on_disk.pairs), *more)
+
+
+def test_table_on_stdout_facts_on_stderr(on_disk: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(with_pairs(on_disk, "--rank", "0:4", "--weight-decay", "1e-2")) == 0
+    out, err = capsys.readouterr()
+    assert "selection: bound" in out
+    assert "ORACLE" not in out + err
+    assert sum(row.lstrip().startswith(">") for row in out.splitlines()) == 1
+    assert "wrote" in err
+    assert "rank" in err
+
+
+def test_json_has_the_whole_path(on_disk: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(with_pairs(on_disk, "--json")) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert len(body["path"]) == 125
+    assert body["path"][body["chosen"]]["rank"] == body["rank"]
+    assert (body["rule"], body["oracle"], body["refit"]) == ("bound", False, False)
+
+
+def test_long_paths_are_thinned_and_say_so(on_disk: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(with_pairs(on_disk)) == 0
+    out = capsys.readouterr().out
+    assert "of 125 candidates not shown: --json has them all" in out
+    assert sum(row.lstrip().startswith(">") for row in out.splitlines()) == 1
+
+
+def test_oracle_is_marked_on_every_surface(on_disk: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(with_pairs(on_disk, "--select", "oracle", "--test", "split=test", "--rank", "0:3")) == 0
+    out, err = capsys.readouterr()
+    assert "selection: ORACLE oracle" in out
+    assert "ORACLE" in out.split("selection: ORACLE oracle")[1], "the column of test accuracies is marked"
+    assert "ORACLE: ncm" in err
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "message"),
+    [
+        (["--rank", "99"], 3, "at most 24"),
+        (["--rank", "4-8"], 2, "a rank grid that can't be read"),
+        (["--select", "bounds"], 2, "did you mean 'bound'"),
+        (["--target", "lable"], 3, "did you mean 'label'"),
+        (["--train", "split=trian"], 3, "split"),
+        (["--train", "split=train & label=cat"], 3, "only one class"),
+        (["--solver", "adam", "--device", "tpu"], 2, "no device named 'tpu'"),
+    ],
+)
+def test_refusals(
+    on_disk: Any, capsys: pytest.CaptureFixture[str], more: list[str], code: int, message: str
+) -> None:
+    assert run(with_pairs(on_disk, *more)) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert not (on_disk.folder / "probe").exists()
+
+
+def test_pairs_of_another_encoder_exit_with_4(on_disk: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = on_disk.planted.pairs(10)
+    other = on_disk.pair_store("o.h5", a, b, encoder={"kind": "array", "model": "another"})
+    assert run(line(on_disk, "-p", str(other))) == 4
+    assert "model" in capsys.readouterr().err
