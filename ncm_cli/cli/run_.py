@@ -114,7 +114,7 @@ def _rule(row: Any) -> str | None:
     """The selection rule; in capitals where it looks at test rows."""
     if row.rule is None or not row.oracle:
         return row.rule
-    return {"oracle": "ORACLE", "oracle-worst-group": "ORACLE (group)"}.get(row.rule, f"ORACLE {row.rule}")
+    return {"oracle": "ORACLE", "oracle-worst-group": "ORACLE WG"}.get(row.rule, f"ORACLE {row.rule}")
 
 
 def _what(expectation: Any) -> str:
