@@ -15,8 +15,8 @@ from ncm_cli.options.fit import WEIGHT_DECAYS, FitOptions
 from ncm_cli.options.grids import parse_numbers
 from ncm_cli.options.spec import as_json
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.stages.fit_pairs import resolve_ranks
-from ncm_cli.stages.fit_problem import Problem, read_problem
+from ncm_cli.stages.common_pairs import resolve_ranks
+from ncm_cli.stages.common_problem import Problem, read_problem
 from ncm_cli.stages.fit_train import resolve_solver, train_path
 from ncm_cli.store.probe import Probe, write_probe
 

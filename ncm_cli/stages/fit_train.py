@@ -12,7 +12,8 @@ from ncm_cli.methods.path import Fit, fit_path
 from ncm_cli.methods.projection import Spectrum
 from ncm_cli.options.fit import EXACT_METHODS, FitOptions
 from ncm_cli.progress import Reporter
-from ncm_cli.stages.fit_problem import Problem
+from ncm_cli.stages.common_device import resolve_device
+from ncm_cli.stages.common_problem import Problem
 
 Array = NDArray[np.float64]
 
@@ -125,24 +126,3 @@ def _by_steps(
         )
         for one in trained
     ]
-
-
-def resolve_device(name: str) -> str:
-    """``cuda`` or ``cpu``; asking for CUDA where there is none is an error.
-
-    Raises
-    ------
-    UsageError
-        An unknown name, or CUDA without CUDA.
-    """
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cpu":
-        return name
-    if name.partition(":")[0] != "cuda":
-        raise UsageError(f"no device named {name!r}", expected="auto, cpu or cuda")
-    if not torch.cuda.is_available():
-        raise UsageError("no CUDA device here", found=f"--device {name}", fix="--device cpu")
-    return name

@@ -19,6 +19,7 @@ from ncm_cli.errors import UsageError
 from ncm_cli.options.spec import as_json
 from ncm_cli.options.sweep import TABLES, SweepOptions
 from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.stages.common_device import resolve_device
 from ncm_cli.stages.sweep_plan import Cell, chunks, plan, resolve_methods
 from ncm_cli.stages.sweep_table import columns_of, picks_of, table_of
 from ncm_cli.store.atomic import sha256_file
@@ -113,8 +114,6 @@ def _check(options: SweepOptions) -> None:
 
 
 def _device(options: SweepOptions, reporter: Reporter) -> str:
-    from ncm_cli.stages.fit_train import resolve_device
-
     device = resolve_device(options.device)
     reporter.note(f"training on {device}")
     return device

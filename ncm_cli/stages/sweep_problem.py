@@ -14,8 +14,8 @@ from ncm_cli.methods.selection import Rows
 from ncm_cli.options.fit import FitOptions
 from ncm_cli.options.sweep import SweepOptions
 from ncm_cli.progress import Reporter
-from ncm_cli.stages.fit_problem import Problem, read_problem
-from ncm_cli.stages.fit_rows import combine
+from ncm_cli.stages.common_problem import Problem, read_problem
+from ncm_cli.stages.common_rows import combine
 from ncm_cli.store.features import FeatureStore
 
 Codes = NDArray[np.int64]

@@ -15,7 +15,7 @@ from ncm_cli.options.fit import FitOptions
 from ncm_cli.options.grids import parse_ranks
 from ncm_cli.progress import Reporter
 from ncm_cli.stages.common import require_same_encoder
-from ncm_cli.stages.fit_rows import Filters
+from ncm_cli.stages.common_rows import Filters
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import PairStore, read_pairs
 

@@ -14,8 +14,8 @@ from ncm_cli.methods.scaling import Scaling, fit_scaling
 from ncm_cli.methods.selection import HeldOut, Rows, group_weights
 from ncm_cli.options.fit import FitOptions
 from ncm_cli.progress import Reporter
-from ncm_cli.stages.fit_pairs import Pairs, load_pairs
-from ncm_cli.stages.fit_rows import (
+from ncm_cli.stages.common_pairs import Pairs, load_pairs
+from ncm_cli.stages.common_rows import (
     Filters,
     Target,
     combine,
