@@ -124,13 +124,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rank-step", type=int, default=4)
     parser.add_argument("--kinds", default=",".join(KINDS), help="which pairs")
-    parser.add_argument("--data", type=Path, help="folder with MNIST's IDX files")
+    parser.add_argument("--data", type=Path, help="folder that holds mnist/ with the IDX files")
     parser.add_argument("--smoke", action="store_true", help="one small draw, to see that it runs")
     args = parser.parse_args(arguments)
     if args.smoke:
         args.rows, args.seeds, args.rank_step = 2000, 1, 40
-    folder = args.data or Path(os.environ.get("NCM_TEST_DATA", ROOT.parent / "shared" / "data")) / "mnist"
-    images, digits = read_mnist(folder)
+    data = args.data or Path(os.environ.get("NCM_TEST_DATA", ROOT.parent / "shared" / "data"))
+    images, digits = read_mnist(data / "mnist")
     rules = ("ERM", "in-domain", "log-loss bound", "bound", "oracle")
     print(
         f"{args.rows:,} training digits, {PAIRS} pairs and {HELD_OUT} held out, mean of {args.seeds} seeds;"

@@ -15,8 +15,8 @@ from ncm_cli.options.fit import FitOptions
 from ncm_cli.options.spec import check
 from ncm_cli.progress import Reporter
 from ncm_cli.stages.common import logits, predict_codes
+from ncm_cli.stages.common_pairs import auto_ranks
 from ncm_cli.stages.fit import FitReport, fit
-from ncm_cli.stages.fit_pairs import auto_ranks
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.probe import Probe, read_probe
 
