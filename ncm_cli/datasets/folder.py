@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os.path
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -105,6 +106,11 @@ def _replace(made: Path, output: Path) -> None:
     output.rename(old / "data")
     made.rename(output)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def absolute(path: Path) -> str:
+    """A path for a manifest whose images stay where they are; links are kept."""
+    return os.path.normpath(path.absolute())
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

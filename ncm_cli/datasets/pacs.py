@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ncm_cli.datasets.folder import Built, CountTable, building, write_csv
+from ncm_cli.datasets.folder import Built, CountTable, absolute, building, write_csv
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options.data import PacsOptions
 from ncm_cli.options.spec import as_json
@@ -87,7 +87,7 @@ def _rows(options: PacsOptions, files: list[tuple[str, str, Path]]) -> list[tupl
         for index in sorted(order.tolist()):
             file = own[index]
             split = "val" if index in validation else "train"
-            rows.append((f"{domain}/{label}/{file.name}", str(file.absolute()), label, domain, split))
+            rows.append((f"{domain}/{label}/{file.name}", absolute(file), label, domain, split))
     return rows
 
 

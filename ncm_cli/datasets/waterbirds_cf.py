@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from ncm_cli.datasets.folder import Built, CountTable, building, write_csv
+from ncm_cli.datasets.folder import Built, CountTable, absolute, building, write_csv
 from ncm_cli.datasets.paste import paste
 from ncm_cli.datasets.waterbirds_table import Bird, read_metadata, twins
 from ncm_cli.errors import InputError, UsageError, listing
@@ -91,7 +91,7 @@ def build(options: WaterbirdsCfOptions, reporter: Reporter) -> Built:
 def _row(bird: Bird, folder: Path) -> Row:
     """A manifest row; counterfactuals of an existing folder are training rows here."""
     cf = bird.split == "counterfactual"
-    path = str((folder / bird.file).absolute())
+    path = absolute(folder / bird.file)
     split = "train" if cf else bird.split
     return (bird.file, path, bird.label, bird.place, split, "yes" if cf else "no")
 

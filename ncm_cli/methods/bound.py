@@ -34,6 +34,8 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from ncm_cli.methods.svd import spectral_norm, svd
+
 Array = NDArray[np.float64]
 
 SPURIOUS_TOLERANCE = 1e-6
@@ -135,7 +137,7 @@ def second_moment(blocks: Iterable[Array]) -> SecondMoment:
         factor = np.asarray(np.linalg.qr(stacked, mode="r"))
     if factor is None or n == 0:
         raise ValueError("no pairs")
-    _, singular, vectors = np.linalg.svd(factor, full_matrices=False)
+    _, singular, vectors = svd(factor)
     return SecondMoment(values=singular**2 / n, vectors=vectors.T, n=n)
 
 
@@ -154,7 +156,7 @@ def without(vectors: Array, basis: Array) -> Array:
 def misalignment(moment: SecondMoment, basis: Array) -> tuple[float, Array]:
     """‖Q̃_{r,⊥}ᵀQ‖_Λ = σ_max((I − Q̃Q̃ᵀ) Q Λ^½) of Term II, and the unit direction (d,) that attains it."""
     left = without(moment.vectors * np.sqrt(moment.values), basis)
-    directions, singular, _ = np.linalg.svd(left, full_matrices=False)
+    directions, singular, _ = svd(left)
     return float(singular[0]), directions[:, 0]
 
 
@@ -167,7 +169,7 @@ def subspace_distance(a: Array, b: Array) -> float:
         raise ValueError("subspaces of different dimensions")
     if a.shape[1] == 0:
         return 0.0
-    return min(float(np.linalg.norm(without(b, a), 2)), 1.0)
+    return min(spectral_norm(without(b, a)), 1.0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli.methods.bound import Array, Loss, SecondMoment, Terms, predicted, row_blocks
+from ncm_cli.methods.svd import svd
 
 LEVEL = 0.95
 
@@ -113,7 +114,7 @@ def _turning(basis: Array, moment: SecondMoment, s: int) -> Array:
     later = moment.vectors[:, s:]
     if s == 0 or later.shape[1] == 0:
         return np.zeros((later.shape[1], s))
-    left, _, right = np.linalg.svd(basis[:, :s].T @ moment.vectors[:, :s])
+    left, _, right = svd(basis[:, :s].T @ moment.vectors[:, :s], full_matrices=True)
     along = later.T @ (basis[:, :s] @ left[:, -1])
     gaps = moment.values[None, :s] - moment.values[s:, None]
     floor = np.finfo(np.float64).eps * moment.values[0]

@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from ncm_cli.methods.bound import SPURIOUS_TOLERANCE, Array, Loss, SecondMoment, Terms, subspace_distance
+from ncm_cli.methods.svd import spectral_norm, svd
 
 WEDIN = 1 - 1 / math.sqrt(2)
 """The constant in the condition of Wedin's sin Θ theorem, as the paper uses it (Lemma 2)."""
@@ -52,10 +53,10 @@ def noise_corollary(
     It equates the top-s left subspaces of Δ and of M. Both span the spurious subspace when rank(Δ) = |I|, but
     their order inside it may differ, so only s = |I| justifies that: a smaller s is not applicable.
     """
-    directions, sigma, _ = np.linalg.svd(clean, full_matrices=False)
+    directions, sigma, _ = svd(clean)
     clean_rank = int(np.sum(sigma > math.sqrt(SPURIOUS_TOLERANCE) * sigma[0])) if sigma[0] > 0 else 0
     s, dim = terms.s, terms.spurious_dim
-    epsilon = float(np.linalg.norm(noisy - clean, 2))
+    epsilon = spectral_norm(noisy - clean)
     sigma_s = float(sigma[s - 1]) if 0 < s <= len(sigma) else 0.0
     sigma_next = float(sigma[s]) if s < len(sigma) else 0.0
     gap = sigma_s - sigma_next

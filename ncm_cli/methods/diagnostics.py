@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ncm_cli.methods.svd import svd
+
 Array = NDArray[np.float64]
 Codes = NDArray[np.int64]
 
@@ -91,7 +93,7 @@ def _leading(delta: NDArray[np.floating], norms: Array, chosen: Codes, count: in
         return np.zeros((d, 0))
     if len(chosen) <= d:
         unit = delta[:, chosen].astype(np.float64) / norms[chosen]
-        return np.linalg.svd(unit, full_matrices=False)[0][:, :count]
+        return svd(unit)[0][:, :count]
     gram = np.zeros((d, d))
     for start in range(0, len(chosen), BLOCK):
         part = chosen[start : start + BLOCK]
