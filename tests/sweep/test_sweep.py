@@ -181,7 +181,7 @@ def test_a_killed_sweep_resumes_and_ends_with_the_same_table(
 def test_a_sweep_killed_by_signal_resumes_to_the_same_bytes(problem: Path) -> None:
     command = [sys.executable, "-m", "ncm_cli", "sweep", "-f", "f.h5", "-p", "p.h5", "--envs", "domain"]
     command += ["--test", "split=test", "--methods", "erm,irm,ncm", "--search", "rank=1:3", "--trials", "4"]
-    command += ["--seeds", "6", "--epochs", "60", "--batch-size", "32", "--device", "cpu", "-o"]
+    command += ["--seeds", "5", "--epochs", "30", "--batch-size", "32", "--device", "cpu", "-o"]
     whole = subprocess.run([*command, "whole.csv"], cwd=problem, capture_output=True, text=True, check=False)
     assert whole.returncode == 0, whole.stderr
     with subprocess.Popen([*command, "cut.csv"], cwd=problem, stderr=subprocess.DEVNULL) as process:
