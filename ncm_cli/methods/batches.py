@@ -100,6 +100,6 @@ class Mixing:
     strategy: float
     """Uniform in [0, 1): a configuration mixes within labels where it is below its ``p_sel``."""
     intra_label: Tensor
-    """(B,) rows of the same label in another environment."""
+    """(B,) rows of the same label in another domain."""
     intra_domain: Tensor
-    """(B,) rows of the same environment with another label."""
+    """(B,) rows of the same domain with another label."""

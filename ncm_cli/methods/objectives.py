@@ -166,10 +166,11 @@ class GroupDro(Erm):
 class Lisa(Erm):
     """LISA (Yao et al. 2022, eqs. 3 to 5): the loss on x̃ = λx_i + (1−λ)x_j and ỹ = λy_i + (1−λ)y_j.
 
-    At each step a configuration mixes within labels across environments with probability ``p_sel``, else
-    within an environment across labels; λ ~ Beta(α, α) for each row. Logits of a linear model mix as the
-    features do, so no mixed features are made. Partners come from the batch; a row that has none stays as
-    it is. The mixed row keeps the weight of row i.
+    At each step a configuration mixes within labels across domains with probability ``p_sel``, else within
+    a domain across labels; λ ~ Beta(α, α) for each row. Logits of a linear model mix as the features do, so
+    no mixed features are made. Partners come from the batch; a row that has none stays as it is. The mixed
+    row keeps the weight of row i. The authors' code for subpopulation shifts draws as many rows from every
+    (label, domain) cell: that is what upweighting by these two columns does.
     """
 
     grouping = "environments"

@@ -41,9 +41,11 @@ class Problem:
             else torch.nn.functional.one_hot(self.targets, data.n_classes)
         )
         self.targets_hot = hot[:, None, :].to(self.device, dtype)
-        groupings = {"environments": data.environments, "dro": data.dro_groups}
-        if data.dro_groups is None:
-            groupings["dro"] = data.environments
+        groupings = {
+            "environments": data.environments,
+            "dro": data.environments if data.dro_groups is None else data.dro_groups,
+            "lisa": data.environments if data.lisa_domains is None else data.lisa_domains,
+        }
         self.codes = {
             name: torch.from_numpy(np.unique(np.asarray(codes), return_inverse=True)[1].astype(np.int64))
             for name, codes in groupings.items()
@@ -63,10 +65,10 @@ class Problem:
         self.strata = self._strata()
 
     def _strata(self) -> Tensor | None:
-        """(n,) codes of environment and group of groupdro together."""
+        """(n,) codes of class, environment, group and domain together; None without any but the class."""
         if not self.codes:
             return None
-        together = torch.stack(list(self.codes.values()), 1)
+        together = torch.stack([self.targets, *self.codes.values()], 1)
         return torch.unique(together, dim=0, return_inverse=True)[1]
 
     def shares(self, rows: Tensor, grouping: str, upweighted: bool) -> Tensor:

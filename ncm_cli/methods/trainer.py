@@ -173,11 +173,11 @@ class Group:
         def mixing() -> Mixing:
             generator = self._generators[MIXING]
             draws = torch.rand(2 * len(rows) + 1, generator=generator)
-            labels, environments = problem.targets[rows], problem.codes["environments"][rows]
+            labels, domains = problem.targets[rows], problem.codes["lisa"][rows]
             return Mixing(
                 strategy=float(draws[-1]),
-                intra_label=partners(labels, environments, draws[: len(rows)]),
-                intra_domain=partners(environments, labels, draws[len(rows) : -1]),
+                intra_label=partners(labels, domains, draws[: len(rows)]),
+                intra_domain=partners(domains, labels, draws[len(rows) : -1]),
             )
 
         def visits() -> list[tuple[int, Tensor]]:

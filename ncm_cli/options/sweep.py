@@ -111,6 +111,13 @@ class SweepOptions:
         metavar="COLUMNS",
         parse=parse_names,
     )
+    lisa_domains: str | None = option(
+        None,
+        help="Columns of lisa's domains, if not the environments.",
+        group=_ROWS,
+        metavar="COLUMNS",
+        parse=parse_names,
+    )
     upweight: str | None = option(
         None,
         help="Columns whose combinations count equally in training: for all methods, "

@@ -55,7 +55,9 @@ def read_ready(options: SweepOptions, reporter: Reporter) -> Ready:
         )
     train = np.flatnonzero(problem.filters.train_rows & problem.target.known)
     with FeatureStore.open(options.features) as store:
-        dro, erase = (combine(store, names) for names in (options.dro_groups, options.erase))
+        dro, lisa, erase = (
+            combine(store, names) for names in (options.dro_groups, options.lisa_domains, options.erase)
+        )
     spectrum = problem.spectrum
     rank = 0 if spectrum is None else spectrum.rank
     basis = moments = None
@@ -71,6 +73,7 @@ def read_ready(options: SweepOptions, reporter: Reporter) -> Ready:
             n_classes=len(problem.target.classes),
             environments=problem.environments,
             dro_groups=None if dro is None else dro[train],
+            lisa_domains=None if lisa is None else lisa[train],
             row_weights=problem.weights,
             basis=basis,
             pair_moments=moments,

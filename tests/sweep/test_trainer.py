@@ -84,7 +84,9 @@ def plain_loop(
     optimizer = torch.optim.Adam(groups, lr=config.lr)
     targets = torch.tensor(data.targets)
     generator = generator_of(config.seed, 0)
-    strata = None if data.environments is None else torch.tensor(data.environments)
+    strata = None
+    if data.environments is not None:
+        strata = torch.tensor(data.targets * 10 + data.environments)
     for _ in range(epochs):
         order = epoch_order(strata, len(rows), generator)
         for start, end in batch_bounds(len(rows), batch_size):
