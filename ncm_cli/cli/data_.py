@@ -20,6 +20,20 @@ class _Builder:
 
 
 _BUILDERS = {
+    "folder": _Builder(
+        summary="A manifest with seeded splits over a folder of your own images.",
+        examples=(
+            Example(
+                line="ncm data folder photos --layout domain/label -o data",
+                note="of each label in each domain, 20 % for the test and 20 % of the rest for validation",
+            ),
+            Example(
+                line="ncm data folder photos --layout domain/label --test domain=sketch -o data",
+                note="a whole domain kept for the test",
+            ),
+        ),
+        next_step="ncm embed data/manifest.csv -o features.h5",
+    ),
     "digits": _Builder(
         summary="Coloured digits: small, and nothing is downloaded.",
         examples=(

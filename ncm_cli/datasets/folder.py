@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ncm_cli import __version__
-from ncm_cli.errors import InputError
+from ncm_cli.errors import InputError, listing
 
 MARKER = "dataset.json"
 """Says that a folder is a builder's, so that the builder may replace it."""
@@ -62,7 +62,7 @@ class CountTable:
 def building(output: Path, builder: str, options: dict[str, Any]) -> Iterator[Path]:
     """A new folder that becomes ``output`` when the block ends without an error.
 
-    An earlier folder of any builder is replaced; other non-empty folders are refused.
+    An earlier folder of any builder is replaced, unless something else was put into it; so are empty ones.
     """
     _refuse_foreign(output)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -77,6 +77,7 @@ def building(output: Path, builder: str, options: dict[str, Any]) -> Iterator[Pa
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "builder": builder,
             "options": options,
+            "entries": sorted(path.name for path in made.iterdir()),
         }
         (made / MARKER).write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
         _replace(made, output)
@@ -85,17 +86,29 @@ def building(output: Path, builder: str, options: dict[str, Any]) -> Iterator[Pa
 
 
 def _refuse_foreign(output: Path) -> None:
-    if not output.exists() or (output.is_dir() and (output / MARKER).is_file()):
+    """Refuse an output that holds anything which no builder wrote: replacing it would lose that."""
+    if not output.exists():
         return
     if not output.is_dir():
         raise InputError("a file where the data set's folder should go", where=output, fix="another --output")
-    if any(output.iterdir()):
+    others = {path.name for path in output.iterdir()} - _entries(output)
+    if others:
         raise InputError(
             "the output folder holds other files",
             where=output,
-            expected=f"a new folder, an empty one, or an earlier data set (it has {MARKER})",
-            fix="another --output",
+            found=listing(sorted(others)),
+            expected="a new folder, an empty one, or an earlier data set and nothing else",
+            fix="another --output, or move these files away",
         )
+
+
+def _entries(output: Path) -> set[str]:
+    """What an earlier build wrote into a folder."""
+    try:
+        header = json.loads((output / MARKER).read_text(encoding="utf-8"))
+        return {MARKER, *header["entries"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
 
 
 def _replace(made: Path, output: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ncm_cli.options.embed import parse_layout
 from ncm_cli.options.grids import parse_numbers
 from ncm_cli.options.spec import argument, option
 
@@ -113,3 +114,27 @@ class PacsOptions:
     seed: int = option(0, help="Seed of the splits.")
     val_fraction: float = option(0.2, help="Share of each class of each domain for validation.")
     limit: int | None = option(None, help="At most this many images of each class of each domain, at random.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FolderOptions:
+    """``ncm data folder``."""
+
+    source: Path = argument(role="input", metavar="DIR", help="The folder of images.")
+    output: Path = option(
+        flags=("-o",), role="output", metavar="DIR", help="Folder to make, with manifest.csv."
+    )
+    layout: str = option(
+        "label", parse=parse_layout, help="What the levels of the folder mean: label, domain/label ..."
+    )
+    where: str | None = option(
+        None, metavar="WHERE", help="Only these images: label=dog|horse & domain!=sketch."
+    )
+    test: str | None = option(
+        None,
+        metavar="WHERE",
+        help="These images are the test rows, such as domain=sketch. Without it, a share of each group is.",
+    )
+    test_fraction: float = option(0.2, help="That share.")
+    val_fraction: float = option(0.2, help="Share of each group's other images for validation.")
+    seed: int = option(0, help="Seed of the splits.")

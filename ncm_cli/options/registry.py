@@ -16,6 +16,7 @@ _STEPS = {
 }
 
 _BUILDERS = {
+    "folder": "data:FolderOptions",
     "digits": "data:DigitsOptions",
     "synthetic": "synthetic:SyntheticOptions",
     "colored-mnist": "data:ColoredMnistOptions",

@@ -10,6 +10,7 @@ from ncm_cli.options.registry import builder_options
 from ncm_cli.progress import SILENT, Reporter
 
 BUILDERS = {
+    "folder": "image_folder",
     "digits": "digits",
     "synthetic": "synthetic",
     "colored-mnist": "colored_mnist",

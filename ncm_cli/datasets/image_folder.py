@@ -1,0 +1,119 @@
+"""A manifest with seeded splits over any folder of images."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from ncm_cli.datasets.folder import Built, CountTable, absolute, building, write_csv
+from ncm_cli.errors import InputError, UsageError, unknown
+from ncm_cli.options.data import FolderOptions
+from ncm_cli.options.embed import parse_layout
+from ncm_cli.options.spec import as_json
+from ncm_cli.progress import Reporter
+from ncm_cli.store.image_files import list_images
+from ncm_cli.store.where import Term, parse_where
+
+SPLITS = ("train", "val", "test")
+
+
+def build(options: FolderOptions, reporter: Reporter) -> Built:
+    """Write the manifest; the images stay where they are, and are named by absolute paths.
+
+    Every combination of the layout's columns is split on its own. With ``--test`` the rows that it names are
+    the test rows, and a share of the others is for validation.
+
+    Raises
+    ------
+    UsageError
+        Fractions out of range, a layout that names the columns of a manifest.
+    InputError
+        No images, images at another depth, a filter that names no column or no row.
+    """
+    layout = parse_layout(options.layout)
+    _check(options, layout)
+    if not options.source.is_dir():
+        raise InputError("no such folder", where=options.source, expected="a folder of images")
+    images, others = list_images(options.source, len(layout))
+    if others:
+        reporter.note(f"{len(others)} other files are left out")
+    values = [dict(zip(layout, image.split("/"), strict=False)) for image in images]
+    kept = _selected(options.where, "--where", values, layout)
+    held_out = set(_selected(options.test, "--test", values, layout)) if options.test else None
+    splits = _splits(options, [tuple(values[row].values()) for row in kept], kept, held_out)
+    rows = [
+        (images[row], absolute(options.source / images[row]), *values[row].values(), split)
+        for row, split in zip(kept, splits, strict=True)
+    ]
+    with building(options.output, "folder", as_json(options)) as made:
+        write_csv(made / "manifest.csv", ("id", "path", *layout, "split"), rows)
+    return Built(
+        builder="folder",
+        output=options.output,
+        files={"manifest": options.output / "manifest.csv"},
+        facts={"rows": len(rows), "images_found": len(images), "seed": options.seed},
+        tables=(_counts(layout, rows),),
+    )
+
+
+def _check(options: FolderOptions, layout: tuple[str, ...]) -> None:
+    clash = sorted({"id", "path", "split"} & set(layout))
+    if clash:
+        raise UsageError(
+            "the layout names a column that the manifest has already",
+            found=", ".join(clash),
+            fix="ncm embed reads such a folder itself, with --layout" if clash == ["split"] else None,
+        )
+    for flag, share in (("--val-fraction", options.val_fraction), ("--test-fraction", options.test_fraction)):
+        if not 0 <= share < 1:
+            raise UsageError(f"{flag} is a share", found=share, expected="at least 0 and less than 1")
+
+
+def _selected(
+    where: str | None, flag: str, values: list[dict[str, str]], layout: tuple[str, ...]
+) -> list[int]:
+    """The rows that meet a filter."""
+    terms = parse_where(where or "")
+    for term in terms:
+        if term.column not in layout:
+            raise unknown("folder level", term.column, layout, where=f"{flag} {where}")
+        known = sorted({row[term.column] for row in values})
+        for value in term.values:
+            if value not in known:
+                raise unknown(term.column, value, known, where=f"{flag} {where}")
+    rows = [i for i, row in enumerate(values) if all(_meets(row, term) for term in terms)]
+    if not rows:
+        raise InputError("no image meets the filter", where=f"{flag} {where}")
+    return rows
+
+
+def _meets(row: dict[str, str], term: Term) -> bool:
+    return (row[term.column] in term.values) != term.negated
+
+
+def _splits(
+    options: FolderOptions, groups: list[tuple[str, ...]], rows: list[int], held_out: set[int] | None
+) -> list[str]:
+    """The split of each row, drawn within its group."""
+    rng = np.random.default_rng(options.seed)
+    splits = ["train"] * len(rows)
+    for group in sorted(set(groups)):
+        own = rng.permutation([i for i, other in enumerate(groups) if other == group]).tolist()
+        if held_out is None:
+            test = own[: round(len(own) * options.test_fraction)]
+        else:
+            test = [i for i in own if rows[i] in held_out]
+        rest = [i for i in own if i not in set(test)]
+        for i in test:
+            splits[i] = "test"
+        for i in rest[: round(len(rest) * options.val_fraction)]:
+            splits[i] = "val"
+    return splits
+
+
+def _counts(layout: tuple[str, ...], rows: list[tuple[str, ...]]) -> CountTable:
+    counted = Counter((row[2:-1], row[-1]) for row in rows)
+    groups = sorted({row[2:-1] for row in rows})
+    table = [(" / ".join(group), *(counted[group, split] for split in SPLITS)) for group in groups]
+    return CountTable(title="rows", columns=(" / ".join(layout), *SPLITS), rows=tuple(table))
