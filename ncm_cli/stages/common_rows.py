@@ -39,6 +39,14 @@ def select_rows(store: FeatureStore, options: FitOptions, *, oracle: bool, repor
         No training row, a filter that selects nothing, or validation rows that are training or test rows.
     """
     split = store.split_column or "split"
+    if options.train is None and split not in store.columns:
+        raise InputError(
+            "nothing says which rows to train on",
+            where=store.path,
+            found=f"no split column; columns: {listing(store.columns)}",
+            fix="--train W and --val W, such as --train 'domain!=sketch'; or embed a table with a split column, "
+            "as ncm data folder writes it",
+        )
     train = f"{split}=train" if options.train is None else options.train
     val = _default(store, split, "val") if options.val is None else options.val
     test = _default(store, split, "test") if options.test is None else options.test
