@@ -112,6 +112,21 @@ def _pairs(path: Path, verify: bool, reporter: Reporter) -> dict[str, Any]:
     }
 
 
+def _sweep(path: Path, verify: bool, reporter: Reporter) -> dict[str, Any]:
+    from ncm_cli.store.sweep_table import FORMAT, read_sweep
+
+    table = read_sweep(path)
+    return {
+        "format": FORMAT,
+        "rows": len(table.method),
+        "methods": {name: table.method.count(name) for name in dict.fromkeys(table.method)},
+        "seeds": sorted({int(seed) for seed in table.seed}),
+        "checkpoints": len(table.epochs),
+        "diverged": int(table.diverged.sum()),
+        "options": table.options,
+    }
+
+
 def _probe(path: Path, verify: bool, reporter: Reporter) -> dict[str, Any]:
     from ncm_cli.store.probe import FORMAT, read_probe
 
@@ -161,7 +176,14 @@ def _journal(path: Path, verify: bool, reporter: Reporter) -> dict[str, Any]:
     }
 
 
-_DESCRIBE = {"features": _features, "pairs": _pairs, "probe": _probe, "result": _result, "journal": _journal}
+_DESCRIBE = {
+    "features": _features,
+    "pairs": _pairs,
+    "probe": _probe,
+    "result": _result,
+    "sweep": _sweep,
+    "journal": _journal,
+}
 
 
 def _export(path: Path, form: str, output: Path) -> None:

@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Literal
 
 from ncm_cli.errors import InputError
-from ncm_cli.store import features_write, journal, pairs, probe, results
+from ncm_cli.store import features_write, journal, pairs, probe, results, sweep_table
 from ncm_cli.store.atomic import read_json, require_file
 from ncm_cli.store.h5 import peek_format
 
-Kind = Literal["features", "pairs", "probe", "result", "journal"]
+Kind = Literal["features", "pairs", "probe", "result", "sweep", "journal"]
 
-_H5_KINDS: dict[str, Kind] = {features_write.FORMAT: "features", pairs.FORMAT: "pairs"}
+_H5_KINDS: dict[str, Kind] = {
+    features_write.FORMAT: "features",
+    pairs.FORMAT: "pairs",
+    sweep_table.FORMAT: "sweep",
+}
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 
 
