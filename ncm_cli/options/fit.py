@@ -8,8 +8,8 @@ from pathlib import Path
 from ncm_cli.options.grids import parse_names, parse_numbers, parse_ranks
 from ncm_cli.options.spec import option
 
-METHODS = ("ncm", "erm", "irm", "vrex", "groupdro", "fish", "lisa", "matchdg")
-EXACT_METHODS = ("ncm", "erm")
+METHODS = ("ncm", "erm", "irm", "vrex", "groupdro", "fish", "lisa", "matchdg", "leace")
+EXACT_METHODS = ("ncm", "erm", "leace")
 """The methods that the exact solver fits; the others are trained by steps."""
 RULES = ("bound", "in-domain", "worst-group", "oracle")
 SCALINGS = ("none", "norm", "standard")
@@ -122,6 +122,13 @@ class FitOptions:
     envs: str | None = option(
         None,
         help="Columns whose combinations are the environments of irm, vrex, groupdro, fish and lisa.",
+        group=_METHODS,
+        metavar="COLUMNS",
+        parse=parse_names,
+    )
+    erase: str | None = option(
+        None,
+        help="Columns whose combinations leace erases from the features.",
         group=_METHODS,
         metavar="COLUMNS",
         parse=parse_names,

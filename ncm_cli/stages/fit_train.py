@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,11 @@ from ncm_cli.options.fit import EXACT_METHODS, FitOptions
 from ncm_cli.progress import Reporter
 from ncm_cli.stages.common_device import resolve_device
 from ncm_cli.stages.common_problem import Problem
+from ncm_cli.stages.common_rows import combine
+from ncm_cli.store.features import FeatureStore
+
+if TYPE_CHECKING:
+    from ncm_cli.methods.leace import Eraser
 
 Array = NDArray[np.float64]
 
@@ -46,7 +53,50 @@ def train_path(
     decays: Sequence[float],
     reporter: Reporter,
 ) -> list[Fit]:
-    """Fit every rank and weight decay, by rank and then weight decay."""
+    """Fit every rank and weight decay, by rank and then weight decay.
+
+    Raises
+    ------
+    InputError
+        What the method needs is missing: pairs, environments or columns to erase.
+    """
+    eraser = None
+    if method == "leace":
+        eraser = _eraser(problem, options)
+        erased = dataclasses.replace(problem.train, X=eraser.apply(problem.train.X))
+        problem, spectrum = dataclasses.replace(problem, train=erased), None
+    fits = _fitted(problem, options, method, solver, spectrum, ranks, decays, reporter)
+    if eraser is None:
+        return fits
+    folded = [eraser.fold(fit.weight, fit.bias) for fit in fits]
+    return [
+        dataclasses.replace(fit, weight=weight, bias=bias)
+        for fit, (weight, bias) in zip(fits, folded, strict=True)
+    ]
+
+
+def _eraser(problem: Problem, options: FitOptions) -> Eraser:
+    from ncm_cli.methods.leace import fit_eraser
+
+    if options.erase is None:
+        raise InputError("leace needs columns to erase", fix="--erase place")
+    with FeatureStore.open(options.features) as store:
+        codes = combine(store, options.erase)
+    assert codes is not None
+    rows = np.flatnonzero(problem.filters.train_rows & problem.target.known)
+    return fit_eraser(problem.train.X, codes[rows])
+
+
+def _fitted(
+    problem: Problem,
+    options: FitOptions,
+    method: str,
+    solver: str,
+    spectrum: Spectrum | None,
+    ranks: Sequence[int],
+    decays: Sequence[float],
+    reporter: Reporter,
+) -> list[Fit]:
     basis = np.zeros((problem.source.dim, 0)) if spectrum is None else spectrum.basis
     count = len(ranks) * len(decays)
     if solver == "adam":
@@ -88,7 +138,7 @@ def _by_steps(
         moments = spectrum.singular_values[:width] ** 2 / int(problem.pairs.used.sum())
     configs = [
         Config(
-            method=method,
+            method="erm" if method == "leace" else method,
             rank=rank,
             weight_decay=decay,
             upweighted=problem.weights is not None,

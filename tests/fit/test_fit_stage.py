@@ -348,6 +348,30 @@ def test_other_methods_are_trained(on_disk: Any, method: str) -> None:
             run(on_disk, method=method, epochs=1, device="cpu")
 
 
+def test_leace_erases_a_column_before_fitting(on_disk: Any) -> None:
+    pytest.importorskip("concept_erasure")
+    made = on_disk.planted
+    X, y = made.rows(900, 0.9)
+    style = (X @ made.directions[:, 1] > 0).astype(int)
+    columns = {
+        "label": [str(code) for code in y],
+        "place": [("land", "water")[code] for code in style],
+        "split": ["train" if i < 600 else "val" for i in range(900)],
+    }
+    path = on_disk.store("e.h5", X, columns)
+    erm = run(on_disk, features=path, pairs=None, weight_decay="1e-3")
+    leace = run(on_disk, features=path, pairs=None, weight_decay="1e-3", method="leace", erase="place")
+    moved = [
+        abs(probe.weight[0] @ (X[style == 1].mean(0) - X[style == 0].mean(0)))
+        for probe in (erm.probe, leace.probe)
+    ]
+    assert moved[0] > 1, "the column must show in the scores before it is erased"
+    assert moved[1] < 0.3 * moved[0]
+    assert leace.report.solver == "lbfgs"
+    with pytest.raises(InputError, match="needs columns to erase"):
+        run(on_disk, method="leace")
+
+
 def test_auto_ranks_are_dense_then_sparse() -> None:
     assert auto_ranks(0) == (0,)
     assert auto_ranks(20) == tuple(range(21))
