@@ -12,6 +12,7 @@ from ncm_cli.methods.config import TrainData
 from ncm_cli.methods.judge import LabelledRows
 from ncm_cli.methods.selection import Rows
 from ncm_cli.options.fit import FitOptions
+from ncm_cli.options.grids import parse_names
 from ncm_cli.options.sweep import SweepOptions
 from ncm_cli.progress import Reporter
 from ncm_cli.stages.common_problem import Problem, read_problem
@@ -55,6 +56,7 @@ def read_ready(options: SweepOptions, reporter: Reporter) -> Ready:
         )
     train = np.flatnonzero(problem.filters.train_rows & problem.target.known)
     with FeatureStore.open(options.features) as store:
+        _require_values(store, options, train)
         dro, lisa, erase = (
             combine(store, names) for names in (options.dro_groups, options.lisa_domains, options.erase)
         )
@@ -85,6 +87,20 @@ def read_ready(options: SweepOptions, reporter: Reporter) -> Ready:
         erase=None if erase is None else erase[train],
         rank=rank,
     )
+
+
+def _require_values(store: FeatureStore, options: SweepOptions, train: Codes) -> None:
+    """Refuse training rows without an environment or group: they would silently make one of their own."""
+    for option in ("envs", "dro_groups", "lisa_domains", "upweight", "erase"):
+        for name in parse_names(getattr(options, option) or ""):
+            missing = train[store.categorical(name).codes[train] < 0]
+            if missing.size:
+                raise InputError(
+                    f"{missing.size:,} training rows have no value in the column {name!r}",
+                    where=store.path,
+                    found=f"such as {store.ids[missing[0]]!r}",
+                    fix=f"leave them out with --train, or give --{option.replace('_', '-')} another column",
+                )
 
 
 def _labelled(rows: Rows) -> LabelledRows:

@@ -251,6 +251,42 @@ def test_what_cannot_be_is_refused_before_any_work(swept: Made, problem: Path) -
     assert not list(problem.glob(".s*"))
 
 
+def test_training_rows_without_an_environment_are_refused(swept: Made, problem: Path) -> None:
+    from ncm_cli.store.columns import Column
+    from ncm_cli.store.features import FeatureStore, write_features
+
+    with FeatureStore.open(problem / "f.h5") as store:
+        columns = dict(store.columns)
+        codes = columns["domain"].codes.copy()
+        codes[3] = -1
+        columns["domain"] = Column("domain", codes, columns["domain"].categories)
+        features, ids, encoder = store.read(), store.ids, store.encoder
+    write_features(
+        problem / "f.h5",
+        ids=list(ids),
+        blocks=[features],
+        dim=features.shape[1],
+        columns=list(columns.values()),
+        label_column="label",
+        split_column="split",
+        encoder=encoder,
+        options={},
+    )
+    with pytest.raises(InputError, match="1 training rows have no value in the column 'domain'") as caught:
+        sweep(swept(methods="irm", search=()))
+    assert "row3" in str(caught.value)
+
+
+def test_c61_one_class_is_a_plain_error_and_three_classes_work(
+    swept: Made, problem: Path, rewrite: Callable[..., None]
+) -> None:
+    with pytest.raises(InputError, match="only one class"):
+        sweep(swept(train="split=train & label=class1"))
+    rewrite(problem, classes=3)
+    report = sweep(swept(features=problem / "f.h5", epochs=8, search=("lr=0.05", "rank=1")))
+    assert row_of(report, "ncm", "bound")["metrics"]["test_accuracy"] > 0.5
+
+
 def test_parquet_holds_what_the_csv_holds(swept: Made, problem: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     sweep(swept(output=problem / "s.parquet", test=None))
