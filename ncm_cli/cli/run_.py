@@ -54,7 +54,8 @@ def handle(options: RunOptions, ui: Any) -> int | None:
     else:
         _show(report, ui)
     if options.strict and report.outcome.missed:
-        ui.reporter.warn(f"{report.outcome.missed} expected values were missed (--strict)")
+        missed = report.outcome.missed
+        ui.reporter.warn(f"{missed} expected value{'s were' if missed > 1 else ' was'} missed (--strict)")
         return MISSED
     return report.exit_code or None
 

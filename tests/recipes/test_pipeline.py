@@ -1,0 +1,346 @@
+"""``ncm run``: a step runs when its options or its inputs' contents changed, and only then."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ncm_cli.errors import InputError, UsageError
+from ncm_cli.pipeline import RunReport, run, shell_lines
+from ncm_cli.progress import Reporter
+from ncm_cli.recipe import Recipe, load
+
+RECIPE = """
+name: tiny
+vars: {decay: 1e-2, groups: label}
+matrix: {seed: [0, 1]}
+steps:
+  - embed: {source: images.csv, model: "pixels:2", output: features.h5}
+  - name: probe
+    fit:
+      features: features.h5
+      method: erm
+      weight_decay: ${decay}
+      seed: ${seed}
+      output: erm-${seed}.safetensors
+  - eval:
+      probe: erm-${seed}.safetensors
+      features: features.h5
+      where: split=test
+      groups: ${groups}
+      output: test-${seed}.json
+  - eval: {probe: "erm-${seed}.safetensors", features: features.h5, where: split=val, output: "val-${seed}.json"}
+expect:
+  - {metric: accuracy, where: split=test, step: probe, min: .9}
+  - {metric: accuracy, where: split=test, step: probe, seed: 1, value: .1, tolerance: .05}
+  - {metric: accuracy, where: split=test, rule: oracle, min: .9}
+"""
+
+
+class Heard(Reporter):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def warn(self, message: str) -> None:
+        self.notes.append(message)
+
+
+def _images(folder: Path, *, bright: int = 200) -> None:
+    rng = np.random.default_rng(0)
+    (folder / "images").mkdir(exist_ok=True)
+    rows = []
+    for i in range(48):
+        label = i % 2
+        picture = rng.integers(0, 50, (4, 4, 3)) + (bright if label else 0)
+        Image.fromarray(np.minimum(picture, 255).astype(np.uint8)).save(folder / "images" / f"{i}.png")
+        rows.append([f"i{i}", f"images/{i}.png", f"class{label}", ("train", "train", "val", "test")[i // 12]])
+    with (folder / "images.csv").open("w", newline="") as stream:
+        csv.writer(stream).writerows([["id", "path", "label", "split"], *rows])
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A folder with a recipe and its images."""
+    _images(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+def _load(folder: Path, *sets: str, out: str = "out") -> Recipe:
+    return load(folder / "tiny.yaml", out=Path(out), sets=sets, cwd=folder)
+
+
+def _run(folder: Path, *sets: str, **options: Any) -> RunReport:
+    # The paths that a recipe hands to its steps are those of the folder in which it is run.
+    return run(_load(folder, *sets), **options)
+
+
+@pytest.fixture(autouse=True)
+def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_everything_runs_once(tiny: Path) -> None:
+    first = _run(tiny)
+    assert first.ran == (
+        "embed",
+        *("probe (seed 0)", "probe (seed 1)"),
+        *("eval (seed 0)", "eval (seed 1)", "eval-2 (seed 0)", "eval-2 (seed 1)"),
+    )
+    stamps = {path: path.stat().st_mtime_ns for path in (tiny / "out").glob("*.h5")}
+    second = _run(tiny)
+    assert second.ran == ()
+    assert second.skipped == first.ran
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    assert second.outcome == first.outcome
+
+
+def test_an_option_reruns_its_step_and_what_follows(tiny: Path) -> None:
+    _run(tiny)
+    changed = _run(tiny, "decay=1")
+    assert changed.skipped == ("embed",)
+    assert len(changed.ran) == 6
+    groups = _run(tiny, "decay=1", "groups=label,split")
+    assert groups.ran == ("eval (seed 0)", "eval (seed 1)")
+    assert _run(tiny, "decay=1", "groups=label,split").ran == ()
+
+
+def test_another_cell_leaves_the_others_alone(tiny: Path) -> None:
+    _run(tiny)
+    assert _run(tiny, "seed=[0, 1, 2]").ran == ("probe (seed 2)", "eval (seed 2)", "eval-2 (seed 2)")
+
+
+def test_contents_count_and_not_times(tiny: Path) -> None:
+    _run(tiny)
+    later = time.time() + 100
+    os.utime(tiny / "images.csv", (later, later))
+    os.utime(tiny / "out" / "features.h5", (later, later))
+    assert _run(tiny).ran == ()
+    text = (tiny / "images.csv").read_text().replace("class1,test", "class0,test", 1)
+    (tiny / "images.csv").write_text(text)
+    assert "embed" in _run(tiny).ran
+
+
+def test_a_changed_image_is_seen(tiny: Path) -> None:
+    before = _run(tiny).outcome
+    Image.new("RGB", (4, 4), (9, 9, 9)).save(tiny / "images" / "41.png")
+    again = _run(tiny)
+    assert again.ran[0] == "embed"
+    assert "eval (seed 0)" in again.ran
+    assert again.outcome != before
+
+
+def test_outputs_that_were_lost_or_changed_are_made_again(tiny: Path) -> None:
+    _run(tiny)
+    (tiny / "out" / "test-0.json").unlink()
+    assert _run(tiny).ran == ("eval (seed 0)",)
+    (tiny / "out" / "test-1.json").write_text("{}")
+    assert _run(tiny).ran == ("eval (seed 1)",)
+
+
+def test_force_and_only(tiny: Path) -> None:
+    _run(tiny)
+    assert _run(tiny, only=["probe"]).skipped == ("probe (seed 0)", "probe (seed 1)")
+    assert _run(tiny, only=["probe"], force=True).ran == ("probe (seed 0)", "probe (seed 1)")
+    assert len(_run(tiny, only=["eval-2", "embed"], force=True).ran) == 3
+    with pytest.raises(UsageError, match="no step named 'prob'"):
+        _run(tiny, only=["prob"])
+
+
+def test_only_needs_what_the_step_reads(tiny: Path) -> None:
+    with pytest.raises(InputError, match="an input of step 'probe' isn't there"):
+        _run(tiny, only=["probe"])
+
+
+def test_a_new_format_makes_everything_stale(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _run(tiny)
+    monkeypatch.setattr("ncm_cli.pipeline.freshness._formats", lambda: {"store": 99})
+    assert len(_run(tiny).ran) == 7
+
+
+def test_a_moved_run_is_still_up_to_date(tiny: Path) -> None:
+    _run(tiny)
+    (tiny / "out").rename(tiny / "elsewhere")
+    assert run(_load(tiny, out="elsewhere")).ran == ()
+
+
+def test_other_settings_replace_the_store(tiny: Path) -> None:
+    text = RECIPE.replace("pixels:2", "pixels:4")
+    _run(tiny)
+    (tiny / "tiny.yaml").write_text(text)
+    assert "embed" in _run(tiny).ran
+
+
+def test_the_first_error_stops_and_what_is_done_stays(tiny: Path) -> None:
+    (tiny / "tiny.yaml").write_text(RECIPE.replace("where: split=val", "where: split=nope"))
+    heard = Heard()
+    with pytest.raises(InputError, match="nope"):
+        run(_load(tiny), reporter=heard)
+    assert "step 6 of 7: eval-2 (seed 0) failed; the steps before it are kept" in heard.notes
+    (tiny / "tiny.yaml").write_text(RECIPE)
+    assert _run(tiny).ran == ("eval-2 (seed 0)", "eval-2 (seed 1)")
+
+
+def test_a_damaged_state_file_only_costs_time(tiny: Path) -> None:
+    _run(tiny)
+    for text in ("", "{}", "[1]", '{"ncm_format": "ncm-run-state", "ncm_format_version": 1, "jobs": 3}'):
+        (tiny / "out" / ".ncm-run.json").write_text(text)
+        assert len(_run(tiny).ran) == 7
+
+
+def test_failed_images_are_carried(tiny: Path) -> None:
+    (tiny / "images" / "3.png").write_bytes(b"not an image")
+    heard = Heard()
+    report = run(_load(tiny), reporter=heard)
+    assert report.exit_code == 5
+    assert len(report.ran) == 7
+    assert any("some rows failed" in note for note in heard.notes)
+    assert run(_load(tiny)).exit_code == 5
+
+
+def test_verdicts(tiny: Path) -> None:
+    report = _run(tiny)
+    assert [verdict.state for verdict in report.outcome.verdicts] == ["reproduced", "missed", "not run"]
+    (row,) = report.outcome.rows
+    assert (row.step, row.seeds) == ("probe", 2)
+    assert row.columns["test"] is not None
+    assert row.columns["test"].n == 2
+    assert row.worst_group is not None
+
+
+def test_the_report_records_where_everything_comes_from(tiny: Path) -> None:
+    recipe = _load(tiny)
+    report = run(recipe)
+    found = json.loads(report.report.read_text())
+    assert found["ncm_format"] == "ncm-result"
+    assert found["kind"] == "run"
+    provenance = found["provenance"]
+    assert provenance["recipe"]["sha256"] == recipe.sha256
+    assert provenance["versions"]["numpy"] == np.__version__
+    files = {entry["file"]: entry for entry in provenance["files"]}
+    assert set(files) == {
+        "features.h5",
+        *(
+            f"{name}-{seed}.{kind}"
+            for seed in (0, 1)
+            for name, kind in (("erm", "safetensors"), ("test", "json"), ("val", "json"))
+        ),
+    }
+    probe = files["erm-1.safetensors"]
+    assert probe["seed"] == 1
+    assert probe["cell"] == {"seed": 1}
+    assert probe["inputs"]["features[0]"] == files["features.h5"]["sha256"]
+
+
+def test_two_runs_of_one_folder_exclude_each_other(tiny: Path) -> None:
+    from ncm_cli.store.lock import writer_lock
+
+    (tiny / "out").mkdir()
+    with writer_lock(tiny / "out" / "report.json"), pytest.raises(InputError, match="writ"):
+        _run(tiny)
+
+
+def _values(out: Path) -> dict[str, Any]:
+    """What the files of a run say, without the times and paths that say when and where."""
+    from ncm_cli.store.features import FeatureStore
+    from ncm_cli.store.probe import read_probe
+
+    found: dict[str, Any] = {}
+    for file in sorted(out.rglob("*.json")):
+        body = json.loads(file.read_text())
+        if body.get("kind") in ("eval", "bound"):
+            found[file.name] = {
+                name: body.get(name) for name in ("n", "accuracy", "log_loss", "groups", "bound")
+            }
+    for file in sorted(out.rglob("*.h5")):
+        with FeatureStore.open(file) as store:
+            found[file.name] = (store.content_sha256, store.fingerprint, store.ids)
+    for file in sorted(out.rglob("*.safetensors")):
+        found[file.name] = read_probe(file).sha256
+    return found
+
+
+@pytest.mark.slow
+def test_dry_run_lines_give_the_same_files_when_pasted(tiny: Path) -> None:
+    lines = shell_lines(_load(tiny, out="by hand's"), _load(tiny, out="by hand's").jobs, cwd=tiny)
+    assert lines[0].startswith("cd ")
+    assert not (tiny / "by hand's").exists()
+    programs = Path(sys.executable).parent
+    done = subprocess.run(
+        ["bash", "-euc", "\n".join(lines)],
+        cwd="/",
+        env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    _run(tiny)
+    assert _values(tiny / "by hand's") == _values(tiny / "out")
+    assert len(_values(tiny / "out")) == 7
+
+
+def _ncm(folder: Path, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ncm_cli", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, **options)
+
+
+@pytest.mark.slow
+def test_the_command_line(tiny: Path) -> None:
+    done = _ncm(tiny, "run", "tiny.yaml", "--out", "out", "--set", "seed=[0]")
+    assert done.returncode == 0, done.stderr
+    assert "probe" in done.stdout
+    assert "reproduced" in done.stdout
+    assert "features.h5" in done.stdout
+    assert "step 1 of 4: embed" in done.stderr
+    dry = _ncm(tiny, "run", "tiny.yaml", "--dry-run", "--out", "never")
+    assert dry.stdout.count("ncm eval") == 4
+    assert not (tiny / "never").exists()
+    parsed = json.loads(_ncm(tiny, "run", "tiny.yaml", "--out", "out", "--set", "seed=[0]", "--json").stdout)
+    assert parsed["up_to_date"] == ["embed", "probe (seed 0)", "eval (seed 0)", "eval-2 (seed 0)"]
+    strict = _ncm(tiny, "run", "tiny.yaml", "--out", "out", "--strict")
+    assert strict.returncode == 3
+    assert "1 expected value was missed" in strict.stderr
+    wrong = _ncm(tiny, "run", "tiny.yaml", "--set", "sed=1")
+    assert wrong.returncode == 3
+    assert "did you mean 'seed'" in wrong.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_anywhere_it_goes_on(tiny: Path, seed: int) -> None:
+    expected = _values_of_a_whole_run(tiny)
+    wait = float(np.random.default_rng(seed).uniform(0.2, 3.0))
+    command = [sys.executable, "-m", "ncm_cli", "run", "tiny.yaml", "--out", "killed"]
+    process = subprocess.Popen(command, cwd=tiny, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    time.sleep(wait)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = _ncm(tiny, "run", "tiny.yaml", "--out", "killed")
+    assert done.returncode == 0, done.stderr
+    assert _values(tiny / "killed") == expected
+    assert not [path for path in (tiny / "killed").iterdir() if "partial" in path.name or "tmp" in path.name]
+
+
+def _values_of_a_whole_run(folder: Path) -> dict[str, Any]:
+    _run(folder)
+    found = _values(folder / "out")
+    shutil.rmtree(folder / "out")
+    return found
