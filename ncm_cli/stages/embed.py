@@ -76,6 +76,8 @@ def _check(options: EmbedOptions) -> None:
             "--encoder-name names what made --from-array", fix="leave it out, or add --from-array"
         )
     output = options.output
+    if options.root is not None and not options.root.is_dir():
+        raise InputError("no such folder", where=f"--root {options.root}")
     if output.is_dir():
         raise InputError("the output is a folder", where=output, fix=f"-o {output / 'features.h5'}")
     for name in ("source", "from_array", "reuse"):
@@ -143,9 +145,25 @@ class _Embedding:
         output, key = self.options.output, self.settings.journal_key()
         if self.options.fresh:
             remove_other_journal(output, key)
-        self._settle()
+        with contextlib.ExitStack() as stack:
+            # An unfinished run of other settings is refused before a model is loaded.
+            journal = stack.enter_context(open_journal(output, key, create=False))
+            self._settle()
+            plan = self._plan()
+            pending = plan.pending()
+            if pending and journal is None:
+                journal = stack.enter_context(open_journal(output, key, create=True))
+            outcome = Outcome()
+            if journal is not None and pending and not self._all_still_bad(pending, plan, outcome):
+                outcome = self._make(pending, plan, journal)
+            written = self._write(plan, journal, outcome)
+            if journal is not None:
+                journal.discard()
+        return self._report(plan, outcome, pending, written)
+
+    def _plan(self) -> Plan:
         assert self.manifest.files is not None
-        plan = plan_from_stores(
+        return plan_from_stores(
             self.manifest,
             self.manifest.files,
             self.old,
@@ -153,15 +171,6 @@ class _Embedding:
             verify_content=self.options.verify_content,
             reporter=self.reporter,
         )
-        pending = plan.pending()
-        outcome = Outcome()
-        with open_journal(output, key, needed=bool(pending)) as journal:
-            if journal is not None and pending and not self._all_still_bad(pending, plan, outcome):
-                outcome = self._make(pending, plan, journal)
-            written = self._write(plan, journal, outcome)
-            if journal is not None:
-                journal.discard()
-        return self._report(plan, outcome, pending, written)
 
     def _settle(self) -> None:
         """Find the encoder's description, loading the model only where no store tells it."""

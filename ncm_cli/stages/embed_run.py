@@ -189,18 +189,18 @@ def gathered(
 
 
 @contextlib.contextmanager
-def open_journal(output: Path, key: dict[str, Any], *, needed: bool) -> Iterator[Journal | None]:
-    """The journal of an output while the block runs; None where none is needed and none was left behind.
+def open_journal(output: Path, key: dict[str, Any], *, create: bool) -> Iterator[Journal | None]:
+    """The journal of an output while the block runs; None where none was left behind, unless ``create``.
 
     An empty one is removed again, whatever its settings were: nothing is lost by that.
     """
     folder = journal_folder(output)
-    if not needed and not folder.exists():
-        yield None
-        return
     log = folder / "rows.log"
     if folder.exists() and not (log.exists() and log.stat().st_size):
         _remove_journal(folder)
+    if not create and not folder.exists():
+        yield None
+        return
     with Journal.open(output, key) as journal:
         try:
             yield journal

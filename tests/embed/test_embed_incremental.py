@@ -267,8 +267,10 @@ def test_an_unfinished_run_of_other_settings_is_refused_until_fresh(
         interrupt_after(patch, 1)
         with pytest.raises(KeyboardInterrupt):
             pictures.embed(batch_size="4")
-    with pytest.raises(MismatchError, match="interrupted run with other settings") as caught:
-        pictures.embed(batch_size="4", model="pixels:3")
+    with monkeypatch.context() as patch:
+        patch.setattr("ncm_cli.stages.embed.load_encoder", lambda *_, **__: pytest.fail("loaded a model"))
+        with pytest.raises(MismatchError, match="interrupted run with other settings") as caught:
+            pictures.embed(batch_size="4", model="pixels:3")
     assert "pixels:2" in str(caught.value) and "pixels:3" in str(caught.value)
     assert pictures.embed(model="pixels:3", fresh=True).rows == 8
 
@@ -295,6 +297,29 @@ with writer_lock(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()
 """
+
+
+def test_another_library_version_keeps_rows_of_an_equal_fingerprint(
+    make_pictures: Any, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ncm_cli.stages import embed as stage
+
+    pictures = make_pictures(5)
+    plain = stage.request_key
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "request_key", lambda request: plain(request) | {"libraries": {"pillow": "0.1"}})
+        pictures.embed()
+    decoded.clear()
+    report = pictures.embed()
+    assert report.written and (report.new, report.reused) == (0, 5) and decoded == []
+    assert not pictures.embed().written
+
+
+def test_a_root_that_is_not_there_is_named(make_pictures: Any) -> None:
+    pictures = make_pictures(2)
+    with pytest.raises(InputError, match="no such folder") as caught:
+        pictures.embed(root=pictures.folder / "absent")
+    assert "--root" in str(caught.value)
 
 
 def test_a_second_writer_is_refused(make_pictures: Any) -> None:

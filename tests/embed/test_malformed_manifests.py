@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -78,6 +79,7 @@ options = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=mostly(tables(), st.binary(max_size=80)).flatmap(lambda chosen: chosen), chosen=options)
 def test_300_malformed_manifests_are_read_or_refused(data: bytes, chosen: dict) -> None:
