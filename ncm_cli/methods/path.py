@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ncm_cli.errors import InputError
 from ncm_cli.methods import logistic, ridge
 from ncm_cli.methods.curvature import Data, Preconditioner
+from ncm_cli.methods.threads import blas_threads
 from ncm_cli.options.fit import MAX_ITER, TOLERANCE
 
 Array = NDArray[np.float64]
@@ -115,29 +116,30 @@ def fit_path(
     decays = list(dict.fromkeys(float(decay) for decay in weight_decays))
     _check(rows, y, n_classes, basis, ranks, decays, task)
     weights = np.ones(len(X)) if weights is None else weights / weights.mean()
-    design = Design.rotate(rows, basis[:, : ranks[-1]], weights, ones=task != "regression")
-    if task == "regression":
-        return _ridge_path(design, np.asarray(y, np.float64), weights, basis, ranks, decays, advance)
-    codes = np.asarray(y, np.int64)
-    targets = codes[:, None] == (np.array([1]) if n_classes == 2 else np.arange(n_classes))[None, :]
-    data = Data(design.A, targets.astype(np.float64), weights)
-    limit = tolerance * float(np.sqrt(np.einsum("np,np,n->", design.A, design.A, weights) / len(X)))
-    fits: dict[tuple[int, float], Fit] = {}
-    for group, solution in _solve(data, design, ranks, decays, limit, max_iter):
-        for j, (rank, decay) in enumerate(group):
-            weight, bias = design.fold(solution.B[:, j], basis[:, :rank])
-            fits[rank, decay] = Fit(
-                rank,
-                decay,
-                weight,
-                bias,
-                bool(solution.converged[j]),
-                int(solution.iterations[j]),
-                float(solution.gradient_norm[j]),
-            )
-        if advance:
-            advance(len(group))
-    return [fits[rank, decay] for rank in ranks for decay in decays]
+    with blas_threads(rows.size):
+        design = Design.rotate(rows, basis[:, : ranks[-1]], weights, ones=task != "regression")
+        if task == "regression":
+            return _ridge_path(design, np.asarray(y, np.float64), weights, basis, ranks, decays, advance)
+        codes = np.asarray(y, np.int64)
+        targets = codes[:, None] == (np.array([1]) if n_classes == 2 else np.arange(n_classes))[None, :]
+        data = Data(design.A, targets.astype(np.float64), weights)
+        limit = tolerance * float(np.sqrt(np.einsum("np,np,n->", design.A, design.A, weights) / len(X)))
+        fits: dict[tuple[int, float], Fit] = {}
+        for group, solution in _solve(data, design, ranks, decays, limit, max_iter):
+            for j, (rank, decay) in enumerate(group):
+                weight, bias = design.fold(solution.B[:, j], basis[:, :rank])
+                fits[rank, decay] = Fit(
+                    rank,
+                    decay,
+                    weight,
+                    bias,
+                    bool(solution.converged[j]),
+                    int(solution.iterations[j]),
+                    float(solution.gradient_norm[j]),
+                )
+            if advance:
+                advance(len(group))
+        return [fits[rank, decay] for rank in ranks for decay in decays]
 
 
 def _check(

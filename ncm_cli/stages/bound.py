@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.methods import bound as theory
 from ncm_cli.methods import bound_intervals, bound_noise
+from ncm_cli.methods.threads import blas_threads
 from ncm_cli.options.bound import BoundOptions
 from ncm_cli.options.spec import as_json
 from ncm_cli.progress import SILENT, Reporter
@@ -114,7 +115,8 @@ def bound(options: BoundOptions, *, reporter: Reporter = SILENT) -> BoundReport:
         if options.pairs:
             pairs_store = bound_pairs.read_matching_pairs(options.pairs, options.probe, probe)
             fitted = bound_pairs.fit_pairs(pairs_store, probe)
-        report = _compute(options, probe, features, oracle, fitted, reporter)
+        with blas_threads(oracle.test.size):
+            report = _compute(options, probe, features, oracle, fitted, reporter)
     if options.output:
         write_result(options.output, "bound", report.to_json())
     return report
