@@ -92,6 +92,10 @@ _BUILDERS = {
 }
 
 
+SUMMARIES = {name: builder.summary for name, builder in _BUILDERS.items()}
+"""What each builder makes, in a sentence."""
+
+
 def register(app: typer.Typer) -> None:
     """Add the command and its builders to the tree."""
     group = typer.Typer(

@@ -1,0 +1,74 @@
+"""The command reference of the README, made from the same declarations as ``--help``.
+
+``python tests/reference.py`` rewrites it; a test checks that it is up to date.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ncm_cli.cli.data_ import SUMMARIES
+from ncm_cli.cli.summaries import COMMANDS
+from ncm_cli.options.info import InfoOptions
+from ncm_cli.options.registry import BUILDERS, STEPS, builder_options, step_options
+from ncm_cli.options.run import RunOptions
+from ncm_cli.options.spec import Field, fields_of
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+START, END = "<!-- reference -->\n", "<!-- end of reference -->"
+
+
+def commands() -> dict[str, tuple[str, type]]:
+    """Each command line's words, with its sentence and its options."""
+    others = {"info": InfoOptions, "run": RunOptions}
+    found: dict[str, tuple[str, type]] = {}
+    for name, sentence in COMMANDS.items():
+        if name == "data":
+            for builder in BUILDERS:
+                found[f"data {builder}"] = (SUMMARIES[builder], builder_options(builder))
+        else:
+            found[name] = (sentence, step_options(name) if name in STEPS else others[name])
+    return found
+
+
+def reference() -> str:
+    """The whole section, in Markdown."""
+    return "\n".join(_section(name, *rest) for name, rest in commands().items())
+
+
+def _section(name: str, sentence: str, options: type) -> str:
+    rows = [f"| `{_name(field)}` | {_default(field)} | {_help(field)} |" for field in fields_of(options)]
+    head = ["", f"### `ncm {name}`", "", sentence, "", "| option | default | meaning |", "|---|---|---|"]
+    return "\n".join([*head, *rows])
+
+
+def _name(field: Field) -> str:
+    if field.spec.positional:
+        return field.spec.metavar or field.name.upper()
+    return ", ".join([*field.spec.flags, field.flag])
+
+
+def _default(field: Field) -> str:
+    if field.required:
+        return "required"
+    if field.default is None or field.default == ():
+        return ""
+    return f"`{str(field.default).lower() if field.type is bool else field.default}`"
+
+
+def _help(field: Field) -> str:
+    choices = f" (`{'`, `'.join(field.spec.choices)}`)" if field.spec.choices else ""
+    repeated = " May be repeated." if field.repeated and "repeated" not in field.spec.help else ""
+    return (field.spec.help + choices + repeated).replace("|", "\\|").replace("\n", " ")
+
+
+def parts(text: str) -> tuple[str, str, str]:
+    """What is before the reference, the reference, and what is after it."""
+    before, rest = text.split(START)
+    middle, after = rest.split(END)
+    return before, middle, after
+
+
+if __name__ == "__main__":
+    before, _, after = parts(README.read_text(encoding="utf-8"))
+    README.write_text(before + START + reference() + "\n\n" + END + after, encoding="utf-8")

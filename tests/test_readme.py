@@ -1,0 +1,130 @@
+"""The README says what is true: its reference is current, its links lead somewhere, its examples run."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ncm_cli.cli.main import run
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+_spec = importlib.util.spec_from_file_location("reference", Path(__file__).with_name("reference.py"))
+assert _spec and _spec.loader
+reference = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(reference)
+
+
+def test_the_reference_is_current() -> None:
+    _, shown, _ = reference.parts(README)
+    assert shown.strip() == reference.reference().strip(), "run: python tests/reference.py"
+
+
+@pytest.mark.parametrize("name", list(reference.commands()))
+def test_help_shows_every_option_and_two_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*name.split(), "--help"]) == 0
+    shown = capsys.readouterr().out
+    for field in reference.fields_of(reference.commands()[name][1]):
+        assert field.spec.positional or field.flag in shown, field.flag
+    assert "Examples:" in shown
+    assert len(re.findall(rf"^\s+ncm {name}\b", shown, flags=re.MULTILINE)) >= 2
+    assert "Next:" in shown
+
+
+def test_links_lead_somewhere() -> None:
+    headings = re.findall(r"^#+ (.+)$", README, flags=re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+    for target in re.findall(r"\]\(([^)]+)\)", README):
+        if target.startswith("#"):
+            assert target[1:] in anchors, target
+        elif not target.startswith("http"):
+            assert (ROOT / target).exists(), target
+
+
+def example(name: str, language: str) -> str:
+    """The code of the block that follows ``<!-- example: NAME -->``."""
+    found = re.search(rf"<!-- example: {name} -->\n```{language}\n(.*?)```", README, flags=re.DOTALL)
+    assert found, f"no example {name}"
+    return found[1]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two domains of two labels: the label is the shape, the domain is the colour of the ground."""
+    rng = np.random.default_rng(0)
+    for domain, ground in (("day", 200), ("night", 30)):
+        for label in ("bar", "dot"):
+            folder = tmp_path / "photos" / domain / label
+            folder.mkdir(parents=True)
+            for i in range(40):
+                pixels = np.full((32, 32, 3), ground, np.uint8)
+                x, y = rng.integers(4, 20, size=2)
+                width, height = (4, 12) if label == "bar" else (7, 7)
+                pixels[y : y + height, x : x + width] = 255 - ground
+                pixels = np.clip(pixels + rng.normal(0, 8, pixels.shape), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i:02}.png")
+    shutil.copytree(tmp_path / "photos" / "night" / "dot", tmp_path / "new-photos")
+    return tmp_path
+
+
+def shell(command: list[str], folder: Path, script: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command in ``folder`` with ``ncm`` on the path; CLIP's weights can't be had in a test."""
+    tools = folder / "bin"
+    tools.mkdir(exist_ok=True)
+    ncm = tools / "ncm"
+    ncm.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ncm_cli "$@"\n')
+    ncm.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+    return subprocess.run(
+        command, cwd=folder, env=environment, input=script, capture_output=True, text=True, check=False
+    )
+
+
+def without_clip(text: str) -> str:
+    """The same lines with an encoder that needs no weights."""
+    return re.sub(r"(ncm embed \S+)", r"\1 --model pixels:16", text)
+
+
+@pytest.mark.slow
+def test_the_tour_runs(photos: Path) -> None:
+    done = shell(["bash", "-euo", "pipefail"], photos, without_clip(example("tour", "bash")))
+    assert done.returncode == 0, done.stderr
+    assert "worst group" in done.stdout
+    assert len((photos / "predictions.csv").read_text().splitlines()) == 41
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("make") is None, reason="make isn't installed")
+def test_the_makefile_runs_once(photos: Path) -> None:
+    (photos / "Makefile").write_text(without_clip(example("makefile", "make")))
+    first = shell(["make"], photos)
+    assert first.returncode == 0, first.stderr
+    assert (photos / "result.json").exists()
+    second = shell(["make"], photos)
+    assert second.returncode == 0
+    assert "ncm" not in second.stdout
+    assert "up to date" in second.stdout
+
+
+def python_examples() -> list[str]:
+    return re.findall(r"<!-- example: python -->\n```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+@pytest.mark.slow
+def test_python_examples_run(photos: Path) -> None:
+    tour = without_clip(example("tour", "bash"))
+    assert shell(["bash", "-euo", "pipefail"], photos, tour).returncode == 0
+    assert python_examples()
+    for code in python_examples():
+        done = shell([sys.executable, "-W", "error"], photos, code)
+        assert done.returncode == 0, f"{code}\n{done.stderr}"
