@@ -207,9 +207,11 @@ def known_rows(store: FeatureStore, target: Target, mask: Mask, name: str, repor
     missing = np.flatnonzero(mask & ~known)
     if missing.size:
         column = store.column(target.name)
-        texts = {column.text()[row] for row in missing} if isinstance(column, Column) else set()
-        texts.discard("")
-        unseen = f" or with a class that training lacks ({listing(sorted(texts))})" if texts else ""
+        texts: list[str] = []
+        if isinstance(column, Column):
+            codes = np.unique(column.codes[missing])
+            texts = [column.categories[code] for code in codes if code >= 0]
+        unseen = f" or with a class that training lacks ({listing(texts)})" if texts else ""
         reporter.warn(
             f"{missing.size:,} {name} rows without a {target.name}{unseen} are left out, "
             f"such as {store.ids[missing[0]]!r}"
