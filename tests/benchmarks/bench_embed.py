@@ -87,37 +87,41 @@ def main() -> None:
     parser.add_argument(
         "--smoke", action="store_true", help="small generated pictures and the pixels encoder"
     )
-    parser.add_argument("--skip-memory", action="store_true", help="only the re-run")
+    parser.add_argument(
+        "--memory-model",
+        default="",
+        help="compare memory with this model and random weights, if time is short",
+    )
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         paths = generated(folder, 200) if asked.smoke else pacs()
-        weights = [] if asked.smoke else ["--pretrained", checkpoint(folder)]
-        model = (
-            ["--model", "pixels:8"] if asked.smoke else ["--model", "timm:tf_efficientnet_lite0", *weights]
-        )
-        line = ["embed", manifest(folder, paths, 1), "-o", folder / "features.h5", *model, "--device", "cpu"]
-        first, small = run(*line)
-        again = min(run(*line)[0] for _ in range(3))
+        model = ["--model", "pixels:8"]
+        if not asked.smoke:
+            model = ["--model", "timm:tf_efficientnet_lite0", "--pretrained", str(checkpoint(folder))]
+        once = manifest(folder, paths, 1)
+        small = None
+        if not asked.memory_model:
+            small = compare_times(once, folder / "features.h5", model, len(paths))
+        else:
+            model = ["--model", asked.memory_model, "--random-init"]
+        if small is None:
+            _, small = run("embed", once, "-o", folder / "few.h5", *model)
+        _, large = run("embed", manifest(folder, paths, REPEATS), "-o", folder / "many.h5", *model)
+        growth = 100 * (large / small - 1)
         print(
-            f"{model[1]}, {len(paths):,} images: first run {first:.2f} s, {len(paths) / first:,.0f} images/s"
+            f"{model[1]}, peak memory: {small:,.0f} MiB for {len(paths):,} images, {large:,.0f} MiB for "
+            f"{REPEATS * len(paths):,}: {growth:+.1f} %"
         )
-        print(f"unchanged re-run {again:.2f} s: {first / again:.0f} times faster")
-        if asked.skip_memory:
-            return
-        many = [
-            "embed",
-            manifest(folder, paths, REPEATS),
-            "-o",
-            folder / "many.h5",
-            *model,
-            "--device",
-            "cpu",
-        ]
-        _, large = run(*many)
-        count = REPEATS * len(paths)
-        print(f"peak memory: {small:,.0f} MiB for {len(paths):,} images, {large:,.0f} MiB for {count:,}: "
-              f"{100 * (large / small - 1):+.1f} %")  # fmt: skip
+
+
+def compare_times(source: Path, output: Path, model: list[str], count: int) -> float:
+    """Print the first run beside the unchanged one; returns the first one's peak memory in MiB."""
+    first, peak = run("embed", source, "-o", output, *model)
+    again = min(run("embed", source, "-o", output, *model)[0] for _ in range(3))
+    print(f"{model[1]}, {count:,} images: first run {first:.2f} s, {count / first:,.0f} images/s")
+    print(f"unchanged re-run {again:.2f} s: {first / again:.0f} times faster", flush=True)
+    return peak
 
 
 if __name__ == "__main__":
