@@ -89,7 +89,9 @@ def _cell(row: dict[str, Any], metric: str) -> str | None:
     mean, sd = row["metrics"][metric], row["sd"][metric]
     if mean != mean:
         return None
-    return f"{mean:.3f}" if sd != sd else f"{mean:.3f}±{sd:.3f}"
+    # No zero before the point: five rules must fit 80 columns.
+    parts = [mean] if sd != sd else [mean, sd]
+    return "±".join(f"{part:.3f}".removeprefix("0") for part in parts)
 
 
 def _hyper(row: dict[str, Any]) -> str:

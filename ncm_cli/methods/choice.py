@@ -82,7 +82,9 @@ class Pick:
         """(metrics,) standard deviation over seeds (n − 1); NaN with one seed."""
         if len(self.values) < 2:
             return np.full(self.values.shape[1], np.nan)
-        return np.asarray(self.values.std(axis=0, ddof=1), np.float64)
+        found = np.asarray(self.values.std(axis=0, ddof=1), np.float64)
+        # Equal values differ from their mean by its rounding.
+        return np.where(found < 1e-12, 0.0, found)
 
 
 def pick_trial(history: Array, diverged: NDArray[np.bool_], trials: Sequence[int], rule: Rule) -> Pick | None:
