@@ -11,6 +11,7 @@ from typing import Any
 
 from ncm_cli.options.registry import BUILDERS, STEPS, builder_options, step_options
 from ncm_cli.options.spec import Field, fields_of
+from ncm_cli.recipe.columns import ColumnCheck
 from ncm_cli.recipe.convert import to_options
 from ncm_cli.recipe.document import Entries, Items, Node, Scalar, kind_of
 from ncm_cli.recipe.model import Job
@@ -53,6 +54,7 @@ class Steps:
         self._recipe_folder = recipe_folder
         self._out = out
         self._cwd = cwd
+        self._columns = ColumnCheck(problems)
         self._uses: list[_Use] = []
         self._written: dict[Path, str] = {}
         self._later: set[Path] = set()
@@ -165,6 +167,8 @@ class Steps:
         )
         self._check_inputs()
         self._check_outputs(job)
+        if options is not None:
+            self._columns.look_at(job, filled, template.path)
         return job if options is not None else None
 
     def _by_option(self, role: str) -> dict[str, tuple[Path, ...]]:

@@ -365,3 +365,26 @@ def test_globs_name_the_outputs_of_all_cells(tmp_path: Path) -> None:
     )
     report = _load(tmp_path, text).jobs[-1]
     assert report.inputs["results"] == tuple(tmp_path / f"runs/x/s{i}/e.json" for i in (0, 1))
+
+
+def test_columns_are_checked_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "birds.csv").write_text("name,file,species,place\n")
+    text = (
+        "name: x\nsteps:\n"
+        "  - data: {builder: digits, output: data}\n"
+        "  - embed: {source: data/manifest.csv, model: 'pixels:8', output: f.h5}\n"
+        "  - fit: {features: f.h5, train: splt=train, groups: 'label,colour', output: p.safetensors}\n"
+        "  - eval: {probe: p.safetensors, features: f.h5, where: split=test & domain!=x, output: e.json}\n"
+        "  - embed: {source: birds.csv, path_col: file, label_col: specie, output: b.h5}\n"
+        "  - fit: {features: b.h5, target: place, output: q.safetensors}\n"
+        "  - fit: {features: b.h5, target: plase, output: r.safetensors}\n"
+    )
+    found = _problems(tmp_path, text)
+    assert found == {
+        5: [
+            "steps[3].fit.train: no column of the features named 'splt'; did you mean 'split'?",
+            "steps[3].fit.groups: no column of the features named 'colour'; did you mean 'color'?",
+        ],
+        7: ["steps[5].embed.label_col: no column of the manifest named 'specie'; did you mean 'species'?"],
+        9: ["steps[7].fit.target: no column of the features named 'plase'; did you mean 'place'?"],
+    }
