@@ -12,14 +12,12 @@ import numpy as np
 from PIL import Image
 
 from ncm_cli.errors import UsageError
+from ncm_cli.options.embed import DEFAULT_MODEL as DEFAULT_MODEL
+from ncm_cli.options.embed import DEFAULT_PRETRAINED as DEFAULT_PRETRAINED
 from ncm_cli.progress import Reporter
 
 from . import augment
 from .decode import DECODE_POLICY, MAX_PIXELS, DecodeError
-
-DEFAULT_MODEL = "ViT-B-32-quickgelu"
-DEFAULT_PRETRAINED = "openai"
-"""The weights of ``DEFAULT_MODEL`` when none are named; every other model must be told its weights."""
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 

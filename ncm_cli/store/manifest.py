@@ -119,6 +119,8 @@ def read_manifest(path: Path, choice: Choice, *, root: Path | None, with_files: 
     ids = table.column(id_col, option="--id-col" if id_col != path_col else "--path-col")
     _check_ids(ids, table, id_col)
     label = _optional(choice.label_col, "label", table, "--label-col")
+    if label is None:
+        notes.append("no column named 'label': the store has no labels (--label-col chooses another)")
     split = _optional(choice.split_col, "split", table, "--split-col")
     kept = _kept_columns(table, choice, {id_col, path_col}, label, split)
     _check_values(table, kept, label, choice.numeric)

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.options.embed import DEFAULT_MODEL, DEFAULT_PRETRAINED
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.journal import journal_folder
 
@@ -147,9 +146,3 @@ def test_a_full_disk_is_an_error_and_loses_nothing(make_pictures: Any, contents:
     assert pictures.output.read_bytes() == before
     assert not [path for path in pictures.folder.iterdir() if path.suffix == ".tmp"]
     assert ncm(*line).returncode == 0
-
-
-def test_the_default_model_is_named_alike_everywhere() -> None:
-    from ncm_cli.encoders import base
-
-    assert (base.DEFAULT_MODEL, base.DEFAULT_PRETRAINED) == (DEFAULT_MODEL, DEFAULT_PRETRAINED)

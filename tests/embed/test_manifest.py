@@ -72,6 +72,12 @@ def test_c25_a_saved_index_is_no_id_and_no_column(tmp_path: Path) -> None:
     assert list(manifest.text) == ["label"]
 
 
+def test_a_store_without_labels_is_told(tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path, "id,y\na,1\n")
+    assert manifest.label_column is None
+    assert any("no column named 'label'" in note for note in manifest.notes)
+
+
 def test_without_an_id_column_the_path_is_the_id(tmp_path: Path) -> None:
     touch(tmp_path, "a.png", "b.png")
     manifest = manifest_of(tmp_path, "path,label\na.png,x\nb.png,y\n", files=True)
