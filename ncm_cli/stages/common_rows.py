@@ -44,8 +44,8 @@ def select_rows(store: FeatureStore, options: FitOptions, *, oracle: bool, repor
             "nothing says which rows to train on",
             where=store.path,
             found=f"no split column; columns: {listing(store.columns)}",
-            fix="--train W and --val W, such as --train 'domain!=sketch'; or embed a table with a split column, "
-            "as ncm data folder writes it",
+            fix="--train W and --val W, such as --train 'domain!=sketch'; or embed a table with a split "
+            "column, as ncm data folder writes it",
         )
     train = f"{split}=train" if options.train is None else options.train
     val = _default(store, split, "val") if options.val is None else options.val
