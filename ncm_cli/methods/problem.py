@@ -68,8 +68,12 @@ class Problem:
         """(n,) codes of class, environment, group and domain together; None without any but the class."""
         if not self.codes:
             return None
-        together = torch.stack([self.targets, *self.codes.values()], 1)
-        return torch.unique(together, dim=0, return_inverse=True)[1]
+        together = self.targets.numpy()
+        for codes in self.codes.values():
+            together = together * (int(codes.max()) + 1) + codes.numpy()
+            # Renumbered at each turn, so that many columns can't overflow.
+            together = np.unique(together, return_inverse=True)[1].reshape(-1).astype(np.int64)
+        return torch.from_numpy(together)
 
     def shares(self, rows: Tensor, grouping: str, upweighted: bool) -> Tensor:
         """(B, E): each row's share in its part's risk."""
