@@ -25,6 +25,9 @@ Array = NDArray[np.float64]
 CHUNK_ELEMENTS = 4_000_000
 """Scores (rows × problems × classes) held at once: 32 MB an array."""
 
+LARGEST = 1e100
+"""Features beyond this would overflow in sums of squares."""
+
 STALE_ITERATIONS = 8
 """A chunk that took more iterations than this on average makes the next one take the curvature anew."""
 
@@ -109,12 +112,14 @@ def fit_path(
     Raises
     ------
     InputError
-        Non-finite features or targets, no rows, one class only, or a rank above m.
+        Non-finite or huge features, non-finite targets, no rows, one class only, or a rank above m.
     """
     rows: Array = np.asarray(X, np.float64)
     ranks = sorted({int(r) for r in ranks})
     decays = list(dict.fromkeys(float(decay) for decay in weight_decays))
     _check(rows, y, n_classes, basis, ranks, decays, task)
+    if not tolerance > 0 or max_iter < 1:
+        raise InputError("the tolerance must be above 0 and max_iter at least 1", found=(tolerance, max_iter))
     weights = np.ones(len(X)) if weights is None else weights / weights.mean()
     with blas_threads(rows.size):
         design = Design.rotate(rows, basis[:, : ranks[-1]], weights, ones=task != "regression")
@@ -156,6 +161,8 @@ def _check(
     bad = np.flatnonzero(~np.isfinite(X).all(axis=1))
     if bad.size:
         raise InputError("features hold NaN or an infinity", where=f"row {int(bad[0])}")
+    if np.abs(X).max(initial=0.0) > LARGEST:
+        raise InputError("features too large to be squared", found=f"up to {np.abs(X).max():.1e}")
     if not ranks or ranks[0] < 0 or ranks[-1] > basis.shape[1]:
         raise InputError(
             "a rank that the pairs don't have",

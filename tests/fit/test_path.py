@@ -204,13 +204,16 @@ def test_progress_counts_every_fit() -> None:
         ({"ranks": [-1]}, "a rank that the pairs don't have"),
         ({"weight_decays": [-1.0]}, "weight decays must be 0 or more"),
         ({"X": np.full((50, 6), np.nan)}, "NaN or an infinity"),
+        ({"X": np.full((50, 6), 1e200)}, "too large to be squared"),
+        ({"tolerance": 0.0}, "tolerance must be above 0"),
+        ({"max_iter": 0}, "max_iter at least 1"),
         ({"X": np.zeros((0, 6)), "y": np.zeros(0, int)}, "no training rows"),
         ({"task": "regression", "y": np.full(50, np.inf)}, "targets hold NaN"),
     ],
 )
 def test_bad_input_is_refused(change: dict[str, Any], message: str) -> None:
     X, y, basis = rows(50, 6, 2, seed=14, k=3)
-    given: dict[str, Any] = {"X": X, "y": y, "ranks": [0], "weight_decays": [1e-2], "task": "classification"}
-    given |= change
+    given: dict[str, Any] = {"X": X, "y": y, "n_classes": 2, "basis": basis, "ranks": [0]}
+    given |= {"weight_decays": [1e-2]} | change
     with pytest.raises(InputError, match=message):
-        fit_path(given["X"], given["y"], 2, basis, given["ranks"], given["weight_decays"], task=given["task"])
+        fit_path(**given)
