@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError
 from ncm_cli.methods.svd import svd
+from ncm_cli.methods.threads import blas_threads
 
 Array = NDArray[np.float64]
 
@@ -97,7 +98,8 @@ def spectrum(delta: NDArray[np.floating], *, magnitude: float = 0.0, eps: float 
         values, vectors = _by_gram(delta)
         floor = float(np.sqrt(d * np.finfo(np.float64).eps))
     else:
-        vectors, values, _ = svd(np.asarray(delta, np.float64))
+        with blas_threads(delta.size):
+            vectors, values, _ = svd(np.asarray(delta, np.float64))
     signs = np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(vectors.shape[1])])
     basis = np.ascontiguousarray(vectors * np.where(signs == 0, 1.0, signs))
     rounding = eps / np.sqrt(2) * magnitude * (np.sqrt(d) + np.sqrt(k))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import scipy.linalg
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
@@ -18,6 +17,9 @@ def svd(matrix: Array, *, full_matrices: bool = False) -> tuple[Array, Array, Ar
     try:
         found = np.linalg.svd(matrix, full_matrices=full_matrices)
     except np.linalg.LinAlgError:
+        # Importing scipy takes longer than all else that ncm bound does, and this is rare.
+        import scipy.linalg
+
         found = scipy.linalg.svd(matrix, full_matrices=full_matrices, lapack_driver="gesvd")
     left, values, right = found
     return left, values, right
