@@ -187,6 +187,7 @@ def _quantities(
         "bound": bound,
         "erm_bound": in_domain + penalty(norm**2 * drawn["first"]),
         "lambda_1": drawn["first"],
+        "lambda_s_next": drawn["following"],
         "distance": np.sqrt(distance_squared),
         "test_risk": drawn["test_loss"],
         "slack": bound - drawn["test_loss"],
