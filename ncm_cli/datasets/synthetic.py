@@ -4,7 +4,7 @@ Paper, appendix "Synthetic Dataset": z_inv ~ N(0, I), y = sign(z_invᵀθ_y), z_
 domain, x = g(z_inv, z_spu) with a random orthonormal g. Labels have no noise.
 
 σ_s is taken as a standard deviation. With 0.1 and 0.2 in training and 10 in test that gives ERM about .55 on
-the test domain, as published; as a variance it would be .75 or more.
+the test domain, as published; as a variance it would be above .7.
 
 A row keeps its exogenous noise u in every domain: z_spu = y/|I| + σ_s u. So a row has an exact twin in each
 other domain, and twins differ by (σ − σ')u in the spurious subspace only.
