@@ -1,7 +1,6 @@
 """scikit-learn estimators of noisy counterfactual matching.
 
-Differences of pairs are rows here, as everything is in scikit-learn: ``pairs`` is (k, d), the transpose of
-the ``delta`` (d, k) in a pair store.
+Differences of pairs come as in the paper and in a pair store: ``delta`` (d, k), one column a pair.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from sklearn.base import (
 )
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from ncm_cli.errors import InputError
 from ncm_cli.methods.path import Fit, fit_path
@@ -133,8 +132,7 @@ class NCMClassifier(ClassifierMixin, _Linear):
     Notes
     -----
     In a Pipeline, pairs must be given in the space that the classifier sees. GridSearchCV passes ``pairs`` on
-    whole, except when there are exactly as many pairs as rows: it then takes them for one value a row and
-    gives each fold its share.
+    whole, except when there are exactly as many rows as features: it then takes them for one value a row.
 
     Examples
     --------
@@ -143,7 +141,7 @@ class NCMClassifier(ClassifierMixin, _Linear):
     >>> rng = np.random.default_rng(0)
     >>> y = rng.integers(2, size=200)
     >>> X = rng.normal(size=(200, 5)) + 3 * y[:, None] * np.eye(5)[0] + y[:, None] * np.eye(5)[1]
-    >>> pairs = rng.normal(size=(20, 1)) * np.eye(5)[0]  # they differ in the first feature only
+    >>> pairs = np.eye(5)[:, :1] * rng.normal(size=20)  # they differ in the first feature only
     >>> model = NCMClassifier().fit(X, y, pairs=pairs)
     >>> model.rank_, bool(abs(model.coef_[0, 0]) < 1e-9)
     (1, True)
@@ -156,7 +154,7 @@ class NCMClassifier(ClassifierMixin, _Linear):
         pairs: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
     ) -> NCMClassifier:
-        """Fit on rows X (n, d) and classes y; ``pairs`` (k, d) holds one difference a row."""
+        """Fit on rows X (n, d) and classes y; ``pairs`` (d, k) holds one difference a column."""
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(labels)
         self.classes_, codes = np.unique(labels, return_inverse=True)
@@ -201,7 +199,7 @@ class NCMRegressor(RegressorMixin, _Linear):
         pairs: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
     ) -> NCMRegressor:
-        """Fit on rows X (n, d) and values y (n,); ``pairs`` (k, d) holds one difference a row."""
+        """Fit on rows X (n, d) and values y (n,); ``pairs`` (d, k) holds one difference a column."""
         rows, values = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         self._fit(rows, np.asarray(values, np.float64), 0, pairs, sample_weight)
         self.coef_, self.intercept_ = self.coef_[0], self.intercept_[0]
@@ -214,6 +212,9 @@ class NCMRegressor(RegressorMixin, _Linear):
 
 class SpuriousProjection(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     """Removes from features the top directions of pairs' differences: ``x - Q Q^T x``.
+
+    It is fitted on differences, not on rows: in a Pipeline, wrap a fitted one in scikit-learn's
+    ``FrozenEstimator``.
 
     Parameters
     ----------
@@ -231,14 +232,15 @@ class SpuriousProjection(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     def __init__(self, rank: int | None = None) -> None:
         self.rank = rank
 
-    def fit(self, X: ArrayLike, y: object = None) -> SpuriousProjection:
-        """Find the directions of the differences X (k, d), one a row."""
-        delta = validate_data(self, X, dtype=np.float64)
+    def fit(self, delta: ArrayLike, y: object = None) -> SpuriousProjection:
+        """Find the directions of the differences ``delta`` (d, k), one a column."""
+        columns = check_array(delta, dtype=np.float64)
         try:
-            found = spectrum(delta.T)
+            found = spectrum(columns)
             self.rank_ = _resolve_rank(self.rank, found)
         except InputError as error:
             raise ValueError(str(error)) from error
+        self.n_features_in_ = len(columns)
         self.basis_ = found.basis[:, : self.rank_]
         self.singular_values_ = found.singular_values[: found.rank]
         return self
@@ -252,16 +254,16 @@ class SpuriousProjection(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 def _spectrum_of(pairs: ArrayLike | None, d: int) -> Spectrum:
     if pairs is None:
         return spectrum(np.zeros((d, 0)))
-    rows = np.asarray(pairs, np.float64)
-    if rows.ndim != 2 or rows.shape[1] != d:
-        turned = rows.ndim == 2 and rows.shape[0] == d
+    delta = np.asarray(pairs, np.float64)
+    if delta.ndim != 2 or delta.shape[0] != d:
+        turned = delta.ndim == 2 and delta.shape[1] == d
         raise InputError(
             "pairs have another number of features than X",
-            found=f"shape {rows.shape}",
-            expected=f"(k, {d}): one difference a row",
+            found=f"shape {delta.shape}",
+            expected=f"({d}, k): one difference a column",
             fix="pairs.T" if turned else None,
         )
-    return spectrum(rows.T)
+    return spectrum(delta)
 
 
 def _resolve_rank(asked: int | None, found: Spectrum) -> int:
