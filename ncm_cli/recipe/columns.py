@@ -58,6 +58,14 @@ class ColumnCheck:
         (features,) = job.inputs.get("features", (None,))[:1]
         known = None if features is None else self._stores.get(features)
         self._require(job, written, path, FILTERS + LISTS, known, "of the features")
+        self._require_apart(job, written, path)
+
+    def _require_apart(self, job: Job, written: Entries, path: str) -> None:
+        """Validation rows that are the test rows would make the choice look better than it is."""
+        val, test = (getattr(job.options, name, None) for name in ("val", "test"))
+        if job.kind in ("fit", "sweep") and val and (val or "").split() == (test or "split=test").split():
+            line = written.key_lines.get("val", written.line)
+            self._problems.add(line, f"{path}.val", f"the validation rows are the test rows: {val}")
 
     def _manifest_columns(self, job: Job) -> Columns | None:
         (source,) = job.inputs["source"]

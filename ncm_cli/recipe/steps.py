@@ -41,6 +41,8 @@ class _Use:
     path: Path
     key_path: str
     line: int
+    made: bool = False
+    """Whether a step of the recipe writes it."""
 
 
 class Steps:
@@ -179,17 +181,21 @@ class Steps:
         return found
 
     def _path_of(self, field: Field, node: Scalar, key_path: str) -> Path:
+        made = False
         if field.spec.role == "output":
             if Path(node.text) == STDOUT:
                 return STDOUT
             path = self._in_out(node)
         else:
             path = self._in_out(node)
-            if not self._is_written(path, self._later):
+            # What --set names is meant from the current folder, if it is there.
+            given = node.base is not None and self._outside(node).exists()
+            made = not given and self._is_written(path, self._later)
+            if not made:
                 path = self._outside(node)
                 if field.spec.role == "name-or-input" and not path.is_file():
                     return Path(node.text)
-        self._uses.append(_Use(field, path, key_path, node.line))
+        self._uses.append(_Use(field, path, key_path, node.line, made))
         return self.shown(path)
 
     def shown(self, path: Path) -> Path:
@@ -238,9 +244,9 @@ class Steps:
 
     def _check_inputs(self) -> None:
         for use in self._uses:
-            if use.field.spec.role == "output" or self._is_written(use.path, self._written):
+            if use.field.spec.role == "output" or (use.made and self._is_written(use.path, self._written)):
                 continue
-            if self._is_written(use.path, self._later):
+            if use.made:
                 what = f"{self.shown(use.path)} is read here, but only a later step writes it"
                 self._problems.add(use.line, use.key_path, what)
             elif not use.path.exists():

@@ -355,3 +355,11 @@ def _values_of_a_whole_run(folder: Path) -> dict[str, Any]:
     found = _values(folder / "out")
     shutil.rmtree(folder / "out")
     return found
+
+
+def test_c37_rows_used_for_choosing_are_flagged_in_the_table(tiny: Path) -> None:
+    assert not _run(tiny, "decay='1e-2,1e-1'").outcome.rows[0].seen
+    (tiny / "tiny.yaml").write_text(RECIPE + "table: {test: split=test, test again: split=val}\n")
+    (row,) = _run(tiny, "decay='1e-2,1e-1'").outcome.rows
+    assert row.rule == "in-domain"
+    assert row.seen

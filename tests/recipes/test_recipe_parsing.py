@@ -388,3 +388,28 @@ def test_columns_are_checked_before_anything_runs(tmp_path: Path) -> None:
         7: ["steps[5].embed.label_col: no column of the manifest named 'specie'; did you mean 'species'?"],
         9: ["steps[7].fit.target: no column of the features named 'plase'; did you mean 'place'?"],
     }
+
+
+def test_c37_validation_rows_that_are_the_test_rows(tmp_path: Path) -> None:
+    text = (
+        f"name: x\nsteps:{STEPS}"
+        "  - fit: {features: features.h5, val: split=test, output: p.safetensors}\n"
+        "  - sweep: {features: features.h5, val: split=val, test: split=val, output: s.json}\n"
+        "  - fit: {features: features.h5, val: split=val, output: q.safetensors}\n"
+    )
+    found = _problems(tmp_path, text)
+    assert found == {
+        5: ["steps[3].fit.val: the validation rows are the test rows: split=test"],
+        6: ["steps[4].sweep.val: the validation rows are the test rows: split=val"],
+    }
+
+
+def test_what_set_names_is_not_taken_from_the_runs_folder(tmp_path: Path) -> None:
+    text = (
+        "name: x\nvars: {where: null}\nsteps:\n"
+        "  - data: {builder: pacs, pacs: ${where}, output: data}\n"
+        "  - embed: {source: data/manifest.csv, root: ., model: 'pixels:8', output: f.h5}\n"
+    )
+    first, second = _load(tmp_path, text, sets=["where=."]).jobs
+    assert first.inputs["pacs"] == (tmp_path,)
+    assert second.inputs["root"] == (tmp_path / "runs" / "x",)

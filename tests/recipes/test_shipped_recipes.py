@@ -1,0 +1,167 @@
+"""The recipes that come with the project: all are valid, and the quick one is right."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ncm_cli.pipeline import run, shell_lines
+from ncm_cli.recipe import Recipe, load
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+
+INPUTS = {
+    "colored_mnist": ("mnist",),
+    "colored_mnist_pixels": ("mnist",),
+    "digits": (),
+    "pacs": ("pacs",),
+    "studies": ("mnist",),
+    "synthetic": (),
+    "waterbirds_cf": ("waterbirds", "cub", "places"),
+}
+"""The variables that must be given."""
+
+
+def test_every_recipe_is_listed() -> None:
+    assert sorted(INPUTS) == sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def _load(name: str, tmp_path: Path, *sets: str) -> Recipe:
+    given = [f"{variable}=." for variable in INPUTS[name]]
+    return load(RECIPES / f"{name}.yaml", cwd=tmp_path, sets=[*given, *sets])
+
+
+@pytest.mark.parametrize("name", sorted(INPUTS))
+def test_a_recipe_is_valid_and_has_shell_lines(name: str, tmp_path: Path) -> None:
+    recipe = _load(name, tmp_path)
+    lines = shell_lines(recipe, recipe.jobs, cwd=tmp_path)
+    assert len(lines) == len(recipe.jobs) + 2
+    assert all(line.startswith("ncm ") for line in lines[2:])
+    assert recipe.expect
+    assert all(one.source for one in recipe.expect)
+
+
+@pytest.mark.parametrize("name", sorted(set(INPUTS) - {"synthetic"}))
+def test_the_quick_variant_is_smaller(name: str, tmp_path: Path) -> None:
+    whole, quick = _load(name, tmp_path), _load(name, tmp_path, "quick=true")
+    assert len(quick.jobs) <= len(whole.jobs)
+    assert [job.options for job in quick.jobs] != [job.options for job in whole.jobs]
+
+
+@pytest.mark.parametrize("name", sorted(name for name, inputs in INPUTS.items() if inputs))
+def test_a_recipe_says_what_must_be_given(name: str, tmp_path: Path) -> None:
+    from ncm_cli.recipe.problems import RecipeError
+
+    if INPUTS[name] == ("mnist",):
+        # Without --mnist the step says itself that --download is the other way.
+        recipe = load(RECIPES / f"{name}.yaml", cwd=tmp_path)
+        assert recipe.jobs[0].options.mnist is None
+        return
+    with pytest.raises(RecipeError) as caught:
+        load(RECIPES / f"{name}.yaml", cwd=tmp_path)
+    assert "use --set NAME=VALUE" in str(caught.value)
+
+
+@pytest.mark.slow
+def test_digits_by_hand_gives_the_recipes_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    by_hand = load(RECIPES / "digits.yaml", out=Path("hand"), sets=["quick=true"], cwd=tmp_path)
+    programs = Path(sys.executable).parent
+    done = subprocess.run(
+        ["bash", "-euc", "\n".join(shell_lines(by_hand, by_hand.jobs))],
+        env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report = run(load(RECIPES / "digits.yaml", out=Path("run"), sets=["quick=true"], cwd=tmp_path))
+    assert report.exit_code == 0
+    for file in sorted((tmp_path / "run" / "seed0").glob("*.json")):
+        ours, theirs = (_numbers(json.loads(path.read_text())) for path in (file, _twin(file)))
+        assert ours == theirs
+
+
+def _twin(file: Path) -> Path:
+    return file.parents[2] / "hand" / file.parent.name / file.name
+
+
+def _numbers(value: Any) -> Any:
+    """A result without the times, paths and digests of files that name them."""
+    left_out = ("created", "path", "options", "features", "probe", "sources", "content_sha256", "sha256")
+    if isinstance(value, dict):
+        return {key: _numbers(inner) for key, inner in value.items() if key not in left_out}
+    return [_numbers(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.slow
+def test_digits_reproduce_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    report = run(load(RECIPES / "digits.yaml", out=Path("run"), cwd=tmp_path))
+    assert [verdict.state for verdict in report.outcome.verdicts] == ["reproduced"] * 3
+    rows = {row.step: row for row in report.outcome.rows}
+    assert rows["ERM"].seeds == rows["NCM"].seeds == 5
+    for name, heading, low, high in (
+        ("ERM", "in-domain", 0.82, 0.88),
+        ("ERM", "test domain", 0.0, 0.25),
+        ("NCM", "test domain", 0.60, 0.75),
+    ):
+        spread = rows[name].columns[heading]
+        assert spread is not None
+        assert low <= spread.mean <= high
+
+
+@pytest.mark.slow
+def test_pixels_quickly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mnist_dir: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    sets = [f"mnist={mnist_dir}", "quick=true", "trials=2", "epochs=3"]
+    report = run(load(RECIPES / "colored_mnist_pixels.yaml", out=Path("run"), sets=sets, cwd=tmp_path))
+    rows = {(row.step, row.method): row for row in report.outcome.rows}
+    erm, ncm = rows["ERM (exact)", "erm"].columns, rows["NCM (exact)", "ncm"].columns
+    assert erm["test"] is not None and ncm["test"] is not None
+    assert erm["test"].mean < 0.25
+    assert ncm["test"].mean > 0.60
+    assert ("sweep", "erm") in rows
+
+
+@pytest.mark.slow
+def test_waterbirds_quickly_on_a_fake_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import csv
+
+    import numpy as np
+    from PIL import Image
+
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    rows = []
+    numbers = {(0, 0, 0): 40, (0, 1, 0): 10, (1, 0, 0): 10, (1, 1, 0): 40}
+    numbers.update({(y, p, split): 8 for y in (0, 1) for p in (0, 1) for split in (1, 2)})
+    for (y, place, split), count in numbers.items():
+        for _ in range(count):
+            name = f"bird{len(rows):03d}.png"
+            picture = rng.integers(0, 60, (8, 8, 3))
+            picture[2:6, 2:6, 0] += 100 * y
+            picture[..., 2] += 150 * place
+            (tmp_path / "wb").mkdir(exist_ok=True)
+            Image.fromarray(picture.astype(np.uint8)).save(tmp_path / "wb" / name)
+            rows.append([len(rows), name, y, split, place, ""])
+    majority = [row for row in rows if row[3] == 0 and row[2] == row[4]]
+    minority = [row for row in rows if row[3] == 0 and row[2] != row[4]]
+    for a, b in zip([majority[i] for i in (*range(10), *range(40, 50))], minority, strict=True):
+        a[5] = b[5] = str(b[0])
+        b[3] = "counterfactual"
+    with (tmp_path / "wb" / "metadata.csv").open("w", newline="") as stream:
+        columns = ["img_id", "img_filename", "y", "split", "place", "cf"]
+        csv.writer(stream).writerows([columns, *rows])
+    sets = ["waterbirds=wb", "model=pixels:4", "pretrained=null", "quick=true", "device=cpu", "epochs=3"]
+    report = run(load(RECIPES / "waterbirds_cf.yaml", out=Path("run"), sets=sets, cwd=tmp_path))
+    steps = {row.step for row in report.outcome.rows}
+    assert steps == {"ERM (exact)", "NCM (exact)", "NCM (paper)", "sweep"}
+    methods = {row.method for row in report.outcome.rows if row.step == "sweep"}
+    assert {"erm", "erm+upweight", "ncm", "ncm+upweight", "groupdro", "dfr"} <= methods
