@@ -7,6 +7,10 @@ import math
 from ncm_cli.errors import UsageError
 
 
+MOST_RANKS = 100_000
+"""More than the dimensions of any embedding; a longer grid is a slip of the keyboard."""
+
+
 def parse_ranks(text: str) -> tuple[int, ...] | None:
     """``16``, ``2:24`` (both ends included), ``0:64:8``, ``0,8,56`` or a mix; None for ``auto``."""
     if text.strip() == "auto":
@@ -18,13 +22,13 @@ def parse_ranks(text: str) -> tuple[int, ...] | None:
             if not 1 <= len(numbers) <= 3 or min(numbers) < 0:
                 raise ValueError
             start, stop, step = (*numbers, numbers[0])[:2] + ((numbers[2],) if len(numbers) == 3 else (1,))
-            if step < 1 or stop < start:
+            if step < 1 or stop < start or (stop - start) // step >= MOST_RANKS:
                 raise ValueError
         except ValueError:
             raise UsageError(
                 "a rank grid that can't be read",
                 found=repr(text),
-                expected="16, or 2:24, or 0:64:8, or 0,8,56, or auto",
+                expected=f"16, or 2:24, or 0:64:8, or 0,8,56, or auto; at most {MOST_RANKS:,} ranks",
             ) from None
         ranks.update(range(start, stop + 1, step))
     return tuple(sorted(ranks))

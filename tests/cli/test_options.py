@@ -61,7 +61,7 @@ def test_ranks(text: str, ranks: tuple[int, ...] | None) -> None:
     assert parse_ranks(text) == ranks
 
 
-@pytest.mark.parametrize("text", ["", "a", "-1", "5:2", "1:2:0", "1:2:3:4", "1.5", "2:"])
+@pytest.mark.parametrize("text", ["", "a", "-1", "5:2", "1:2:0", "1:2:3:4", "1.5", "2:", "0:999999999"])
 def test_bad_ranks(text: str) -> None:
     with pytest.raises(UsageError, match="rank grid"):
         parse_ranks(text)
