@@ -7,7 +7,7 @@ import math
 from ncm_cli.errors import UsageError
 
 
-MOST_RANKS = 100_000
+MOST_VALUES = 100_000
 """More than the dimensions of any embedding; a longer grid is a slip of the keyboard."""
 
 
@@ -22,13 +22,13 @@ def parse_ranks(text: str) -> tuple[int, ...] | None:
             if not 1 <= len(numbers) <= 3 or min(numbers) < 0:
                 raise ValueError
             start, stop, step = (*numbers, numbers[0])[:2] + ((numbers[2],) if len(numbers) == 3 else (1,))
-            if step < 1 or stop < start or (stop - start) // step >= MOST_RANKS:
+            if step < 1 or stop < start or (stop - start) // step >= MOST_VALUES:
                 raise ValueError
         except ValueError:
             raise UsageError(
                 "a rank grid that can't be read",
                 found=repr(text),
-                expected=f"16, or 2:24, or 0:64:8, or 0,8,56, or auto; at most {MOST_RANKS:,} ranks",
+                expected=f"16, or 2:24, or 0:64:8, or 0,8,56, or auto; at most {MOST_VALUES:,} ranks",
             ) from None
         ranks.update(range(start, stop + 1, step))
     return tuple(sorted(ranks))
@@ -40,6 +40,8 @@ def parse_numbers(text: str) -> tuple[float, ...]:
         if text.startswith("log:"):
             low, high, count = text.removeprefix("log:").split(":")
             start, stop = math.log10(float(low)), math.log10(float(high))
+            if not 1 <= int(count) <= MOST_VALUES:
+                raise ValueError
             steps = max(int(count) - 1, 1)
             values = [10 ** (start + (stop - start) * i / steps) for i in range(int(count))]
         else:

@@ -72,7 +72,7 @@ def test_numbers_and_names() -> None:
     assert parse_numbers("1,0.1,1") == (1.0, 0.1)
     assert parse_numbers("log:1e-4:1:5") == pytest.approx((1e-4, 1e-3, 1e-2, 1e-1, 1))
     assert parse_names(" label, place,") == ("label", "place")
-    for text in ("", "x", "log:0:1:3", "nan", "log:1:2"):
+    for text in ("", "x", "log:0:1:3", "nan", "log:1:2", "log:1:2:999999999"):
         with pytest.raises(UsageError, match="numbers"):
             parse_numbers(text)
 
