@@ -96,7 +96,7 @@ def slow_pictures(pictures: Any, rows: int) -> list[object]:
     """A manifest of many rows that share one picture which takes a while to decode."""
     noise = np.random.default_rng(0).integers(0, 256, (700, 700, 3), dtype=np.uint8)
     Image.fromarray(noise).save(pictures.folder / "large.png")
-    pictures.write([{"id": f"x{i}", "path": "large.png"} for i in range(rows)])
+    pictures.write([{"id": f"x{i}", "path": "large.png", "label": "a"} for i in range(rows)])
     return ["embed", pictures.manifest, "-o", pictures.output, "--model", "pixels:2", "--batch-size", "4"]
 
 
@@ -118,7 +118,7 @@ def test_ctrl_c_ends_soon_and_says_how_to_go_on(pictures: Any) -> None:
     assert process.returncode == 130
     assert out == b"" and err.count(b"\n") == 1 and b"run the same command again" in err
     assert not pictures.output.exists()
-    pictures.write([{"id": f"x{i}", "path": "large.png"} for i in range(20)])
+    pictures.write([{"id": f"x{i}", "path": "large.png", "label": "a"} for i in range(20)])
     done = ncm(*line)
     assert done.returncode == 0 and b"going on after an interrupted run" in done.stderr
 
