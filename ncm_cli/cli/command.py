@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
-import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ncm_cli.cli.summaries import COMMANDS
-from ncm_cli.options.spec import Field, check, fields_of
+from ncm_cli.options.spec import Field, check, fields_of, refuse_replacing
 
 Handler = Callable[[Any, Any], int | None]
 """``handler(options, ui)``; a returned number other than None is the exit code."""
@@ -50,13 +48,7 @@ def add_command(
         from ncm_cli.render import Ui
 
         ui = Ui(quiet=values.pop("quiet"), verbose=values.pop("verbose"), json=values.pop("json_", False))
-        try:
-            code = handler(_build(options, fields, values), ui)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # The reader of stdout has had enough; click would make it exit code 1, which is for bugs.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return
+        code = handler(_build(options, fields, values), ui)
         if code:
             raise typer.Exit(code)
 
@@ -74,7 +66,9 @@ def add_command(
 
 def _build(options: type, fields: Sequence[Field], values: dict[str, Any]) -> Any:
     repeated = {field.name for field in fields if field.repeated}
-    return check(options(**{k: tuple(v or ()) if k in repeated else v for k, v in values.items()}))
+    made = check(options(**{k: tuple(v or ()) if k in repeated else v for k, v in values.items()}))
+    refuse_replacing(made)
+    return made
 
 
 def _parameter(field: Field) -> inspect.Parameter:
@@ -87,7 +81,8 @@ def _parameter(field: Field) -> inspect.Parameter:
         "metavar": spec.metavar,
     }
     if field.type is Path:
-        shared["show_default"] = not field.required
+        # What can't be read is bad input, as what isn't there; click would call it a usage error.
+        shared |= {"show_default": not field.required, "readable": False}
     if spec.positional:
         info: Any = typer.Argument(**shared)
     else:

@@ -57,7 +57,7 @@ class BoundOptions:
         help="Otherwise |I| counts M's eigenvalues above this share of the largest.",
     )
     bootstrap: int = option(200, group=_ESTIMATES, help="Resamples for the 95 % intervals; 0 for none.")
-    seed: int = option(0, group=_ESTIMATES, help="Seed of the resampling.")
+    seed: int = option(0, least=0, group=_ESTIMATES, help="Seed of the resampling.")
 
     ranks: str | None = option(
         None,

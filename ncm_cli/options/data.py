@@ -17,7 +17,7 @@ class ColoringOptions:
     """IRM's colouring protocol, shared by digits and ColoredMNIST."""
 
     output: Path = option(flags=("-o",), role="output", metavar="DIR", help=_OUTPUT)
-    seed: int = option(0, help="Seed of the splits, the label noise, the colours and the pairs.")
+    seed: int = option(0, least=0, help="Seed of the splits, the label noise, the colours and the pairs.")
     pairs: int = option(
         128, help="Pairs to learn from: a training digit and the same digit in the other colour."
     )
@@ -98,9 +98,9 @@ class WaterbirdsCfOptions:
     places: Path | None = option(
         None, role="input", metavar="DIR", help="Places: the folder with b/bamboo_forest, o/ocean and so on."
     )
-    seed: int = option(0, help="Seed of which birds are drawn, and of their backgrounds.")
-    landbirds: int = option(184, group="Counterfactuals", help="Landbirds to put on water.")
-    waterbirds_count: int = option(56, group="Counterfactuals", help="Waterbirds to put on land.")
+    seed: int = option(0, least=0, help="Seed of which birds are drawn, and of their backgrounds.")
+    landbirds: int = option(184, least=0, group="Counterfactuals", help="Landbirds to put on water.")
+    waterbirds_count: int = option(56, least=0, group="Counterfactuals", help="Waterbirds to put on land.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,9 +111,11 @@ class PacsOptions:
     output: Path = option(
         flags=("-o",), role="output", metavar="DIR", help="Folder to make, with manifest.csv."
     )
-    seed: int = option(0, help="Seed of the splits.")
+    seed: int = option(0, least=0, help="Seed of the splits.")
     val_fraction: float = option(0.2, help="Share of each class of each domain for validation.")
-    limit: int | None = option(None, help="At most this many images of each class of each domain, at random.")
+    limit: int | None = option(
+        None, least=1, help="At most this many images of each class of each domain, at random."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,4 +139,4 @@ class FolderOptions:
     )
     test_fraction: float = option(0.2, help="That share.")
     val_fraction: float = option(0.2, help="Share of each group's other images for validation.")
-    seed: int = option(0, help="Seed of the splits.")
+    seed: int = option(0, least=0, help="Seed of the splits.")

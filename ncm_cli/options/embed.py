@@ -95,7 +95,7 @@ class EmbedOptions:
     augment: str | None = option(
         None, help="Change each image before it is embedded, to pair it with itself.", group=_ENCODER
     )
-    seed: int = option(0, help="Seed of the augmentation and of random weights.", group=_ENCODER)
+    seed: int = option(0, least=0, help="Seed of the augmentation and of random weights.", group=_ENCODER)
     dtype: str = option(
         "float32", help="How features are stored.", choices=("float32", "float16"), group=_ENCODER
     )

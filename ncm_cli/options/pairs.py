@@ -46,7 +46,7 @@ class PairsOptions:
     a_col: str = option("id_a", help="Column of the table with the first member's id.")
     b_col: str = option("id_b", help="Column of the table with the second member's id.")
     match: str | None = option(None, help="How to make pairs without a table.", choices=MATCHES)
-    seed: int = option(0, help="Seed of every random choice.")
+    seed: int = option(0, least=0, help="Seed of every random choice.")
 
     same: str | None = option(
         None, help="Columns that both members share, such as label.", group=_MATCHING, metavar="COLUMNS"

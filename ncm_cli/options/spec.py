@@ -32,6 +32,7 @@ class Spec:
     choices: tuple[str, ...] = ()
     role: Role = "value"
     parse: Callable[[str], object] | None = None
+    least: float | None = None
 
 
 def option(
@@ -44,6 +45,7 @@ def option(
     choices: Sequence[str] = (),
     role: Role = "value",
     parse: Callable[[str], object] | None = None,
+    least: float | None = None,
 ) -> Any:
     """A field that is a long option.
 
@@ -64,6 +66,8 @@ def option(
     parse
         For text with a small grammar (ranks, filters): called once to check it before any work starts.
         The field keeps the text.
+    least
+        The smallest number allowed.
     """
     spec = Spec(
         help=help,
@@ -73,6 +77,7 @@ def option(
         choices=tuple(choices),
         role=role,
         parse=parse,
+        least=least,
     )
     return dataclasses.field(default=default, metadata={"spec": spec})
 
@@ -126,7 +131,7 @@ def fields_of(options: type) -> list[Field]:
 
 
 def check(options: Any) -> Any:
-    """The options unchanged, once choices and small grammars are known to be right."""
+    """The options unchanged, once choices, least numbers and small grammars are known to be right."""
     for field in fields_of(type(options)):
         value = getattr(options, field.name)
         if value is None:
@@ -139,9 +144,35 @@ def check(options: Any) -> Any:
                     expected=" | ".join(field.spec.choices),
                     fix=f"did you mean {close!r}?" if close else None,
                 )
+            if field.spec.least is not None and not item >= field.spec.least:
+                raise UsageError(f"{field.flag} must be at least {field.spec.least:g}", found=item)
             if field.spec.parse:
                 field.spec.parse(item)
     return options
+
+
+def refuse_replacing(options: Any) -> None:
+    """A `UsageError` if a file that is to be written is one that is read."""
+    fields = fields_of(type(options))
+    inputs = [
+        (field, path) for field in fields if field.spec.role != "output" for path in _files(options, field)
+    ]
+    for output in (
+        path for field in fields if field.spec.role == "output" for path in _files(options, field)
+    ):
+        for field, path in inputs:
+            if path.samefile(output):
+                name = field.spec.metavar or field.name.upper() if field.spec.positional else field.flag
+                raise UsageError(f"the output would replace {name}", where=output, fix="name another file")
+
+
+def _files(options: Any, field: Field) -> list[Path]:
+    """The files there are among the paths in one field."""
+    if field.spec.role == "value":
+        return []
+    value = getattr(options, field.name)
+    paths = [Path(item) for item in (value if field.repeated else (value,)) if item]
+    return [path for path in paths if path.is_file()]
 
 
 def as_json(options: Any) -> dict[str, Any]:

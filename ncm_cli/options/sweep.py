@@ -75,7 +75,7 @@ class SweepOptions:
     seeds: int = option(
         5, help="Repetitions of every configuration, with seeds from --seed on.", group=_SEARCH
     )
-    seed: int = option(0, help="First seed; also that of the random search.", group=_SEARCH)
+    seed: int = option(0, least=0, help="First seed; also that of the random search.", group=_SEARCH)
 
     train: str | None = option(
         None, help="Training rows; without it, split=train.", group=_ROWS, metavar="WHERE"
@@ -138,7 +138,7 @@ class SweepOptions:
     scale_factor: float = option(10.0, help="The rows' norm under --scaling norm.", group=_TRAINING)
     optimizer: str = option("adam", help="Optimiser.", choices=OPTIMIZERS, group=_TRAINING)
     momentum: float = option(0.0, help="Momentum of sgd.", group=_TRAINING)
-    epochs: int = option(100, help="Passes over the training rows.", group=_TRAINING)
+    epochs: int = option(100, least=1, help="Passes over the training rows.", group=_TRAINING)
     batch_size: int = option(256, help="Rows in a batch; 0 for all.", group=_TRAINING)
     evaluate_every: int = option(
         1, help="Epochs between two checkpoints; every rule picks its own.", group=_TRAINING

@@ -24,7 +24,7 @@ class SyntheticOptions:
         metavar="DIR",
         help="Folder to make: features.h5, oracle.h5, clean.h5 and a noisy-LEVEL.h5 for each noise level.",
     )
-    seed: int = option(0, help="Seed of the map, the labels' weights, the rows and the noise.")
+    seed: int = option(0, least=0, help="Seed of the map, the labels' weights, the rows and the noise.")
     noise: str = option(
         "0.1",
         metavar="LEVELS",

@@ -10,7 +10,7 @@ from typing import Any
 from ncm_cli.encoders.base import Encoder, EncoderRequest, load_encoder, request_key
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options.embed import EmbedOptions, parse_batch_size, parse_layout, parse_workers
-from ncm_cli.options.spec import as_json
+from ncm_cli.options.spec import as_json, refuse_replacing
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.stages.embed_array import embed_array
 from ncm_cli.stages.embed_plan import Plan, plan_from_stores
@@ -80,10 +80,7 @@ def _check(options: EmbedOptions) -> None:
         raise InputError("no such folder", where=f"--root {options.root}")
     if output.is_dir():
         raise InputError("the output is a folder", where=output, fix=f"-o {output / 'features.h5'}")
-    for name in ("source", "from_array", "reuse"):
-        given = getattr(options, name)
-        if given is not None and given.exists() and output.exists() and given.samefile(output):
-            raise UsageError(f"the output would replace --{name.replace('_', '-')}", where=output)
+    refuse_replacing(options)
 
 
 def _choice(options: EmbedOptions) -> Choice:

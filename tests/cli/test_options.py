@@ -10,7 +10,7 @@ import pytest
 from ncm_cli.errors import UsageError
 from ncm_cli.options.grids import parse_names, parse_numbers, parse_ranks
 from ncm_cli.options.registry import BUILDERS, STEPS, builder_options, step_options
-from ncm_cli.options.spec import argument, as_json, check, fields_of, option
+from ncm_cli.options.spec import argument, as_json, check, fields_of, option, refuse_replacing
 from ncm_cli.store.where import Term, parse_where
 
 
@@ -94,3 +94,40 @@ def test_every_option_has_help_and_a_plain_type(options: str) -> None:
         assert field.spec.help, field.name
         assert field.type in {str, int, float, bool, Path}, field.name
         assert not field.spec.help.endswith(" "), field.name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Writing:
+    source: Path = argument(help="in", role="input")
+    more: tuple[Path, ...] = option((), help="in", role="input")
+    weights: str | None = option(None, help="in", role="name-or-input")
+    output: Path = option(help="out", role="output")
+    seed: int = option(0, help="seed", least=0)
+
+
+def test_an_output_that_is_an_input_is_refused(tmp_path: Path) -> None:
+    file, other = tmp_path / "a", tmp_path / "b"
+    for path in (file, other):
+        path.write_text("x")
+    refuse_replacing(Writing(source=file, output=other))
+    refuse_replacing(Writing(source=tmp_path, output=tmp_path))
+    refuse_replacing(Writing(source=tmp_path / "new", output=tmp_path / "new", weights="openai"))
+    for options, name in (
+        (Writing(source=file, output=tmp_path / "." / "a"), "SOURCE"),
+        (Writing(source=file, more=(other,), output=other), "--more"),
+        (Writing(source=file, weights=str(other), output=other), "--weights"),
+    ):
+        with pytest.raises(UsageError, match=f"would replace {name}"):
+            refuse_replacing(options)
+
+
+def test_numbers_below_the_least_are_refused() -> None:
+    assert check(Writing(source=Path("a"), output=Path("b"), seed=0)).seed == 0
+    with pytest.raises(UsageError, match="--seed must be at least 0"):
+        check(Writing(source=Path("a"), output=Path("b"), seed=-1))
+
+
+@pytest.mark.parametrize("options", [*(s for s in STEPS if s != "data"), *BUILDERS])
+def test_no_seed_is_negative(options: str) -> None:
+    for field in fields_of(builder_options(options) if options in BUILDERS else step_options(options)):
+        assert field.name != "seed" or field.spec.least == 0
