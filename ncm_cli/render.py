@@ -69,13 +69,35 @@ def _is_utf8(stream: IO[str]) -> bool:
     return (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "") == "utf8"
 
 
+def _can_show(text: str, stream: IO[str]) -> bool:
+    """Whether a stream can show ``text``: it is UTF-8, and the text has no name of a file that isn't."""
+    if not _is_utf8(stream):
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# Names of files and values of tables may hold anything; a terminal would obey these characters.
+_CONTROL = {
+    code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"
+} | {code: f"\\u{code:04x}" for code in (0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))}
+
+
 def plain(text: str, stream: IO[str] | None = None) -> str:
-    """``text`` as the stream can show it: box drawing and Greek become ASCII where there is no UTF-8."""
+    """``text`` as the stream can show it: box drawing and Greek become ASCII where there is no UTF-8.
+
+    Control characters other than tabs and line ends, and marks that turn the direction of writing, are
+    shown as escapes.
+    """
     target = stream or sys.stdout
-    if _is_utf8(target):
-        return text
+    text = text.translate(_CONTROL)
+    if not _is_utf8(target):
+        text = text.translate(_ASCII)
     encoding = getattr(target, "encoding", None) or "ascii"
-    return text.translate(_ASCII).encode(encoding, "backslashreplace").decode(encoding)
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _console(stream: IO[str]) -> Console:
@@ -94,8 +116,10 @@ class Ui:
 
     def result(self, value: Any) -> None:
         """Print ``value`` as JSON on stdout (floats at full precision; NaN isn't allowed)."""
-        json_module.dump(value, sys.stdout, indent=2, allow_nan=False, ensure_ascii=not _is_utf8(sys.stdout))
-        sys.stdout.write("\n")
+        text = json_module.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
+        if not (text.isascii() or _can_show(text, sys.stdout)):
+            text = json_module.dumps(value, indent=2, allow_nan=False)
+        sys.stdout.write(text + "\n")
 
     def table(
         self,

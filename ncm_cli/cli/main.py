@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -42,6 +44,16 @@ EXPECTED_OS_ERRORS = {
     errno.EROFS: "the file system is read-only",
     errno.ENAMETOOLONG: "the file name is too long",
 }
+
+
+_FIXES = {
+    errno.ENOSPC: "free some space and run the same command again",
+    errno.EDQUOT: "free some space and run the same command again",
+    errno.EACCES: "another place, or the right to read or write there",
+    errno.EPERM: "another place, or the right to read or write there",
+    errno.EROFS: "another place to write to",
+}
+"""What to do about some of them."""
 
 
 def _version(asked: bool) -> None:
@@ -102,6 +114,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(argv: list[str]) -> int:
     """Run one command line; returns its exit code. Only a bug raises."""
+    _open_closed_streams()
     try:
         result = build_app(only=_named(argv))(args=argv, prog_name="ncm", standalone_mode=False)
         sys.stdout.flush()
@@ -110,13 +123,17 @@ def run(argv: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _interrupted()
     except BrokenPipeError:
-        # The reader of stdout has had enough; a later flush must not complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _reader_is_gone()
+    except SystemExit as error:
+        # typer meets a closed pipe by itself where help is cut short, with exit code 1.
+        if isinstance(error.__context__, BrokenPipeError):
+            return _reader_is_gone()
+        raise
     except OSError as error:
         if error.errno not in EXPECTED_OS_ERRORS:
             raise
-        return _refused(NcmError(EXPECTED_OS_ERRORS[error.errno], where=error.filename, found=error.strerror))
+        what, fix = EXPECTED_OS_ERRORS[error.errno], _FIXES.get(error.errno)
+        return _refused(NcmError(what, where=error.filename, found=error.strerror, fix=fix))
     except MemoryError:
         return _refused(NcmError("out of memory", fix="fewer rows (--where) or a smaller --batch-size"))
     except Exception as error:
@@ -131,6 +148,20 @@ def run(argv: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _open_closed_streams() -> None:
+    """Let stdout and stderr lead nowhere where a process was started without them (``>&-``, some daemons)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+
+
+def _reader_is_gone() -> int:
+    """The reader of stdout has had enough; a later flush must not complain again."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
 def _interrupted() -> int:
     print("interrupted: run the same command again to go on", file=sys.stderr)
     return INTERRUPTED
@@ -141,7 +172,9 @@ def _usage(error: Exception) -> int:
 
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "ncm"
-    print_error("usage", error.format_message(), [("try", f"{command} --help")])  # type: ignore[attr-defined]
+    message = error.format_message()  # type: ignore[attr-defined]
+    if message:  # none where the help was shown in place of a command that names nothing
+        print_error("usage", message, [("try", f"{command} --help")])
     return 2
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import errno
+import io
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from ncm_cli.cli import main
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError, listing, nearest, unknown
+from ncm_cli.render import Ui, plain
 
 
 def _run_raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -102,3 +107,54 @@ def test_nearest_and_listing() -> None:
     error = unknown("column", "lable", ["label", "split"], where="f.h5")
     assert "did you mean 'label'?" in str(error)
     assert "label, split" in str(error)
+
+
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_process_without_standard_streams_does_its_work(redirection: str) -> None:
+    program = f"{sys.executable} -m ncm_cli info --system {redirection}"
+    done = subprocess.run(program, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+
+
+def test_help_cut_short_by_its_reader_is_no_error() -> None:
+    program = f"set -o pipefail; {sys.executable} -m ncm_cli embed --help | true"
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_command_without_arguments_shows_its_help_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["eval"]) == 2
+    out, err = capsys.readouterr()
+    assert "Usage: ncm eval" in out
+    assert err == ""
+
+
+def test_an_output_never_replaces_an_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("id_a,id_b\n1,2\n")
+    (tmp_path / "link.csv").symlink_to(table)
+    shell = ["pairs", str(table), "-f", str(tmp_path / "f.h5"), "-o", str(tmp_path / "link.csv")]
+    assert main.run(shell) == 2
+    assert "the output would replace SOURCE" in capsys.readouterr().err
+    assert table.read_text() == "id_a,id_b\n1,2\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "f.h5"
+    path.write_bytes(b"x")
+    path.chmod(0)
+    assert main.run(["info", str(path)]) == 3
+    assert "permission denied" in capsys.readouterr().err.lower()
+
+
+def test_terminals_get_no_control_characters() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    shown = plain("a\x1b[31m\r\x07\x9b\u202eb\tc\nd\udce9é", stream)
+    assert shown == "a\\x1b[31m\\x0d\\x07\\x9b\\u202eb\tc\nd\\udce9é"
+
+
+def test_names_that_are_not_utf8_are_json(capsys: pytest.CaptureFixture[str]) -> None:
+    Ui(json=True).result({"path": "caf\udce9"})
+    assert json.loads(capsys.readouterr().out) == {"path": "caf\udce9"}

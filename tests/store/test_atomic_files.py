@@ -241,3 +241,9 @@ def test_equal_probes_and_pairs_have_equal_digests(tmp_path: Path, samples: Simp
     assert samples.make_probe().sha256 == samples.make_probe(note="other").sha256
     assert samples.make_probe().sha256 != samples.make_probe(rank=1).sha256
     write_probe(tmp_path / "p", samples.make_probe())
+
+
+def test_json_with_a_name_that_is_not_utf8_can_be_read_back(tmp_path: Path) -> None:
+    value = {"path": "caf\udce9", "other": "café"}
+    write_json(tmp_path / "r.json", value)
+    assert read_json(tmp_path / "r.json") == value
