@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,8 @@ def run(options: PredictOptions, ui: Ui) -> int | None:
     """Predict, and say what could not be predicted."""
     from ncm_cli.stages.predict import STDOUT, predict
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # data, whatever the terminal's encoding
     report = predict(options, reporter=ui.reporter, stdout=sys.stdout)
     for name, reason in report.failed[:FAILURES_SHOWN]:
         ui.reporter.warn(f"{name}: {reason}")

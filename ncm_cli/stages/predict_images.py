@@ -18,7 +18,8 @@ from ncm_cli.options.predict import PredictOptions
 from ncm_cli.progress import Reporter
 from ncm_cli.stages.common import require_same_encoder
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.image_files import IMAGE_SUFFIXES, absolute_text, find_files
+from ncm_cli.store.image_files import IMAGE_SUFFIXES, absolute_text, find_files, walk_images
+from ncm_cli.store.manifest import check_ids
 from ncm_cli.store.probe import Probe
 from ncm_cli.store.tables import read_table
 
@@ -56,27 +57,20 @@ def find_images(options: PredictOptions) -> list[Job]:
     paths = table.column(options.path_col, option="--path-col")
     id_col = options.id_col or ("id" if "id" in table.columns else options.path_col)
     ids = table.column(id_col, option="--id-col")
-    wrong = [table.row_name(i) for i, name in enumerate(ids) if not name]
-    if wrong:
-        raise InputError("an id is blank", where=f"{source}, column {id_col!r}", found=listing(wrong))
+    check_ids(ids, table, id_col)
     base = absolute_text(options.root if options.root is not None else source.parent)
     found = find_files(paths, base, table.row_name, source)
     return [Job(i, name, path) for i, (name, path) in enumerate(zip(ids, found.path, strict=True))]
 
 
 def _folder(folder: Path) -> list[Job]:
-    names = sorted(
-        path.relative_to(folder).as_posix()
-        for path in folder.rglob("*")
-        if path.suffix.lower() in IMAGE_SUFFIXES
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        and path.is_file()
-    )
+    names, _ = walk_images(folder)
     if not names:
         raise InputError(
             "no images in the folder", where=folder, expected=f"files named {listing(sorted(IMAGE_SUFFIXES))}"
         )
-    return [Job(i, name, absolute_text(folder / name)) for i, name in enumerate(names)]
+    base = absolute_text(folder)
+    return [Job(i, name, f"{base}/{name}") for i, name in enumerate(names)]
 
 
 def encode(options: PredictOptions, probe: Probe, jobs: list[Job], reporter: Reporter) -> Iterator[Batch]:

@@ -24,8 +24,9 @@ DEEPEST = 64
 """Levels of folders that are followed."""
 
 IMAGE_SUFFIXES = frozenset(
-    {".avif", ".bmp", ".dib", ".gif", ".heic", ".heif", ".ico", ".j2k", ".jfif", ".jp2", ".jpe"}
-    | {".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tga", ".tif", ".tiff", ".webp"}
+    {".apng", ".avif", ".bmp", ".dib", ".gif", ".heic", ".heif", ".ico", ".j2c", ".j2k", ".jfif", ".jp2"}
+    | {".jpc", ".jpe", ".jpeg", ".jpf", ".jpg", ".jpx", ".mpo", ".pbm", ".pgm", ".png", ".pnm", ".ppm"}
+    | {".tga", ".tif", ".tiff", ".webp"}
 )
 """Names that are taken for images in a folder, besides those without any suffix; content decides the rest."""
 
@@ -58,7 +59,14 @@ def absolute_text(path: str | os.PathLike[str]) -> str:
         ) from None
 
 
-def find_files(paths: Sequence[str], base: str, row_name: Callable[[int], str], where: Path) -> FoundFiles:
+def find_files(
+    paths: Sequence[str],
+    base: str,
+    row_name: Callable[[int], str],
+    where: Path,
+    *,
+    fix: str = "--root FOLDER if relative paths start elsewhere; absolute paths are taken as they are",
+) -> FoundFiles:
     """Look every path up before any work starts.
 
     A relative path starts from ``base``. Backslashes are tried as slashes, and other Unicode normal forms of
@@ -82,11 +90,11 @@ def find_files(paths: Sequence[str], base: str, row_name: Callable[[int], str], 
         found.append(full)
         size[i], mtime_ns[i] = status.st_size, status.st_mtime_ns
     if problems:
-        raise _missing(problems, len(paths), base, where)
+        raise _missing(problems, len(paths), base, where, fix)
     return FoundFiles(found, size, mtime_ns)
 
 
-def _missing(problems: list[str], total: int, base: str, where: Path) -> InputError:
+def _missing(problems: list[str], total: int, base: str, where: Path, fix: str) -> InputError:
     shown = problems[:SHOWN_FILES]
     rest = [f"and {len(problems) - SHOWN_FILES} more"] if len(problems) > SHOWN_FILES else []
     return InputError(
@@ -94,7 +102,7 @@ def _missing(problems: list[str], total: int, base: str, where: Path) -> InputEr
         where=where,
         found="\n    ".join(["", *shown, *rest]),
         expected=f"files, relative paths starting from {base}",
-        fix="--root FOLDER if relative paths start elsewhere; absolute paths are taken as they are",
+        fix=fix,
     )
 
 
@@ -168,14 +176,7 @@ def list_images(folder: Path, depth: int | None) -> tuple[list[str], list[str]]:
         No images, images at another depth (listed), a link that leads back to a folder above it, a name that
         isn't UTF-8.
     """
-    images: list[str] = []
-    others: list[str] = []
-    try:
-        _scan(absolute_text(folder), "", images, others, ())
-    except OSError as error:
-        raise InputError(
-            "a folder can't be read", where=error.filename, found=(error.strerror or str(error)).lower()
-        ) from None
+    images, others = walk_images(folder)
     if not images:
         raise InputError(
             "no images in the folder",
@@ -187,8 +188,20 @@ def list_images(folder: Path, depth: int | None) -> tuple[list[str], list[str]]:
     wanted = depth if depth is not None else (levels[0] if levels[0] < 2 else None)
     if wanted is None or any(level != wanted for level in levels):
         raise _wrong_depth(folder, images, levels, depth)
-    images.sort()
-    return images, sorted(others)
+    return images, others
+
+
+def walk_images(folder: Path) -> tuple[list[str], list[str]]:
+    """As `list_images`, at any depth, and there may be none."""
+    images: list[str] = []
+    others: list[str] = []
+    try:
+        _scan(absolute_text(folder), "", images, others, ())
+    except OSError as error:
+        raise InputError(
+            "a folder can't be read", where=error.filename, found=(error.strerror or str(error)).lower()
+        ) from None
+    return sorted(images), sorted(others)
 
 
 def _wrong_depth(folder: Path, images: list[str], levels: list[int], depth: int | None) -> InputError:
@@ -226,12 +239,19 @@ def _scan(
             name = _utf8_name(entry.name, folder)
             if name.startswith("."):
                 continue
-            if entry.is_dir():
+            if _is_folder(entry):
                 _scan(f"{folder}/{name}", f"{prefix}{name}/", images, others, (*above, here))
             elif os.path.splitext(name)[1].lower() in {*IMAGE_SUFFIXES, ""}:
                 images.append(prefix + name)
             else:
                 others.append(prefix + name)
+
+
+def _is_folder(entry: os.DirEntry) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # such as links in a circle: what is wrong is said with the other files
+        return False
 
 
 def _utf8_name(name: str | bytes, folder: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ncm_cli.errors import InputError, UsageError, listing
+from ncm_cli.store.checks import MAX_TEXT_BYTES
 from ncm_cli.store.features import Column, NumericColumn
 from ncm_cli.store.image_files import FoundFiles, absolute_text, find_files, list_images
 from ncm_cli.store.tables import Table, read_table
@@ -117,7 +118,7 @@ def read_manifest(path: Path, choice: Choice, *, root: Path | None, with_files: 
         if id_col in table.columns:
             notes.append(f"no column named 'id': {id_col!r} is the id (--id-col chooses another)")
     ids = table.column(id_col, option="--id-col" if id_col != path_col else "--path-col")
-    _check_ids(ids, table, id_col)
+    check_ids(ids, table, id_col)
     label = _optional(choice.label_col, "label", table, "--label-col")
     if label is None:
         notes.append("no column named 'label': the store has no labels (--label-col chooses another)")
@@ -149,7 +150,9 @@ def _kept_columns(
     return [name for name in table.columns if name in named or (not choice.col and name not in keys)]
 
 
-def _check_ids(ids: list[str], table: Table, name: str) -> None:
+def check_ids(ids: list[str], table: Table, name: str) -> None:
+    """Refuse blank, repeated and overlong ids, all of them at once."""
+    _check_lengths(table, [name], "choose another column with --id-col")
     blank = [table.row_name(i) for i, value in enumerate(ids) if not value]
     if blank:
         raise InputError("an id is blank", where=f"{table.path}, column {name!r}", found=listing(blank))
@@ -168,7 +171,22 @@ def _check_ids(ids: list[str], table: Table, name: str) -> None:
     )
 
 
+def _check_lengths(table: Table, names: Sequence[str], fix: str) -> None:
+    """Refuse text that no store takes, before any work."""
+    for name in names:
+        for i, value in enumerate(table.values[name]):
+            if 4 * len(value) > MAX_TEXT_BYTES < len(value.encode()):
+                raise InputError(
+                    f"column {name!r} holds text that is too long",
+                    where=f"{table.path}, {table.row_name(i)}",
+                    found=f"{len(value.encode()):,} bytes: {value[:40]!r}...",
+                    expected=f"at most {MAX_TEXT_BYTES:,} bytes",
+                    fix=fix,
+                )
+
+
 def _check_values(table: Table, kept: list[str], label: str | None, numeric: tuple[str, ...]) -> None:
+    _check_lengths(table, kept, "--col with each column to keep leaves the others out")
     for name in numeric:
         wrong = [i for i, value in enumerate(table.values[name]) if value and not is_number(value)]
         if wrong:
@@ -234,7 +252,9 @@ def read_folder(folder: Path, layout: tuple[str, ...] | None, choice: Choice) ->
         _level(name, name, layout, "--col", folder)
     if choice.col:
         text = {name: values for name, values in text.items() if name in {label, split, *choice.col}}
-    files = find_files(images, absolute_text(folder), _file_name, folder)
+    files = find_files(
+        images, absolute_text(folder), _file_name, folder, fix="remove them, or name the others in a manifest"
+    )
     return Manifest(folder, images, files, text, choice.numeric, label, split, tuple(notes))
 
 

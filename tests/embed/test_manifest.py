@@ -304,3 +304,25 @@ def test_options_of_tables_are_refused_for_folders(tmp_path: Path) -> None:
         read_folder(tmp_path, None, Choice(id_col="id"))
     with pytest.raises(InputError, match="no folder level named 'place'"):
         read_folder(tmp_path, None, Choice(label_col="place"))
+
+
+def test_links_that_lead_nowhere_are_listed(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg", "a/2.mpo")
+    (tmp_path / "a/loop.jpg").symlink_to("loop.jpg")
+    (tmp_path / "a/gone.jpg").symlink_to("nowhere.jpg")
+    with pytest.raises(InputError, match="2 of 4 image files") as caught:
+        read_folder(tmp_path, None, Choice())
+    assert "'a/gone.jpg' is missing" in str(caught.value)
+    assert "symbolic links" in str(caught.value)
+    assert "--root" not in str(caught.value)
+
+
+def test_text_that_no_store_takes_is_refused_with_its_row(tmp_path: Path) -> None:
+    long = "é" * 2049
+    with pytest.raises(InputError, match="'caption' holds text that is too long") as caught:
+        manifest_of(tmp_path, f"id,caption\na,x\nb,{long}\n")
+    assert "row 2 (line 3)" in str(caught.value)
+    assert "--col" in str(caught.value)
+    assert manifest_of(tmp_path, f"id,caption\na,{long[:-1]}\n").ids == ["a"]
+    with pytest.raises(InputError, match="'id' holds text that is too long"):
+        manifest_of(tmp_path, f"id,caption\n{long},x\n")

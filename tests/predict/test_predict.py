@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -299,3 +300,44 @@ def test_the_weights_are_found_through_the_store_that_was_embedded(
     assert _request(options, read_probe(probe)).model == "pixels:4"
     named = PredictOptions(probe=probe, source=pictures, pretrained="weights.pt")
     assert _request(named, read_probe(probe)).pretrained == "weights.pt"
+
+
+def test_every_image_of_a_folder_has_a_row(probe: Path, pictures: Path, tmp_path: Path) -> None:
+    (pictures / "plain").write_bytes((pictures / "a/1.png").read_bytes())
+    (pictures / "gone.png").symlink_to("nowhere.png")
+    (pictures / "loop.png").symlink_to("loop.png")
+    (pictures / ".hidden.png").write_bytes(b"x")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/7.png").write_bytes((pictures / "a/1.png").read_bytes())
+    (pictures / "linked").symlink_to(tmp_path / "elsewhere")
+    rows = {row["id"]: row for row in _predict(probe, pictures)}
+    assert {"plain", "gone.png", "loop.png", "linked/7.png"} < set(rows)
+    assert ".hidden.png" not in rows
+    assert rows["gone.png"]["reason"] == "no such file"
+    assert "symbolic links" in rows["loop.png"]["reason"]
+    assert rows["plain"]["margin"] == rows["linked/7.png"]["margin"] == rows["a/1.png"]["margin"]
+
+
+def test_c24_repeated_ids_are_refused(probe: Path, pictures: Path, tmp_path: Path) -> None:
+    table = tmp_path / "m.csv"
+    table.write_text("id,path\n7,photos/a/1.png\n7,photos/a/3.png\n")
+    with pytest.raises(InputError, match="used more than once"):
+        _predict(probe, table)
+
+
+@pytest.mark.parametrize("output", ["-", "p.csv"])
+def test_c15_names_that_are_not_ascii_are_written_in_any_locale(
+    probe: Path, pictures: Path, tmp_path: Path, output: str
+) -> None:
+    (pictures / "a/1.png").rename(pictures / "a/café →.png")
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii:strict"}
+    done = subprocess.run(
+        [sys.executable, "-m", "ncm_cli", "predict", str(probe), str(pictures), "-o", output],
+        env={**os.environ, **plain},
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    text = done.stdout if output == "-" else (tmp_path / output).read_bytes()
+    assert "a/café →.png" in {row["id"] for row in _rows(text.decode("utf-8"))}
