@@ -69,7 +69,7 @@ def _summary(report: EmbedReport) -> str:
 def _warn_failures(report: EmbedReport, ui: Ui) -> None:
     shown = [f"{row.id}: {row.reason}" for row in report.failed[:SHOWN_FAILURES]]
     rest = len(report.failed) - len(shown)
-    lines = [*shown, *([f"and {rest} more: ncm info {report.path}"] if rest else [])]
+    lines = [*shown, *([f"and {rest} more: ncm info {report.path} --json"] if rest else [])]
     ui.reporter.warn(
         f"{len(report.failed)} of {report.rows + len(report.failed)} images failed and are not in the store; "
         "mend them and run the same command again\n  " + "\n  ".join(lines)

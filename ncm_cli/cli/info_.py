@@ -87,7 +87,12 @@ def _show(report: InfoReport, ui: Ui) -> None:
     if facts["failed"]:
         shown = [(row["id"], row["reason"]) for row in facts["failed"][:FAILURES_SHOWN]]
         more = len(facts["failed"]) - len(shown)
-        ui.table(["failed", "reason"], shown, left=2, footer=f"and {more:,} more" if more > 0 else None)
+        ui.table(
+            ["failed", "reason"],
+            shown,
+            left=2,
+            footer=f"and {more:,} more: --json has all" if more > 0 else None,
+        )
 
 
 _ELSEWHERE = {"format", "path", "columns", "failed", "label_column", "split_column", "verified"}

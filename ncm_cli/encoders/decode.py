@@ -199,6 +199,9 @@ def _frames_note(opened: Image.Image, kind: str) -> str | None:
     return f"{what}: only the first {'page' if kind == 'TIFF' else 'frame'} is used"
 
 
+_PILLOWS_WORDS = {"not identified by this driver": "its header can't be read"}
+
+
 @contextmanager
 def _pillow_errors(kind: str) -> Iterator[None]:
     """Turn whatever a Pillow plugin raises on a damaged file into a DecodeError.
@@ -214,6 +217,7 @@ def _pillow_errors(kind: str) -> Iterator[None]:
         raise DecodeError(f"not enough memory to decode this {kind} file") from None
     except Exception as error:
         text = " ".join(str(error).split()) or type(error).__name__
+        text = _PILLOWS_WORDS.get(text, text)
         raise DecodeError(f"damaged {kind} file: {text}"[:300]) from error
 
 

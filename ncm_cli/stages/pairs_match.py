@@ -36,7 +36,9 @@ def _same_id(
 ) -> Members:
     if store_a is store_b:
         raise UsageError(
-            "--match same-id pairs the rows of two stores", fix="name the other store with --features-b"
+            "--match same-id pairs the rows of two stores",
+            found="--features and --features-b are one file" if options.features_b else None,
+            fix="name the other store with --features-b",
         )
     rows = np.flatnonzero(store_a.mask(options.where))
     partner = store_b.positions([store_a.ids[i] for i in rows])

@@ -184,7 +184,9 @@ def _opened(path: Path) -> h5py.File:
     except READ_ERRORS as error:
         text = one_line(error)
         if "truncated" in text:
-            raise InputError("a file that was cut short", where=path, found=text, fix="make it again") from error
+            raise InputError(
+                "a file that was cut short", where=path, found=text, fix="make it again"
+            ) from error
         raise damaged(path, text) from error
 
 

@@ -246,7 +246,7 @@ def _delimiter(data: bytes, path: Path) -> str:
 
 def _kept(header: list[str], path: Path) -> list[int]:
     """Strips the header's names in place; returns the indices of the columns that have one."""
-    header[:] = [name.strip() for name in header]
+    header[:] = [name.strip("\ufeff").strip() for name in header]
     kept = [i for i, name in enumerate(header) if name and not _SAVED_INDEX.fullmatch(name)]
     if not kept:
         raise InputError("the header names no column", where=path, found=listing(map(repr, header)))

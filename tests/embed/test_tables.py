@@ -153,3 +153,9 @@ def test_an_unknown_column_lists_those_there_and_the_nearest(tmp_path: Path) -> 
         table.column("img_filname", option="--path-col")
     assert "did you mean 'img_filename'?" in str(caught.value)
     assert "img_id, img_filename, y, split, place, place_filename" in str(caught.value)
+
+
+def test_c18_a_mark_written_twice_is_no_part_of_the_first_name(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\xef\xbb\xbf\xef\xbb\xbfid,label\na,x\n")
+    assert read_table(path).columns == ("id", "label")

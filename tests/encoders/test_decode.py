@@ -504,3 +504,8 @@ def test_odd_tiff_metadata_is_quiet_and_a_turned_tiff_of_several_bits_is_right(p
     at = data.index(struct.pack("<HHL", 305, 2, 41)) + 8
     data[at : at + 4] = struct.pack("<L", len(data) + 100)  # the text lies beyond the end of the file
     assert decode(bytes(data)).size == (30, 20)
+
+
+def test_a_header_that_cannot_be_read_is_said_in_plain_words() -> None:
+    with pytest.raises(DecodeError, match="damaged JPEG file: its header can't be read"):
+        decode(b"\xff\xd8\xff")
