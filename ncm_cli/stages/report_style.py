@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,6 +58,8 @@ PNG_DPI = 180
 @contextmanager
 def figure(width: float, height: float, **grid: Any) -> Iterator[tuple[Figure, Any]]:
     """A figure in the common style, drawn without a display, and its axes."""
+    # It warns where it has no home folder for its fonts' cache, and makes a temporary one.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

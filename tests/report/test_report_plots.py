@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -230,3 +233,17 @@ def test_bars_of_a_group_that_one_method_lacks(tmp_path: Path) -> None:
     bars = {"erm": {"a": bar, "b": bar}, "ncm": {"a": bar}}
     written = report_figures.group_bars(tmp_path, "g", "split=test", bars)
     _looks_drawn(written[0])
+
+
+def test_plots_need_no_home_folder(tmp_path: Path) -> None:
+    write_bound(tmp_path / "b.json", "a", 0)
+    done = subprocess.run(
+        [sys.executable, "-m", "ncm_cli", "report", "b.json", "--plots", "plots"],
+        env={**os.environ, "MPLCONFIGDIR": os.devnull + "/none"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "atplotlib" not in done.stderr
