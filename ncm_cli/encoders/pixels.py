@@ -80,7 +80,7 @@ class PixelsEncoder:
 def load(request: EncoderRequest, *, device: str, reporter: Reporter) -> PixelsEncoder:
     """The encoder of a ``pixels:SIZE`` request.
 
-    Raises `UsageError` for a device other than the CPU: what asks for a GPU must not run elsewhere in silence.
+    Raises `UsageError` for a device other than the CPU: who asks for a GPU must not get another in silence.
     """
     if device not in {"auto", "cpu"}:
         raise UsageError(

@@ -6,7 +6,6 @@ import math
 
 from ncm_cli.errors import UsageError
 
-
 MOST_VALUES = 100_000
 """More than the dimensions of any embedding; a longer grid is a slip of the keyboard."""
 

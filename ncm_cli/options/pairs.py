@@ -57,7 +57,13 @@ class PairsOptions:
         group=_MATCHING,
         metavar="COLUMNS",
     )
-    where: str | None = option(None, help="Rows that may be paired, such as split=train.", group=_MATCHING)
+    where: str | None = option(
+        None,
+        help="Rows that may be paired. Without it, random, nearest and iterative take split=train where there "
+        "is one, and same-id takes all.",
+        metavar="WHERE",
+        group=_MATCHING,
+    )
     count: int | None = option(
         None, help="Number of pairs; without it, as many as there can be.", group=_MATCHING
     )

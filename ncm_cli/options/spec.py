@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union
 
@@ -173,6 +173,13 @@ def _files(options: Any, field: Field) -> list[Path]:
     value = getattr(options, field.name)
     paths = [Path(item) for item in (value if field.repeated else (value,)) if item]
     return [path for path in paths if path.is_file()]
+
+
+def given_flags(options: Any, names: Iterable[str]) -> list[str]:
+    """The flags among ``names`` whose values aren't the defaults: for warnings that they have no effect."""
+    wanted = set(names)
+    fields = (field for field in fields_of(type(options)) if field.name in wanted)
+    return [field.flag for field in fields if getattr(options, field.name) != field.default]
 
 
 def as_json(options: Any) -> dict[str, Any]:

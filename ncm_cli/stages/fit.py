@@ -13,11 +13,11 @@ from ncm_cli.methods.projection import Spectrum
 from ncm_cli.methods.selection import Candidate, choose, score_path
 from ncm_cli.options.fit import WEIGHT_DECAYS, FitOptions
 from ncm_cli.options.grids import parse_numbers
-from ncm_cli.options.spec import as_json
+from ncm_cli.options.spec import as_json, given_flags
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.stages.common_pairs import resolve_ranks
 from ncm_cli.stages.common_problem import Problem, read_problem
-from ncm_cli.stages.fit_train import resolve_solver, train_path
+from ncm_cli.stages.fit_train import resolve_solver, train_path, without_effect
 from ncm_cli.store.probe import Probe, write_probe
 
 ONLY = "only-candidate"
@@ -86,6 +86,9 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> FitReport:
     if method == "ncm" and options.pairs is None:
         raise InputError("the method ncm needs pairs", fix="--pairs PAIRS.h5, or --method erm")
     solver = resolve_solver(options, method)
+    idle = given_flags(options, without_effect(options, method, solver))
+    if idle:
+        reporter.warn(f"no effect with --method {method} --solver {solver}: {', '.join(idle)}")
     problem = read_problem(options, oracle=options.select == "oracle", reporter=reporter)
     ranks = resolve_ranks(options.rank, method, problem.spectrum, reporter)
     decays = parse_numbers(options.weight_decay or WEIGHT_DECAYS[solver])

@@ -42,6 +42,29 @@ def resolve_solver(options: FitOptions, method: str) -> str:
     return solver
 
 
+SOLVER_OPTIONS = {
+    "lbfgs": {"tolerance", "max_iter"},
+    "adam": {"lr", "epochs", "batch_size", "seed", "device"},
+}
+METHOD_OPTIONS = {
+    "irm": {"envs", "penalty", "anneal"},
+    "vrex": {"envs", "penalty", "anneal"},
+    "groupdro": {"envs", "eta"},
+    "fish": {"envs", "meta_lr"},
+    "lisa": {"envs", "p_sel", "alpha"},
+    "matchdg": {"penalty"},
+    "leace": {"erase"},
+}
+"""The options that only some solvers and methods read."""
+
+
+def without_effect(options: FitOptions, method: str, solver: str) -> set[str]:
+    """Names of the options that this solver, method and scaling don't read."""
+    every = set().union(*SOLVER_OPTIONS.values(), *METHOD_OPTIONS.values())
+    read = SOLVER_OPTIONS[solver] | METHOD_OPTIONS.get(method, set())
+    return (every - read) | (set() if options.scaling == "norm" else {"scale_factor"})
+
+
 def train_path(
     problem: Problem,
     options: FitOptions,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.methods.projection import Spectrum, spectrum
 from ncm_cli.options.pairs import PairsOptions, parse_holdout
-from ncm_cli.options.spec import as_json
+from ncm_cli.options.spec import as_json, given_flags
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.stages.common import require_same_encoder
 from ncm_cli.stages.pairs_diagnostics import diagnose
@@ -48,6 +48,10 @@ class PairsReport:
         }
 
 
+STRATEGY_OPTIONS = {"nearest": {"metric"}, "iterative": {"metric", "rounds", "dims"}}
+"""The options that only some strategies read."""
+
+
 def pairs(options: PairsOptions, *, reporter: Reporter = SILENT) -> PairsReport:
     """Make pairs, describe them, and write the pair store.
 
@@ -61,6 +65,12 @@ def pairs(options: PairsOptions, *, reporter: Reporter = SILENT) -> PairsReport:
         Two stores of different encoders.
     """
     _check(options)
+    idle = given_flags(
+        options, {"metric", "rounds", "dims"} - STRATEGY_OPTIONS.get(options.match or "", set())
+    )
+    if idle:
+        source = "a table" if options.match is None else f"--match {options.match}"
+        reporter.warn(f"no effect with {source}: {', '.join(idle)}")
     with FeatureStore.open(options.features) as store_a:
         if options.features_b is None or _same_file(options.features, options.features_b):
             return _pairs(options, store_a, store_a, reporter)

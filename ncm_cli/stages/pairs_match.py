@@ -109,7 +109,7 @@ class _Matcher:
         self.options, self.reporter = options, reporter
         self.stores = (store_a,) if store_a is store_b else (store_a, store_b)
         self._check_columns()
-        rows = [np.flatnonzero(store.mask(options.where)) for store in self.stores]
+        rows = [np.flatnonzero(store.mask(self._where(store))) for store in self.stores]
         same, across = self._codes(options.same, rows), self._codes(options.across, rows)
         side = np.concatenate([np.full(len(part), i, dtype=np.int64) for i, part in enumerate(rows)])
         known = (same >= 0) & (across >= 0)
@@ -118,6 +118,17 @@ class _Matcher:
         self.side, self.rows = side[known], np.concatenate(rows)[known]
         self.pool = Pool(same[known], across[known], self.side, any_across=options.across is None)
         self._tell_unmatchable()
+
+    def _where(self, store: FeatureStore) -> str | None:
+        """``--where``; without it the training rows, so that no pair has seen what a probe is judged by."""
+        options, split = self.options, store.split_column
+        if options.where is not None or options.straddling == "keep" or split is None:
+            return options.where
+        if store.categorical(split).counts().get("train", 0) == 0:
+            return None
+        where = f"{split}=train"
+        self.reporter.note(f"matching among the rows of {where} (--where W for others)")
+        return where
 
     def _check_columns(self) -> None:
         options, one = self.options, len(self.stores) == 1

@@ -112,9 +112,7 @@ def main(arguments: list[str] | None = None) -> float:
         for Z, fit in zip(parts, fits, strict=True)
     )
     ratio = statistics.median(theirs) / statistics.median(ours)
-    print(
-        f"{args.ranks} ranks on {args.rows:,} x {args.dim}, weight decay {args.decay:g}, {args.runs} runs"
-    )
+    print(f"{args.ranks} ranks on {args.rows:,} x {args.dim}, weight decay {args.decay:g}, {args.runs} runs")
     print(f"scikit-learn ({solver}): {statistics.median(theirs):.2f} s, largest gradient entry {reached:.1e}")
     print(
         f"rank path: {statistics.median(ours):.2f} s, largest gradient entry {worst:.1e}, "

@@ -379,3 +379,10 @@ def test_auto_ranks_are_dense_then_sparse() -> None:
     assert len(many) <= 64
     assert many[:33] == tuple(range(33))
     assert many[-1] == 400
+
+
+def test_options_that_nothing_reads_are_said(on_disk: Any) -> None:
+    made = run(on_disk, rank="2", weight_decay="1e-2", lr=0.5, eta=0.3, scale_factor=3.0)
+    (said,) = [text for text in made.heard.warnings if "no effect" in text]
+    assert said == "no effect with --method ncm --solver lbfgs: --scale-factor, --lr, --eta"
+    assert not any("no effect" in text for text in run(on_disk, rank="2", weight_decay="1e-2").heard.warnings)

@@ -24,6 +24,10 @@ class Heard(Reporter):
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
 
     def warn(self, message: str) -> None:
         self.warnings.append(message)
@@ -86,7 +90,8 @@ def test_count_and_holdout_are_met(match: str, make_store: Make) -> None:
 
 def test_random_uses_each_row_once_and_as_many_as_there_can_be(make_store: Make) -> None:
     x, columns = _data(5, n=200)
-    made, _ = _run(make_store("f.h5", x, **columns), "random", same="label", across="domain", holdout="0")
+    store = make_store("f.h5", x, **columns)
+    made, _ = _run(store, "random", same="label", across="domain", holdout="0", where="")
     used = [*made.id_a, *made.id_b]
     assert len(set(used)) == len(used)
     best = 0
@@ -162,7 +167,7 @@ def test_a_class_in_one_domain_only_is_left_out_and_named(match: str, make_store
     columns["label"][:10] = ["owl"] * 10
     columns["domain"][:10] = ["photo"] * 10
     store = make_store("f.h5", x, **columns)
-    made, heard = _run(store, match, same="label", across="domain")
+    made, heard = _run(store, match, same="label", across="domain", where="")
     assert not {f"r{i}" for i in range(10)} & {*made.id_a, *made.id_b}
     assert any("label=owl (10 rows)" in text for text in heard.warnings)
     with pytest.raises(InputError, match="no two rows can be paired") as caught:
@@ -282,3 +287,23 @@ def test_components_and_their_split() -> None:
     for seed in range(20):
         held = matching.split_components(np.array([0, 1, 2, 0, 3]), 3, np.random.default_rng(seed))
         assert held.sum() in (2, 3) and held[0] == held[3]
+
+
+@pytest.mark.parametrize("match", ["random", "nearest", "iterative"])
+def test_training_rows_are_matched_unless_others_are_asked_for(match: str, make_store: Make) -> None:
+    x, columns = _data(8, n=300)
+    columns["split"] = np.random.default_rng(8).choice(["train", "val", "test"], 300).tolist()
+    store = make_store("f.h5", x, **columns)
+    made, heard = _run(store, match, same="label", across="domain", count=20)
+    assert made.pairs == 20
+    assert {*_of(made, columns, "split")[0], *_of(made, columns, "split")[1]} == {"train"}
+    assert any("split=train" in text for text in heard.notes)
+
+
+def test_options_that_a_strategy_does_not_read_are_said(make_store: Make) -> None:
+    x, columns = _data(9, n=120)
+    store = make_store("f.h5", x, **columns)
+    _, heard = _run(store, "random", same="label", across="domain", metric="cosine", rounds=3)
+    assert "no effect with --match random: --metric, --rounds" in heard.warnings
+    _, heard = _run(store, "nearest", same="label", across="domain", metric="cosine")
+    assert not any("no effect" in text for text in heard.warnings)
