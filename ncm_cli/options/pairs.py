@@ -59,8 +59,8 @@ class PairsOptions:
     )
     where: str | None = option(
         None,
-        help="Rows that may be paired. Without it, random, nearest and iterative take split=train where there "
-        "is one, and same-id takes all.",
+        help="Rows that may be paired. Without it, same-id takes all, and the others split=train if there "
+        "is such a split.",
         metavar="WHERE",
         group=_MATCHING,
     )
