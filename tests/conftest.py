@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+# The problems of tests are small, and several processes may share the cores: more threads would only spin.
+# Numpy and torch read this when they load, and so do the commands that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
