@@ -11,6 +11,8 @@ from ncm_cli.options.run import RunOptions
 
 if TYPE_CHECKING:
     from ncm_cli.pipeline import RunReport
+    from ncm_cli.pipeline.outcome import Row
+    from ncm_cli.recipe import Expectation, Recipe
 
 MISSED = 3
 
@@ -63,31 +65,11 @@ def handle(options: RunOptions, ui: Any) -> int | None:
 def _show(report: RunReport, ui: Any) -> None:
     recipe, found = report.recipe, report.outcome
     if found.rows:
-        cells = list(dict.fromkeys(name for row in found.rows for name in row.cell))
-        headings = list(recipe.columns)
-        ui.table(
-            ("method", *cells, "rule", *headings, "worst group", "rank", "seeds"),
-            [
-                (
-                    _label(row),
-                    *(row.cell.get(name) for name in cells),
-                    _rule(row),
-                    *(row.columns[heading] for heading in headings),
-                    row.worst_group,
-                    None if row.rank is None else f"{row.rank.mean:g}",
-                    row.seeds,
-                )
-                for row in found.rows
-            ],
-            title=recipe.name,
-            footer=f"accuracy; worst group: of {headings[-1]!r}; ± is the standard deviation over seeds",
-            left=2 + len(cells),
-        )
+        _show_rows(recipe, found.rows, ui)
     for row in found.rows:
         if row.seen:
-            ui.reporter.warn(
-                f"{row.step}: rows of {headings[-1]!r} were also used in training or for choosing"
-            )
+            last = list(recipe.columns)[-1]
+            ui.reporter.warn(f"{_label(row)}: rows of {last!r} were also used in training or for choosing")
     if found.verdicts:
         ui.table(
             ("expected", "value", "measured", "", "source"),
@@ -106,21 +88,57 @@ def _show(report: RunReport, ui: Any) -> None:
     ui.text(_where_files_are(report))
 
 
-def _label(row: Any) -> str:
+def _show_rows(recipe: Recipe, rows: tuple[Row, ...], ui: Any) -> None:
+    """The closing table; columns that no row fills are left out."""
+    cells = list(dict.fromkeys(name for row in rows for name in row.cell))
+    headings = list(recipe.columns)
+    columns: dict[str, list[object]] = {"method": [_label(row) for row in rows]}
+    columns.update({name: [row.cell.get(name) for row in rows] for name in cells})
+    columns["rule"] = [_rule(row) for row in rows]
+    columns.update({heading: [row.columns[heading] for row in rows] for heading in headings})
+    columns["worst group"] = [row.worst_group for row in rows]
+    columns["rank"] = [None if row.rank is None else f"{row.rank.mean:.3g}" for row in rows]
+    shown = {name: values for name, values in columns.items() if any(value is not None for value in values)}
+    seeds = {row.seeds for row in rows}
+    counted = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
+    spread = f"; mean ± standard deviation over {counted} seeds" if max(seeds) > 1 else "; one seed"
+    worst = f"; worst group of {headings[-1]!r}" if "worst group" in shown else ""
+    ui.table(
+        tuple(shown),
+        list(zip(*shown.values(), strict=True)),
+        title=recipe.name,
+        footer=f"accuracy{worst}{spread}",
+        left=2 + len(cells),
+    )
+
+
+def _label(row: Row) -> str:
     """The step's name; a sweep has many methods, so theirs."""
     return row.method if row.swept else row.step
 
 
-def _rule(row: Any) -> str | None:
+def _rule(row: Row) -> str | None:
     """The selection rule; in capitals where it looks at test rows."""
     if row.rule is None or not row.oracle:
         return row.rule
     return {"oracle": "ORACLE", "oracle-worst-group": "ORACLE WG"}.get(row.rule, f"ORACLE {row.rule}")
 
 
-def _what(expectation: Any) -> str:
-    filters = ", ".join(f"{name} {value}" for name, value in expectation.filters.items())
-    return f"{expectation.metric}: {filters}" if filters else expectation.metric
+def _what(expectation: Expectation) -> str:
+    """What an expectation is about, in few words: ``ncm, bound, split=test``."""
+    filters = dict(expectation.filters)
+    if "method" in filters:
+        filters.pop("step", None)
+    words = [filters.pop(name) for name in ("step", "method", "rule") if name in filters]
+    where = filters.pop("where", None)
+    for name, value in filters.items():
+        variable = f"${{{name}}}"
+        if where and variable in where:
+            where = where.replace(variable, value)
+        else:
+            words.append(f"{name} {value}")
+    metric = [] if expectation.metric == "accuracy" else [expectation.metric]
+    return ", ".join([*metric, *words, *([where] if where else [])])
 
 
 def _where_files_are(report: RunReport) -> str:

@@ -70,7 +70,7 @@ class ColoredMnistOptions(ColoringOptions):
         None, role="input", metavar="DIR", help="Folder with MNIST's four IDX files, gzipped or not."
     )
     download: bool = option(False, help="Without --mnist: download MNIST by torchvision, beside the output.")
-    size: int = option(28, help="Side of the images: 28, or 14 (every other pixel, as IRM's authors did).")
+    size: int = option(28, help="Side of the images: 28, or 14 (means of 2 × 2 pixels).")
     packed: bool = option(
         False,
         help="Write pixels.npy (red and green), for ncm embed --from-array, in place of images.",

@@ -38,6 +38,8 @@ class Measured:
     cell: dict[str, str]
     metrics: dict[str, Any]
     file: Path
+    grouped: bool = False
+    """Whether groups were asked for; without, the worst group is the worst class."""
     swept: bool = False
     """Whether a sweep wrote it."""
     oracle: bool = False
@@ -71,7 +73,7 @@ class Spread:
         return cls(mean=statistics.fmean(known), sd=sd, n=len(known))
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f}" + ("" if self.sd is None else f"±{self.sd:.3f}")
+        return f"{self.mean:.3f}" + ("" if self.sd is None else f"±{self.sd:.3f}".replace("±0.", "±."))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +89,7 @@ class Row:
     columns: dict[str, Spread | None]
     """Heading of the recipe's table to accuracy."""
     worst_group: Spread | None
-    """Of the last column's rows."""
+    """Of the last column's rows, where groups were asked for."""
     swept: bool
     """Whether it comes from a sweep, whose methods share one step."""
     oracle: bool
@@ -168,6 +170,7 @@ def _from_probe(job: Job, path: Path, makers: dict[Path, Job]) -> Measured:
         where=_tidy(getattr(job.options, "where", None) or ""),
         cell=_texts(job),
         metrics=body,
+        grouped=bool(getattr(job.options, "groups", None)),
         file=path,
         oracle=bool(body.get("oracle")),
         seen=sum((body.get("overlap") or {}).values()),
@@ -195,6 +198,7 @@ def _from_sweep(job: Job, path: Path) -> Iterable[Measured]:
                     cell=cell,
                     metrics={**known, "worst_group": {"accuracy": known["worst_group"]}},
                     file=path,
+                    grouped=bool(job.options.groups),
                     swept=True,
                     oracle=row["oracle"],
                 )
@@ -238,7 +242,7 @@ def _rows(recipe: Recipe, measured: tuple[Measured, ...]) -> Iterable[Row]:
         for heading, where in recipe.columns.items():
             own = [one for one in found if one.where == _in_cell(where, one.cell)]
             columns[heading] = Spread.of(one.metric("accuracy") for one in own)
-            worst = Spread.of(one.metric("worst_group") for one in own)
+            worst = Spread.of(one.metric("worst_group") for one in own if one.grouped)
             seen = any(one.seen for one in own)
         # One rank for each probe, however many results it has.
         ranks = {tuple(one.cell.items()): one.rank for one in found}
