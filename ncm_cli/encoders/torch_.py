@@ -98,7 +98,7 @@ class TorchEncoder:
 def _keep_freed_memory() -> None:
     """Let glibc keep the memory of large tensors for the next batch instead of returning it to the system.
 
-    Otherwise each layer's output is mapped and faulted in anew: with EfficientNet-Lite0 and batches of 32 that
+    Otherwise each layer's output is mapped and faulted in anew: with EfficientNet-Lite0 in batches of 32 that
     took more than half of the processor time. Other C libraries have no ``mallopt`` and need none.
     """
     import ctypes
