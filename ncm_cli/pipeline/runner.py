@@ -91,6 +91,8 @@ def run(
 
     jobs = chosen(recipe, only)
     start = time.monotonic()
+    if recipe.out.exists() and not recipe.out.is_dir():
+        raise InputError("a file where the run's folder should go", where=recipe.out, fix="another --out")
     recipe.out.mkdir(parents=True, exist_ok=True)
     ran, skipped, code = [], [], 0
     with writer_lock(recipe.out / REPORT):

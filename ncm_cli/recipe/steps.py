@@ -72,6 +72,7 @@ class Steps:
     def _templates(self, node: Node | None, line: int) -> Iterator[_Template]:
         if not isinstance(node, Items) or not node.items:
             found = "nothing" if node is None else kind_of(node)
+            found = "an empty list" if isinstance(node, Items) else found
             expected = "expected a list with one entry for each step"
             self._problems.add(node.line if node else line, "steps", f"{expected}, found {found}")
             return
@@ -115,6 +116,10 @@ class Steps:
         if not isinstance(node, Scalar) or not node.text.strip() or "|" in node.text:
             self._problems.add(node.line, f"{path}.name", "expected a short text without |")
             return f"{kind}-at-{path}"
+        if "${" in node.text:
+            self._problems.add(
+                node.line, f"{path}.name", "a step's name takes no variables: its cells add them"
+            )
         if node.text in names:
             self._problems.add(node.line, f"{path}.name", f"line {names[node.text]} has a step of this name")
         return node.text

@@ -253,6 +253,12 @@ def test_the_report_records_where_everything_comes_from(tiny: Path) -> None:
     assert probe["inputs"]["features[0]"] == files["features.h5"]["sha256"]
 
 
+def test_a_file_in_place_of_the_folder(tiny: Path) -> None:
+    (tiny / "out").write_text("x")
+    with pytest.raises(InputError, match="a file where the run's folder should go"):
+        _run(tiny)
+
+
 def test_two_runs_of_one_folder_exclude_each_other(tiny: Path) -> None:
     from ncm_cli.store.lock import writer_lock
 

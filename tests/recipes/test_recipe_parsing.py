@@ -254,6 +254,11 @@ def test_weights_are_a_name_or_a_file(tmp_path: Path) -> None:
         ("steps: []\n", "a recipe needs a name"),
         ("name: x\nsteps:\n  - {}\n", "expected one step, found none"),
         ("name: x\nsteps:\n  - fit: 3\n", "expected a mapping of options"),
+        ("name: x\nsteps:\n  - {name: 'a ${b}', fit: {}}\n", "a step's name takes no variables"),
+        (
+            "name: x\nsteps:\n  - {name: a, fit: {}}\n  - {name: a, fit: {}}\n",
+            "line 3 has a step of this name",
+        ),
         ("name: x\nsteps:\n  - data: {builder: digit, output: d}\n", "did you mean 'digits'"),
         ("name: ../x\nsteps: []\n", "a name is letters"),
         ("name: x\nvars: {a: '${b}', b: '${a}'}\nsteps: []\n", "defined by itself: a -> b -> a"),
