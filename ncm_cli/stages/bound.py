@@ -97,11 +97,12 @@ def bound(options: BoundOptions, *, reporter: Reporter = SILENT) -> BoundReport:
     Raises
     ------
     InputError
-        No labelled oracle pairs, no rows for Term I, or |I| that isn't positive.
+        No labelled oracle pairs, oracle pairs the wrong way round, or no rows for Term I.
     MismatchError
-        Files of different encoders, or clean pairs that aren't those of ``--pairs``.
+        Files of different encoders, pairs that the probe wasn't fitted with, or clean pairs that aren't
+        those of ``--pairs``.
     UsageError
-        ``--ranks``, ``--pair-counts`` or ``--clean-pairs`` without ``--pairs``.
+        ``--ranks``, ``--pair-counts`` or ``--clean-pairs`` without ``--pairs``, or |I| above the dimension.
     """
     _check(options)
     probe = read_probe(options.probe)
@@ -114,6 +115,7 @@ def bound(options: BoundOptions, *, reporter: Reporter = SILENT) -> BoundReport:
         fitted = None
         if options.pairs:
             pairs_store = bound_pairs.read_matching_pairs(options.pairs, options.probe, probe)
+            bound_pairs.require_pairs_of_the_fit(options.pairs, pairs_store, probe)
             fitted = bound_pairs.fit_pairs(pairs_store, probe)
         with blas_threads(oracle.test.size):
             report = _compute(options, probe, features, oracle, fitted, reporter)
@@ -151,6 +153,12 @@ def _compute(
     dim = options.spurious_dim
     if dim is None:
         dim = theory.spurious_dimension(moment.values, options.tolerance)
+    elif dim > features.dim:
+        raise UsageError(
+            "--spurious-dim is more than the features have dimensions",
+            found=dim,
+            expected=f"at most {features.dim}",
+        )
     test_logits, twin_logits = (rows @ probe.weight.T + probe.bias for rows in (oracle.test, oracle.twin))
     test_loss, twin_loss = loss.rows(test_logits, oracle.target), loss.rows(twin_logits, oracle.target)
     train_loss = None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.errors import InputError, MismatchError, listing
+from ncm_cli.errors import InputError, MismatchError, NcmError, listing
 from ncm_cli.methods import bound as theory
 from ncm_cli.progress import Reporter
 from ncm_cli.stages.common import labels_as, logits, require_same_encoder, scale_like
@@ -55,6 +55,7 @@ def oracle_pairs(
     """The oracle pairs with labels by the test row's id in ``features``, else as the pair store has them."""
     if not store.id_a:
         raise InputError("no oracle pairs", where=path)
+    _require_test_rows_first(path, store, probe, features, reporter)
     target, known, disagreeing = _targets(store, probe, features)
     if not known.any():
         raise InputError(
@@ -79,6 +80,38 @@ def oracle_pairs(
         disagreeing=disagreeing,
         unlabelled=unlabelled,
     )
+
+
+def _require_test_rows_first(
+    path: Path, store: PairStore, probe: Probe, features: FeatureStore, reporter: Reporter
+) -> None:
+    """Refuse pairs the wrong way round, and warn of rows the probe was trained on, as far as that is known."""
+    data = probe.meta.get("data") or {}
+    test = data.get("test") or f"{features.split_column or 'split'}=test"
+    if not _among(features, test, store.id_a) and (turned := _among(features, test, store.id_b)):
+        raise InputError(
+            "oracle pairs the wrong way round",
+            where=path,
+            found=f"{turned:,} of {len(store.id_b):,} second members are test rows ({test}), no first member is",
+            expected="test rows as first members (a), their twins in a training domain as second ones (b)",
+            fix="make the pairs again with the columns swapped: ncm pairs --a-col id_b --b-col id_a",
+        )
+    train = data.get("train")
+    if train and (seen := _among(features, train, store.id_a)):
+        reporter.warn(
+            f"{seen:,} of {len(store.id_a):,} oracle pairs have a first member that the probe was trained on "
+            f"({train}): the risk measured there isn't that of the test domain"
+        )
+
+
+def _among(features: FeatureStore, where: str, ids: tuple[str, ...]) -> int:
+    """How many of the ids are rows of the filter; 0 if it was written for another store."""
+    try:
+        mask = features.mask(where)
+    except NcmError:
+        return 0
+    positions = features.positions(list(ids))
+    return int(mask[positions[positions >= 0]].sum())
 
 
 def _targets(
@@ -168,6 +201,20 @@ class FitPairs:
     def delta(self) -> Array:
         """Differences as columns (d, k)."""
         return (self.a - self.b).T
+
+
+def require_pairs_of_the_fit(path: Path, store: PairStore, probe: Probe) -> None:
+    """A `MismatchError` if the probe was fitted with other pairs; without pairs, any will do."""
+    fitted = (probe.meta.get("data") or {}).get("pairs") or {}
+    expected = fitted.get("content_sha256")
+    if expected is not None and expected != store.content_sha256:
+        raise MismatchError(
+            "not the pairs that the probe was fitted with",
+            where=path,
+            found=f"content {str(store.content_sha256)[:12]}",
+            expected=f"content {expected[:12]}, which was {fitted.get('path')}",
+            fix="name that pair store, or fit the probe again with these pairs",
+        )
 
 
 def fit_pairs(store: PairStore, probe: Probe) -> FitPairs:

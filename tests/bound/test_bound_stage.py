@@ -17,6 +17,7 @@ from ncm_cli.options.bound import BoundOptions
 from ncm_cli.progress import Reporter
 from ncm_cli.stages.bound import bound
 from ncm_cli.store.pairs import read_pairs, write_pairs
+from ncm_cli.store.probe import read_probe, write_probe
 from ncm_cli.store.results import read_result
 
 KEYS = [
@@ -139,6 +140,47 @@ def test_clean_pairs_of_other_ids_are_refused(tmp_path: Path) -> None:
         bound(_options(tmp_path, pairs=tmp_path / "noisy.h5", clean_pairs=tmp_path / "clean.h5"))
 
 
+def _with_data(folder: Path, **data: object) -> None:
+    probe = read_probe(folder / "probe.safetensors")
+    meta = {**probe.meta, "data": {**probe.meta["data"], **data}}
+    write_probe(folder / "probe.safetensors", dataclasses.replace(probe, meta=meta))
+
+
+def test_pairs_that_the_probe_was_not_fitted_with_are_refused(tmp_path: Path) -> None:
+    FILES.make(tmp_path, classes=2)
+    noisy = read_pairs(tmp_path / "noisy.h5").content_sha256
+    _with_data(tmp_path, pairs={"path": "noisy.h5", "content_sha256": noisy})
+    assert bound(_options(tmp_path, pairs=tmp_path / "noisy.h5", ranks="0,1")).paths.ranks
+    with pytest.raises(MismatchError, match="not the pairs that the probe was fitted with"):
+        bound(_options(tmp_path, pairs=tmp_path / "oracle.h5", ranks="0,1"))
+
+
+def test_oracle_pairs_the_wrong_way_round_are_refused(tmp_path: Path) -> None:
+    FILES.make(tmp_path, classes=2)
+    store = read_pairs(tmp_path / "oracle.h5")
+    turned = dataclasses.replace(
+        store,
+        features_a=store.features_b,
+        features_b=store.features_a,
+        delta=-store.delta,
+        id_a=store.id_b,
+        id_b=store.id_a,
+    )
+    write_pairs(tmp_path / "oracle.h5", turned)
+    with pytest.raises(InputError, match="the wrong way round"):
+        bound(_options(tmp_path))
+
+
+def test_oracle_pairs_of_training_rows_are_warned_about(tmp_path: Path) -> None:
+    FILES.make(tmp_path, classes=2)
+    store = read_pairs(tmp_path / "oracle.h5")
+    ids = tuple(f"t-{i}" for i in range(len(store.id_a)))
+    write_pairs(tmp_path / "oracle.h5", dataclasses.replace(store, id_a=ids))
+    listener = Listener()
+    bound(_options(tmp_path), reporter=listener)
+    assert any("200 of 200 oracle pairs have a first member that the probe" in w for w in listener.warnings)
+
+
 def test_rank_path_meets_the_probe_at_its_own_rank(tmp_path: Path) -> None:
     FILES.make(tmp_path, classes=3, rank=3)
     listener = Listener()
@@ -251,6 +293,12 @@ def test_one_oracle_pair_is_enough(tmp_path: Path) -> None:
 def test_numbers_out_of_range(tmp_path: Path, change: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         bound(_options(tmp_path, **change))
+
+
+def test_more_spurious_dimensions_than_dimensions(tmp_path: Path) -> None:
+    FILES.make(tmp_path, classes=2)
+    with pytest.raises(UsageError, match="more than the features have dimensions"):
+        bound(_options(tmp_path, spurious_dim=9))
 
 
 def test_training_rows_that_are_none(tmp_path: Path) -> None:
