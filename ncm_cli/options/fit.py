@@ -116,7 +116,7 @@ class FitOptions:
     max_iter: int = option(MAX_ITER, least=1, help="lbfgs: most iterations for one probe.", group=_TRAINING)
     lr: float = option(1e-3, help="adam: learning rate.", group=_TRAINING)
     epochs: int = option(100, least=1, help="adam: passes over the training rows.", group=_TRAINING)
-    batch_size: int = option(256, help="adam: rows in a batch.", group=_TRAINING)
+    batch_size: int = option(256, least=0, help="adam: rows in a batch; 0 for all.", group=_TRAINING)
     seed: int = option(0, least=0, help="adam: seed of the batches' order.", group=_TRAINING)
     device: str = option("auto", help="adam: auto, cpu or cuda.", group=_TRAINING)
     envs: str | None = option(

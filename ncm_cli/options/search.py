@@ -7,6 +7,7 @@ import math
 
 from ncm_cli.errors import UsageError, unknown
 from ncm_cli.options.catalog import HYPER, METHODS
+from ncm_cli.options.grids import MOST_VALUES
 
 FORMS = "log:1e-5:1e-3, lin:0:1, 2:24 (whole numbers), 1e-3,1e-2 (a list) or 0.1; log:1e-4:1:5 counts a grid"
 
@@ -80,7 +81,7 @@ def _range(text: str, parts: list[str], *, log: bool, whole: bool) -> Space:
     if len(parts) == 2:
         return space
     count = int(parts[2])
-    if count < 1:
+    if not 1 <= count <= MOST_VALUES:
         raise ValueError
     shares = [i / max(count - 1, 1) for i in range(count)]
     # Twelve digits: 0.001 rather than the 0.0010000000000000002 that logarithms make of it.
@@ -92,7 +93,7 @@ def _whole_range(part: str, numbers: list[float]) -> list[float]:
     if any(number != int(number) for number in numbers) or not 2 <= len(numbers) <= 3:
         raise ValueError
     start, stop, step = (int(number) for number in (*numbers, 1)[:3])
-    if step < 1 or stop < start or (stop - start) // step > 100_000:
+    if step < 1 or stop < start or (stop - start) // step >= MOST_VALUES:
         raise ValueError
     return [float(value) for value in range(start, stop + 1, step)]
 

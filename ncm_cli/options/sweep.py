@@ -139,7 +139,7 @@ class SweepOptions:
     optimizer: str = option("adam", help="Optimiser.", choices=OPTIMIZERS, group=_TRAINING)
     momentum: float = option(0.0, help="Momentum of sgd.", group=_TRAINING)
     epochs: int = option(100, least=1, help="Passes over the training rows.", group=_TRAINING)
-    batch_size: int = option(256, help="Rows in a batch; 0 for all.", group=_TRAINING)
+    batch_size: int = option(256, least=0, help="Rows in a batch; 0 for all.", group=_TRAINING)
     evaluate_every: int = option(
         1, help="Epochs between two checkpoints; every rule picks its own.", group=_TRAINING
     )

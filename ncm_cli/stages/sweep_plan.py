@@ -108,8 +108,15 @@ def plan(options: SweepOptions, *, available_rank: int, reporter: Reporter) -> l
 
 
 def _refuse_idle(searches: Sequence[Search], methods: Sequence[str]) -> None:
-    """Refuse a search that no method of the sweep would use."""
+    """Refuse a search that no method of the sweep would use, or that another one overrules."""
+    given: set[tuple[str | None, str]] = set()
     for search in searches:
+        if (search.method, search.name) in given:
+            full = f"{search.method}.{search.name}" if search.method else search.name
+            raise UsageError(
+                f"--search {full} is given twice", fix=f"one list of values: --search {full}=1e-3,1e-2"
+            )
+        given.add((search.method, search.name))
         if search.method is not None and search.method not in methods:
             raise UsageError(
                 f"--search {search.method}.{search.name} is for a method that isn't swept",

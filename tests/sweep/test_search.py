@@ -70,6 +70,8 @@ def test_ranges_are_drawn_in_their_own_scale() -> None:
         "1.5:3",
         "nan",
         "log:1:inf",
+        "log:1:2:99999999999",
+        "2:99999999999",
         "a",
     ],
 )
@@ -102,6 +104,10 @@ def test_a_search_that_no_method_would_use_is_refused() -> None:
         plan(options(methods="erm,irm", search=("eta=0.1",)), available_rank=9, reporter=SILENT)
     with pytest.raises(UsageError, match="for a method that isn't swept"):
         plan(options(methods="erm", search=("irm.penalty=1",)), available_rank=9, reporter=SILENT)
+    with pytest.raises(UsageError, match="--search lr is given twice"):
+        plan(options(methods="erm", search=("lr=1e-3", "lr=1e-2")), available_rank=9, reporter=SILENT)
+    both = options(methods="erm,irm", search=("lr=1e-3", "irm.lr=1e-2"))
+    assert {cell.hyper["lr"] for cell in plan(both, available_rank=9, reporter=SILENT)} == {1e-3, 1e-2}
 
 
 def test_every_default_space_is_in_range_and_known_to_a_method() -> None:
