@@ -39,6 +39,7 @@ EXPECTED_OS_ERRORS = {
     errno.ENOENT: "no such file or folder",
     errno.EACCES: "permission denied",
     errno.EPERM: "permission denied",
+    errno.EEXIST: "a file where a folder is expected",
     errno.EISDIR: "a folder where a file is expected",
     errno.ENOTDIR: "a file where a folder is expected",
     errno.EROFS: "the file system is read-only",
@@ -52,6 +53,7 @@ _FIXES = {
     errno.EACCES: "another place, or the right to read or write there",
     errno.EPERM: "another place, or the right to read or write there",
     errno.EROFS: "another place to write to",
+    errno.EEXIST: "another place to write to, or move that file away",
 }
 """What to do about some of them."""
 

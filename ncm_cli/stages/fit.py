@@ -163,10 +163,11 @@ def resolve_rule(asked: str | None, problem: Problem, candidates: int) -> tuple[
     if asked is not None and asked != "bound":
         return asked, ""
     if problem.held_out is not None:
-        note = (
-            "" if asked else "choosing by validation error + flip rate of the held-out pairs (--select bound)"
+        regression = not problem.target.classes
+        measured = (
+            "validation MSE + mean squared difference" if regression else "validation error + flip rate"
         )
-        return "bound", note
+        return "bound", "" if asked else f"choosing by {measured} of the held-out pairs (--select bound)"
     if asked is None and problem.pairs is None:
         return "in-domain", "choosing by validation rows only (--select in-domain): there are no pairs"
     raise InputError(

@@ -34,6 +34,7 @@ def _run_raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
         (OSError(errno.ENOSPC, "No space left on device", "f.h5"), 3),
         (PermissionError(errno.EACCES, "Permission denied", "f.h5"), 3),
         (FileNotFoundError(errno.ENOENT, "No such file or directory", "f.h5"), 3),
+        (FileExistsError(errno.EEXIST, "File exists", "folder"), 3),
         (MemoryError(), 3),
         (KeyboardInterrupt(), 130),
     ],

@@ -185,6 +185,7 @@ def test_regression(on_disk: Any) -> None:
     made = run(on_disk, features=path, task="regression", target="age")
     assert made.report.rule == "bound"
     assert made.probe.classes == ()
+    assert any("validation MSE + mean squared difference" in note for note in made.heard.notes)
     assert made.report.pick.bound_mse == min(c.bound_mse or np.inf for c in made.report.candidates)
     with pytest.raises(InputError, match="holds numbers, not classes"):
         run(on_disk, features=path, target="age")
