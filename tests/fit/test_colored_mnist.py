@@ -80,12 +80,16 @@ def test_efficientnet_features_from_the_shell(
         "pairs d/pairs.csv -f f.h5 --holdout-col holdout -o p.h5",
         "fit -f f.h5 --method erm --scaling norm -o erm.safetensors",
         "fit -f f.h5 -p p.h5 --scaling norm -o ncm.safetensors",
+        "fit -f f.h5 -p p.h5 --scaling norm --refit -o refit.safetensors",
         "eval erm.safetensors -f f.h5 --where split=test -o erm.json",
         "eval ncm.safetensors -f f.h5 --where split=test -o ncm.json",
+        "eval refit.safetensors -f f.h5 --where split=test -o refit.json",
     ]
     for line in lines:
         assert run(line.split()) == 0, capsys.readouterr().err
-    erm, ncm = (json.loads(Path(f"{name}.json").read_text()) for name in ("erm", "ncm"))
-    print(f"test accuracy: ERM {erm['accuracy']:.3f}, NCM {ncm['accuracy']:.3f}")
+    erm, ncm, refit = (json.loads(Path(f"{name}.json").read_text()) for name in ("erm", "ncm", "refit"))
+    print(f"ERM {erm['accuracy']:.3f}, NCM {ncm['accuracy']:.3f}, refitted {refit['accuracy']:.3f}")
     assert erm["accuracy"] < 0.15
-    assert ncm["accuracy"] >= 0.63
+    # Of 2,000 test digits; standard error .011. Measured: .628 with 256 pairs, .649 with all 384.
+    assert ncm["accuracy"] >= 0.61
+    assert refit["accuracy"] >= 0.63
