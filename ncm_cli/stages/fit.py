@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ncm_cli.errors import InputError
+from ncm_cli.errors import InputError, UsageError
 from ncm_cli.methods.path import Fit
 from ncm_cli.methods.projection import Spectrum
 from ncm_cli.methods.selection import Candidate, choose, score_path
@@ -83,8 +83,7 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> FitReport:
         Features and pairs of different encoders.
     """
     method = options.method or ("erm" if options.pairs is None else "ncm")
-    if method == "ncm" and options.pairs is None:
-        raise InputError("the method ncm needs pairs", fix="--pairs PAIRS.h5, or --method erm")
+    _check_values(options, method)
     solver = resolve_solver(options, method)
     idle = given_flags(options, without_effect(options, method, solver))
     if idle:
@@ -139,6 +138,18 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> FitReport:
     )
     write_probe(options.output, _probe(problem, options, report, best, spectrum))
     return report
+
+
+def _check_values(options: FitOptions, method: str) -> None:
+    """Refuse values that no data could make right."""
+    if method == "ncm" and options.pairs is None:
+        raise UsageError("the method ncm needs pairs", fix="--pairs PAIRS.h5, or --method erm")
+    for decay in parse_numbers(options.weight_decay or "0"):
+        if decay < 0:
+            raise UsageError("--weight-decay is at least 0", found=decay)
+    for flag, value in (("--tolerance", options.tolerance), ("--scale-factor", options.scale_factor)):
+        if not (np.isfinite(value) and value > 0):
+            raise UsageError(f"{flag} is above 0", found=value)
 
 
 def resolve_rule(asked: str | None, problem: Problem, candidates: int) -> tuple[str, str]:

@@ -320,7 +320,7 @@ def test_pairs_of_another_encoder_are_refused(on_disk: Any) -> None:
 
 
 def test_ncm_without_pairs_and_ranks_without_ncm_are_refused(on_disk: Any) -> None:
-    with pytest.raises(InputError, match="needs pairs"):
+    with pytest.raises(UsageError, match="needs pairs"):
         run(on_disk, pairs=None, method="ncm")
     with pytest.raises(InputError, match="removes no directions"):
         run(on_disk, method="erm", rank="3")
@@ -387,3 +387,18 @@ def test_options_that_nothing_reads_are_said(on_disk: Any) -> None:
     (said,) = [text for text in made.heard.warnings if "no effect" in text]
     assert said == "no effect with --method ncm --solver lbfgs: --scale-factor, --lr, --eta"
     assert not any("no effect" in text for text in run(on_disk, rank="2", weight_decay="1e-2").heard.warnings)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"weight_decay": "1,-1"}, "--weight-decay is at least 0"),
+        ({"tolerance": 0.0}, "--tolerance is above 0"),
+        ({"scaling": "norm", "scale_factor": float("nan")}, "--scale-factor is above 0"),
+    ],
+)
+def test_values_that_no_data_could_make_right_are_usage_errors(
+    on_disk: Any, changed: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        run(on_disk, **changed)
