@@ -85,14 +85,14 @@ def oracle_pairs(
 def _require_test_rows_first(
     path: Path, store: PairStore, probe: Probe, features: FeatureStore, reporter: Reporter
 ) -> None:
-    """Refuse pairs the wrong way round, and warn of rows the probe was trained on, as far as that is known."""
+    """Refuse pairs the wrong way round; warn of rows the probe was trained on, as far as that is known."""
     data = probe.meta.get("data") or {}
     test = data.get("test") or f"{features.split_column or 'split'}=test"
     if not _among(features, test, store.id_a) and (turned := _among(features, test, store.id_b)):
         raise InputError(
             "oracle pairs the wrong way round",
             where=path,
-            found=f"{turned:,} of {len(store.id_b):,} second members are test rows ({test}), no first member is",
+            found=f"{turned:,} of {len(store.id_b):,} second members are rows of {test}, no first member is",
             expected="test rows as first members (a), their twins in a training domain as second ones (b)",
             fix="make the pairs again with the columns swapped: ncm pairs --a-col id_b --b-col id_a",
         )
