@@ -104,6 +104,7 @@ def test_measured_risk_is_below_the_bound_and_the_chain_is_ordered(seed: int, lo
     assert terms.bound <= terms.erm_bound + 1e-9 * (1 + terms.erm_bound)
 
 
+@pytest.mark.slow
 def test_the_bound_holds_in_1000_of_1000_random_exact_problems() -> None:
     held = 0
     tight = []

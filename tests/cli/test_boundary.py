@@ -111,6 +111,7 @@ def test_nearest_and_listing() -> None:
 
 
 @pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.slow
 def test_a_process_without_standard_streams_does_its_work(redirection: str) -> None:
     program = f"{sys.executable} -m ncm_cli info --system {redirection}"
     done = subprocess.run(program, shell=True, capture_output=True, text=True, check=False)

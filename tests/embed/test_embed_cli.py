@@ -29,6 +29,7 @@ def ncm(
     return subprocess.run(command, capture_output=True, env=os.environ | (env or {}), check=False, **more)
 
 
+@pytest.mark.slow
 def test_exit_codes_and_streams(make_pictures: Any) -> None:
     pictures = make_pictures(4)
     line = ("embed", pictures.manifest, "-o", pictures.output, "--model", "pixels:2")
@@ -65,6 +66,7 @@ def test_an_unchanged_run_imports_nothing_heavy(make_pictures: Any) -> None:
 
 
 @pytest.mark.parametrize("env", [{}, C_LOCALE], ids=["utf8", "C"])
+@pytest.mark.slow
 def test_c15_names_that_are_not_ascii_work_in_any_locale(pictures: Any, env: dict[str, str]) -> None:
     folder = pictures.folder / "dossier é"
     folder.mkdir()
@@ -128,6 +130,7 @@ def limited(size: int) -> Any:
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_an_error_and_loses_nothing(make_pictures: Any, contents: Any) -> None:
     pictures = make_pictures(60)
     clean = pictures.folder / "clean.h5"

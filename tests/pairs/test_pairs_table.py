@@ -298,6 +298,7 @@ def small_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=_BYTES)
+@pytest.mark.slow
 def test_malformed_tables_raise_nothing_but_our_errors(data: bytes, small_store: Path) -> None:
     table = small_store.parent / "pairs.csv"
     table.write_bytes(data)

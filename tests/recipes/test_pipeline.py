@@ -159,6 +159,7 @@ def test_outputs_that_were_lost_or_changed_are_made_again(tiny: Path) -> None:
     assert _run(tiny).ran == ("eval (seed 1)",)
 
 
+@pytest.mark.slow
 def test_force_and_only(tiny: Path) -> None:
     _run(tiny)
     assert _run(tiny, only=["probe"]).skipped == ("probe (seed 0)", "probe (seed 1)")
@@ -173,6 +174,7 @@ def test_only_needs_what_the_step_reads(tiny: Path) -> None:
         _run(tiny, only=["probe"])
 
 
+@pytest.mark.slow
 def test_a_new_format_makes_everything_stale(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _run(tiny)
     monkeypatch.setattr("ncm_cli.pipeline.freshness._formats", lambda: {"store": 99})
@@ -202,6 +204,7 @@ def test_the_first_error_stops_and_what_is_done_stays(tiny: Path) -> None:
     assert _run(tiny).ran == ("eval-2 (seed 0)", "eval-2 (seed 1)")
 
 
+@pytest.mark.slow
 def test_a_damaged_state_file_only_costs_time(tiny: Path) -> None:
     _run(tiny)
     for text in ("", "{}", "[1]", '{"ncm_format": "ncm-run-state", "ncm_format_version": 1, "jobs": 3}'):

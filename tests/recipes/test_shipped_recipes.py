@@ -48,6 +48,7 @@ def test_a_recipe_is_valid_and_has_shell_lines(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", sorted(set(INPUTS) - {"synthetic"}))
+@pytest.mark.slow
 def test_the_quick_variant_is_smaller(name: str, tmp_path: Path) -> None:
     whole, quick = _load(name, tmp_path), _load(name, tmp_path, "quick=true")
     assert len(quick.jobs) <= len(whole.jobs)
@@ -55,6 +56,7 @@ def test_the_quick_variant_is_smaller(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(name for name, inputs in INPUTS.items() if inputs))
+@pytest.mark.slow
 def test_a_recipe_says_what_must_be_given(name: str, tmp_path: Path) -> None:
     from ncm_cli.recipe.problems import RecipeError
 

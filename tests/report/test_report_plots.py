@@ -81,6 +81,7 @@ def _looks_drawn(path: Path) -> None:
     assert 0.005 < (image < 200).mean() < 0.6
 
 
+@pytest.mark.slow
 def test_bound_results_give_paths_and_tradeoff(tmp_path: Path) -> None:
     for seed in range(3):
         write_bound(tmp_path / f"b{seed}.json", "p.h5", seed)
@@ -160,6 +161,7 @@ def test_convergence_from_a_sweep(tmp_path: Path) -> None:
     _looks_drawn(tmp_path / "fig" / "convergence-s.png")
 
 
+@pytest.mark.slow
 def test_spectrum_and_probe_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = "--dim 12 --spurious 3 --rows 100 --val-rows 50 --test-rows 100 --pairs 20 --holdout-pairs 10"
     assert run(f"data synthetic -o {tmp_path}/data {small}".split()) == 0
@@ -235,6 +237,7 @@ def test_bars_of_a_group_that_one_method_lacks(tmp_path: Path) -> None:
     _looks_drawn(written[0])
 
 
+@pytest.mark.slow
 def test_plots_need_no_home_folder(tmp_path: Path) -> None:
     write_bound(tmp_path / "b.json", "a", 0)
     done = subprocess.run(

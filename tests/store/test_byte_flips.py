@@ -92,6 +92,7 @@ def test_probe(probe_path: Path) -> None:
     assert found["refused"] > 450
 
 
+@pytest.mark.slow
 def test_old_hdf5_without_checksums(
     write_store: Callable[..., Path], samples: SimpleNamespace, tmp_path: Path
 ) -> None:

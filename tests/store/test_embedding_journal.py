@@ -104,6 +104,7 @@ def test_c55_a_torn_end_is_dropped_and_written_anew(tmp_path: Path, share: float
         np.testing.assert_array_equal(journal.take([row(i).id for i in range(30)]), features(0, 30))
 
 
+@pytest.mark.slow
 def test_a_rotten_byte_costs_one_row_at_most(tmp_path: Path) -> None:
     output = tmp_path / "f.h5"
     log = filled(output) / "rows.log"
@@ -277,6 +278,7 @@ def test_c55_kill_9_at_any_moment_loses_no_finished_row(tmp_path: Path) -> None:
     assert before > 100
 
 
+@pytest.mark.slow
 def test_memory_does_not_hold_the_rows(tmp_path: Path) -> None:
     output = tmp_path / "f.h5"
     block = np.ones((500, 256), np.float32)
