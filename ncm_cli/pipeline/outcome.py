@@ -262,7 +262,7 @@ def _rows(recipe: Recipe, measured: tuple[Measured, ...]) -> Iterable[Row]:
 
 
 def _verdict(expectation: Expectation, measured: tuple[Measured, ...]) -> Verdict:
-    own = [one for one in measured if _fits(one, expectation.filters)]
+    own = [one for one in measured if expectation.applies and _fits(one, expectation.filters)]
     spread = Spread.of(one.metric(expectation.metric) for one in own)
     if spread is None:
         return Verdict(expectation=expectation, measured=None, state=NOT_RUN)

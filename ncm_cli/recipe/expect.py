@@ -64,7 +64,7 @@ def read_expect(
 def _one(
     node: Entries, path: str, variables: Variables, steps: Sequence[str], problems: Problems
 ) -> Expectation | None:
-    known = [*_TEXTS, *_NUMBERS, *_FILTERS, *variables.matrix]
+    known = [*_TEXTS, *_NUMBERS, *_FILTERS, *variables.matrix, *variables.plain]
     numbers: dict[str, float | None] = dict.fromkeys(_NUMBERS)
     texts: dict[str, str] = {}
     right = True
@@ -93,7 +93,22 @@ def _one(
         return None
     source = texts.pop("source", "")
     metric = texts.pop("metric")
-    return Expectation(metric=metric, filters=texts, source=source, line=node.line, **numbers)
+    return Expectation(
+        metric=metric,
+        applies=_take_variables(texts, variables),
+        filters=texts,
+        source=source,
+        line=node.line,
+        **numbers,
+    )
+
+
+def _take_variables(texts: dict[str, str], variables: Variables) -> bool:
+    """Take the keys that are variables out of the filters; whether the variables have those values."""
+    names = [name for name in texts if name in variables.plain and name not in _FILTERS]
+    wanted = {name: texts.pop(name) for name in names}
+    found = ((variables.plain[name], text) for name, text in wanted.items())
+    return all(isinstance(node, Scalar) and node.text == text for node, text in found)
 
 
 def _wrong(texts: dict[str, str], numbers: dict[str, float | None], steps: Sequence[str]) -> dict[str, bool]:

@@ -49,6 +49,8 @@ class Expectation:
     """A name in an eval or bound result, dotted for inner ones; ``worst_group`` is its accuracy."""
     filters: dict[str, str]
     """``where``, ``method``, ``rule``, ``step`` or matrix variables that pick the results to average."""
+    applies: bool
+    """Whether the run's variables are those that the value is for, such as the model."""
     value: float | None
     tolerance: float | None
     min: float | None

@@ -232,6 +232,13 @@ def test_verdicts(tiny: Path) -> None:
     assert row.worst_group is not None
 
 
+def test_a_value_for_another_variable_is_not_run(tiny: Path) -> None:
+    only = "  - {metric: accuracy, where: split=test, decay: 1e-2, min: .9}\n"
+    (tiny / "tiny.yaml").write_text(RECIPE + only)
+    assert _run(tiny).outcome.verdicts[-1].state == "reproduced"
+    assert _run(tiny, "decay=1").outcome.verdicts[-1].state == "not run"
+
+
 def test_the_report_records_where_everything_comes_from(tiny: Path) -> None:
     recipe = _load(tiny)
     report = run(recipe)
