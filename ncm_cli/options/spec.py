@@ -7,6 +7,7 @@ The field's name is the long option (``id_col`` is ``--id-col``) and the key in 
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
@@ -131,7 +132,7 @@ def fields_of(options: type) -> list[Field]:
 
 
 def check(options: Any) -> Any:
-    """The options unchanged, once choices, least numbers and small grammars are known to be right."""
+    """The options unchanged, once choices, numbers and small grammars are known to be right."""
     for field in fields_of(type(options)):
         value = getattr(options, field.name)
         if value is None:
@@ -144,6 +145,8 @@ def check(options: Any) -> Any:
                     expected=" | ".join(field.spec.choices),
                     fix=f"did you mean {close!r}?" if close else None,
                 )
+            if field.type is float and not math.isfinite(item):
+                raise UsageError(f"{field.flag} must be finite", found=item)
             if field.spec.least is not None and not item >= field.spec.least:
                 raise UsageError(f"{field.flag} must be at least {field.spec.least:g}", found=item)
             if field.spec.parse:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ncm_cli.errors import UsageError
 from ncm_cli.options.spec import Field, check, fields_of
-from ncm_cli.recipe.document import Entries, Items, Node, Scalar, kind_of
+from ncm_cli.recipe.document import NUMBER, Entries, Items, Node, Scalar, kind_of, scalar_value
 from ncm_cli.recipe.problems import Problems
 
 PathOf = Callable[[Field, Scalar, str], Path]
@@ -114,6 +114,8 @@ def _why(field: Field, node: Scalar) -> str:
         return "; a number has no leading zero"
     if ":" in text and text.replace(":", "").isdigit():
         return "; 1:30 isn't a number in YAML 1.2"
+    if NUMBER.fullmatch(node.text) and isinstance(scalar_value(node.text), str):
+        return "; that is more than a number can hold"
     return ""
 
 

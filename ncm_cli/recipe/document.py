@@ -7,6 +7,7 @@ neither deep nesting nor a chain of aliases can use much memory.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ MAX_NODES = 50_000
 Value = str | int | float | bool | None
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+NUMBER = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _WORDS: dict[str, Value] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
     **dict.fromkeys(("true", "True", "TRUE"), True),
@@ -71,12 +72,15 @@ Node = Scalar | Items | Entries
 
 
 def scalar_value(text: str) -> Value:
-    """The value of a plain scalar by YAML 1.2's core schema, without octal and hexadecimal."""
+    """The value of a plain scalar by YAML 1.2's core schema, without octal and hexadecimal.
+
+    A number too large to be held stays text: ``6e1234`` isn't infinity.
+    """
     if text in _WORDS:
         return _WORDS[text]
     if _INT.fullmatch(text):
         return int(text) if len(text) < 20 else text
-    if _FLOAT.fullmatch(text):
+    if NUMBER.fullmatch(text) and math.isfinite(float(text)):
         return float(text)
     return text
 

@@ -65,7 +65,7 @@ def load(file: Path, *, out: Path | None = None, sets: Sequence[str] = (), cwd: 
         sha256=digest,
         out=folder,
         vars={key: _plain(node) for key, node in variables.plain.items()},
-        matrix={key: tuple(item.value for item in items) for key, items in variables.matrix.items()},
+        matrix={key: tuple(item.text for item in items) for key, items in variables.matrix.items()},
         jobs=tuple(jobs),
         columns=read_table(get("table"), variables, problems),
         expect=read_expect(get("expect"), variables, [job.step for job in jobs], problems),
@@ -105,9 +105,9 @@ def _name(root: Entries, file: Path, problems: Problems) -> str:
 
 
 def _plain(node: Node) -> Any:
-    """A tree as plain values, for the provenance record."""
+    """A tree as it is written, for the provenance record."""
     if isinstance(node, Scalar):
-        return node.value
+        return None if node.value is None else node.text
     if isinstance(node, Items):
         return [_plain(item) for item in node.items]
     return {key: _plain(value) for key, value in node.entries.items()}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from ncm_cli.recipe.document import Value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,8 +18,8 @@ class Job:
     """The subcommand: ``embed``, ``fit`` ..., or ``data``."""
     builder: str | None
     """Of ``data`` steps."""
-    cell: dict[str, Value]
-    """The matrix variables that the step uses, with their values here."""
+    cell: dict[str, str]
+    """The matrix variables that the step uses, with their values here as the recipe writes them."""
     options: Any
     """The options dataclass of the subcommand, with usable paths."""
     inputs: dict[str, tuple[Path, ...]]
@@ -38,7 +37,7 @@ class Job:
     @property
     def key(self) -> str:
         """The same for machines: unique in a recipe, and stable between runs."""
-        return "|".join([self.step, *(f"{name}={value}" for name, value in self.cell.items())])
+        return json.dumps([self.step, self.cell], ensure_ascii=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +68,8 @@ class Recipe:
     out: Path
     """The run's folder, absolute."""
     vars: dict[str, Any]
-    matrix: dict[str, tuple[Value, ...]]
+    """Variables without a matrix, as written; None for an empty one."""
+    matrix: dict[str, tuple[str, ...]]
     jobs: tuple[Job, ...]
     """In the order in which they run."""
     columns: dict[str, str]

@@ -58,7 +58,7 @@ class Steps:
         self._cwd = cwd
         self._columns = ColumnCheck(problems)
         self._uses: list[_Use] = []
-        self._written: dict[Path, str] = {}
+        self._written: dict[Path, Job] = {}
         self._later: set[Path] = set()
 
     def read(self, node: Node | None, line: int) -> list[Job]:
@@ -160,20 +160,19 @@ class Steps:
         expanded = self._globbed(kind, filled)
         skip = frozenset({"builder"} if template.kind == "data" else ())
         options = to_options(kind, expanded, template.path, self._path_of, self._problems, skip=skip)
-        values = {name: scalar.value for name, scalar in cell.items()}
         builder = filled.entries["builder"] if template.kind == "data" else None
         job = Job(
             step=template.name,
             kind=template.kind,
             builder=builder.text if isinstance(builder, Scalar) else None,
-            cell=values,
+            cell={name: scalar.text for name, scalar in cell.items()},
             options=options,
             inputs=self._by_option("input"),
             outputs=self._by_option("output"),
             line=template.line,
         )
         self._check_inputs()
-        self._check_outputs(job)
+        self._check_outputs(job, template)
         if options is not None:
             self._columns.look_at(job, filled, template.path)
         return job if options is not None else None
@@ -258,24 +257,35 @@ class Steps:
                 what = f"no such file or folder: {self.shown(use.path)}, and no step writes it"
                 self._problems.add(use.line, use.key_path, what)
 
-    def _check_outputs(self, job: Job) -> None:
+    def _check_outputs(self, job: Job, template: _Template) -> None:
         for use in self._uses:
             if use.field.spec.role != "output":
                 continue
-            for path, title in self._written.items():
+            for path, other in self._written.items():
                 if (
                     use.path != path
                     and not use.path.is_relative_to(path)
                     and not path.is_relative_to(use.path)
                 ):
                     continue
-                what = f"{self.shown(use.path)} is also written by {title}"
-                if title.split(" (")[0] == job.step:
-                    differing = ", ".join(f"${{{name}}}" for name in job.cell)
-                    what = f"{self.shown(use.path)} is the same in several cells; put {differing} in it"
+                what = f"{self.shown(use.path)} is also written by {other.title}"
+                if other.step == job.step:
+                    what = self._why_the_same(use, job, other, template)
                 self._problems.add(use.line, use.key_path, what)
                 break
-            self._written.setdefault(use.path, job.title)
+            self._written.setdefault(use.path, job)
+
+    def _why_the_same(self, use: _Use, job: Job, other: Job, template: _Template) -> str:
+        """What is wrong where two cells of one step write one file."""
+        written = self._variables.uses(template.options.entries[use.key_path.rpartition(".")[2]])
+        lacking = [name for name in job.cell if job.cell[name] != other.cell[name] and name not in written]
+        if lacking:
+            needed = ", ".join(f"${{{name}}}" for name in lacking)
+            return f"{self.shown(use.path)} is the same in several cells; put {needed} in it"
+        cells = " and ".join(one.title.removeprefix(f"{job.step} ") for one in (other, job))
+        return (
+            f"{self.shown(use.path)} is written in the cells {cells}: choose values that give different paths"
+        )
 
 
 def _clean(path: Path) -> Path:

@@ -232,6 +232,16 @@ def test_verdicts(tiny: Path) -> None:
     assert row.worst_group is not None
 
 
+def test_c68_cells_are_reported_as_written_and_never_averaged(tiny: Path) -> None:
+    text = RECIPE.replace("seed: ${seed}", "").replace("seed: 1,", "seed: 7e5678,")
+    (tiny / "tiny.yaml").write_text(text.replace("seed", "commit").replace("[0, 1]", "[6e1234, 7e5678]"))
+    outcome = _run(tiny).outcome
+    assert [row.cell for row in outcome.rows] == [{"commit": "6e1234"}, {"commit": "7e5678"}]
+    assert [row.columns["test"].n for row in outcome.rows if row.columns["test"]] == [1, 1]
+    assert [verdict.measured.n for verdict in outcome.verdicts if verdict.measured] == [2, 1]
+    assert _run(tiny).ran == ()
+
+
 def test_a_value_for_another_variable_is_not_run(tiny: Path) -> None:
     only = "  - {metric: accuracy, where: split=test, decay: 1e-2, min: .9}\n"
     (tiny / "tiny.yaml").write_text(RECIPE + only)
@@ -259,7 +269,7 @@ def test_the_report_records_where_everything_comes_from(tiny: Path) -> None:
     }
     probe = files["erm-1.safetensors"]
     assert probe["seed"] == 1
-    assert probe["cell"] == {"seed": 1}
+    assert probe["cell"] == {"seed": "1"}
     assert probe["inputs"]["features[0]"] == files["features.h5"]["sha256"]
 
 

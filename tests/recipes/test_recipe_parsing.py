@@ -133,7 +133,7 @@ def test_set_is_typed_and_checked(tmp_path: Path) -> None:
         "  - data: {builder: digits, output: 'd${seed}', seed: ${s}}\n"
     )
     jobs = _load(tmp_path, text, sets=["s=7", "seed=[4, 5, 6]"]).jobs
-    assert [job.cell for job in jobs[2:]] == [{"seed": 4}, {"seed": 5}, {"seed": 6}]
+    assert [job.cell for job in jobs[2:]] == [{"seed": "4"}, {"seed": "5"}, {"seed": "6"}]
     assert {job.options.seed for job in jobs[2:]} == {7}
     found = _problems(tmp_path, text, sets=["sed=1", "s", "s=[", "s=1e-3"])
     assert "--set sed=1: no variable named 'sed'; did you mean 'seed'?" in found[0]
