@@ -116,7 +116,7 @@ EXPLANATIONS: dict[str, tuple[str, str]] = {
     ),
     "misalignment": (
         "The root mean square shift along the worst direction that the projection has left in.",
-        "It is 0 when the removed directions hold all that changes between the domains.",
+        "0 when the removed directions hold all that changes. Few pairs overestimate it: see its interval.",
     ),
     "term_2": (
         "The price of spurious directions that were missed. It shrinks with r, while Term I grows.",

@@ -1,15 +1,29 @@
-"""Bootstrap intervals for the terms of the bound.
+"""Intervals for the terms of the bound.
 
-Every term is a smooth function of means over pairs: of losses, of errors, and of δδᵀ through M's eigenpairs.
-A replicate draws pairs with replacement, which only re-weights those means. The spectral quantities follow M
-to first order (in the subspace distance the eigenvectors' own turning too), so that a replicate costs a dot
-product and not an eigendecomposition:
+Shares of pairs have Wilson's interval, and their sum Newcombe's: a resample of 0 errors in n is 0 again, and
+would claim certainty. All other quantities are smooth functions of means over pairs (of losses, and of δδᵀ
+through M's eigenpairs). A resample of the pairs only re-weights those means, and M's quantities follow it to
+first order (in the subspace distance the eigenvectors' own turning too), for a dot product each:
 
 - σ_max((I − Q̃Q̃ᵀ)M^½)² = vᵀMv and λ_j = q_jᵀMq_j, at the maximiser v and the eigenvectors q of the sample;
 - dist² = 1 − σ_min(Q̃_sᵀQ_s)² with singular vectors (u, w) of σ_min, where
   dσ_min = Σ_{i≤s<j} w_i (q_jᵀQ̃_s u) q_jᵀ dM q_i / (λ_i − λ_j).
 
-A first-order interval is a little too narrow where λ_s and λ_{s+1} nearly coincide.
+What that leaves out is a bias. A maximum over directions is larger in a sample than in the population, and
+larger again in a resample of the sample: so the percentiles of resamples that decompose their own M lie too
+high by twice the bias, and those of the first order by once. The difference of the two, on `EXACT` resamples,
+estimates it, and it is subtracted from every resample (Efron, Tibshirani 1993, An introduction to the
+bootstrap, chapter 10).
+
+How often nominal 95 % intervals of the misalignment hold the truth, 10 dimensions, 200 data sets: with next
+to all that is spurious removed .01, .02, .40 of resamples that decompose their own M, .82, .82, .94 to first
+order, .97, .96, .91 with the bias subtracted, for 60, 100, 400 pairs; with a clear largest shift left, .88 to
+.94 of all three.
+
+What remains: one correction removes one order. Where many eigenvalues nearly coincide in the direction of the
+maximum, and pairs are not many more than dimensions, misalignment, λ_{s+1}, dist and the bound stay too high,
+on the safe side: by .6 of the interval's width for 128 pairs in 64 dimensions with equal ones, when the value
+itself is 1.5 widths too high. Such an interval may lie below its value.
 """
 
 from __future__ import annotations
@@ -21,7 +35,18 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.methods.bound import Array, Loss, SecondMoment, Terms, predicted, row_blocks
+from ncm_cli.methods import metrics
+from ncm_cli.methods.bound import (
+    Array,
+    Loss,
+    SecondMoment,
+    Terms,
+    misalignment,
+    row_blocks,
+    second_moment,
+    subspace_distance,
+)
+from ncm_cli.methods.comparison import newcombe
 from ncm_cli.methods.svd import svd
 
 LEVEL = 0.95
@@ -29,15 +54,24 @@ LEVEL = 0.95
 CHUNK = 4_000_000
 """Weights (replicates × pairs) held at a time: 32 MiB."""
 
+EXACT = 5
+"""Resamples whose M is decomposed. The bias is the mean over them of the difference of two values of one
+resample, which varies little: with 32 of them, coverage is the same to .03."""
+
 Interval = tuple[float, float]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SpectralRows:
-    """What each pair contributes to the quantities that come from M, float64 (n,) each."""
+    """What each pair contributes to the quantities that come from M."""
 
+    differences: NDArray
+    """δ (n, d)."""
+    basis: Array
+    """Q̃_r (d, r)."""
+    s: int
     shift: Array
-    """‖Wδ‖²."""
+    """‖Wδ‖², float64 (n,) like the following."""
     aligned: Array
     """(vᵀδ)²."""
     first: Array
@@ -47,42 +81,61 @@ class SpectralRows:
     cosine: Array
     """The pair's influence on σ_min(Q̃_sᵀQ_s), before centring."""
 
+    def exact(self, weights: Array) -> Array:
+        """(4,) misalignment, √λ₁, √λ_{s+1} and dist of the pairs re-weighted by (n,), which sum to 1."""
+        drawn = np.flatnonzero(weights)
+        scale = np.sqrt(weights[drawn] * len(drawn))
+        moment = second_moment(row_blocks(self.differences[drawn] * scale[:, None]))
+        # A resample of few pairs can have fewer directions than s.
+        s = min(self.s, len(moment.values))
+        return np.array(
+            [
+                misalignment(moment, self.basis)[0],
+                math.sqrt(moment.value(0)),
+                math.sqrt(moment.value(self.s)),
+                subspace_distance(self.basis[:, :s], moment.vectors[:, :s]),
+            ]
+        )
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ErrorRows:
-    """Each pair's 0-1 losses and whether its two predictions differ, 0.0 or 1.0 (n,)."""
+    """Which members each pair's predictions are wrong for, and whether they differ, bool (n,)."""
 
-    test_error: Array
-    twin_error: Array
-    flip: Array
+    test_error: NDArray[np.bool_]
+    twin_error: NDArray[np.bool_]
+    flip: NDArray[np.bool_]
+
+    def intervals(self) -> dict[str, Interval]:
+        """95 % intervals of the shares and of the 0-1 bound.
+
+        The bound is 1 plus the difference of two shares of the same pairs: twin wrong, and not flipped.
+        """
+        n, twin, kept = len(self.flip), self.twin_error, ~self.flip
+        counts = (int(np.sum(pairs)) for pairs in (twin & kept, twin & ~kept, ~twin & kept, ~twin & ~kept))
+        low, high = newcombe(*counts)
+        return {
+            "twin_error": metrics.wilson(int(twin.sum()), n),
+            "flip_rate": metrics.wilson(int(self.flip.sum()), n),
+            "zero_one_bound": (1 + low, 1 + high),
+            "test_error": metrics.wilson(int(self.test_error.sum()), n),
+        }
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PairRows:
-    """What each pair contributes to every mean."""
+    """What each pair contributes to every quantity."""
 
     test_loss: Array
     twin_loss: Array
     spectral: SpectralRows
     errors: ErrorRows | None = None
 
-    def columns(self) -> dict[str, Array]:
-        """All of them by name."""
-        columns = {"test_loss": self.test_loss, "twin_loss": self.twin_loss}
-        columns |= {
-            field.name: getattr(self.spectral, field.name) for field in dataclasses.fields(SpectralRows)
-        }
-        if self.errors is not None:
-            columns |= {
-                field.name: getattr(self.errors, field.name) for field in dataclasses.fields(ErrorRows)
-            }
-        return columns
-
 
 def error_rows(test_logits: Array, twin_logits: Array, codes: NDArray) -> ErrorRows:
     """`ErrorRows` of pairs whose members have logits (n, C)."""
-    test, twin = predicted(test_logits), predicted(twin_logits)
-    return ErrorRows(*(wrong.astype(np.float64) for wrong in (test != codes, twin != codes, test != twin)))
+    test, twin = metrics.decide(test_logits), metrics.decide(twin_logits)
+    return ErrorRows(test != codes, twin != codes, test != twin)
 
 
 def spectral_rows(
@@ -101,6 +154,9 @@ def spectral_rows(
         parts["cosine"].append(((inner[:, s:] @ turning) * inner[:, :s]).sum(axis=1))
     projected = np.concatenate(parts["projected"])
     return SpectralRows(
+        differences=differences,
+        basis=basis,
+        s=s,
         shift=np.concatenate(parts["shift"]),
         aligned=projected[:, 0],
         first=projected[:, 1],
@@ -139,64 +195,71 @@ def intervals(
     replicates: int,
     seed: int,
 ) -> dict[str, Interval]:
-    """95 % percentile intervals of each estimated quantity, by name.
+    """95 % intervals of each estimated quantity, by name; from one pair only those of shares.
 
     Parameters
     ----------
     train_loss : float64 (N,) or None
         Losses of the training rows when Term I is taken on them; resampled on their own.
     """
+    shares = rows.errors.intervals() if rows.errors else {}
+    if len(rows.test_loss) < 2:
+        return shares
     rng = np.random.default_rng(seed)
-    columns = rows.columns()
-    stacked = np.stack(list(columns.values()), axis=1)
-    means = np.concatenate([w @ stacked for w in _weights(rng, replicates, len(stacked))])
-    drawn = dict(zip(columns, means.T, strict=True))
+    spectral = rows.spectral
+    columns = (spectral.aligned, spectral.first, spectral.following, spectral.cosine)
+    stacked = np.stack([*columns, spectral.shift, rows.test_loss, rows.twin_loss], axis=1)
+    means: list[Array] = []
+    exact: list[Array] = []
+    for weights in _weights(rng, replicates, len(stacked)):
+        means.append(weights @ stacked)
+        exact += [spectral.exact(one) for one in weights[: EXACT - len(exact)]]
+    drawn = np.concatenate(means)
     if train_loss is None:
-        term_1 = drawn["twin_loss"]
+        term_1 = drawn[:, 6]
     else:
         term_1 = np.concatenate([w @ train_loss for w in _weights(rng, replicates, len(train_loss))])
-    values = _quantities(loss, terms, drawn, term_1, float(rows.spectral.cosine.mean()))
+    roots = _first_order(terms, drawn[:, :4], float(spectral.cosine.mean()))
+    estimate = [terms.misalignment, math.sqrt(terms.lambda_1), math.sqrt(terms.lambda_s_next), terms.distance]
+    bias = (np.array(exact) - roots[: len(exact)]).mean(axis=0) + roots.mean(axis=0) - estimate
+    values = _quantities(loss, terms, np.maximum(roots - bias, 0), drawn[:, 4:6], term_1)
     tail = 100 * (1 - LEVEL) / 2
-    return {
+    return shares | {
         name: (float(np.percentile(value, tail)), float(np.percentile(value, 100 - tail)))
         for name, value in values.items()
     }
 
 
-def _quantities(
-    loss: Loss, terms: Terms, drawn: dict[str, Array], term_1: Array, cosine_mean: float
-) -> dict[str, Array]:
-    """Every printed quantity in each replicate (B,)."""
+def _first_order(terms: Terms, means: Array, cosine_mean: float) -> Array:
+    """(B, 4) misalignment, √λ₁, √λ_{s+1} and dist of resamples, from the means of what rows contribute."""
+    cosine = math.sqrt(max(1 - terms.distance**2, 0.0)) + means[:, 3] - cosine_mean
+    return np.column_stack([np.sqrt(means[:, :3]), np.sqrt(1 - np.clip(cosine, 0, 1) ** 2)])
+
+
+def _quantities(loss: Loss, terms: Terms, roots: Array, means: Array, term_1: Array) -> dict[str, Array]:
+    """Every quantity in each resample (B,); ``means`` (B, 2) of ‖Wδ‖² and of the loss on test rows."""
     norm = terms.weight_norm
-    cosine = math.sqrt(max(1 - terms.distance**2, 0.0)) + (drawn["cosine"] - cosine_mean)
-    distance_squared = 1 - np.clip(cosine, 0, 1) ** 2
-    upper = drawn["first"] * distance_squared + np.maximum(drawn["following"], 0)
+    aligned, first, following, distance = roots.T
+    shift, test_risk = means.T
+    distance = np.minimum(distance, 1)
     in_domain = loss.term_1_factor * term_1
 
-    def penalty(shift_squared: Array) -> Array:
-        return loss.constant * np.sqrt(shift_squared) ** loss.power
+    def penalty(shift: Array) -> Array:
+        return loss.constant * shift**loss.power
 
-    bound = in_domain + penalty(norm**2 * drawn["aligned"])
-    values = {
+    bound = in_domain + penalty(norm * aligned)
+    return {
         "term_1": term_1,
-        "theta_m_theta": drawn["shift"],
-        "misalignment": np.sqrt(drawn["aligned"]),
-        "root_bound": in_domain + penalty(drawn["shift"]),
+        "theta_m_theta": shift,
+        "misalignment": aligned,
+        "root_bound": in_domain + penalty(np.sqrt(shift)),
         "term_2": bound - in_domain,
-        "term_2_upper": penalty(norm**2 * upper),
+        "term_2_upper": penalty(norm * np.hypot(first * distance, following)),
         "bound": bound,
-        "erm_bound": in_domain + penalty(norm**2 * drawn["first"]),
-        "lambda_1": drawn["first"],
-        "lambda_s_next": drawn["following"],
-        "distance": np.sqrt(distance_squared),
-        "test_risk": drawn["test_loss"],
-        "slack": bound - drawn["test_loss"],
+        "erm_bound": in_domain + penalty(norm * first),
+        "lambda_1": first**2,
+        "lambda_s_next": following**2,
+        "distance": distance,
+        "test_risk": test_risk,
+        "slack": bound - test_risk,
     }
-    if "flip" in drawn:
-        values |= {
-            "twin_error": drawn["twin_error"],
-            "flip_rate": drawn["flip"],
-            "zero_one_bound": drawn["twin_error"] + drawn["flip"],
-            "test_error": drawn["test_error"],
-        }
-    return values
