@@ -27,13 +27,18 @@ class BoundOptions:
 
     probe: Path = argument(help="The probe whose test-domain risk is bounded.", role="input")
     features: Path = option(
-        help="Feature store with the labels of the oracle pairs and the training rows.", role="input"
+        help="Feature store with the labels of the oracle pairs and the training rows.",
+        role="input",
+        flags=("-f",),
     )
     oracle_pairs: Path = option(
         help="Pair store of test rows (a) and their twins in a training domain (b).", role="input"
     )
     pairs: Path | None = option(
-        None, help="The pairs that the probe was fitted with: for --ranks and --clean-pairs.", role="input"
+        None,
+        help="The pairs that the probe was fitted with: for --ranks and --clean-pairs.",
+        role="input",
+        flags=("-p",),
     )
     clean_pairs: Path | None = option(
         None, help="The same pairs without noise: adds the noise corollary.", role="input"

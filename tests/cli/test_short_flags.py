@@ -1,0 +1,27 @@
+"""One short flag for one thing, in every command."""
+
+from __future__ import annotations
+
+import pytest
+
+from ncm_cli.options.info import InfoOptions
+from ncm_cli.options.registry import BUILDERS, STEPS, builder_options, step_options
+from ncm_cli.options.run import RunOptions
+from ncm_cli.options.spec import fields_of
+
+SHORT = {"features": ("-f",), "pairs": ("-p",), "output": ("-o",)}
+
+CLASSES = [
+    *(step_options(step) for step in STEPS if step != "data"),
+    *(builder_options(builder) for builder in BUILDERS),
+    InfoOptions,
+    RunOptions,
+]
+
+
+@pytest.mark.parametrize("options", CLASSES, ids=lambda options: options.__name__)
+def test_files_of_features_pairs_and_output_have_their_short_flag(options: type) -> None:
+    for field in fields_of(options):
+        # A builder's --pairs is a number, not a file.
+        if not field.spec.positional and field.spec.role != "value":
+            assert field.spec.flags == SHORT.get(field.name, ()), field.flag
