@@ -112,7 +112,7 @@ class NCMClassifier(ClassifierMixin, _Linear):
     ----------
     rank : int or None, default=None
         Directions to remove, at most the pairs' numerical rank. None: up to the largest gap in their
-        spectrum, 0 without pairs. The right rank depends on the noise: ``ncm fit`` chooses it by held-out
+        spectrum (all where there is none), 0 without pairs. The right rank depends on the noise: ``ncm fit`` chooses it by held-out
         pairs. Cross-validated accuracy prefers small ranks, since spurious features help in-domain.
     weight_decay : float, default=1e-4
     tol : float, default=1e-12
@@ -170,14 +170,13 @@ class NCMClassifier(ClassifierMixin, _Linear):
 
     def predict_proba(self, X: ArrayLike) -> Array:
         """Probabilities (n, n_classes), in the order of ``classes_``."""
-        from ncm_cli.methods.curvature import probabilities
+        from ncm_cli.methods.metrics import probabilities
 
-        found = probabilities(self._scores(X))
-        return np.hstack([1 - found, found]) if found.shape[1] == 1 else found
+        return probabilities(self._scores(X))
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Classes (n,)."""
-        from ncm_cli.methods.selection import decide
+        from ncm_cli.methods.metrics import decide
 
         codes = decide(self._scores(X))
         return np.asarray(self.classes_[codes])
@@ -219,7 +218,7 @@ class SpuriousProjection(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     Parameters
     ----------
     rank : int or None, default=None
-        Directions to remove; None: up to the largest gap in the spectrum.
+        Directions to remove; None: up to the largest gap in the spectrum, all where there is none.
 
     Attributes
     ----------
@@ -268,7 +267,7 @@ def _spectrum_of(pairs: ArrayLike | None, d: int) -> Spectrum:
 
 def _resolve_rank(asked: int | None, found: Spectrum) -> int:
     if asked is None:
-        return found.gap
+        return found.gap or found.rank
     if isinstance(asked, bool) or asked != int(asked) or not 0 <= asked <= found.rank:
         raise InputError(
             "a rank that the pairs don't have", found=asked, expected=f"a whole number from 0 to {found.rank}"

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ncm_cli.methods.selection import Candidate
     from ncm_cli.render import Ui
     from ncm_cli.stages.fit import FitReport
+    from ncm_cli.stages.fit_crossfit import Judged
 
 SHOWN = 24
 """Longer paths are cut to the best weight decay of each rank, and then to this many ranks around it."""
@@ -47,7 +48,7 @@ def register(app: typer.Typer) -> None:
         examples=[
             Example(
                 line="ncm fit -f features.h5 -p pairs.h5 -o probe.safetensors",
-                note="Choose rank and weight decay by validation error + flip rate of the held-out pairs.",
+                note="Choose rank and weight decay by validation error + flip rate of pairs, cross-fitted.",
             ),
             Example(
                 line="ncm fit -f features.h5 -o erm.safetensors",
@@ -67,6 +68,8 @@ def handler(options: FitOptions, ui: Ui) -> None:
         ui.result(report.to_json())
         return
     _show_path(report, ui)
+    if report.judged is not None:
+        _show_judged(report.judged, ui)
     classes = f", classes {', '.join(report.classes)}" if report.classes else ""
     mark = "ORACLE: " if report.oracle else ""
     ui.note(
@@ -106,6 +109,33 @@ def _show_path(report: FitReport, ui: Ui) -> None:
     ui.table(
         titles, rows, title=f"selection: {'ORACLE ' if report.oracle else ''}{report.rule}", footer=footer
     )
+
+
+CONTROLS = {
+    "constant": "always the same answer",
+    "erm": "ERM, nothing removed",
+    "erm-upweighted": "ERM, groups up-weighted",
+    "erm-pair-rows": "ERM, also on the pairs' labelled rows",
+}
+
+
+def _show_judged(judged: Judged, ui: Ui) -> None:
+    """The controls beside the pick, and the verdict."""
+    verdict = judged.verdict
+    if judged.controls and verdict.bound and verdict.val_error and verdict.flip_rate:
+        rows = [("this probe", verdict.val_error, verdict.flip_rate, verdict.bound)] + [
+            (CONTROLS[control.name], control.val_error, control.flip_rate, control.bound)
+            for control in judged.controls
+        ]
+        ui.table(
+            ["", "val error", "flip rate", "bound", "95 % interval"],
+            [
+                (name, error.value, change.value, bound.value, f"{bound.low:.3f} – {bound.high:.3f}")
+                for name, error, change, bound in rows
+            ],
+            title="beside the controls",
+        )
+    ui.text(f"{verdict.text}\n{verdict.about}")
 
 
 def _thinned(report: FitReport) -> list[tuple[int, Candidate]]:

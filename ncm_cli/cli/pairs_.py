@@ -25,8 +25,8 @@ def register(app: typer.Typer) -> None:
         run,
         examples=[
             Example(
-                line="ncm pairs pairs.csv --features f.h5 --holdout 0.25 -o pairs.h5",
-                note="pairs listed by id; a quarter is held out to choose the rank with",
+                line="ncm pairs pairs.csv -f f.h5 -o pairs.h5",
+                note="pairs listed by id (columns id_a and id_b)",
             ),
             Example(
                 line="ncm pairs --match random --same label --across domain -f f.h5 -o pairs.h5",
@@ -60,6 +60,7 @@ def _show(report: PairsReport, ui: Ui) -> None:
         ("largest gap", _gap(found)),
         ("labels differ", _count(found["label_disagreement"])),
         ("straddle train and test", _count(found["straddling"])),
+        ("hold test rows", found["matching"].get("test_pairs")),
         ("repeated", _count(found["repeated"])),
         ("identical features", _count(found["identical"])),
     ]

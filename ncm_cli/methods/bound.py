@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from ncm_cli.methods.metrics import decide, row_log_loss
 from ncm_cli.methods.svd import spectral_norm, svd
 
 Array = NDArray[np.float64]
@@ -67,24 +68,13 @@ class Loss:
         return self.constant * shift**self.power
 
 
-def _logistic_rows(logits: Array, codes: NDArray) -> Array:
-    signed = np.where(codes == 1, logits[:, 0], -logits[:, 0])
-    return np.logaddexp(0.0, -signed)
-
-
-def _cross_entropy_rows(logits: Array, codes: NDArray) -> Array:
-    top = logits.max(axis=1)
-    total = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
-    return total - logits[np.arange(len(logits)), codes]
-
-
 def _squared_rows(logits: Array, target: NDArray) -> Array:
     return (logits[:, 0] - target) ** 2
 
 
 LOSSES: dict[str, Loss] = {
-    "logistic": Loss("logistic", 1.0, 1.0, 1, _logistic_rows),
-    "cross-entropy": Loss("cross-entropy", 1.0, math.sqrt(2), 1, _cross_entropy_rows),
+    "logistic": Loss("logistic", 1.0, 1.0, 1, row_log_loss),
+    "cross-entropy": Loss("cross-entropy", 1.0, math.sqrt(2), 1, row_log_loss),
     "squared": Loss("squared", 2.0, 2.0, 2, _squared_rows),
 }
 
@@ -94,11 +84,6 @@ def loss_for(task: str, n_logits: int) -> Loss:
     if task == "regression":
         return LOSSES["squared"]
     return LOSSES["logistic" if n_logits == 1 else "cross-entropy"]
-
-
-def predicted(logits: Array) -> NDArray:
-    """Predicted class codes (n,) of logits (n, C); one logit is class 1 where it is above 0."""
-    return (logits[:, 0] > 0).astype(np.int64) if logits.shape[1] == 1 else logits.argmax(axis=1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -268,6 +253,6 @@ class ZeroOne:
 
 def zero_one(test_logits: Array, twin_logits: Array, codes: NDArray) -> ZeroOne:
     """The 0-1 bound on pairs whose members have logits (n, C) and share the label ``codes`` (n,)."""
-    test, twin = predicted(test_logits), predicted(twin_logits)
+    test, twin = decide(test_logits), decide(twin_logits)
     twin_error, flips = float(np.mean(twin != codes)), float(np.mean(test != twin))
     return ZeroOne(twin_error, flips, twin_error + flips, float(np.mean(test != codes)))

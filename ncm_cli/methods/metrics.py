@@ -38,6 +38,16 @@ def balanced_accuracy(predicted: Codes, y: Codes) -> float:
     return math.fsum(mean(right[y == code]) for code in np.unique(y)) / len(np.unique(y))
 
 
+def decide(logits: Floats) -> Codes:
+    """int64 (...): class codes of logits (..., C).
+
+    One logit speaks for class 1, and one of exactly 0 goes to class 0; of more, the first of the largest.
+    """
+    if logits.shape[-1] == 1:
+        return (logits[..., 0] > 0).astype(np.int64)
+    return np.asarray(logits.argmax(axis=-1), np.int64)
+
+
 def row_log_loss(logits: Floats, y: Codes) -> Floats:
     """−log of the probability of the true class for each row, in nats, (n,).
 
@@ -90,10 +100,11 @@ def r2(predicted: Floats, y: Floats) -> float | None:
     return None if total == 0 else 1 - mse(predicted, y) / total
 
 
-def wilson(right: int, n: int, z: float = Z95) -> tuple[float, float]:
+def wilson(right: float, n: float, z: float = Z95) -> tuple[float, float]:
     """Wilson's score interval of a share, 95 % by default; (0, 1) for no row.
 
-    Wilson (1927), Probable inference, the law of succession, and statistical inference, JASA 22.
+    Wilson (1927), Probable inference, the law of succession, and statistical inference, JASA 22. ``n`` may
+    be an effective number of rows, and ``right`` then isn't whole.
     """
     if n == 0:
         return 0.0, 1.0

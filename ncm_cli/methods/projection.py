@@ -43,7 +43,7 @@ class Spectrum:
         The noise floor, in the features' unit (see `spectrum`).
     gap : int
         The r <= rank with the largest ratio ``s_r / s_{r+1}`` (values under the tolerance count as the
-        tolerance); 0 when there is no direction.
+        tolerance); 0 where there is none: the end of the spectrum is no gap.
     """
 
     singular_values: Array
@@ -119,11 +119,9 @@ def _by_gram(delta: NDArray[np.floating]) -> tuple[Array, Array]:
 
 
 def _largest_gap(values: Array, rank: int, tolerance: float) -> int:
-    if rank == 0:
-        return 0
     floored = np.maximum(values[: rank + 1], tolerance)
-    if len(floored) < 2:
-        return rank
+    if rank == 0 or len(floored) < 2:
+        return 0
     return int(np.argmax(floored[:-1] / floored[1:])) + 1
 
 

@@ -2,44 +2,43 @@
 
 The 0-1 bound needs neither test rows nor groups: for any classifier,
 ``P(wrong on x_e+) <= P(wrong on its training-domain twin) + P(the two predictions differ)``, so validation
-error plus the share of held-out pairs whose prediction flips bounds the error on the test domain.
+error plus the share of pairs whose prediction flips bounds the error on the test domain. Both are measured on
+folds (`ncm_cli.methods.folds`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError
-from ncm_cli.methods import metrics
+from ncm_cli.methods import scoring
 from ncm_cli.methods.path import Fit
+from ncm_cli.methods.scoring import Rows
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.int64]
 
-SCORE_ELEMENTS = 4_000_000
-"""Logits held at once while a path is scored: 32 MB."""
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """One fit of a path and what is known of it; None where there were no rows or pairs to tell.
+    """One setting and what is known of it; None where there were no rows or pairs to tell.
 
     Attributes
     ----------
     val_accuracy, val_log_loss
-        On the validation rows; ``val_mse`` for regression.
+        On the validation rows; ``val_mse`` for regression. For the rule ``bound``, means over the folds.
     flip_rate
-        Share of the held-out pairs whose members are predicted differently.
+        Share of the measured pairs whose members are predicted differently.
     bound_01
-        ``1 - val_accuracy + flip_rate``. For regression ``bound_mse``: validation MSE plus ``pair_mse``, the
-        mean squared difference between the predictions for a held-out pair's members.
+        ``1 - val_accuracy + flip_rate``. For regression ``bound_mse``: ``(sqrt(val_mse) + sqrt(pair_mse))^2``
+        with ``pair_mse`` the mean squared difference between the predictions for a pair's members: by
+        Minkowski's inequality the test domain's MSE is at most that.
     log_loss_bound
-        ``val_log_loss + L sqrt(mean |W delta|^2)`` over held-out pairs, L = 1 for two classes and sqrt(2)
+        ``val_log_loss + L sqrt(mean |W delta|^2)`` over the measured pairs, L = 1 for two classes and sqrt(2)
         for more (softmax cross-entropy is sqrt(2)-Lipschitz in the logits). Not used to select: shrinking
         the weights drives it to log 2.
     worst_group
@@ -64,125 +63,61 @@ class Candidate:
     test_mse: float | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Rows:
-    """Scaled features (n, d) with what they should be predicted as.
+def bound_of(error: Array, change: Array, *, regression: bool) -> Array:
+    """The bound on the test domain's error from validation error and change over pairs, elementwise.
 
-    ``y`` (n,) holds class codes, or float targets for regression; ``group`` (n,) a group for each row.
+    Error rates add up; mean squared errors do by their roots.
     """
-
-    X: Array
-    y: NDArray[Any]
-    group: Codes | None = None
+    return np.asarray((np.sqrt(error) + np.sqrt(change)) ** 2 if regression else error + change)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class HeldOut:
-    """Scaled features of held-out pairs' members, (k, d) each."""
-
-    a: Array
-    b: Array
+def log_loss_bound(log_loss: Array, shift: Array, n_logits: int) -> Array:
+    """``log_loss + L sqrt(shift)``, ``shift`` being the mean over pairs of ``|W delta|^2``."""
+    return np.asarray(log_loss + (1.0 if n_logits == 1 else np.sqrt(2.0)) * np.sqrt(shift))
 
 
-def decide(logits: Array) -> Codes:
-    """Class codes (n,) from logits (n, 1) or (n, C): class 1 where one logit is above 0, else the largest."""
-    if logits.shape[1] == 1:
-        return (logits[:, 0] > 0).astype(np.int64)
-    return np.asarray(logits.argmax(axis=1), np.int64)
+def stacked(fits: Sequence[Fit]) -> tuple[Array, Array]:
+    """Weights (R, C, d) and biases (R, C)."""
+    return np.stack([fit.weight for fit in fits]), np.stack([fit.bias for fit in fits])
 
 
-def flip_rate(predicted_a: Codes, predicted_b: Codes) -> float:
-    """Share of pairs whose two members are predicted differently; both (k,)."""
-    return _share(np.asarray(predicted_a != predicted_b))
+def score_path(fits: Sequence[Fit], *, val: Rows | None = None, test: Rows | None = None) -> list[Candidate]:
+    """What validation rows and (oracle only) test rows say of every fit, in its order."""
+    weight, bias = stacked(fits)
+    facts: dict[str, Array] = {}
+    for name, rows in (("val", val), ("test", test)):
+        if rows is None:
+            continue
+        regression = rows.y.dtype.kind == "f"
+        errors, losses = scoring.row_errors(weight, bias, rows)
+        mean = errors.mean(axis=1)
+        facts[f"{name}_{'mse' if regression else 'accuracy'}"] = mean if regression else 1 - mean
+        if name == "val":
+            if not regression:
+                facts["val_log_loss"] = losses.mean(axis=1)
+            if rows.group is not None:
+                worst = worst_group_error(errors, rows.group)
+                facts["worst_group"] = worst if regression else 1 - worst
+    return candidates_of(fits, facts)
 
 
-def score_path(
-    fits: Sequence[Fit],
-    *,
-    task: str,
-    val: Rows | None = None,
-    held_out: HeldOut | None = None,
-    test: Rows | None = None,
-) -> list[Candidate]:
-    """What validation rows, held-out pairs and (oracle only) test rows say of every fit, in its order."""
-    parts = {
-        "val": val.X if val else None,
-        "a": held_out.a if held_out else None,
-        "b": held_out.b if held_out else None,
-        "test": test.X if test else None,
-    }
-    known = {name: X for name, X in parts.items() if X is not None}
-    judge = _judge_regression if task == "regression" else _judge_classification
-    width = max((len(X) for X in known.values()), default=1)
-    step = max(1, SCORE_ELEMENTS // (width * len(fits[0].bias)))
-    found: list[Candidate] = []
-    for start in range(0, len(fits), step):
-        some = fits[start : start + step]
-        scores = {name: _logits(some, X) for name, X in known.items()}
-        for j, fit in enumerate(some):
-            facts = judge({name: part[:, j] for name, part in scores.items()}, val, test)
-            found.append(
-                Candidate(rank=fit.rank, weight_decay=fit.weight_decay, converged=fit.converged, **facts)
-            )
-    return found
+def candidates_of(fits: Sequence[Fit], facts: dict[str, Array]) -> list[Candidate]:
+    """A candidate for each fit, with facts (R,) by name; rounding of shares is taken off at 1e-15."""
+    return [
+        Candidate(
+            rank=fit.rank,
+            weight_decay=fit.weight_decay,
+            converged=fit.converged,
+            **{name: round(float(values[index]), 15) for name, values in facts.items()},
+        )
+        for index, fit in enumerate(fits)
+    ]
 
 
-def _logits(fits: Sequence[Fit], X: Array) -> Array:
-    """Logits (n, fits, C)."""
-    weight = np.concatenate([fit.weight for fit in fits])
-    bias = np.concatenate([fit.bias for fit in fits])
-    return (X @ weight.T + bias).reshape(len(X), len(fits), -1)
-
-
-def _judge_classification(
-    logits: Mapping[str, Array], val: Rows | None, test: Rows | None
-) -> dict[str, float | None]:
-    facts: dict[str, float | None] = {}
-    if val is not None:
-        right = decide(logits["val"]) == val.y
-        facts["val_accuracy"] = _share(right)
-        facts["val_log_loss"] = metrics.log_loss(logits["val"], val.y)
-        if val.group is not None:
-            facts["worst_group"] = min(_share(right[val.group == g]) for g in np.unique(val.group))
-    if "a" in logits:
-        a, b = logits["a"], logits["b"]
-        facts["flip_rate"] = flip_rate(decide(a), decide(b))
-        if val is not None:
-            lipschitz = 1.0 if a.shape[1] == 1 else float(np.sqrt(2.0))
-            drift = float(np.sqrt(np.mean(((a - b) ** 2).sum(axis=1))))
-            facts["bound_01"] = 1 - _known(facts["val_accuracy"]) + _known(facts["flip_rate"])
-            facts["log_loss_bound"] = _known(facts["val_log_loss"]) + lipschitz * drift
-    if test is not None:
-        facts["test_accuracy"] = _share(decide(logits["test"]) == test.y)
-    return facts
-
-
-def _judge_regression(
-    values: Mapping[str, Array], val: Rows | None, test: Rows | None
-) -> dict[str, float | None]:
-    facts: dict[str, float | None] = {}
-    if val is not None:
-        squared = (values["val"][:, 0] - val.y) ** 2
-        facts["val_mse"] = metrics.mean(squared)
-        if val.group is not None:
-            facts["worst_group"] = max(metrics.mean(squared[val.group == g]) for g in np.unique(val.group))
-    if "a" in values:
-        facts["pair_mse"] = float(np.mean((values["a"] - values["b"]) ** 2))
-        if val is not None:
-            facts["bound_mse"] = _known(facts["val_mse"]) + _known(facts["pair_mse"])
-    if test is not None:
-        facts["test_mse"] = metrics.mse(values["test"][:, 0], test.y)
-    return facts
-
-
-def _share(right: NDArray[np.bool_]) -> float:
-    return int(np.count_nonzero(right)) / len(right)
-
-
-def _known(value: float | None) -> float:
-    if value is None:
-        raise TypeError("a number that should have been computed is missing")
-    return value
+def worst_group_error(errors: Array, group: Codes) -> Array:
+    """(R,) the highest mean among the groups of rows (n,), those without a group (−1) left out."""
+    present = np.unique(group[group >= 0])
+    return np.max([errors[:, group == code].mean(axis=1) for code in present], axis=0)
 
 
 RULES: dict[str, dict[str, tuple[str, int]]] = {
@@ -200,7 +135,7 @@ def choose(candidates: Sequence[Candidate], rule: str, task: str) -> int:
     Raises
     ------
     InputError
-        The rule's quantity is not known (no validation rows, held-out pairs, groups or test rows).
+        The rule's quantity is not known (no validation rows, pairs, groups or test rows).
     """
     name, sign = RULES[rule][task]
     loss = "val_log_loss" if task == "classification" else "val_mse"
@@ -215,9 +150,3 @@ def choose(candidates: Sequence[Candidate], rule: str, task: str) -> int:
         return round(sign * value, 12), np.inf if known is None else known, candidate.rank, index
 
     return min(range(len(candidates)), key=key)
-
-
-def group_weights(groups: Codes) -> Array:
-    """Row weights (n,), mean 1, that make every group count equally: inverse group frequency."""
-    _, inverse, counts = np.unique(groups, return_inverse=True, return_counts=True)
-    return np.asarray(len(groups) / (len(counts) * counts[inverse]), np.float64)

@@ -43,8 +43,12 @@ class PairsOptions:
     features_b: Path | None = option(
         None, help="Store of the second members, if another: of the same encoder.", role="input"
     )
-    a_col: str = option("id_a", help="Column of the table with the first member's id.")
-    b_col: str = option("id_b", help="Column of the table with the second member's id.")
+    a_col: str = option(
+        "id_a", help="Column of the table with the first member's id.", metavar="COLUMN", columns_of="source"
+    )
+    b_col: str = option(
+        "id_b", help="Column of the table with the second member's id.", metavar="COLUMN", columns_of="source"
+    )
     match: str | None = option(None, help="How to make pairs without a table.", choices=MATCHES)
     seed: int = option(0, least=0, help="Seed of every random choice.")
 
@@ -59,8 +63,8 @@ class PairsOptions:
     )
     where: str | None = option(
         None,
-        help="Rows that may be paired. Without it, same-id takes all, and the others split=train if there "
-        "is such a split.",
+        help="Rows that may be paired. Without it, same-id takes all, and the others the training rows, if "
+        "the split column tells them.",
         metavar="WHERE",
         group=_MATCHING,
     )
@@ -81,13 +85,17 @@ class PairsOptions:
     )
 
     holdout: str = option(
-        "0.25",
-        help="Pairs kept aside to choose the rank with: a fraction, or a number.",
+        "0",
+        help="Pairs kept aside to choose the rank with, instead of cross-fitting: a fraction, or a number.",
         group=_SPLITS,
         parse=parse_holdout,
     )
     holdout_col: str | None = option(
-        None, help="Column of the table that says which pairs are held out (1/0, yes/no).", group=_SPLITS
+        None,
+        help="Column of the table that says which pairs are held out (1/0, yes/no).",
+        group=_SPLITS,
+        metavar="COLUMN",
+        columns_of="source",
     )
     straddling: str = option(
         "exclude",
@@ -96,5 +104,5 @@ class PairsOptions:
         group=_SPLITS,
     )
     test: str | None = option(
-        None, help="Which rows are test rows, if not those of split 'test'.", group=_SPLITS, metavar="WHERE"
+        None, help="Which rows are test rows, if not those of a split named test, testing or heldout.", group=_SPLITS, metavar="WHERE"
     )

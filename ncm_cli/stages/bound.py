@@ -19,6 +19,7 @@ from ncm_cli.stages import bound_pairs
 from ncm_cli.stages.bound_pairs import FitPairs, OraclePairs
 from ncm_cli.stages.bound_refits import Paths, refit_paths
 from ncm_cli.stages.common import require_same_encoder
+from ncm_cli.stages.common_problem import Problem, reread_problem
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.probe import Probe, read_probe
 from ncm_cli.store.results import write_result
@@ -112,13 +113,15 @@ def bound(options: BoundOptions, *, reporter: Reporter = SILENT) -> BoundReport:
         )
         oracle_store = bound_pairs.read_matching_pairs(options.oracle_pairs, options.probe, probe)
         oracle = bound_pairs.oracle_pairs(options.oracle_pairs, oracle_store, probe, features, reporter)
-        fitted = None
+        fitted = problem = None
         if options.pairs:
             pairs_store = bound_pairs.read_matching_pairs(options.pairs, options.probe, probe)
             bound_pairs.require_pairs_of_the_fit(options.pairs, pairs_store, probe)
-            fitted = bound_pairs.fit_pairs(pairs_store, probe)
+            problem = reread_problem(probe, options.features, options.pairs, reporter=SILENT)
+            assert problem.pairs is not None
+            fitted = bound_pairs.fit_pairs(pairs_store, problem.pairs.usable, probe)
         with blas_threads(oracle.test.size):
-            report = _compute(options, probe, features, oracle, fitted, reporter)
+            report = _compute(options, probe, features, oracle, fitted, problem, reporter)
     if options.output:
         write_result(options.output, "bound", report.to_json())
     return report
@@ -145,6 +148,7 @@ def _compute(
     features: FeatureStore,
     oracle: OraclePairs,
     fitted: FitPairs | None,
+    problem: Problem | None,
     reporter: Reporter,
 ) -> BoundReport:
     loss = theory.loss_for(probe.task, len(probe.weight))
@@ -207,7 +211,7 @@ def _compute(
         probe,
         features,
         oracle,
-        fitted,
+        problem,
         moment,
         test_error=zero_one.test_error if zero_one else None,
         reporter=reporter,

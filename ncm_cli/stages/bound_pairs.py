@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from ncm_cli.errors import InputError, MismatchError, NcmError, listing
 from ncm_cli.methods import bound as theory
 from ncm_cli.progress import Reporter
-from ncm_cli.stages.common import labels_as, logits, require_same_encoder, scale_like
-from ncm_cli.store.features import FeatureStore, NumericColumn
+from ncm_cli.stages.common import logits, require_same_encoder, scale_like
+from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import PairStore, read_pairs
-from ncm_cli.store.probe import Probe
+from ncm_cli.store.probe import Probe, seen_rows
+from ncm_cli.store.splits import split_filter
+from ncm_cli.store.targets import Target, number, read_target
 
 Array = NDArray[np.float64]
 
@@ -87,8 +89,8 @@ def _require_test_rows_first(
 ) -> None:
     """Refuse pairs the wrong way round; warn of rows the probe was trained on, as far as that is known."""
     data = probe.meta.get("data") or {}
-    test = data.get("test") or f"{features.split_column or 'split'}=test"
-    if not _among(features, test, store.id_a) and (turned := _among(features, test, store.id_b)):
+    test = data.get("test") or split_filter(features, "test")
+    if test and not _among(features, test, store.id_a) and (turned := _among(features, test, store.id_b)):
         raise InputError(
             "oracle pairs the wrong way round",
             where=path,
@@ -96,11 +98,10 @@ def _require_test_rows_first(
             expected="test rows as first members (a), their twins in a training domain as second ones (b)",
             fix="make the pairs again with the columns swapped: ncm pairs --a-col id_b --b-col id_a",
         )
-    train = data.get("train")
-    if train and (seen := _among(features, train, store.id_a)):
+    if seen := int(seen_rows(probe, "train", store.id_a).sum()):
         reporter.warn(
-            f"{seen:,} of {len(store.id_a):,} oracle pairs have a first member that the probe was trained on "
-            f"({train}): the risk measured there isn't that of the test domain"
+            f"{seen:,} of {len(store.id_a):,} oracle pairs have a first member that the probe was trained "
+            "on: the risk measured there isn't that of the test domain"
         )
 
 
@@ -117,40 +118,33 @@ def _among(features: FeatureStore, where: str, ids: tuple[str, ...]) -> int:
 def _targets(
     store: PairStore, probe: Probe, features: FeatureStore
 ) -> tuple[NDArray, NDArray[np.bool_], int]:
-    """(target, known, how many pairs disagree) of each pair."""
-    if probe.task == "regression":
-        return _numeric_targets(store, probe, features)
-    column = features.categorical(probe.target).text()
-    code_of = {name: code for code, name in enumerate(probe.classes)}
-    text = _by_id(store.id_a, store.label_a, features, column)
-    twin = list(store.label_b)
-    codes = np.array([code_of.get(a or b, -1) for a, b in zip(text, twin, strict=True)], dtype=np.int64)
-    different = sum(bool(a) and bool(b) and a != b for a, b in zip(text, twin, strict=True))
-    return codes, codes >= 0, different
+    """(target, known, how many pairs disagree) of each pair: the test row's answer, else its twin's."""
+    found = []
+    for ids, labels in ((store.id_a, store.label_a), (store.id_b, store.label_b)):
+        found.append(_answers(ids, labels, probe, features))
+    (own, known), (twin, twin_known) = found
+    different = int((known & twin_known & (own != twin)).sum())
+    return np.where(known, own, twin), known | twin_known, different
 
 
-def _by_id(
-    ids: tuple[str, ...], labels: tuple[str, ...], features: FeatureStore, column: list[str]
-) -> list[str]:
-    positions = features.positions(list(ids))
-    return [
-        (column[position] if position >= 0 else "") or label
-        for position, label in zip(positions, labels, strict=True)
-    ]
+def _answers(
+    ids: tuple[str, ...], labels: tuple[str, ...], probe: Probe, features: FeatureStore
+) -> tuple[NDArray, NDArray[np.bool_]]:
+    """(targets, known) by id in the store; of ids that it lacks, by the label that the pair store keeps."""
+    target = targets_of(probe, features)
+    positions = features.positions(ids)
+    code = {name: index for index, name in enumerate(probe.classes)}
 
+    def of(label: str) -> float:
+        try:
+            return code.get(label, -1) if probe.classes else number(label)
+        except ValueError:
+            return float("nan")
 
-def _numeric_targets(
-    store: PairStore, probe: Probe, features: FeatureStore
-) -> tuple[NDArray, NDArray[np.bool_], int]:
-    column = features.column(probe.target)
-    positions = features.positions(list(store.id_a))
-    values = np.full(len(positions), np.nan)
-    for row, (position, label) in enumerate(zip(positions, store.label_a, strict=True)):
-        if position >= 0 and isinstance(column, NumericColumn):
-            values[row] = column.values[position]
-        elif text := (column.text()[position] if position >= 0 else label):  # type: ignore[union-attr]
-            values[row] = float(text)
-    return values, np.isfinite(values), 0
+    stored = np.array([of(label) for label in labels], dtype=target.y.dtype)
+    absent = (positions < 0) | ~target.known[positions]
+    values = np.where(absent, stored, target.y[positions])
+    return values, dataclasses.replace(target, y=values).known
 
 
 def training_losses(
@@ -164,9 +158,9 @@ def training_losses(
     losses = []
     with reporter.task("Term I", int(mask.sum())) as task:
         for positions, block in features.blocks(mask):
-            known = is_known(target[positions])
+            known = target.known[positions]
             z = logits(probe, block[known])
-            losses.append(loss.rows(z, target[positions][known]))
+            losses.append(loss.rows(z, target.y[positions][known]))
             task.advance(len(positions))
     found = np.concatenate(losses)
     if not len(found):
@@ -174,24 +168,14 @@ def training_losses(
     return found
 
 
-def targets_of(probe: Probe, features: FeatureStore) -> NDArray:
-    """Class codes in the probe's order (N,), −1 unknown; for regression the values, NaN unknown."""
-    column = features.column(probe.target)
-    if probe.task != "regression":
-        return labels_as(probe, features.categorical(probe.target))
-    if isinstance(column, NumericColumn):
-        return column.values
-    return np.array([float(text) if text else np.nan for text in column.text()])
-
-
-def is_known(target: NDArray) -> NDArray[np.bool_]:
-    """Which targets of `targets_of` are known."""
-    return target >= 0 if target.dtype.kind == "i" else np.isfinite(target)
+def targets_of(probe: Probe, features: FeatureStore) -> Target:
+    """The column that the probe predicts, in the order of its classes."""
+    return read_target(features, probe.target, None if probe.task == "regression" else probe.classes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FitPairs:
-    """The pairs that a probe was fitted with, without those held out; members scaled, (k, d) each."""
+    """The pairs that span a probe's basis; members scaled, (k, d) each."""
 
     a: Array
     b: Array
@@ -217,9 +201,8 @@ def require_pairs_of_the_fit(path: Path, store: PairStore, probe: Probe) -> None
         )
 
 
-def fit_pairs(store: PairStore, probe: Probe) -> FitPairs:
-    """The pairs of the fit: all where the probe was refitted on all, else those not held out."""
-    used = np.ones(len(store.id_a), dtype=bool) if probe.meta.get("refit") else ~store.holdout
+def fit_pairs(store: PairStore, used: NDArray[np.bool_], probe: Probe) -> FitPairs:
+    """The pairs that span the probe's basis."""
     rows = np.flatnonzero(used)
     return FitPairs(
         a=scale_like(probe, store.features_a[rows]),

@@ -1,23 +1,26 @@
-"""The bound along a path: refits at each rank, or with a growing number of pairs."""
+"""The bound along a path: refits at each rank, or with a growing number of pairs.
+
+A refit is of the problem that ``ncm fit`` recorded: its rows, pairs, scaling, weights, method and solver. At
+the probe's own rank it is the probe.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.errors import InputError
+from ncm_cli.errors import MismatchError
 from ncm_cli.methods import bound as theory
-from ncm_cli.methods.path import Fit, fit_path
-from ncm_cli.methods.projection import Spectrum, spectrum
+from ncm_cli.methods.metrics import decide
+from ncm_cli.methods.path import Fit
 from ncm_cli.progress import Reporter
-from ncm_cli.stages.bound_pairs import FitPairs, OraclePairs, is_known, targets_of
-from ncm_cli.stages.common import scale_like
-from ncm_cli.store.features import FeatureStore
+from ncm_cli.stages.bound_pairs import OraclePairs
+from ncm_cli.stages.common import scaling_of
+from ncm_cli.stages.common_problem import Part, Problem
+from ncm_cli.stages.fit_train import train_path
 from ncm_cli.store.probe import Probe
 
 Array = NDArray[np.float64]
@@ -25,15 +28,41 @@ Array = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """What every refit shares: the probe's own training rows, scaling and weight decay."""
+    """A problem read again, with the probe's own scaling and hyper-parameters."""
 
-    features: Array
-    target: NDArray
-    row_weights: Array | None
-    n_classes: int
-    task: str
-    weight_decay: float
+    probe: Probe
+    problem: Problem
     loss: theory.Loss
+
+    def part(self, pairs: NDArray[np.bool_] | None) -> Part:
+        """All training rows, with some of the pairs."""
+        return self.problem.part(self.problem.train, pairs, scaling_of(self.probe))
+
+    def fits(
+        self, part: Part, ranks: Sequence[int], advance: Callable[[int], None] | None = None
+    ) -> list[Fit]:
+        """Refits at these ranks, by the probe's method (ERM where the problem has no pairs)."""
+        recorded = self.probe.meta["options"]
+        return train_path(
+            part,
+            self.problem.options,
+            method="ncm" if self.problem.pairs is not None else "erm",
+            solver=recorded["solver"],
+            ranks=ranks,
+            decays=[float(self.probe.meta["hyper_parameters"]["weight_decay"])],
+            advance=advance,
+        )
+
+
+def require_ncm(probe: Probe) -> None:
+    """Refuse probes that can't be refitted along ranks."""
+    method = probe.meta.get("method")
+    if method != "ncm":
+        raise MismatchError(
+            "a probe that removes no directions can't be fitted again along ranks or pairs",
+            found=f"method {method}",
+            expected="a probe of ncm fit --pairs",
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,94 +83,46 @@ class PathRow:
     test_error: float | None
 
 
-def refit_setting(
-    probe: Probe, features: FeatureStore, loss: theory.Loss, where: str | None = None
-) -> Setting:
-    """The training problem that the probe's metadata records, on rows of ``features``.
-
-    ``where`` are other rows than those the probe was trained on.
-    """
-    options = probe.meta["options"]
-    where = where or (probe.meta.get("data") or {}).get("train") or options.get("train")
-    mask = features.mask(where)
-    target = targets_of(probe, features)
-    mask &= is_known(target)
-    if not mask.any():
-        raise InputError(
-            "none of the probe's training rows are in the features",
-            where=features.path,
-            found=f"--train {where}",
-        )
-    decay = probe.meta["hyper_parameters"]["weight_decay"]
-    return Setting(
-        features=scale_like(probe, features.read(mask)),
-        target=target[mask],
-        row_weights=_group_weights(features, options.get("upweight"), mask),
-        n_classes=max(len(probe.classes), 2),
-        task=probe.task,
-        weight_decay=float(decay),
-        loss=loss,
-    )
-
-
-def _group_weights(features: FeatureStore, columns: str | None, mask: NDArray[np.bool_]) -> Array | None:
-    """Each row's weight when every group of ``columns`` counts the same."""
-    if not columns:
-        return None
-    codes = [features.categorical(name.strip()).codes[mask] for name in columns.split(",")]
-    _, group, sizes = np.unique(np.stack(codes), axis=1, return_inverse=True, return_counts=True)
-    return 1.0 / sizes[group.reshape(-1)]
-
-
-def pair_spectrum(pairs: FitPairs) -> Spectrum:
-    """The singular spectrum of the pairs' differences, with the rounding of float32 features allowed for."""
-    magnitude = math.sqrt(float(np.mean(np.square(pairs.a))))
-    return spectrum(pairs.delta, magnitude=magnitude)
-
-
 def rank_path(
     setting: Setting,
-    pairs: FitPairs,
+    ranks: Sequence[int],
     oracle: OraclePairs,
     moment: theory.SecondMoment,
-    ranks: Sequence[int],
     train_rows: tuple[Array, NDArray] | None,
     reporter: Reporter,
 ) -> list[PathRow]:
     """One row for each rank that the pairs have; the others are skipped with a note."""
-    found = pair_spectrum(pairs)
-    possible = [rank for rank in ranks if rank <= found.rank]
+    assert setting.problem.pairs is not None
+    part = setting.part(setting.problem.pairs.usable)
+    possible = [rank for rank in ranks if rank <= part.rank]
     if len(possible) < len(ranks):
-        reporter.note(f"ranks above {found.rank} are skipped: the pairs' differences have that rank")
+        reporter.note(f"ranks above {part.rank} are skipped: the pairs' differences have that rank")
     with reporter.task("ranks", len(possible), "ranks") as task:
-        fits = _fits(setting, found.basis, possible, advance=task.advance)
-    return [_row(setting, fit, found.basis, len(pairs.ids), oracle, moment, train_rows) for fit in fits]
+        fits = setting.fits(part, possible, task.advance) if possible else []
+    return [_row(setting, fit, part, oracle, moment, train_rows) for fit in fits]
 
 
 def count_path(
     setting: Setting,
-    pairs: FitPairs,
-    oracle: OraclePairs,
-    moment: theory.SecondMoment,
     counts: Sequence[int],
     most: int,
+    oracle: OraclePairs,
+    moment: theory.SecondMoment,
     train_rows: tuple[Array, NDArray] | None,
     reporter: Reporter,
 ) -> list[PathRow]:
     """One row for each number of pairs, the first K of them, at rank min(K, ``most``, their own rank)."""
-    rows = []
-    possible = [count for count in counts if count <= len(pairs.ids)]
+    assert setting.problem.pairs is not None
+    usable = setting.problem.pairs.usable
+    rows, there = [], int(usable.sum())
+    possible = [count for count in counts if count <= there]
     if len(possible) < len(counts):
-        reporter.note(f"counts above {len(pairs.ids)} are skipped: there are no more pairs")
+        reporter.note(f"counts above {there} are skipped: there are no more pairs")
     with reporter.task("pair counts", len(possible), "fits") as task:
         for count in possible:
-            first = FitPairs(pairs.a[:count], pairs.b[:count], pairs.ids[:count])
-            basis, rank = np.zeros((pairs.a.shape[1], 0)), 0
-            if count:
-                found = pair_spectrum(first)
-                basis, rank = found.basis, min(count, most, found.rank)
-            fit = _fits(setting, basis, [rank])[0]
-            rows.append(_row(setting, fit, basis, count, oracle, moment, train_rows))
+            part = setting.part(usable & (np.cumsum(usable) <= count))
+            fit = setting.fits(part, [min(count, most, part.rank)])[0]
+            rows.append(_row(setting, fit, part, oracle, moment, train_rows))
             task.advance()
     return rows
 
@@ -160,14 +141,15 @@ class Oracle:
 
 def oracle_probe(setting: Setting, where: str, pairs: OraclePairs, test_error: float | None) -> Oracle:
     """Train on the rows of ``setting`` with nothing removed; ``test_error`` is the bounded probe's."""
-    fit = _fits(setting, np.zeros((setting.features.shape[1], 0)), [0])[0]
+    part = setting.part(None)
+    fit = setting.fits(part, [0])[0]
     logits = pairs.test @ fit.weight.T + fit.bias
     error = None
-    if setting.task != "regression":
-        error = float(np.mean(theory.predicted(logits) != pairs.target))
+    if not setting.problem.regression:
+        error = float(np.mean(decide(logits) != pairs.target))
     return Oracle(
         where=where,
-        train_rows=len(setting.features),
+        train_rows=len(part.X),
         test_risk=float(np.mean(setting.loss.rows(logits, pairs.target))),
         test_error=error,
         gap=None if error is None or test_error is None else test_error - error,
@@ -200,25 +182,10 @@ def summary(rows: Sequence[PathRow]) -> dict[str, float | int | None] | None:
     }
 
 
-def _fits(setting: Setting, basis: Array, ranks: Sequence[int], advance: Any = None) -> list[Fit]:
-    return fit_path(
-        setting.features,
-        setting.target,
-        setting.n_classes,
-        basis,
-        ranks,
-        [setting.weight_decay],
-        weights=setting.row_weights,
-        task=setting.task,
-        advance=advance,
-    )
-
-
 def _row(
     setting: Setting,
     fit: Fit,
-    basis: Array,
-    count: int,
+    part: Part,
     oracle: OraclePairs,
     moment: theory.SecondMoment,
     train_rows: tuple[Array, NDArray] | None,
@@ -232,15 +199,15 @@ def _row(
     terms = theory.theorem(
         loss=loss,
         weight=fit.weight,
-        basis=basis[:, : fit.rank],
+        basis=np.zeros((part.X.shape[1], 0)) if part.spectrum is None else part.spectrum.basis[:, : fit.rank],
         moment=moment,
         term_1=float(np.mean(loss.rows(*own))),
         spurious_dim=0,  # decides s, which only the upper bound of Term II uses
     )
-    errors = theory.zero_one(test, twin, oracle.target) if setting.task != "regression" else None
+    errors = theory.zero_one(test, twin, oracle.target) if not setting.problem.regression else None
     return PathRow(
         rank=fit.rank,
-        pairs=count,
+        pairs=part.pairs,
         converged=fit.converged,
         term_1=terms.term_1,
         theta_m_theta=terms.theta_m_theta,

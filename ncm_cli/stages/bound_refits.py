@@ -13,8 +13,9 @@ from ncm_cli.methods import bound as theory
 from ncm_cli.options.bound import BoundOptions, parse_grid
 from ncm_cli.progress import Reporter
 from ncm_cli.stages import bound_pairs
-from ncm_cli.stages.bound_pairs import FitPairs, OraclePairs
+from ncm_cli.stages.bound_pairs import OraclePairs
 from ncm_cli.stages.common import scale_like
+from ncm_cli.stages.common_problem import Problem, reread_problem
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.probe import Probe
 
@@ -39,13 +40,15 @@ def refit_paths(
     probe: Probe,
     features: FeatureStore,
     oracle: OraclePairs,
-    fitted: FitPairs | None,
+    problem: Problem | None,
     moment: theory.SecondMoment,
     *,
     test_error: float | None,
     reporter: Reporter,
 ) -> Paths:
     """Refit along ranks and numbers of pairs, and on the test domain, as far as the options ask for it.
+
+    ``problem`` is the probe's own, for the first two.
 
     ``test_error`` is the bounded probe's, for the oracle's gap.
     """
@@ -57,19 +60,21 @@ def refit_paths(
     loss = theory.loss_for(probe.task, len(probe.weight))
     ranks: list[bound_path.PathRow] = []
     counts: list[bound_path.PathRow] = []
-    if fitted is not None and (options.ranks or options.pair_counts):
-        setting = bound_path.refit_setting(probe, features, loss)
+    if problem is not None:
+        bound_path.require_ncm(probe)
+        setting = bound_path.Setting(probe, problem, loss)
         own = _rows_of(options.train, probe, features) if options.train is not None else None
         if options.ranks:
             grid = parse_grid(options.ranks)
-            ranks = bound_path.rank_path(setting, fitted, oracle, moment, grid, own, reporter)
+            ranks = bound_path.rank_path(setting, grid, oracle, moment, own, reporter)
         if options.pair_counts:
             grid, most = parse_grid(options.pair_counts), probe.basis.shape[1]
-            counts = bound_path.count_path(setting, fitted, oracle, moment, grid, most, own, reporter)
+            counts = bound_path.count_path(setting, grid, most, oracle, moment, own, reporter)
     best = None
     if options.oracle_train:
         _refuse_shared(options.oracle_train, features, oracle)
-        setting = bound_path.refit_setting(probe, features, loss, options.oracle_train)
+        other = reread_problem(probe, options.features, None, where=options.oracle_train, reporter=reporter)
+        setting = bound_path.Setting(probe, other, loss)
         best = bound_path.oracle_probe(setting, options.oracle_train, oracle, test_error)
     return Paths(
         ranks=tuple(dataclasses.asdict(row) for row in ranks),
@@ -94,5 +99,5 @@ def _refuse_shared(where: str, features: FeatureStore, oracle: OraclePairs) -> N
 
 def _rows_of(where: str, probe: Probe, features: FeatureStore) -> tuple[Array, NDArray]:
     target = bound_pairs.targets_of(probe, features)
-    mask = features.mask(where) & bound_pairs.is_known(target)
-    return scale_like(probe, features.read(mask)), target[mask]
+    mask = features.mask(where) & target.known
+    return scale_like(probe, features.read(mask)), target.y[mask]

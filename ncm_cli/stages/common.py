@@ -9,8 +9,6 @@ import numpy as np
 
 from ncm_cli.errors import InputError, MismatchError, listing
 from ncm_cli.methods.scaling import KINDS, Scaling
-from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.store.features import Column
 from ncm_cli.store.fingerprint import differing_fields
 from ncm_cli.store.probe import Probe
 
@@ -38,52 +36,25 @@ def require_same_encoder(
         )
 
 
+def scaling_of(probe: Probe) -> Scaling:
+    """How the probe's features are scaled."""
+    scaling = probe.meta.get("scaling") or {}
+    kind = scaling.get("kind", "none")
+    if kind not in KINDS or (kind == "standard" and (probe.mean is None or probe.scale is None)):
+        raise InputError("a feature scaling that isn't known", found=kind, expected=" | ".join(KINDS))
+    return Scaling(kind, float(scaling.get("factor") or 1.0), probe.mean, probe.scale)
+
+
 def scale_like(probe: Probe, X: np.ndarray) -> np.ndarray:
     """float64 (n, d): features scaled as the probe's training rows were."""
     if X.shape[-1] != probe.dim:
         raise MismatchError(
             "features of another width than the probe's", found=int(X.shape[-1]), expected=int(probe.dim)
         )
-    scaling = probe.meta.get("scaling") or {}
-    kind = scaling.get("kind", "none")
-    if kind not in KINDS or (kind == "standard" and (probe.mean is None or probe.scale is None)):
-        raise InputError("a feature scaling that isn't known", found=kind, expected=" | ".join(KINDS))
-    return Scaling(kind, float(scaling.get("factor") or 1.0), probe.mean, probe.scale).apply(X)
+    return scaling_of(probe).apply(X)
 
 
 def logits(probe: Probe, X: np.ndarray) -> np.ndarray:
     """float64 (n, C): scaled features times weights plus bias; for regression the predictions themselves."""
     made: np.ndarray = scale_like(probe, X) @ probe.weight.T + probe.bias
     return made
-
-
-def predict_codes(probe: Probe, logits: np.ndarray) -> np.ndarray:
-    """int64 (n,): positions in the probe's classes.
-
-    One column of logits speaks for the second class, and a logit of exactly 0 goes to the first.
-    """
-    if logits.shape[1] == 1:
-        return (logits[:, 0] > 0).astype(np.int64)
-    return logits.argmax(axis=1).astype(np.int64)
-
-
-def labels_as(probe: Probe, column: Column, *, reporter: Reporter = SILENT) -> np.ndarray:
-    """int64 (N,): a column's labels as positions in the probe's classes, −1 where missing or not among them.
-
-    Warns about labels that the probe doesn't know; raises `MismatchError` when it knows none of them.
-    """
-    position = {name: index for index, name in enumerate(probe.classes)}
-    table = np.array([position.get(name, -1) for name in column.categories] + [-1], dtype=np.int64)
-    codes = table[column.codes]
-    counts = column.counts()
-    strangers = {name: n for name, n in counts.items() if n and name not in position}
-    if strangers and not (codes >= 0).any():
-        raise MismatchError(
-            f"column {column.name!r} has none of the probe's classes",
-            found=listing(strangers),
-            expected=listing(probe.classes),
-        )
-    if strangers:
-        named = listing(f"{name} ({n:,} rows)" for name, n in strangers.items())
-        reporter.warn(f"column {column.name!r} has labels that the probe doesn't know, left out: {named}")
-    return codes

@@ -1,4 +1,4 @@
-"""The pairs of a fit: which count, how they are scaled, and the directions they span."""
+"""The pairs of a fit: which of them count, and the rows that their members are."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from numpy.typing import NDArray
 from ncm_cli.errors import InputError
 from ncm_cli.methods.projection import Spectrum, spectrum
 from ncm_cli.methods.scaling import Scaling
-from ncm_cli.methods.selection import HeldOut
+from ncm_cli.methods.scoring import PairRows
 from ncm_cli.options.fit import FitOptions
 from ncm_cli.options.grids import parse_ranks
 from ncm_cli.progress import Reporter
 from ncm_cli.stages.common import require_same_encoder
-from ncm_cli.stages.common_rows import Filters
+from ncm_cli.stages.common_rows import Filters, content_nodes
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import PairStore, read_pairs
 
-Array = NDArray[np.float64]
+Codes = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 AUTO_DENSE = 32
 """``--rank auto`` tries every rank up to this one, then ever wider steps."""
@@ -29,48 +30,52 @@ AUTO_MOST = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Members:
-    """Scaled members (k, d) of pairs, and how large their entries were before rounding.
+class Pairs:
+    """The k pairs of a store, and which of them a fit may use.
 
-    ``magnitude`` is the root mean square entry of the members in the scaled unit, without centring.
+    Attributes
+    ----------
+    usable : bool (k,)
+        Those whose members are no validation or test rows.
+    held_out : bool (k,)
+        The usable ones that the user holds out.
+    node_a, node_b : int64 (k,)
+        The row of each member: equal where it is one row, or one image by its bytes. Rows of the feature
+        store come first, as `content_nodes` numbers them.
+    overlapping
+        How many pairs have a member among the validation or test rows.
     """
 
-    a: Array
-    b: Array
-    magnitude: float
-
-    def spectrum(self) -> Spectrum:
-        return spectrum((self.a - self.b).T, magnitude=self.magnitude)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Pairs:
-    """Pairs that a fit may use: those that span the basis, and those held out for choosing."""
-
     store: PairStore
-    used: NDArray[np.bool_]
-    held_out: NDArray[np.bool_]
-    excluded: int
+    usable: Mask
+    held_out: Mask
+    node_a: Codes
+    node_b: Codes
     overlapping: int
 
-    def members(self, scaling: Scaling, which: NDArray[np.bool_]) -> Members:
-        a, b = self.store.features_a[which], self.store.features_b[which]
-        magnitude = scaling.magnitude(np.concatenate([a, b]))
-        return Members(a=scaling.apply(a), b=scaling.apply(b), magnitude=magnitude)
+    @property
+    def excluded(self) -> int:
+        return int((~self.usable).sum())
 
-    def held_out_members(self, scaling: Scaling) -> HeldOut | None:
-        if not self.held_out.any():
-            return None
-        return HeldOut(
-            a=scaling.apply(self.store.features_a[self.held_out]),
-            b=scaling.apply(self.store.features_b[self.held_out]),
+    def members(self, which: Mask, scaling: Scaling) -> PairRows:
+        """Scaled members of some of the pairs."""
+        return PairRows(
+            a=scaling.apply(self.store.features_a[which]), b=scaling.apply(self.store.features_b[which])
         )
+
+    def spectrum(self, which: Mask, scaling: Scaling) -> Spectrum:
+        """The singular spectrum of the scaled differences of some of the pairs."""
+        rows = self.members(which, scaling)
+        raw = np.concatenate([self.store.features_a[which], self.store.features_b[which]])
+        return spectrum((rows.a - rows.b).T, magnitude=scaling.magnitude(raw))
 
 
 def load_pairs(
     options: FitOptions, features: FeatureStore, filters: Filters, reporter: Reporter
 ) -> Pairs | None:
     """Read the pair store, check that it belongs to the features, and leave leaking pairs out.
+
+    Members are looked up by id in the feature store that is used now, whenever the pairs were made.
 
     Raises
     ------
@@ -85,8 +90,10 @@ def load_pairs(
     require_same_encoder(
         str(features.path), features.encoder, str(options.pairs), store.encoder, ignore_view=True
     )
-    leaking = _leaking(store, features, filters)
-    keep = np.ones(len(store.id_a), dtype=bool)
+    node_a, node_b = member_nodes(store, features)
+    apart = content_nodes(features)[filters.apart()]
+    leaking = np.isin(node_a, apart) | np.isin(node_b, apart)
+    usable = np.ones(len(store.id_a), dtype=bool)
     if leaking.any():
         first = int(np.flatnonzero(leaking)[0])
         what = (
@@ -98,39 +105,43 @@ def load_pairs(
         if options.overlap == "keep":
             reporter.warn(f"{what}; they are kept, as --overlap keep says")
         else:
-            keep = ~leaking
+            usable = ~leaking
             reporter.warn(f"{what}; they are left out (--overlap keep would use them)")
-    used, held_out = ~store.holdout & keep, int(store.holdout.sum())
-    if not used.any():
+    if not (usable & ~store.holdout).any():
         raise InputError(
             "no pair is left to find directions with",
             where=options.pairs,
-            found=f"{len(keep):,} pairs, {held_out:,} held out, {int((~keep).sum()):,} barred",
+            found=f"{len(usable):,} pairs, {int(store.holdout.sum()):,} held out, "
+            f"{int((~usable).sum()):,} barred",
             fix="a smaller --holdout in ncm pairs, or pairs of training rows",
         )
     return Pairs(
         store=store,
-        used=used,
-        held_out=store.holdout & keep,
-        excluded=int((~keep).sum()),
+        usable=usable,
+        held_out=store.holdout & usable,
+        node_a=node_a,
+        node_b=node_b,
         overlapping=int(leaking.sum()),
     )
 
 
-def _leaking(store: PairStore, features: FeatureStore, filters: Filters) -> NDArray[np.bool_]:
-    """Pairs with a member, by id, among the validation or test rows of the same feature store."""
-    if not any(source.get("content_sha256") == features.content_sha256 for source in store.sources):
-        return np.zeros(len(store.id_a), dtype=bool)
-    apart = np.zeros(features.rows, dtype=bool)
-    for mask in (filters.val_rows, filters.test_rows):
-        if mask is not None:
-            apart |= mask
-    ids = {features.ids[row] for row in np.flatnonzero(apart)}
-    return np.array([a in ids or b in ids for a, b in zip(store.id_a, store.id_b, strict=True)], dtype=bool)
+def member_nodes(store: PairStore, features: FeatureStore) -> tuple[Codes, Codes]:
+    """(k,) each: the rows that the members of pairs are; ids that ``features`` lacks get numbers beyond."""
+    nodes = content_nodes(features)
+    strange: dict[str, int] = {}
+
+    def node(id: str, row: int) -> int:
+        return features.rows + strange.setdefault(id, len(strange)) if row < 0 else int(nodes[row])
+
+    found = [
+        np.array([node(*member) for member in zip(ids, features.positions(ids).tolist(), strict=True)])
+        for ids in (store.id_a, store.id_b)
+    ]
+    return found[0], found[1]
 
 
-def resolve_ranks(text: str, method: str, found: Spectrum | None, reporter: Reporter) -> tuple[int, ...]:
-    """The ranks to fit.
+def resolve_ranks(text: str, method: str, available: int, reporter: Reporter) -> tuple[int, ...]:
+    """The ranks to try, of at most ``available``.
 
     Raises
     ------
@@ -138,7 +149,6 @@ def resolve_ranks(text: str, method: str, found: Spectrum | None, reporter: Repo
         No rank of those asked for is available.
     """
     asked = parse_ranks(text)
-    available = found.rank if found else 0
     if method != "ncm":
         if asked is not None and asked != (0,):
             raise InputError(
@@ -159,8 +169,8 @@ def resolve_ranks(text: str, method: str, found: Spectrum | None, reporter: Repo
         )
     if len(possible) < len(asked):
         reporter.note(
-            f"ranks above {available}, the pairs' numerical rank, are skipped "
-            f"({len(asked) - len(possible)} of {len(asked)})"
+            f"ranks above {available}, the numerical rank of the pairs that a fold leaves to fit on, are "
+            f"skipped ({len(asked) - len(possible)} of {len(asked)})"
         )
     return possible
 

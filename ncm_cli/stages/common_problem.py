@@ -1,37 +1,53 @@
-"""Everything a fit is made from, read and scaled: training, validation and test rows, pairs."""
+"""Everything a fit is made from: training, validation and test rows, and pairs.
+
+`fit`, `sweep` and `bound` read one `Problem` and take `Part`s of it: all rows and pairs for a final fit, or
+what a fold leaves. So a refit is of the very problem that the fit recorded.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.errors import InputError
+from ncm_cli.errors import InputError, MismatchError
+from ncm_cli.methods import folds
+from ncm_cli.methods.folds import Fold
 from ncm_cli.methods.projection import Spectrum
 from ncm_cli.methods.scaling import Scaling, fit_scaling
-from ncm_cli.methods.selection import HeldOut, Rows, group_weights
+from ncm_cli.methods.scoring import PairRows, Rows
 from ncm_cli.options.fit import FitOptions
+from ncm_cli.options.grids import parse_names
 from ncm_cli.progress import Reporter
 from ncm_cli.stages.common_pairs import Pairs, load_pairs
 from ncm_cli.stages.common_rows import (
     Filters,
-    Target,
-    combine,
+    column_codes,
+    content_nodes,
     drop_copies,
+    fit_target,
     known_rows,
-    read_target,
     select_rows,
+    valued_rows,
 )
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.fingerprint import fingerprint, without_view
+from ncm_cli.store.groups import group_weights
+from ncm_cli.store.probe import Probe, record_ids
+from ncm_cli.store.targets import Target
 
+Array = NDArray[np.float64]
 Codes = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class Origin:
     """What is remembered of the feature store in the probe."""
 
     path: str
@@ -42,72 +58,317 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
-    """The rows and pairs of a fit; features are scaled, float64."""
+class RawRows:
+    """Some rows of the store, features as stored (n, d) float32.
 
-    source: Source
+    ``y`` (n,) holds class codes or values; ``group``, ``upweight``, ``environment``, ``erase`` and
+    ``dro_group`` (n,) codes of the columns that play these parts, where named; ``node`` (n,) which rows are
+    one image.
+    """
+
+    ids: tuple[str, ...]
+    X: NDArray[np.float32]
+    y: NDArray[Any]
+    node: Codes
+    group: Codes | None = None
+    upweight: Codes | None = None
+    environment: Codes | None = None
+    erase: Codes | None = None
+    dro_group: Codes | None = None
+
+    def scaled(self, scaling: Scaling) -> Rows:
+        return Rows(X=scaling.apply(self.X), y=self.y, group=self.group)
+
+    def take(self, mask: Mask) -> RawRows:
+        """The rows of a mask (n,)."""
+        parts = {
+            field.name: value[mask]
+            for field in dataclasses.fields(self)
+            if field.name != "ids" and (value := getattr(self, field.name)) is not None
+        }
+        return RawRows(ids=tuple(np.array(self.ids, dtype=object)[mask]), **parts)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Scaled rows to train on and the spectrum of the pairs that span the basis.
+
+    Attributes
+    ----------
+    X : float64 (n, d)
+    y : (n,)
+    weights : float64 (n,) or None
+        Of up-weighted training: every group of the part counts alike.
+    environments, erase, dro_groups : int64 (n,) or None
+    spectrum
+        None without pairs.
+    pairs
+        How many span it.
+    """
+
+    scaling: Scaling
+    X: Array
+    y: NDArray[Any]
+    n_classes: int
+    weights: Array | None
+    environments: Codes | None
+    erase: Codes | None
+    dro_groups: Codes | None
+    spectrum: Spectrum | None
+    pairs: int
+
+    @property
+    def rank(self) -> int:
+        """The numerical rank of the pairs, 0 without."""
+        return self.spectrum.rank if self.spectrum else 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """The rows and pairs of a fit."""
+
+    origin: Origin
+    options: FitOptions
     filters: Filters
     target: Target
-    scaling: Scaling
-    train: Rows
-    weights: NDArray[np.float64] | None
-    environments: Codes | None
-    val: Rows | None
-    test: Rows | None
+    train: RawRows
+    val: RawRows | None
+    test: RawRows | None
     pairs: Pairs | None
-    spectrum: Spectrum | None
-    held_out: HeldOut | None
+    extra: RawRows | None
+    """Labelled rows of the pairs' members that are neither training, validation nor test rows."""
     copies: int
 
+    @property
+    def regression(self) -> bool:
+        return not self.target.classes
 
-def read_problem(options: FitOptions, *, oracle: bool, reporter: Reporter) -> Problem:
-    """Read what the options name, and refuse what doesn't belong together."""
+    def whole(self, scaling: Scaling | None = None) -> Part:
+        """All rows and all usable pairs."""
+        return self.part(self.train, None if self.pairs is None else self.pairs.usable, scaling)
+
+    def without(self, fold: Fold, rows: RawRows | None = None) -> Part:
+        """What a fold leaves to fit on, of the training rows or of others."""
+        assert self.pairs is not None
+        rows = rows or self.train
+        left = rows.take(~np.isin(rows.node, fold.apart))
+        if not len(left.ids) or (not self.regression and len(np.unique(left.y)) < 2):
+            raise InputError(
+                "a fold of the pairs leaves fewer than two classes to train on",
+                where=self.origin.path,
+                found=f"{len(left.ids):,} of {len(rows.ids):,} training rows",
+                fix="pairs of fewer training rows, or rows that are not trained on; or --select in-domain",
+            )
+        return self.part(left, fold.basis & self.pairs.usable)
+
+    def part(self, rows: RawRows, pairs: Mask | None, scaling: Scaling | None = None) -> Part:
+        """Some training rows, and some of the pairs (k,); ``scaling`` only where it must not be fitted."""
+        scaling = scaling or fit_scaling(self.options.scaling, self.options.scale_factor, rows.X)
+        used = self.pairs if pairs is not None else None
+        return Part(
+            scaling=scaling,
+            X=scaling.apply(rows.X),
+            y=rows.y,
+            n_classes=len(self.target.classes),
+            weights=None if rows.upweight is None else group_weights(rows.upweight),
+            environments=rows.environment,
+            erase=rows.erase,
+            dro_groups=rows.dro_group,
+            spectrum=None if used is None or pairs is None else used.spectrum(pairs, scaling),
+            pairs=0 if pairs is None else int(pairs.sum()),
+        )
+
+    def folds(self, count: int, seed: int) -> list[Fold]:
+        """The user's held-out pairs as one fold, or the usable pairs cut into ``count``.
+
+        Raises
+        ------
+        InputError
+            Too few pairs that share no row.
+        """
+        assert self.pairs is not None
+        pairs, where = self.pairs, np.flatnonzero(self.pairs.usable)
+        a, b = pairs.node_a[where], pairs.node_b[where]
+        if pairs.held_out.any():
+            found = folds.set_aside(a, b, pairs.held_out[where])
+        else:
+            found = folds.deal(a, b, count, seed)
+
+        def over_all(mask: Mask) -> Mask:
+            every = np.zeros_like(pairs.usable)
+            every[where] = mask
+            return every
+
+        return [Fold(over_all(fold.measured), over_all(fold.basis), fold.apart) for fold in found]
+
+    def fold_rank(self, fold: Fold) -> int:
+        """The numerical rank of the pairs that a fold leaves."""
+        assert self.pairs is not None
+        rows = self.train.take(~np.isin(self.train.node, fold.apart))
+        scaling = fit_scaling(self.options.scaling, self.options.scale_factor, rows.X)
+        return self.pairs.spectrum(fold.basis & self.pairs.usable, scaling).rank
+
+    def measured(self, fold: Fold, scaling: Scaling) -> PairRows:
+        """The pairs whose members a fold compares."""
+        assert self.pairs is not None
+        return self.pairs.members(fold.measured, scaling)
+
+
+def read_problem(
+    options: FitOptions, *, oracle: bool, reporter: Reporter, dro_groups: str | None = None
+) -> Problem:
+    """Read what the options name, and refuse what doesn't belong together.
+
+    ``dro_groups`` are the columns of groupdro's groups, where a sweep names them.
+    """
     with FeatureStore.open(options.features) as store:
         filters = select_rows(store, options, oracle=oracle, reporter=reporter)
         filters, copies = drop_copies(store, filters, options.overlap, reporter)
-        target = read_target(store, options, filters.train_rows)
+        target = fit_target(store, options, filters.train_rows)
         pairs = load_pairs(options, store, filters, reporter)
-        train = known_rows(store, target, filters.train_rows, "training", reporter)
-        groups = combine(store, options.groups)
-        if options.select == "worst-group" and groups is None:
+        if options.select == "worst-group" and not options.groups:
             raise InputError(
                 "--select worst-group needs groups",
                 fix="--groups label,place: columns whose combinations count",
             )
-        upweight, environments = combine(store, options.upweight), combine(store, options.envs)
-        raw = store.read(train)
-        scaling = fit_scaling(options.scaling, options.scale_factor, raw)
-        X = scaling.apply(raw)
-        del raw
+        columns = {name: getattr(options, name, dro_groups) for name in PARTS}
+        codes = {name: column_codes(store, names) for name, names in columns.items()}
+        nodes = content_nodes(store)
 
-        def rows(mask: NDArray[np.bool_] | None, name: str) -> Rows | None:
-            if mask is None:
-                return None
-            where = known_rows(store, target, mask, name, reporter)
-            return Rows(
-                X=scaling.apply(store.read(where)),
-                y=target.y[where],
-                group=None if groups is None else groups[where],
-            )
+        def rows(mask: Mask) -> RawRows:
+            where = np.flatnonzero(mask)
+            parts = {PARTS[name]: None if code is None else code[where] for name, code in codes.items()}
+            ids = tuple(store.ids[row] for row in where)
+            return RawRows(ids=ids, X=store.read(where), y=target.y[where], node=nodes[where], **parts)
 
+        train = known_rows(store, target, filters.train_rows, "training", reporter)
+        for name in ("upweight", "envs", "erase", "dro_groups"):
+            train = valued_rows(store, codes[name], train, name, columns[name], reporter)
+        judged = {"validation": filters.val_rows, "test": filters.test_rows if oracle else None}
+        val, test = (
+            None if mask is None else rows(known_rows(store, target, mask, name, reporter))
+            for name, mask in judged.items()
+        )
+        _tell_groupless(val, "validation", options.groups, reporter)
+        _tell_groupless(test, "test", options.groups, reporter)
         return Problem(
-            source=Source(
+            origin=Origin(
                 path=str(options.features),
                 content_sha256=store.content_sha256,
                 encoder=without_view(store.encoder),
                 fingerprint=fingerprint(without_view(store.encoder)),
                 dim=store.dim,
             ),
+            options=options,
             filters=filters,
             target=target,
-            scaling=scaling,
-            train=Rows(X=X, y=target.y[train]),
-            weights=None if upweight is None else group_weights(upweight[train]),
-            environments=None if environments is None else environments[train],
-            val=rows(filters.val_rows, "validation"),
-            test=rows(filters.test_rows, "test") if oracle else None,
+            train=rows(train),
+            val=val,
+            test=test,
             pairs=pairs,
-            spectrum=None if pairs is None else pairs.members(scaling, pairs.used).spectrum(),
-            held_out=None if pairs is None else pairs.held_out_members(scaling),
+            extra=_extra(store, filters, target, pairs, rows),
             copies=copies,
         )
+
+
+PARTS = {
+    "groups": "group",
+    "upweight": "upweight",
+    "envs": "environment",
+    "erase": "erase",
+    "dro_groups": "dro_group",
+}
+"""The options that name columns of the rows, and what their codes are called here."""
+
+
+def _tell_groupless(rows: RawRows | None, name: str, columns: str | None, reporter: Reporter) -> None:
+    if rows is None or rows.group is None:
+        return
+    missing = int((rows.group < 0).sum())
+    if missing == len(rows.group):
+        raise InputError(f"no {name} row has a value of {columns!r}", found="--groups")
+    if missing:
+        reporter.warn(f"{missing:,} {name} rows without a value of {columns} (--groups) are in no group")
+
+
+def _extra(
+    store: FeatureStore,
+    filters: Filters,
+    target: Target,
+    pairs: Pairs | None,
+    rows: Callable[[Mask], RawRows],
+) -> RawRows | None:
+    """The pairs' own labelled rows, where making the pairs took labels of rows outside training."""
+    if pairs is None:
+        return None
+    same = parse_names(str(pairs.store.options.get("same") or ""))
+    if target.name not in {store.label_column if name == "label" else name for name in same}:
+        return None
+    chosen = np.zeros(store.rows, dtype=bool)
+    members = np.concatenate([pairs.node_a[pairs.usable], pairs.node_b[pairs.usable]])
+    chosen[members[members < store.rows]] = True
+    chosen &= target.known & ~filters.train_rows & ~filters.apart()
+    return rows(chosen) if chosen.any() else None
+
+
+def rows_record(problem: Problem) -> dict[str, str]:
+    """The ids of the training and validation rows, for `ncm_cli.store.probe.seen_rows`."""
+    parts = {"train": problem.train, "val": problem.val}
+    return {name: record_ids(rows.ids) for name, rows in parts.items() if rows is not None}
+
+
+def reread_problem(
+    probe: Probe, features: Path, pairs: Path | None, *, where: str | None = None, reporter: Reporter
+) -> Problem:
+    """The problem that a probe was fitted on, read again; or with ``where``, that of other training rows.
+
+    Raises
+    ------
+    MismatchError
+        The probe doesn't say what it was fitted on, or rows or pairs are not those it was fitted on.
+    """
+    options = _recorded_options(probe, features, pairs)
+    if where is not None:
+        options = dataclasses.replace(options, train=where, pairs=None, method="erm", overlap="keep")
+    problem = read_problem(options, oracle=False, reporter=reporter)
+    if where is not None:
+        return problem
+    recorded, now = probe.meta.get("rows") or {}, rows_record(problem)
+    fitted = (probe.meta.get("data") or {}).get("pairs") or {}
+    for name, was, found in (
+        ("training rows", recorded.get("train"), now["train"]),
+        ("pairs", fitted.get("used_sha256"), pairs_digest(problem)),
+    ):
+        if was != found:
+            raise MismatchError(
+                f"the {name} aren't those that the probe was fitted on",
+                where=features,
+                expected=f"the {name} of {(probe.meta.get('data') or {}).get('train')!r} as they were then",
+                fix="name the stores that the probe was fitted on, or fit it again on these",
+            )
+    return problem
+
+
+def pairs_digest(problem: Problem) -> str | None:
+    """SHA-256 over the members of the pairs that span the final basis; None without pairs."""
+    if problem.pairs is None:
+        return None
+    store, which = problem.pairs.store, problem.pairs.usable
+    digest = hashlib.sha256()
+    for members in (store.features_a, store.features_b):
+        digest.update(np.ascontiguousarray(members[which], np.float32).tobytes())
+    return digest.hexdigest()
+
+
+def _recorded_options(probe: Probe, features: Path, pairs: Path | None) -> FitOptions:
+    recorded: Mapping[str, Any] = probe.meta.get("options") or {}
+    names = {field.name for field in dataclasses.fields(FitOptions)}
+    if not {"features", "method", "solver", "train"} <= set(recorded) or not probe.meta.get("rows"):
+        raise MismatchError(
+            "the probe doesn't record what it was fitted on, so it can't be fitted again",
+            found=f"a probe of ncm {probe.ncm_version}",
+            fix="fit it again with ncm fit",
+        )
+    values = {name: value for name, value in recorded.items() if name in names}
+    values |= {"features": features, "pairs": pairs, "output": Path(str(values["output"])), "select": None}
+    return FitOptions(**values)

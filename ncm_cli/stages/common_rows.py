@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError, listing
 from ncm_cli.options.fit import FitOptions
-from ncm_cli.options.grids import parse_names
 from ncm_cli.progress import Reporter
 from ncm_cli.store.features import Column, FeatureStore
+from ncm_cli.store.groups import make_groups
+from ncm_cli.store.splits import split_filter, split_values, unrecognised
+from ncm_cli.store.targets import Target, classes_among, label_name, read_target
 
 Mask = NDArray[np.bool_]
 Codes = NDArray[np.int64]
@@ -29,6 +30,14 @@ class Filters:
     val_rows: Mask | None
     test_rows: Mask | None
 
+    def apart(self) -> Mask:
+        """(N,) the validation and test rows."""
+        apart = np.zeros_like(self.train_rows)
+        for mask in (self.val_rows, self.test_rows):
+            if mask is not None:
+                apart |= mask
+        return apart
+
 
 def select_rows(store: FeatureStore, options: FitOptions, *, oracle: bool, reporter: Reporter) -> Filters:
     """Resolve --train, --val and --test, and refuse rows that have two parts to play.
@@ -38,23 +47,27 @@ def select_rows(store: FeatureStore, options: FitOptions, *, oracle: bool, repor
     InputError
         No training row, a filter that selects nothing, or validation rows that are training or test rows.
     """
-    split = store.split_column or "split"
-    if options.train is None and split not in store.columns:
+    train = options.train or split_filter(store, "train")
+    if train is None:
         raise InputError(
             "nothing says which rows to train on",
             where=store.path,
-            found=f"no split column; columns: {listing(store.columns)}",
+            found=unrecognised(store, ["train"]) or f"no split column; columns: {listing(store.columns)}",
             fix="--train W and --val W, such as --train 'domain!=sketch'; or embed a table with a split "
             "column, as ncm data folder writes it",
         )
-    train = f"{split}=train" if options.train is None else options.train
-    val = _default(store, split, "val") if options.val is None else options.val
-    test = _default(store, split, "test") if options.test is None else options.test
+    if options.test is None and (what := unrecognised(store, ["test"])):
+        strange = None in split_values(store).values()
+        say = reporter.warn if strange else reporter.note
+        say(f"{what}: nothing is kept apart as test rows; --test W names them, such as --test 'split=...'")
     if oracle and options.test is None:
         raise InputError(
             "--select oracle needs test rows to look at",
-            fix="--test 'split=test', or a rule that needs no test domain: --select bound",
+            fix=f"--test '{split_filter(store, 'test') or 'split=...'}', or a rule that needs no test "
+            "domain: --select bound",
         )
+    val = options.val or split_filter(store, "val")
+    test = options.test or split_filter(store, "test")
     masks = [None if where is None else _selected(store, where) for where in (train, val, test)]
     train_rows, val_rows, test_rows = masks
     assert train_rows is not None
@@ -68,13 +81,6 @@ def select_rows(store: FeatureStore, options: FitOptions, *, oracle: bool, repor
     return Filters(
         train=train, val=val, test=test, train_rows=train_rows, val_rows=val_rows, test_rows=test_rows
     )
-
-
-def _default(store: FeatureStore, split: str, name: str) -> str | None:
-    column = store.columns.get(split)
-    if not isinstance(column, Column) or not column.counts().get(name):
-        return None
-    return f"{split}={name}"
 
 
 def _selected(store: FeatureStore, where: str) -> Mask:
@@ -99,6 +105,17 @@ def _refuse_shared(
     )
 
 
+def content_nodes(store: FeatureStore) -> Codes:
+    """(N,) a number for each row: equal for rows whose image files are byte for byte the same."""
+    if store.files is None:
+        return np.arange(store.rows)
+    first: dict[str, int] = {}
+    return np.array(
+        [first.setdefault(digest, row) if digest else row for row, digest in enumerate(store.files.sha256)],
+        dtype=np.int64,
+    )
+
+
 def drop_copies(
     store: FeatureStore, filters: Filters, overlap: str, reporter: Reporter
 ) -> tuple[Filters, int]:
@@ -106,21 +123,12 @@ def drop_copies(
 
     Returns the filters and how many rows are such copies (left out unless ``overlap`` is ``keep``).
     """
-    if store.files is None:
+    nodes, apart = content_nodes(store), filters.apart()
+    copies = np.flatnonzero(filters.train_rows & np.isin(nodes, nodes[apart]))
+    if not copies.size:
         return filters, 0
-    digests = np.asarray(store.files.sha256, dtype=object)
-    kept_apart = np.zeros(store.rows, dtype=bool)
-    for mask in (filters.val_rows, filters.test_rows):
-        if mask is not None:
-            kept_apart |= mask
-    apart = {
-        digest: int(row) for row, digest in zip(np.flatnonzero(kept_apart), digests[kept_apart], strict=True)
-    }
-    apart.pop("", None)
-    copies = [int(row) for row in np.flatnonzero(filters.train_rows) if digests[row] in apart]
-    if not copies:
-        return filters, 0
-    example = f"{store.ids[copies[0]]!r} is {store.ids[apart[digests[copies[0]]]]!r}"
+    twin = np.flatnonzero(apart & (nodes == nodes[copies[0]]))[0]
+    example = f"{store.ids[copies[0]]!r} is {store.ids[twin]!r}"
     what = f"{len(copies):,} training images are byte-identical to validation or test images ({example})"
     if overlap == "error":
         raise InputError(what, where=store.path, fix="--overlap exclude leaves them out of training")
@@ -133,20 +141,7 @@ def drop_copies(
     return dataclasses.replace(filters, train_rows=train_rows), len(copies)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Target:
-    """What is predicted: ``y`` over all rows of the store (codes, -1 unknown; or values, NaN unknown)."""
-
-    name: str
-    classes: tuple[str, ...]
-    y: NDArray[Any]
-
-    @property
-    def known(self) -> Mask:
-        return ~np.isnan(self.y) if self.y.dtype.kind == "f" else self.y >= 0
-
-
-def read_target(store: FeatureStore, options: FitOptions, train_rows: Mask) -> Target:
+def fit_target(store: FeatureStore, options: FitOptions, train_rows: Mask) -> Target:
     """The target column as codes in the order of the training rows' classes, or as values for regression.
 
     Raises
@@ -154,23 +149,10 @@ def read_target(store: FeatureStore, options: FitOptions, train_rows: Mask) -> T
     InputError
         No such column, one of the wrong kind for the task, or one class only.
     """
-    name = options.target or store.label_column
-    if name is None:
-        raise InputError(
-            "the feature store has no label",
-            where=store.path,
-            fix=f"--target COLUMN, one of: {listing(store.columns)}",
-        )
-    column = store.column(name)
+    name = options.target or label_name(store)
     if options.task == "regression":
-        values = column.values if not isinstance(column, Column) else _numbers(store, column)
-        return Target(name=name, classes=(), y=np.asarray(values, np.float64))
-    if not isinstance(column, Column):
-        raise InputError(
-            f"the column {name!r} holds numbers, not classes", where=store.path, fix="--task regression"
-        )
-    present = np.unique(column.codes[train_rows & (column.codes >= 0)])
-    classes = tuple(column.categories[code] for code in present)
+        return read_target(store, name, None)
+    classes = classes_among(store, name, train_rows)
     if len(classes) < 2:
         raise InputError(
             "only one class among the training rows" if classes else "no training row has a label",
@@ -181,28 +163,11 @@ def read_target(store: FeatureStore, options: FitOptions, train_rows: Mask) -> T
             expected="at least two classes",
             fix="another --train or --target",
         )
-    order = np.full(len(column.categories) + 1, -1, np.int64)
-    order[present] = np.arange(len(present))
-    return Target(name=name, classes=classes, y=order[column.codes])
+    return read_target(store, name, classes)
 
 
-def _numbers(store: FeatureStore, column: Column) -> NDArray[np.float64]:
-    values = np.full(len(column.categories) + 1, np.nan)
-    for code, text in enumerate(column.categories):
-        try:
-            values[code] = float(text)
-        except ValueError:
-            raise InputError(
-                f"the column {column.name!r} isn't numeric",
-                where=store.path,
-                found=repr(text),
-                fix="--task classification",
-            ) from None
-    return values[column.codes]
-
-
-def known_rows(store: FeatureStore, target: Target, mask: Mask, name: str, reporter: Reporter) -> Codes:
-    """Positions of the rows whose target is known; says how many are not."""
+def known_rows(store: FeatureStore, target: Target, mask: Mask, name: str, reporter: Reporter) -> Mask:
+    """The rows of a mask whose target is known; says how many are not."""
     known = mask & target.known
     missing = np.flatnonzero(mask & ~known)
     if missing.size:
@@ -220,12 +185,30 @@ def known_rows(store: FeatureStore, target: Target, mask: Mask, name: str, repor
         raise InputError(
             f"no {name} row has a known {target.name!r}", where=store.path, fix="another filter or --target"
         )
-    return np.flatnonzero(known)
+    return known
 
 
-def combine(store: FeatureStore, names: str | None) -> Codes | None:
-    """One code for each combination of the columns ``names`` over all rows; None for no names."""
-    if not names:
-        return None
-    codes = np.stack([store.categorical(name).codes.astype(np.int64) for name in parse_names(names)])
-    return np.asarray(np.unique(codes, axis=1, return_inverse=True)[1].reshape(-1), np.int64)
+def column_codes(store: FeatureStore, names: str | None) -> Codes | None:
+    """(N,) a code for each combination of the columns ``names``, −1 where one is missing."""
+    return make_groups(store, names).codes if names else None
+
+
+def valued_rows(
+    store: FeatureStore, codes: Codes | None, rows: Mask, option: str, names: str | None, reporter: Reporter
+) -> Mask:
+    """Training rows that have a value of the columns that ``option`` names; says how many have none.
+
+    A row without a value takes no part: it must not become a group of its own in silence.
+    """
+    if codes is None:
+        return rows
+    missing = np.flatnonzero(rows & (codes < 0))
+    if missing.size:
+        reporter.warn(
+            f"{missing.size:,} training rows without a value of {names} (--{option}) are left out, such as "
+            f"{store.ids[missing[0]]!r}"
+        )
+    left = rows & (codes >= 0)
+    if not left.any():
+        raise InputError(f"no training row has a value of {names!r}", where=store.path, found=f"--{option}")
+    return left

@@ -16,11 +16,12 @@ from ncm_cli.options.spec import as_json
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.stages.common import require_same_encoder
 from ncm_cli.stages.evaluate_compare import Comparison, compare
-from ncm_cli.stages.evaluate_groups import Groups, make_groups, resolve
 from ncm_cli.stages.evaluate_rows import Answers, answer, ids_digest, select
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.probe import Probe, read_probe
+from ncm_cli.store.groups import Groups, make_groups
+from ncm_cli.store.probe import Probe, read_probe, seen_rows
 from ncm_cli.store.results import write_result
+from ncm_cli.store.splits import split_filter
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,7 +114,8 @@ def evaluate(options: EvalOptions, *, reporter: Reporter = SILENT) -> EvalReport
             str(options.probe), probe.encoder, str(options.features), store.encoder, ignore_view=True
         )
         target = _target(options, probe, store)
-        groups = make_groups(store, options.groups, target, probe.task)
+        by_class = target if probe.task == "classification" else ""
+        groups = make_groups(store, by_class if options.groups is None else options.groups)
         rows, missing = select(store, options.where, target, said)
         answers = answer(probe, options.probe.name, store, rows, target)
         comparison = None
@@ -129,7 +131,7 @@ def evaluate(options: EvalOptions, *, reporter: Reporter = SILENT) -> EvalReport
 def _target(options: EvalOptions, probe: Probe, store: FeatureStore) -> str:
     """The column of true answers: as asked, as when fitted, or the store's label."""
     if options.target is not None:
-        return resolve(store, options.target)
+        return store.column(options.target).name
     if probe.target not in store.columns and store.label_column is not None:
         return store.label_column
     return probe.target
@@ -224,13 +226,12 @@ def _reference(
 ) -> tuple[str | None, NDArray[np.bool_] | None]:
     """The filter of the reference rows, and the rows as a mask; None where this store has none.
 
-    In order: ``--reference``, the rows that the probe was trained on, the rows of split ``train``.
+    In order: ``--reference``, the rows that the probe was trained on, the training rows of the split column.
     """
     if options.reference is not None:
         return options.reference, store.mask(options.reference)
     trained = (probe.meta.get("data") or {}).get("train")
-    split = store.split_column or "split"
-    for where in (trained, f"{split}=train"):
+    for where in (trained, split_filter(store, "train")):
         mask = None if where is None else _mask(store, where)
         if mask is not None and mask.any():
             return where, mask
@@ -246,22 +247,17 @@ def _mask(store: FeatureStore, where: str) -> NDArray[np.bool_] | None:
 
 
 def _overlap(probe: Probe, store: FeatureStore, rows: NDArray[np.int64]) -> dict[str, int]:
-    """How many evaluated rows the probe was fitted on, and how many it was chosen by.
+    """How many evaluated rows the probe was fitted on, and how many it was chosen by, by their ids.
 
-    Known where the store is the one it was fitted on. Validation rows count only if there was a choice.
+    Validation rows count only if there was a choice.
     """
-    data = probe.meta.get("data") or {}
-    shared = {"train": 0, "val": 0}
-    if (data.get("features") or {}).get("content_sha256") != store.content_sha256:
-        return shared
+    ids = [store.ids[row] for row in rows.tolist()]
     path = (probe.meta.get("selection") or {}).get("path")
-    for part in shared:
-        if part == "val" and path is not None and len(path) < 2:
-            continue
-        mask = None if data.get(part) is None else _mask(store, data[part])
-        if mask is not None:
-            shared[part] = int(mask[rows].sum())
-    return shared
+    chosen = path is None or len(path) > 1
+    return {
+        "train": int(seen_rows(probe, "train", ids).sum()),
+        "val": int(seen_rows(probe, "val", ids).sum()) if chosen else 0,
+    }
 
 
 def _probe_json(path: Path, probe: Probe) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from ncm_cli.errors import InputError, listing
 from ncm_cli.methods import metrics
 from ncm_cli.progress import Reporter
-from ncm_cli.stages.common import logits, predict_codes
+from ncm_cli.stages.common import logits
 from ncm_cli.store.features import Column, FeatureStore
 from ncm_cli.store.probe import Probe
+from ncm_cli.store.targets import read_target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,26 +68,13 @@ def answer(probe: Probe, name: object, store: FeatureStore, rows: np.ndarray, ta
         predicted = scores[:, 0]
         return Answers(rows, truth, predicted, (predicted - truth) ** 2)
     codes = truth.astype(np.int64)
-    return Answers(rows, codes, predict_codes(probe, scores), metrics.row_log_loss(scores, codes))
+    return Answers(rows, codes, metrics.decide(scores), metrics.row_log_loss(scores, codes))
 
 
 def _truth(probe: Probe, name: object, store: FeatureStore, rows: np.ndarray, target: str) -> np.ndarray:
-    column = store.column(target)
-    if probe.task == "regression":
-        return _numbers(column, store, rows) if isinstance(column, Column) else column.values[rows]
-    if not isinstance(column, Column):
-        raise InputError(
-            f"the probe predicts classes, and {target!r} is a numeric column",
-            where=store.path,
-            found=column.span(),
-            expected=f"the classes {listing(probe.classes)}",
-            fix="name the column of classes with --target",
-        )
-    code = {category: index for index, category in enumerate(probe.classes)}
-    table = np.array([code.get(category, -1) for category in column.categories], dtype=np.int64)
-    truth = table[column.codes[rows]]
-    if (truth < 0).any():
-        raise _strangers(column, rows[truth < 0], probe, name, store)
+    truth = read_target(store, target, None if probe.task == "regression" else probe.classes).y[rows]
+    if probe.task != "regression" and (truth < 0).any():
+        raise _strangers(store.categorical(target), rows[truth < 0], probe, name, store)
     return truth
 
 
@@ -103,19 +91,6 @@ def _strangers(
         expected=f"one of: {listing(probe.classes)}",
         fix=f"leave them out: --where '{column.name}!={'|'.join(names[:12])}'",
     )
-
-
-def _numbers(column: Column, store: FeatureStore, rows: np.ndarray) -> np.ndarray:
-    try:
-        values = np.array([*(float(category) for category in column.categories), np.nan])
-    except ValueError:
-        raise InputError(
-            f"the probe predicts a number, and {column.name!r} holds text",
-            where=store.path,
-            found=listing(column.categories),
-            fix="name the numeric column with --target",
-        ) from None
-    return values[column.codes[rows]]
 
 
 def ids_digest(store: FeatureStore, rows: np.ndarray) -> str:

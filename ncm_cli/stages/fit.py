@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ncm_cli.errors import InputError, UsageError
+from ncm_cli.methods.crossfit import CrossFit
+from ncm_cli.methods.folds import Fold
+from ncm_cli.methods.metrics import decide
 from ncm_cli.methods.path import Fit
-from ncm_cli.methods.projection import Spectrum
 from ncm_cli.methods.selection import Candidate, choose, score_path
+from ncm_cli.methods.verdict import unmeasured
 from ncm_cli.options.fit import WEIGHT_DECAYS, FitOptions
-from ncm_cli.options.grids import parse_numbers
+from ncm_cli.options.grids import parse_numbers, parse_ranks
 from ncm_cli.options.spec import as_json, given_flags
 from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.stages.common_device import resolve_device
 from ncm_cli.stages.common_pairs import resolve_ranks
-from ncm_cli.stages.common_problem import Problem, read_problem
-from ncm_cli.stages.fit_train import resolve_solver, train_path, without_effect
+from ncm_cli.stages.common_problem import Part, Problem, pairs_digest, read_problem, rows_record
+from ncm_cli.stages.fit_crossfit import Judged, constant_fit, control_rows, crossfit, judge_pick, shift_of
+from ncm_cli.stages.fit_train import resolve_solver, train_path, without_effect, work
 from ncm_cli.store.probe import Probe, write_probe
 
 ONLY = "only-candidate"
@@ -41,13 +48,18 @@ class FitReport:
     note: str
     candidates: tuple[Candidate, ...]
     chosen: int
-    refit: bool
     converged: bool
     train_rows: int
     val_rows: int
     pairs: int
+    """That span the basis: all but those left out."""
     held_out: int
+    """Of them, held out by the user while the choice was made."""
+    folds: int
+    """The folds of pairs that candidates were measured on; 0 without pairs."""
     numerical_rank: int
+    judged: Judged | None
+    """Verdict and controls; None without pairs."""
     flags: tuple[str, ...]
 
     @property
@@ -58,7 +70,8 @@ class FitReport:
         """Everything, the whole path included, ready for JSON."""
         body = dataclasses.asdict(self)
         body["path"] = [candidate_json(candidate) for candidate in self.candidates]
-        del body["candidates"]
+        del body["candidates"], body["judged"]
+        body |= judged_json(self.judged)
         return {**body, "classes": list(self.classes), "flags": list(self.flags)}
 
 
@@ -70,6 +83,30 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
         for name, value in facts.items()
         if value is not None and (not isinstance(value, float) or np.isfinite(value))
     }
+
+
+def judged_json(judged: Judged | None) -> dict[str, Any]:
+    """``verdict`` and ``controls`` as JSON values; None and no controls without pairs."""
+    if judged is None:
+        return {"verdict": None, "controls": []}
+    controls = [dataclasses.asdict(control) for control in judged.controls]
+    return {"verdict": dataclasses.asdict(judged.verdict), "controls": controls}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Setting:
+    """How the probes of a fit are trained, and which are tried."""
+
+    options: FitOptions
+    method: str
+    solver: str
+    rule: str
+    note: str
+    ranks: tuple[int, ...]
+    decays: tuple[float, ...]
+    folds: tuple[Fold, ...]
+    available: int
+    """The numerical rank of all pairs."""
 
 
 def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> FitReport:
@@ -89,30 +126,14 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> FitReport:
     if idle:
         reporter.warn(f"no effect with --method {method} --solver {solver}: {', '.join(idle)}")
     problem = read_problem(options, oracle=options.select == "oracle", reporter=reporter)
-    ranks = resolve_ranks(options.rank, method, problem.spectrum, reporter)
-    decays = parse_numbers(options.weight_decay or WEIGHT_DECAYS[solver])
-    rule, note = resolve_rule(options.select, problem, len(ranks) * len(decays))
-    if note:
-        reporter.note(note)
-    fits = train_path(
-        problem,
-        options,
-        method=method,
-        solver=solver,
-        spectrum=problem.spectrum,
-        ranks=ranks,
-        decays=decays,
-        reporter=reporter,
-    )
-    candidates = score_path(
-        fits, task=options.task, val=problem.val, held_out=problem.held_out, test=problem.test
-    )
-    chosen = 0 if rule == ONLY else choose(candidates, rule, options.task)
-    best, spectrum = fits[chosen], problem.spectrum
-    _warn_unconverged(fits, best, solver, options, reporter)
-    refit = options.refit and problem.held_out is not None and method == "ncm"
-    if refit:
-        best, spectrum = _refit(problem, options, method, solver, best, reporter)
+    whole = problem.whole()
+    setting = _setting(problem, whole, method, solver, reporter)
+    if solver == "adam":
+        reporter.note(f"training on {resolve_device(options.device)}")
+    candidates, chosen, best, found = _choose(problem, whole, setting, reporter)
+    judged = _judge(problem, setting, best, found) if problem.pairs is not None else None
+    _warn_unconverged(candidates, best, setting, reporter)
+    _warn_pick(problem, whole, setting, best, reporter)
     report = FitReport(
         output=str(options.output),
         method=method,
@@ -122,22 +143,123 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> FitReport:
         classes=problem.target.classes,
         rank=best.rank,
         weight_decay=best.weight_decay,
-        rule=rule,
-        oracle=rule == "oracle",
-        note=note,
+        rule=setting.rule,
+        oracle=setting.rule == "oracle",
+        note=setting.note,
         candidates=tuple(candidates),
         chosen=chosen,
-        refit=refit,
         converged=best.converged,
-        train_rows=len(problem.train.X),
-        val_rows=0 if problem.val is None else len(problem.val.X),
-        pairs=0 if problem.pairs is None else int(problem.pairs.used.sum()),
-        held_out=0 if problem.held_out is None else len(problem.held_out.a),
-        numerical_rank=spectrum.rank if spectrum else 0,
-        flags=_flags(problem, options, rule, refit),
+        train_rows=len(problem.train.ids),
+        val_rows=0 if problem.val is None else len(problem.val.ids),
+        pairs=whole.pairs,
+        held_out=0 if problem.pairs is None else int(problem.pairs.held_out.sum()),
+        folds=len(setting.folds),
+        numerical_rank=whole.rank,
+        judged=judged,
+        flags=_flags(problem, options, setting.rule),
     )
-    write_probe(options.output, _probe(problem, options, report, best, spectrum))
+    write_probe(options.output, _probe(problem, whole, report, best))
+    if options.save_controls is not None:
+        _save_controls(options.save_controls, problem, whole, report, setting)
     return report
+
+
+def _setting(problem: Problem, whole: Part, method: str, solver: str, reporter: Reporter) -> _Setting:
+    """Resolve rule, ranks and weight decays."""
+    options = problem.options
+    decays = parse_numbers(options.weight_decay or WEIGHT_DECAYS[solver])
+    asked = parse_ranks(options.rank)
+    several = len(decays) > 1 or (method == "ncm" and (asked is None or len(asked) > 1))
+    rule, note = resolve_rule(options.select, problem, several)
+    if note:
+        reporter.note(note)
+    folds: tuple[Fold, ...] = ()
+    available = whole.rank
+    if problem.pairs is not None:
+        try:
+            folds = tuple(problem.folds(options.folds, options.seed))
+        except InputError:
+            if rule == "bound":
+                raise
+    if rule == "bound" and method == "ncm":
+        available = min(available, *(problem.fold_rank(fold) for fold in folds))
+    return _Setting(
+        options=options,
+        method=method,
+        solver=solver,
+        rule=rule,
+        note=note,
+        ranks=resolve_ranks(options.rank, method, available, reporter),
+        decays=decays,
+        folds=folds,
+        available=whole.rank,
+    )
+
+
+def _choose(
+    problem: Problem, whole: Part, setting: _Setting, reporter: Reporter
+) -> tuple[list[Candidate], int, Fit, CrossFit | None]:
+    """The candidates, which one is chosen, its fit on all rows and pairs, and the folds' measurements."""
+    options, task = setting.options, setting.options.task
+    kind: dict[str, Any] = {"method": setting.method, "solver": setting.solver}
+    count = len(setting.ranks) * len(setting.decays)
+    if setting.rule != "bound":
+        with reporter.task("fitting", work(count, options, setting.solver), unit="fits") as bar:
+            fits = train_path(
+                whole, options, ranks=setting.ranks, decays=setting.decays, advance=bar.advance, **kind
+            )
+        val, test = (
+            None if rows is None else rows.scaled(whole.scaling) for rows in (problem.val, problem.test)
+        )
+        candidates = score_path(fits, val=val, test=test)
+        chosen = 0 if setting.rule == ONLY else choose(candidates, setting.rule, task)
+        return candidates, chosen, fits[chosen], None
+    ranks = sorted({0, *setting.ranks}) if setting.method == "ncm" else setting.ranks
+    total = len(setting.folds) * len(ranks) * len(setting.decays)
+    with reporter.task("fitting folds", work(total, options, setting.solver), unit="fits") as bar:
+        found = crossfit(
+            problem, setting.folds, options, ranks=ranks, decays=setting.decays, advance=bar.advance, **kind
+        )
+    candidates = [candidate for candidate in found.candidates if candidate.rank in setting.ranks]
+    chosen = choose(candidates, "bound", task)
+    pick = candidates[chosen]
+    best = train_path(whole, options, ranks=[pick.rank], decays=[pick.weight_decay], **kind)[0]
+    return candidates, chosen, best, found
+
+
+def _judge(problem: Problem, setting: _Setting, best: Fit, found: CrossFit | None) -> Judged:
+    """Verdict and controls; where the rule didn't measure on folds, the pick and ERM are measured now."""
+    assert problem.pairs is not None
+    try:
+        if not setting.folds:
+            problem.folds(setting.options.folds, setting.options.seed)
+        exact = setting.solver if setting.method == "ncm" else "lbfgs"
+        if found is None:
+            found = crossfit(
+                problem,
+                setting.folds,
+                setting.options,
+                method=setting.method,
+                solver=setting.solver,
+                ranks=sorted({0, best.rank}),
+                decays=setting.decays,
+            )
+        return judge_pick(
+            problem,
+            setting.folds,
+            setting.options,
+            found,
+            best.rank,
+            best.weight_decay,
+            solver=exact,
+            decays=setting.decays,
+        )
+    except InputError as error:
+        if setting.rule == "bound":
+            raise
+        pairs = int(problem.pairs.usable.sum())
+        why = f"{error.what} ({error.found})" if error.found else error.what
+        return Judged(verdict=unmeasured(pairs, 0, why, shift_of(problem)), controls=())
 
 
 def _check_values(options: FitOptions, method: str) -> None:
@@ -152,7 +274,7 @@ def _check_values(options: FitOptions, method: str) -> None:
             raise UsageError(f"{flag} is above 0", found=value)
 
 
-def resolve_rule(asked: str | None, problem: Problem, candidates: int) -> tuple[str, str]:
+def resolve_rule(asked: str | None, problem: Problem, several: bool) -> tuple[str, str]:
     """The selection rule in force, and a line that says why where it wasn't asked for.
 
     Raises
@@ -160,73 +282,71 @@ def resolve_rule(asked: str | None, problem: Problem, candidates: int) -> tuple[
     InputError
         Several candidates, and what the rule needs is missing.
     """
-    if candidates == 1 and asked != "oracle":
+    if not several and asked != "oracle":
         return ONLY, ""
-    several = f"{candidates} combinations of rank and weight decay, and nothing to choose by"
+    what = "several combinations of rank and weight decay, and nothing to choose by"
     one = "or say one --rank and one --weight-decay"
     if problem.val is None and asked != "oracle":
         raise InputError(
-            several,
-            where=problem.source.path,
+            what,
+            where=problem.origin.path,
             found="no validation rows",
-            fix=f"name some with --val, such as --val split=val, {one}",
+            fix=f"name some with --val W, such as --val 'fold=2', {one}",
         )
     if asked is not None and asked != "bound":
         return asked, ""
-    if problem.held_out is not None:
-        regression = not problem.target.classes
-        measured = (
-            "validation MSE + mean squared difference" if regression else "validation error + flip rate"
-        )
-        return "bound", "" if asked else f"choosing by {measured} of the held-out pairs (--select bound)"
-    if asked is None and problem.pairs is None:
-        return "in-domain", "choosing by validation rows only (--select in-domain): there are no pairs"
-    raise InputError(
-        "--select bound needs held-out pairs",
-        where=None if problem.pairs is None else "the pair store",
-        found="no pairs" if problem.pairs is None else "no pair is held out",
-        fix=f"make the pairs with ncm pairs --holdout 0.25, {one}; --select in-domain works without, but "
-        "prefers small ranks, since spurious features help in-domain",
+    if problem.pairs is None:
+        if asked is None:
+            return "in-domain", "choosing by validation rows only (--select in-domain): there are no pairs"
+        raise InputError("--select bound needs pairs", fix="--pairs P.h5, or --select in-domain")
+    measured = (
+        "the bound on MSE from validation MSE and squared changes"
+        if problem.regression
+        else ("validation error + flip rate")
     )
+    return "bound", "" if asked else f"choosing by {measured} of pairs, cross-fitted (--select bound)"
 
 
 def _warn_unconverged(
-    fits: list[Fit], best: Fit, solver: str, options: FitOptions, reporter: Reporter
+    candidates: Sequence[Candidate], best: Fit, setting: _Setting, reporter: Reporter
 ) -> None:
-    missed = [fit for fit in fits if not fit.converged]
-    if not missed:
+    missed = sum(not candidate.converged for candidate in candidates)
+    if setting.solver == "adam":
+        if missed or not best.converged:
+            reporter.warn(f"{missed} of {len(candidates)} probes diverged: lower --lr")
         return
-    if solver == "adam":
-        reporter.warn(f"{len(missed)} of {len(fits)} probes diverged: lower --lr")
+    if missed or not best.converged:
+        about = "not the chosen one" if best.converged else "the chosen one among them"
+        options = setting.options
+        reporter.warn(
+            f"{max(missed, 1)} of {len(candidates)} probes did not reach the tolerance {options.tolerance:g} "
+            f"in {options.max_iter} iterations, {about}: raise --max-iter, or --weight-decay"
+        )
+
+
+def _warn_pick(problem: Problem, whole: Part, setting: _Setting, best: Fit, reporter: Reporter) -> None:
+    """Say when the pick is a constant, or lies at the end of what was tried."""
+    if problem.val is not None and not problem.regression and len(problem.val.ids) > 1:
+        logits = whole.scaling.apply(problem.val.X) @ best.weight.T + best.bias
+        told = np.unique(decide(logits))
+        if len(told) == 1:
+            reporter.warn(
+                f"the chosen probe says {problem.target.classes[int(told[0])]!r} of every validation row: it "
+                "is a constant"
+            )
+    last = max(setting.ranks)
+    if setting.rule == ONLY or best.rank != last or len(setting.ranks) < 2:
         return
-    about = "the chosen one among them" if not best.converged else "not the chosen one"
-    reporter.warn(
-        f"{len(missed)} of {len(fits)} probes did not reach the tolerance {options.tolerance:g} in "
-        f"{options.max_iter} iterations, {about}: raise --max-iter, or --weight-decay"
-    )
+    if last < setting.available:
+        reporter.warn(
+            f"rank {last} is the largest that was tried, and the pairs have {setting.available} directions: "
+            f"--rank 0:{setting.available} tries more"
+        )
+    else:
+        reporter.note(f"rank {last} is all that the pairs have: more pairs may hold more directions")
 
 
-def _refit(
-    problem: Problem, options: FitOptions, method: str, solver: str, best: Fit, reporter: Reporter
-) -> tuple[Fit, Spectrum]:
-    """The chosen setting again, with the directions of all pairs."""
-    assert problem.pairs is not None
-    every = problem.pairs.used | problem.pairs.held_out
-    spectrum = problem.pairs.members(problem.scaling, every).spectrum()
-    fits = train_path(
-        problem,
-        options,
-        method=method,
-        solver=solver,
-        spectrum=spectrum,
-        ranks=[best.rank],
-        decays=[best.weight_decay],
-        reporter=reporter,
-    )
-    return fits[0], spectrum
-
-
-def _flags(problem: Problem, options: FitOptions, rule: str, refit: bool) -> tuple[str, ...]:
+def _flags(problem: Problem, options: FitOptions, rule: str) -> tuple[str, ...]:
     """What a reader of this probe's numbers must know."""
     flags = []
     if rule == "oracle":
@@ -235,16 +355,11 @@ def _flags(problem: Problem, options: FitOptions, rule: str, refit: bool) -> tup
         flags.append(f"OVERLAP: {problem.copies} training images are validation or test images")
     if options.overlap == "keep" and problem.pairs is not None and problem.pairs.overlapping:
         flags.append(f"OVERLAP: {problem.pairs.overlapping} pairs have a validation or test row as a member")
-    if refit:
-        flags.append("REFIT: the path was measured before the held-out pairs were added")
     return tuple(flags)
 
 
-def _probe(
-    problem: Problem, options: FitOptions, report: FitReport, best: Fit, spectrum: Spectrum | None
-) -> Probe:
-    dim = problem.source.dim
-    filters, scaling = problem.filters, problem.scaling
+def _probe(problem: Problem, whole: Part, report: FitReport, best: Fit) -> Probe:
+    options, filters, scaling = problem.options, problem.filters, whole.scaling
     resolved = as_json(options) | {
         "method": report.method,
         "solver": report.solver,
@@ -255,8 +370,8 @@ def _probe(
     }
     trained = ("lr", "epochs", "batch_size", "seed") if report.solver == "adam" else ("tolerance", "max_iter")
     meta = {
-        "encoder": problem.source.encoder,
-        "fingerprint": problem.source.fingerprint,
+        "encoder": problem.origin.encoder,
+        "fingerprint": problem.origin.fingerprint,
         "scaling": {"kind": scaling.kind, "factor": scaling.factor},
         "method": report.method,
         "rank": report.rank,
@@ -270,18 +385,20 @@ def _probe(
             "rule": report.rule,
             "oracle": report.oracle,
             "note": report.note,
+            "folds": report.folds,
             "chosen": report.chosen,
             "path": [candidate_json(candidate) for candidate in report.candidates],
             "groups": options.groups,
+            **judged_json(report.judged),
         },
         "converged": report.converged,
-        "refit": report.refit,
         "flags": list(report.flags),
         "envs": options.envs,
         "options": resolved,
+        "rows": rows_record(problem),
         "data": {
-            "features": {"path": problem.source.path, "content_sha256": problem.source.content_sha256},
-            "pairs": _pairs_json(problem, options, report),
+            "features": {"path": problem.origin.path, "content_sha256": problem.origin.content_sha256},
+            "pairs": _pairs_json(problem, report),
             "train": filters.train,
             "val": filters.val,
             "test": filters.test,
@@ -289,10 +406,11 @@ def _probe(
             "val_rows": report.val_rows,
         },
     }
+    spectrum = whole.spectrum
     return Probe(
         weight=best.weight,
         bias=best.bias,
-        basis=np.zeros((dim, 0))
+        basis=np.zeros((problem.origin.dim, 0))
         if spectrum is None
         else np.ascontiguousarray(spectrum.basis[:, : best.rank]),
         singular_values=np.zeros(0) if spectrum is None else spectrum.singular_values[: spectrum.rank],
@@ -305,16 +423,57 @@ def _probe(
     )
 
 
-def _pairs_json(problem: Problem, options: FitOptions, report: FitReport) -> dict[str, Any] | None:
+def _pairs_json(problem: Problem, report: FitReport) -> dict[str, Any] | None:
     if problem.pairs is None:
         return None
     return {
-        "path": str(options.pairs),
+        "path": str(problem.options.pairs),
         "content_sha256": problem.pairs.store.content_sha256,
-        "used": report.pairs + (report.held_out if report.refit else 0),
+        "used": report.pairs,
+        "used_sha256": pairs_digest(problem),
         "held_out": report.held_out,
         "left_out": problem.pairs.excluded,
         "strategy": problem.pairs.store.strategy,
         "sources": [dict(source) for source in problem.pairs.store.sources],
         "numerical_rank": report.numerical_rank,
     }
+
+
+def _save_controls(folder: Path, problem: Problem, whole: Part, report: FitReport, setting: _Setting) -> None:
+    """Write each control as a probe, fitted on all of its rows: NAME.safetensors."""
+    if report.judged is None or not report.judged.controls:
+        raise InputError("there are no controls to save", found="no pairs, or pairs that can't be measured")
+    rows = control_rows(problem)
+    folder.mkdir(parents=True, exist_ok=True)
+    for control in report.judged.controls:
+        own = rows.get(control.name, problem.train)
+        part = problem.part(own, None)
+        if control.weight_decay is None:
+            best = constant_fit(part)
+        else:
+            best = train_path(
+                part,
+                setting.options,
+                method="erm",
+                solver=setting.solver,
+                ranks=[0],
+                decays=[control.weight_decay],
+            )[0]
+        path = folder / f"{control.name}.safetensors"
+        record = dataclasses.replace(
+            report,
+            output=str(path),
+            method=control.name,
+            rank=0,
+            weight_decay=best.weight_decay,
+            rule=ONLY if control.weight_decay is None else "bound",
+            oracle=False,
+            note=f"control of {report.output}",
+            candidates=(),
+            chosen=0,
+            converged=best.converged,
+            train_rows=len(own.ids),
+            judged=None,
+        )
+        alone = dataclasses.replace(problem, train=own, pairs=None)
+        write_probe(path, _probe(alone, part, record, best))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,13 +11,9 @@ from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.methods.path import Fit, fit_path
-from ncm_cli.methods.projection import Spectrum
 from ncm_cli.options.fit import EXACT_METHODS, FitOptions
-from ncm_cli.progress import Reporter
 from ncm_cli.stages.common_device import resolve_device
-from ncm_cli.stages.common_problem import Problem
-from ncm_cli.stages.common_rows import combine
-from ncm_cli.store.features import FeatureStore
+from ncm_cli.stages.common_problem import Part
 
 if TYPE_CHECKING:
     from ncm_cli.methods.leace import Eraser
@@ -44,7 +40,7 @@ def resolve_solver(options: FitOptions, method: str) -> str:
 
 SOLVER_OPTIONS = {
     "lbfgs": {"tolerance", "max_iter"},
-    "adam": {"lr", "epochs", "batch_size", "seed", "device"},
+    "adam": {"lr", "epochs", "batch_size", "device"},
 }
 METHOD_OPTIONS = {
     "irm": {"envs", "penalty", "anneal"},
@@ -66,17 +62,19 @@ def without_effect(options: FitOptions, method: str, solver: str) -> set[str]:
 
 
 def train_path(
-    problem: Problem,
+    part: Part,
     options: FitOptions,
     *,
     method: str,
     solver: str,
-    spectrum: Spectrum | None,
     ranks: Sequence[int],
     decays: Sequence[float],
-    reporter: Reporter,
+    tolerance: float | None = None,
+    advance: Callable[[int], None] | None = None,
 ) -> list[Fit]:
     """Fit every rank and weight decay, by rank and then weight decay.
+
+    ``advance`` is told of finished work: fits, or with adam fits times epochs (see `work`).
 
     Raises
     ------
@@ -85,10 +83,24 @@ def train_path(
     """
     eraser = None
     if method == "leace":
-        eraser = _eraser(problem, options)
-        erased = dataclasses.replace(problem.train, X=eraser.apply(problem.train.X))
-        problem, spectrum = dataclasses.replace(problem, train=erased), None
-    fits = _fitted(problem, options, method, solver, spectrum, ranks, decays, reporter)
+        eraser = _eraser(part)
+        part = dataclasses.replace(part, X=eraser.apply(part.X), spectrum=None)
+    if solver == "adam":
+        fits = _by_steps(part, options, method, ranks, decays, advance)
+    else:
+        fits = fit_path(
+            part.X,
+            part.y,
+            part.n_classes,
+            np.zeros((part.X.shape[1], 0)) if part.spectrum is None else part.spectrum.basis,
+            ranks,
+            decays,
+            weights=part.weights,
+            task=options.task,
+            tolerance=tolerance or options.tolerance,
+            max_iter=options.max_iter,
+            advance=advance,
+        )
     if eraser is None:
         return fits
     folded = [eraser.fold(fit.weight, fit.bias) for fit in fits]
@@ -98,73 +110,44 @@ def train_path(
     ]
 
 
-def _eraser(problem: Problem, options: FitOptions) -> Eraser:
+def work(fits: int, options: FitOptions, solver: str) -> int:
+    """How much ``advance`` of `train_path` will be told of."""
+    return fits * (options.epochs if solver == "adam" else 1)
+
+
+def _eraser(part: Part) -> Eraser:
     from ncm_cli.methods.leace import fit_eraser
 
-    if options.erase is None:
+    if part.erase is None:
         raise InputError("leace needs columns to erase", fix="--erase place")
-    with FeatureStore.open(options.features) as store:
-        codes = combine(store, options.erase)
-    assert codes is not None
-    rows = np.flatnonzero(problem.filters.train_rows & problem.target.known)
-    return fit_eraser(problem.train.X, codes[rows])
-
-
-def _fitted(
-    problem: Problem,
-    options: FitOptions,
-    method: str,
-    solver: str,
-    spectrum: Spectrum | None,
-    ranks: Sequence[int],
-    decays: Sequence[float],
-    reporter: Reporter,
-) -> list[Fit]:
-    basis = np.zeros((problem.source.dim, 0)) if spectrum is None else spectrum.basis
-    count = len(ranks) * len(decays)
-    if solver == "adam":
-        return _by_steps(problem, options, method, spectrum, ranks, decays, reporter)
-    with reporter.task("fitting", total=count, unit="probes") as task:
-        return fit_path(
-            problem.train.X,
-            problem.train.y,
-            len(problem.target.classes),
-            basis,
-            ranks,
-            decays,
-            weights=problem.weights,
-            task=options.task,
-            tolerance=options.tolerance,
-            max_iter=options.max_iter,
-            advance=task.advance,
-        )
+    return fit_eraser(part.X, part.erase)
 
 
 def _by_steps(
-    problem: Problem,
+    part: Part,
     options: FitOptions,
     method: str,
-    spectrum: Spectrum | None,
     ranks: Sequence[int],
     decays: Sequence[float],
-    reporter: Reporter,
+    advance: Callable[[int], None] | None,
 ) -> list[Fit]:
     from ncm_cli.methods.config import Config, TrainData
     from ncm_cli.methods.trainer import Schedule, train
 
+    spectrum = part.spectrum
     width = max(ranks) if method == "ncm" else 0
     moments = None
     if method == "matchdg":
-        if spectrum is None or problem.pairs is None:
+        if spectrum is None:
             raise InputError("matchdg needs pairs", fix="--pairs PAIRS.h5")
         width = spectrum.rank
-        moments = spectrum.singular_values[:width] ** 2 / int(problem.pairs.used.sum())
+        moments = spectrum.singular_values[:width] ** 2 / part.pairs
     configs = [
         Config(
             method="erm" if method == "leace" else method,
             rank=rank,
             weight_decay=decay,
-            upweighted=problem.weights is not None,
+            upweighted=part.weights is not None,
             **{
                 name: getattr(options, name)
                 for name in ("seed", "lr", "penalty", "anneal", "eta", "meta_lr", "p_sel", "alpha")
@@ -174,19 +157,21 @@ def _by_steps(
         for decay in decays
     ]
     data = TrainData(
-        features=problem.train.X,
-        targets=problem.train.y,
-        n_classes=len(problem.target.classes),
-        environments=problem.environments,
-        row_weights=problem.weights,
+        features=part.X,
+        targets=part.y,
+        n_classes=part.n_classes,
+        environments=part.environments,
+        row_weights=part.weights,
         basis=spectrum.basis[:, :width] if spectrum and width else None,
         pair_moments=moments,
     )
-    schedule = Schedule(epochs=options.epochs, batch_size=options.batch_size)
-    device = resolve_device(options.device)
-    reporter.note(f"training on {device}")
-    with reporter.task("training", total=options.epochs * len(configs), unit="epochs") as task:
-        trained = train(configs, data, schedule, device=device, advance=task.advance)
+    trained = train(
+        configs,
+        data,
+        Schedule(epochs=options.epochs, batch_size=options.batch_size),
+        device=resolve_device(options.device),
+        advance=advance,
+    )
     return [
         Fit(
             rank=one.config.rank,

@@ -131,7 +131,9 @@ def _probe(path: Path, verify: bool, reporter: Reporter) -> dict[str, Any]:
     from ncm_cli.store.probe import FORMAT, read_probe
 
     probe = read_probe(path)
-    meta = {name: value for name, value in probe.meta.items() if name not in ("encoder", "fingerprint")}
+    meta = {
+        name: value for name, value in probe.meta.items() if name not in ("encoder", "fingerprint", "rows")
+    }
     return {
         "format": FORMAT,
         "dim": probe.dim,

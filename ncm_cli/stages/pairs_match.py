@@ -18,7 +18,8 @@ from ncm_cli.options.grids import parse_names
 from ncm_cli.options.pairs import PairsOptions, parse_holdout
 from ncm_cli.progress import Reporter
 from ncm_cli.stages.pairs_members import Members
-from ncm_cli.store.features import Column, FeatureStore
+from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.splits import split_filter
 
 Rows = NDArray[np.int64]
 Pairs = tuple[Rows, Rows]
@@ -81,7 +82,7 @@ def _joint_codes(store_a: FeatureStore, store_b: FeatureStore, names: tuple[str,
     """Codes of the combined columns that mean the same in both stores; −1 where one is missing."""
     codes_a, codes_b = [], []
     for name in names:
-        left, right = _named(store_a, name), _named(store_b, name)
+        left, right = store_a.categorical(name), store_b.categorical(name)
         number = {category: code for code, category in enumerate(left.categories)}
         for category in right.categories:
             number.setdefault(category, len(number))
@@ -92,12 +93,6 @@ def _joint_codes(store_a: FeatureStore, store_b: FeatureStore, names: tuple[str,
         [np.concatenate(pair) for pair in zip(codes_a, codes_b, strict=True)], store_a.rows + store_b.rows
     )
     return joint[: store_a.rows], joint[store_a.rows :]
-
-
-def _named(store: FeatureStore, name: str) -> Column:
-    """A categorical column; ``label`` and ``split`` also find the columns that play these parts."""
-    part = {"label": store.label_column, "split": store.split_column}.get(name)
-    return store.categorical(part if part and name not in store.columns else name)
 
 
 class _Matcher:
@@ -121,12 +116,9 @@ class _Matcher:
 
     def _where(self, store: FeatureStore) -> str | None:
         """``--where``; without it the training rows, so that no pair has seen what a probe is judged by."""
-        options, split = self.options, store.split_column
-        if options.where is not None or options.straddling == "keep" or split is None:
+        options, where = self.options, split_filter(store, "train")
+        if options.where is not None or options.straddling == "keep" or where is None:
             return options.where
-        if store.categorical(split).counts().get("train", 0) == 0:
-            return None
-        where = f"{split}=train"
         self.reporter.note(f"matching among the rows of {where} (--where W for others)")
         return where
 
@@ -180,7 +172,7 @@ class _Matcher:
         at = self.rows[row]
         parts = []
         for name in parse_names(self.options.same or ""):
-            column = _named(store, name)
+            column = store.categorical(name)
             parts.append(f"{name}={column.categories[column.codes[at]]}")
         return " & ".join(parts) or "all rows"
 

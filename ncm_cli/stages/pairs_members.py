@@ -12,10 +12,10 @@ from ncm_cli.errors import InputError, listing
 from ncm_cli.methods.matching import components, split_components
 from ncm_cli.progress import Reporter
 from ncm_cli.store.features import Column, FeatureStore
+from ncm_cli.store.splits import role_of, split_values, unrecognised
 
-TRAIN_NAMES = frozenset({"train", "training", "val", "valid", "validation"})
-TEST_NAMES = frozenset({"test"})
 _TRAIN, _TEST = 1, 2
+_BITS = {"train": _TRAIN, "val": _TRAIN, "test": _TEST, None: 0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +98,12 @@ def straddling(
     """Members without the pairs of a training and a test row (or an error), and the ids of those pairs.
 
     A row whose file is byte for byte that of a test row counts as a test row too. Without a split
-    column nothing is known, and nothing straddles.
+    column nothing is known, and nothing straddles; where its values say nothing, that is said.
     """
+    if test is None and (what := unrecognised(store_a, ["train", "test"])):
+        strange = None in split_values(store_a).values()
+        say = reporter.warn if strange else reporter.note
+        say(f"{what}: pairs of training and test rows can't be told from others; --test W names test rows")
     sides_a = _sides(store_a, test)
     sides_b = sides_a if store_a is store_b else _sides(store_b, test)
     both = sides_a[members.a] | sides_b[members.b]
@@ -128,7 +132,8 @@ def straddling(
             f"{in_test} pairs hold test rows: right for the oracle pairs of ncm bound, "
             "but a probe fitted with them has seen the test domain"
         )
-    return members, ids
+    facts = {**members.facts, "test_pairs": in_test}
+    return dataclasses.replace(members, facts=facts), ids
 
 
 def _sides(store: FeatureStore, test: str | None) -> NDArray[np.int64]:
@@ -136,8 +141,8 @@ def _sides(store: FeatureStore, test: str | None) -> NDArray[np.int64]:
     sides = np.zeros(store.rows, dtype=np.int64)
     split = store.columns[store.split_column] if store.split_column else None
     if isinstance(split, Column):
-        bit = [_bit(name) for name in split.categories] + [0]
-        sides = np.array(bit, dtype=np.int64)[split.codes]
+        bits = [_BITS[role_of(name)] for name in split.categories] + [0]
+        sides = np.array(bits, dtype=np.int64)[split.codes]
     if test is not None:
         chosen = store.mask(test)
         sides = np.where(chosen, _TEST, np.where(sides == _TEST, 0, sides))
@@ -150,8 +155,3 @@ def _sides(store: FeatureStore, test: str | None) -> NDArray[np.int64]:
         tests = np.isin(digests, digests[(sides == _TEST) & known]) & known
         sides = np.where(tests & (sides == _TRAIN), _TRAIN | _TEST, sides)
     return sides
-
-
-def _bit(name: str) -> int:
-    folded = name.casefold()
-    return _TRAIN if folded in TRAIN_NAMES else _TEST if folded in TEST_NAMES else 0

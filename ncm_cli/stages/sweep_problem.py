@@ -10,14 +10,11 @@ from numpy.typing import NDArray
 from ncm_cli.errors import InputError
 from ncm_cli.methods.config import TrainData
 from ncm_cli.methods.judge import LabelledRows
-from ncm_cli.methods.selection import Rows
+from ncm_cli.methods.scoring import Rows
 from ncm_cli.options.fit import FitOptions
-from ncm_cli.options.grids import parse_names
 from ncm_cli.options.sweep import SweepOptions
 from ncm_cli.progress import Reporter
-from ncm_cli.stages.common_problem import Problem, read_problem
-from ncm_cli.stages.common_rows import combine
-from ncm_cli.store.features import FeatureStore
+from ncm_cli.stages.common_problem import Part, Problem, read_problem
 
 Codes = NDArray[np.int64]
 
@@ -47,60 +44,47 @@ def read_ready(options: SweepOptions, reporter: Reporter) -> Ready:
     InputError
         Rows, columns or pairs that can't be used; no validation rows, or rows with two parts to play.
     """
-    problem = read_problem(_as_fit(options), oracle=options.test is not None, reporter=reporter)
+    problem = read_problem(
+        _as_fit(options), oracle=options.test is not None, reporter=reporter, dro_groups=options.dro_groups
+    )
     if problem.val is None:
         raise InputError(
             "no validation rows: nothing to choose by",
             where=options.features,
-            fix="--val 'split=val', or any filter that shares no row with --train and --test",
+            fix="--val W: any filter that shares no row with --train and --test",
         )
-    train = np.flatnonzero(problem.filters.train_rows & problem.target.known)
-    with FeatureStore.open(options.features) as store:
-        _require_values(store, options, train)
-        dro, lisa, erase = (
-            combine(store, names) for names in (options.dro_groups, options.lisa_domains, options.erase)
-        )
-    spectrum = problem.spectrum
-    rank = 0 if spectrum is None else spectrum.rank
-    basis = moments = None
-    if spectrum is not None and problem.pairs is not None and rank:
-        basis = spectrum.basis[:, :rank]
-        moments = spectrum.singular_values[:rank] ** 2 / int(problem.pairs.used.sum())
-    held_out = problem.held_out
+    whole = problem.whole()
+    held_out = problem.pairs is not None and problem.pairs.held_out.any()
+    members = (
+        problem.pairs.members(problem.pairs.held_out, whole.scaling) if problem.pairs and held_out else None
+    )
     return Ready(
         problem=problem,
-        data=TrainData(
-            features=problem.train.X,
-            targets=problem.train.y,
-            n_classes=len(problem.target.classes),
-            environments=problem.environments,
-            dro_groups=None if dro is None else dro[train],
-            lisa_domains=None if lisa is None else lisa[train],
-            row_weights=problem.weights,
-            basis=basis,
-            pair_moments=moments,
-        ),
+        data=train_data(whole),
         classes=problem.target.classes,
-        val=_labelled(problem.val),
-        test=None if problem.test is None else _labelled(problem.test),
-        pairs=None if held_out is None else (held_out.a, held_out.b),
-        erase=None if erase is None else erase[train],
-        rank=rank,
+        val=_labelled(problem.val.scaled(whole.scaling)),
+        test=None if problem.test is None else _labelled(problem.test.scaled(whole.scaling)),
+        pairs=None if members is None else (members.a, members.b),
+        erase=whole.erase,
+        rank=whole.rank,
     )
 
 
-def _require_values(store: FeatureStore, options: SweepOptions, train: Codes) -> None:
-    """Refuse training rows without an environment or group: they would silently make one of their own."""
-    for option in ("envs", "dro_groups", "lisa_domains", "upweight", "erase"):
-        for name in parse_names(getattr(options, option) or ""):
-            missing = train[store.categorical(name).codes[train] < 0]
-            if missing.size:
-                raise InputError(
-                    f"{missing.size:,} training rows have no value in the column {name!r}",
-                    where=store.path,
-                    found=f"such as {store.ids[missing[0]]!r}",
-                    fix=f"leave them out with --train, or give --{option.replace('_', '-')} another column",
-                )
+def train_data(part: Part) -> TrainData:
+    """What the trainer takes of a part."""
+    spectrum, rank = part.spectrum, part.rank
+    return TrainData(
+        features=part.X,
+        targets=part.y,
+        n_classes=part.n_classes,
+        environments=part.environments,
+        dro_groups=part.dro_groups,
+        row_weights=part.weights,
+        basis=None if spectrum is None or not rank else spectrum.basis[:, :rank],
+        pair_moments=None
+        if spectrum is None or not rank
+        else spectrum.singular_values[:rank] ** 2 / part.pairs,
+    )
 
 
 def _labelled(rows: Rows) -> LabelledRows:
@@ -120,6 +104,7 @@ def _as_fit(options: SweepOptions) -> FitOptions:
         "groups",
         "upweight",
         "envs",
+        "erase",
         "overlap",
         "scaling",
         "scale_factor",

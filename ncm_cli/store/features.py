@@ -154,7 +154,11 @@ class FeatureStore:
         return np.fromiter((known.get(id, -1) for id in ids), dtype=np.int64, count=len(ids))
 
     def column(self, name: str) -> AnyColumn:
-        """A column by name; raises `InputError` that lists those there are."""
+        """A column by name; raises `InputError` that lists those there are.
+
+        ``label`` and ``split`` mean the columns that play these parts, whatever they are called.
+        """
+        name = {"label": self.label_column, "split": self.split_column}.get(name) or name
         if name not in self.columns:
             raise unknown("column", name, self.columns, where=self.path)
         return self.columns[name]

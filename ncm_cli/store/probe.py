@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import functools
+import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +96,22 @@ class Probe:
                 "fingerprint": self.fingerprint,
             }
         )
+
+
+def record_ids(ids: Iterable[str]) -> str:
+    """Ids as text for a probe's ``meta["rows"]``: eight bytes of each one's digest, in ascending order."""
+    return base64.b64encode(np.sort(_keys(ids)).tobytes()).decode("ascii")
+
+
+def seen_rows(probe: Probe, part: str, ids: Iterable[str]) -> np.ndarray:
+    """bool (n,): ids among the rows that a probe was trained on (``train``) or chosen by (``val``)."""
+    recorded = base64.b64decode(str((probe.meta.get("rows") or {}).get(part, "")))
+    return np.isin(_keys(ids), np.frombuffer(recorded, dtype="<u8"))
+
+
+def _keys(ids: Iterable[str]) -> np.ndarray:
+    digests = (hashlib.blake2b(id.encode("utf-8"), digest_size=8).digest() for id in ids)
+    return np.frombuffer(b"".join(digests), dtype="<u8")
 
 
 def write_probe(path: Path | str, probe: Probe) -> None:

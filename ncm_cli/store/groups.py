@@ -1,17 +1,23 @@
-"""Groups of rows: combinations of columns, and how many rows of each there are."""
+"""Groups of rows: the combinations of columns, and weights that make them count the same."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError
 from ncm_cli.options.grids import parse_names
-from ncm_cli.store.features import Column, FeatureStore
+from ncm_cli.store.columns import Column
+
+if TYPE_CHECKING:
+    from ncm_cli.store.features import FeatureStore
+
+Codes = NDArray[np.int64]
 
 EVERY_COMBINATION = 256
 """Up to so many combinations all are listed; beyond, those that occur in the store."""
@@ -27,54 +33,46 @@ class Groups:
     columns: tuple[str, ...]
     keys: tuple[tuple[str, ...], ...]
     """One category a column for each group."""
-    codes: NDArray[np.int64]
-    """(N,) the group of each row of the store, −1 where a column has no value."""
+    codes: Codes
+    """(N,) the group of each row of the store, −1 where a column has no value: such a row is in no group."""
 
     def key(self, index: int) -> dict[str, str]:
         """A group as an object of column to category."""
         return dict(zip(self.columns, self.keys[index], strict=True))
 
-    def sizes(self, rows: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def sizes(self, rows: NDArray[np.bool_]) -> Codes:
         """(groups,) rows of each group among those of a mask."""
         chosen = self.codes[rows]
         return np.bincount(chosen[chosen >= 0], minlength=len(self.keys))
 
 
-def make_groups(store: FeatureStore, names: str | None, target: str, task: str) -> Groups:
-    """The combinations of the columns in ``names`` ("label,place"); by default the target's classes.
+def make_groups(store: FeatureStore, names: str) -> Groups:
+    """The combinations of the columns in ``names`` ("label,place"); no group for no names.
 
-    ``label`` and ``split`` also mean the columns that play these parts under another name.
     Combinations without a row are kept (with n = 0) up to `EVERY_COMBINATION`, in the order of the
     columns' categories.
 
     Raises `InputError` for a column that isn't there, or a numeric one with more than `VALUES` values.
     """
-    wanted = parse_names(names) if names is not None else ((target,) if task == "classification" else ())
-    columns = [_categorical(store, resolve(store, name)) for name in dict.fromkeys(wanted)]
-    codes = [column.codes.astype(np.int64) for column in columns]
-    sizes = [len(column.categories) for column in columns]
+    columns = [_categorical(store, name) for name in dict.fromkeys(parse_names(names))]
     if not columns:
         return Groups((), (), np.full(store.rows, -1, dtype=np.int64))
-    known = np.all([code >= 0 for code in codes], axis=0)
+    codes = np.stack([column.codes.astype(np.int64) for column in columns])
+    known = (codes >= 0).all(axis=0)
+    sizes = [len(column.categories) for column in columns]
     if math.prod(sizes) <= EVERY_COMBINATION:
-        combinations = list(itertools.product(*(range(size) for size in sizes)))
+        combinations = np.array(list(itertools.product(*(range(size) for size in sizes))), dtype=np.int64)
+        found = np.ravel_multi_index(tuple(np.maximum(codes, 0)), sizes) if combinations.size else codes[0]
     else:
-        present = np.unique(np.stack(codes, axis=1)[known], axis=0)
-        combinations = [tuple(row) for row in present.tolist()]
-    number = {combination: index for index, combination in enumerate(combinations)}
-    rows = zip(*(code.tolist() for code in codes), strict=True)
-    found = np.array([number.get(row, -1) for row in rows], dtype=np.int64)
+        combinations, inverse = np.unique(codes[:, known], axis=1, return_inverse=True)
+        combinations = combinations.T
+        found = np.zeros(store.rows, dtype=np.int64)
+        found[known] = inverse.reshape(-1)
     keys = tuple(
         tuple(column.categories[code] for column, code in zip(columns, combination, strict=True))
-        for combination in combinations
+        for combination in combinations.reshape(-1, len(columns)).tolist()
     )
-    return Groups(tuple(column.name for column in columns), keys, found)
-
-
-def resolve(store: FeatureStore, name: str) -> str:
-    """The column that ``name`` means: itself, or for ``label`` and ``split`` the one that plays that part."""
-    part = {"label": store.label_column, "split": store.split_column}.get(name)
-    return part if part is not None and name not in store.columns else name
+    return Groups(tuple(column.name for column in columns), keys, np.where(known, found, -1))
 
 
 def _categorical(store: FeatureStore, name: str) -> Column:
@@ -91,4 +89,10 @@ def _categorical(store: FeatureStore, name: str) -> Column:
         )
     every = np.full(store.rows, -1, dtype=np.int32)
     every[~np.isnan(column.values)] = codes
-    return Column(name, every, tuple(f"{value:g}" for value in values))
+    return Column(column.name, every, tuple(f"{value:g}" for value in values))
+
+
+def group_weights(codes: Codes) -> NDArray[np.float64]:
+    """Row weights (n,), mean 1, that make every group count equally: inverse group frequency."""
+    _, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    return np.asarray(len(codes) / (len(counts) * counts[inverse]), np.float64)

@@ -1,0 +1,108 @@
+"""Folds of pairs for cross-fitting: what is measured is never what was fitted on.
+
+A flip rate on rows that were trained on is no estimate: features that interpolate flip none of them. So for
+each fold neither its pairs (in the basis) nor the rows of its members (in training) are used, and its flips
+are those of a probe that has seen neither.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncm_cli.errors import InputError
+from ncm_cli.methods.matching import components
+
+Codes = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+HANGS_TOGETHER = 2.0
+"""A set of connected pairs of more than this many folds' share is divided by rows instead."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fold:
+    """One part of the pairs to measure, and what is left to fit on.
+
+    Attributes
+    ----------
+    measured : bool (k,)
+        Pairs whose members are compared.
+    basis : bool (k,)
+        Pairs that may span the basis: they share no row with the measured ones.
+    apart : int64 (u,)
+        The nodes of the rows that may not be trained on.
+    """
+
+    measured: Mask
+    basis: Mask
+    apart: Codes
+
+
+def deal(a: Codes, b: Codes, count: int, seed: int) -> list[Fold]:
+    """Cut k pairs into at most ``count`` folds of about the same number of pairs.
+
+    Pairs that share a row, directly or through others, stay together. Where so many hang together that they
+    would be most of the pairs, their rows are dealt instead: a pair with both rows in one part is measured
+    with it, one across two parts is never measured, and spans the basis of the folds that have neither row.
+
+    Parameters
+    ----------
+    a, b
+        (k,) the node of each pair's members; rows with the same content are one node.
+
+    Raises
+    ------
+    InputError
+        Fewer than two sets of pairs that share no row.
+    """
+    rng = np.random.default_rng(seed)
+    together = components(a, b)
+    sizes = np.bincount(together)
+    nodes = np.unique(np.concatenate([a, b]))
+    part_of = np.zeros(len(nodes), dtype=np.int64)
+    load = np.zeros(count)
+    large = sizes > HANGS_TOGETHER / count * len(a)
+    for number in rng.permutation(len(sizes)):
+        own = np.searchsorted(
+            nodes, np.unique(np.concatenate([a[together == number], b[together == number]]))
+        )
+        if large[number] and len(own) > 2 * count:
+            part_of[own[rng.permutation(len(own))]] = np.arange(len(own)) % count
+        else:
+            part_of[own] = int(load.argmin())
+            load[part_of[own[0]]] += sizes[number]
+    part_a, part_b = part_of[np.searchsorted(nodes, a)], part_of[np.searchsorted(nodes, b)]
+    folds = []
+    for part in range(count):
+        measured = (part_a == part) & (part_b == part)
+        if measured.any():
+            folds.append(Fold(measured, (part_a != part) & (part_b != part), nodes[part_of == part]))
+    if len(folds) < 2 or not all(fold.basis.any() for fold in folds):
+        raise InputError(
+            "too few pairs to be cut into folds",
+            found=f"{len(a):,} pairs, of which {len(sizes)} share no row with others",
+            expected="two or more pairs that share no row",
+            fix="more pairs, or one --rank and one --weight-decay, so that there is nothing to choose",
+        )
+    return folds
+
+
+def set_aside(a: Codes, b: Codes, held_out: Mask) -> list[Fold]:
+    """One fold of the pairs that a user holds out; pairs that share a row with them leave the basis."""
+    apart = np.unique(np.concatenate([a[held_out], b[held_out]]))
+    return [Fold(held_out, ~(np.isin(a, apart) | np.isin(b, apart)), apart)]
+
+
+def units(a: Codes, b: Codes, folds: Sequence[Fold]) -> Codes:
+    """(m,) a number for each measured pair, fold by fold: equal for pairs that hang together there."""
+    found: list[Codes] = []
+    start = 0
+    for fold in folds:
+        own = components(a[fold.measured], b[fold.measured]) + start
+        start = int(own.max()) + 1
+        found.append(own)
+    return np.concatenate(found)
