@@ -130,11 +130,15 @@ class FolderOptions:
         "label", parse=parse_layout, help="What the levels of the folder mean: label, domain/label ..."
     )
     where: str | None = option(
-        None, metavar="WHERE", help="Only these images: label=dog|horse & domain!=sketch."
+        None,
+        metavar="WHERE",
+        columns_of="layout",
+        help="Only these images: label=dog|horse & domain!=sketch.",
     )
     test: str | None = option(
         None,
         metavar="WHERE",
+        columns_of="layout",
         help="These images are the test rows, such as domain=sketch. Without it, a share of each group is.",
     )
     test_fraction: float = option(0.2, help="That share.")

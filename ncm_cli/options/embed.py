@@ -69,18 +69,27 @@ class EmbedOptions:
         group=_TABLE, role="input",
     )  # fmt: skip
     id_col: str | None = option(
-        None, help="Column of ids (id, if there is one; otherwise the path is the id).", group=_TABLE
+        None, help="Column of ids (id, if there is one; otherwise the path is the id).",
+        group=_TABLE, metavar="COLUMN", columns_of="source",
+    )  # fmt: skip
+    path_col: str | None = option(
+        None, help="Column of image paths (path).", group=_TABLE, metavar="COLUMN", columns_of="source"
     )
-    path_col: str | None = option(None, help="Column of image paths (path).", group=_TABLE)
-    label_col: str | None = option(None, help="Column of labels (label, if there is one).", group=_TABLE)
-    split_col: str | None = option(None, help="Column of splits (split, if there is one).", group=_TABLE)
+    label_col: str | None = option(
+        None, help="Column of labels (label, if there is one).",
+        group=_TABLE, metavar="COLUMN", columns_of="source",
+    )  # fmt: skip
+    split_col: str | None = option(
+        None, help="Column of splits (split, if there is one).",
+        group=_TABLE, metavar="COLUMN", columns_of="source",
+    )  # fmt: skip
     col: tuple[str, ...] = option(
         (), help="Another column to keep; may be repeated. Without it, all are kept.",
-        group=_TABLE, metavar="NAME",
+        group=_TABLE, metavar="COLUMN", columns_of="source",
     )  # fmt: skip
     numeric: tuple[str, ...] = option(
         (), help="Column of numbers rather than categories, such as a regression target; may be repeated.",
-        group=_TABLE, metavar="NAME",
+        group=_TABLE, metavar="COLUMN", columns_of="source",
     )  # fmt: skip
     layout: str | None = option(
         None, help="What the levels of an image folder mean: label, domain/label ...",

@@ -14,14 +14,18 @@ class EvalOptions:
 
     probe: Path = argument(help="Probe to evaluate.", role="input")
     features: Path = option(help="Feature store with the rows.", role="input", flags=("-f",))
-    where: str | None = option(None, help="Rows to evaluate, such as split=test.")
+    where: str | None = option(None, help="Rows to evaluate, such as split=test.", metavar="WHERE")
     groups: str | None = option(
         None, help="Columns whose combinations are the groups; the target if left out.", metavar="COLUMNS"
     )
     reference: str | None = option(
-        None, help="Rows whose group sizes weight the adjusted average; the probe's training rows."
+        None,
+        help="Rows whose group sizes weight the adjusted average; the probe's training rows.",
+        metavar="WHERE",
     )
-    target: str | None = option(None, help="Column of the true answer, if not named as when fitted.")
+    target: str | None = option(
+        None, help="Column of the true answer, if not named as when fitted.", metavar="COLUMN"
+    )
     compare: Path | None = option(
         None, help="Another probe, or its saved result, to compare with on the same rows.", role="input"
     )

@@ -21,7 +21,9 @@ class PredictOptions:
         help="What to predict: a feature store, an image, a folder of images or a manifest.", role="input"
     )
     output: Path = option(Path("-"), help="CSV to write; - is standard output.", role="output", flags=("-o",))
-    where: str | None = option(None, help="Rows of the store, such as split=test.")
+    where: str | None = option(
+        None, help="Rows of the store, such as split=test.", metavar="WHERE", columns_of="source"
+    )
     probabilities: bool = option(False, help="Add one column of probability a class.")
 
     root: Path | None = option(
@@ -31,9 +33,15 @@ class PredictOptions:
         role="input",
     )
     id_col: str | None = option(
-        None, help="Column of ids (id, if there is one; otherwise the path is the id).", group=_TABLE
+        None,
+        help="Column of ids (id, if there is one; otherwise the path is the id).",
+        group=_TABLE,
+        metavar="COLUMN",
+        columns_of="source",
     )
-    path_col: str = option("path", help="Column of image paths.", group=_TABLE)
+    path_col: str = option(
+        "path", help="Column of image paths.", group=_TABLE, metavar="COLUMN", columns_of="source"
+    )
 
     pretrained: str | None = option(
         None,

@@ -18,6 +18,9 @@ from ncm_cli.errors import UsageError, nearest
 
 Role = Literal["value", "input", "output", "name-or-input"]
 
+COLUMN_METAVARS = ("COLUMN", "COLUMNS", "WHERE")
+"""What an option shows that takes a column, columns between commas, or a row filter."""
+
 REQUIRED: Any = dataclasses.MISSING
 
 
@@ -30,6 +33,7 @@ class Spec:
     flags: tuple[str, ...] = ()
     group: str = "Options"
     metavar: str | None = None
+    columns_of: str | None = None
     choices: tuple[str, ...] = ()
     role: Role = "value"
     parse: Callable[[str], object] | None = None
@@ -43,6 +47,7 @@ def option(
     flags: Sequence[str] = (),
     group: str = "Options",
     metavar: str | None = None,
+    columns_of: str = "features",
     choices: Sequence[str] = (),
     role: Role = "value",
     parse: Callable[[str], object] | None = None,
@@ -58,6 +63,11 @@ def option(
         Short forms beside the long one, such as ``("-o",)``.
     group
         The heading under which ``--help`` lists it.
+    metavar
+        What ``--help`` shows for the value. `COLUMN_METAVARS` say that the option names columns, and recipes
+        check them before anything runs.
+    columns_of
+        The option whose file has these columns.
     choices
         The values allowed, checked on the command line and in recipes alike.
     role
@@ -75,6 +85,7 @@ def option(
         flags=tuple(flags),
         group=group,
         metavar=metavar,
+        columns_of=columns_of if metavar in COLUMN_METAVARS else None,
         choices=tuple(choices),
         role=role,
         parse=parse,

@@ -89,7 +89,9 @@ class SweepOptions:
         group=_ROWS,
         metavar="WHERE",
     )
-    target: str | None = option(None, help="Column to predict; without it, the store's label.", group=_ROWS)
+    target: str | None = option(
+        None, help="Column to predict; without it, the store's label.", group=_ROWS, metavar="COLUMN"
+    )
     envs: str | None = option(
         None,
         help="Columns whose combinations are the environments of irm, vrex, groupdro, fish and lisa.",
