@@ -59,23 +59,39 @@ class FitOptions:
     )
     select: str | None = option(
         None,
-        help="How to choose; without it, bound if pairs are held out. ORACLE looks at the test rows.",
+        help="How to choose; without it, bound if there are pairs. ORACLE looks at the test rows.",
         choices=RULES,
         group=_CHOICE,
     )
-    refit: bool = option(
-        False, help="After choosing, fit again with the held-out pairs as well.", group=_CHOICE
+    folds: int = option(
+        5,
+        least=2,
+        help="Parts that the pairs are cut into for --select bound; held-out pairs take their place.",
+        group=_CHOICE,
+    )
+    save_controls: Path | None = option(
+        None,
+        help="Folder for the probes that the choice is compared with.",
+        role="output",
+        metavar="DIR",
+        group=_CHOICE,
     )
 
     train: str | None = option(
-        None, help="Training rows; without it, split=train.", group=_ROWS, metavar="WHERE"
+        None,
+        help="Training rows; without it, those of a split named train or training.",
+        group=_ROWS,
+        metavar="WHERE",
     )
     val: str | None = option(
-        None, help="Validation rows; without it, split=val if there are any.", group=_ROWS, metavar="WHERE"
+        None,
+        help="Validation rows; without it, those of a split named val, valid, validation or dev.",
+        group=_ROWS,
+        metavar="WHERE",
     )
     test: str | None = option(
         None,
-        help="Test rows: needed by --select oracle, else only kept apart; without it, split=test.",
+        help="Test rows: needed by --select oracle, else only kept apart; without it, split test or testing.",
         group=_ROWS,
         metavar="WHERE",
     )
@@ -84,7 +100,7 @@ class FitOptions:
     )
     groups: str | None = option(
         None,
-        help="Columns whose combinations are the groups of --select worst-group.",
+        help="Columns whose combinations are the groups of --select worst-group and the up-weighted control.",
         group=_ROWS,
         metavar="COLUMNS",
         parse=parse_names,
@@ -119,7 +135,9 @@ class FitOptions:
     lr: float = option(1e-3, help="adam: learning rate.", group=_TRAINING)
     epochs: int = option(100, least=1, help="adam: passes over the training rows.", group=_TRAINING)
     batch_size: int = option(256, least=0, help="adam: rows in a batch; 0 for all.", group=_TRAINING)
-    seed: int = option(0, least=0, help="adam: seed of the batches' order.", group=_TRAINING)
+    seed: int = option(
+        0, least=0, help="Seed of the folds of pairs, and for adam of the batches.", group=_TRAINING
+    )
     device: str = option("auto", help="adam: auto, cpu or cuda.", group=_TRAINING)
     envs: str | None = option(
         None,

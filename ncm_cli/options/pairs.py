@@ -63,8 +63,8 @@ class PairsOptions:
     )
     where: str | None = option(
         None,
-        help="Rows that may be paired. Without it, same-id takes all, and the others split=train if there "
-        "is such a split.",
+        help="Rows that may be paired. Without it, same-id takes all, and the others the training rows, if "
+        "the split column tells them.",
         metavar="WHERE",
         group=_MATCHING,
     )
@@ -85,8 +85,8 @@ class PairsOptions:
     )
 
     holdout: str = option(
-        "0.25",
-        help="Pairs kept aside to choose the rank with: a fraction, or a number.",
+        "0",
+        help="Pairs kept aside to choose the rank with, instead of cross-fitting: a fraction, or a number.",
         group=_SPLITS,
         parse=parse_holdout,
     )
@@ -104,5 +104,5 @@ class PairsOptions:
         group=_SPLITS,
     )
     test: str | None = option(
-        None, help="Which rows are test rows, if not those of split 'test'.", group=_SPLITS, metavar="WHERE"
+        None, help="Which rows are test rows, if not those of a split named test, testing or heldout.", group=_SPLITS, metavar="WHERE"
     )
