@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 
 from ncm_cli.datasets.folder import Built, CountTable, absolute, building, write_csv
-from ncm_cli.errors import InputError, UsageError, unknown
+from ncm_cli.errors import InputError, UsageError, listing, unknown
 from ncm_cli.options.data import FolderOptions
 from ncm_cli.options.embed import parse_layout
 from ncm_cli.options.spec import as_json
 from ncm_cli.progress import Reporter
 from ncm_cli.store.image_files import list_images
+from ncm_cli.store.tables import read_table
 from ncm_cli.store.where import Term, parse_where
 
 SPLITS = ("train", "val", "test")
@@ -40,8 +42,15 @@ def build(options: FolderOptions, reporter: Reporter) -> Built:
         reporter.note(f"{len(others)} other files are left out")
     values = [dict(zip(layout, image.split("/"), strict=False)) for image in images]
     kept = _selected(options.where, "--where", values, layout)
-    held_out = set(_selected(options.test, "--test", values, layout)) if options.test else None
-    splits = _splits(options, [tuple(values[row].values()) for row in kept], kept, held_out)
+    counts = None if options.counts is None else _read_counts(options.counts, layout)
+    if counts is not None:
+        kept = [row for row in kept if tuple(values[row].values()) in counts]
+    groups = [tuple(values[row].values()) for row in kept]
+    if counts is not None:
+        splits = _counted(groups, counts, options)
+    else:
+        held_out = set(_selected(options.test, "--test", values, layout)) if options.test else None
+        splits = _splits(options, groups, kept, held_out)
     rows = [
         (images[row], absolute(options.source / images[row]), *values[row].values(), split)
         for row, split in zip(kept, splits, strict=True)
@@ -68,6 +77,8 @@ def _check(options: FolderOptions, layout: tuple[str, ...]) -> None:
     for flag, share in (("--val-fraction", options.val_fraction), ("--test-fraction", options.test_fraction)):
         if not 0 <= share < 1:
             raise UsageError(f"{flag} is a share", found=share, expected="at least 0 and less than 1")
+    if options.counts is not None and options.test is not None:
+        raise UsageError("--counts says which images are test rows, so --test can't", fix="one of the two")
 
 
 def _selected(
@@ -112,8 +123,61 @@ def _splits(
     return splits
 
 
+def _read_counts(path: Path, layout: tuple[str, ...]) -> dict[tuple[str, ...], dict[str, int]]:
+    """Of each group (one value a level), how many images go into each split."""
+    table = read_table(path, what="table of counts")
+    splits = [name for name in table.columns if name not in layout]
+    lacking = [name for name in layout if name not in table.columns]
+    if lacking or not splits:
+        raise InputError(
+            "a table of counts without the columns it needs",
+            where=path,
+            found=listing(table.columns),
+            expected=f"{', '.join(layout)}, and one column for each split such as train, val, test",
+        )
+    found = {}
+    for index, row in enumerate(table.rows):
+        group = tuple(row[name] for name in layout)
+        try:
+            numbers = {name: int(row[name] or 0) for name in splits}
+            if min(numbers.values()) < 0 or group in found:
+                raise ValueError
+        except ValueError:
+            raise InputError(
+                "a row of the table of counts that can't be read",
+                where=f"{path}, {table.row_name(index)}",
+                found=", ".join(row.values()),
+                expected="a group that no other row names, and whole numbers of images",
+            ) from None
+        found[group] = numbers
+    return found
+
+
+def _counted(
+    groups: list[tuple[str, ...]], counts: dict[tuple[str, ...], dict[str, int]], options: FolderOptions
+) -> list[str]:
+    """The split of each row: so many at random of each group, the others ``pool``."""
+    rng = np.random.default_rng(options.seed)
+    splits = ["pool"] * len(groups)
+    for group, numbers in counts.items():
+        own = rng.permutation([i for i, other in enumerate(groups) if other == group]).tolist()
+        if sum(numbers.values()) > len(own):
+            raise InputError(
+                f"too few images of {' / '.join(group)}",
+                where=options.source,
+                found=len(own),
+                expected=f"{sum(numbers.values())}, as {options.counts} says",
+            )
+        for name, number in numbers.items():
+            for i in own[:number]:
+                splits[i] = name
+            own = own[number:]
+    return splits
+
+
 def _counts(layout: tuple[str, ...], rows: list[tuple[str, ...]]) -> CountTable:
     counted = Counter((row[2:-1], row[-1]) for row in rows)
     groups = sorted({row[2:-1] for row in rows})
-    table = [(" / ".join(group), *(counted[group, split] for split in SPLITS)) for group in groups]
-    return CountTable(title="rows", columns=(" / ".join(layout), *SPLITS), rows=tuple(table))
+    splits = [*SPLITS, *sorted({row[-1] for row in rows} - set(SPLITS))]
+    table = [(" / ".join(group), *(counted[group, split] for split in splits)) for group in groups]
+    return CountTable(title="rows", columns=(" / ".join(layout), *splits), rows=tuple(table))

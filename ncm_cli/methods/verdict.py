@@ -89,9 +89,12 @@ def judge(found: CrossFit, pick: int, erm: int, constant: float | None, answer: 
             f"The pairs don't help: no rank beats always answering {answer} ({word} {constant:.3g}): "
             "these pairs differ in the label's own directions, or the label can't be told without them."
         )
-    elif gain.value < least:
+    elif min(gain.value, before.value - error_before.value - (bound.value - error.value)) < least:
         code = "no-gain"
-        text = "The pairs don't help: the bound is hardly lower than with nothing removed."
+        text = (
+            f"The pairs don't help: the bound went from {before.value:.3g} with nothing removed to "
+            f"{bound.value:.3g}, the {what} from {change_before.value:.3g} to {change.value:.3g}."
+        )
     elif gain.low <= 0:
         code = "undecided"
         text = (

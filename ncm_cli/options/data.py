@@ -143,4 +143,11 @@ class FolderOptions:
     )
     test_fraction: float = option(0.2, help="That share.")
     val_fraction: float = option(0.2, help="Share of each group's other images for validation.")
+    counts: Path | None = option(
+        None,
+        role="input",
+        metavar="TABLE",
+        help="Instead of shares: a table with the layout's columns and one column a split, of numbers of "
+        "images. What is left of a group becomes split pool; groups that it doesn't name are left out.",
+    )
     seed: int = option(0, least=0, help="Seed of the splits.")

@@ -134,6 +134,14 @@ def judge_pick(
             problem, folds, options, method="erm", solver=solver, ranks=[0], decays=decays, rows=rows
         )
         controls.append(_control(name, own, _best(own, 0)))
+    if verdict.bound is not None and controls[-1].name == PAIR_ROWS and verdict.code == "helps":
+        labelled = controls[-1].bound.value
+        if labelled <= verdict.bound.value:
+            text = (
+                f"{verdict.text} But ERM that is also trained on the pairs' labelled rows has a bound of "
+                f"{labelled:.3g}, no higher: whoever has these labels can as well train on them."
+            )
+            verdict = dataclasses.replace(verdict, text=text)
     return Judged(verdict=verdict, controls=tuple(controls))
 
 
