@@ -1,38 +1,44 @@
 """When a job has to run again: its options, the contents of its inputs, or a format version has changed.
 
 What a finished job read and wrote is kept in one state file in the run's folder. Contents are compared by
-SHA-256; a digest is kept with the file's size and time of modification, so an unchanged file is hashed once.
+SHA-256. A file isn't read again where size, device, inode, mtime and ctime are those at which it was read
+before, and both times were at least `SETTLED_NS` past then. A rewritten file gets a new ctime, which no
+program can set back; the age makes sure that it differs from the old one (git's index has the same rule). So
+the shortcut may read a file without need, but never overlooks a change. Copies have other times and inodes:
+they are read once, and are up to date if their contents are the same.
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+import stat
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ncm_cli.errors import NcmError
 from ncm_cli.options.spec import fields_of
-from ncm_cli.recipe import Job, Recipe
+from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.recipe import Job
+from ncm_cli.store.atomic import sha256_file
 
 STATE = ".ncm-run.json"
 FORMAT = "ncm-run-state"
-VERSION = 1
+VERSION = 2
 
-HASHED_BYTES = 4 << 30
-"""A folder larger than this is compared by names, sizes and times: hashing it would take minutes."""
-
-LISTED_FILES = 100_000
-"""Files looked at in one folder, in the order of their names; a folder of Places365 has 1.8 million."""
+SETTLED_NS = 10 * 10**9
+"""The coarsest file times are 2 s (FAT); the rest is for clocks of file servers that differ a little."""
 
 NEUTRAL = {("embed", name) for name in ("workers", "batch_size", "max_failures", "verify_content", "fresh")}
 """Options that say how a result is reached and not what it is."""
 
-_BLOCK = 1 << 20
+NamedFile = tuple[str, str]
+"""What a file is called among those it is compared with, and its path."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,12 +54,13 @@ class Stamp:
 class State:
     """The run folder's record of finished jobs, written anew after each."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, reporter: Reporter = SILENT) -> None:
         self._out = out
+        self._reporter = reporter
         self._path = out / STATE
         self._jobs: dict[str, dict[str, Any]] = {}
         self._digests: dict[str, tuple[str, str]] = {}
-        self._seen: dict[Path, str] = {}
+        self._seen: dict[str, str] = {}
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             found = json.loads(self._path.read_text(encoding="utf-8"))
             if (found["ncm_format"], found["ncm_format_version"]) == (FORMAT, VERSION):
@@ -67,22 +74,19 @@ class State:
         body = {"jobs": self._jobs, "digests": self._digests}
         write_json(self._path, {"ncm_format": FORMAT, "ncm_format_version": VERSION, **body})
 
-    def stamp(self, job: Job, recipe: Recipe) -> Stamp:
+    def stamp(self, job: Job) -> Stamp:
         """The job's stamp as things are now: its inputs must be there."""
+        images = _named_images(job)
         inputs = {}
         for name, paths in sorted(job.inputs.items()):
             for number, path in enumerate(paths):
-                inputs[f"{name}[{number}]"] = self.digest(self._whole(path, recipe))
-        inputs.update(_listed_images(job, recipe))
-        return Stamp(_options_digest(job, recipe), inputs)
-
-    def _whole(self, path: Path, recipe: Recipe) -> Path:
-        """The data set folder around a manifest that this recipe made: the images count as well."""
-        for other in recipe.jobs:
-            for output in (item for items in other.outputs.values() for item in items):
-                if path.is_relative_to(output):
-                    return output
-        return path
+                # Of a folder of images, or that relative paths start from, only the images count.
+                if images is None or not path.is_dir():
+                    inputs[f"{name}[{number}]"] = self.digest(path)
+        if images is not None:
+            source, *root = (path for name in ("source", "root") for path in job.inputs.get(name, ()))
+            inputs["images"] = self._digest_of(f"images of {source} from {root}", images)
+        return Stamp(_options_digest(job, self._out), inputs)
 
     def why_stale(self, job: Job, stamp: Stamp) -> str | None:
         """Why the job has to run; None when it is up to date."""
@@ -131,78 +135,109 @@ class State:
 
     def digest(self, path: Path) -> str:
         """Digest of a file's or folder's contents, looked at anew after each job."""
-        if path not in self._seen:
-            self._seen[path] = self._digest(path)
-        return self._seen[path]
+        return self._digest_of(str(path), _files(path) if path.is_dir() else None)
 
-    def _digest(self, path: Path) -> str:
-        signature, total = _signature(path)
-        if path.is_dir() and total > HASHED_BYTES:
-            return f"names-sizes-times:{signature}"
-        known = self._digests.get(str(path))
+    def _digest_of(self, key: str, files: Iterable[NamedFile] | None) -> str:
+        """Digest of many files and their names; without them, of the one file whose path the key is."""
+        if key not in self._seen:
+            self._seen[key] = self._digest_anew(key, None if files is None else list(files))
+        return self._seen[key]
+
+    def _digest_anew(self, key: str, files: list[NamedFile] | None) -> str:
+        now = time.time_ns()
+        signature, changed = _signature([("", key)] if files is None else files)
+        known = self._digests.pop(key, None)
         if known is None or known[0] != signature:
-            known = (signature, _contents(path))
-            self._digests[str(path)] = known
+            known = (signature, _file_digest(key) if files is None else self._contents(files))
+            # On Windows ctime is the time of creation, which says nothing of a change.
+            if os.name != "posix" or changed > now - SETTLED_NS:
+                return known[1]
+        self._digests[key] = known
         return known[1]
 
+    def _contents(self, files: list[NamedFile]) -> str:
+        digest = hashlib.sha256()
+        with self._reporter.task("comparing contents", len(files), "files") as task:
+            for name, path in files:
+                digest.update(f"{name}\0{_file_digest(path)}\0".encode("utf-8", "surrogateescape"))
+                task.advance()
+        return digest.hexdigest()
 
-def _files(path: Path) -> Iterator[tuple[str, str]]:
-    """(name relative to the folder, path) of a folder's files, in the order of their names.
+
+def _files(folder: Path) -> Iterator[NamedFile]:
+    """A folder's files by their names relative to it, in the order of these; links are followed.
 
     Hidden files are left out, and so are data set markers: a marker holds the time at which its data set was
     made, which isn't part of its contents.
     """
-    if not path.is_dir():
-        yield path.name, str(path)
+    yield from _walk(str(folder), "", frozenset())
+
+
+def _walk(folder: str, prefix: str, above: frozenset[str]) -> Iterator[NamedFile]:
+    here = os.path.realpath(folder)
+    if here in above:
+        # A link that leads back: what is behind it has been seen.
         return
-    count, start = 0, len(str(path)) + 1
-    for folder, folders, names in os.walk(path):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            if name.startswith(".") or name == "dataset.json":
-                continue
-            count += 1
-            if count > LISTED_FILES:
-                return
-            full = os.path.join(folder, name)  # noqa: PTH118
-            yield full[start:], full
+    try:
+        names = sorted(os.listdir(folder))  # noqa: PTH208
+    except OSError:
+        return
+    for name in names:
+        path = f"{folder}/{name}"
+        if name.startswith(".") or name == "dataset.json":
+            continue
+        if os.path.isdir(path):  # noqa: PTH112
+            yield from _walk(path, f"{prefix}{name}/", above | {here})
+        else:
+            yield f"{prefix}{name}", path
 
 
-def _signature(path: Path) -> tuple[str, int]:
-    """(digest of names, sizes and times, total bytes)"""
-    digest, total = hashlib.sha256(), 0
-    for name, full in _files(path):
+def _signature(files: Iterable[NamedFile]) -> tuple[str, int]:
+    """(digest of names and of what tells a changed file without reading it, latest time among them in ns)"""
+    digest, changed = hashlib.sha256(), 0
+    for name, path in files:
         with contextlib.suppress(OSError):
-            stat = os.stat(full)  # noqa: PTH116
-            total += stat.st_size
-            digest.update(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
-    return digest.hexdigest(), total
+            found = os.stat(path)  # noqa: PTH116
+            times = (found.st_mtime_ns, found.st_ctime_ns)
+            changed = max(changed, *times)
+            facts = (name, found.st_size, found.st_dev, found.st_ino, *times)
+            digest.update("\0".join(map(str, facts)).encode("utf-8", "surrogateescape") + b"\0")
+    return digest.hexdigest(), changed
 
 
-def _contents(path: Path) -> str:
-    if not path.is_dir():
-        return _sha256(str(path))
-    digest = hashlib.sha256()
-    for name, full in _files(path):
-        digest.update(f"{name}\0{_sha256(full)}\0".encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
+def _file_digest(path: str) -> str:
+    """SHA-256 of a file; a word for what can't be read, such as a link to nothing."""
+    try:
+        if stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
+            return sha256_file(path)
+    except OSError:
+        pass
+    return "unreadable"
 
 
-def _sha256(file: str) -> str:
-    digest = hashlib.sha256()
-    with open(file, "rb") as stream:  # noqa: PTH123
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+def _named_images(job: Job) -> list[NamedFile] | None:
+    """The images, by id, that a job reads because its source names them or is their folder; else None."""
+    with contextlib.suppress(NcmError):  # the step itself will say what is wrong with its source
+        if job.kind == "embed" and job.options.from_array is None:
+            from ncm_cli.store.manifest import read_source
+
+            manifest = read_source(job.options)
+            assert manifest.files is not None
+            return list(zip(manifest.ids, manifest.files.path, strict=True))
+        if job.kind == "predict":
+            from ncm_cli.stages.predict_images import find_images
+
+            return [(image.id, image.path) for image in find_images(job.options)]
+    return None
 
 
-def _options_digest(job: Job, recipe: Recipe) -> str:
+def _options_digest(job: Job, out: Path) -> str:
     values: dict[str, Any] = {}
     for field in fields_of(type(job.options)):
         value = getattr(job.options, field.name)
         if field.name in job.outputs:
             # Relative to the run's folder: a run that is moved stays up to date.
-            value = [_relative(path, recipe.out) for path in job.outputs[field.name]]
+            value = [_relative(path, out) for path in job.outputs[field.name]]
         elif field.name in job.inputs:
             value = None
         if (job.kind, field.name) not in NEUTRAL:
@@ -223,31 +258,3 @@ def _formats() -> dict[str, int]:
     modules = {"data": folder.FORMAT_VERSION}
     modules.update({module.__name__: module.VERSION for module in (features_write, pairs, probe, results)})
     return modules
-
-
-def _listed_images(job: Job, recipe: Recipe) -> dict[str, str]:
-    """For a manifest that the recipe didn't make: a digest of its images' names, sizes and times."""
-    if job.kind != "embed" or "from_array" in job.inputs:
-        return {}
-    (source,) = job.inputs["source"]
-    if source.is_dir() or source.is_relative_to(recipe.out):
-        return {}
-    root = job.inputs.get("root", (source.parent,))[0]
-    digest = hashlib.sha256()
-    for name in _image_names(source, job.options.path_col or "path"):
-        with contextlib.suppress(OSError, ValueError):
-            stat = (root / name).stat()
-            digest.update(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
-    return {"images": f"names-sizes-times:{digest.hexdigest()}"}
-
-
-def _image_names(manifest: Path, column: str) -> Iterator[str]:
-    """The paths in a manifest; nothing where it can't be read, which the embed step will report."""
-    with (
-        contextlib.suppress(OSError, UnicodeDecodeError, csv.Error),
-        manifest.open(encoding="utf-8-sig", newline="") as file,
-    ):
-        delimiter = "\t" if manifest.suffix == ".tsv" else ","
-        for row in csv.DictReader(file, delimiter=delimiter):
-            if row.get(column):
-                yield row[column]

@@ -96,12 +96,12 @@ def run(
     recipe.out.mkdir(parents=True, exist_ok=True)
     ran, skipped, code = [], [], 0
     with writer_lock(recipe.out / REPORT):
-        state = State(recipe.out)
+        state = State(recipe.out, reporter)
         for number, job in enumerate(jobs, 1):
             label = f"step {number} of {len(jobs)}: {job.title}"
             with _named(label, reporter):
                 _require_inputs(job)
-                stamp = state.stamp(job, recipe)
+                stamp = state.stamp(job)
                 why = "forced" if force else state.why_stale(job, stamp)
                 if why is None:
                     skipped.append(job.title)
@@ -111,6 +111,7 @@ def run(
                     _run_one(job, stamp, state, reporter)
                     ran.append(job.title)
             code = code or int(state.facts(job).get("exit_code", 0))
+        state.save()
         if skipped:
             reporter.note(f"{len(skipped)} of {len(jobs)} steps were up to date")
         found = outcome(recipe)
@@ -151,6 +152,9 @@ def _run_one(job: Job, stamp: Stamp, state: State, reporter: Reporter) -> None:
     if job.kind == "embed" and state.has_other_options(job, stamp):
         # The store there is this recipe's own, of an earlier wording: embed would refuse to replace it.
         options = dataclasses.replace(options, fresh=True)
+    if job.kind == "embed" and options.from_array is None:
+        # Its own shortcut takes an image of the same size and time for unchanged.
+        options = dataclasses.replace(options, verify_content=True)
     state.starting(job)
     for path in (item for items in job.outputs.values() for item in items):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
 
 from ncm_cli.errors import InputError, UsageError, listing
+from ncm_cli.options.embed import EmbedOptions, parse_layout
 from ncm_cli.store.checks import MAX_TEXT_BYTES
 from ncm_cli.store.features import Column, NumericColumn
 from ncm_cli.store.image_files import FoundFiles, absolute_text, find_files, list_images
@@ -32,6 +33,32 @@ class Choice:
     split_col: str | None = None
     col: tuple[str, ...] = ()
     numeric: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, options: EmbedOptions) -> Choice:
+        """What the options of ``ncm embed`` say."""
+        return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})
+
+    def resolved(self, columns: Sequence[str], *, with_files: bool) -> Choice:
+        """The choice with the default names that a table has; the id is the path where need be."""
+
+        def default(name: str) -> str | None:
+            return name if name in columns else None
+
+        path = self.path_col or ("path" if with_files else default("path"))
+        return replace(
+            self,
+            id_col=self.id_col or default("id") or path or "id",
+            path_col=path,
+            label_col=self.label_col or default("label"),
+            split_col=self.split_col or default("split"),
+        )
+
+    def kept(self, columns: Sequence[str]) -> list[str]:
+        """The columns of a table that the store keeps, once the names are resolved."""
+        named = {self.label_col, self.split_col, *self.col, *self.numeric}
+        keys = {self.id_col, self.path_col}
+        return [name for name in columns if name in named or (not self.col and name not in keys)]
 
 
 @dataclass(frozen=True)
@@ -100,6 +127,18 @@ def _numbers(name: str, values: list[str]) -> NumericColumn:
     return NumericColumn(name, np.array([float(value) if value else math.nan for value in values]))
 
 
+def read_source(options: EmbedOptions) -> Manifest:
+    """The images that ``ncm embed`` reads with these options: of a table, or of a folder."""
+    if not options.source.is_dir():
+        if options.layout is not None:
+            raise UsageError("--layout is for folders", found=f"{options.source} is no folder")
+        return read_manifest(options.source, Choice.of(options), root=options.root)
+    if options.root is not None:
+        raise UsageError("--root is for manifests", found=f"{options.source} is a folder")
+    layout = None if options.layout is None else parse_layout(options.layout)
+    return read_folder(options.source, layout, Choice.of(options))
+
+
 def read_manifest(path: Path, choice: Choice, *, root: Path | None, with_files: bool = True) -> Manifest:
     """Read a table and look its image files up.
 
@@ -111,43 +150,33 @@ def read_manifest(path: Path, choice: Choice, *, root: Path | None, with_files: 
     """
     table = read_table(path)
     notes = []
-    id_col = choice.id_col or ("id" if "id" in table.columns else None)
-    path_col = choice.path_col or ("path" if with_files or "path" in table.columns else None)
-    if id_col is None:
-        id_col = path_col or "id"
-        if id_col in table.columns:
-            notes.append(f"no column named 'id': {id_col!r} is the id (--id-col chooses another)")
-    ids = table.column(id_col, option="--id-col" if id_col != path_col else "--path-col")
-    check_ids(ids, table, id_col)
-    label = _optional(choice.label_col, "label", table, "--label-col")
-    if label is None:
+    unnamed = choice.id_col is None and "id" not in table.columns
+    choice = choice.resolved(table.columns, with_files=with_files)
+    assert choice.id_col is not None
+    ids = table.column(choice.id_col, option="--path-col" if choice.id_col == choice.path_col else "--id-col")
+    if unnamed:
+        notes.append(f"no column named 'id': {choice.id_col!r} is the id (--id-col chooses another)")
+    check_ids(ids, table, choice.id_col)
+    if choice.label_col is None:
         notes.append("no column named 'label': the store has no labels (--label-col chooses another)")
-    split = _optional(choice.split_col, "split", table, "--split-col")
-    kept = _kept_columns(table, choice, {id_col, path_col}, label, split)
-    _check_values(table, kept, label, choice.numeric)
+    for option, names in (
+        ("--label-col", [choice.label_col]),
+        ("--split-col", [choice.split_col]),
+        ("--col", choice.col),
+        ("--numeric", choice.numeric),
+    ):
+        for name in names:
+            if name is not None:
+                table.column(name, option=option)
+    kept = choice.kept(table.columns)
+    _check_values(table, kept, choice.label_col, choice.numeric)
     files = None
-    if with_files:
-        paths = table.column(path_col or "path", option="--path-col")
+    if choice.path_col is not None and with_files:
+        paths = table.column(choice.path_col, option="--path-col")
         base = absolute_text(root if root is not None else path.parent)
         files = find_files(paths, base, table.row_name, path)
     text = {name: table.values[name] for name in kept}
-    return Manifest(path, ids, files, text, choice.numeric, label, split, tuple(notes))
-
-
-def _optional(name: str | None, default: str, table: Table, option: str) -> str | None:
-    if name is not None:
-        table.column(name, option=option)
-        return name
-    return default if default in table.columns else None
-
-
-def _kept_columns(
-    table: Table, choice: Choice, keys: set[str | None], label: str | None, split: str | None
-) -> list[str]:
-    for name in (*choice.col, *choice.numeric):
-        table.column(name, option="--col" if name in choice.col else "--numeric")
-    named = {label, split, *choice.col, *choice.numeric}
-    return [name for name in table.columns if name in named or (not choice.col and name not in keys)]
+    return Manifest(path, ids, files, text, choice.numeric, choice.label_col, choice.split_col, tuple(notes))
 
 
 def check_ids(ids: list[str], table: Table, name: str) -> None:
@@ -250,8 +279,8 @@ def read_folder(folder: Path, layout: tuple[str, ...] | None, choice: Choice) ->
     split = _level(choice.split_col, "split", layout, "--split-col", folder)
     for name in (*choice.col, *choice.numeric):
         _level(name, name, layout, "--col", folder)
-    if choice.col:
-        text = {name: values for name, values in text.items() if name in {label, split, *choice.col}}
+    kept = replace(choice, label_col=label, split_col=split).kept(layout)
+    text = {name: values for name, values in text.items() if name in kept}
     files = find_files(
         images, absolute_text(folder), _file_name, folder, fix="remove them, or name the others in a manifest"
     )

@@ -117,12 +117,7 @@ def read_table(path: str | os.PathLike[str], *, what: str = "manifest") -> Table
         many fields, a quotation mark that is never closed.
     """
     where = Path(path)
-    data = _read_bytes(where, what)
-    _require_text(data, where, what)
-    delimiter = _delimiter(data, where)
-    records = _records(data, delimiter, where)
-    _, header = next(records, (0, []))
-    kept = _kept(header, where)
+    header, kept, records, delimiter = _opened(where, what)
     lists: list[list[str]] = [[] for _ in kept]
     lines: list[int] = []
     # Labels and domains repeat: one object for each distinct text keeps long tables small.
@@ -140,6 +135,22 @@ def read_table(path: str | os.PathLike[str], *, what: str = "manifest") -> Table
     return Table(where, names, dict(zip(names, lists, strict=True)), lines, delimiter)
 
 
+def read_header(path: Path) -> tuple[str, ...]:
+    """The names of a table's columns, as `read_table` gives them."""
+    header, kept, _, _ = _opened(path, "table")
+    return tuple(header[index] for index in kept)
+
+
+def _opened(path: Path, what: str) -> tuple[list[str], list[int], Iterator[tuple[int, list[str]]], str]:
+    """(header, indices of its columns that have a name, records after it, separator)"""
+    data = _read_bytes(path, what)
+    _require_text(data, path, what)
+    delimiter = _delimiter(data, path)
+    records = _records(data, delimiter, path)
+    _, header = next(records, (0, []))
+    return header, _kept(header, path), records, delimiter
+
+
 def _read_bytes(path: Path, what: str) -> bytes:
     try:
         mode = path.stat().st_mode
@@ -147,20 +158,26 @@ def _read_bytes(path: Path, what: str) -> bytes:
             raise InputError(f"the {what} is a folder", where=path, expected="a CSV or TSV file")
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
             raise InputError(f"the {what} is a device", where=path, expected="a CSV or TSV file")
-        return path.read_bytes()
+        with path.open("rb") as stream:
+            head = stream.read(8)
+            _refuse_other_formats(head, path, what)
+            return head + stream.read()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"the {what} can't be read", where=path, found=reason.lower()) from None
 
 
-def _require_text(data: bytes, path: Path, what: str) -> None:
-    if not data.strip():
-        raise InputError(f"the {what} is empty", where=path, expected="a header line and rows")
+def _refuse_other_formats(head: bytes, path: Path, what: str) -> None:
     for signature, kind in _SIGNATURES.items():
-        if data.startswith(signature):
+        if head.startswith(signature):
             raise InputError(
                 f"the {what} isn't a text file", where=path, found=kind, expected="CSV or TSV, UTF-8"
             )
+
+
+def _require_text(data: bytes, path: Path, what: str) -> None:
+    if not data.strip():
+        raise InputError(f"the {what} is empty", where=path, expected="a header line and rows")
     head = data[:4096]
     if data.startswith(_UTF16_OR_32) or head.count(0) * 4 > len(head):
         raise _encoding(path, what, "UTF-16 or UTF-32", "byte 0", "UTF-16")

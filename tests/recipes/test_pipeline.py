@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import shutil
@@ -18,9 +19,10 @@ import pytest
 from PIL import Image
 
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.pipeline import RunReport, run, shell_lines
+from ncm_cli.pipeline import RunReport, freshness, run, shell_lines
 from ncm_cli.progress import Reporter
 from ncm_cli.recipe import Recipe, load
+from ncm_cli.store.atomic import sha256_file
 
 RECIPE = """
 name: tiny
@@ -73,7 +75,9 @@ def _images(folder: Path, *, bright: int = 200) -> None:
     for i in range(48):
         label = i % 2
         picture = rng.integers(0, 50, (4, 4, 3)) + (bright if label else 0)
-        Image.fromarray(np.minimum(picture, 255).astype(np.uint8)).save(folder / "images" / f"{i}.png")
+        image = Image.fromarray(np.minimum(picture, 255).astype(np.uint8))
+        # Without compression another picture has the same size.
+        image.save(folder / "images" / f"{i}.png", compress_level=0)
         rows.append([f"i{i}", f"images/{i}.png", f"class{label}", ("train", "train", "val", "test")[i // 12]])
     with (folder / "images.csv").open("w", newline="") as stream:
         csv.writer(stream).writerows([["id", "path", "label", "split"], *rows])
@@ -149,6 +153,149 @@ def test_a_changed_image_is_seen(tiny: Path) -> None:
     assert again.ran[0] == "embed"
     assert "eval (seed 0)" in again.ran
     assert again.outcome != before
+
+
+def _repaint(file: Path) -> None:
+    """Another picture in place: the same inode, size and time of modification."""
+    before = file.stat()
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 4), (9, 9, 9)).save(buffer, "PNG", compress_level=0)
+    with file.open("r+b") as stream:
+        stream.write(buffer.getvalue())
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = file.stat()
+    assert (after.st_ino, after.st_size, after.st_mtime_ns) == (
+        *(before.st_ino, before.st_size),
+        before.st_mtime_ns,
+    )
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that are read to compare them, from now on."""
+    read: list[str] = []
+    monkeypatch.setattr(freshness, "sha256_file", lambda path: read.append(str(path)) or sha256_file(path))
+    return read
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes files old enough for the shortcut by size and times, once it is called."""
+
+    def settle() -> None:
+        time.sleep(0.05)  # longer than a tick of the file system's clock
+        monkeypatch.setattr(freshness, "SETTLED_NS", 0)
+
+    return settle
+
+
+@pytest.mark.parametrize("shortcut", [False, True])
+def test_an_image_repainted_in_place_is_seen(tiny: Path, settled: Any, shortcut: bool) -> None:
+    before = _run(tiny).outcome
+    if shortcut:
+        settled()
+        assert _run(tiny).ran == ()
+    _repaint(tiny / "images" / "41.png")
+    again = _run(tiny)
+    assert again.ran[:2] == ("embed", "probe (seed 0)")
+    assert again.outcome != before
+    assert _run(tiny).ran == ()
+
+
+def test_files_are_read_once_and_only_old_ones_are_trusted(
+    tiny: Path, settled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _run(tiny)
+    read = _counted(monkeypatch)
+    _run(tiny)
+    assert str(tiny / "images" / "0.png") in read
+    settled()
+    _run(tiny)
+    read.clear()
+    assert _run(tiny).ran == ()
+    assert read == []
+    os.utime(tiny / "images" / "0.png")
+    assert _run(tiny).ran == ()
+    assert str(tiny / "images" / "0.png") in read
+
+
+def test_a_copied_project_runs_nothing_again(
+    tiny: Path, settled: Any, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    _run(tiny)
+    settled()
+    _run(tiny)
+    copy = tmp_path_factory.mktemp("copy") / "project"
+    shutil.copytree(tiny, copy, copy_function=shutil.copyfile)
+    shutil.rmtree(tiny)
+    monkeypatch.chdir(copy)
+    assert (copy / "images.csv").is_file()
+    assert _run(copy).ran == ()
+    _repaint(copy / "images" / "41.png")
+    assert "embed" in _run(copy).ran
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+def test_tables_of_any_separator(tiny: Path, delimiter: str) -> None:
+    table = tiny / "images.csv"
+    table.write_text(table.read_text().replace("label", "kind").replace(",", delimiter))
+    more = "model: 'pixels:2', label_col: kind"
+    text = RECIPE.replace('model: "pixels:2"', more).replace("groups: label", "groups: kind")
+    (tiny / "tiny.yaml").write_text(text)
+    assert len(_run(tiny).ran) == 7
+    _repaint(tiny / "images" / "41.png")
+    assert "embed" in _run(tiny).ran
+    (tiny / "tiny.yaml").write_text(text.replace("label_col: kind", "label_col: knd"))
+    with pytest.raises(InputError, match="no column of the manifest named 'knd'; did you mean 'kind'"):
+        _load(tiny)
+
+
+@pytest.mark.parametrize("source", ["images.csv", "built", "photos", "linked"])
+def test_images_are_seen_however_a_step_finds_them(tiny: Path, source: str) -> None:
+    """By a manifest's spelling of the path, by a manifest that a step makes, in a folder, behind a link."""
+    for label in ("class0", "class1"):
+        (tiny / "photos" / label).mkdir(parents=True)
+    for i in range(48):
+        file = tiny / "photos" / f"class{i % 2}" / f"{i}.png"
+        shutil.copyfile(tiny / "images" / f"{i}.png", file)
+    (tiny / "linked").mkdir()
+    (tiny / "linked" / "class0").symlink_to(tiny / "photos" / "class0")
+    (tiny / "linked" / "class1").symlink_to(tiny / "photos" / "class1")
+    table = tiny / "images.csv"
+    table.write_text(table.read_text().replace("images/", "images\\"))
+    data = "  - data: {builder: folder, source: linked, output: built}\n" if source == "built" else ""
+    where = "built/manifest.csv" if source == "built" else source
+    (tiny / "tiny.yaml").write_text(
+        f"name: tiny\nsteps:\n{data}  - embed: {{source: {where}, model: 'pixels:2', output: features.h5}}\n"
+    )
+    assert _run(tiny).ran[-1] == "embed"
+    assert _run(tiny).ran == ()
+    _repaint(tiny / "images" / "41.png" if source == "images.csv" else tiny / "photos" / "class1" / "41.png")
+    assert "embed" in _run(tiny).ran
+    assert _run(tiny).ran == ()
+
+
+def test_images_to_predict_count(tiny: Path) -> None:
+    more = "  - predict: {probe: 'erm-0.safetensors', source: other.csv, output: guesses.csv}\n"
+    (tiny / "tiny.yaml").write_text(RECIPE.replace("expect:", f"{more}expect:"))
+    shutil.copytree(tiny / "images", tiny / "other")
+    table = (tiny / "images.csv").read_text()
+    (tiny / "other.csv").write_text(table.replace("images/", "other/"))
+    assert "predict" in _run(tiny).ran
+    before = (tiny / "out" / "guesses.csv").read_text()
+    _repaint(tiny / "other" / "41.png")
+    assert _run(tiny).ran == ("predict",)
+    assert (tiny / "out" / "guesses.csv").read_text() != before
+
+
+def test_a_folder_with_a_loop_and_a_broken_link_is_compared(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x").write_text("x")
+    (tmp_path / "a" / "up").symlink_to(tmp_path)
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    first = freshness.State(tmp_path).digest(tmp_path)
+    assert first == freshness.State(tmp_path).digest(tmp_path)
+    (tmp_path / "gone").write_text("y")
+    assert first != freshness.State(tmp_path).digest(tmp_path)
 
 
 def test_outputs_that_were_lost_or_changed_are_made_again(tiny: Path) -> None:
