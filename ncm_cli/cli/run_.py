@@ -40,10 +40,12 @@ def handle(options: RunOptions, ui: Any) -> int | None:
     from ncm_cli.pipeline import run, shell_lines
     from ncm_cli.recipe import load
 
-    recipe = load(options.recipe, out=options.out, sets=options.set)
+    recipe = load(options.recipe, out=options.out, sets=options.set, dry_run=options.dry_run)
     if options.dry_run:
         from ncm_cli.pipeline import chosen
 
+        for missing in recipe.missing:
+            ui.reporter.warn(missing)
         lines = shell_lines(recipe, chosen(recipe, options.only))
         if ui.json:
             ui.result({"recipe": recipe.name, "lines": lines})

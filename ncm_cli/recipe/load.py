@@ -20,7 +20,14 @@ KEYS = ("name", "vars", "matrix", "variants", "steps", "table", "expect")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def load(file: Path, *, out: Path | None = None, sets: Sequence[str] = (), cwd: Path | None = None) -> Recipe:
+def load(
+    file: Path,
+    *,
+    out: Path | None = None,
+    sets: Sequence[str] = (),
+    cwd: Path | None = None,
+    dry_run: bool = False,
+) -> Recipe:
     """The recipe in ``file``.
 
     Parameters
@@ -31,6 +38,8 @@ def load(file: Path, *, out: Path | None = None, sets: Sequence[str] = (), cwd: 
         ``name=value`` texts: YAML values for variables, matrix variables and variants.
     cwd
         The folder that ``out``, and paths in ``sets``, are relative to; left out, the current one.
+    dry_run
+        Inputs that aren't there are no problem, only listed: the shell lines are the same without them.
 
     Raises
     ------
@@ -57,7 +66,9 @@ def load(file: Path, *, out: Path | None = None, sets: Sequence[str] = (), cwd: 
     get = root.entries.get
     variables.read(get("vars"), get("matrix"), get("variants"), sets, here)
     folder = (here / (Path("runs") / name if out is None else out.expanduser())).absolute()
-    steps = Steps(variables, problems, recipe_folder=file.absolute().parent, out=folder, cwd=here)
+    steps = Steps(
+        variables, problems, recipe_folder=file.absolute().parent, out=folder, cwd=here, dry_run=dry_run
+    )
     jobs = steps.read(get("steps"), root.line)
     recipe = Recipe(
         name=name,
@@ -69,6 +80,7 @@ def load(file: Path, *, out: Path | None = None, sets: Sequence[str] = (), cwd: 
         jobs=tuple(jobs),
         columns=read_table(get("table"), variables, problems),
         expect=read_expect(get("expect"), variables, [job.step for job in jobs], problems),
+        missing=tuple(steps.missing),
     )
     problems.stop_if_any()
     return recipe

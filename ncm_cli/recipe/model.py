@@ -75,3 +75,5 @@ class Recipe:
     columns: dict[str, str]
     """Columns of the closing table: heading to row filter."""
     expect: tuple[Expectation, ...]
+    missing: tuple[str, ...] = ()
+    """Inputs that aren't there, each with its line; only of a recipe that was read for its shell lines."""

@@ -49,13 +49,23 @@ class Steps:
     """Reads the ``steps`` of a recipe."""
 
     def __init__(
-        self, variables: Variables, problems: Problems, *, recipe_folder: Path, out: Path, cwd: Path
+        self,
+        variables: Variables,
+        problems: Problems,
+        *,
+        recipe_folder: Path,
+        out: Path,
+        cwd: Path,
+        dry_run: bool,
     ) -> None:
         self._variables = variables
         self._problems = problems
         self._recipe_folder = recipe_folder
         self._out = out
         self._cwd = cwd
+        self._dry_run = dry_run
+        self.missing: dict[str, None] = {}
+        """Inputs that aren't there, where that is no problem."""
         self._columns = ColumnCheck(problems)
         self._uses: list[_Use] = []
         self._written: dict[Path, Job] = {}
@@ -255,7 +265,10 @@ class Steps:
                 self._problems.add(use.line, use.key_path, what)
             elif not use.path.exists():
                 what = f"no such file or folder: {self.shown(use.path)}, and no step writes it"
-                self._problems.add(use.line, use.key_path, what)
+                if self._dry_run:
+                    self.missing[f"line {use.line}: {what}"] = None
+                else:
+                    self._problems.add(use.line, use.key_path, what)
 
     def _check_outputs(self, job: Job, template: _Template) -> None:
         for use in self._uses:

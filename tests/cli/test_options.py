@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,15 @@ import pytest
 from ncm_cli.errors import UsageError
 from ncm_cli.options.grids import parse_names, parse_numbers, parse_ranks
 from ncm_cli.options.registry import BUILDERS, STEPS, builder_options, step_options
-from ncm_cli.options.spec import argument, as_json, check, fields_of, option, refuse_replacing
+from ncm_cli.options.spec import (
+    COLUMN_METAVARS,
+    argument,
+    as_json,
+    check,
+    fields_of,
+    option,
+    refuse_replacing,
+)
 from ncm_cli.store.where import Term, parse_where
 
 
@@ -88,12 +97,25 @@ def test_where() -> None:
             parse_where(text)
 
 
+def _class(name: str) -> type:
+    return builder_options(name) if name in BUILDERS else step_options(name)
+
+
 @pytest.mark.parametrize("options", [*(s for s in STEPS if s != "data"), *BUILDERS])
 def test_every_option_has_help_and_a_plain_type(options: str) -> None:
-    for field in fields_of(builder_options(options) if options in BUILDERS else step_options(options)):
+    for field in fields_of(_class(options)):
         assert field.spec.help, field.name
         assert field.type in {str, int, float, bool, Path}, field.name
         assert not field.spec.help.endswith(" "), field.name
+
+
+@pytest.mark.parametrize("options", [*(s for s in STEPS if s != "data"), *BUILDERS])
+def test_an_option_that_speaks_of_columns_or_rows_names_columns(options: str) -> None:
+    for field in fields_of(_class(options)):
+        takes_text = field.type is str and not field.spec.choices
+        if takes_text and re.search(r"\b([Cc]olumns?|[Rr]ows|[Tt]hese images)\b", field.spec.help):
+            assert field.spec.metavar in COLUMN_METAVARS, field.flag
+            assert field.spec.columns_of in {other.name for other in fields_of(_class(options))}, field.flag
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,5 +151,5 @@ def test_numbers_below_the_least_are_refused() -> None:
 
 @pytest.mark.parametrize("options", [*(s for s in STEPS if s != "data"), *BUILDERS])
 def test_no_seed_is_negative(options: str) -> None:
-    for field in fields_of(builder_options(options) if options in BUILDERS else step_options(options)):
+    for field in fields_of(_class(options)):
         assert field.name != "seed" or field.spec.least == 0
