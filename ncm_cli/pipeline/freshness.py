@@ -4,8 +4,9 @@ What a finished job read and wrote is kept in one state file in the run's folder
 SHA-256. A file isn't read again where size, device, inode, mtime and ctime are those at which it was read
 before, and both times were at least `SETTLED_NS` past then. A rewritten file gets a new ctime, which no
 program can set back; the age makes sure that it differs from the old one (git's index has the same rule). So
-the shortcut may read a file without need, but never overlooks a change. Copies have other times and inodes:
-they are read once, and are up to date if their contents are the same.
+the shortcut may read a file without need, but overlooks no change, unless the file system has no ctime of its
+own (FAT, sshfs) and somebody sets the mtime of a file of the same size back. Copies have other times and
+inodes: they are read once, and are up to date if their contents are the same.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ncm_cli.errors import UsageError
-from ncm_cli.recipe.document import Entries, Items, Node, Scalar, kind_of
+from ncm_cli.recipe.document import Entries, Items, Node, Scalar, kind_of, scalar_value
 from ncm_cli.recipe.model import Expectation
 from ncm_cli.recipe.problems import Problems
 from ncm_cli.recipe.variables import Variables
@@ -78,6 +78,10 @@ def _one(
             right = False
         elif key not in _NUMBERS:
             texts[key] = value.text
+            other = _other_spelling(value.text, variables.matrix.get(key, ()))
+            if other is not None:
+                problems.add(line, inner, f"the matrix writes this value as {other!r}; write it likewise")
+                right = False
         elif isinstance(value.value, int | float) and not isinstance(value.value, bool):
             numbers[key] = float(value.value)
         else:
@@ -101,6 +105,14 @@ def _one(
         line=node.line,
         **numbers,
     )
+
+
+def _other_spelling(text: str, cells: Sequence[Scalar]) -> str | None:
+    """How the matrix writes a number that an expectation writes otherwise: its cells go by their text."""
+    value = scalar_value(text)
+    if isinstance(value, str) or any(cell.text == text for cell in cells):
+        return None
+    return next((cell.text for cell in cells if scalar_value(cell.text) == value), None)
 
 
 def _take_variables(texts: dict[str, str], variables: Variables) -> bool:
