@@ -20,6 +20,7 @@ INPUTS = {
     "colored_mnist": ("mnist",),
     "colored_mnist_pixels": ("mnist",),
     "digits": (),
+    "dogs": ("images",),
     "pacs": ("pacs",),
     "studies": ("mnist",),
     "synthetic": (),
