@@ -23,6 +23,7 @@ No step is random but the first matching.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -107,7 +108,8 @@ def alternate(
 
 def _bases(pool: Pool) -> Iterator[tuple[Positions, list[Positions]]]:
     """For each class, its largest cell that can be matched, and the cells it is matched with."""
-    for group in pool.cells():
+    matchable = pool.most_pairs() > 0
+    for group in itertools.compress(pool.cells(), matchable):
         for base in sorted(group, key=len, reverse=True):
             others = [cell for cell in group if (cell is not base) and pool.compatible(base, cell)]
             if others:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.methods.neighbours import Advance, Float32, nearest_rows
+from ncm_cli.methods.neighbours import BLOCK_ROWS, Advance, Float32, nearest_rows
 
 Positions = NDArray[np.int64]
 
@@ -23,20 +23,16 @@ def components(a: Positions, b: Positions) -> Positions:
 
     Components are numbered in the order of their first pair.
     """
-    parent: dict[int, int] = {}
+    # Imported here: it takes longer than everything else that a quick command does.
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
 
-    def find(node: int) -> int:
-        root = node
-        while (above := parent.setdefault(root, root)) != root:
-            root = above
-        while parent[node] != root:
-            parent[node], node = root, parent[node]
-        return root
-
-    for left, right in zip(a.tolist(), b.tolist(), strict=True):
-        parent[find(left)] = find(right)
-    numbers: dict[int, int] = {}
-    return np.array([numbers.setdefault(find(node), len(numbers)) for node in a.tolist()], dtype=np.int64)
+    nodes, ends = np.unique(np.concatenate([a, b]), return_inverse=True)
+    left, right = ends.reshape(2, -1)
+    graph = coo_array((np.ones(len(left), dtype=bool), (left, right)), shape=(len(nodes), len(nodes)))
+    component = connected_components(graph, directed=False)[1][left]
+    _, first, number = np.unique(component, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[number]
 
 
 def split_components(component: Positions, count: int, rng: np.random.Generator) -> NDArray[np.bool_]:
@@ -55,22 +51,23 @@ def split_components(component: Positions, count: int, rng: np.random.Generator)
 class Pool:
     """The rows that may be paired: n of them, each with its cell.
 
-    ``same``, ``across`` and ``side`` are (n,) codes; ``side`` is 0 or 1 for rows of the first or
-    second store, all 0 with one store. ``any_across`` lets rows of equal ``across`` be paired.
+    ``same``, ``across`` and ``side`` are (n,) codes from 0; ``side`` is 1 for rows of the second store.
+    ``any_across`` lets rows of equal ``across`` be paired. ``two_sided`` is for two stores, whose rows are
+    only paired with each other's: it follows from a ``side`` of 1, and stays for a part of the rows.
     """
 
     same: Positions
     across: Positions
     side: Positions
     any_across: bool = False
+    two_sided: bool = False
 
-    @property
-    def two_sided(self) -> bool:
-        return bool(self.side.any())
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "two_sided", self.two_sided or bool(self.side.any()))
 
     def subset(self, rows: Positions) -> Pool:
         """The pool of some of the rows."""
-        return Pool(self.same[rows], self.across[rows], self.side[rows], self.any_across)
+        return dataclasses.replace(self, same=self.same[rows], across=self.across[rows], side=self.side[rows])
 
     def cells(self) -> Iterator[list[Positions]]:
         """For each value of ``same``, in order, the rows (ascending) of each of its cells."""
@@ -95,66 +92,98 @@ class Pool:
         apart = self.any_across or self.across[i] != self.across[j]
         return apart and (not self.two_sided or self.side[i] != self.side[j])
 
+    def most_pairs(self) -> Positions:
+        """(values of ``same``,) how many pairs each allows at most, every row in one of them.
+
+        That is all rows but the largest set of which no two can be paired (Kőnig's theorem), which is one
+        store, or one value of ``across`` in both; with one store also no more than half of the rows.
+        """
+        group = np.unique(self.same, return_inverse=True)[1]
+        n = np.bincount(group)
+        second = np.bincount(group[self.side == 1], minlength=len(n))
+        most = np.minimum(second, n - second) if self.two_sided else n // 2
+        if self.any_across:
+            return most
+        cell = as_codes([group, self.across], len(group))
+        largest = np.zeros_like(n)
+        np.maximum.at(largest, group, np.bincount(cell)[cell])
+        return np.minimum(most, n - largest)
+
     def unmatchable(self) -> Positions:
-        """One row of each value of ``same`` whose rows can't be paired, all being in one cell."""
-        alone = []
-        for group in self.cells():
-            pairable = any(self.compatible(x, y) for x in group for y in group if x is not y or len(x) > 1)
-            if not pairable:
-                alone.append(group[0][0])
-        return np.array(alone, dtype=np.int64)
+        """One row of each value of ``same`` of whose rows no two can be paired."""
+        return np.unique(self.same, return_index=True)[1][self.most_pairs() == 0]
 
 
 def random_pairs(pool: Pool, rng: np.random.Generator) -> tuple[Positions, Positions]:
     """As many random pairs as there can be, each row in at most one, in random order.
 
-    Within a value of ``same``, rows are drawn at random. When one cell holds at least half of what
-    is left, one member is drawn from it, or rows that could be paired would be left over.
+    Random rows, as many of each value of ``across`` as can have partners, are paired at random. Pairs of one
+    value then exchange members: with each other, or with pairs that don't hold that value. Rows of one value
+    are treated alike, so with two values, or one that most rows have, every choice of pairs is as likely.
     """
-    left: list[int] = []
-    right: list[int] = []
-    for group in pool.cells():
-        piles = [rng.permutation(cell).tolist() for cell in group]
-        friends = [
-            [
-                j
-                for j, other in enumerate(group)
-                if (j != i or pool.any_across) and pool.compatible(cell, other)
-            ]
-            for i, cell in enumerate(group)
-        ]
-        while (drawn := _draw(piles, friends, rng)) is not None:
-            left.append(drawn[0])
-            right.append(drawn[1])
-    a, b = np.array(left, dtype=np.int64), np.array(right, dtype=np.int64)
+    rows = rng.permutation(len(pool.same))
+    group = np.unique(pool.same, return_inverse=True)[1]
+    cell = as_codes([group] if pool.any_across else [group, pool.across], len(group))
+    most = pool.most_pairs()[group]
+    everything = np.full(len(rows), len(rows))
     if pool.two_sided:
-        swap = pool.side[a] == 1
-        a, b = np.where(swap, b, a), np.where(swap, a, b)
+        left, right = rows[pool.side[rows] == 0], rows[pool.side[rows] == 1]
+        # What is left of the second store for a row's partner.
+        partners = np.bincount(group[right], minlength=len(rows))[group]
+        partners -= np.bincount(cell[right], minlength=len(rows))[cell]
+        a = _take(left, group, cell, everything if pool.any_across else partners, most)
+        free = most - np.bincount(cell[a], minlength=len(rows))[cell]
+        b = _take(right, group, cell, everything if pool.any_across else free, most)
+    else:
+        both = _take(rows, group, cell, everything if pool.any_across else most, 2 * most)
+        first = _rank(group[both]) < most[both]
+        a, b = both[first], both[~first]
+    if not pool.any_across:
+        _part_equals(a, b, group, cell)
     order = rng.permutation(len(a))
     return a[order], b[order]
 
 
-def _draw(
-    piles: list[list[int]], friends: list[list[int]], rng: np.random.Generator
-) -> tuple[int, int] | None:
-    """Take one random pair off the piles; None when none is left."""
-    sizes = np.array([len(pile) for pile in piles])
-    open_ = np.array([bool(n) and any(sizes[j] > (j == i) for j in friends[i]) for i, n in enumerate(sizes)])
-    if not open_.any():
-        return None
-    weights = np.where(open_, sizes, 0)
-    total = int(weights.sum())
-    largest = int(weights.argmax())
-    first = largest if 2 * weights[largest] >= total else _pick(weights, rng)
-    partners = np.zeros_like(sizes)
-    for j in friends[first]:
-        partners[j] = sizes[j] - (j == first)
-    second = _pick(partners, rng)
-    return piles[first].pop(), piles[second].pop()
+def _rank(codes: Positions) -> Positions:
+    """(n,) how many earlier entries have the same code."""
+    order = np.argsort(codes, kind="stable")
+    counts = np.bincount(codes)
+    rank = np.empty(len(codes), dtype=np.int64)
+    rank[order] = np.arange(len(codes)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return rank
 
 
-def _pick(weights: NDArray[np.int64], rng: np.random.Generator) -> int:
-    return int(np.searchsorted(np.cumsum(weights), rng.integers(int(weights.sum())), side="right"))
+def _take(
+    rows: Positions, group: Positions, cell: Positions, of_cell: Positions, of_group: Positions
+) -> Positions:
+    """The first ``of_group`` rows of each group, of them at most ``of_cell`` of each cell; group by group."""
+    rows = rows[_rank(cell[rows]) < of_cell[rows]]
+    rows = rows[_rank(group[rows]) < of_group[rows]]
+    return rows[np.argsort(group[rows], kind="stable")]
+
+
+def _part_equals(a: Positions, b: Positions, group: Positions, cell: Positions) -> None:
+    """Exchange second members, in place, until no pair is of one cell; pairs come group by group.
+
+    No cell has more than half of a group's members, so pairs that don't hold it are as many as those it has
+    to itself.
+    """
+    owner = group[a]
+    equal = np.flatnonzero(cell[a] == cell[b])
+    for pairs in np.split(equal, np.flatnonzero(np.diff(owner[equal])) + 1):
+        waiting: list[int] = []
+        for pair in pairs.tolist():
+            if waiting and cell[a[waiting[-1]]] != cell[a[pair]]:
+                other = waiting.pop()
+                b[pair], b[other] = b[other], b[pair]
+            else:
+                waiting.append(pair)
+        if waiting:
+            start, stop = np.searchsorted(owner, owner[waiting[0]] + np.arange(2))
+            alone = cell[a[waiting[0]]]
+            others = (cell[a[start:stop]] != alone) & (cell[b[start:stop]] != alone)
+            partners = start + np.flatnonzero(others)[: len(waiting)]
+            b[waiting], b[partners] = b[partners], b[waiting]
 
 
 def nearest_pairs(
@@ -183,23 +212,44 @@ def nearest_pairs(
         wanted = pool.side == 0
     found_a, found_b, found_distance = [], [], []
     for group in pool.cells():
-        for cell in group:
-            own = cell[wanted[cell]]
-            others = [c for c in group if (c is not cell or pool.any_across) and pool.compatible(cell, c)]
-            candidates = np.sort(np.concatenate(others)) if others else np.empty(0, dtype=np.int64)
+        everyone = np.sort(np.concatenate(group))
+        for cells in _batches(group, pool):
+            queries = np.concatenate(cells)
+            candidates = everyone
+            if pool.two_sided:
+                candidates = everyone[pool.side[everyone] != pool.side[queries[0]]]
+            apart = None if pool.any_across else pool.across
+            if len(cells) == 1 and apart is not None:
+                candidates = candidates[apart[candidates] != apart[queries[0]]]
+            queries = queries[wanted[queries]]
             if len(candidates):
-                neighbour, distance = nearest_rows(rows, own, candidates, metric, advance)
+                neighbour, distance = nearest_rows(rows, queries, candidates, metric, advance, apart)
                 real = neighbour >= 0
-                found_a.append(own[real])
+                found_a.append(queries[real])
                 found_b.append(neighbour[real])
                 found_distance.append(distance[real])
             elif advance:
-                advance(len(own))
+                advance(len(queries))
     if not found_a:
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
     a, b, distance = np.concatenate(found_a), np.concatenate(found_b), np.concatenate(found_distance)
     order = np.argsort(a, kind="stable")
     return a[order], b[order], distance[order]
+
+
+def _batches(group: list[Positions], pool: Pool) -> Iterator[list[Positions]]:
+    """The cells of one value of ``same`` in batches of one side, of at most `BLOCK_ROWS` rows or one cell.
+
+    Small cells share their candidates: gathering others for each would cost more than the distances.
+    """
+    batch: list[Positions] = []
+    for cell in group:
+        full = sum(map(len, batch)) + len(cell) > BLOCK_ROWS
+        if batch and (full or pool.side[batch[0][0]] != pool.side[cell[0]]):
+            yield batch
+            batch = []
+        batch.append(cell)
+    yield batch
 
 
 def unique_pairs(a: Positions, b: Positions) -> NDArray[np.bool_]:
@@ -229,8 +279,9 @@ def stratified_parts(pool: Pool, fraction: float, rng: np.random.Generator) -> N
 
 def as_codes(columns: Sequence[NDArray[np.int64]], n: int) -> Positions:
     """(n,) one code for each combination of columns of codes; −1 where any of them is missing (−1)."""
-    if not columns:
-        return np.zeros(n, dtype=np.int64)
-    stacked = np.stack([np.asarray(column, dtype=np.int64) for column in columns])
-    _, codes = np.unique(stacked, axis=1, return_inverse=True)
-    return np.where((stacked < 0).any(axis=0), -1, codes.reshape(-1))
+    codes, known = np.zeros(n, dtype=np.int64), np.ones(n, dtype=bool)
+    for column in columns:
+        width = int(column.max(initial=0)) + 1
+        codes = np.unique(codes * width + np.maximum(column, 0), return_inverse=True)[1]
+        known &= column >= 0
+    return np.where(known, codes, -1)

@@ -35,26 +35,32 @@ def prepare(features: Float32, metric: str) -> Float32:
 
 
 def nearest_rows(
-    rows: Float32, queries: Positions, candidates: Positions, metric: str, advance: Advance | None = None
+    rows: Float32,
+    queries: Positions,
+    candidates: Positions,
+    metric: str,
+    advance: Advance | None = None,
+    apart: Positions | None = None,
 ) -> tuple[Positions, NDArray[np.float64]]:
     """For each of ``queries``, the nearest of ``candidates`` (ascending) other than itself, and its distance.
 
-    −1 and infinity where there is none.
+    With codes ``apart`` (rows,), the nearest of another code. −1 and infinity where there is none.
     """
+    codes = np.arange(len(rows)) if apart is None else apart
     neighbour = np.full(len(queries), -1, dtype=np.int64)
     distance = np.full(len(queries), np.inf)
     for start in range(0, len(queries), BLOCK_ROWS):
         block = slice(start, start + BLOCK_ROWS)
-        neighbour[block], distance[block] = _nearest_block(rows, queries[block], candidates, metric)
+        neighbour[block], distance[block] = _nearest_block(rows, queries[block], candidates, metric, codes)
         if advance:
             advance(len(queries[block]))
     return neighbour, distance
 
 
 def _nearest_block(
-    rows: Float32, block: Positions, candidates: Positions, metric: str
+    rows: Float32, block: Positions, candidates: Positions, metric: str, codes: Positions
 ) -> tuple[Positions, NDArray[np.float64]]:
-    """The nearest candidate for each of ``block``: a float32 shortlist, ranked in float64."""
+    """The nearest candidate of another code for each of ``block``: a float32 shortlist, ranked in float64."""
     keep = min(SHORTLIST, len(candidates))
     best = np.full((len(block), keep), -np.inf, dtype=np.float32)
     where = np.full((len(block), keep), -1, dtype=np.int64)
@@ -67,7 +73,7 @@ def _nearest_block(
         if metric == "euclidean":
             # Ascending in distance: |q|² is the same for the whole row.
             score -= 0.5 * np.einsum("ij,ij->i", keys, keys)
-        score[chunk[None, :] == block[:, None]] = -np.inf
+        score[codes[chunk][None, :] == codes[block][:, None]] = -np.inf
         for _ in range(min(keep, len(chunk))):
             top = score.argmax(axis=1)
             value = score[index, top]

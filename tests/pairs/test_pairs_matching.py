@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.methods import iterative, matching, neighbours
@@ -62,7 +67,8 @@ def test_members_share_the_label_and_differ_in_domain_and_nothing_leaks(
 ) -> None:
     x, columns = _data(seed)
     store = make_store("f.h5", x, **columns)
-    made, _ = _run(store, match, same="label", across="domain", where="split=train", seed=seed)
+    settings = {"same": "label", "across": "domain", "where": "split=train", "holdout": "0.25", "seed": seed}
+    made, _ = _run(store, match, **settings)
     labels, domains, splits = (_of(made, columns, name) for name in ("label", "domain", "split"))
     assert labels[0] == labels[1]
     assert all(a != b for a, b in zip(*domains, strict=True))
@@ -71,7 +77,7 @@ def test_members_share_the_label_and_differ_in_domain_and_nothing_leaks(
     fitted = {*np.array(made.id_a)[~made.holdout], *np.array(made.id_b)[~made.holdout]}
     assert held and not held & fitted
     assert 0.1 <= made.holdout.mean() <= 0.4
-    again, _ = _run(store, match, same="label", across="domain", where="split=train", seed=seed)
+    again, _ = _run(store, match, **settings)
     assert (made.id_a, made.id_b) == (again.id_a, again.id_b)
 
 
@@ -113,6 +119,93 @@ def test_random_pairs_of_two_equal_domains_are_uniform() -> None:
     assert np.abs(counts[:3, 3:] - 1000).max() < 130
 
 
+@st.composite
+def _pools(draw: st.DrawFn, least: int = 0) -> Pool:
+    n = draw(st.integers(least, 40))
+
+    def codes(values: int) -> np.ndarray:
+        return np.array(draw(st.lists(st.integers(0, values), min_size=n, max_size=n)), dtype=np.int64)
+
+    two = draw(st.booleans())
+    across = codes(draw(st.integers(0, 6)))
+    side = codes(1) if two else np.zeros(n, dtype=np.int64)
+    any_across = draw(st.booleans())
+    return Pool(codes(draw(st.integers(0, 2))), across, side, any_across, two_sided=two)
+
+
+def _compatible(pool: Pool) -> np.ndarray:
+    """(n, n) which rows may be paired."""
+    apart = ~np.eye(len(pool.same), dtype=bool)
+    if not pool.any_across:
+        apart = pool.across[:, None] != pool.across
+    if pool.two_sided:
+        apart &= pool.side[:, None] != pool.side
+    return apart & (pool.same[:, None] == pool.same)
+
+
+def _most(pool: Pool) -> int:
+    """The size of a largest matching, found otherwise: in two stores as a bipartite one."""
+    if pool.two_sided:
+        left, right = np.flatnonzero(pool.side == 0), np.flatnonzero(pool.side == 1)
+        graph = csr_array(_compatible(pool)[np.ix_(left, right)].astype(np.int8))
+        return int((maximum_bipartite_matching(graph) >= 0).sum())
+    most = 0
+    for value in np.unique(pool.same):
+        across = pool.across[pool.same == value]
+        n = len(across)
+        most += n // 2 if pool.any_across else min(n // 2, n - int(np.bincount(across).max()))
+    return most
+
+
+@given(_pools(), st.integers(0, 3))
+def test_random_pairs_are_as_many_as_there_can_be_each_row_once(pool: Pool, seed: int) -> None:
+    a, b = matching.random_pairs(pool, np.random.default_rng(seed))
+    used = [*a, *b]
+    assert len(set(used)) == len(used)
+    assert _compatible(pool)[a, b].all()
+    assert len(a) == _most(pool) == pool.most_pairs().sum()
+    if pool.two_sided:
+        assert (pool.side[a] == 0).all()
+    again = matching.random_pairs(pool, np.random.default_rng(seed))
+    assert np.array_equal(again, (a, b))
+
+
+@given(_pools())
+def test_unmatchable_are_the_values_whose_rows_have_no_partner(pool: Pool) -> None:
+    partner = _compatible(pool).any(axis=1)
+    alone = [value for value in np.unique(pool.same) if not partner[pool.same == value].any()]
+    assert pool.same[pool.unmatchable()].tolist() == alone
+
+
+def test_a_part_with_rows_of_one_of_two_stores_has_no_pairs() -> None:
+    pool = Pool(np.zeros(4, int), np.zeros(4, int), np.array([0, 0, 0, 1]), any_across=True)
+    part = pool.subset(np.array([0, 1, 2]))
+    assert not len(matching.random_pairs(part, np.random.default_rng(0))[0])
+    assert not len(matching.nearest_pairs(np.ones((3, 2), np.float32), part, "cosine")[0])
+
+
+@pytest.mark.parametrize("domains", [1, 2, 20_000])
+def test_random_pairs_among_many_rows_of_any_number_of_domains(domains: int) -> None:
+    n = 20_000
+    pool = Pool(np.zeros(n, int), np.arange(n) % domains, np.zeros(n, int))
+    a, b = matching.random_pairs(pool, np.random.default_rng(0))
+    assert len(a) == (0 if domains == 1 else n // 2)
+    assert (pool.across[a] != pool.across[b]).all()
+
+
+def test_random_pairs_of_several_domains_are_close_to_uniform() -> None:
+    """Domains of 3, 2, 2 and 1 rows: there are 48 ways to pair all eight."""
+    across = np.repeat(np.arange(4), [3, 2, 2, 1])
+    pool = Pool(np.zeros(8, int), across, np.zeros(8, int))
+    counts: Counter[frozenset[tuple[int, ...]]] = Counter()
+    for seed in range(2400):
+        a, b = matching.random_pairs(pool, np.random.default_rng(seed))
+        counts[frozenset(tuple(sorted(pair)) for pair in zip(a.tolist(), b.tolist(), strict=True))] += 1
+    assert len(counts) == 48
+    # 50 each on average, with a standard deviation of 7.
+    assert min(counts.values()) > 20 and max(counts.values()) < 85
+
+
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 @pytest.mark.parametrize("seed", range(3))
 def test_nearest_equals_brute_force(metric: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,6 +226,27 @@ def test_nearest_equals_brute_force(metric: str, seed: int, monkeypatch: pytest.
     assert a.tolist() == list(range(n))
     assert b.tolist() == true.argmin(axis=1).tolist()
     np.testing.assert_allclose(distance, true.min(axis=1), atol=1e-5)
+
+
+@given(_pools(least=1), st.sampled_from(["cosine", "euclidean"]), st.integers(1, 9))
+def test_nearest_of_any_pool_equals_brute_force(pool: Pool, metric: str, block: int) -> None:
+    """Whether cells are searched one by one or together in one batch."""
+    n = len(pool.same)
+    x = np.random.default_rng(n).normal(size=(n, 3)).astype(np.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matching, "BLOCK_ROWS", block)
+        a, b, distance = matching.nearest_pairs(neighbours.prepare(x, metric), pool, metric)
+    y = x.astype(float)
+    if metric == "cosine":
+        y /= np.linalg.norm(y, axis=1, keepdims=True)
+        true = 1 - y @ y.T
+    else:
+        true = np.linalg.norm(y[:, None] - y[None], axis=2)
+    true[~_compatible(pool)] = np.inf
+    anchors = np.flatnonzero(np.isfinite(true.min(axis=1, initial=np.inf)) & (pool.side == 0))
+    assert a.tolist() == anchors.tolist()
+    assert b.tolist() == true[anchors].argmin(axis=1).tolist()
+    np.testing.assert_allclose(distance, true[anchors].min(axis=1), atol=1e-5)
 
 
 def test_nearest_tells_close_neighbours_apart_far_from_the_origin() -> None:
@@ -279,6 +393,18 @@ def test_iterative_records_how_it_went(make_store: Make) -> None:
     assert any("more --rounds may help" in text for text in heard.warnings)
     made, _ = _run(store, "iterative", same="label", across="domain", rounds=50)
     assert len(made.diagnostics["matching"]["changed"]) <= 50
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=15))
+def test_components_are_numbered_by_their_first_pair(edges: list[tuple[int, int]]) -> None:
+    a, b = np.array(edges, dtype=np.int64).reshape(-1, 2).T
+    found = matching.components(a, b).tolist()
+    nodes = {node: {node} for node in range(13)}
+    for left, right in edges:
+        merged = nodes[left] | nodes[right]
+        nodes |= dict.fromkeys(merged, merged)
+    numbers: dict[frozenset[int], int] = {}
+    assert found == [numbers.setdefault(frozenset(nodes[left]), len(numbers)) for left, _ in edges]
 
 
 def test_components_and_their_split() -> None:
