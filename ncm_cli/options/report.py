@@ -45,7 +45,7 @@ class ReportOptions:
     by: str = option(
         "method",
         choices=BY,
-        help="Results that share this are repetitions: mean and standard deviation over them.",
+        help="What names a line; means are over seeds, and what else differs has a line of its own.",
     )
     metrics: str | None = option(
         None,

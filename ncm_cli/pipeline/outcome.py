@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ncm_cli.recipe import Expectation, Job, Recipe
-
-SEED = "seed"
-"""The matrix variable over which mean and standard deviation are taken."""
+from ncm_cli.stages.report_repeats import SEED, WHERE, Facts, Mean, Run, facts_of, lines
 
 REPRODUCED, MISSED, NOT_RUN = "reproduced", "missed", "not run"
 
@@ -38,6 +35,7 @@ class Measured:
     cell: dict[str, str]
     metrics: dict[str, Any]
     file: Path
+    facts: Facts
     grouped: bool = False
     """Whether groups were asked for; without, the worst group is the worst class."""
     swept: bool = False
@@ -56,39 +54,19 @@ class Measured:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Spread:
-    """Mean and standard deviation (of the sample; None for one value) over the seeds."""
-
-    mean: float
-    sd: float | None
-    n: int
-
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """None when there is no value."""
-        known = [value for value in values if value is not None]
-        if not known:
-            return None
-        sd = statistics.stdev(known) if len(known) > 1 else None
-        return cls(mean=statistics.fmean(known), sd=sd, n=len(known))
-
-    def __str__(self) -> str:
-        return f"{self.mean:.3f}" + ("" if self.sd is None else f"±{self.sd:.3f}".replace("±0.", "±."))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A line of the closing table: one method in one cell, over the seeds."""
+    """A line of the closing table: one method in one cell, over the seeds, and nothing but seeds."""
 
     step: str
     method: str
     rule: str | None
     cell: dict[str, str]
+    """With what else tells this line from others of the same method and cell."""
     seeds: int
-    rank: Spread | None
-    columns: dict[str, Spread | None]
+    rank: Mean | None
+    columns: dict[str, Mean | None]
     """Heading of the recipe's table to accuracy."""
-    worst_group: Spread | None
+    worst_group: Mean | None
     """Of the last column's rows, where groups were asked for."""
     swept: bool
     """Whether it comes from a sweep, whose methods share one step."""
@@ -103,7 +81,7 @@ class Verdict:
     """An expectation and what was measured."""
 
     expectation: Expectation
-    measured: Spread | None
+    measured: Mean | None
     state: str
 
     def expected(self) -> str:
@@ -136,24 +114,26 @@ class Outcome:
 
 def outcome(recipe: Recipe) -> Outcome:
     """Read the results that are there."""
-    measured = tuple(_measurements(recipe))
+    measured = tuple(_with_names(one) for one in _measurements(recipe))
     rows = tuple(_rows(recipe, measured))
-    verdicts = tuple(_verdict(one, measured) for one in recipe.expect)
+    verdicts = tuple(verdict for one in recipe.expect for verdict in _verdicts(one, measured))
     return Outcome(rows=rows, verdicts=verdicts, measured=measured)
 
 
 def _measurements(recipe: Recipe) -> Iterable[Measured]:
     """What eval, bound and sweep steps wrote."""
     makers = {path: job for job in recipe.jobs for paths in job.outputs.values() for path in paths}
+    sweeps = {path.with_suffix(".json"): job for path, job in makers.items() if job.kind == "sweep"}
+    run = Run.of(recipe.out, {path: (job.step, job.cell) for path, job in (makers | sweeps).items()})
     for job in recipe.jobs:
         for path in job.outputs.get("output", ()):
             if job.kind in ("eval", "bound") and path.is_file():
-                yield _from_probe(job, path, makers)
+                yield _from_probe(job, path, makers, run)
             elif job.kind == "sweep" and path.with_suffix(".json").is_file():
-                yield from _from_sweep(job, path.with_suffix(".json"))
+                yield from _from_sweep(job, path.with_suffix(".json"), run)
 
 
-def _from_probe(job: Job, path: Path, makers: dict[Path, Job]) -> Measured:
+def _from_probe(job: Job, path: Path, makers: dict[Path, Job], run: Run) -> Measured:
     from ncm_cli.store.probe import read_probe
     from ncm_cli.store.results import read_result
 
@@ -168,24 +148,33 @@ def _from_probe(job: Job, path: Path, makers: dict[Path, Job]) -> Measured:
         rule=(meta.get("selection") or {}).get("rule"),
         rank=meta.get("rank"),
         where=_tidy(getattr(job.options, "where", None) or ""),
-        cell=_texts(job),
+        cell=job.cell,
         metrics=body,
         grouped=bool(getattr(job.options, "groups", None)),
         file=path,
+        facts=facts_of(path, body, run),
         oracle=bool(body.get("oracle")),
         seen=sum((body.get("overlap") or {}).values()),
     )
 
 
-def _from_sweep(job: Job, path: Path) -> Iterable[Measured]:
+def _with_names(one: Measured) -> Measured:
+    """With the names that expectations pick results by among its facts: they tell results apart as well."""
+    names = {"step": one.step, "method": one.method, "rule": one.rule, WHERE: one.where}
+    return dataclasses.replace(one, facts=dataclasses.replace(one.facts, fixed={**one.facts.fixed, **names}))
+
+
+def _from_sweep(job: Job, path: Path, run: Run) -> Iterable[Measured]:
     """For each method, rule and seed of a sweep: its validation rows and its test rows."""
     from ncm_cli.store.results import read_result
 
     found = read_result(path, kind="sweep")
+    facts = facts_of(path, found, run)
     wheres = {"val": job.options.val or "split=val", "test": job.options.test or "split=test"}
     for row in found["rows"]:
         for number, seed in enumerate(row["seeds"]):
-            cell = {SEED: str(seed), **_texts(job)}
+            cell = {SEED: str(seed), **job.cell}
+            one = dataclasses.replace(facts, seed=f"{facts.seed}, {seed}")
             for which, where in wheres.items():
                 known = {name: _at(row["values"].get(f"{which}_{name}"), number) for name in _SWEPT}
                 yield Measured(
@@ -198,15 +187,11 @@ def _from_sweep(job: Job, path: Path) -> Iterable[Measured]:
                     cell=cell,
                     metrics={**known, "worst_group": {"accuracy": known["worst_group"]}},
                     file=path,
+                    facts=one,
                     grouped=bool(job.options.groups),
                     swept=True,
                     oracle=row["oracle"],
                 )
-
-
-def _texts(job: Job) -> dict[str, str]:
-    """The cell with its values as expectations give them."""
-    return {name: str(value) for name, value in job.cell.items()}
 
 
 def _at(values: list[Any] | None, number: int) -> Any:
@@ -236,38 +221,56 @@ def _rows(recipe: Recipe, measured: tuple[Measured, ...]) -> Iterable[Row]:
         cell = _without_seed(one.cell)
         groups.setdefault((one.step, one.method, one.rule, *cell.items()), []).append(one)
     for found in groups.values():
-        first = found[0]
-        columns: dict[str, Spread | None] = {}
-        worst, seen = None, False
-        for heading, where in recipe.columns.items():
-            own = [one for one in found if one.where == _in_cell(where, one.cell)]
-            columns[heading] = Spread.of(one.metric("accuracy") for one in own)
-            worst = Spread.of(one.metric("worst_group") for one in own if one.grouped)
-            seen = any(one.seen for one in own)
-        # One rank for each probe, however many results it has.
-        ranks = {tuple(one.cell.items()): one.rank for one in found}
-        yield Row(
-            step=first.step,
-            method=first.method,
-            rule=first.rule,
-            cell=_without_seed(first.cell),
-            seeds=len({one.cell.get(SEED) for one in found}),
-            rank=Spread.of(ranks.values()),
-            columns=columns,
-            worst_group=worst,
-            swept=first.swept,
-            oracle=any(one.oracle for one in found),
-            seen=seen,
-        )
+        for line in lines(found, lambda one: tuple(_headings(recipe, one))):
+            yield _row(recipe, line.members, line.differs)
 
 
-def _verdict(expectation: Expectation, measured: tuple[Measured, ...]) -> Verdict:
+def _headings(recipe: Recipe, one: Measured) -> list[str]:
+    """The columns of the closing table that a result stands in."""
+    return [heading for heading, where in recipe.columns.items() if one.where == _in_cell(where, one.cell)]
+
+
+def _row(recipe: Recipe, found: list[Measured], differs: dict[str, str]) -> Row:
+    first = found[0]
+    columns: dict[str, Mean | None] = {}
+    worst, seen = None, False
+    for heading in recipe.columns:
+        own = [one for one in found if heading in _headings(recipe, one)]
+        columns[heading] = Mean.of(one.metric("accuracy") for one in own)
+        worst = Mean.of(one.metric("worst_group") for one in own if one.grouped)
+        seen = any(one.seen for one in own)
+    # One rank for each probe, however many results it has.
+    ranks = {one.facts.seed: one.rank for one in found}
+    return Row(
+        step=first.step,
+        method=first.method,
+        rule=first.rule,
+        cell={**_without_seed(first.cell), **differs},
+        seeds=len(ranks),
+        rank=Mean.of(ranks.values()),
+        columns=columns,
+        worst_group=worst,
+        swept=first.swept,
+        oracle=any(one.oracle for one in found),
+        seen=seen,
+    )
+
+
+def _verdicts(expectation: Expectation, measured: tuple[Measured, ...]) -> Iterable[Verdict]:
+    """One verdict; several where the expectation fits results that are no repetitions of one another."""
     own = [one for one in measured if expectation.applies and _fits(one, expectation.filters)]
-    spread = Spread.of(one.metric(expectation.metric) for one in own)
-    if spread is None:
-        return Verdict(expectation=expectation, measured=None, state=NOT_RUN)
-    state = REPRODUCED if _within(spread.mean, expectation) else MISSED
-    return Verdict(expectation=expectation, measured=spread, state=state)
+    own = [one for one in own if one.metric(expectation.metric) is not None]
+    if not own:
+        yield Verdict(expectation=expectation, measured=None, state=NOT_RUN)
+    column = (lambda one: None) if "where" in expectation.filters else None
+    for line in lines(own, column):
+        mean = Mean.of(one.metric(expectation.metric) for one in line.members)
+        assert mean is not None
+        yield Verdict(
+            expectation=dataclasses.replace(expectation, filters={**expectation.filters, **line.differs}),
+            measured=mean,
+            state=REPRODUCED if _within(mean.mean, expectation) else MISSED,
+        )
 
 
 def _fits(one: Measured, filters: dict[str, str]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from ncm_cli.options.report import ReportOptions
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.stages.report_format import comma_separated, latex, markdown, terminal
-from ncm_cli.stages.report_read import read_sources
+from ncm_cli.stages.report_read import grouped, read_sources
 from ncm_cli.stages.report_tables import Table, tables
 from ncm_cli.store.atomic import write_bytes
 
@@ -62,7 +62,9 @@ def report(options: ReportOptions, *, reporter: Reporter = SILENT) -> Report:
         Nothing to report, or a file that isn't a result, probe or pair store.
     """
     sources = read_sources(options.results)
-    made = tables(sources, options.by, options.metrics)
+    evals = grouped(sources.evals, options.by, reporter, columns=True)
+    bounds = grouped(sources.bounds, options.by, reporter)
+    made = tables(sources, evals, bounds, options.by, options.metrics)
     text = WRITERS[options.format](made) if options.format in WRITERS else None
     if options.output is not None:
         write_bytes(options.output, (text or _aligned(made)).encode("utf-8"))
@@ -71,7 +73,7 @@ def report(options: ReportOptions, *, reporter: Reporter = SILENT) -> Report:
         # matplotlib is slow to import, and only plots need it.
         from ncm_cli.stages.report_plots import draw
 
-        drawn = tuple(draw(sources, options.plots, options.by, reporter))
+        drawn = tuple(draw(sources, evals, bounds, options.plots, reporter))
     return Report(tables=tuple(made), text=text, output=options.output, plots=drawn)
 
 

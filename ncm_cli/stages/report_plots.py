@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +11,23 @@ from numpy.typing import NDArray
 
 from ncm_cli.progress import Reporter
 from ncm_cli.stages import report_figures as figures
-from ncm_cli.stages.report_read import Found, Sources, grouped
+from ncm_cli.stages.report_read import Found, Group, Sources, grouped
+from ncm_cli.stages.report_repeats import Mean
 from ncm_cli.stages.report_style import slug
-from ncm_cli.store.probe import Probe
+from ncm_cli.stages.report_tables import TIE
 
 Array = NDArray[np.float64]
 
 
-def draw(sources: Sources, folder: Path, by: str, reporter: Reporter) -> Iterator[Path]:
+def draw(
+    sources: Sources, evals: Sequence[Group], bounds: Sequence[Group], folder: Path, reporter: Reporter
+) -> Iterator[Path]:
     """Draw every figure that the sources have data for; yields the files."""
     count = 0
     for paths in (
-        _bound_figures(sources.bounds, folder, by),
-        _probe_figures(sources.probes, folder),
-        _group_figures(sources.evals, folder, by),
+        _bound_figures(bounds, folder),
+        _probe_figures(grouped(sources.probes, "file", reporter), folder),
+        _group_figures(evals, folder),
         _spectrum_figure(sources, folder),
         _convergence_figures(sources, folder),
     ):
@@ -49,88 +52,94 @@ def curves(rows: Sequence[Sequence[dict[str, Any]]], key: str) -> figures.Curves
     return figures.Curves(x=np.array(x, dtype=np.float64), values=values)
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
-
-
-def _references(found: Sequence[Found]) -> figures.References:
-    """The horizontal and vertical lines that results share."""
-    oracle = [
-        1 - own["test_error"]
-        for one in found
-        if (own := one.body.get("oracle")) and own["test_error"] is not None
+def _titles(groups: Sequence[Group]) -> list[tuple[str, Sequence[Found]]]:
+    """Lines by a name that each has for itself: with the selection rule where only that differs."""
+    labels = [group.label for group in groups]
+    return [
+        (f"{group.label}, {group.selection}" if labels.count(group.label) > 1 else group.label, group.found)
+        for group in groups
     ]
-    erm = [own.get("erm_test_accuracy") for one in found if (own := one.body.get("summary"))]
+
+
+def _references(groups: Sequence[Group]) -> figures.References:
+    """The straight lines, each where all groups have the same: no mean is taken over what isn't repeated."""
+
+    def shared(value: Callable[[Found], float | None]) -> float | None:
+        means = [mean for group in groups if (mean := Mean.of(map(value, group.found)))]
+        same = means and all(abs(one.mean - means[0].mean) < TIE for one in means)
+        return means[0].mean if same else None
+
     given = {
         one.body["spurious_dim"]
-        for one in found
+        for group in groups
+        for one in group.found
         if (one.body.get("estimates") or {}).get("spurious_dim") == "given"
     }
     return figures.References(
-        oracle=_mean(oracle), erm=_mean(erm), spurious_dim=given.pop() if len(given) == 1 else None
+        oracle=shared(lambda one: _complement((one.body.get("oracle") or {}).get("test_error"))),
+        erm=shared(lambda one: (one.body.get("summary") or {}).get("erm_test_accuracy")),
+        spurious_dim=given.pop() if len(given) == 1 else None,
     )
 
 
-def _bound_figures(found: Sequence[Found], folder: Path, by: str) -> Iterator[Path]:
-    groups = grouped(found, by)
+def _bound_figures(groups: Sequence[Group], folder: Path) -> Iterator[Path]:
+    titles = _titles(groups)
     for key, field, name in (("rank", "path", "accuracy-rank"), ("pairs", "pair_counts", "accuracy-pairs")):
         lines = {
-            label: curves(paths, key)
-            for label, own in groups.items()
+            title: curves(paths, key)
+            for title, own in titles
             if (paths := [one.body[field] for one in own if one.body.get(field)])
         }
-        lines = {label: line for label, line in lines.items() if line.known("test_error")}
-        if not lines:
-            continue
-        references = _references(found)
-        yield from figures.accuracy(folder, name, lines, references, key=key)
-    for label, own in groups.items():
+        lines = {title: line for title, line in lines.items() if line.known("test_error")}
+        if lines:
+            yield from figures.accuracy(folder, name, lines, _references(groups), key=key)
+    for group, (title, own) in zip(groups, titles, strict=True):
         paths = [one.body["path"] for one in own if one.body.get("path")]
         if paths:
-            name = "bound-tradeoff" if len(groups) == 1 else f"bound-tradeoff-{slug(label)}"
-            yield from figures.tradeoff(folder, name, label, curves(paths, "rank"), _references(own))
+            name = "bound-tradeoff" if len(groups) == 1 else f"bound-tradeoff-{slug(title)}"
+            yield from figures.tradeoff(folder, name, title, curves(paths, "rank"), _references([group]))
 
 
-def _probe_figures(probes: Sequence[tuple[Path, Probe]], folder: Path) -> Iterator[Path]:
-    paths: dict[str, list[list[dict[str, Any]]]] = {}
-    for file, probe in probes:
-        selection = probe.meta.get("selection") or {}
-        rows = selection.get("path") or []
-        if len({row.get("rank") for row in rows}) < 2:
-            continue
-        decay = rows[selection["chosen"]]["weight_decay"]
-        own = [
-            {
-                "rank": row["rank"],
-                "twin_error": _complement(row.get("val_accuracy")),
-                "test_error": _complement(row.get("test_accuracy")),
-                "zero_one_bound": row.get("bound_01"),
-            }
-            for row in rows
-            if row["weight_decay"] == decay
-        ]
-        paths.setdefault(file.stem, []).append(own)
-    for label, repeated in paths.items():
-        yield from figures.accuracy(
-            folder,
-            f"rank-path-{slug(label)}",
-            {label: curves(repeated, "rank")},
-            figures.References(),
-            key="rank",
-            in_domain="validation",
-        )
+def _probe_figures(groups: Sequence[Group], folder: Path) -> Iterator[Path]:
+    for title, found in _titles(groups):
+        repeated = [path for one in found if (path := _rank_path(one.body))]
+        if repeated:
+            yield from figures.accuracy(
+                folder,
+                f"rank-path-{slug(title)}",
+                {title: curves(repeated, "rank")},
+                figures.References(),
+                key="rank",
+                in_domain="validation",
+            )
+
+
+def _rank_path(meta: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """A probe's selection path at the weight decay that was chosen; None where it has one rank."""
+    selection = meta.get("selection") or {}
+    rows = selection.get("path") or []
+    if len({row.get("rank") for row in rows}) < 2:
+        return None
+    decay = rows[selection["chosen"]]["weight_decay"]
+    return [
+        {
+            "rank": row["rank"],
+            "twin_error": _complement(row.get("val_accuracy")),
+            "test_error": _complement(row.get("test_accuracy")),
+            "zero_one_bound": row.get("bound_01"),
+        }
+        for row in rows
+        if row["weight_decay"] == decay
+    ]
 
 
 def _complement(value: float | None) -> float | None:
     return None if value is None else 1 - value
 
 
-def _group_figures(found: Sequence[Found], folder: Path, by: str) -> Iterator[Path]:
-    wheres = list(dict.fromkeys(one.body.get("where") or "all rows" for one in found))
-    for where in wheres:
-        here = [one for one in found if (one.body.get("where") or "all rows") == where]
-        bars = {label: _bars(own) for label, own in grouped(here, by).items()}
+def _group_figures(groups: Sequence[Group], folder: Path) -> Iterator[Path]:
+    for where in dict.fromkeys(one.where for group in groups for one in group.found):
+        bars = {title: _bars([one for one in own if one.where == where]) for title, own in _titles(groups)}
         bars = {label: own for label, own in bars.items() if len(own) > 1}
         if bars:
             yield from figures.group_bars(folder, f"groups-{slug(where)}", where, bars)
@@ -146,16 +155,16 @@ def _bars(found: Sequence[Found]) -> dict[str, figures.Bar]:
                 values.setdefault(name, []).append(group)
     bars = {}
     for name, groups in values.items():
-        accuracy = np.array([group["accuracy"] for group in groups])
-        if len(groups) > 1:
-            deviation = float(accuracy.std(ddof=1))
-            bars[name] = figures.Bar(float(accuracy.mean()), deviation, deviation, None)
+        made = Mean.of(group["accuracy"] for group in groups)
+        assert made is not None
+        if made.sd is not None:
+            bars[name] = figures.Bar(made.mean, made.sd, made.sd, None)
         else:
             (own,) = groups
             low, high = own.get("ci_low"), own.get("ci_high")
-            below = accuracy[0] - low if low is not None else 0.0
-            above = high - accuracy[0] if high is not None else 0.0
-            bars[name] = figures.Bar(float(accuracy[0]), below, above, int(own["n"]))
+            below = made.mean - low if low is not None else 0.0
+            above = high - made.mean if high is not None else 0.0
+            bars[name] = figures.Bar(made.mean, below, above, int(own["n"]))
     return bars
 
 

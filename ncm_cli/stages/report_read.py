@@ -8,27 +8,36 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ncm_cli.errors import InputError
+from ncm_cli.errors import InputError, listing
+from ncm_cli.progress import Reporter
+from ncm_cli.stages.report_repeats import Facts, Mean, facts_of, facts_of_probe, lines
 from ncm_cli.store.pairs import PairStore, read_pairs
-from ncm_cli.store.probe import Probe, read_probe
+from ncm_cli.store.probe import read_probe
 from ncm_cli.store.recognise import recognise
 from ncm_cli.store.results import read_result
 from ncm_cli.store.sweep_table import SweepTable, read_sweep
+
+ORACLE = "ORACLE"
+"""Marks whatever was chosen by, or trained on, test rows."""
 
 RESULTS = ("eval", "bound", "sweep", "run")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Found:
-    """One result file."""
+    """One result file, or a probe with its metadata for a body."""
 
     path: Path
     body: dict[str, Any]
+    facts: Facts
+
+    @property
+    def where(self) -> str:
+        """The rows that an eval is of."""
+        return self.body.get("where") or "all rows"
 
     def label(self, by: str) -> str:
-        """What names this result's line: results of one label are repetitions."""
+        """What names this result's line."""
         probe = self.body.get("probe") or {}
         if by == "method":
             return str(probe.get("method") or "probe")
@@ -47,7 +56,7 @@ class Sources:
     bounds: list[Found] = dataclasses.field(default_factory=list)
     sweeps: list[Found] = dataclasses.field(default_factory=list)
     runs: list[Found] = dataclasses.field(default_factory=list)
-    probes: list[tuple[Path, Probe]] = dataclasses.field(default_factory=list)
+    probes: list[Found] = dataclasses.field(default_factory=list)
     pairs: list[tuple[Path, PairStore]] = dataclasses.field(default_factory=list)
 
     def histories(self) -> Iterator[tuple[Found, SweepTable]]:
@@ -97,14 +106,15 @@ def _read_one(path: Path, sources: Sources, *, named: bool) -> None:
             raise
         return
     if kind == "probe":
-        sources.probes.append((path, read_probe(path)))
+        probe = read_probe(path)
+        sources.probes.append(Found(path, probe.meta, facts_of_probe(path, probe)))
     elif kind == "pairs":
         sources.pairs.append((path, read_pairs(path)))
     elif kind == "result":
         body = read_result(path)
         target = f"{body.get('kind')}s"
         if body.get("kind") in RESULTS:
-            getattr(sources, target).append(Found(path, body))
+            getattr(sources, target).append(Found(path, body, facts_of(path, body)))
         elif named:
             raise InputError(
                 "a result that no report is made from",
@@ -122,40 +132,68 @@ def _read_one(path: Path, sources: Sources, *, named: bool) -> None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Spread:
-    """Mean and standard deviation of the sample over repetitions, or one value with its interval."""
+class Spread(Mean):
+    """A mean over repetitions, or one value with its interval."""
 
-    mean: float
-    sd: float | None = None
-    n: int = 1
     low: float | None = None
     high: float | None = None
 
 
 def spread(values: Iterable[float | None], interval: tuple[float, float] | None = None) -> Spread | None:
     """The spread of the values that are known; ``interval`` is used for a single one."""
-    known = [float(value) for value in values if value is not None]
-    if not known:
-        return None
-    if len(known) == 1:
-        low, high = interval or (None, None)
-        return Spread(known[0], low=low, high=high)
-    return Spread(float(np.mean(known)), float(np.std(known, ddof=1)), len(known))
+    found = Spread.of(values)
+    if found is None or found.n > 1 or interval is None:
+        return found
+    return dataclasses.replace(found, low=interval[0], high=interval[1])
 
 
-def grouped(found: Iterable[Found], by: str) -> dict[str, list[Found]]:
-    """Results by label, in the order in which labels occur; labels that differ in a number by that number."""
-    groups: dict[str, list[Found]] = {}
+@dataclasses.dataclass(frozen=True, slots=True)
+class Group:
+    """One line of a table or plot: results that are repetitions of one another in each of its columns."""
+
+    label: str
+    """With what tells it from other lines of this name."""
+    rule: str
+    """How the probe was chosen; empty where that isn't known."""
+    oracle: bool
+    found: tuple[Found, ...]
+
+    @property
+    def selection(self) -> str:
+        """The rule as tables show it."""
+        return f"{self.rule} {ORACLE}" if self.oracle else self.rule
+
+
+def grouped(found: Iterable[Found], by: str, reporter: Reporter, *, columns: bool = False) -> list[Group]:
+    """Results as lines, in the order in which labels occur; what differs in a number alone by that number.
+
+    With ``columns``, evals of other rows stand in other columns of a line. Results that are given twice are
+    said, and counted once.
+    """
+    kinds: dict[tuple[str, str, bool], list[Found]] = {}
     for one in found:
-        groups.setdefault(one.label(by), []).append(one)
-    parts = {label: _NUMBER.split(label) for label in groups}
-    if len({tuple(split[::2]) for split in parts.values()}) == 1:
-        return {label: groups[label] for label in sorted(groups, key=lambda one: _numbers(parts[one]))}
-    return groups
+        rule = (one.body.get("probe") or {}).get("selection") or ""
+        kinds.setdefault((one.label(by), rule, one.body.get("oracle") is True), []).append(one)
+    groups, again = [], []
+    for (label, rule, oracle), own in kinds.items():
+        for line in lines(own, (lambda one: one.where) if columns else None):
+            name = ", ".join([label, *(f"{what} {value}" for what, value in line.differs.items())])
+            groups.append(Group(name, rule, oracle, tuple(line.members)))
+            again += [str(one.path) for one in line.again]
+    if again:
+        reporter.note(f"the same result again, counted once: {listing(again)}")
+    places: dict[tuple[str, ...], int] = {}
+    for group in groups:
+        places.setdefault(_words(group), len(places))
+    return sorted(groups, key=lambda group: (places[_words(group)], _numbers(group)))
+
+
+def _words(group: Group) -> tuple[str, ...]:
+    return tuple(_NUMBER.split(group.label)[::2])
+
+
+def _numbers(group: Group) -> list[float]:
+    return [float(text) for text in _NUMBER.findall(group.label)]
 
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
-
-
-def _numbers(split: list[str]) -> list[float]:
-    return [float(text) for text in split[1::2]]

@@ -8,10 +8,7 @@ from typing import Any
 
 from ncm_cli.methods.metrics import wilson
 from ncm_cli.options.report import parse_metrics
-from ncm_cli.stages.report_read import Found, Sources, Spread, grouped, spread
-
-ORACLE = "ORACLE"
-"""Marks whatever was chosen by, or trained on, test rows."""
+from ncm_cli.stages.report_read import ORACLE, Found, Group, Sources, Spread, spread
 
 INTERVALS = "brackets are 95 % intervals over rows"
 
@@ -41,16 +38,18 @@ class Table:
     note: str = ""
 
 
-def tables(sources: Sources, by: str, metrics: str | None) -> list[Table]:
-    """Every table that the sources give."""
+def tables(
+    sources: Sources, evals: Sequence[Group], bounds: Sequence[Group], by: str, metrics: str | None
+) -> list[Table]:
+    """Every table that the sources give; ``evals`` and ``bounds`` are theirs as lines."""
     made = []
-    if sources.evals:
-        made.append(_evals(sources.evals, by, metrics))
+    if evals:
+        made.append(_evals(evals, metrics))
     made += [_sweep(found) for found in sources.sweeps]
-    if sources.bounds:
-        made.append(_bounds(sources.bounds, by))
+    if bounds:
+        made.append(_bounds(bounds, by))
         if any(found.body.get("summary") for found in sources.bounds):
-            made.append(_paths(sources.bounds, by))
+            made.append(_paths(bounds, by))
     made += [_verdicts(found) for found in sources.runs if found.body.get("expect")]
     if sources.pairs:
         made.append(_pairs(sources))
@@ -83,32 +82,27 @@ def _chosen_metrics(found: Sequence[Found], asked: str | None) -> list[str]:
     return ["mse", "r2"] if regression else ["accuracy", "worst_group"]
 
 
-def _evals(found: Sequence[Found], by: str, metrics: str | None) -> Table:
+def _evals(groups: Sequence[Group], metrics: str | None) -> Table:
+    found = [one for group in groups for one in group.found]
     names = _chosen_metrics(found, metrics)
-    wheres = list(dict.fromkeys(one.body.get("where") or "all rows" for one in found))
-    keys: dict[tuple[str, str, bool], list[Found]] = {}
-    for label, own in grouped(found, by).items():
-        for one in own:
-            rule = (one.body.get("probe") or {}).get("selection") or ""
-            keys.setdefault((label, rule, bool(one.body.get("oracle"))), []).append(one)
+    wheres = list(dict.fromkeys(one.where for one in found))
     rows = []
-    for (label, rule, oracle), own in keys.items():
-        cells = [Cell(label), Cell(f"{rule} {ORACLE}" if oracle else rule), Cell(_ranks(own))]
+    for group in groups:
+        cells = [Cell(group.label), Cell(group.selection), Cell(_ranks(group.found))]
         for where in wheres:
-            here = [one for one in own if (one.body.get("where") or "all rows") == where]
+            here = [one for one in group.found if one.where == where]
             for name in names:
                 interval = _interval(here[0].body, name) if len(here) == 1 else None
                 cells.append(Cell(spread=spread([_number(one.body, name) for one in here], interval)))
         rows.append(cells)
     columns = [f"{where}: {name.replace('_', ' ')}" for where in wheres for name in names]
     lower = [name in LOWER_IS_BETTER for _ in wheres for name in names]
-    eligible = [not oracle for _, _, oracle in keys]
     return Table(
         title="Methods",
         columns=("method", "selection", "rank", *columns),
-        rows=_bold(rows, 3, lower, eligible),
+        rows=_bold(rows, 3, lower, [not group.oracle for group in groups]),
         left=3,
-        note=_spread_note(rows, by),
+        note=_spread_note(rows),
     )
 
 
@@ -121,12 +115,13 @@ def _ranks(found: Sequence[Found]) -> str:
     return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
 
 
-def _spread_note(rows: Sequence[Sequence[Cell]], by: str) -> str:
+def _spread_note(rows: Sequence[Sequence[Cell]]) -> str:
     spreads = [cell.spread for row in rows for cell in row if cell.spread]
     parts = []
     most = max((one.n for one in spreads), default=1)
+    fewer = any(1 < one.n < most for one in spreads)
     if most > 1:
-        parts.append(f"± is the standard deviation over up to {most} results of the same {by}")
+        parts.append(f"± is the standard deviation over {'up to ' if fewer else ''}{most} seeds")
     if any(one.low is not None for one in spreads):
         parts.append(INTERVALS)
     if any(cell.text.endswith(ORACLE) for row in rows for cell in row):
@@ -155,7 +150,7 @@ def _bold(
     return tuple(tuple(row) for row in made)
 
 
-def _bounds(found: Sequence[Found], by: str) -> Table:
+def _bounds(groups: Sequence[Group], by: str) -> Table:
     def of(name: str, inner: str | None = None) -> Callable[[dict[str, Any]], float | None]:
         def read(body: dict[str, Any]) -> float | None:
             value = body.get(name)
@@ -174,18 +169,19 @@ def _bounds(found: Sequence[Found], by: str) -> Table:
     intervals = {"Term I": "term_1", "Term II": "term_2", "bound": "bound", "test risk": "test_risk"}
     intervals |= {"0-1 bound": "zero_one_bound", "test error": "test_error"}
     rows = []
-    for label, own in grouped(found, by).items():
-        cells = [Cell(label), Cell(_ranks(own)), Cell(_holds(own))]
+    for group in groups:
+        own = group.found
+        cells = [Cell(group.label), Cell(_ranks(own)), Cell(_holds(own))]
         for heading, read in columns.items():
             interval = (own[0].body.get("intervals") or {}).get(intervals[heading]) if len(own) == 1 else None
             cells.append(Cell(spread=spread([read(one.body) for one in own], interval)))
         rows.append(tuple(cells))
     return Table(
         title="Bound on the test-domain risk (Theorem 1)",
-        columns=("method" if by == "method" else by, "rank", "holds", *columns),
+        columns=(by, "rank", "holds", *columns),
         rows=tuple(rows),
         left=3,
-        note=_spread_note(rows, by),
+        note=_spread_note(rows),
     )
 
 
@@ -195,7 +191,7 @@ def _holds(found: Sequence[Found]) -> str:
     return f"{held} of {len(found)}, {exact}"
 
 
-def _paths(found: Sequence[Found], by: str) -> Table:
+def _paths(groups: Sequence[Group], by: str) -> Table:
     columns = {
         "ERM": "erm_test_accuracy",
         "at least 0-1 bound": "bound_test_accuracy",
@@ -205,16 +201,16 @@ def _paths(found: Sequence[Found], by: str) -> Table:
         "lost to the best": "bound_regret",
     }
     rows = []
-    for label, own in grouped(found, by).items():
-        with_path = [one.body["summary"] for one in own if one.body.get("summary")]
+    for group in groups:
+        with_path = [one.body["summary"] for one in group.found if one.body.get("summary")]
         if with_path:
             cells = [Cell(spread=spread([body.get(name) for body in with_path])) for name in columns.values()]
-            rows.append((Cell(label), *cells))
+            rows.append((Cell(group.label), *cells))
     return Table(
         title="Test accuracy along the ranks",
-        columns=("method" if by == "method" else by, *columns),
+        columns=(by, *columns),
         rows=tuple(rows),
-        note=_spread_note(rows, by),
+        note=_spread_note(rows),
     )
 
 
@@ -237,12 +233,14 @@ def _sweep(found: Found) -> Table:
         # Under an oracle rule all methods look at the test rows alike: among them the comparison is fair.
         made += _bold(rows, 3, [False] * len(names), [True] * len(rows))
     columns = tuple(_SWEEP[name] for name in names)
+    spreads = any(cell.spread and cell.spread.sd is not None for row in made for cell in row)
     return Table(
         title=f"Sweep {found.path.stem}: {found.body.get('configurations', 0):,} configurations",
         columns=("rule", "method", "hyper-parameters", *columns),
         rows=tuple(made),
         left=3,
-        note=f"± is the standard deviation over seeds; bold is best of a rule; {ORACLE}: chosen by test rows",
+        note=f"{'± is the standard deviation over seeds; ' if spreads else ''}bold is best of a rule; "
+        f"{ORACLE}: chosen by test rows",
     )
 
 

@@ -379,6 +379,27 @@ def test_verdicts(tiny: Path) -> None:
     assert row.worst_group is not None
 
 
+def test_results_of_one_seed_make_rows_and_verdicts_of_their_own(tiny: Path) -> None:
+    again = """
+  - eval:
+      probe: erm-${seed}.safetensors
+      features: features.h5
+      where: split=test
+      output: again-${seed}.json
+expect:
+"""
+    (tiny / "tiny.yaml").write_text(RECIPE.replace("\nexpect:\n", again))
+    found = _run(tiny).outcome
+    assert [row.cell for row in found.rows] == [{"--groups": "label"}, {"--groups": "none"}]
+    assert [row.columns["test"].n for row in found.rows if row.columns["test"]] == [2, 2]
+    assert [row.worst_group is not None for row in found.rows] == [True, False]
+    shown = [(verdict.expectation.filters.get("--groups"), verdict.measured) for verdict in found.verdicts]
+    assert [(groups, mean.n) for groups, mean in shown if mean] == [
+        *(("label", 2), ("none", 2)),
+        *(("label", 1), ("none", 1)),
+    ]
+
+
 def test_c68_cells_are_reported_as_written_and_never_averaged(tiny: Path) -> None:
     text = RECIPE.replace("seed: ${seed}", "").replace("seed: 1,", "seed: 7e5678,")
     (tiny / "tiny.yaml").write_text(text.replace("seed", "commit").replace("[0, 1]", "[6e1234, 7e5678]"))

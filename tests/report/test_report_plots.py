@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,13 +19,8 @@ from ncm_cli.stages.report import report
 from ncm_cli.store.results import write_result
 from ncm_cli.store.sweep_table import SweepTable, write_sweep
 
-
-def _sibling(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from .conftest import Results
+from .test_report_tables import write_eval
 
 
 def _row(x: int, key: str, test: float) -> dict[str, Any]:
@@ -48,25 +41,19 @@ def _row(x: int, key: str, test: float) -> dict[str, Any]:
 
 
 def write_bound(path: Path, pairs: str, seed: int) -> None:
+    """A bound with paths, of a probe that was fitted with the seed."""
     rng = np.random.default_rng(seed)
     body = {
-        "term_1": 0.1,
-        "term_2": 1.0,
-        "bound": 1.1,
-        "test_risk": 0.4,
-        "holds": True,
-        "exact": True,
-        "zero_one": {"bound": 0.3, "test_error": 0.2},
         "spurious_dim": 8,
         "estimates": {"spurious_dim": "given"},
-        "probe": {"method": "ncm", "rank": 8, "path": "p.safetensors"},
-        "options": {"pairs": pairs},
         "oracle": {"test_error": 0.05},
         "summary": {"erm_test_accuracy": 0.55},
         "path": [_row(r, "rank", 0.1 + abs(r - 8) / 50 + rng.normal() / 50) for r in range(17)],
         "pair_counts": [_row(k, "pairs", 0.5 / (1 + k / 10) + rng.normal() / 50) for k in range(0, 60, 5)],
     }
-    write_result(path, "bound", body)
+    results = Results(path.parent)
+    probe = results.probe(f"{path.stem}.safetensors", seed=seed)
+    results.bound(path.name, probe, 1.1, pairs=Path(pairs), body=body)
 
 
 def _draw(folder: Path, out: Path, **options: Any) -> list[str]:
@@ -117,7 +104,6 @@ def test_the_same_bytes_each_time(tmp_path: Path) -> None:
 
 
 def test_group_bars_and_their_numbers(tmp_path: Path) -> None:
-    write_eval = _sibling("test_report_tables").write_eval
     write_eval(tmp_path / "erm.json", "erm", 0.6)
     write_eval(tmp_path / "ncm.json", "ncm", 0.7)
     assert _draw(tmp_path, tmp_path / "fig") == ["groups-split=test.png", "groups-split=test.svg"]

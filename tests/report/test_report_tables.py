@@ -20,6 +20,8 @@ from ncm_cli.stages.report_read import Spread
 from ncm_cli.stages.report_tables import Cell, Table
 from ncm_cli.store.results import write_result
 
+from .conftest import Results
+
 
 def write_eval(
     path: Path,
@@ -93,10 +95,10 @@ def test_lower_is_better_for_losses(tmp_path: Path) -> None:
     assert ncm[3].bold and not erm[3].bold
 
 
-def test_repetitions_have_mean_and_deviation(tmp_path: Path) -> None:
+def test_repetitions_have_mean_and_deviation(tmp_path: Path, results: Results) -> None:
     for seed, accuracy in enumerate((0.6, 0.7, 0.8)):
-        (tmp_path / f"seed{seed}").mkdir()
-        write_eval(tmp_path / f"seed{seed}" / "ncm.json", "ncm", accuracy, rank=10 + seed)
+        probe = results.probe(f"{seed}.safetensors", seed=seed)
+        results.eval(f"{seed}.json", probe, accuracy, rank=10 + seed)
     (row,) = _report(tmp_path).tables[0].rows
     assert row[3].spread == Spread(pytest.approx(0.7), pytest.approx(0.1), 3)
     assert row[2].text == "10 to 12"
@@ -109,6 +111,10 @@ def test_columns_by_rows_evaluated(tmp_path: Path) -> None:
     write_eval(tmp_path / "c.json", "erm", 0.9, where="split=val")
     table = _report(tmp_path, metrics="accuracy").tables[0]
     assert table.columns[3:] == ("split=val: accuracy", "split=test: accuracy")
+    assert [row[0].text for row in table.rows if row[0].text.startswith("ncm")] == [
+        "ncm, fit probe a.safetensors",
+        "ncm, fit probe b.safetensors",
+    ]
     erm = next(row for row in table.rows if row[0].text == "erm")
     assert erm[4].spread is None
 
@@ -146,29 +152,19 @@ def test_unknown_metric() -> None:
         parse_metrics("acuracy")
 
 
-def test_bound_results(tmp_path: Path) -> None:
-    for name, holds in (("a", True), ("b", True)):
-        body = {
-            "term_1": 0.5,
-            "term_2": 0.25,
-            "bound": 0.75,
-            "test_risk": 0.6,
-            "holds": holds,
-            "exact": True,
-            "zero_one": {"bound": 0.3, "test_error": 0.2},
-            "probe": {"method": "ncm", "rank": 4},
-            "intervals": {"bound": [0.7, 0.8]},
-            "options": {"pairs": f"{name}.h5"},
-            "path": [],
-        }
-        write_result(tmp_path / f"{name}.json", "bound", body)
-    (table,) = _report(tmp_path, by="pairs").tables
+def test_bound_results(tmp_path: Path, results: Results) -> None:
+    for name in ("a", "b"):
+        for seed in range(2):
+            probe = results.probe(f"{seed}.safetensors", seed=seed)
+            results.bound(f"{name}{seed}.json", probe, 0.75 + seed, pairs=Path(f"{name}.h5"))
+    (table,) = _report(tmp_path / "a0.json", tmp_path / "b0.json", by="pairs").tables
     assert [row[0].text for row in table.rows] == ["a", "b"]
     assert table.rows[0][2].text == "1 of 1, exact"
     bound = table.rows[0][table.columns.index("bound")].spread
     assert bound == Spread(0.75, low=0.7, high=0.8)
     (together,) = _report(tmp_path).tables
-    assert together.rows[0][2].text == "2 of 2, exact"
+    assert [row[0].text for row in together.rows] == ["ncm, --pairs a.h5", "ncm, --pairs b.h5"]
+    assert [row[2].text for row in together.rows] == ["2 of 2, exact"] * 2
 
 
 def test_sweep_results_by_rule(tmp_path: Path) -> None:
