@@ -139,14 +139,16 @@ def _from_probe(job: Job, path: Path, makers: dict[Path, Job], run: Run) -> Meas
 
     (probe,) = job.inputs["probe"]
     maker = makers.get(probe)
-    meta = read_probe(probe).meta if probe.is_file() else {}
     body = read_result(path)
+    known = dict(body["probe"])
+    if "selection" not in known and probe.is_file():
+        known["selection"] = (read_probe(probe).meta.get("selection") or {}).get("rule")
     return Measured(
         kind=job.kind,
         step=maker.step if maker else job.step,
-        method=str(meta.get("method", "")),
-        rule=(meta.get("selection") or {}).get("rule"),
-        rank=meta.get("rank"),
+        method=str(known.get("method") or ""),
+        rule=known.get("selection"),
+        rank=known.get("rank"),
         where=_tidy(getattr(job.options, "where", None) or ""),
         cell=job.cell,
         metrics=body,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
 import itertools
 import sys
@@ -17,8 +16,9 @@ from ncm_cli.errors import InputError, UsageError
 from ncm_cli.methods import metrics
 from ncm_cli.options.predict import PredictOptions
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.stages.common import logits, predict_codes, require_same_encoder
+from ncm_cli.stages.common import logits, require_same_encoder
 from ncm_cli.store.atomic import atomic_path, require_file
+from ncm_cli.store.csv_writer import CsvWriter
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.probe import Probe, read_probe
 
@@ -135,7 +135,6 @@ class _Writer:
 
     def __init__(self, stream: IO[str], probe: Probe, probabilities: bool) -> None:
         self._stream, self._probe, self._all = stream, probe, probabilities
-        self._csv = csv.writer(stream, lineterminator="\n")
         self._counts = np.zeros(len(probe.classes), dtype=np.int64)
         self._rows = 0
         self._failed: list[tuple[str, str]] = []
@@ -144,7 +143,7 @@ class _Writer:
         else:
             self._names = ["class", "probability", "margin"]
             self._names += [f"p_{name}" for name in probe.classes] if probabilities else []
-        self._csv.writerow(["id", *self._names, "reason"])
+        self._csv = CsvWriter(stream, ["id", *self._names, "reason"])
 
     def write(self, ids: list[str], reasons: list[str], features: np.ndarray) -> None:
         """Write some rows; ``features`` are of those without a reason."""
@@ -152,18 +151,18 @@ class _Writer:
         for name, reason in zip(ids, reasons, strict=True):
             if reason:
                 self._failed.append((name, reason))
-                self._csv.writerow([name, *[""] * len(self._names), reason])
+                self._csv.row([name, *[None] * len(self._names), reason])
             else:
                 self._rows += 1
-                self._csv.writerow([name, *next(cells), ""])
+                self._csv.row([name, *next(cells), None])
         self._stream.flush()
 
-    def _cells(self, features: np.ndarray) -> Iterator[list[str]]:
+    def _cells(self, features: np.ndarray) -> Iterator[list[str | float]]:
         scores = logits(self._probe, features)
         if self._probe.task == "regression":
-            yield from ([repr(value)] for value in scores[:, 0].tolist())
+            yield from ([value] for value in scores[:, 0].tolist())
             return
-        codes = predict_codes(self._probe, scores)
+        codes = metrics.decide(scores)
         self._counts += np.bincount(codes, minlength=len(self._counts))
         shares, margins = metrics.probabilities(scores), metrics.margins(scores)
         for i, code in enumerate(codes.tolist()):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import re
 from collections.abc import Sequence
 
 from ncm_cli.stages.report_read import Spread
 from ncm_cli.stages.report_tables import INTERVALS, Cell, Table
+from ncm_cli.store.csv_writer import csv_text
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -124,18 +123,10 @@ def comma_separated(tables: Sequence[Table]) -> str:
     """One CSV block for each table: full precision, spreads in columns of their own; a blank line between."""
     blocks = []
     for table in tables:
-        stream = io.StringIO()
-        writer = csv.writer(stream, lineterminator="\n")
-        parts = [_csv_parts(table, index) for index in range(len(table.columns))]
-        writer.writerow(
-            ["table"] + [f"{table.columns[i]}{name}" for i, names in enumerate(parts) for name in names]
-        )
-        for row in table.rows:
-            values = [
-                _csv_value(cell, name) for cell, names in zip(row, parts, strict=True) for name in names
-            ]
-            writer.writerow([table.title, *values])
-        blocks.append(stream.getvalue())
+        parts = [(i, name) for i in range(len(table.columns)) for name in _csv_parts(table, i)]
+        columns = ["table", *(f"{table.columns[i]}{name}" for i, name in parts)]
+        rows = ([table.title, *(_csv_value(row[i], name) for i, name in parts)] for row in table.rows)
+        blocks.append(csv_text(columns, rows))
     return "\n".join(blocks)
 
 
@@ -152,11 +143,11 @@ def _csv_parts(table: Table, column: int) -> list[str]:
     ]
 
 
-def _csv_value(cell: Cell, part: str) -> str:
+def _csv_value(cell: Cell, part: str) -> str | float | None:
     own: Spread | None = cell.spread
     if own is not None:
-        value = getattr(own, _PARTS[part])
-        return "" if value is None else repr(float(value))
+        value: float | None = getattr(own, _PARTS[part])
+        return value
     text = cell.text if part == "" else ""
     # A spreadsheet would take such text for a formula.
     return f"'{text}" if text.startswith(_FORMULA_STARTS) else text

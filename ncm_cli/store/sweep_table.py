@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ import numpy as np
 from ncm_cli import __version__
 from ncm_cli.errors import InputError
 from ncm_cli.store.atomic import atomic_path, write_bytes
+from ncm_cli.store.csv_writer import csv_text
 from ncm_cli.store.h5 import H5Reader, reading
 from ncm_cli.store.h5_write import H5Writer
 from ncm_cli.store.results import now
@@ -92,22 +91,9 @@ def read_sweep(path: Path | str) -> SweepTable:
 
 
 def write_csv(path: Path | str, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Write columns of equal length atomically; None and NaN are empty, floats have all their digits."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_cell(value) for value in row] for row in zip(*columns.values(), strict=True))
-    write_bytes(path, buffer.getvalue().encode("utf-8"))
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    if isinstance(value, float):
-        return repr(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
-    return value
+    """Write columns of equal length atomically."""
+    text = csv_text(list(columns), zip(*columns.values(), strict=True))
+    write_bytes(path, text.encode("utf-8"))
 
 
 def write_parquet(path: Path | str, columns: Mapping[str, Sequence[Any]]) -> None:
