@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -50,6 +51,32 @@ def epoch_order(strata: Tensor | None, n: int, generator: torch.Generator) -> Te
     jitter = torch.rand(n, generator=generator, dtype=torch.float64)
     position = (place + jitter) / counts[sorted_codes]
     return shuffled[by_stratum[torch.argsort(position, stable=True)]]
+
+
+def epoch_batches(
+    strata: Tensor | None, n: int, batch_size: int, generator: torch.Generator
+) -> Iterator[Tensor]:
+    """The rows of each batch of an epoch that passes over every row once."""
+    order = epoch_order(strata, n, generator)
+    for start, end in batch_bounds(n, batch_size):
+        yield order[start:end]
+
+
+def drawn_batches(
+    strata: Tensor | None, n: int, batch_size: int, generator: torch.Generator
+) -> Iterator[Tensor]:
+    """DomainBed's: ``batch_size`` rows of each stratum, drawn with replacement, one stratum after another.
+
+    As many batches as hold ``n`` rows. ``batch_size`` 0 is all rows in their order.
+    """
+    if batch_size <= 0:
+        yield torch.arange(n)
+        return
+    members = (
+        [torch.arange(n)] if strata is None else [(strata == e).nonzero()[:, 0] for e in strata.unique()]
+    )
+    for _ in range(math.ceil(n / (len(members) * batch_size))):
+        yield torch.cat([own[torch.randint(len(own), (batch_size,), generator=generator)] for own in members])
 
 
 def batch_bounds(n: int, batch_size: int) -> list[tuple[int, int]]:

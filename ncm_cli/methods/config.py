@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.options.catalog import HYPER, METHODS
+from ncm_cli.options.catalog import HYPER, METHODS, PROTOCOLS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,9 +23,9 @@ class Config:
     """Decides the order of the rows and every draw."""
     lr: float = 1e-3
     weight_decay: float = 1e-4
-    """λ of mean loss + (λ/2)‖W‖², the bias left free."""
+    """λ of mean loss + (λ/2)‖W‖²."""
     rank: int = 0
-    """Leading columns of the basis that the weights may not use."""
+    """Leading columns of the basis that the weights of ``ncm`` may not use."""
     penalty: float = 1.0
     anneal: int = 0
     """Steps before ``penalty`` replaces 1."""
@@ -46,7 +46,28 @@ class Config:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """How all configurations of a run are trained."""
+    """How all configurations of a run are trained.
+
+    Notes
+    -----
+    The protocol says in whose form the methods are trained, and so what a published setting means.
+
+    - ``papers``: each method as its own authors wrote it. Two classes have one logit. The bias isn't decayed.
+      irm (Arjovsky et al. 2019) and vrex (Krueger et al. 2021) divide their objective by a penalty above 1;
+      irm squares the slope on the whole batch; fish (Shi et al. 2022) visits environments in random order.
+      An epoch passes over every row once, each batch holding the environments in proportion.
+    - ``domainbed``: DomainBed's form of erm, irm, vrex, groupdro and fish (Gulrajani and Lopez-Paz 2021).
+      Two classes have two logits and softmax. The bias is decayed as the weights are. Nothing is divided: a
+      configuration's optimiser starts anew at the step where its penalty begins. irm multiplies the slopes on
+      the even and on the odd rows of each environment. fish visits environments in order. A batch holds
+      ``batch_size`` rows of *each* environment, drawn with replacement; an epoch is as many batches as hold n
+      rows. What DomainBed doesn't have (ncm, lisa, matchdg, leace) takes its logits, optimiser and batches.
+      Weights start at zero here, at random there.
+
+    Two logits with (lr, λ) equal one logit with (2·lr, λ/2): from zero, w₁ = −w₀ = w/2 all along, and w₁ has
+    the gradient, decay included, that w has with λ/2; so w moves twice as far, by SGD and by Adam alike.
+    ``domainbed`` is computed so. To use a published setting of two logits with ``papers``, convert it so.
+    """
 
     epochs: int = 100
     batch_size: int = 256
@@ -54,12 +75,20 @@ class Schedule:
     optimizer: Literal["adam", "sgd"] = "adam"
     momentum: float = 0.0
     """Of ``sgd``."""
+    protocol: Literal["papers", "domainbed"] = "papers"
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
             raise UsageError(f"{self.epochs} epochs", expected="at least 1")
         if self.batch_size < 0:
             raise UsageError(f"a batch size of {self.batch_size}", expected="1 or more, or 0 for all rows")
+        if self.protocol not in PROTOCOLS:
+            raise UsageError(f"no protocol named {self.protocol!r}", expected=" | ".join(PROTOCOLS))
+
+    @property
+    def domainbed(self) -> bool:
+        """Whether the form is DomainBed's."""
+        return self.protocol == "domainbed"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

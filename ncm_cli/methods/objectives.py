@@ -29,13 +29,16 @@ from ncm_cli.methods.config import Config
 class Batch:
     """One step's rows, shared by all configurations of a seed."""
 
-    features: Tensor
-    """(B, D), the last columns being the bias's 1 and zeros."""
+    given: Callable[[], Tensor]
+    """(B, width) rows in the given coordinates, the last columns being the bias's 1 and zeros."""
+    rotated: Callable[[], Tensor]
+    """(B, width) the same in the coordinates [basis, complement]."""
     targets: Tensor
     """(B, 1, C): 0 or 1 for a binary problem, else one-hot."""
     shares: Callable[[str, bool], Tensor]
     """(grouping, upweighted) -> (B, E): each row's share in the risk of each of the grouping's parts, columns
-    summing to 1 (or 0 where the batch has no such row). Groupings: ``pooled``, ``environments``, ``dro``."""
+    summing to 1 (or 0 where the batch has no such row). Groupings: ``pooled``, ``environments``, ``dro``, and
+    ``halves``: the environments' rows of even places in the batch, then those of odd ones."""
     mixing: Callable[[], Mixing]
     visits: Callable[[], list[tuple[int, Tensor]]]
     """The environments in the order in which Fish visits them, each with its rows of the batch (not none)."""
@@ -66,15 +69,16 @@ class Erm:
 
     def __init__(self, configs: Sequence[Config], like: Tensor, parts: int) -> None:
         self.upweighted = configs[0].upweighted
-        self.parts = parts
+        self.scale = like.new_ones(len(configs))
+        """(R,) what each objective is multiplied by, weight decay included."""
 
-    def residual_(self, logits_brc: Tensor, batch: Batch, step: int) -> None:
+    def residual_(self, logits_brc: Tensor, batch: Batch) -> None:
         """Replace the logits by ∂objective/∂logits."""
         residual = probabilities_(logits_brc).sub_(batch.targets)
         residual.mul_(batch.shares("pooled", self.upweighted)[:, :, None])
 
-    def rescaling(self, step: int) -> Tensor | None:
-        """(R,) factors on the whole objective that changed at this step, or None."""
+    def begin(self, step: int) -> Tensor | None:
+        """(R,) bool: the configurations whose penalties begin at this step; None without."""
         return None
 
 
@@ -83,63 +87,90 @@ class _Annealed(Erm):
 
     Both published codes (Arjovsky's ColoredMNIST, DomainBed) use β = 1 before. Where β > 1 the whole
     objective, weight decay included, is divided by β as in Arjovsky's and Krueger's codes: it keeps the
-    gradient's size, which a step size was chosen for. DomainBed resets Adam instead; that is not done here.
+    gradient's size, which a step size was chosen for. DomainBed's doesn't divide, and restarts Adam instead.
     """
 
     grouping = "environments"
+    divides = True
 
     def __init__(self, configs: Sequence[Config], like: Tensor, parts: int) -> None:
         super().__init__(configs, like, parts)
         self._penalty = like.new_tensor([config.penalty for config in configs])
         self._anneal = torch.tensor([config.anneal for config in configs], device=like.device)
-        self._changes = {0, *(config.anneal for config in configs)}
-        self._beta = self._scale = torch.ones_like(self._penalty)
+        self._begins = {config.anneal for config in configs}
+        self._beta = torch.ones_like(self._penalty)
 
-    def rescaling(self, step: int) -> Tensor | None:
-        if step not in self._changes:
+    def begin(self, step: int) -> Tensor | None:
+        if step not in self._begins:
             return None
-        self._beta = torch.where(self._anneal <= step, self._penalty, torch.ones_like(self._penalty))
-        self._scale = 1 / self._beta.clamp_min(1)
-        return self._scale
+        self._beta = torch.where(self._anneal <= step, self._penalty, 1.0)
+        if self.divides:
+            self.scale = 1 / self._beta.clamp_min(1)
+        return self._anneal == step
 
 
 class Irm(_Annealed):
     """IRMv1 (Arjovsky et al. 2019, eq. 4): mean_e R_e + β mean_e (∂R_e(s·z)/∂s at s = 1)².
 
     The derivative with respect to the dummy scale is D_e = Σ_i share_i Σ_c z_ic (p_ic − y_ic), squared on
-    the whole batch as in the authors' code (DomainBed multiplies two half-batches instead). Its gradient is
-    2 D_e share_i ((p − y) + c), where c = ∂(zᵀp)/∂z − p is p∘(z − zᵀp), or z p (1 − p) for one logit.
+    the whole batch as in the authors' code. Its gradient is 2 D_e share_i ((p − y) + c), where
+    c = ∂(zᵀp)/∂z − p is p∘(z − zᵀp), or z p (1 − p) for one logit.
     """
 
-    def residual_(self, logits_brc: Tensor, batch: Batch, step: int) -> None:
+    slopes = "environments"
+    """The grouping whose parts have a slope each."""
+
+    def residual_(self, logits_brc: Tensor, batch: Batch) -> None:
         shares_be = batch.shares("environments", self.upweighted)
         present = (shares_be.sum(0) > 0).sum()
         logits = logits_brc.clone()
         p = probabilities_(logits_brc)
         residual = p - batch.targets
-        slope_er = shares_be.T @ (logits * residual).sum(-1)
+        slopes_be = batch.shares(self.slopes, self.upweighted)
+        slope_er = slopes_be.T @ (logits * residual).sum(-1)
         if logits.shape[-1] == 1:
             curve = logits.mul_(p).mul_(1 - p)
         else:
             curve = logits.sub_((logits * p).sum(-1, keepdim=True)).mul_(p)
-        scale = self._scale / present
-        on_slope = (shares_be @ slope_er.mul_(2 * self._beta * scale))[..., None]
+        scale = self.scale / present
+        on_slope = (slopes_be @ (self._outer(slope_er) * (self._beta * scale)))[..., None]
         on_risk = (shares_be.sum(1, keepdim=True) * scale)[..., None]
         torch.mul(curve.add_(residual), on_slope, out=logits_brc)
         logits_brc.add_(residual.mul_(on_risk))
+
+    def _outer(self, slope_er: Tensor) -> Tensor:
+        """The derivative of Σ_e D_e² with respect to each slope."""
+        return 2 * slope_er
+
+
+class DomainBedIrm(Irm):
+    """Irm with the penalty D_e D'_e of an environment's even and odd rows: without bias, unlike D_e²."""
+
+    divides = False
+    slopes = "halves"
+
+    def _outer(self, slope_er: Tensor) -> Tensor:
+        """The derivative of Σ_e D_e D'_e: the other half's slope."""
+        return slope_er.roll(len(slope_er) // 2, 0)
 
 
 class Vrex(_Annealed):
     """V-REx (Krueger et al. 2021, eq. 8): mean_e R_e + β Var_e(R_e), the variance over E, not E − 1."""
 
-    def residual_(self, logits_brc: Tensor, batch: Batch, step: int) -> None:
+    def residual_(self, logits_brc: Tensor, batch: Batch) -> None:
         shares_be = batch.shares("environments", self.upweighted)
         present = shares_be.sum(0) > 0
         risks_er = shares_be.T @ log_losses(logits_brc, batch.targets)
         mean = risks_er.sum(0) / present.sum()
-        factors_er = ((risks_er - mean) * (2 * self._beta) + 1) * (self._scale / present.sum())
+        factors_er = ((risks_er - mean) * (2 * self._beta) + 1) * (self.scale / present.sum())
         residual = probabilities_(logits_brc).sub_(batch.targets)
         residual.mul_((shares_be @ factors_er)[..., None])
+
+
+class DomainBedVrex(Vrex):
+    """Vrex that isn't divided."""
+
+    divides = False
 
 
 class GroupDro(Erm):
@@ -155,7 +186,7 @@ class GroupDro(Erm):
         self._eta = like.new_tensor([config.eta for config in configs])
         self._log_q = like.new_zeros(parts, len(configs))
 
-    def residual_(self, logits_brc: Tensor, batch: Batch, step: int) -> None:
+    def residual_(self, logits_brc: Tensor, batch: Batch) -> None:
         shares_be = batch.shares("dro", self.upweighted)
         self._log_q += (shares_be.T @ log_losses(logits_brc, batch.targets)) * self._eta
         self._log_q.sub_(torch.logsumexp(self._log_q, 0))
@@ -183,7 +214,7 @@ class Lisa(Erm):
         self._alpha = configs[0].alpha
         self._draws = np.random.default_rng([configs[0].seed, int(self._alpha * 1e6)])
 
-    def residual_(self, logits_brc: Tensor, batch: Batch, step: int) -> None:
+    def residual_(self, logits_brc: Tensor, batch: Batch) -> None:
         mixing = batch.mixing()
         # One draw a row whatever the strategy, so that a configuration's draws don't depend on others'.
         weights = torch.from_numpy(self._draws.beta(self._alpha, self._alpha, len(logits_brc)))
@@ -212,7 +243,7 @@ def _mixed_residual_(
         logits_brc.index_add_(0, partner, residual)
 
 
-OBJECTIVES: dict[str, type[Erm]] = {
+_PAPERS: dict[str, type[Erm]] = {
     "erm": Erm,
     "ncm": Erm,
     "matchdg": Erm,
@@ -224,3 +255,10 @@ OBJECTIVES: dict[str, type[Erm]] = {
     "lisa": Lisa,
 }
 """Each method's data term. ``fish`` takes the plain loss, one environment at a time."""
+
+_DOMAINBED: dict[str, type[Erm]] = {**_PAPERS, "irm": DomainBedIrm, "vrex": DomainBedVrex}
+
+
+def objective_of(method: str, *, domainbed: bool) -> type[Erm]:
+    """The data term of a method in DomainBed's form, or in its own paper's."""
+    return (_DOMAINBED if domainbed else _PAPERS)[method]

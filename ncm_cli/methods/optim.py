@@ -7,7 +7,6 @@ configurations take their step in a handful of passes over one matrix. The arith
 
 from __future__ import annotations
 
-import math
 from typing import Protocol
 
 import torch
@@ -25,9 +24,12 @@ class Optimizer(Protocol):
     def step(self, gradient_md: Tensor) -> None:
         """Move the parameters in place; the gradient is used up."""
 
+    def reset(self, rows: Tensor) -> None:
+        """Make some rows' next step that of a new optimiser."""
+
 
 def _add_decay(gradient_md: Tensor, parameters_md: Tensor, decay: Tensor | None, penalised: int) -> None:
-    """Add λw to the first ``penalised`` columns; the bias behind them stays free."""
+    """Add λw to the first ``penalised`` columns; a bias behind them stays free."""
     if decay is not None:
         gradient_md[:, :penalised].addcmul_(parameters_md[:, :penalised], decay)
 
@@ -49,7 +51,7 @@ class Adam:
 
     def __init__(self, parameters_md: Tensor, lr: Tensor, decay: Tensor | None, penalised: int) -> None:
         self.parameters, self.lr, self.decay, self.penalised = parameters_md, lr, decay, penalised
-        self.steps = 0
+        self._age = torch.zeros_like(lr)
         self._mean = torch.zeros_like(parameters_md)
         self._square = torch.zeros_like(parameters_md)
         self._denominator = torch.empty_like(parameters_md)
@@ -60,14 +62,19 @@ class Adam:
         torch writes m / (√v/√c₂ + ε) · lr/c₁; multiplying both parts by √c₂ saves a pass over memory.
         """
         beta_1, beta_2, epsilon = 0.9, 0.999, 1e-8
-        self.steps += 1
+        self._age += 1
         _add_decay(gradient_md, self.parameters, self.decay, self.penalised)
         self._mean.lerp_(gradient_md, 1 - beta_1)
         self._square.mul_(beta_2).addcmul_(gradient_md, gradient_md, value=1 - beta_2)
-        root = math.sqrt(1 - beta_2**self.steps)
-        denominator = torch.sqrt(self._square, out=self._denominator).add_(epsilon * root)
+        root = (1 - beta_2**self._age).sqrt_()
+        denominator = torch.sqrt(self._square, out=self._denominator).add_(root, alpha=epsilon)
         torch.div(self._mean, denominator, out=denominator)
-        self.parameters.addcmul_(denominator, self.lr, value=-root / (1 - beta_1**self.steps))
+        self.parameters.addcmul_(denominator, self.lr * root / (1 - beta_1**self._age), value=-1)
+
+    def reset(self, rows: Tensor) -> None:
+        """Forget the rows' moments, and start their bias correction anew."""
+        for state in (self._age, self._mean, self._square):
+            state[rows] = 0
 
 
 class Sgd:
@@ -86,6 +93,11 @@ class Sgd:
         if self._buffer is not None:
             gradient_md = self._buffer.mul_(self._momentum).add_(gradient_md)
         self.parameters.addcmul_(gradient_md, self.lr, value=-1)
+
+    def reset(self, rows: Tensor) -> None:
+        """Forget the rows' momentum."""
+        if self._buffer is not None:
+            self._buffer[rows] = 0
 
 
 def make_optimizer(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ncm_cli.errors import InputError
@@ -14,33 +17,26 @@ ALIGNMENT = 16
 
 
 class Problem:
-    """The training rows on the device, rotated and padded, with what batches need."""
+    """The training rows on the device, in float64, with what batches need.
 
-    def __init__(self, data: TrainData, device: str, dtype: torch.dtype) -> None:
-        self.data, self.device, self.dtype = data, torch.device(device), dtype
-        features = np.asarray(data.features)
-        if not np.isfinite(features).all():
+    In float32 the rounding of a gradient that should be zero (the bias's first one, where classes are
+    balanced) is noise of which Adam makes full steps; in float64 it drowns in Adam's ε.
+    """
+
+    def __init__(self, data: TrainData, device: str) -> None:
+        self.data, self.device = data, torch.device(device)
+        self._features = np.asarray(data.features, np.float64)
+        if not np.isfinite(self._features).all():
             raise InputError("the training features hold NaN or infinite values")
-        self.n, self.dim = features.shape
-        self.rotation = None
-        if data.basis is not None and data.basis.shape[1]:
-            from ncm_cli.methods.projection import complement
-
-            basis = np.asarray(data.basis, dtype=np.float64)
-            self.rotation = np.concatenate([basis, complement(basis)], axis=1)
-            features = features.astype(np.float64) @ self.rotation
+        self.n, self.dim = self._features.shape
         self.width = -(-(self.dim + 1) // ALIGNMENT) * ALIGNMENT
-        padded = torch.zeros(self.n, self.width, dtype=dtype)
-        padded[:, : self.dim] = torch.from_numpy(features)
-        padded[:, self.dim] = 1
-        self.features = padded.to(self.device)
         self.targets = torch.as_tensor(np.asarray(data.targets), dtype=torch.int64)
         hot = (
             self.targets[:, None]
             if data.logits == 1
             else torch.nn.functional.one_hot(self.targets, data.n_classes)
         )
-        self.targets_hot = hot[:, None, :].to(self.device, dtype)
+        self.targets_hot = hot[:, None, :].to(self.device, torch.float64)
         groupings = {
             "environments": data.environments,
             "dro": data.environments if data.dro_groups is None else data.dro_groups,
@@ -53,16 +49,40 @@ class Problem:
         }
         self.parts = {"pooled": 1, **{name: int(codes.max()) + 1 for name, codes in self.codes.items()}}
         self._members = {
-            name: torch.nn.functional.one_hot(codes).to(self.device, dtype)
+            name: torch.nn.functional.one_hot(codes).to(self.device, torch.float64)
             for name, codes in self.codes.items()
         }
-        self._members["pooled"] = torch.ones(self.n, 1, device=self.device, dtype=dtype)
+        self._members["pooled"] = torch.ones(self.n, 1, device=self.device, dtype=torch.float64)
         self._weights = (
             None
             if data.row_weights is None
-            else torch.as_tensor(np.asarray(data.row_weights), dtype=dtype).to(self.device)[:, None]
+            else torch.as_tensor(np.asarray(data.row_weights, np.float64)).to(self.device)[:, None]
         )
         self.strata = self._strata()
+
+    @cached_property
+    def given(self) -> Tensor:
+        """(n, width) rows in the given coordinates, then 1 for the bias, then zeros."""
+        return self._padded(self._features)
+
+    @cached_property
+    def rotated(self) -> Tensor:
+        """(n, width) the same with the coordinates [basis, complement]."""
+        return self._padded(self._features @ self.rotation)
+
+    @cached_property
+    def rotation(self) -> NDArray[np.float64]:
+        """(d, d) orthogonal: the basis, and a complement."""
+        from ncm_cli.methods.projection import complement
+
+        basis = np.asarray(self.data.basis, np.float64)
+        return np.concatenate([basis, complement(basis)], axis=1)
+
+    def _padded(self, features: NDArray[np.float64]) -> Tensor:
+        padded = torch.zeros(self.n, self.width, dtype=torch.float64)
+        padded[:, : self.dim] = torch.from_numpy(features)
+        padded[:, self.dim] = 1
+        return padded.to(self.device)
 
     def _strata(self) -> Tensor | None:
         """(n,) codes of the environment; None without.
@@ -74,8 +94,15 @@ class Problem:
         return self.codes.get("environments")
 
     def shares(self, rows: Tensor, grouping: str, upweighted: bool) -> Tensor:
-        """(B, E): each row's share in its part's risk."""
-        members = self._members[grouping].index_select(0, rows)
+        """(B, E): each row's share in its part's risk.
+
+        ``halves`` are (B, 2E): each environment's first, third, ... row in the batch, then the others.
+        """
+        halved = grouping == "halves"
+        members = self._members["environments" if halved else grouping].index_select(0, rows)
+        if halved:
+            first = members * (members.cumsum(0) % 2)
+            members = torch.cat([first, members - first], 1)
         if upweighted:
             if self._weights is None:
                 raise InputError("no row weights to upweight by")
@@ -84,8 +111,5 @@ class Problem:
         return members / torch.where(total > 0, total, torch.ones_like(total))
 
     def unrotate(self, weight: Tensor) -> Tensor:
-        """(..., width) weights as (..., d) float64 in the given coordinates."""
-        given = weight[..., : self.dim].to(torch.float64)
-        if self.rotation is None:
-            return given
-        return given @ torch.from_numpy(self.rotation).T.to(given.device)
+        """(..., d) weights of rotated rows in the given coordinates."""
+        return weight @ torch.from_numpy(self.rotation).T.to(weight.device)

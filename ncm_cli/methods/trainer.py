@@ -4,10 +4,11 @@ The weights of R configurations with C logits each are one (R, C, d) tensor. A s
 batch with all of them, each method's derivative on its own columns (`objectives`), one product back, and one
 optimiser update. Gradients are in closed form: no autograd, no loop over configurations.
 
-Where a basis is given, the features are rotated once into [basis, complement] and every method trains in
-these coordinates: rank r is then a mask on the first r columns, the pair penalty is a weight decay of its
-own on each of the first m, and ``ncm`` at rank 0 is ``erm`` to the last bit. Weights start at zero and come
-back in the given coordinates.
+All methods train in the given coordinates, whether there are pairs or not, except ``ncm``: its features are
+rotated once into [basis, complement], where rank r is a mask on the first r columns. Adam, unlike SGD, isn't
+invariant to rotations, so that its ``ncm`` is ``erm`` on projected features in these coordinates. At rank 0
+nothing is removed and nothing is rotated: it is ``erm`` to the last bit. Weights start at zero and come back
+in the given coordinates.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import torch
 from torch import Tensor
 
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.methods.bank import Bank, FishBank, SharedBank
-from ncm_cli.methods.batches import Mixing, batch_bounds, epoch_order, generator_of, partners
+from ncm_cli.methods.bank import Bank, FishBank, RotatedBank, SharedBank
+from ncm_cli.methods.batches import Mixing, drawn_batches, epoch_batches, generator_of, partners
 from ncm_cli.methods.config import Config, Schedule, TrainData
 from ncm_cli.methods.objectives import Batch
 from ncm_cli.methods.problem import Problem
@@ -68,7 +69,6 @@ def train(
     schedule: Schedule | None = None,
     *,
     device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
     observe: Callable[[Snapshot], None] | None = None,
     observe_every: int = 1,
     advance: Callable[[int], None] | None = None,
@@ -76,7 +76,7 @@ def train(
     """Train every configuration, in the order given.
 
     Configurations of one seed train side by side on the same batches; seeds follow one another. Neither
-    changes what a configuration becomes, beyond the rounding of matrix products of another width.
+    changes what a configuration becomes, beyond float64's rounding of matrix products of another width.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def train(
     """
     schedule = schedule or Schedule()
     _check(configs, data)
-    problem = Problem(data, device, dtype)
+    problem = Problem(data, device)
     results: list[Trained | None] = [None] * len(configs)
     for seed in dict.fromkeys(config.seed for config in configs):
         indices = [i for i, config in enumerate(configs) if config.seed == seed]
@@ -124,7 +124,7 @@ def _check(configs: Sequence[Config], data: TrainData) -> None:
             raise InputError(f"{config.method} needs environments", fix="name their column with --envs")
         if config.method == "matchdg" and data.pair_moments is None:
             raise InputError("matchdg needs pairs", fix="give a pair store with --pairs")
-        if config.rank > width:
+        if config.method == "ncm" and config.rank > width:
             raise InputError(
                 f"rank {config.rank} is more than the pairs span",
                 expected=f"at most {width}",
@@ -141,8 +141,8 @@ class Group:
         self._generators = [generator_of(seed, stream) for stream in (ORDER, MIXING, VISITS)]
         self._order: list[int] = []
         self.banks: list[Bank] = []
-        for kind in (SharedBank, FishBank):
-            own = [i for i, config in enumerate(configs) if (config.method == "fish") == (kind is FishBank)]
+        for kind in (SharedBank, RotatedBank, FishBank):
+            own = [i for i, config in enumerate(configs) if _bank_of(config) is kind]
             if own:
                 made = kind([configs[i] for i in own], problem, schedule)
                 self.banks.append(made)
@@ -152,17 +152,17 @@ class Group:
     def epoch(self) -> None:
         """One pass over the rows."""
         problem = self._problem
-        order = epoch_order(problem.strata, problem.n, self._generators[ORDER])
-        on_device = order.to(problem.device)
-        for start, end in batch_bounds(problem.n, self._schedule.batch_size):
-            batch = self.batch(order[start:end], on_device[start:end])
+        batches = drawn_batches if self._schedule.domainbed else epoch_batches
+        for rows in batches(problem.strata, problem.n, self._schedule.batch_size, self._generators[ORDER]):
+            batch = self.batch(rows)
             for bank in self.banks:
                 bank.step(batch, self.steps)
             self.steps += 1
 
-    def batch(self, rows: Tensor, on_device: Tensor) -> Batch:
-        """The rows of one step; ``on_device`` is ``rows`` on the training device."""
-        problem = self._problem
+    def batch(self, rows: Tensor) -> Batch:
+        """The rows of one step."""
+        problem, domainbed = self._problem, self._schedule.domainbed
+        on_device = rows.to(problem.device)
         known: dict[Any, Any] = {}
 
         def once(key: Any, make: Callable[[], Any]) -> Any:
@@ -182,12 +182,18 @@ class Group:
 
         def visits() -> list[tuple[int, Tensor]]:
             codes = problem.codes["environments"][rows]
-            order = torch.randperm(problem.parts["environments"], generator=self._generators[VISITS])
+            count = problem.parts["environments"]
+            order = (
+                torch.arange(count)
+                if domainbed
+                else torch.randperm(count, generator=self._generators[VISITS])
+            )
             found = [(e, (codes == e).nonzero()[:, 0].to(problem.device)) for e in order.tolist()]
             return [(environment, members) for environment, members in found if len(members)]
 
         return Batch(
-            features=problem.features.index_select(0, on_device),
+            given=lambda: once("given", lambda: problem.given.index_select(0, on_device)),
+            rotated=lambda: once("rotated", lambda: problem.rotated.index_select(0, on_device)),
             targets=problem.targets_hot.index_select(0, on_device),
             shares=lambda grouping, upweighted: once(
                 (grouping, upweighted), lambda: problem.shares(on_device, grouping, upweighted)
@@ -198,13 +204,14 @@ class Group:
 
     def snapshot(self, epoch: int, indices: list[int]) -> Snapshot:
         """The weights in the order of the configurations."""
-        problem = self._problem
-        every = torch.cat([bank.weight for bank in self.banks])
-        rows = every[torch.argsort(torch.tensor(self._order)).to(every.device)]
-        return Snapshot(
-            epoch=epoch,
-            indices=indices,
-            weight=problem.unrotate(rows),
-            bias=rows[..., problem.dim].to(torch.float64),
-            diverged=~torch.isfinite(rows).all(-1).all(-1),
-        )
+        probes = [bank.probes() for bank in self.banks]
+        order = torch.argsort(torch.tensor(self._order)).to(self._problem.device)
+        weight, bias = (torch.cat(part)[order] for part in zip(*probes, strict=True))
+        finite = torch.isfinite(weight).all(-1) & torch.isfinite(bias)
+        return Snapshot(epoch=epoch, indices=indices, weight=weight, bias=bias, diverged=~finite.all(-1))
+
+
+def _bank_of(config: Config) -> type[SharedBank | FishBank]:
+    if config.method == "fish":
+        return FishBank
+    return RotatedBank if config.method == "ncm" and config.rank else SharedBank

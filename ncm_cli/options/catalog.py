@@ -7,6 +7,9 @@ import math
 
 from ncm_cli.errors import UsageError
 
+PROTOCOLS = ("papers", "domainbed")
+"""Whose form of the baselines: see `ncm_cli.methods.config.Schedule`."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Hyper:

@@ -41,13 +41,13 @@ def train_data(problem, *, pairs: bool = False) -> TrainData:
 
 def started(problem, config: Config, *, pairs: bool = False, optimizer: str = "sgd"):
     """A group with one configuration whose weights are the problem's, and its only batch."""
-    held = Problem(train_data(problem, pairs=pairs), "cpu", torch.float64)
+    held = Problem(train_data(problem, pairs=pairs), "cpu")
     schedule = Schedule(epochs=1, batch_size=0, optimizer=optimizer)
     group = Group(held, [config], schedule)
-    weight = problem.weight if held.rotation is None else problem.weight @ held.rotation
+    weight = problem.weight @ held.rotation if config.rank else problem.weight
     group.banks[0].weight[0, :, : held.dim] = torch.tensor(weight)
     group.banks[0].weight[0, :, held.dim] = torch.tensor(problem.bias)
-    return held, group, group.batch(torch.arange(held.n), torch.arange(held.n))
+    return held, group, group.batch(torch.arange(held.n))
 
 
 def gradient_of(problem, config: Config, *, pairs: bool = False, step: int = 0) -> np.ndarray:
@@ -56,7 +56,7 @@ def gradient_of(problem, config: Config, *, pairs: bool = False, step: int = 0) 
     assert isinstance(bank, SharedBank)
     found = bank.gradient(batch, step).numpy()
     weight = found[:, : held.dim]
-    if held.rotation is not None:
+    if config.rank:
         weight = weight @ held.rotation.T
     return np.concatenate([weight, found[:, [held.dim]]], axis=1)
 
@@ -176,9 +176,9 @@ def test_lisas_domains_can_be_other_than_the_environments() -> None:
     problem = references.Problem(0, 2)
     domains = np.random.default_rng(5).permutation(np.arange(60) % 4)
     data = dataclasses.replace(train_data(problem), lisa_domains=domains)
-    held = Problem(data, "cpu", torch.float64)
+    held = Problem(data, "cpu")
     rows = torch.arange(held.n)
-    mixing = Group(held, [Config(method="lisa")], Schedule(batch_size=0)).batch(rows, rows).mixing()
+    mixing = Group(held, [Config(method="lisa")], Schedule(batch_size=0)).batch(rows).mixing()
     assert (domains[mixing.intra_label] != domains).all()
     assert (domains[mixing.intra_domain] == domains).all()
     assert (problem.targets[mixing.intra_label] == problem.targets).all()

@@ -107,7 +107,7 @@ def plain_loop(
 def test_erm_is_a_plain_torch_loop(classes: int) -> None:
     data = make_data(3, classes=classes, pairs=False)
     config = Config(lr=0.01, weight_decay=0.02, seed=5)
-    found = train([config], data, Schedule(epochs=4, batch_size=64), dtype=torch.float64)[0]
+    found = train([config], data, Schedule(epochs=4, batch_size=64))[0]
     weight, bias = plain_loop(config, data, 4, 64)
     np.testing.assert_allclose(found.weight, weight, atol=1e-10)
     np.testing.assert_allclose(found.bias, bias, atol=1e-10)
