@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import MismatchError
-from ncm_cli.progress import Reporter
-from ncm_cli.stages.common import labels_as, logits, predict_codes, require_same_encoder, scale_like
-from ncm_cli.store.features import Column
+from ncm_cli.stages.common import logits, require_same_encoder, scale_like
 from ncm_cli.store.fingerprint import ABSENT, differing_fields, fingerprint
 
 CLIP = {
@@ -18,14 +16,6 @@ CLIP = {
     "activation": "quick_gelu",
     "preprocess": {"resize": 224, "mean": [0.5, 0.5, 0.5]},
 }
-
-
-class Warnings(Reporter):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def warn(self, message: str) -> None:
-        self.said.append(message)
 
 
 def test_a_fingerprint_depends_on_values_alone() -> None:
@@ -75,15 +65,3 @@ def test_a_probe_scales_as_it_was_trained(samples: SimpleNamespace) -> None:
     np.testing.assert_allclose(logits(probe, X)[1], probe.bias)
     with pytest.raises(MismatchError, match="another width"):
         scale_like(probe, X[:, :5])
-
-
-def test_codes_and_labels_follow_the_probes_classes(samples: SimpleNamespace) -> None:
-    two, three = samples.make_probe(("no", "yes")), samples.make_probe(("a", "b", "c"))
-    assert predict_codes(two, np.array([[-1.0], [0.0], [1e-9]])).tolist() == [0, 0, 1]
-    assert predict_codes(three, np.array([[0.0, 2, 1], [1, 1, 0]])).tolist() == [1, 0]
-    column = Column("label", np.array([0, 1, 2, -1], np.int32), ("yes", "maybe", "no"))
-    said = Warnings()
-    assert labels_as(two, column, reporter=said).tolist() == [1, -1, 0, -1]
-    assert said.said == ["column 'label' has labels that the probe doesn't know, left out: maybe (1 rows)"]
-    with pytest.raises(MismatchError, match="none of the probe's classes"):
-        labels_as(three, column)
