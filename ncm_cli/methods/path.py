@@ -32,6 +32,9 @@ STALE_ITERATIONS = 8
 """A chunk that took more iterations than this on average makes the next one take the curvature anew."""
 
 
+FIRST_RANKS = 4
+"""Ranks that are solved side by side at first: so few start near nothing, so many cost as much as one."""
+
 SLOW_ITERATIONS = 60
 """A chunk with a fit that took more makes the next one smaller: each fit then has curvature of its own."""
 
@@ -251,7 +254,7 @@ def _solve(
     pre = Preconditioner(data)
     pre.update(decays, None)
     start = np.zeros((p, D, C))
-    done, width = 0, 1
+    done, width = 0, min(FIRST_RANKS, widest)
     while done < len(ranks):
         chunk = ranks[done : done + width]
         group = [(rank, decay) for rank in chunk for decay in decays]

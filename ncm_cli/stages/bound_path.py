@@ -20,7 +20,7 @@ from ncm_cli.progress import Reporter
 from ncm_cli.stages.bound_pairs import OraclePairs
 from ncm_cli.stages.common import scaling_of
 from ncm_cli.stages.common_problem import Part, Problem
-from ncm_cli.stages.fit_train import train_path
+from ncm_cli.stages.common_train import train_path
 from ncm_cli.store.probe import Probe
 
 Array = NDArray[np.float64]

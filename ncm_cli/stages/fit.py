@@ -20,11 +20,18 @@ from ncm_cli.options.fit import WEIGHT_DECAYS, FitOptions
 from ncm_cli.options.grids import parse_numbers, parse_ranks
 from ncm_cli.options.spec import as_json, given_flags
 from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.stages.common_crossfit import Judged, constant_fit, control_rows, crossfit, judge_pick, shift_of
 from ncm_cli.stages.common_device import resolve_device
 from ncm_cli.stages.common_pairs import resolve_ranks
-from ncm_cli.stages.common_problem import Part, Problem, pairs_digest, read_problem, rows_record
-from ncm_cli.stages.fit_crossfit import Judged, constant_fit, control_rows, crossfit, judge_pick, shift_of
-from ncm_cli.stages.fit_train import resolve_solver, train_path, without_effect, work
+from ncm_cli.stages.common_problem import (
+    Part,
+    Problem,
+    pairs_digest,
+    read_problem,
+    rows_digest,
+    rows_record,
+)
+from ncm_cli.stages.common_train import resolve_solver, train_path, without_effect, work
 from ncm_cli.store.probe import Probe, write_probe
 
 ONLY = "only-candidate"
@@ -365,7 +372,6 @@ def _probe(problem: Problem, whole: Part, report: FitReport, best: Fit) -> Probe
         "solver": report.solver,
         "train": filters.train,
         "val": filters.val,
-        "test": filters.test,
         "target": report.target,
     }
     trained = ("lr", "epochs", "batch_size", "seed") if report.solver == "adam" else ("tolerance", "max_iter")
@@ -397,7 +403,11 @@ def _probe(problem: Problem, whole: Part, report: FitReport, best: Fit) -> Probe
         "options": resolved,
         "rows": rows_record(problem),
         "data": {
-            "features": {"path": problem.origin.path, "content_sha256": problem.origin.content_sha256},
+            "features": {
+                "path": problem.origin.path,
+                "content_sha256": problem.origin.content_sha256,
+                "train_sha256": rows_digest(problem),
+            },
             "pairs": _pairs_json(problem, report),
             "train": filters.train,
             "val": filters.val,

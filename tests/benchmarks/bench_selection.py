@@ -34,8 +34,8 @@ from ncm_cli.options.fit import FitOptions
 from ncm_cli.progress import SILENT
 from ncm_cli.stages.common_pairs import resolve_ranks
 from ncm_cli.stages.common_problem import read_problem
-from ncm_cli.stages.fit_crossfit import crossfit, judge_pick
-from ncm_cli.stages.fit_train import train_path
+from ncm_cli.stages.common_crossfit import crossfit, judge_pick
+from ncm_cli.stages.common_train import train_path
 from ncm_cli.store.features import Column, write_features
 from ncm_cli.store.fingerprint import fingerprint
 from ncm_cli.store.pairs import PairStore, write_pairs
