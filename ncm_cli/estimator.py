@@ -112,8 +112,9 @@ class NCMClassifier(ClassifierMixin, _Linear):
     ----------
     rank : int or None, default=None
         Directions to remove, at most the pairs' numerical rank. None: up to the largest gap in their
-        spectrum (all where there is none), 0 without pairs. The right rank depends on the noise: ``ncm fit`` chooses it by held-out
-        pairs. Cross-validated accuracy prefers small ranks, since spurious features help in-domain.
+        spectrum (all where there is none), 0 without pairs. The right rank depends on the noise: ``ncm fit``
+        chooses it by folds of pairs. Cross-validated accuracy prefers small ranks, since spurious features
+        help in-domain.
     weight_decay : float, default=1e-4
     tol : float, default=1e-12
         Gradient norm to reach, relative to the rows' root mean square norm.

@@ -80,6 +80,7 @@ def _show_system(found: dict[str, Any], ui: Ui) -> None:
 def _show(report: InfoReport, ui: Ui) -> None:
     facts = report.facts
     rows = [(name, _short(value)) for name, value in facts.items() if _is_shown(name, value)]
+    rows += _choice_rows(facts.get("selection") or {})
     ui.table([facts["format"], facts["path"]], rows, left=2)
     if facts["columns"]:
         lines = [(name, *_column_cells(name, column, facts)) for name, column in facts["columns"].items()]
@@ -96,17 +97,32 @@ def _show(report: InfoReport, ui: Ui) -> None:
 
 
 _ELSEWHERE = {"format", "path", "columns", "failed", "label_column", "split_column", "verified"}
-_LONG = {"options", "diagnostics", "singular_values", "data", "key"}
+_LONG = {"options", "diagnostics", "singular_values", "data", "key", "selection"}
 """Shown in full by ``--json`` only."""
 
 
 def _is_shown(name: str, value: Any) -> bool:
-    return name not in _ELSEWHERE | _LONG and value is not None and value != {}
+    return name not in _ELSEWHERE | _LONG and value is not None and value not in ({}, [])
+
+
+def _choice_rows(selection: dict[str, Any]) -> list[tuple[str, str]]:
+    """How a probe was chosen, what its bound is, and whether its pairs helped."""
+    if not selection:
+        return []
+    count, folds = len(selection.get("path") or []), selection.get("folds")
+    measured = f", measured on {folds} folds of pairs" if folds and selection["rule"] == "bound" else ""
+    mark = "ORACLE: " if selection.get("oracle") else ""
+    rows = [("chosen by", f"{mark}{selection['rule']}, of {count:,} candidates{measured}")]
+    verdict = selection.get("verdict") or {}
+    if bound := verdict.get("bound"):
+        rows.append(("bound", f"{bound['value']:.3g} (95 %: {bound['low']:.3g} to {bound['high']:.3g})"))
+    return [*rows, ("verdict", verdict["text"])] if verdict else rows
 
 
 def _short(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_short(item)}" for name, item in value.items() if not _is_nested(item))
+        shown = {name: item for name, item in value.items() if item is not None and not _is_nested(item)}
+        return ", ".join(f"{name} {_short(item)}" for name, item in shown.items())
     if isinstance(value, list):
         return _listed([_short(item) for item in value])
     if isinstance(value, bool):

@@ -104,5 +104,8 @@ class PairsOptions:
         group=_SPLITS,
     )
     test: str | None = option(
-        None, help="Which rows are test rows, if not those of a split named test, testing or heldout.", group=_SPLITS, metavar="WHERE"
+        None,
+        help="Which rows are test rows, if not those of a split named test, testing or heldout.",
+        group=_SPLITS,
+        metavar="WHERE",
     )
