@@ -7,7 +7,6 @@ what a fold leaves. So a refit is of the very problem that the fit recorded.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,13 +32,15 @@ from ncm_cli.stages.common_rows import (
     fit_target,
     known_rows,
     select_rows,
+    training_only,
     valued_rows,
 )
+from ncm_cli.store.checks import array_digest
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.fingerprint import fingerprint, without_view
+from ncm_cli.store.fingerprint import digest_of, fingerprint, without_view
 from ncm_cli.store.groups import group_weights
 from ncm_cli.store.probe import Probe, record_ids
-from ncm_cli.store.targets import Target
+from ncm_cli.store.targets import Target, read_target
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.int64]
@@ -215,16 +216,32 @@ class Problem:
 
 
 def read_problem(
-    options: FitOptions, *, oracle: bool, reporter: Reporter, dro_groups: str | None = None
+    options: FitOptions,
+    *,
+    oracle: bool,
+    reporter: Reporter,
+    dro_groups: str | None = None,
+    beside: Probe | None = None,
 ) -> Problem:
     """Read what the options name, and refuse what doesn't belong together.
 
-    ``dro_groups`` are the columns of groupdro's groups, where a sweep names them.
+    Parameters
+    ----------
+    dro_groups
+        The columns of groupdro's groups, where a sweep names them.
+    beside
+        A probe that this problem's stands beside: its classes count, and nothing is kept apart.
     """
     with FeatureStore.open(options.features) as store:
-        filters = select_rows(store, options, oracle=oracle, reporter=reporter)
+        if beside is None:
+            filters = select_rows(store, options, oracle=oracle, reporter=reporter)
+        else:
+            filters = training_only(store, options)
         filters, copies = drop_copies(store, filters, options.overlap, reporter)
-        target = fit_target(store, options, filters.train_rows)
+        if beside is None or options.task == "regression":
+            target = fit_target(store, options, filters.train_rows)
+        else:
+            target = read_target(store, beside.target, beside.classes)
         pairs = load_pairs(options, store, filters, reporter)
         if options.select == "worst-group" and not options.groups:
             raise InputError(
@@ -317,6 +334,15 @@ def rows_record(problem: Problem) -> dict[str, str]:
     return {name: record_ids(rows.ids) for name, rows in parts.items() if rows is not None}
 
 
+def rows_digest(problem: Problem) -> str:
+    """SHA-256 over the training rows in the order of their ids: ids, features, answers and weights."""
+    rows = problem.train
+    order = np.argsort(np.array(rows.ids))
+    values = [rows.X, rows.y] + ([] if rows.upweight is None else [group_weights(rows.upweight)])
+    digests = [array_digest(value[order]) for value in values]
+    return digest_of([record_ids(rows.ids), *problem.target.classes, *digests])
+
+
 def reread_problem(
     probe: Probe, features: Path, pairs: Path | None, *, where: str | None = None, reporter: Reporter
 ) -> Problem:
@@ -329,23 +355,29 @@ def reread_problem(
     """
     options = _recorded_options(probe, features, pairs)
     if where is not None:
-        options = dataclasses.replace(options, train=where, pairs=None, method="erm", overlap="keep")
+        options = dataclasses.replace(options, train=where, pairs=None, method="erm")
+        return read_problem(options, oracle=False, reporter=reporter, beside=probe)
     problem = read_problem(options, oracle=False, reporter=reporter)
-    if where is not None:
-        return problem
-    recorded, now = probe.meta.get("rows") or {}, rows_record(problem)
-    fitted = (probe.meta.get("data") or {}).get("pairs") or {}
-    for name, was, found in (
-        ("training rows", recorded.get("train"), now["train"]),
-        ("pairs", fitted.get("used_sha256"), pairs_digest(problem)),
-    ):
-        if was != found:
-            raise MismatchError(
-                f"the {name} aren't those that the probe was fitted on",
-                where=features,
-                expected=f"the {name} of {(probe.meta.get('data') or {}).get('train')!r} as they were then",
-                fix="name the stores that the probe was fitted on, or fit it again on these",
-            )
+    data = probe.meta["data"]
+    fitted = data.get("pairs") or {}
+    used = 0 if problem.pairs is None else int(problem.pairs.usable.sum())
+    fix = "name the stores that the probe was fitted on, or fit it again on these"
+    if data["features"]["train_sha256"] != rows_digest(problem):
+        raise MismatchError(
+            "the training rows aren't those that the probe was fitted on",
+            where=features,
+            found=f"{len(problem.train.ids):,} rows of {data['train']}",
+            expected=f"the {data['train_rows']:,} rows of then, with the same features, answers and weights",
+            fix=fix,
+        )
+    if fitted.get("used_sha256") != pairs_digest(problem):
+        raise MismatchError(
+            "the pairs aren't those that the probe was fitted on",
+            where=pairs,
+            found=f"{used:,} pairs without a validation or test row",
+            expected=f"the {fitted.get('used', 0):,} of then, with the features of then",
+            fix=fix,
+        )
     return problem
 
 
@@ -354,16 +386,14 @@ def pairs_digest(problem: Problem) -> str | None:
     if problem.pairs is None:
         return None
     store, which = problem.pairs.store, problem.pairs.usable
-    digest = hashlib.sha256()
-    for members in (store.features_a, store.features_b):
-        digest.update(np.ascontiguousarray(members[which], np.float32).tobytes())
-    return digest.hexdigest()
+    return digest_of([array_digest(members[which]) for members in (store.features_a, store.features_b)])
 
 
 def _recorded_options(probe: Probe, features: Path, pairs: Path | None) -> FitOptions:
     recorded: Mapping[str, Any] = probe.meta.get("options") or {}
     names = {field.name for field in dataclasses.fields(FitOptions)}
-    if not {"features", "method", "solver", "train"} <= set(recorded) or not probe.meta.get("rows"):
+    known = (probe.meta.get("data") or {}).get("features") or {}
+    if not {"features", "method", "solver", "train"} <= set(recorded) or "train_sha256" not in known:
         raise MismatchError(
             "the probe doesn't record what it was fitted on, so it can't be fitted again",
             found=f"a probe of ncm {probe.ncm_version}",

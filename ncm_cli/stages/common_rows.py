@@ -83,6 +83,13 @@ def select_rows(store: FeatureStore, options: FitOptions, *, oracle: bool, repor
     )
 
 
+def training_only(store: FeatureStore, options: FitOptions) -> Filters:
+    """The rows of --train, with nothing to choose or to judge by."""
+    assert options.train is not None
+    rows = _selected(store, options.train)
+    return Filters(train=options.train, val=None, test=None, train_rows=rows, val_rows=None, test_rows=None)
+
+
 def _selected(store: FeatureStore, where: str) -> Mask:
     mask = store.mask(where)
     if not mask.any():

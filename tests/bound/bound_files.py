@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ncm_cli.methods.path import fit_path
 from ncm_cli.methods.projection import spectrum
+from ncm_cli.options.fit import FitOptions
+from ncm_cli.stages.fit import fit
 from ncm_cli.store.features import Column, NumericColumn, write_features
 from ncm_cli.store.fingerprint import fingerprint
 from ncm_cli.store.pairs import PairStore, write_pairs
-from ncm_cli.store.probe import Probe, write_probe
 
 ENCODER = {"kind": "array", "model": "random"}
 
@@ -102,29 +102,13 @@ def make(folder: Path, *, seed: int = 0, classes: int = 3, rank: int = 2, noise:
         encoder=ENCODER,
         options={},
     )
-    found = spectrum((a.astype(np.float32) - noisy.astype(np.float32)).T)
-    task = "classification" if classes else "regression"
-    rows = X.astype(np.float32).astype(np.float64)
-    fit = fit_path(rows, y, classes, found.basis, [rank], [1e-3], task=task)[0]
-    write_probe(
-        folder / "probe.safetensors",
-        Probe(
-            weight=fit.weight,
-            bias=fit.bias,
-            basis=found.basis[:, :rank],
-            singular_values=found.singular_values,
-            classes=tuple(names),
-            task=task,
-            target="label",
-            meta={
-                "encoder": ENCODER,
-                "fingerprint": fingerprint(ENCODER),
-                "scaling": {"kind": "none", "factor": 1.0},
-                "method": "ncm",
-                "hyper_parameters": {"weight_decay": 1e-3, "upweight": None},
-                "options": {"train": "split=train", "upweight": None},
-                "data": {"train": "split=train"},
-                "refit": False,
-            },
-        ),
+    fit(
+        FitOptions(
+            features=folder / "features.h5",
+            pairs=folder / "noisy.h5",
+            output=folder / "probe.safetensors",
+            rank=str(rank),
+            weight_decay="1e-3",
+            task="classification" if classes else "regression",
+        )
     )

@@ -17,7 +17,6 @@ from ncm_cli.options.bound import BoundOptions
 from ncm_cli.progress import Reporter
 from ncm_cli.stages.bound import bound
 from ncm_cli.store.pairs import read_pairs, write_pairs
-from ncm_cli.store.probe import read_probe, write_probe
 from ncm_cli.store.results import read_result
 
 KEYS = [
@@ -140,16 +139,8 @@ def test_clean_pairs_of_other_ids_are_refused(tmp_path: Path) -> None:
         bound(_options(tmp_path, pairs=tmp_path / "noisy.h5", clean_pairs=tmp_path / "clean.h5"))
 
 
-def _with_data(folder: Path, **data: object) -> None:
-    probe = read_probe(folder / "probe.safetensors")
-    meta = {**probe.meta, "data": {**probe.meta["data"], **data}}
-    write_probe(folder / "probe.safetensors", dataclasses.replace(probe, meta=meta))
-
-
 def test_pairs_that_the_probe_was_not_fitted_with_are_refused(tmp_path: Path) -> None:
     FILES.make(tmp_path, classes=2)
-    noisy = read_pairs(tmp_path / "noisy.h5").content_sha256
-    _with_data(tmp_path, pairs={"path": "noisy.h5", "content_sha256": noisy})
     assert bound(_options(tmp_path, pairs=tmp_path / "noisy.h5", ranks="0,1")).paths.ranks
     with pytest.raises(MismatchError, match="not the pairs that the probe was fitted with"):
         bound(_options(tmp_path, pairs=tmp_path / "oracle.h5", ranks="0,1"))

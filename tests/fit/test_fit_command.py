@@ -33,7 +33,9 @@ def test_json_has_the_whole_path(on_disk: Any, capsys: pytest.CaptureFixture[str
     body = json.loads(capsys.readouterr().out)
     assert len(body["path"]) == 125
     assert body["path"][body["chosen"]]["rank"] == body["rank"]
-    assert (body["rule"], body["oracle"], body["refit"]) == ("bound", False, False)
+    assert (body["rule"], body["oracle"], body["folds"]) == ("bound", False, 1)
+    assert body["verdict"]["code"] == "helps"
+    assert [control["name"] for control in body["controls"]] == ["constant", "erm"]
 
 
 def test_long_paths_are_thinned_and_say_so(on_disk: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError, MismatchError, UsageError
-from ncm_cli.methods.metrics import accuracy
+from ncm_cli.methods.metrics import accuracy, decide
+from ncm_cli.methods.path import fit_path
+from ncm_cli.methods.projection import spectrum
 from ncm_cli.options.fit import FitOptions
 from ncm_cli.options.spec import check
 from ncm_cli.progress import Reporter
-from ncm_cli.stages.common import logits, predict_codes
+from ncm_cli.stages.common import logits
 from ncm_cli.stages.common_pairs import auto_ranks
 from ncm_cli.stages.fit import FitReport, fit
 from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import Probe, read_probe
 
 
@@ -59,7 +62,7 @@ def measure(probe: Probe, path: Path, where: str = "split=test") -> float:
         rows = np.flatnonzero(store.mask(where))
         texts = np.array(store.categorical("label").text(), dtype=object)[rows]
         truth = np.array([probe.classes.index(text) for text in texts])
-        return accuracy(predict_codes(probe, logits(probe, store.read(rows))), truth)
+        return accuracy(decide(logits(probe, store.read(rows))), truth)
 
 
 def test_bound_is_the_default_and_finds_what_in_domain_misses(on_disk: Any) -> None:
@@ -87,7 +90,7 @@ def test_probe_is_folded_and_says_where_it_comes_from(on_disk: Any) -> None:
     assert report.pick.bound_01 == min(entry["bound_01"] for entry in selection["path"])
     data = probe.meta["data"]
     assert (data["train"], data["train_rows"], data["val_rows"]) == ("split=train", 600, 300)
-    assert (data["pairs"]["used"], data["pairs"]["held_out"]) == (40, 40)
+    assert (data["pairs"]["used"], data["pairs"]["held_out"]) == (80, 40)
     with FeatureStore.open(on_disk.features) as store:
         assert data["features"]["content_sha256"] == store.content_sha256
         assert probe.meta["fingerprint"] == store.fingerprint
@@ -125,14 +128,28 @@ def test_worst_group_selection_uses_the_groups(on_disk: Any) -> None:
         run(on_disk, select="worst-group")
 
 
-def test_refit_adds_the_held_out_pairs(on_disk: Any) -> None:
-    plain = run(on_disk)
-    again = run(on_disk, refit=True, output=on_disk.folder / "again")
-    assert again.probe.meta["refit"] is True
-    assert (again.report.rank, again.report.weight_decay) == (plain.report.rank, plain.report.weight_decay)
-    assert not np.allclose(again.probe.basis, plain.probe.basis, atol=1e-6)
-    assert again.probe.meta["data"]["pairs"]["used"] == 80
-    assert any(flag.startswith("REFIT") for flag in again.probe.meta["flags"])
+def test_the_final_fit_is_on_all_pairs_however_the_choice_was_made(on_disk: Any) -> None:
+    store = read_pairs(on_disk.pairs)
+    every = spectrum((store.features_a.astype(np.float64) - store.features_b).T).basis
+    for name, held_out in (("held", 40), ("folds", 0)):
+        pairs = on_disk.pair_store(f"{name}.h5", store.features_a, store.features_b, held_out=held_out)
+        made = run(on_disk, pairs=pairs, output=on_disk.folder / name)
+        assert np.allclose(made.probe.basis, every[:, : made.report.rank], atol=1e-6)
+        assert (made.report.pairs, made.report.folds) == (80, 1 if held_out else 5)
+
+
+def test_held_out_pairs_are_what_a_choice_is_measured_on(on_disk: Any) -> None:
+    made = run(on_disk, rank="0,3", weight_decay="1e-2")
+    store = read_pairs(on_disk.pairs)
+    a, b = (X.astype(np.float64) for X in (store.features_a, store.features_b))
+    held = store.holdout
+    basis = spectrum((a - b)[~held].T).basis
+    with FeatureStore.open(on_disk.features) as features:
+        rows = features.mask("split=train")
+        X, y = features.read(rows), features.categorical("label").codes[rows]
+    for fit_, found in zip(fit_path(X, y, 2, basis, [0, 3], [1e-2]), made.report.candidates, strict=True):
+        told = [decide(x[held] @ fit_.weight.T + fit_.bias) for x in (a, b)]
+        assert found.flip_rate == pytest.approx(np.mean(told[0] != told[1]))
 
 
 @pytest.mark.parametrize("kind", ["norm", "standard"])
@@ -185,7 +202,10 @@ def test_regression(on_disk: Any) -> None:
     made = run(on_disk, features=path, task="regression", target="age")
     assert made.report.rule == "bound"
     assert made.probe.classes == ()
-    assert any("validation MSE + mean squared difference" in note for note in made.heard.notes)
+    assert any(
+        "the bound on MSE from validation MSE and squared changes of pairs" in note
+        for note in made.heard.notes
+    )
     assert made.report.pick.bound_mse == min(c.bound_mse or np.inf for c in made.report.candidates)
     with pytest.raises(InputError, match="holds numbers, not classes"):
         run(on_disk, features=path, target="age")
@@ -225,16 +245,18 @@ def test_ranks_beyond_the_pairs(on_disk: Any) -> None:
     assert not (on_disk.folder / "nothing").exists()
 
 
-def test_bound_without_held_out_pairs_says_what_to_do(on_disk: Any) -> None:
-    a, b = on_disk.planted.pairs(20)
-    pairs = on_disk.pair_store("all.h5", a, b)
-    with pytest.raises(InputError, match="needs held-out pairs") as refused:
-        run(on_disk, pairs=pairs)
-    assert "--holdout" in str(refused.value)
-    assert "--select in-domain" in str(refused.value)
-    single = run(on_disk, pairs=pairs, rank="3", weight_decay="1e-2")
-    assert single.report.rule == "only-candidate"
-    assert run(on_disk, pairs=pairs, select="in-domain").report.rule == "in-domain"
+def test_pairs_that_cant_be_cut_into_folds_say_what_to_do(on_disk: Any) -> None:
+    a, b = on_disk.planted.pairs(3)
+    together = on_disk.pair_store("one.h5", a, b, ids=(("x", "x", "x"), ("p", "q", "r")))
+    with pytest.raises(InputError, match="too few pairs to be cut into folds") as refused:
+        run(on_disk, pairs=together)
+    assert "one --rank and one --weight-decay" in str(refused.value)
+    single = run(on_disk, pairs=together, rank="3", weight_decay="1e-2")
+    assert (single.report.rule, single.report.folds) == ("only-candidate", 0)
+    assert single.report.judged is not None
+    assert single.report.judged.verdict.code == "unmeasured"
+    assert "too few pairs to be cut into folds" in single.report.judged.verdict.text
+    assert run(on_disk, pairs=together, select="in-domain").report.rule == "in-domain"
 
 
 def test_several_candidates_need_validation_rows(on_disk: Any) -> None:
@@ -274,7 +296,7 @@ def test_c38_pairs_with_a_test_member_are_left_out(on_disk: Any) -> None:
     pairs = on_disk.pair_store("leak.h5", X[first], X[second], **given)
     made = run(on_disk, pairs=pairs)
     assert any("4 pairs have a member among the validation or test rows" in w for w in made.heard.warnings)
-    assert made.probe.meta["data"]["pairs"] | {"used": 16, "left_out": 4} == made.probe.meta["data"]["pairs"]
+    assert made.probe.meta["data"]["pairs"] | {"used": 26, "left_out": 4} == made.probe.meta["data"]["pairs"]
     with pytest.raises(InputError, match="4 pairs have a member"):
         run(on_disk, pairs=pairs, overlap="error")
     kept = run(on_disk, pairs=pairs, overlap="keep")
@@ -394,7 +416,8 @@ def test_options_that_nothing_reads_are_said(on_disk: Any) -> None:
     [
         ({"weight_decay": "1,-1"}, "--weight-decay is at least 0"),
         ({"tolerance": 0.0}, "--tolerance is above 0"),
-        ({"scaling": "norm", "scale_factor": float("nan")}, "--scale-factor is above 0"),
+        ({"scaling": "norm", "scale_factor": 0.0}, "--scale-factor is above 0"),
+        ({"scaling": "norm", "scale_factor": float("nan")}, "--scale-factor must be finite"),
     ],
 )
 def test_values_that_no_data_could_make_right_are_usage_errors(
