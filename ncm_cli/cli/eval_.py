@@ -55,10 +55,11 @@ def register(app: typer.Typer) -> None:
 def run(options: EvalOptions, ui: Ui) -> None:
     """Evaluate and show the numbers."""
     from ncm_cli.stages.evaluate import evaluate
+    from ncm_cli.store.results import jsonable
 
     report = evaluate(options, reporter=ui.reporter)
     if ui.json:
-        ui.result(report.to_json())
+        ui.result(jsonable(report.to_json()))
         return
     _show(report, ui)
     if report.comparison is not None:
@@ -132,29 +133,31 @@ def _show_groups(report: EvalReport, ui: Ui) -> None:
         ui.text(footer)
 
 
-def _interval(low: float | None, high: float | None, sign: str = "") -> str | None:
-    return None if low is None or high is None else f"{low:{sign}.3f} – {high:{sign}.3f}"
+def _interval(low: float | None, high: float | None, form: str = ".3f") -> str | None:
+    return None if low is None or high is None else f"{low:{form}} – {high:{form}}"
 
 
 def _show_comparison(report: EvalReport, found: Comparison, ui: Ui) -> None:
-    if isinstance(found.overall, tuple):
-        difference, low, high = found.overall
+    from ncm_cli.methods.comparison import MeanDifference
+
+    overall = found.overall
+    if isinstance(overall, MeanDifference):
+        interval = _interval(overall.low, overall.high, "+.4g") or "unknown from one row"
         ui.text(
             f"Against {found.other.name} (mean squared error {found.other_value:.4g}):\n"
-            f"{difference:+.4g}, 95 % interval {low:+.4g} – {high:+.4g}."
+            f"{overall.difference:+.4g}, 95 % interval {interval}."
         )
         return
-    overall = found.overall
     ui.text(
         f"Against {found.other.name} (accuracy {found.other_value:.3f}):\n"
-        f"{overall.difference:+.3f}, 95 % interval {_interval(overall.low, overall.high, '+')}.\n"
+        f"{overall.difference:+.3f}, 95 % interval {_interval(overall.low, overall.high, '+.3f')}.\n"
         f"{overall.only_first:,} rows are right here only, {overall.only_second:,} there only; "
         f"McNemar p = {overall.p_value:.3g}."
     )
     if len(found.by_group) > 1:
         columns = list(report.groups.columns)
         rows = [
-            [*key, paired.n, paired.difference, _interval(paired.low, paired.high, "+")]
+            [*key, paired.n, paired.difference, _interval(paired.low, paired.high, "+.3f")]
             for key, paired in zip(report.groups.keys, found.by_group, strict=True)
             if paired.n
         ]

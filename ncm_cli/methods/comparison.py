@@ -8,7 +8,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.methods.metrics import Z95, Flags, Floats, mean, wilson
+from ncm_cli.methods.metrics import Flags, Floats, mean, wilson
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,11 +82,24 @@ def compare(first: Flags, second: Flags) -> Paired:
     return Paired(n, only_first, only_second, difference, low, high, mcnemar(only_first, only_second))
 
 
-def mean_difference(first: Floats, second: Floats) -> tuple[float, float, float]:
-    """Mean of first − second over the rows, with its 95 % interval from the standard error (large n)."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class MeanDifference:
+    """The mean of what two probes' losses differ by on the same rows."""
+
+    difference: float
+    low: float | None
+    high: float | None
+    """95 % interval; None from one row, which says nothing of how rows vary."""
+
+
+def mean_difference(first: Floats, second: Floats) -> MeanDifference:
+    """Mean of first − second over the rows (n,), with Student's interval of a mean of n values."""
+    # Imported here: it takes longer than everything else that a quick command does.
+    from scipy.special import stdtrit
+
     gap: NDArray[np.float64] = np.asarray(first, np.float64) - np.asarray(second, np.float64)
-    centre = mean(gap)
-    if len(gap) < 2:
-        return centre, -math.inf, math.inf
-    half = Z95 * math.sqrt(math.fsum((gap - centre) ** 2) / (len(gap) - 1) / len(gap))
-    return centre, centre - half, centre + half
+    n, centre = len(gap), mean(gap)
+    if n < 2:
+        return MeanDifference(centre, None, None)
+    half = float(stdtrit(n - 1, 0.975)) * math.sqrt(math.fsum((gap - centre) ** 2) / (n - 1) / n)
+    return MeanDifference(centre, centre - half, centre + half)

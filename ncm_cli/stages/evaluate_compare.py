@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError, MismatchError
-from ncm_cli.methods.comparison import Paired, mean_difference
+from ncm_cli.methods.comparison import MeanDifference, Paired, mean_difference
 from ncm_cli.methods.comparison import compare as compare_hits
+from ncm_cli.methods.metrics import mean
 from ncm_cli.stages.common import require_same_encoder
-from ncm_cli.stages.evaluate_groups import Groups
 from ncm_cli.stages.evaluate_rows import Answers, answer, ids_digest
 from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.groups import Groups
 from ncm_cli.store.probe import read_probe
 from ncm_cli.store.results import read_result
 
@@ -27,20 +28,19 @@ class Comparison:
     other: Path
     other_value: float
     """The other's accuracy or, for regression, mean squared error."""
-    overall: Paired | tuple[float, float, float]
-    """For regression, the difference of mean squared errors and its interval."""
+    overall: Paired | MeanDifference
+    """Of accuracies or, for regression, of mean squared errors."""
     by_group: tuple[Paired, ...]
 
     def to_json(self, groups: Groups) -> dict[str, Any]:
         """As JSON values."""
-        if isinstance(self.overall, tuple):
-            difference, low, high = self.overall
+        if isinstance(self.overall, MeanDifference):
             return {
                 "other": str(self.other),
                 "other_mse": self.other_value,
-                "mse_difference": difference,
-                "ci_low": low,
-                "ci_high": high,
+                "mse_difference": self.overall.difference,
+                "ci_low": self.overall.low,
+                "ci_high": self.overall.high,
             }
         return {
             "other": str(self.other),
@@ -79,7 +79,7 @@ def compare(
     if probe.task == "regression":
         return Comparison(
             other=other,
-            other_value=float(np.mean(theirs.losses)),
+            other_value=mean(theirs.losses),
             overall=mean_difference(answers.losses, theirs.losses),
             by_group=(),
         )
@@ -91,7 +91,7 @@ def _made(other: Path, answers: Answers, right: NDArray[np.bool_], groups: Group
     parts = [in_group == index for index in range(len(groups.keys))]
     return Comparison(
         other=other,
-        other_value=float(right.mean()),
+        other_value=mean(right),
         overall=compare_hits(answers.right, right),
         by_group=tuple(compare_hits(answers.right[part], right[part]) for part in parts),
     )

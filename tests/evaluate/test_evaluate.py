@@ -20,7 +20,7 @@ from ncm_cli.progress import Reporter
 from ncm_cli.stages.evaluate import EvalReport, evaluate
 from ncm_cli.store.features import Column, FeatureStore, NumericColumn, write_features
 from ncm_cli.store.fingerprint import fingerprint
-from ncm_cli.store.probe import Probe, write_probe
+from ncm_cli.store.probe import Probe, record_ids, write_probe
 
 ENCODER = {"kind": "array", "model": "test", "normalize": False}
 
@@ -214,10 +214,12 @@ def test_c37_rows_that_the_probe_has_seen_are_marked(
     rows: str, birds: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with FeatureStore.open(birds[1]) as store:
-        digest = store.content_sha256
-    data = {"features": {"content_sha256": digest}, "train": "split=train", "val": "split=val"}
+        seen_by = {
+            part: record_ids(np.array(store.ids, dtype=object)[store.mask(f"split={part}")])
+            for part in ("train", "val")
+        }
     selection = {"rule": "in-domain", "oracle": False, "path": [{}, {}]}
-    probe = _probe(tmp_path / "seen", [1.0, 0.4, 0.0], data=data, selection=selection)
+    probe = _probe(tmp_path / "seen", [1.0, 0.4, 0.0], rows=seen_by, selection=selection)
     assert run(["eval", str(probe), "-f", str(birds[1]), "--where", rows]) == 0
     shown = capsys.readouterr().out
     marks = {
@@ -355,7 +357,7 @@ def test_regression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     better = _probe(tmp_path / "q", [2.0, 0.0], (), bias=[1.0], target="age")
     body = _eval(probe, store, compare=better)[0].to_json()
     assert body["comparison"]["mse_difference"] == pytest.approx(0.25, rel=1e-5)
-    with pytest.raises(InputError, match="numeric column") as caught:
+    with pytest.raises(InputError, match="holds numbers, not classes") as caught:
         _eval(_probe(tmp_path / "c", [1.0, 0.0], target="age"), store)
     assert "numbers from" in str(caught.value)
 
@@ -378,6 +380,38 @@ def test_compare_with_a_probe_and_with_its_result(birds: tuple[Path, Path], tmp_
     assert first["p_value"] < 0.05
     with pytest.raises(MismatchError, match="different rows"):
         _eval(*birds, where="split=val", compare=saved)
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+@pytest.mark.parametrize("values", [[1.0], [1.0, 1.0], [1.0, 0.0], [1.0, 0.0, 0.0], [1e200, 0.0]])
+@pytest.mark.parametrize("same", [True, False])
+def test_few_constant_or_huge_rows_are_compared_without_a_number_that_json_lacks(
+    task: str, values: list[float], same: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    regression = task == "regression"
+    label = np.array(values) if regression else ["dog" if value else "cat" for value in values]
+    n = len(values)
+    store = _store(tmp_path / "f.h5", np.eye(3)[:n], label=label, place=["land", "water", "land"][:n])
+    classes = () if regression else ("cat", "dog")
+    probe = _probe(tmp_path / "p", [1.0, 2.0, -1.0], classes)
+    other = probe if same else _probe(tmp_path / "q", [-1.0, 0.5, 1.0], classes)
+    output = tmp_path / "r.json"
+    command = ["eval", str(probe), "-f", str(store), "--groups", "place", "--compare", str(other)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert run([*command, "-o", str(output)]) == 0
+        shown = capsys.readouterr().out
+        assert run([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["comparison"]
+    assert found == json.loads(output.read_text())["comparison"]
+    difference = found["mse_difference" if regression else "difference"]
+    low, high = found["ci_low"], found["ci_high"]
+    if regression and n == 1:
+        assert low is high is None and "unknown from one row" in shown
+    elif max(values) < 1e100:
+        assert low <= difference <= high
+        assert difference == 0 or not same
+    for group in found.get("groups", ()):
+        assert (group["ci_low"] is None) == (group["n"] == 0)
 
 
 def test_comparing_a_probe_with_itself_finds_nothing(birds: tuple[Path, Path]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import scipy.stats
@@ -137,7 +135,26 @@ def test_margin_is_the_lead_of_the_predicted_class() -> None:
     assert metrics.margins(np.array([[1.0, 5.0, 3.5]])).tolist() == [1.5]
 
 
-def test_mean_difference_of_equal_arrays_is_zero() -> None:
+@pytest.mark.parametrize("n", [2, 3, 40])
+def test_mean_difference_agrees_with_scipys_paired_t_interval(n: int) -> None:
+    first, second = np.random.default_rng(n).exponential(size=(2, n))
+    expected = scipy.stats.ttest_rel(first, second).confidence_interval(0.95)
+    found = comparison.mean_difference(first, second)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    assert found.difference == pytest.approx(np.mean(first - second))
+
+
+def test_mean_difference_of_equal_arrays_is_zero_and_of_one_row_has_no_interval() -> None:
     x = np.arange(5.0)
-    assert comparison.mean_difference(x, x) == (0.0, 0.0, 0.0)
-    assert math.isinf(comparison.mean_difference(x[:1], x[:1])[2])
+    assert comparison.mean_difference(x, x) == comparison.MeanDifference(0.0, 0.0, 0.0)
+    assert comparison.mean_difference(x[3:4], x[:1]) == comparison.MeanDifference(3.0, None, None)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=4))
+def test_a_comparison_of_few_rows_is_finite_and_its_interval_holds_the_difference(
+    hits: list[tuple[bool, bool]],
+) -> None:
+    first, second = np.array(hits, dtype=bool).reshape(-1, 2).T
+    found = comparison.compare(first, second)
+    assert -1 <= found.low <= found.difference <= found.high <= 1
+    assert found.low < found.high and 0 < found.p_value <= 1
