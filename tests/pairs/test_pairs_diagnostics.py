@@ -154,7 +154,8 @@ def test_the_command_fits_80_columns_in_any_encoding(
 def test_json_has_everything(make_store: Make, make_table: Make, capsys: pytest.CaptureFixture[str]) -> None:
     store = make_store("f.h5", np.random.default_rng(4).normal(size=(20, 5)))
     table = make_table([(f"r{i}", f"r{i + 10}") for i in range(10)])
-    assert run(["pairs", str(table), "-f", str(store), "-o", str(store.parent / "p.h5"), "--json"]) == 0
+    output = str(store.parent / "p.h5")
+    assert run(["pairs", str(table), "-f", str(store), "-o", output, "--holdout", "0.25", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["pairs"] == 10 and shown["held_out"] == 2
     assert len(shown["singular_values"]) == shown["diagnostics"]["rank"] == 5

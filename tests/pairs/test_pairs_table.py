@@ -128,11 +128,12 @@ def test_the_holdout_has_the_size_asked_for_and_depends_on_the_seed(store: Path,
     assert (masks[0] == masks[1]).all() and (masks[0] != masks[2]).any()
     assert _run(table, store, holdout="7")[0].holdout.sum() == 7
     assert _run(table, store, holdout="0")[0].holdout.sum() == 0
+    assert _run(table, store)[0].holdout.sum() == 0, "none unless asked for"
 
 
 def test_a_holdout_that_cant_be_made_is_said(store: Path, make_table: Make) -> None:
     chain = make_table([(f"r{i}", f"r{i + 1}") for i in range(20)])
-    made, heard = _run(chain, store)
+    made, heard = _run(chain, store, holdout="0.25")
     assert made.holdout.sum() == 0
     assert any("only 0 of the 5 pairs wanted are held out" in text for text in heard.warnings)
     with pytest.raises(InputError, match="leaves no pair"):
