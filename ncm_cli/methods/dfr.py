@@ -1,19 +1,37 @@
 """Deep feature reweighting: the last layer retrained on group-balanced rows (Kirichenko et al. 2023).
 
-Uses the *validation* rows and their group labels for training (DFR^Val_Tr, section 4): standardised features,
-ℓ1-regularised logistic regression on several random subsets in which every group has as many rows as the
-smallest, and the average of their weights.
+The variant on validation rows (DFR^Val_Tr, section 4), as in the authors' ``dfr_evaluate_spurious.py``:
+random subsets in which every group has as many rows as the smallest, on each a logistic regression with an ℓ1
+penalty, which liblinear puts on the intercept too, and the average of weights and intercepts.
+
+- C is chosen on one subset of half of the validation rows, with features standardised by that subset, by what
+  it says of the other half (the authors: by the worst group).
+- What is tested are `SUBSETS` subsets of all validation rows with the same C, standardised by the training
+  rows.
+
+What differs from the authors' code, with the effect on the test rows' worst-group accuracy in 24 runs of a
+made-up problem that has the sizes of Waterbirds' groups:
+
+- The halves are drawn group by group, so that none lacks a group; theirs are drawn from all rows
+  (−.003 ± .004).
+- liblinear's tolerance is 1e-8; theirs, 1e-4, leaves weights up to 1e-2 off (−.001 ± .001).
+- More than two classes, which their code for these data hasn't, are fitted one against the rest, as liblinear
+  did with them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
 
 from ncm_cli.errors import InputError
 from ncm_cli.methods.batches import generator_of
@@ -21,28 +39,31 @@ from ncm_cli.methods.batches import generator_of
 Array = NDArray[np.float64]
 Codes = NDArray[np.int64]
 
-SUBSETS = 10
-"""Balanced subsets that are averaged, as in the authors' code."""
+SUBSETS = 20
+"""Balanced subsets that are averaged for the test rows, as in the authors' code."""
 
 SPLIT, DRAW = 10, 11
 """Streams of random numbers of one seed (0 to 2 are the trainer's)."""
+
+TOLERANCE, MAX_ITER = 1e-8, 1000
+"""Of liblinear: weights are then within about 1e-6 of the solution, after some 30 of its iterations."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DfrFit:
     """One averaged probe."""
 
-    l1: float
+    C: float
     weight: Array
-    """(C, d), on the given features."""
+    """(C, d), on the given features; one row for two classes."""
     bias: Array
     """(C,)."""
     converged: bool
-    """Whether every subset's fit reached the tolerance."""
+    """Whether every fit reached the tolerance."""
 
 
 def halves(groups: Codes, seed: int) -> tuple[Codes, Codes]:
-    """Two random halves of the rows, group by group: where to fit, and where to choose the penalty.
+    """Two random halves of the rows, group by group: where to fit, and where to choose C.
 
     Raises
     ------
@@ -70,51 +91,56 @@ def fit_dfr(
     y: Codes,
     groups: Codes,
     n_classes: int,
-    l1s: Sequence[float],
+    Cs: Sequence[float],
     *,
     seed: int,
-    tolerance: float = 1e-4,
-    max_iter: int = 2000,
-    advance: Callable[[int], None] | None = None,
+    subsets: int = SUBSETS,
+    scale_by: NDArray[np.floating] | None = None,
 ) -> list[DfrFit]:
-    """Retrain on ``X`` for every ℓ1 weight at once.
+    """Retrain on ``X`` for every C.
 
-    The objective of each subset is mean loss + l1·‖W‖₁ on standardised features, the bias free
-    (scikit-learn's ``LogisticRegression(penalty="l1")`` with C = 1/(n·l1)).
+    A subset's objective is C · Σ loss + ‖w‖₁ + |b| on standardised features.
 
     Parameters
     ----------
     X
         (n, d) validation rows.
-    tolerance
-        Largest entry of the proximal gradient at which a fit counts as converged (liblinear's default).
-    advance
-        Called once with the number of fits.
+    subsets
+        How many balanced subsets are drawn and averaged.
+    scale_by
+        (m, d) the rows that say how features are standardised; None: each subset's own.
+
+    Raises
+    ------
+    InputError
+        A balanced subset lacks a class: groups that say nothing of the labels.
     """
     X = np.asarray(X, np.float64)
-    mean, deviation = X.mean(0), X.std(0)
-    scale = np.where(deviation > 1e-7 * np.abs(mean), deviation, 1.0)
-    rows = torch.from_numpy(_subsets(groups, seed))
-    design = torch.ones(*rows.shape, X.shape[1] + 1, dtype=torch.float64)
-    design[..., :-1] = torch.from_numpy((X - mean) / scale)[rows]
-    codes = torch.from_numpy(np.asarray(y, np.int64))[rows]
-    hot = codes[..., None] if n_classes == 2 else torch.nn.functional.one_hot(codes, n_classes)
-    weights, converged = _fista(
-        design, hot.to(torch.float64), torch.tensor(l1s, dtype=torch.float64), tolerance, max_iter
-    )
-    average = weights.mean(0).numpy()
-    if advance:
-        advance(len(l1s))
-    folded = average[..., :-1] / scale
-    bias = average[..., -1] - folded @ mean
+    common = None if scale_by is None else StandardScaler().fit(scale_by)
+    fits: list[list[DfrFit]] = [[] for _ in Cs]
+    for rows in _subsets(groups, seed, subsets):
+        if len(np.unique(y[rows])) < n_classes:
+            raise InputError(
+                "a balanced subset of the validation rows lacks a class",
+                fix="--groups with the label among its columns, or leave dfr out",
+            )
+        scaler = common or StandardScaler().fit(X[rows])
+        Z = scaler.transform(X[rows])
+        for C, found in zip(Cs, fits, strict=True):
+            found.append(_unscaled(_solve(Z, y[rows], n_classes, C), scaler))
     return [
-        DfrFit(l1=l1, weight=folded[j], bias=bias[j], converged=bool(converged[:, j].all()))
-        for j, l1 in enumerate(l1s)
+        DfrFit(
+            C=C,
+            weight=np.mean([one.weight for one in found], axis=0),
+            bias=np.mean([one.bias for one in found], axis=0),
+            converged=all(one.converged for one in found),
+        )
+        for C, found in zip(Cs, fits, strict=True)
     ]
 
 
-def _subsets(groups: Codes, seed: int) -> Codes:
-    """(S, G·n_min) positions: as many random rows of every group as the smallest has."""
+def _subsets(groups: Codes, seed: int, count: int) -> Codes:
+    """(count, G·n_min) positions: as many random rows of every group as the smallest has."""
     generator = generator_of(seed, DRAW)
     members = [np.flatnonzero(groups == group) for group in np.unique(groups)]
     smallest = min(len(rows) for rows in members)
@@ -123,75 +149,33 @@ def _subsets(groups: Codes, seed: int) -> Codes:
             np.concatenate(
                 [rows[torch.randperm(len(rows), generator=generator).numpy()[:smallest]] for rows in members]
             )
-            for _ in range(SUBSETS)
+            for _ in range(count)
         ]
     )
 
 
-def _fista(
-    design: Tensor, targets: Tensor, l1s: Tensor, tolerance: float, max_iter: int
-) -> tuple[Tensor, Tensor]:
-    """Accelerated proximal gradient (Beck and Teboulle 2009) with O'Donoghue and Candès's restart.
-
-    Parameters
-    ----------
-    design
-        (S, n, d + 1), the last column 1.
-    targets
-        (S, n, C) 0 or 1.
-    l1s
-        (J,).
-
-    Returns
-    -------
-    tuple
-        (S, J, C, d + 1) weights and (S, J) whether each reached the tolerance.
-    """
-    subsets, n, width = design.shape
-    count, logits = len(l1s), targets.shape[-1]
-    # The logistic loss has curvature at most 1/4 in the logit, softmax cross-entropy at most 1/2.
-    curvature = 0.25 if logits == 1 else 0.5
-    lipschitz = curvature * torch.linalg.matrix_norm(design, ord=2) ** 2 / n
-    step = (1 / lipschitz)[:, None, None, None]
-    threshold = step * l1s[None, :, None, None]
-    result = torch.zeros(subsets, count, logits, width, dtype=design.dtype)
-    converged = torch.zeros(subsets, count, dtype=torch.bool)
-    # Large penalties finish early: the products then go on without them.
-    active = torch.arange(count)
-    weight = result.clone()
-    ahead, momentum = weight.clone(), torch.ones(subsets, count, dtype=design.dtype)
-    for iteration in range(max_iter):
-        gradient = _gradient(design, targets, ahead)
-        moved = ahead - step * gradient
-        shrunk = moved[..., :-1]
-        shrunk = shrunk.sign() * (shrunk.abs() - threshold[:, active]).clamp_min_(0)
-        new = torch.cat([shrunk, moved[..., -1:]], -1)
-        done = ((new - ahead).abs() / step).amax((2, 3)) <= tolerance if iteration % 10 == 9 else None
-        restart = ((ahead - new) * (new - weight)).sum((2, 3)) > 0
-        following = (1 + (1 + 4 * momentum**2).sqrt()) / 2
-        pull = torch.where(restart, 0.0, (momentum - 1) / following)[..., None, None]
-        ahead = new + pull * (new - weight)
-        momentum = torch.where(restart, 1.0, following)
-        weight = new
-        if done is not None:
-            result[:, active], converged[:, active] = weight, done
-            going = ~done.all(0)
-            if not bool(going.any()):
-                break
-            active, weight, ahead, momentum = (
-                active[going],
-                weight[:, going],
-                ahead[:, going],
-                momentum[:, going],
-            )
-    return result, converged
+def _solve(Z: Array, y: Codes, n_classes: int, C: float) -> DfrFit:
+    """One fit on standardised rows: the positive class against the other, or each against the rest."""
+    model = LogisticRegression(
+        solver="liblinear", C=C, tol=TOLERANCE, max_iter=MAX_ITER, random_state=0, **_l1()
+    )
+    weight, bias, iterations = [], [], 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # said by ``converged``
+        for positive in (1,) if n_classes == 2 else range(n_classes):
+            model.fit(Z, y == positive)
+            weight.append(model.coef_[0])
+            bias.append(model.intercept_[0])
+            iterations = max(iterations, int(model.n_iter_.max()))
+    return DfrFit(C=C, weight=np.stack(weight), bias=np.stack(bias), converged=iterations < MAX_ITER)
 
 
-def _gradient(design: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
-    """Gradient of the mean loss, shaped like ``weight`` (S, J, C, d + 1)."""
-    subsets, n, width = design.shape
-    logits = targets.shape[-1]
-    z = torch.bmm(design, weight.reshape(subsets, -1, width).mT).view(subsets, n, -1, logits)
-    p = z.sigmoid() if logits == 1 else z.softmax(-1)
-    residual = (p - targets[:, :, None]).view(subsets, n, -1) / n
-    return torch.bmm(residual.mT, design).view(weight.shape)
+def _unscaled(fit: DfrFit, scaler: StandardScaler) -> DfrFit:
+    """The same probe on the given features."""
+    weight = fit.weight / scaler.scale_
+    return dataclasses.replace(fit, weight=weight, bias=fit.bias - weight @ scaler.mean_)
+
+
+def _l1() -> dict[str, Any]:
+    """What asks for ℓ1: scikit-learn renamed it in 1.8."""
+    return {"penalty": "l1"} if LogisticRegression().get_params()["penalty"] == "l2" else {"l1_ratio": 1.0}

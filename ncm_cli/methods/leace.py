@@ -16,6 +16,12 @@ from ncm_cli.errors import InputError
 
 Array = NDArray[np.float64]
 
+CORRELATION = 1e-8
+"""The least correlation with the column that is erased: above float64's rounding, below what a row shows."""
+
+GAP = 1e-6
+"""Standard deviations: far more than `CORRELATION` leaves, far less than a probe could use."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Eraser:
@@ -43,7 +49,12 @@ class Eraser:
 
 
 def fit_eraser(X: NDArray[np.floating], codes: NDArray[np.integer]) -> Eraser:
-    """The least-squares eraser of a categorical column.
+    """The eraser of a categorical column that changes the features least.
+
+    It takes the difference of the values' means out of the features, whatever its size. "Least" is meant in
+    mean square under a covariance of the features that is shrunk towards an isotropic one (the package's
+    default): not quite the least-squares eraser of these rows, but one that holds up where there are few rows
+    for the dimensions. A warning says where a difference stays.
 
     Parameters
     ----------
@@ -71,10 +82,29 @@ def fit_eraser(X: NDArray[np.floating], codes: NDArray[np.integer]) -> Eraser:
     _, values = np.unique(codes, return_inverse=True)
     if values.max() == 0:
         raise InputError("the column to erase has one value only on the training rows")
-    hot = torch.nn.functional.one_hot(torch.from_numpy(values.reshape(-1)))
-    features = torch.from_numpy(np.asarray(X, np.float64))
-    fitter = LeaceFitter(features.shape[1], hot.shape[1], dtype=torch.float64)
-    fitter.update(features, hot.to(torch.float64))
-    eraser = fitter.eraser
-    mean = features.mean(0) if eraser.bias is None else eraser.bias
-    return Eraser(left=eraser.proj_left.numpy(), right=eraser.proj_right.numpy(), mean=mean.numpy())
+    hot = np.eye(values.max() + 1)[values.reshape(-1)]
+    # The package's tolerances are absolute. With features of unit size and standardised indicators its
+    # singular values are correlations, however rare a value is and whatever the features' unit.
+    mean: Array = np.asarray(X, np.float64).mean(0)
+    centred = X - mean
+    size = np.sqrt((centred**2).mean()) or 1.0
+    indicators = ((hot - hot.mean(0)) / hot.std(0))[:, 1:]  # the first follows from the others
+    fitter = LeaceFitter(X.shape[1], indicators.shape[1], dtype=torch.float64, svd_tol=CORRELATION)
+    fitter.update(torch.from_numpy(centred / size), torch.from_numpy(indicators))
+    left, right = fitter.eraser.proj_left.numpy(), fitter.eraser.proj_right.numpy()
+    eraser = Eraser(left=left, right=right, mean=mean)
+    gap = _gap(eraser.apply(X), hot, centred.std(0))
+    if gap > GAP:
+        warnings.warn(
+            f"leace leaves a difference of means of {gap:.2g} standard deviations: "
+            "a feature that tells the erased column is too small beside the others; try --scaling standard",
+            stacklevel=2,
+        )
+    return eraser
+
+
+def _gap(X: Array, hot: Array, deviation: Array) -> float:
+    """The largest difference of a value's mean from all rows', in the features' standard deviations."""
+    means = hot.T @ X / hot.sum(0)[:, None]
+    varies = deviation > 0
+    return float(np.abs((means - X.mean(0)) / np.where(varies, deviation, 1.0))[:, varies].max(initial=0.0))

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from ncm_cli.errors import UsageError, unknown
-from ncm_cli.options.catalog import METHODS
+from ncm_cli.options.catalog import METHODS, PROTOCOLS
 from ncm_cli.options.grids import parse_names
 from ncm_cli.options.search import parse_search
 from ncm_cli.options.spec import option
@@ -138,10 +138,21 @@ class SweepOptions:
 
     scaling: str = option("none", help="How features are scaled first.", choices=SCALINGS, group=_TRAINING)
     scale_factor: float = option(10.0, help="The rows' norm under --scaling norm.", group=_TRAINING)
+    protocol: str = option(
+        "papers",
+        help="In whose form the methods are trained: as their own papers' code does, or as DomainBed does.",
+        choices=PROTOCOLS,
+        group=_TRAINING,
+    )
     optimizer: str = option("adam", help="Optimiser.", choices=OPTIMIZERS, group=_TRAINING)
     momentum: float = option(0.0, help="Momentum of sgd.", group=_TRAINING)
     epochs: int = option(100, least=1, help="Passes over the training rows.", group=_TRAINING)
-    batch_size: int = option(256, least=0, help="Rows in a batch; 0 for all.", group=_TRAINING)
+    batch_size: int = option(
+        256,
+        least=0,
+        help="Rows in a batch, with --protocol domainbed of each environment; 0 for all.",
+        group=_TRAINING,
+    )
     evaluate_every: int = option(
         1, help="Epochs between two checkpoints; every rule picks its own.", group=_TRAINING
     )

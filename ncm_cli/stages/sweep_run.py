@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,9 @@ from ncm_cli.options.catalog import HYPER
 from ncm_cli.options.sweep import SweepOptions
 from ncm_cli.stages.sweep_plan import Cell
 from ncm_cli.stages.sweep_problem import Ready
+
+if TYPE_CHECKING:
+    from ncm_cli.methods.leace import Eraser
 
 Array = NDArray[np.float64]
 Advance = Callable[[int], None]
@@ -71,13 +75,8 @@ class Runner:
         options, history = self._options, self._empty(cells)
         data, eraser = self._ready.data, None
         if cells[0].method == "leace":
-            from ncm_cli.methods.leace import fit_eraser
-
-            assert self._ready.erase is not None
-            eraser = fit_eraser(data.features, self._ready.erase)
-            data = dataclasses.replace(
-                data, features=eraser.apply(data.features), basis=None, pair_moments=None
-            )
+            eraser = self._eraser
+            data = dataclasses.replace(data, features=eraser.apply(data.features))
 
         def observe(snapshot: Snapshot) -> None:
             weight, bias = snapshot.weight, snapshot.bias
@@ -106,6 +105,7 @@ class Runner:
                 batch_size=options.batch_size,
                 optimizer=options.optimizer,  # type: ignore[arg-type]
                 momentum=options.momentum,
+                protocol=options.protocol,  # type: ignore[arg-type]
             ),
             device=self._device,
             observe=observe,
@@ -115,22 +115,31 @@ class Runner:
         diverged = np.array([one.diverged for one in trained])
         return Chunk(history=history, diverged=diverged, unconverged=np.zeros_like(diverged))
 
+    @cached_property
+    def _eraser(self) -> Eraser:
+        from ncm_cli.methods.leace import fit_eraser
+
+        assert self._ready.erase is not None
+        return fit_eraser(self._ready.data.features, self._ready.erase)
+
     def _dfr(self, cells: Sequence[Cell], advance: Advance) -> Chunk:
-        """Fit on half of the validation rows and judge on the other half; refit on all for the test rows."""
+        """Fit half of the validation rows and judge on the other half; fit all for the test rows."""
         import torch
 
-        from ncm_cli.methods.dfr import fit_dfr, halves
+        from ncm_cli.methods.dfr import SUBSETS, fit_dfr, halves
         from ncm_cli.methods.judge import METRICS, Judge, LabelledRows
 
         val, seed = self._ready.val, cells[0].seed
         assert val.groups is not None
         fit_rows, judged_rows = halves(val.groups, seed)
         history, unconverged = self._empty(cells), np.zeros(len(cells), dtype=bool)
+        other_half = LabelledRows(**{k: v[judged_rows] for k, v in _arrays(val).items()})
+        every, train = np.arange(len(val.targets)), self._ready.data.features
         parts = {
-            "val": (fit_rows, LabelledRows(**{k: v[judged_rows] for k, v in _arrays(val).items()}), None),
-            "test": (np.arange(len(val.targets)), None, self._ready.test),
+            "val": (fit_rows, 1, None, other_half, None),
+            "test": (every, SUBSETS, train, None, self._ready.test),
         }
-        for name, (rows, own_val, own_test) in parts.items():
+        for name, (rows, subsets, scale_by, own_val, own_test) in parts.items():
             if own_val is None and own_test is None:
                 continue
             fits = fit_dfr(
@@ -138,8 +147,10 @@ class Runner:
                 val.targets[rows],
                 val.groups[rows],
                 len(self._ready.classes),
-                [cell.hyper["l1"] for cell in cells],
+                [cell.hyper["C"] for cell in cells],
                 seed=seed,
+                subsets=subsets,
+                scale_by=scale_by,
             )
             judge = Judge(
                 len(self._ready.classes),
