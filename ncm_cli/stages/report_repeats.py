@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os.path
+import os
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
@@ -22,6 +22,7 @@ from ncm_cli.options.registry import STEPS, step_options
 from ncm_cli.options.spec import fields_of
 from ncm_cli.store.atomic import read_json, sha256_file
 from ncm_cli.store.fingerprint import canonical_json, digest_of
+from ncm_cli.store.lock import lock_path
 from ncm_cli.store.probe import Probe, read_probe
 
 SEED = "seed"
@@ -36,7 +37,7 @@ _FIT = "fit "
 """Begins the names of what is known of the probe: a line is of one probe, whatever its columns."""
 
 _STATE, _REPORT = ".ncm-run.json", "report.json"
-"""What a run's folder records of its files: after each job, and at the end."""
+"""What a run's folder records of its files: after each job, with what earlier settings left; at the end."""
 
 _DESCRIBING = (
     *("ncm_format", "ncm_format_version", "kind", "ncm_version", "created"),
@@ -231,13 +232,20 @@ def _run_of(file: Path) -> Run | None:
     """The run that made a file, and whose record still is of that file; None if there is none."""
     file = file.absolute()
     for folder in file.parents:
-        for record, read in ((_STATE, _state), (_REPORT, _report)):
-            # A record that can't be read declares nothing.
-            with contextlib.suppress(NcmError, OSError, ValueError, KeyError, TypeError, AttributeError):
-                entries = {name: (step, cell, digest) for name, step, cell, digest in read(folder / record)}
-                if entries[_relative(file, folder)][2] == sha256_file(file):
-                    return Run(folder, {name: (step, cell) for name, (step, cell, _) in entries.items()})
+        # A record that isn't there or can't be read declares nothing.
+        with contextlib.suppress(NcmError, OSError, ValueError, KeyError, TypeError, AttributeError):
+            found = _state(folder / _STATE) if _is_running(folder) else _report(folder / _REPORT)
+            entries = {name: (step, cell, digest) for name, step, cell, digest in found}
+            if entries[_relative(file, folder)][2] == sha256_file(file):
+                return Run(folder, {name: (step, cell) for name, (step, cell, _) in entries.items()})
     return None
+
+
+def _is_running(folder: Path) -> bool:
+    """Whether a step of this very run asks: its report isn't there yet, or is an earlier run's."""
+    with contextlib.suppress(NcmError):
+        return bool(read_json(lock_path(folder / _REPORT))["pid"] == os.getpid())
+    return False
 
 
 _Entry = tuple[str, str, dict[str, str], str | None]
@@ -344,30 +352,37 @@ def _differences(sets: Sequence[Sequence[T]], skipped: set[str]) -> list[dict[st
     keys: list[tuple[Hashable, ...]] = [() for _ in sets]
     for name, values in _candidates(sets, skipped):
         finer = [(*key, _key(value)) for key, value in zip(keys, values, strict=True)]
-        if len(set(finer)) > len(set(keys)):
-            keys = finer
-            for own, value, text in zip(found, values, _texts(values), strict=True):
-                # That an option isn't given has to be said; that a step has no such variable goes without.
-                if value is not None or name.startswith(("--", _FIT)):
-                    own[name] = text
-        if len(set(keys)) == len(sets):
-            break
+        texts = _texts(values)
+        for index, key in enumerate(keys):
+            told = len({own for own, same in zip(finer, keys, strict=True) if same == key}) > 1
+            # An option that isn't given has to be said; a cell without the variable goes without.
+            if told and (values[index] is not None or not name.isidentifier()):
+                found[index][name] = texts[index]
+        keys = finer
     return found
 
 
 def _candidates(sets: Sequence[Sequence[T]], skipped: set[str]) -> Iterator[tuple[str, list[Any]]]:
-    """Names with one value for each set: cell, what else is fixed, run, what a seed changed, file."""
-    for part in ("fixed", "run", "seeded"):
-        if part == "run":
-            yield part, [None if (run := own[0].facts.run) is None else Input(str(run)) for own in sets]
-            continue
-        facts = [[getattr(one.facts, part) for one in own] for own in sets]
-        names = dict.fromkeys(name for own in facts for one in own for name in one)
-        for name in sorted(names, key=lambda name: not name.isidentifier()):
-            single = all(len({_key(one.get(name)) for one in own}) == 1 for own in facts)
-            if single and name not in skipped and name != "numbers":
-                yield name, [own[0].get(name) for own in facts]
-    yield "file", [Input(str(own[0].facts.file)) for own in sets]
+    """Names with one value for each set: the cell's, the run, what else is fixed or seeded, the file."""
+    fixed, seeded = (
+        [[getattr(one.facts, part) for one in own] for own in sets] for part in ("fixed", "seeded")
+    )
+    names = dict.fromkeys(name for own in fixed for one in own for name in one)
+    cell = [name for name in names if name.isidentifier()]
+    yield from _single(fixed, cell)
+    yield "run folder", [None if (run := own[0].facts.run) is None else Input(str(run)) for own in sets]
+    yield from _single(fixed, [name for name in names if name not in skipped.union(cell)])
+    others = dict.fromkeys(name for own in seeded for one in own for name in one)
+    yield from _single(seeded, [name for name in others if name != "numbers"])
+    yield "result file", [Input(str(own[0].facts.file)) for own in sets]
+
+
+def _single(
+    facts: Sequence[Sequence[Mapping[str, Any]]], names: Iterable[str]
+) -> Iterator[tuple[str, list[Any]]]:
+    for name in names:
+        if all(len({_key(one.get(name)) for one in own}) == 1 for own in facts):
+            yield name, [own[0].get(name) for own in facts]
 
 
 def _texts(values: Sequence[Any]) -> list[str]:

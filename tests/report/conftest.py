@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -130,14 +131,15 @@ class Results:
         self.made[str(path.relative_to(self.folder))] = (step, cell)
         return path
 
-    def record(self, *, state: bool = True) -> None:
-        """Write what ``ncm run`` keeps: the state of its jobs, or else the report that it ends with."""
-        if state:
+    def record(self, *, running: bool = False) -> None:
+        """Write the report that ``ncm run`` ends with, or what there is while it runs in this process."""
+        if running:
             jobs = {
                 json.dumps([step, cell]): {"outputs": {name: self._digest(name)}}
                 for name, (step, cell) in self.made.items()
             }
             (self.folder / ".ncm-run.json").write_text(json.dumps({"jobs": jobs}))
+            (self.folder / ".report.json.lock").write_text(json.dumps({"pid": os.getpid()}))
         else:
             files = [
                 {"file": name, "step": step, "cell": cell, "sha256": self._digest(name)}

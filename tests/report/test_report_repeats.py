@@ -134,7 +134,7 @@ def test_one_seed_with_another_outcome_is_another_result(results: Results) -> No
     for name in "cd":
         path = results.eval(f"{name}.json", results.folder / "a.safetensors", 0.6 + (name == "d") / 10)
     table = _evals(results.folder / "c.json", path)
-    assert _names(table) == ["ncm, file c.json", "ncm, file d.json"]
+    assert _names(table) == ["ncm, result file c.json", "ncm, result file d.json"]
 
 
 def test_a_probe_that_is_gone_declares_no_seed(results: Results) -> None:
@@ -227,7 +227,7 @@ CASES = [
     # In a run the encoder comes from the step that made the features.
     *(
         (way, field)
-        for way in ("state", "report")
+        for way in ("running", "run")
         for field in (*UNDECLARED, "cell", "step", None)
         if field != "fit model"
     ),
@@ -261,7 +261,7 @@ def test_what_differs_undeclared_is_never_averaged(
             for name in ("f.h5", "p.h5"):
                 results.made[f"{at}{name}"] = (name, cell)
         if way != "hand":
-            results.record(state=way == "state")
+            results.record(running=way == "running")
         heard = Heard()
         groups = grouped(
             read_sources(sorted(Path(folder).rglob("*[0-9].json"))).evals, "method", heard, columns=True
@@ -303,7 +303,7 @@ def test_two_runs_are_two_rows(results: Results) -> None:
     _run_of(results, "a", (0.6, 0.7))
     _run_of(results, "b", (0.6, 0.7, 0.8))
     table = _evals(results.folder)
-    assert _names(table) == ["ncm, run a", "ncm, run b"]
+    assert _names(table) == ["ncm, run folder a", "ncm, run folder b"]
     assert [n for _, _, n in _accuracies(table)] == [2, 3]
 
 
@@ -320,7 +320,7 @@ def test_a_result_replaced_by_hand_is_none_of_the_run(results: Results) -> None:
     results.eval("a/s2/ncm.json", folder / "s2" / "ncm.safetensors", 0.99, data="elsewhere.h5")
     table = _evals(folder)
     assert [n for _, _, n in _accuracies(table)] == [2, 1]
-    assert _names(table)[1].startswith("ncm, ") and "elsewhere.h5" in _names(table)[1]
+    assert _names(table) == ["ncm, run folder a", "ncm, run folder none"]
 
 
 @pytest.mark.parametrize(
@@ -328,19 +328,18 @@ def test_a_result_replaced_by_hand_is_none_of_the_run(results: Results) -> None:
 )
 def test_a_record_that_cant_be_read_declares_nothing(results: Results, text: str) -> None:
     _run_of(results, "a", (0.6, 0.7))
-    for name in (".ncm-run.json", "report.json"):
-        (results.folder / "a" / name).write_text(text)
+    (results.folder / "a" / "report.json").write_text(text)
     assert len(_evals(*(results.folder / "a" / f"s{seed}" / "ncm.json" for seed in range(2))).rows) == 2
 
 
 RECIPE = """
 name: made
-vars: {at: "seed${seed}", f: "seed${seed}/data/features.h5", probe: "seed${seed}/ncm.safetensors"}
+vars: {rows: 100, at: "seed${seed}", f: "seed${seed}/data/features.h5", probe: "seed${seed}/ncm.safetensors"}
 matrix: {seed: [0, 1, 2]}
 steps:
   - data:
       {builder: synthetic, output: "${at}/data", seed: "${seed}", dim: 12, spurious: 3,
-       rows: 100, val_rows: 50, test_rows: 200, pairs: 20, holdout_pairs: 10}
+       rows: ${rows}, val_rows: 50, test_rows: 200, pairs: 20, holdout_pairs: 10}
   - name: NCM
     fit: {features: "${f}", pairs: "${at}/data/noisy-0.1.h5", rank: "3", output: "${probe}"}
   - eval: {probe: "${probe}", features: "${f}", where: split=test, output: "${at}/test.json"}
@@ -366,5 +365,7 @@ def test_a_run_and_the_reports_in_and_after_it_agree(tmp_path: Path, monkeypatch
     after = _evals(tmp_path / "out")
     assert _names(after) == ["ncm, --groups none", "ncm, --groups split"]
     assert _accuracies(after) == [(wanted.mean, wanted.sd, 3)] * 2
-    (tmp_path / "out" / ".ncm-run.json").unlink()
-    assert _evals(tmp_path / "out") == after, "the report that a run ends with has the record too"
+    # Another setting of one seed into the same folder: what is left of the others is no repetition of it.
+    run_recipe(load(tmp_path / "made.yaml", out=tmp_path / "out", sets=["seed=[1]", "rows=80"], cwd=tmp_path))
+    left = _evals(tmp_path / "out" / "seed0", tmp_path / "out" / "seed1", tmp_path / "out" / "seed2")
+    assert {n for _, _, n in _accuracies(left)} == {1} and len(left.rows) == 6
