@@ -32,7 +32,7 @@ STALE_ITERATIONS = 8
 """A chunk that took more iterations than this on average makes the next one take the curvature anew."""
 
 
-FIRST_RANKS = 4
+FIRST_RANKS = 8
 """Ranks that are solved side by side at first: so few start near nothing, so many cost as much as one."""
 
 SLOW_ITERATIONS = 60

@@ -6,6 +6,8 @@ scikit-learn gets what suits it: features already rotated and cut to the rank's 
 for that), and the faster of its lbfgs and newton-cholesky solvers on this data. Both sides are asked for, and
 afterwards measured to have, a gradient of the mean loss plus penalty below the same largest entry. Runs
 alternate; medians are compared. Threads are what the environment gives to both.
+
+Then a whole path (`--rank auto`, five weight decays) against the five folds that the rule `bound` fits of it.
 """
 
 from __future__ import annotations
@@ -19,10 +21,14 @@ import warnings
 import numpy as np
 import scipy.special
 
+from ncm_cli.methods.folds import deal
 from ncm_cli.methods.path import Fit, fit_path
 from ncm_cli.methods.projection import complement, spectrum
+from ncm_cli.stages.common_crossfit import FOLD_TOLERANCE
+from ncm_cli.stages.common_pairs import auto_ranks
 
 PAIRS = 240
+DECAYS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 
 
 def problem(n: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -67,6 +73,29 @@ def path_fits(
     start = time.perf_counter()
     fits = fit_path(X, y, 2, basis, ranks, [decay], tolerance=tol)
     return time.perf_counter() - start, fits
+
+
+def folds_against_path(n: int, d: int, runs: int) -> float:
+    """Processor time of fitting a path on five folds of pairs of training rows, over that of one path."""
+    rng = np.random.default_rng(1)
+    X, y, _ = problem(n, d, seed=1)
+    a, b = rng.permutation(n)[: 2 * PAIRS].reshape(2, -1)
+    dealt = deal(a, b, 5, seed=0)
+    ranks = auto_ranks(min(spectrum((X[a] - X[b])[fold.basis].T).rank for fold in dealt))
+    ratios = []
+    for _ in range(runs):
+        start = time.process_time()
+        fit_path(X, y, 2, spectrum((X[a] - X[b]).T).basis, ranks, DECAYS)
+        middle = time.process_time()
+        for fold in dealt:
+            left = ~np.isin(np.arange(n), fold.apart)
+            basis = spectrum((X[a] - X[b])[fold.basis].T).basis
+            fit_path(X[left], y[left], 2, basis, ranks, DECAYS, tolerance=FOLD_TOLERANCE)
+        ratios.append((time.process_time() - middle) / (middle - start))
+        print(
+            f"path of {len(ranks)} ranks x {len(DECAYS)}: {middle - start:.2f} s, folds: {ratios[-1]:.2f} x"
+        )
+    return statistics.median(ratios)
 
 
 def main(arguments: list[str] | None = None) -> float:
@@ -119,6 +148,7 @@ def main(arguments: list[str] | None = None) -> float:
         f"iterations {statistics.mean(fit.iterations for fit in fits):.1f} a fit"
     )
     print(f"ratio: {ratio:.1f}")
+    print(f"five folds cost {folds_against_path(args.rows, args.dim, args.runs):.2f} times one path")
     return ratio
 
 

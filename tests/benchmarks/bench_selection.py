@@ -32,9 +32,9 @@ from ncm_cli.methods.scoring import row_errors
 from ncm_cli.methods.selection import choose, stacked
 from ncm_cli.options.fit import FitOptions
 from ncm_cli.progress import SILENT
+from ncm_cli.stages.common_crossfit import crossfit, judge_pick
 from ncm_cli.stages.common_pairs import resolve_ranks
 from ncm_cli.stages.common_problem import read_problem
-from ncm_cli.stages.common_crossfit import crossfit, judge_pick
 from ncm_cli.stages.common_train import train_path
 from ncm_cli.store.features import Column, write_features
 from ncm_cli.store.fingerprint import fingerprint
