@@ -12,8 +12,8 @@ from ncm_cli.options.fit import FitOptions
 if TYPE_CHECKING:
     from ncm_cli.methods.selection import Candidate
     from ncm_cli.render import Ui
+    from ncm_cli.stages.common_crossfit import Judged
     from ncm_cli.stages.fit import FitReport
-    from ncm_cli.stages.fit_crossfit import Judged
 
 SHOWN = 24
 """Longer paths are cut to the best weight decay of each rank, and then to this many ranks around it."""

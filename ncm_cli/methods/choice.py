@@ -8,9 +8,21 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.methods.judge import METRICS
-
 Array = NDArray[np.float64]
+
+METRICS = (
+    "val_accuracy",
+    "val_log_loss",
+    "val_worst_group",
+    "flip_rate",
+    "bound_01",
+    "log_loss_bound",
+    "test_accuracy",
+    "test_log_loss",
+    "test_worst_group",
+)
+"""In the order of the tables; those that can't be known are NaN. The bounds and the flip rate are those of
+the folds of pairs, the others those of the fit on all rows and pairs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -54,16 +54,19 @@ def row_log_loss(logits: Floats, y: Codes) -> Floats:
     Parameters
     ----------
     logits
-        (n, 1): the logit of class 1 against class 0. (n, C) with C > 1: softmax logits.
+        (n, 1): the logit of class 1 against class 0. (n, C) with C > 1: softmax logits. Or those of many
+        probes, (n, R, C), for losses (n, R).
     y
         (n,) class codes.
     """
     z = np.asarray(logits, dtype=np.float64)
-    if z.shape[1] == 1:
+    codes = np.asarray(y).reshape(-1, *[1] * (z.ndim - 1))
+    if z.shape[-1] == 1:
         # softplus(−z) for class 1 and softplus(z) for class 0; logaddexp never overflows.
-        return np.logaddexp(0.0, np.where(np.asarray(y) == 1, -z[:, 0], z[:, 0]))
-    shifted = z - z.max(axis=1, keepdims=True)
-    return np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(z)), y]
+        return np.logaddexp(0.0, np.where(codes == 1, -z, z))[..., 0]
+    shifted = z - z.max(axis=-1, keepdims=True)
+    own = np.take_along_axis(shifted, np.broadcast_to(codes, (*z.shape[:-1], 1)), axis=-1)[..., 0]
+    return np.log(np.exp(shifted).sum(axis=-1)) - own
 
 
 def log_loss(logits: Floats, y: Codes) -> float:

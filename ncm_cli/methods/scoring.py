@@ -56,12 +56,10 @@ def row_errors(weight: Array, bias: Array, rows: Rows) -> tuple[Array, Array]:
     errors, losses = (np.empty((len(weight), len(rows.X))) for _ in range(2))
     regression = rows.y.dtype.kind == "f"
     for own, logits in _logits(weight, bias, rows.X):
-        for j in range(logits.shape[1]):
-            if regression:
-                losses[own.start + j] = errors[own.start + j] = (logits[:, j, 0] - rows.y) ** 2
-            else:
-                losses[own.start + j] = metrics.row_log_loss(logits[:, j], rows.y)
-        if not regression:
+        if regression:
+            losses[own] = errors[own] = ((logits[..., 0] - rows.y[:, None]) ** 2).T
+        else:
+            losses[own] = metrics.row_log_loss(logits, rows.y).T
             errors[own] = (metrics.decide(logits) != rows.y[:, None]).T
     return errors, losses
 
@@ -76,7 +74,8 @@ def pair_shifts(weight: Array, bias: Array, pairs: PairRows, *, regression: bool
     both = np.concatenate([pairs.a, pairs.b])
     for own, logits in _logits(weight, bias, both):
         a, b = logits[: len(pairs.a)], logits[len(pairs.a) :]
-        shifts[own] = ((a - b) ** 2).sum(axis=2).T
+        with np.errstate(over="ignore"):  # a probe that is about to diverge has infinite shifts
+            shifts[own] = ((a - b) ** 2).sum(axis=2).T
         changes[own] = shifts[own] if regression else (metrics.decide(a) != metrics.decide(b)).T
     return changes, shifts
 

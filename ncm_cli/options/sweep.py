@@ -75,13 +75,19 @@ class SweepOptions:
     seeds: int = option(
         5, help="Repetitions of every configuration, with seeds from --seed on.", group=_SEARCH
     )
+    folds: int = option(
+        5,
+        least=0,
+        help="Parts that the pairs are cut into for the rule bound, each trained anew; 0: no bound.",
+        group=_SEARCH,
+    )
     seed: int = option(0, least=0, help="First seed; also that of the random search.", group=_SEARCH)
 
     train: str | None = option(
-        None, help="Training rows; without it, split=train.", group=_ROWS, metavar="WHERE"
+        None, help="Training rows; without it, those of a split named train.", group=_ROWS, metavar="WHERE"
     )
     val: str | None = option(
-        None, help="Validation rows; without it, split=val.", group=_ROWS, metavar="WHERE"
+        None, help="Validation rows; without it, those of a split named val.", group=_ROWS, metavar="WHERE"
     )
     test: str | None = option(
         None,
@@ -109,13 +115,6 @@ class SweepOptions:
     dro_groups: str | None = option(
         None,
         help="Columns of groupdro's groups, if not the environments.",
-        group=_ROWS,
-        metavar="COLUMNS",
-        parse=parse_names,
-    )
-    lisa_domains: str | None = option(
-        None,
-        help="Columns of lisa's domains, if not the environments.",
         group=_ROWS,
         metavar="COLUMNS",
         parse=parse_names,

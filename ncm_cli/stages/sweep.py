@@ -71,7 +71,7 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> SweepReport:
         ready = read_ready(options, reporter)
         cells = plan(options, available_rank=ready.rank, reporter=reporter)
         device = _device(options, reporter)
-        parts = SweepParts(options.output, _key(options, cells, ready.problem.source.content_sha256, device))
+        parts = SweepParts(options.output, _key(options, cells, ready.problem.origin.content_sha256, device))
         if parts.stale:
             reporter.note("what an interrupted sweep with other options or data had finished is discarded")
         history, diverged, unconverged, resumed = _run(options, cells, ready, device, parts, reporter)
@@ -143,10 +143,11 @@ def _run(
     from ncm_cli.stages.sweep_run import Runner
 
     runner = Runner(ready, options, device)
-    todo = chunks(cells, ready.data.logits)
+    passes = options.epochs * (1 + max((len(folds) for folds in ready.folds.values()), default=0))
+    todo = chunks(cells, 1 if len(ready.classes) == 2 else len(ready.classes))
     found: list[dict[str, np.ndarray]] = []
     resumed = 0
-    with reporter.task("training", total=len(cells) * options.epochs, unit="epochs") as task:
+    with reporter.task("training", total=len(cells) * passes, unit="epochs") as task:
         for index, members in enumerate(todo):
             done = parts.read(index)
             if done is None:
@@ -155,7 +156,7 @@ def _run(
                 parts.write(index, done)
             else:
                 resumed += len(members)
-                task.advance(len(members) * options.epochs)
+                task.advance(len(members) * passes)
             found.append(done)
     if resumed:
         reporter.note(f"{resumed:,} of {len(cells):,} configurations were finished before")
@@ -188,18 +189,18 @@ def _facts(options: SweepOptions, ready: Any) -> dict[str, Any]:
         "classes": list(ready.classes),
         "data": {
             "features": str(options.features),
-            "content_sha256": problem.source.content_sha256,
-            "fingerprint": problem.source.fingerprint,
+            "content_sha256": problem.origin.content_sha256,
+            "fingerprint": problem.origin.fingerprint,
             "target": problem.target.name,
             "train": filters.train,
             "val": filters.val,
-            "test": None if ready.test is None else filters.test,
-            "train_rows": len(ready.data.features),
-            "val_rows": len(ready.val.features),
-            "test_rows": 0 if ready.test is None else len(ready.test.features),
+            "test": None if problem.test is None else filters.test,
+            "train_rows": len(ready.whole.X),
+            "val_rows": 0 if problem.val is None else len(problem.val.ids),
+            "test_rows": 0 if problem.test is None else len(problem.test.ids),
             "pairs": None if options.pairs is None else str(options.pairs),
-            "pairs_used": 0 if problem.pairs is None else int(problem.pairs.used.sum()),
-            "pairs_held_out": 0 if ready.pairs is None else len(ready.pairs[0]),
+            "pairs_used": 0 if problem.pairs is None else ready.whole.pairs,
+            "pairs_held_out": 0 if problem.pairs is None else int(problem.pairs.held_out.sum()),
             "numerical_rank": ready.rank,
         },
         "table": _beside(options.output, ".csv").name,

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ncm_cli.errors import InputError
 from ncm_cli.methods.config import TrainData
-from ncm_cli.methods.judge import LabelledRows
-from ncm_cli.methods.scoring import Rows
+from ncm_cli.methods.folds import Fold
+from ncm_cli.methods.scaling import Scaling
+from ncm_cli.methods.scoring import PairRows, Rows
 from ncm_cli.options.fit import FitOptions
 from ncm_cli.options.sweep import SweepOptions
 from ncm_cli.progress import Reporter
 from ncm_cli.stages.common_problem import Part, Problem, read_problem
-
-Codes = NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,16 +20,27 @@ class Ready:
     """Everything that training and judging need."""
 
     problem: Problem
-    data: TrainData
-    classes: tuple[str, ...]
-    val: LabelledRows
-    test: LabelledRows | None
-    pairs: tuple[NDArray[np.float64], NDArray[np.float64]] | None
-    """Held-out pairs' members."""
-    erase: Codes | None
-    """(n,) codes of leace's column on the training rows."""
+    whole: Part
+    """All rows and pairs."""
+    folds: dict[int, list[Fold]]
+    """Of each seed; empty without pairs, or where the bound isn't asked for."""
+    pairs: PairRows | None
+    """The pairs that a method which trains on none of their rows is measured on; None like the folds."""
     rank: int
-    """Numerical rank of the pairs, 0 without."""
+    """The largest rank that every fold's pairs have, 0 without."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.problem.target.classes
+
+    def val(self, scaling: Scaling) -> Rows:
+        """The validation rows, scaled."""
+        assert self.problem.val is not None
+        return self.problem.val.scaled(scaling)
+
+    def test(self, scaling: Scaling) -> Rows | None:
+        """The test rows, scaled; None where the sweep has none."""
+        return None if self.problem.test is None else self.problem.test.scaled(scaling)
 
 
 def read_ready(options: SweepOptions, reporter: Reporter) -> Ready:
@@ -54,20 +61,14 @@ def read_ready(options: SweepOptions, reporter: Reporter) -> Ready:
             fix="--val W: any filter that shares no row with --train and --test",
         )
     whole = problem.whole()
-    held_out = problem.pairs is not None and problem.pairs.held_out.any()
-    members = (
-        problem.pairs.members(problem.pairs.held_out, whole.scaling) if problem.pairs and held_out else None
-    )
-    return Ready(
-        problem=problem,
-        data=train_data(whole),
-        classes=problem.target.classes,
-        val=_labelled(problem.val.scaled(whole.scaling)),
-        test=None if problem.test is None else _labelled(problem.test.scaled(whole.scaling)),
-        pairs=None if members is None else (members.a, members.b),
-        erase=whole.erase,
-        rank=whole.rank,
-    )
+    folds: dict[int, list[Fold]] = {}
+    pairs = None
+    if problem.pairs is not None and options.folds:
+        seeds = range(options.seed, options.seed + options.seeds)
+        folds = {seed: problem.folds(options.folds, seed) for seed in seeds}
+        pairs = problem.pairs.members(problem.pairs.usable, whole.scaling)
+    ranks = [problem.fold_rank(fold) for dealt in folds.values() for fold in dealt]
+    return Ready(problem=problem, whole=whole, folds=folds, pairs=pairs, rank=min([whole.rank, *ranks]))
 
 
 def train_data(part: Part) -> TrainData:
@@ -85,10 +86,6 @@ def train_data(part: Part) -> TrainData:
         if spectrum is None or not rank
         else spectrum.singular_values[:rank] ** 2 / part.pairs,
     )
-
-
-def _labelled(rows: Rows) -> LabelledRows:
-    return LabelledRows(features=rows.X, targets=np.asarray(rows.y, np.int64), groups=rows.group)
 
 
 def _as_fit(options: SweepOptions) -> FitOptions:

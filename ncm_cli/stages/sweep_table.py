@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.methods.choice import RULES, Rule, best_checkpoints, pick_trial
-from ncm_cli.methods.judge import METRICS
+from ncm_cli.methods.choice import METRICS, RULES, Rule, best_checkpoints, pick_trial
 from ncm_cli.options.catalog import HYPER
 from ncm_cli.options.spec import as_json
 from ncm_cli.options.sweep import SweepOptions
@@ -22,7 +21,7 @@ Array = NDArray[np.float64]
 _MISSING = {
     "val_accuracy": "there are no validation rows",
     "val_worst_group": "there are no --groups",
-    "bound_01": "no pairs are held out",
+    "bound_01": "there are no --pairs, or --folds 0",
     "test_accuracy": "there are no --test rows",
     "test_worst_group": "there are no --test rows with --groups",
 }
