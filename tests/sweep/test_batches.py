@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncm_cli.methods.batches import batch_bounds, epoch_order, generator_of, partners
+from ncm_cli.methods.batches import batch_bounds, drawn_batches, epoch_order, generator_of, partners
 
 
 @settings(deadline=None, max_examples=40)
@@ -55,6 +55,21 @@ def test_batches_cover_the_rows_evenly(n: int, size: int, count: int) -> None:
     widths = [end - start for start, end in bounds]
     assert max(widths) - min(widths) <= 1
     assert size == 0 or max(widths) <= size
+
+
+def test_drawn_batches_hold_as_many_rows_of_each_environment() -> None:
+    strata = torch.tensor([0] * 70 + [1] * 20 + [2] * 10)[torch.randperm(100, generator=generator_of(0, 9))]
+    batches = list(drawn_batches(strata, 100, 8, generator_of(1, 0)))
+    assert len(batches) == 5
+    for rows in batches:
+        assert strata[rows].tolist() == [0] * 8 + [1] * 8 + [2] * 8
+    seen = torch.cat(
+        [torch.cat(list(drawn_batches(strata, 100, 8, generator_of(seed, 0)))) for seed in range(30)]
+    )
+    assert len(seen.unique()) == 100, "every row is drawn at some time"
+    assert len(batches[0].unique()) < 24, "drawn with replacement"
+    assert [len(rows) for rows in drawn_batches(None, 100, 30, generator_of(0, 0))] == [30] * 4
+    assert torch.equal(next(drawn_batches(strata, 100, 0, generator_of(0, 0))), torch.arange(100))
 
 
 @settings(deadline=None, max_examples=60)
