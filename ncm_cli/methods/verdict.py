@@ -92,7 +92,9 @@ def judge(found: CrossFit, pick: int, erm: int, constant: float | None, answer: 
     elif min(gain.value, before.value - error_before.value - (bound.value - error.value)) < least:
         code = "no-gain"
         text = (
-            f"The pairs don't help: the bound went from {before.value:.3g} with nothing removed to "
+            f"The pairs don't help: no rank has a lower bound than {before.value:.3g}, with nothing removed."
+            if pick == erm
+            else f"The pairs don't help: the bound went from {before.value:.3g} with nothing removed to "
             f"{bound.value:.3g}, the {what} from {change_before.value:.3g} to {change.value:.3g}."
         )
     elif gain.low <= 0:

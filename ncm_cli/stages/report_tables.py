@@ -51,6 +51,8 @@ def tables(
         if any(found.body.get("summary") for found in sources.bounds):
             made.append(_paths(bounds, by))
     made += [_verdicts(found) for found in sources.runs if found.body.get("expect")]
+    if any((found.body.get("selection") or {}).get("verdict") for found in sources.probes):
+        made.append(_choices(sources.probes))
     if sources.pairs:
         made.append(_pairs(sources))
     return made
@@ -103,6 +105,38 @@ def _evals(groups: Sequence[Group], metrics: str | None) -> Table:
         rows=_bold(rows, 3, lower, [not group.oracle for group in groups]),
         left=3,
         note=_spread_note(rows),
+    )
+
+
+def _choices(probes: Sequence[Found]) -> Table:
+    """Of each probe with a verdict: what was measured when it was chosen, beside its controls."""
+    rows = []
+    for found in probes:
+        selection = found.body.get("selection") or {}
+        verdict = selection.get("verdict")
+        if not verdict:
+            continue
+        controls = {one["name"]: one["bound"] for one in selection.get("controls", [])}
+        measured = [verdict["flip_rate"], verdict["bound"], controls.get("erm"), controls.get("constant")]
+        rows.append(
+            (
+                Cell(str(found.path)),
+                Cell(f"{ORACLE} {selection['rule']}" if selection.get("oracle") else str(selection["rule"])),
+                Cell(str(found.body.get("rank"))),
+                *(
+                    Cell(spread=spread([one["value"]], (one["low"], one["high"]))) if one else Cell()
+                    for one in measured
+                ),
+                Cell(verdict["code"]),
+            )
+        )
+    columns = ("probe", "selection", "rank", "flip rate", "bound", "ERM's bound", "constant's", "verdict")
+    return Table(
+        title="Did the pairs help? (validation rows and pairs only)",
+        columns=columns,
+        rows=tuple(rows),
+        left=3,
+        note="brackets are 95 % intervals",
     )
 
 

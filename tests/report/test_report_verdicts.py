@@ -1,0 +1,65 @@
+"""Probes with a verdict have a table of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ncm_cli.cli.main import run
+from ncm_cli.store.fingerprint import fingerprint
+from ncm_cli.store.probe import Probe, write_probe
+
+ENCODER = {"kind": "array", "model": "made"}
+
+
+def estimate(value: float, low: float, high: float) -> dict[str, float]:
+    return {"value": value, "low": low, "high": high}
+
+
+def made(path: Path, verdict: dict | None, *, oracle: bool = False) -> Path:
+    controls = [{"name": "erm", "bound": estimate(0.9, 0.8, 1.0)}] if verdict else []
+    selection = {"rule": "bound", "oracle": oracle, "verdict": verdict, "controls": controls, "path": []}
+    meta = {"encoder": ENCODER, "fingerprint": fingerprint(ENCODER), "rank": 1, "selection": selection}
+    probe = Probe(
+        weight=np.array([[0.0, 1.0]]),
+        bias=np.zeros(1),
+        basis=np.array([[1.0], [0.0]]),
+        singular_values=np.ones(1),
+        classes=("no", "yes"),
+        task="classification",
+        target="label",
+        meta=meta,
+    )
+    write_probe(path, probe)
+    return path
+
+
+def test_the_verdict_stands_beside_bound_and_controls(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verdict = {
+        "code": "helps",
+        "text": "The pairs help.",
+        "flip_rate": estimate(0.1, 0.05, 0.2),
+        "bound": estimate(0.3, 0.25, 0.4),
+    }
+    found = [made(tmp_path / "a.safetensors", verdict), made(tmp_path / "erm.safetensors", None)]
+    assert run(["report", *map(str, found), "--format", "csv"]) == 0
+    shown = capsys.readouterr().out
+    assert "helps" in shown
+    for number in ("0.3", "0.25", "0.4", "0.9"):
+        assert number in shown
+    assert "erm.safetensors" not in shown
+
+
+def test_an_unmeasured_verdict_leaves_its_cells_empty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verdict = {"code": "unmeasured", "text": "No validation rows.", "flip_rate": None, "bound": None}
+    path = made(tmp_path / "a.safetensors", verdict, oracle=True)
+    assert run(["report", str(path), "--format", "markdown"]) == 0
+    shown = capsys.readouterr().out
+    assert "unmeasured" in shown
+    assert "ORACLE" in shown
