@@ -12,7 +12,7 @@ from ncm_cli.options.fit import FitOptions
 from ncm_cli.progress import Reporter
 from ncm_cli.store.features import Column, FeatureStore
 from ncm_cli.store.groups import make_groups
-from ncm_cli.store.splits import split_filter, split_values, unrecognised
+from ncm_cli.store.splits import split_filter, split_values, unrecognised, unused_filter
 from ncm_cli.store.targets import Target, classes_among, label_name, read_target
 
 Mask = NDArray[np.bool_]
@@ -29,6 +29,8 @@ class Filters:
     train_rows: Mask
     val_rows: Mask | None
     test_rows: Mask | None
+    unused: str = ""
+    """A filter of rows that have no part to play, for hints."""
 
     def apart(self) -> Mask:
         """(N,) the validation and test rows."""
@@ -49,22 +51,19 @@ def select_rows(store: FeatureStore, options: FitOptions, *, oracle: bool, repor
     """
     train = options.train or split_filter(store, "train")
     if train is None:
+        example = unused_filter(store, np.zeros(store.rows, dtype=bool))
         raise InputError(
             "nothing says which rows to train on",
             where=store.path,
             found=unrecognised(store, ["train"]) or f"no split column; columns: {listing(store.columns)}",
-            fix="--train W and --val W, such as --train 'domain!=sketch'; or embed a table with a split "
-            "column, as ncm data folder writes it",
+            fix=f"--train W and --val W, such as --train '{example}'; or embed a table with a split column, "
+            "as ncm data folder writes it",
         )
-    if options.test is None and (what := unrecognised(store, ["test"])):
-        strange = None in split_values(store).values()
-        say = reporter.warn if strange else reporter.note
-        say(f"{what}: nothing is kept apart as test rows; --test W names them, such as --test 'split=...'")
     if oracle and options.test is None:
+        example = split_filter(store, "test") or unused_filter(store, _selected(store, train))
         raise InputError(
             "--select oracle needs test rows to look at",
-            fix=f"--test '{split_filter(store, 'test') or 'split=...'}', or a rule that needs no test "
-            "domain: --select bound",
+            fix=f"--test '{example}', or a rule that needs no test domain: --select bound",
         )
     val = options.val or split_filter(store, "val")
     test = options.test or split_filter(store, "test")
@@ -78,9 +77,16 @@ def select_rows(store: FeatureStore, options: FitOptions, *, oracle: bool, repor
     elif test_rows is not None and (test_rows & train_rows).any():
         reporter.warn(f"{int((test_rows & train_rows).sum()):,} training rows are rows of {test}")
         test_rows = test_rows & ~train_rows
-    return Filters(
+    filters = Filters(
         train=train, val=val, test=test, train_rows=train_rows, val_rows=val_rows, test_rows=test_rows
     )
+    what = None if options.test else unrecognised(store, ["test"])
+    if what or val is None:
+        filters = dataclasses.replace(filters, unused=unused_filter(store, train_rows | filters.apart()))
+    if what:
+        say = reporter.warn if None in split_values(store).values() else reporter.note
+        say(f"{what}: nothing is kept apart as test rows; --test W names them: --test '{filters.unused}'")
+    return filters
 
 
 def training_only(store: FeatureStore, options: FitOptions) -> Filters:

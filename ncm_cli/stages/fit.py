@@ -298,7 +298,7 @@ def resolve_rule(asked: str | None, problem: Problem, several: bool) -> tuple[st
             what,
             where=problem.origin.path,
             found="no validation rows",
-            fix=f"name some with --val W, such as --val 'fold=2', {one}",
+            fix=f"name some with --val W, such as --val '{problem.filters.unused}', {one}",
         )
     if asked is not None and asked != "bound":
         return asked, ""

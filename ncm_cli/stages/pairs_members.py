@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from ncm_cli.errors import InputError, listing
 from ncm_cli.methods.matching import components, split_components
 from ncm_cli.progress import Reporter
-from ncm_cli.store.features import Column, FeatureStore
-from ncm_cli.store.splits import role_of, split_values, unrecognised
+from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.splits import role_of, split_column, split_values, unrecognised
 
 _TRAIN, _TEST = 1, 2
 _BITS = {"train": _TRAIN, "val": _TRAIN, "test": _TEST, None: 0}
@@ -139,8 +139,8 @@ def straddling(
 def _sides(store: FeatureStore, test: str | None) -> NDArray[np.int64]:
     """(N,) bits: 1 training or validation, 2 test, 3 a training row that is also the file of a test row."""
     sides = np.zeros(store.rows, dtype=np.int64)
-    split = store.columns[store.split_column] if store.split_column else None
-    if isinstance(split, Column):
+    split = split_column(store)
+    if split is not None:
         bits = [_BITS[role_of(name)] for name in split.categories] + [0]
         sides = np.array(bits, dtype=np.int64)[split.codes]
     if test is not None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError
 from ncm_cli.options.grids import parse_names
-from ncm_cli.store.columns import Column
+from ncm_cli.store.columns import AnyColumn, Column
 
 if TYPE_CHECKING:
     from ncm_cli.store.features import FeatureStore
@@ -54,7 +54,8 @@ def make_groups(store: FeatureStore, names: str) -> Groups:
 
     Raises `InputError` for a column that isn't there, or a numeric one with more than `VALUES` values.
     """
-    columns = [_categorical(store, name) for name in dict.fromkeys(parse_names(names))]
+    named = (_categorical(store, name) for name in parse_names(names))
+    columns = list({column.name: column for column in named}.values())
     if not columns:
         return Groups((), (), np.full(store.rows, -1, dtype=np.int64))
     codes = np.stack([column.codes.astype(np.int64) for column in columns])
@@ -77,19 +78,26 @@ def make_groups(store: FeatureStore, names: str) -> Groups:
 
 def _categorical(store: FeatureStore, name: str) -> Column:
     column = store.column(name)
-    if isinstance(column, Column):
-        return column
-    values, codes = np.unique(column.values[~np.isnan(column.values)], return_inverse=True)
-    if len(values) > VALUES:
+    found = categories_of(column)
+    if not isinstance(column, Column) and len(found.categories) > VALUES:
         raise InputError(
             f"the numeric column {name!r} has too many values to be groups",
             where=store.path,
-            found=f"{len(values)} values",
+            found=f"{len(found.categories)} values",
             expected=f"at most {VALUES}",
         )
-    every = np.full(store.rows, -1, dtype=np.int32)
-    every[~np.isnan(column.values)] = codes
-    return Column(column.name, every, tuple(f"{value:g}" for value in values))
+    return found
+
+
+def categories_of(column: AnyColumn) -> Column:
+    """The column itself, or a numeric one with its values as categories, in ascending order."""
+    if isinstance(column, Column):
+        return column
+    known = ~np.isnan(column.values)
+    values, inverse = np.unique(column.values[known], return_inverse=True)
+    codes = np.full(len(known), -1, dtype=np.int32)
+    codes[known] = inverse
+    return Column(column.name, codes, tuple(f"{value:.15g}" for value in values))
 
 
 def group_weights(codes: Codes) -> NDArray[np.float64]:

@@ -9,7 +9,11 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ncm_cli.store.columns import Column
+from ncm_cli.store.groups import categories_of
 
 if TYPE_CHECKING:
     from ncm_cli.store.features import FeatureStore
@@ -37,20 +41,37 @@ def role_of(value: str) -> Role | None:
     return None
 
 
+def split_column(store: FeatureStore) -> Column | None:
+    """The store's split column, a numeric one by its digits; None where it has none."""
+    if "split" not in store.columns and store.split_column is None:
+        return None
+    return categories_of(store.column("split"))
+
+
 def split_values(store: FeatureStore) -> dict[str, Role | None]:
     """The values of the store's split column that have rows, each with its role; empty without the column."""
-    if "split" not in store.columns and store.split_column is None:
-        return {}
-    column = store.column("split")
-    if not isinstance(column, Column):
-        return {}
-    return {value: role_of(value) for value, rows in column.counts().items() if rows}
+    column = split_column(store)
+    counts = {} if column is None else column.counts()
+    return {value: role_of(value) for value, rows in counts.items() if rows}
 
 
 def split_filter(store: FeatureStore, role: Role) -> str | None:
     """The row filter of a role's rows, such as ``split=train|training``; None where the store has none."""
     values = [value for value, known in split_values(store).items() if known == role]
     return f"{store.split_column or 'split'}={'|'.join(values)}" if values else None
+
+
+def unused_filter(store: FeatureStore, used: NDArray[np.bool_]) -> str:
+    """A filter of some of the rows that aren't ``used`` (N,), by the split column if it can be; for hints."""
+    split = split_column(store)
+    for column in [split] if split else store.columns.values():
+        if not isinstance(column, Column) or column.name == store.label_column:
+            continue
+        taken = np.bincount(column.codes[used & (column.codes >= 0)], minlength=len(column.categories))
+        for (value, rows), own in zip(column.counts().items(), taken, strict=True):
+            if 0 < rows < store.rows and not own:
+                return f"{column.name}={value}"
+    return "COLUMN=VALUE"
 
 
 def unrecognised(store: FeatureStore, roles: Iterable[Role]) -> str | None:
