@@ -115,6 +115,8 @@ def bound(options: BoundOptions, *, reporter: Reporter = SILENT) -> BoundReport:
         oracle = bound_pairs.oracle_pairs(options.oracle_pairs, oracle_store, probe, features, reporter)
         fitted = problem = None
         if options.pairs:
+            if options.ranks or options.pair_counts:
+                bound_pairs.require_ncm(probe)
             pairs_store = bound_pairs.read_matching_pairs(options.pairs, options.probe, probe)
             bound_pairs.require_pairs_of_the_fit(options.pairs, pairs_store, probe)
             problem = reread_problem(probe, options.features, options.pairs, reporter=SILENT)

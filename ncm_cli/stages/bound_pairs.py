@@ -187,6 +187,17 @@ class FitPairs:
         return (self.a - self.b).T
 
 
+def require_ncm(probe: Probe) -> None:
+    """Refuse probes that can't be refitted along ranks."""
+    method = probe.meta.get("method")
+    if method != "ncm":
+        raise MismatchError(
+            "a probe that removes no directions can't be fitted again along ranks or pairs",
+            found=f"method {method}",
+            expected="a probe of ncm fit --pairs",
+        )
+
+
 def require_pairs_of_the_fit(path: Path, store: PairStore, probe: Probe) -> None:
     """A `MismatchError` if the probe was fitted with other pairs; without pairs, any will do."""
     fitted = (probe.meta.get("data") or {}).get("pairs") or {}

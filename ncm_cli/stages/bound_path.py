@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.errors import MismatchError
 from ncm_cli.methods import bound as theory
 from ncm_cli.methods.metrics import decide
 from ncm_cli.methods.path import Fit
@@ -51,17 +50,6 @@ class Setting:
             ranks=ranks,
             decays=[float(self.probe.meta["hyper_parameters"]["weight_decay"])],
             advance=advance,
-        )
-
-
-def require_ncm(probe: Probe) -> None:
-    """Refuse probes that can't be refitted along ranks."""
-    method = probe.meta.get("method")
-    if method != "ncm":
-        raise MismatchError(
-            "a probe that removes no directions can't be fitted again along ranks or pairs",
-            found=f"method {method}",
-            expected="a probe of ncm fit --pairs",
         )
 
 

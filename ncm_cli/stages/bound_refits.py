@@ -61,7 +61,6 @@ def refit_paths(
     ranks: list[bound_path.PathRow] = []
     counts: list[bound_path.PathRow] = []
     if problem is not None:
-        bound_path.require_ncm(probe)
         setting = bound_path.Setting(probe, problem, loss)
         own = _rows_of(options.train, probe, features) if options.train is not None else None
         if options.ranks:
