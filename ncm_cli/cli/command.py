@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ncm_cli.cli.summaries import COMMANDS
-from ncm_cli.options.spec import Field, check, fields_of, refuse_replacing
+from ncm_cli.options.spec import Field, at_home, check, fields_of, refuse_replacing
 
 Handler = Callable[[Any, Any], int | None]
 """``handler(options, ui)``; a returned number other than None is the exit code."""
@@ -65,8 +65,9 @@ def add_command(
 
 
 def _build(options: type, fields: Sequence[Field], values: dict[str, Any]) -> Any:
-    repeated = {field.name for field in fields if field.repeated}
-    made = check(options(**{k: tuple(v or ()) if k in repeated else v for k, v in values.items()}))
+    given = {field.name: at_home(field, values[field.name]) for field in fields}
+    given |= {field.name: tuple(given[field.name] or ()) for field in fields if field.repeated}
+    made = check(options(**given))
     refuse_replacing(made)
     return made
 

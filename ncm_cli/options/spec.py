@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os.path
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
@@ -140,6 +141,18 @@ def fields_of(options: type) -> list[Field]:
         kind, optional, repeated = _plain(hints[field.name])
         found.append(Field(field.name, field.metadata["spec"], kind, optional, repeated, field.default))
     return found
+
+
+def at_home(field: Field, value: Any) -> Any:
+    """What an option is given, its paths with ``~`` and ``~user`` at their start as a shell expands them.
+
+    Shells leave ``--output=~/x`` and ``"~/x"`` as they are.
+    """
+    if field.spec.role == "value" and field.type is not Path:
+        return value
+    if isinstance(value, str | Path):
+        return type(value)(os.path.expanduser(value))
+    return [at_home(field, item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def check(options: Any) -> Any:

@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from ncm_cli.cli.main import run
 from ncm_cli.errors import UsageError
 from ncm_cli.options.grids import parse_names, parse_numbers, parse_ranks
 from ncm_cli.options.registry import BUILDERS, STEPS, builder_options, step_options
@@ -15,6 +17,7 @@ from ncm_cli.options.spec import (
     COLUMN_METAVARS,
     argument,
     as_json,
+    at_home,
     check,
     fields_of,
     option,
@@ -153,3 +156,35 @@ def test_numbers_below_the_least_are_refused() -> None:
 def test_no_seed_is_negative(options: str) -> None:
     for field in fields_of(_class(options)):
         assert field.name != "seed" or field.spec.least == 0
+
+
+@pytest.mark.parametrize("options", [*(s for s in STEPS if s != "data"), *BUILDERS])
+def test_c72_every_path_option_expands_a_tilde_and_no_other_does(
+    options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/at/home")
+    for field in fields_of(_class(options)):
+        if field.type is Path:
+            assert at_home(field, Path("~/x")) == Path("/at/home/x"), field.flag
+            assert at_home(field, [Path("~"), Path("a/~/b")]) == [Path("/at/home"), Path("a/~/b")]
+            assert at_home(field, Path("~no such user/x")) == Path("~no such user/x")
+        elif field.type is str:
+            expanded = "~/x" if field.spec.role == "value" else "/at/home/x"
+            assert at_home(field, "~/x") == expanded, field.flag
+        assert at_home(field, None) is None
+
+
+def test_c72_a_tilde_that_the_shell_left_is_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    photo = tmp_path / "home" / "photos" / "cat" / "a.png"
+    photo.parent.mkdir(parents=True)
+    Image.new("RGB", (2, 2)).save(photo)
+    assert run(["data", "folder", "~/photos", "--output=~/data", "-q"]) == 0
+    shell = ["embed", "~/data/manifest.csv", "--model", "pixels:2", "-o", "~/f.h5", "-q"]
+    assert run(shell) == 0
+    assert run(["info", "~/f.h5", "-q"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home"]
+    assert (tmp_path / "home" / "f.h5").is_file()
