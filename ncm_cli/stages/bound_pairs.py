@@ -165,6 +165,10 @@ def training_losses(
     found = np.concatenate(losses)
     if not len(found):
         raise InputError("no labelled rows for Term I", where=f"--train {where}")
+    rows = int(mask.sum())
+    if len(found) < rows:
+        left_out = f"{rows - len(found):,} of {rows:,} rows of {where}"
+        reporter.warn(f"{left_out} have no known {target.name} and are left out of Term I")
     return found
 
 
