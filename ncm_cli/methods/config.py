@@ -104,8 +104,6 @@ class TrainData:
     """(n,) codes 0..E − 1, needed by irm, vrex, groupdro, fish and lisa."""
     dro_groups: Any = None
     """(n,) codes of the groups of groupdro; the environments where left out."""
-    lisa_domains: Any = None
-    """(n,) codes of the domains of lisa; the environments where left out."""
     row_weights: Any = None
     """(n,) weights of upweighted configurations."""
     basis: Any = None
@@ -115,7 +113,7 @@ class TrainData:
 
     def __post_init__(self) -> None:
         n = len(self.features)
-        for name in ("targets", "environments", "dro_groups", "lisa_domains", "row_weights"):
+        for name in ("targets", "environments", "dro_groups", "row_weights"):
             value = getattr(self, name)
             if value is not None and len(value) != n:
                 raise InputError(f"{name} has {len(value):,} entries for {n:,} rows")

@@ -40,7 +40,6 @@ class Problem:
         groupings = {
             "environments": data.environments,
             "dro": data.environments if data.dro_groups is None else data.dro_groups,
-            "lisa": data.environments if data.lisa_domains is None else data.lisa_domains,
         }
         self.codes = {
             name: torch.from_numpy(np.unique(np.asarray(codes), return_inverse=True)[1].astype(np.int64))

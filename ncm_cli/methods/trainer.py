@@ -173,7 +173,7 @@ class Group:
         def mixing() -> Mixing:
             generator = self._generators[MIXING]
             draws = torch.rand(2 * len(rows) + 1, generator=generator)
-            labels, domains = problem.targets[rows], problem.codes["lisa"][rows]
+            labels, domains = problem.targets[rows], problem.codes["environments"][rows]
             return Mixing(
                 strategy=float(draws[-1]),
                 intra_label=partners(labels, domains, draws[: len(rows)]),

@@ -134,17 +134,11 @@ def _by_steps(
     from ncm_cli.methods.config import Config, TrainData
     from ncm_cli.methods.trainer import Schedule, train
 
-    spectrum = part.spectrum
-    width = max(ranks) if method == "ncm" else 0
-    moments = None
-    if method == "matchdg":
-        if spectrum is None:
-            raise InputError("matchdg needs pairs", fix="--pairs PAIRS.h5")
-        width = spectrum.rank
-        moments = spectrum.singular_values[:width] ** 2 / part.pairs
+    # The whole spectrum, whichever ranks are asked for: a rank's probe doesn't depend on its neighbours.
+    spectrum = part.spectrum if part.rank else None
     configs = [
         Config(
-            method="erm" if method == "leace" else method,
+            method=method,
             rank=rank,
             weight_decay=decay,
             upweighted=part.weights is not None,
@@ -162,8 +156,8 @@ def _by_steps(
         n_classes=part.n_classes,
         environments=part.environments,
         row_weights=part.weights,
-        basis=spectrum.basis[:, :width] if spectrum and width else None,
-        pair_moments=moments,
+        basis=spectrum.basis[:, : part.rank] if spectrum else None,
+        pair_moments=spectrum.singular_values[: part.rank] ** 2 / part.pairs if spectrum else None,
     )
     trained = train(
         configs,

@@ -4,61 +4,43 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
-from ncm_cli.methods import metrics
-from ncm_cli.methods.choice import RULES, best_checkpoints, pick_trial
-from ncm_cli.methods.judge import METRICS, Judge, LabelledRows
+from ncm_cli.methods import metrics, scoring
+from ncm_cli.methods.choice import METRICS, RULES, best_checkpoints, pick_trial
+from ncm_cli.methods.selection import worst_group_error
 
 AT = {name: i for i, name in enumerate(METRICS)}
 
 
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_judge_agrees_with_plain_metrics(
+def test_scores_of_many_probes_agree_with_plain_metrics(
     classes: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ncm_cli.methods.judge.BLOCK_ELEMENTS", 70)
+    monkeypatch.setattr("ncm_cli.methods.scoring.BLOCK_ELEMENTS", 70)
     rng = np.random.default_rng(seed)
     logits, d, count = (1 if classes == 2 else classes), 5, 6
-    rows = {
-        name: LabelledRows(
-            features=rng.standard_normal((n, d)),
-            targets=rng.integers(0, classes, n),
-            groups=rng.choice([0, 2, 7], n),
-        )
-        for name, n in (("val", 40), ("test", 33))
-    }
-    a, b = rng.standard_normal((2, 21, d))
+    rows = scoring.Rows(
+        X=rng.standard_normal((40, d)), y=rng.integers(0, classes, 40), group=rng.choice([0, 2, 7], 40)
+    )
+    pairs = scoring.PairRows(a=rng.standard_normal((21, d)), b=rng.standard_normal((21, d)))
     weight, bias = rng.standard_normal((count, logits, d)), rng.standard_normal((count, logits))
-    judge = Judge(classes, val=rows["val"], test=rows["test"], pairs=(a, b))
-    found = judge.judge(torch.tensor(weight), torch.tensor(bias))
-    assert set(found) == set(METRICS)
+    errors, losses = scoring.row_errors(weight, bias, rows)
+    changes, shifts = scoring.pair_shifts(weight, bias, pairs, regression=False)
+    worst = worst_group_error(errors, rows.group)
 
     def decided(z: np.ndarray) -> np.ndarray:
         return (z[:, 0] > 0).astype(int) if logits == 1 else z.argmax(1)
 
     for r in range(count):
-        for name, part in rows.items():
-            z = part.features @ weight[r].T + bias[r]
-            right = decided(z) == part.targets
-            assert found[f"{name}_accuracy"][r] == pytest.approx(right.mean(), abs=1e-12)
-            assert found[f"{name}_log_loss"][r] == pytest.approx(metrics.log_loss(z, part.targets), abs=1e-10)
-            worst = min(right[part.groups == g].mean() for g in (0, 2, 7))
-            assert found[f"{name}_worst_group"][r] == pytest.approx(worst, abs=1e-12)
-        z_a, z_b = (member @ weight[r].T + bias[r] for member in (a, b))
-        flips = (decided(z_a) != decided(z_b)).mean()
-        assert found["flip_rate"][r] == pytest.approx(flips, abs=1e-12)
-        assert found["bound_01"][r] == pytest.approx(1 - found["val_accuracy"][r] + flips, abs=1e-12)
-        drift = np.sqrt((((z_a - z_b) ** 2).sum(1)).mean()) * (1 if logits == 1 else np.sqrt(2))
-        assert found["log_loss_bound"][r] == pytest.approx(found["val_log_loss"][r] + drift, abs=1e-10)
-
-
-def test_what_is_not_given_is_not_known() -> None:
-    rows = LabelledRows(features=np.ones((3, 2)), targets=np.array([0, 1, 1]))
-    found = Judge(2, val=rows).judge(torch.zeros(1, 1, 2).double(), torch.zeros(1, 1).double())
-    known = {name for name, values in found.items() if np.isfinite(values).all()}
-    assert known == {"val_accuracy", "val_log_loss"}
+        z = rows.X @ weight[r].T + bias[r]
+        wrong = decided(z) != rows.y
+        np.testing.assert_array_equal(errors[r], wrong)
+        assert losses[r].mean() == pytest.approx(metrics.log_loss(z, rows.y), abs=1e-10)
+        assert worst[r] == pytest.approx(max(wrong[rows.group == g].mean() for g in (0, 2, 7)), abs=1e-12)
+        z_a, z_b = (member @ weight[r].T + bias[r] for member in (pairs.a, pairs.b))
+        np.testing.assert_array_equal(changes[r], decided(z_a) != decided(z_b))
+        np.testing.assert_allclose(shifts[r], ((z_a - z_b) ** 2).sum(1), atol=1e-10)
 
 
 def history_of(*rows: dict[str, list[float]]) -> np.ndarray:

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from ncm_cli.methods.config import Config, Schedule, TrainData
-from ncm_cli.methods.judge import Judge, LabelledRows
 from ncm_cli.methods.trainer import train
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -53,19 +52,4 @@ def test_cuda_gives_the_cpus_probes_and_the_same_bits_twice(classes: int) -> Non
     on_cpu = train(configs, data, schedule)
     for a, b, c in zip(first, second, on_cpu, strict=True):
         assert a.weight.tobytes() == b.weight.tobytes(), a.config
-        np.testing.assert_allclose(a.weight, c.weight, atol=1e-4, err_msg=str(a.config))
-
-
-def test_the_judge_says_the_same_on_cuda() -> None:
-    rng = np.random.default_rng(0)
-    rows = LabelledRows(
-        features=rng.standard_normal((200, 9)),
-        targets=rng.integers(0, 3, 200),
-        groups=rng.integers(0, 4, 200),
-    )
-    pairs = (rng.standard_normal((30, 9)), rng.standard_normal((30, 9)))
-    weight, bias = torch.tensor(rng.standard_normal((7, 3, 9))), torch.tensor(rng.standard_normal((7, 3)))
-    cpu = Judge(3, val=rows, pairs=pairs, test=rows).judge(weight, bias)
-    cuda = Judge(3, val=rows, pairs=pairs, test=rows, device="cuda").judge(weight.cuda(), bias.cuda())
-    for name, values in cpu.items():
-        np.testing.assert_allclose(cuda[name], values, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(a.weight, c.weight, atol=1e-8, err_msg=str(a.config))

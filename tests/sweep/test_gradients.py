@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 from pathlib import Path
 
@@ -170,15 +169,3 @@ def test_annealing_starts_the_penalty_and_rescales_the_decay() -> None:
         after = bank.gradient(batch, 3).numpy()
         np.testing.assert_allclose(after[:, :8], problem.gradient(reference(50.0)), atol=1e-8)
         assert float(bank.decay) == pytest.approx(0.2 / 50)
-
-
-def test_lisas_domains_can_be_other_than_the_environments() -> None:
-    problem = references.Problem(0, 2)
-    domains = np.random.default_rng(5).permutation(np.arange(60) % 4)
-    data = dataclasses.replace(train_data(problem), lisa_domains=domains)
-    held = Problem(data, "cpu")
-    rows = torch.arange(held.n)
-    mixing = Group(held, [Config(method="lisa")], Schedule(batch_size=0)).batch(rows).mixing()
-    assert (domains[mixing.intra_label] != domains).all()
-    assert (domains[mixing.intra_domain] == domains).all()
-    assert (problem.targets[mixing.intra_label] == problem.targets).all()

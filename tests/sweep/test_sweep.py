@@ -17,10 +17,14 @@ import pytest
 
 from ncm_cli.cli.main import run
 from ncm_cli.errors import InputError, UsageError
+from ncm_cli.methods.dfr import fit_dfr, halves
+from ncm_cli.options.fit import FitOptions
 from ncm_cli.options.sweep import SweepOptions
 from ncm_cli.progress import Reporter
 from ncm_cli.stages import sweep_run
+from ncm_cli.stages.fit import fit
 from ncm_cli.stages.sweep import sweep
+from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.results import read_result
 from ncm_cli.store.sweep_parts import SweepParts
 from ncm_cli.store.sweep_table import read_sweep
@@ -103,6 +107,81 @@ def test_rank_zero_has_erms_numbers(swept: Made, problem: Path) -> None:
         np.testing.assert_array_equal(values[erm], values[ncm])
 
 
+@pytest.mark.parametrize("method", ["erm", "ncm", "irm", "vrex", "groupdro", "fish", "lisa", "matchdg"])
+def test_fit_trains_what_a_sweep_trains(swept: Made, problem: Path, method: str) -> None:
+    """And a rank's probe doesn't depend on the ranks beside it."""
+    rank = ("rank=2",) if method == "ncm" else ()
+    penalty = ("penalty=1",) if method in ("irm", "vrex", "matchdg") else ()
+    search = ("lr=0.01", "weight_decay=1e-3", *rank, *penalty)
+    others = {"irm": ("anneal=0",), "vrex": ("anneal=0",), "groupdro": ("eta=0.01",)}
+    others |= {"fish": ("meta_lr=0.5",), "lisa": ("p_sel=0.5",)}
+    envs = None if method in ("erm", "ncm", "matchdg") else "domain"
+    sweep(swept(methods=method, search=search + others.get(method, ()), seeds=1, folds=0, envs=envs))
+    fitted = FitOptions(
+        features=problem / "f.h5",
+        pairs=problem / "p.h5",
+        output=problem / "probe.safetensors",
+        method=method,
+        rank="0:3" if method == "ncm" else "0",
+        select="in-domain",
+        solver="adam",
+        weight_decay="1e-3",
+        lr=0.01,
+        epochs=4,
+        batch_size=64,
+        device="cpu",
+        envs=envs,
+    )
+    candidates = fit(fitted).candidates
+    found = next(one for one in candidates if one.rank == (2 if method == "ncm" else 0))
+    table = read_sweep(problem / "s.h5").metrics
+    assert table["val_log_loss"][0, -1] == pytest.approx(found.val_log_loss, abs=1e-12)
+
+
+def test_pairs_change_no_baseline(swept: Made, problem: Path) -> None:
+    """With Adam, whose steps depend on the coordinates."""
+    methods = "erm,irm,vrex,groupdro,fish,lisa"
+    search = ("lr=0.05", "penalty=30", "anneal=5")
+    sweep(swept(methods=f"{methods},ncm,matchdg", search=(*search, "rank=2"), folds=0))
+    with_pairs = read_sweep(problem / "s.h5")
+    sweep(swept(methods=methods, search=search, pairs=None))
+    without = read_sweep(problem / "s.h5")
+    own = [i for i, name in enumerate(with_pairs.method) if name in methods.split(",")]
+    assert len(own) == len(without.method)
+    for name in ("val_accuracy", "val_log_loss", "test_accuracy", "test_log_loss"):
+        np.testing.assert_allclose(with_pairs.metrics[name][own], without.metrics[name], atol=1e-12)
+
+
+def test_the_protocol_is_followed_and_recorded(swept: Made, problem: Path) -> None:
+    search = ("lr=0.01", "meta_lr=0.5")
+    losses = {}
+    for protocol in ("papers", "domainbed"):
+        report = sweep(swept(methods="erm,irm,fish", search=search, folds=0, protocol=protocol))
+        assert report.to_json()["options"]["protocol"] == protocol
+        losses[protocol] = read_sweep(problem / "s.h5").metrics["val_log_loss"][:, -1]
+    assert np.abs(losses["papers"] - losses["domainbed"]).min() > 1e-4
+
+
+def test_dfr_is_tuned_on_one_subset_and_tested_on_twenty(swept: Made, problem: Path) -> None:
+    sweep(swept(methods="dfr", search=("C=0.3",), seeds=1, folds=0))
+    table = read_sweep(problem / "s.h5").metrics
+    with FeatureStore.open(problem / "f.h5") as store:
+        X, codes = store.read().astype(float), {name: store.categorical(name).codes for name in store.columns}
+    train, val, test = (codes["split"] == part for part in range(3))
+    y, group = codes["label"].astype(int), 2 * codes["label"] + codes["color"]
+    chosen, judged = halves(group[val], 0)
+    tuned = fit_dfr(X[val][chosen], y[val][chosen], group[val][chosen], 2, [0.3], seed=0, subsets=1)[0]
+    final = fit_dfr(X[val], y[val], group[val], 2, [0.3], seed=0, subsets=20, scale_by=X[train])[0]
+    for name, probe, rows, labels, groups in (
+        ("val", tuned, X[val][judged], y[val][judged], group[val][judged]),
+        ("test", final, X[test], y[test], group[test]),
+    ):
+        right = (rows @ probe.weight[0] + probe.bias[0] > 0) == labels
+        assert table[f"{name}_accuracy"][0, 0] == pytest.approx(right.mean())
+        worst = min(right[groups == g].mean() for g in np.unique(groups))
+        assert table[f"{name}_worst_group"][0, 0] == pytest.approx(worst)
+
+
 @pytest.mark.parametrize("classes", [2, 3])
 def test_every_method_has_its_row(
     swept: Made, problem: Path, rewrite: Callable[..., None], classes: int
@@ -130,7 +209,7 @@ def test_without_test_rows_nothing_of_them_is_looked_at(swept: Made, problem: Pa
 
 def test_rules_that_do_not_apply_say_why(swept: Made) -> None:
     report = sweep(swept(pairs=None, groups=None, methods="erm", search=("lr=0.1",)))
-    assert report.rules["bound"] == "no pairs are held out"
+    assert report.rules["bound"] == "there are no --pairs, or --folds 0"
     assert report.rules["worst-group"] == "there are no --groups"
     assert report.rules["in-domain"] is None
 
@@ -251,7 +330,7 @@ def test_what_cannot_be_is_refused_before_any_work(swept: Made, problem: Path) -
     assert not list(problem.glob(".s*"))
 
 
-def test_training_rows_without_an_environment_are_refused(swept: Made, problem: Path) -> None:
+def test_training_rows_without_an_environment_take_no_part(swept: Made, problem: Path) -> None:
     from ncm_cli.store.columns import Column
     from ncm_cli.store.features import FeatureStore, write_features
 
@@ -272,9 +351,10 @@ def test_training_rows_without_an_environment_are_refused(swept: Made, problem: 
         encoder=encoder,
         options={},
     )
-    with pytest.raises(InputError, match="1 training rows have no value in the column 'domain'") as caught:
-        sweep(swept(methods="irm", search=()))
-    assert "row3" in str(caught.value)
+    heard = Heard()
+    sweep(swept(methods="irm", search=()), reporter=heard)
+    assert any("1 training rows without a value of domain" in warning for warning in heard.warnings)
+    assert read_result(problem / "s.json", kind="sweep")["data"]["train_rows"] == 449
 
 
 def test_c61_one_class_is_a_plain_error_and_three_classes_work(
