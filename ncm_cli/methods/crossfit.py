@@ -125,6 +125,18 @@ class CrossFit:
         """Sets of measured pairs that share no row with others."""
         return len(np.unique(self.unit))
 
+    def beside(self, other: CrossFit) -> CrossFit:
+        """These candidates, then another's, measured on the same rows and pairs."""
+        errors = None
+        if self.errors is not None and other.errors is not None:
+            errors = np.concatenate([self.errors, other.errors])
+        return dataclasses.replace(
+            self,
+            candidates=(*self.candidates, *other.candidates),
+            errors=errors,
+            changes=np.concatenate([self.changes, other.changes]),
+        )
+
     def change(self, index: int) -> Estimate:
         """Flip rate of a candidate (or mean squared change) with its interval.
 

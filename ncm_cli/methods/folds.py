@@ -92,9 +92,22 @@ def deal(a: Codes, b: Codes, count: int, seed: int) -> list[Fold]:
 
 
 def set_aside(a: Codes, b: Codes, held_out: Mask) -> list[Fold]:
-    """One fold of the pairs that a user holds out; pairs that share a row with them leave the basis."""
+    """One fold of the pairs that a user holds out; pairs that share a row with them leave the basis.
+
+    Raises
+    ------
+    InputError
+        No pair is left for the basis.
+    """
     apart = np.unique(np.concatenate([a[held_out], b[held_out]]))
-    return [Fold(held_out, ~(np.isin(a, apart) | np.isin(b, apart)), apart)]
+    basis = ~(np.isin(a, apart) | np.isin(b, apart))
+    if not basis.any():
+        raise InputError(
+            "every pair shares a row with the held-out pairs, so none is left for the basis",
+            found=f"{len(a):,} pairs, {int(held_out.sum()):,} held out",
+            fix="hold out pairs of other rows, or none: ncm pairs --holdout 0",
+        )
+    return [Fold(held_out, basis, apart)]
 
 
 def units(a: Codes, b: Codes, folds: Sequence[Fold]) -> Codes:

@@ -25,6 +25,9 @@ within about 2e-3 of exact ones."""
 CONSTANT, ERM, UPWEIGHTED, PAIR_ROWS = "constant", "erm", "erm-upweighted", "erm-pair-rows"
 """The controls' names."""
 
+USE_PAIRS = ("ncm", "matchdg")
+"""The methods that pairs can help."""
+
 
 def crossfit(
     problem: Problem,
@@ -111,19 +114,31 @@ def judge_pick(
     rank: int,
     decay: float,
     *,
+    method: str = "ncm",
     solver: str,
     decays: Sequence[float],
 ) -> Judged:
-    """The verdict and the controls for the candidate of ``found`` with this rank and weight decay."""
+    """The verdict and the controls for the candidate of ``found`` with this rank and weight decay.
+
+    ``solver`` is that of the controls.
+    """
     settings = [(candidate.rank, candidate.weight_decay) for candidate in found.candidates]
     pick = settings.index((rank, decay))
     shift = shift_of(problem)
     if problem.val is None:
         verdict = unmeasured(found.pairs, found.units, "no validation rows", shift)
         return Judged(verdict=verdict, controls=())
-    erm = _best(found, 0)
+    if method in ("ncm", "erm"):
+        erm = _best(found, 0)
+    else:
+        plain = crossfit(problem, folds, options, method="erm", solver=solver, ranks=[0], decays=decays)
+        erm = len(found.candidates) + _best(plain, 0)
+        found = found.beside(plain)
     answer, constant = _constant(problem)
     verdict = judge(found, pick, erm, constant.value, answer, shift)
+    if method not in USE_PAIRS:
+        unused = unmeasured(found.pairs, found.units, f"{method} doesn't use them", shift)
+        verdict = dataclasses.replace(verdict, code=unused.code, text=unused.text)
     nothing = Estimate(0.0, 0.0, 0.0)
     controls = [
         Control(name=CONSTANT, weight_decay=None, val_error=constant, flip_rate=nothing, bound=constant),

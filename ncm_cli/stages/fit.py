@@ -20,7 +20,15 @@ from ncm_cli.options.fit import WEIGHT_DECAYS, FitOptions
 from ncm_cli.options.grids import parse_numbers, parse_ranks
 from ncm_cli.options.spec import as_json, given_flags
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.stages.common_crossfit import Judged, constant_fit, control_rows, crossfit, judge_pick, shift_of
+from ncm_cli.stages.common_crossfit import (
+    UPWEIGHTED,
+    Judged,
+    constant_fit,
+    control_rows,
+    crossfit,
+    judge_pick,
+    shift_of,
+)
 from ncm_cli.stages.common_device import resolve_device
 from ncm_cli.stages.common_pairs import resolve_ranks
 from ncm_cli.stages.common_problem import (
@@ -113,7 +121,11 @@ class _Setting:
     decays: tuple[float, ...]
     folds: tuple[Fold, ...]
     available: int
-    """The numerical rank of all pairs."""
+    """The largest rank that can be tried: of all pairs, or of those that a fold leaves."""
+
+    @property
+    def controls_solver(self) -> str:
+        return self.solver if self.method == "ncm" else "lbfgs"
 
 
 def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> FitReport:
@@ -167,7 +179,7 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> FitReport:
     )
     write_probe(options.output, _probe(problem, whole, report, best))
     if options.save_controls is not None:
-        _save_controls(options.save_controls, problem, whole, report, setting)
+        _save_controls(options.save_controls, problem, report, setting)
     return report
 
 
@@ -199,7 +211,7 @@ def _setting(problem: Problem, whole: Part, method: str, solver: str, reporter: 
         ranks=resolve_ranks(options.rank, method, available, reporter),
         decays=decays,
         folds=folds,
-        available=whole.rank,
+        available=available,
     )
 
 
@@ -240,7 +252,6 @@ def _judge(problem: Problem, setting: _Setting, best: Fit, found: CrossFit | Non
     try:
         if not setting.folds:
             problem.folds(setting.options.folds, setting.options.seed)
-        exact = setting.solver if setting.method == "ncm" else "lbfgs"
         if found is None:
             found = crossfit(
                 problem,
@@ -258,7 +269,8 @@ def _judge(problem: Problem, setting: _Setting, best: Fit, found: CrossFit | Non
             found,
             best.rank,
             best.weight_decay,
-            solver=exact,
+            method=setting.method,
+            solver=setting.controls_solver,
             decays=setting.decays,
         )
     except InputError as error:
@@ -273,6 +285,10 @@ def _check_values(options: FitOptions, method: str) -> None:
     """Refuse values that no data could make right."""
     if method == "ncm" and options.pairs is None:
         raise UsageError("the method ncm needs pairs", fix="--pairs PAIRS.h5, or --method erm")
+    if options.save_controls is not None and options.pairs is None:
+        raise UsageError(
+            "--save-controls needs pairs, which controls are measured on", fix="--pairs PAIRS.h5"
+        )
     for decay in parse_numbers(options.weight_decay or "0"):
         if decay < 0:
             raise UsageError("--weight-decay is at least 0", found=decay)
@@ -346,11 +362,13 @@ def _warn_pick(problem: Problem, whole: Part, setting: _Setting, best: Fit, repo
         return
     if last < setting.available:
         reporter.warn(
-            f"rank {last} is the largest that was tried, and the pairs have {setting.available} directions: "
+            f"rank {last} is the largest that was tried, of {setting.available} that these pairs allow: "
             f"--rank 0:{setting.available} tries more"
         )
     else:
-        reporter.note(f"rank {last} is all that the pairs have: more pairs may hold more directions")
+        reporter.note(
+            f"rank {last} is the largest that these pairs allow: more pairs may hold more directions"
+        )
 
 
 def _flags(problem: Problem, options: FitOptions, rule: str) -> tuple[str, ...]:
@@ -449,7 +467,7 @@ def _pairs_json(problem: Problem, report: FitReport) -> dict[str, Any] | None:
     }
 
 
-def _save_controls(folder: Path, problem: Problem, whole: Part, report: FitReport, setting: _Setting) -> None:
+def _save_controls(folder: Path, problem: Problem, report: FitReport, setting: _Setting) -> None:
     """Write each control as a probe, fitted on all of its rows: NAME.safetensors."""
     if report.judged is None or not report.judged.controls:
         raise InputError("there are no controls to save", found="no pairs, or pairs that can't be measured")
@@ -465,7 +483,7 @@ def _save_controls(folder: Path, problem: Problem, whole: Part, report: FitRepor
                 part,
                 setting.options,
                 method="erm",
-                solver=setting.solver,
+                solver=setting.controls_solver,
                 ranks=[0],
                 decays=[control.weight_decay],
             )[0]
@@ -474,6 +492,7 @@ def _save_controls(folder: Path, problem: Problem, whole: Part, report: FitRepor
             report,
             output=str(path),
             method=control.name,
+            solver=setting.controls_solver,
             rank=0,
             weight_decay=best.weight_decay,
             rule=ONLY if control.weight_decay is None else "bound",
@@ -485,5 +504,10 @@ def _save_controls(folder: Path, problem: Problem, whole: Part, report: FitRepor
             train_rows=len(own.ids),
             judged=None,
         )
-        alone = dataclasses.replace(problem, train=own, pairs=None)
+        options = dataclasses.replace(
+            problem.options,
+            pairs=None,
+            upweight=problem.options.groups if control.name == UPWEIGHTED else problem.options.upweight,
+        )
+        alone = dataclasses.replace(problem, train=own, pairs=None, options=options)
         write_probe(path, _probe(alone, part, record, best))
