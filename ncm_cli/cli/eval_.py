@@ -80,10 +80,17 @@ def _show(report: EvalReport, ui: Ui) -> None:
     for name, value in report.scores.items():
         text = NAMES[name]
         if name.startswith("adjusted"):
-            if report.reference is None:
+            if value is None:
                 continue
             text += f" (groups as in {report.reference})"
         rows.append((text + mark, value))
+    for crossing in report.to_json()["crossings"] if len(report.groups.crossings) > 1 else ():
+        if crossing["worst_group"]:
+            group = ", ".join(
+                f"{column}={value}" for column, value in crossing["worst_group"]["group"].items()
+            )
+            value = crossing["worst_group"].get("accuracy", crossing["worst_group"].get("mse"))
+            rows.append((f"worst of {' × '.join(crossing['columns'])} ({group}){mark}", value))
     worst = report.worst_group
     if worst is not None and len(report.table) > 1:
         word = "worst group" if report.task == "classification" else "worst group's mean squared error"

@@ -132,11 +132,11 @@ class Group:
 def group_table(group: Codes, n_groups: int, right: Flags) -> list[Group]:
     """Accuracy and its 95 % Wilson interval for each of ``n_groups`` groups, absent ones with n = 0.
 
-    ``group`` (n,) holds each row's group, or −1 for a row in none.
+    ``group`` (n,) holds each row's group, or −1 for a row in none; (n, crossings) where crossings overlap.
     """
     table = []
-    for index in range(n_groups):
-        hits = right[group == index]
+    for index, part in enumerate(_parts(group, n_groups)):
+        hits = right[part]
         if len(hits) == 0:
             table.append(Group(index, 0, None))
         else:
@@ -146,12 +146,14 @@ def group_table(group: Codes, n_groups: int, right: Flags) -> list[Group]:
 
 def error_table(group: Codes, n_groups: int, squared: Floats) -> list[Group]:
     """Mean squared error for each group, as `group_table`."""
-    return [
-        Group(index, int((group == index).sum()), mean(squared[group == index]))
-        if (group == index).any()
-        else Group(index, 0, None)
-        for index in range(n_groups)
-    ]
+    parts = [squared[part] for part in _parts(group, n_groups)]
+    return [Group(index, len(own), mean(own) if len(own) else None) for index, own in enumerate(parts)]
+
+
+def _parts(group: Codes, n_groups: int) -> list[Flags]:
+    """The rows (n,) of each group."""
+    codes = group if group.ndim == 2 else group[:, None]
+    return [(codes == index).any(axis=1) for index in range(n_groups)]
 
 
 def worst(table: Sequence[Group], *, highest: bool = False) -> Group | None:

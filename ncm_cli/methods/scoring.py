@@ -26,8 +26,8 @@ BLOCK_ELEMENTS = 4_000_000
 class Rows:
     """Scaled features (n, d) with what they should be predicted as.
 
-    ``y`` (n,) holds class codes, or float targets for regression; ``group`` (n,) a group for each row, −1 for
-    a row in none.
+    ``y`` (n,) holds class codes, or float targets for regression; ``group`` (n, crossings) a group of each
+    crossing for each row, −1 for none.
     """
 
     X: Array

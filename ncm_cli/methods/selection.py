@@ -115,9 +115,10 @@ def candidates_of(fits: Sequence[Fit], facts: dict[str, Array]) -> list[Candidat
 
 
 def worst_group_error(errors: Array, group: Codes) -> Array:
-    """(R,) the highest mean among the groups of rows (n,), those without a group (−1) left out."""
-    present = np.unique(group[group >= 0])
-    return np.max([errors[:, group == code].mean(axis=1) for code in present], axis=0)
+    """(R,) the highest mean among the groups of rows, (n,) or (n, crossings); −1 is no group."""
+    codes = group if group.ndim == 2 else group[:, None]
+    parts = [(codes == code).any(axis=1) for code in np.unique(codes[codes >= 0])]
+    return np.max([errors[:, part].mean(axis=1) for part in parts], axis=0)
 
 
 RULES: dict[str, dict[str, tuple[str, int]]] = {

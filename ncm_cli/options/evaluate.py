@@ -16,7 +16,10 @@ class EvalOptions:
     features: Path = option(help="Feature store with the rows.", role="input", flags=("-f",))
     where: str | None = option(None, help="Rows to evaluate, such as split=test.", metavar="WHERE")
     groups: str | None = option(
-        None, help="Columns whose combinations are the groups; the target if left out.", metavar="COLUMNS"
+        None,
+        help="Columns whose combinations are the groups; the target if left out. Several crossings: "
+        "'label,male;label,black'.",
+        metavar="COLUMNS",
     )
     reference: str | None = option(
         None,

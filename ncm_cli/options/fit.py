@@ -100,7 +100,7 @@ class FitOptions:
     )
     groups: str | None = option(
         None,
-        help="Columns whose combinations are the groups of --select worst-group and the up-weighted control.",
+        help="Columns whose combinations are the groups, as in eval: of --select worst-group and controls.",
         group=_ROWS,
         metavar="COLUMNS",
         parse=parse_names,

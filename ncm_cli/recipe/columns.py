@@ -113,7 +113,8 @@ def _names(field: Field, value: Any) -> Iterable[str]:
         return tuple(value)
     if field.spec.metavar == "WHERE":
         return [term.column for term in parse_where(value)]
-    return parse_names(value) if field.spec.metavar == "COLUMNS" else (value,)
+    # Crossings of --groups stand between semicolons.
+    return parse_names(value.replace(";", ",")) if field.spec.metavar == "COLUMNS" else (value,)
 
 
 def _in_store(columns: Iterable[str]) -> Columns:

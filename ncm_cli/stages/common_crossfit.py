@@ -17,6 +17,7 @@ from ncm_cli.methods.verdict import Verdict, judge, unmeasured
 from ncm_cli.options.fit import FitOptions
 from ncm_cli.stages.common_problem import Part, Problem, RawRows
 from ncm_cli.stages.common_train import train_path
+from ncm_cli.store.groups import joint
 
 FOLD_TOLERANCE = 1e-5
 """Gradient norm for the fits of folds, which are judged by their decisions only: probabilities are then
@@ -117,10 +118,11 @@ def judge_pick(
     method: str = "ncm",
     solver: str,
     decays: Sequence[float],
+    least_bound: bool = True,
 ) -> Judged:
     """The verdict and the controls for the candidate of ``found`` with this rank and weight decay.
 
-    ``solver`` is that of the controls.
+    ``solver`` is that of the controls; ``least_bound`` says that the candidate was chosen by its bound.
     """
     settings = [(candidate.rank, candidate.weight_decay) for candidate in found.candidates]
     pick = settings.index((rank, decay))
@@ -135,7 +137,7 @@ def judge_pick(
         erm = len(found.candidates) + _best(plain, 0)
         found = found.beside(plain)
     answer, constant = _constant(problem)
-    verdict = judge(found, pick, erm, constant.value, answer, shift)
+    verdict = judge(found, pick, erm, constant.value, answer, shift, least_bound=least_bound)
     if method not in USE_PAIRS:
         unused = unmeasured(found.pairs, found.units, f"{method} doesn't use them", shift)
         verdict = dataclasses.replace(verdict, code=unused.code, text=unused.text)
@@ -165,8 +167,8 @@ def control_rows(problem: Problem) -> dict[str, RawRows]:
     found = {}
     train = problem.train
     if train.group is not None and train.upweight is None:
-        grouped = train.take(train.group >= 0)
-        found[UPWEIGHTED] = dataclasses.replace(grouped, upweight=grouped.group)
+        codes = joint(train.group)
+        found[UPWEIGHTED] = dataclasses.replace(train, upweight=codes).take(codes >= 0)
     if problem.extra is not None and train.upweight is None:
         extra = problem.extra
         found[PAIR_ROWS] = RawRows(

@@ -38,7 +38,7 @@ from ncm_cli.stages.common_rows import (
 from ncm_cli.store.checks import array_digest
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.fingerprint import digest_of, fingerprint, without_view
-from ncm_cli.store.groups import group_weights
+from ncm_cli.store.groups import group_weights, make_groups
 from ncm_cli.store.probe import Probe, record_ids
 from ncm_cli.store.targets import Target, read_target
 
@@ -62,9 +62,9 @@ class Origin:
 class RawRows:
     """Some rows of the store, features as stored (n, d) float32.
 
-    ``y`` (n,) holds class codes or values; ``group``, ``upweight``, ``environment``, ``erase`` and
-    ``dro_group`` (n,) codes of the columns that play these parts, where named; ``node`` (n,) which rows are
-    one image.
+    ``y`` (n,) holds class codes or values; ``group`` (n, crossings), ``upweight``, ``environment``, ``erase``
+    and ``dro_group`` (n,) codes of the columns that play these parts, where named; ``node`` (n,) which rows
+    are one image.
     """
 
     ids: tuple[str, ...]
@@ -249,7 +249,8 @@ def read_problem(
                 fix="--groups label,place: columns whose combinations count",
             )
         columns = {name: getattr(options, name, dro_groups) for name in PARTS}
-        codes = {name: column_codes(store, names) for name, names in columns.items()}
+        codes = {name: column_codes(store, names) for name, names in columns.items() if name != "groups"}
+        codes["groups"] = make_groups(store, options.groups).codes if options.groups else None
         nodes = content_nodes(store)
 
         def rows(mask: Mask) -> RawRows:
@@ -301,8 +302,8 @@ PARTS = {
 def _tell_groupless(rows: RawRows | None, name: str, columns: str | None, reporter: Reporter) -> None:
     if rows is None or rows.group is None:
         return
-    missing = int((rows.group < 0).sum())
-    if missing == len(rows.group):
+    missing = int((rows.group < 0).any(axis=1).sum())
+    if not (rows.group >= 0).any():
         raise InputError(f"no {name} row has a value of {columns!r}", found="--groups")
     if missing:
         reporter.warn(f"{missing:,} {name} rows without a value of {columns} (--groups) are in no group")

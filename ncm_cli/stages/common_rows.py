@@ -203,7 +203,7 @@ def known_rows(store: FeatureStore, target: Target, mask: Mask, name: str, repor
 
 def column_codes(store: FeatureStore, names: str | None) -> Codes | None:
     """(N,) a code for each combination of the columns ``names``, −1 where one is missing."""
-    return make_groups(store, names).codes if names else None
+    return make_groups(store, names).codes[:, 0] if names else None
 
 
 def valued_rows(

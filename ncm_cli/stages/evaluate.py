@@ -34,6 +34,8 @@ class EvalReport:
     worst_group: metrics.Group | None
     table: tuple[metrics.Group, ...]
     groups: Groups
+    adjusted: tuple[float | None, ...]
+    """The adjusted average of each crossing; empty without reference rows."""
     reference: str | None
     """The rows whose group sizes weight the adjusted average, as a filter."""
     reference_missing: float
@@ -59,6 +61,7 @@ class EvalReport:
             **self.scores,
             "worst_group": self._entry(self.worst_group, interval=False) if self.worst_group else None,
             "groups": [self._entry(group) for group in self.table],
+            "crossings": self._crossings(),
             "reference": {"where": self.reference, "missing_share": self.reference_missing},
             "oracle": self.oracle,
             "overlap": self.overlap,
@@ -73,6 +76,21 @@ class EvalReport:
             "warnings": list(self.warnings),
             "options": self.options,
         }
+
+    def _crossings(self) -> list[dict[str, Any]]:
+        """Of each crossing of ``--groups``: its columns, worst group and adjusted average."""
+        found = []
+        for number, columns in enumerate(self.groups.crossings):
+            own = [group for group in self.table if self.groups.crossing[group.index] == number]
+            worst = metrics.worst(own, highest=self.task != "classification")
+            found.append(
+                {
+                    "columns": list(columns),
+                    "worst_group": self._entry(worst, interval=False) if worst else None,
+                    "adjusted": self.adjusted[number] if self.adjusted else None,
+                }
+            )
+        return found
 
     def _entry(self, group: metrics.Group, *, interval: bool = True) -> dict[str, Any]:
         value = "accuracy" if self.task == "classification" else "mse"
@@ -157,19 +175,24 @@ def _report(
     said: _Warnings,
 ) -> EvalReport:
     in_group = groups.codes[answers.rows]
-    if groups.columns and (in_group < 0).any():
-        said.warn(
-            f"{int((in_group < 0).sum())} rows without a value of {', '.join(groups.columns)} are in no group"
-        )
+    if (in_group < 0).any():
+        missing_group = int((in_group < 0).any(axis=1).sum())
+        said.warn(f"{missing_group} rows without a value of {', '.join(groups.columns)} are in no group")
     classification = probe.task == "classification"
     if classification:
         table = metrics.group_table(in_group, len(groups.keys), answers.right)
     else:
         table = metrics.error_table(in_group, len(groups.keys), answers.losses)
     reference, mask = _reference(options, probe, store)
-    adjusted, absent = None, 0.0
-    if mask is not None and groups.keys:
-        adjusted, absent = metrics.adjusted_average(table, groups.sizes(mask))
+    adjusted: list[float | None] = []
+    absent = 0.0
+    if mask is not None:
+        sizes = groups.sizes(mask)
+        for number in range(len(groups.crossings)):
+            own = [group for group in table if groups.crossing[group.index] == number]
+            average, lacking = metrics.adjusted_average(own, np.where(groups.crossing == number, sizes, 0))
+            adjusted.append(average)
+            absent = max(absent, lacking)
     predicted = len(np.unique(answers.predicted))
     if classification and predicted == 1 and len(answers.rows) > 1:
         only = probe.classes[int(answers.predicted[0])]
@@ -183,10 +206,12 @@ def _report(
     oracle = bool((probe.meta.get("selection") or {}).get("oracle"))
     return EvalReport(
         n=len(answers.rows),
-        scores=_scores(probe.task, answers, adjusted),
+        # With several crossings there are as many adjusted averages, and none of them is the one.
+        scores=_scores(probe.task, answers, adjusted[0] if len(adjusted) == 1 else None),
         worst_group=metrics.worst(table, highest=not classification),
         table=tuple(table),
         groups=groups,
+        adjusted=tuple(adjusted),
         reference=reference,
         reference_missing=absent,
         without_answer=missing,

@@ -88,7 +88,7 @@ def compare(
 
 def _made(other: Path, answers: Answers, right: NDArray[np.bool_], groups: Groups) -> Comparison:
     in_group = groups.codes[answers.rows]
-    parts = [in_group == index for index in range(len(groups.keys))]
+    parts = [(in_group == index).any(axis=1) for index in range(len(groups.keys))]
     return Comparison(
         other=other,
         other_value=mean(right),

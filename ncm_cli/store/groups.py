@@ -28,17 +28,33 @@ VALUES = 200
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """The groups of a store's rows."""
+    """The groups of a store's rows: the combinations of one or more crossings of columns.
+
+    Attributes
+    ----------
+    columns
+        Of all crossings.
+    crossings
+        The columns of each one.
+    keys
+        One category a column for each group, "" for a column that its crossing doesn't have. The groups of
+        one crossing stand together.
+    crossing : int64 (groups,)
+        Which crossing each group is of.
+    codes : int64 (N, crossings)
+        The group of each row of the store in each crossing, −1 where a column has no value: such a row is in
+        no group of it.
+    """
 
     columns: tuple[str, ...]
+    crossings: tuple[tuple[str, ...], ...]
     keys: tuple[tuple[str, ...], ...]
-    """One category a column for each group."""
+    crossing: Codes
     codes: Codes
-    """(N,) the group of each row of the store, −1 where a column has no value: such a row is in no group."""
 
     def key(self, index: int) -> dict[str, str]:
         """A group as an object of column to category."""
-        return dict(zip(self.columns, self.keys[index], strict=True))
+        return {column: value for column, value in zip(self.columns, self.keys[index], strict=True) if value}
 
     def sizes(self, rows: NDArray[np.bool_]) -> Codes:
         """(groups,) rows of each group among those of a mask."""
@@ -47,17 +63,38 @@ class Groups:
 
 
 def make_groups(store: FeatureStore, names: str) -> Groups:
-    """The combinations of the columns in ``names`` ("label,place"); no group for no names.
+    """The groups of ``names``: "label,place" is one crossing, "label,male;label,black" are two that overlap.
 
     Combinations without a row are kept (with n = 0) up to `EVERY_COMBINATION`, in the order of the
-    columns' categories.
+    columns' categories. No names are no group.
 
     Raises `InputError` for a column that isn't there, or a numeric one with more than `VALUES` values.
     """
-    named = (_categorical(store, name) for name in parse_names(names))
-    columns = list({column.name: column for column in named}.values())
-    if not columns:
-        return Groups((), (), np.full(store.rows, -1, dtype=np.int64))
+    made = []
+    for part in names.split(";"):
+        found = {column.name: column for column in (_categorical(store, name) for name in parse_names(part))}
+        if found:
+            made.append((tuple(found), *_combinations(list(found.values()))))
+    columns = tuple(dict.fromkeys(name for own, _, _ in made for name in own))
+    keys: list[tuple[str, ...]] = []
+    codes, crossing = [], []
+    for number, (own, combinations, found_codes) in enumerate(made):
+        codes.append(np.where(found_codes >= 0, found_codes + len(keys), -1))
+        crossing += [number] * len(combinations)
+        for values in combinations:
+            key = dict(zip(own, values, strict=True))
+            keys.append(tuple(key.get(name, "") for name in columns))
+    return Groups(
+        columns=columns,
+        crossings=tuple(own for own, _, _ in made),
+        keys=tuple(keys),
+        crossing=np.array(crossing, dtype=np.int64),
+        codes=np.stack(codes, axis=1) if codes else np.full((store.rows, 0), -1, dtype=np.int64),
+    )
+
+
+def _combinations(columns: list[Column]) -> tuple[list[tuple[str, ...]], Codes]:
+    """The combinations of columns, and which one each row has (N,), −1 where a value is missing."""
     codes = np.stack([column.codes.astype(np.int64) for column in columns])
     known = (codes >= 0).all(axis=0)
     sizes = [len(column.categories) for column in columns]
@@ -67,13 +104,19 @@ def make_groups(store: FeatureStore, names: str) -> Groups:
     else:
         combinations, inverse = np.unique(codes[:, known], axis=1, return_inverse=True)
         combinations = combinations.T
-        found = np.zeros(store.rows, dtype=np.int64)
+        found = np.zeros(codes.shape[1], dtype=np.int64)
         found[known] = inverse.reshape(-1)
-    keys = tuple(
+    names = [
         tuple(column.categories[code] for column, code in zip(columns, combination, strict=True))
         for combination in combinations.reshape(-1, len(columns)).tolist()
-    )
-    return Groups(tuple(column.name for column in columns), keys, np.where(known, found, -1))
+    ]
+    return names, np.where(known, found, -1)
+
+
+def joint(codes: Codes) -> Codes:
+    """(n,) one code for each combination of the crossings' groups (n, crossings), −1 where any is missing."""
+    _, inverse = np.unique(codes, axis=0, return_inverse=True)
+    return np.where((codes >= 0).all(axis=1), inverse.reshape(-1), -1).astype(np.int64)
 
 
 def _categorical(store: FeatureStore, name: str) -> Column:
