@@ -51,7 +51,16 @@ class Verdict:
     constant_error: float | None = None
 
 
-def judge(found: CrossFit, pick: int, erm: int, constant: float | None, answer: str, shift: str) -> Verdict:
+def judge(
+    found: CrossFit,
+    pick: int,
+    erm: int,
+    constant: float | None,
+    answer: str,
+    shift: str,
+    *,
+    least_bound: bool = True,
+) -> Verdict:
     """The verdict on candidate ``pick`` beside candidate ``erm``, which removes nothing.
 
     Parameters
@@ -62,6 +71,8 @@ def judge(found: CrossFit, pick: int, erm: int, constant: float | None, answer: 
         That answer, for the text.
     shift
         What the pairs differ in, for the text.
+    least_bound
+        The pick was chosen as the least bound of all ranks, so that what it doesn't reach no rank does.
     """
     bound, before = found.bound(pick), found.bound(erm)
     change, change_before = found.change(pick), found.change(erm)
@@ -88,12 +99,15 @@ def judge(found: CrossFit, pick: int, erm: int, constant: float | None, answer: 
         text = (
             f"The pairs don't help: no rank beats always answering {answer} ({word} {constant:.3g}): "
             "these pairs differ in the label's own directions, or the label can't be told without them."
+            if least_bound
+            else f"The pairs don't help this probe: its bound, {bound.value:.3g}, is no lower than that of "
+            f"always answering {answer} ({constant:.3g}). --select bound looks for a rank whose bound is."
         )
     elif min(gain.value, before.value - error_before.value - (bound.value - error.value)) < least:
         code = "no-gain"
         text = (
             f"The pairs don't help: no rank has a lower bound than {before.value:.3g}, with nothing removed."
-            if pick == erm
+            if pick == erm and least_bound
             else f"The pairs don't help: the bound went from {before.value:.3g} with nothing removed to "
             f"{bound.value:.3g}, the {what} from {change_before.value:.3g} to {change.value:.3g}."
         )

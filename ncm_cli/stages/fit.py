@@ -272,6 +272,7 @@ def _judge(problem: Problem, setting: _Setting, best: Fit, found: CrossFit | Non
             method=setting.method,
             solver=setting.controls_solver,
             decays=setting.decays,
+            least_bound=setting.rule == "bound",
         )
     except InputError as error:
         if setting.rule == "bound":

@@ -1,0 +1,357 @@
+"""What is said of a fit with pairs: each verdict on hand-made measurements, and where the truth is known."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ncm_cli.cli.main import run
+from ncm_cli.errors import InputError, UsageError
+from ncm_cli.methods.crossfit import CrossFit
+from ncm_cli.methods.metrics import decide
+from ncm_cli.methods.selection import Candidate
+from ncm_cli.methods.verdict import FEWEST, Verdict, judge
+from ncm_cli.options.evaluate import EvalOptions
+from ncm_cli.options.fit import FitOptions
+from ncm_cli.progress import Reporter
+from ncm_cli.stages.common import logits
+from ncm_cli.stages.evaluate import evaluate
+from ncm_cli.stages.fit import FitReport, fit
+from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.pairs import read_pairs
+from ncm_cli.store.probe import read_probe
+
+
+def made(
+    flips: tuple[int, int],
+    errors: tuple[int, int] = (30, 30),
+    *,
+    pairs: int = 200,
+    rows: int = 200,
+    units: int | None = None,
+    regression: bool = False,
+) -> CrossFit:
+    """Two candidates, rank 0 and rank 4, that flip this many pairs and err on this many rows."""
+
+    def first(count: int, of: int) -> np.ndarray:
+        return (np.arange(of) < count).astype(float)
+
+    return CrossFit(
+        candidates=tuple(Candidate(rank=rank, weight_decay=1e-2, converged=True) for rank in (0, 4)),
+        errors=np.stack([first(count, rows) for count in errors]),
+        changes=np.stack([first(count, pairs) for count in flips]),
+        unit=np.arange(pairs) % (units or pairs),
+        regression=regression,
+    )
+
+
+def said(found: CrossFit, constant: float | None = 0.5, pick: int = 1) -> Verdict:
+    return judge(found, pick, 0, constant, "'cat'", "random pairs across domain")
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "words"),
+    [
+        (made((80, 4)), "helps", "flip rate fell from 0.4 to 0.02, validation error went from 0.15 to 0.15"),
+        (made((80, 4), (30, 44)), "helps", "validation error went from 0.15 to 0.22"),
+        (made((4, 4)), "no-gain", "don't help"),
+        (made((4, 3)), "no-gain", "the flip rate from 0.02 to 0.015"),
+        (made((4, 30)), "no-gain", "don't help"),
+        (made((100, 80), (30, 30)), "constant", "no rank beats always answering 'cat' (error 0.5)"),
+        (made((10, 4), pairs=40), "helps", "the bound fell by 0.15"),
+        (made((3, 1), pairs=40), "undecided", "the bound fell by 0.05, 95 % interval -0.0"),
+        (made((20, 0), pairs=FEWEST - 1), "too-few", "31 independent pairs of 32 needed"),
+        (made((100, 0), units=20), "too-few", "20 independent pairs of 32 needed"),
+        (made((8, 8), (50, 50), pairs=10), "too-few", "no lower than that of always answering 'cat' (0.5)"),
+        (made((80, 4), regression=True), "helps", "mean squared change fell from 0.4 to 0.02"),
+        (made((4, 4), regression=True), "no-gain", "don't help"),
+    ],
+)
+def test_each_verdict(found: CrossFit, code: str, words: str) -> None:
+    verdict = said(found)
+    assert verdict.code == code, verdict.text
+    assert words in verdict.text
+    assert (verdict.pairs, verdict.units) == (found.pairs, found.units)
+    assert verdict.bound == found.bound(1)
+    assert verdict.erm_bound == found.bound(0)
+    assert "random pairs across domain" in verdict.about
+    assert "no other shift" in verdict.about
+
+
+def test_a_pick_of_rank_zero_gains_nothing() -> None:
+    verdict = said(made((4, 4)), pick=0)
+    assert verdict.code == "no-gain"
+    assert "no rank has a lower bound than" in verdict.text
+
+
+def test_lower_validation_error_alone_is_no_help_of_the_pairs() -> None:
+    """A gain that comes from the rows, not from the pairs: another weight decay does as much."""
+    assert said(made((4, 4), (60, 20))).code == "no-gain"
+
+
+def test_without_validation_rows_nothing_is_measured() -> None:
+    found = CrossFit(
+        candidates=made((1, 1)).candidates,
+        errors=None,
+        changes=np.zeros((2, 50)),
+        unit=np.arange(50),
+        regression=False,
+    )
+    verdict = said(found)
+    assert (verdict.code, verdict.bound) == ("unmeasured", None)
+    assert "no validation rows" in verdict.text
+
+
+class Heard(Reporter):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self.notes: list[str] = []
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+def judged(on_disk: Any, a: np.ndarray, b: np.ndarray, **options: Any) -> tuple[FitReport, Heard]:
+    """`ncm fit` with these pairs, none of them held out."""
+    heard = Heard()
+    given = {
+        "features": on_disk.features,
+        "pairs": on_disk.pair_store("judged.h5", a, b),
+        "output": on_disk.folder / "probe",
+        "weight_decay": "1e-3,1e-1",
+    }
+    return fit(FitOptions(**given | options), reporter=heard), heard
+
+
+def _verdict(report: FitReport) -> Verdict:
+    assert report.judged is not None
+    return report.judged.verdict
+
+
+def _error(on_disk: Any, name: str = "probe") -> float:
+    report = evaluate(EvalOptions(probe=on_disk.folder / name, features=on_disk.features, where="split=test"))
+    return 1 - float(report.scores["accuracy"] or 0.0)
+
+
+def test_clean_pairs_of_a_spurious_direction_help(on_disk: Any) -> None:
+    report, _ = judged(on_disk, *on_disk.planted.pairs(80), save_controls=on_disk.folder / "controls")
+    verdict = _verdict(report)
+    assert verdict.code == "helps", verdict.text
+    assert report.rank >= 3
+    assert verdict.erm_flip_rate is not None
+    assert verdict.flip_rate is not None
+    assert verdict.erm_flip_rate.value > 0.5 > 0.1 > verdict.flip_rate.value
+    erm = _error(on_disk, "controls/erm.safetensors")
+    assert _error(on_disk) < erm - 0.2, "and that is true of the test rows"
+    assert verdict.bound is not None
+    assert verdict.bound.high >= _error(on_disk)
+
+
+def test_pairs_across_the_label_can_only_make_a_constant(on_disk: Any) -> None:
+    made_pairs = on_disk.planted
+    X, y = made_pairs.rows(400, 0.95)
+    a, b = X[y == 0][:60], X[y == 1][:60]
+    report, _ = judged(on_disk, a, b)
+    verdict = _verdict(report)
+    assert verdict.code == "constant", verdict.text
+    assert verdict.bound is not None
+    assert verdict.constant_error is not None
+    assert verdict.bound.value >= verdict.constant_error
+    assert "label's own directions" in verdict.text
+
+
+def test_pairs_that_differ_in_nothing_that_matters_gain_nothing(on_disk: Any) -> None:
+    """The members differ in directions that no class shows in: ERM doesn't flip them either."""
+    rng = np.random.default_rng(1)
+    a, _ = on_disk.planted.rows(60, 0.95)
+    moved = 0.3 * rng.normal(size=(60, 4)) @ rng.normal(size=(4, a.shape[1]))
+    moved -= moved @ on_disk.planted.directions @ on_disk.planted.directions.T
+    report, _ = judged(on_disk, a, (a + moved).astype(np.float32))
+    verdict = _verdict(report)
+    assert verdict.code == "no-gain", verdict.text
+    assert verdict.erm_flip_rate is not None
+    assert verdict.erm_flip_rate.value < 0.1
+
+
+def test_ten_pairs_are_too_few(on_disk: Any) -> None:
+    report, _ = judged(on_disk, *on_disk.planted.pairs(10))
+    verdict = _verdict(report)
+    assert (verdict.code, verdict.units) == ("too-few", 10)
+    assert "10 independent pairs of 32 needed" in verdict.text
+
+
+def test_without_validation_rows_a_single_setting_is_unmeasured(on_disk: Any) -> None:
+    X, y = on_disk.planted.rows(100, 0.9)
+    features = on_disk.store("n.h5", X, {"label": [f"c{code}" for code in y], "split": ["train"] * 100})
+    one = {"features": features, "rank": "3", "weight_decay": "1e-2"}
+    report, _ = judged(on_disk, *on_disk.planted.pairs(40), **one)
+    verdict = _verdict(report)
+    assert verdict.code == "unmeasured"
+    assert "no validation rows" in verdict.text
+    assert report.judged is not None
+    assert report.judged.controls == ()
+    with pytest.raises(InputError, match="no controls to save"):
+        judged(on_disk, *on_disk.planted.pairs(40), **one, save_controls=on_disk.folder / "c")
+
+
+@pytest.mark.parametrize("select", ["in-domain", "oracle", None])
+def test_every_rule_has_a_verdict(on_disk: Any, select: str | None) -> None:
+    options: dict[str, Any] = {"select": select, "rank": "0:4"} if select else {"rank": "3"}
+    options |= {"test": "split=test"} if select == "oracle" else {}
+    report, _ = judged(on_disk, *on_disk.planted.pairs(60), **options | {"weight_decay": "1e-2"})
+    verdict = _verdict(report)
+    assert verdict.bound is not None
+    if select == "in-domain":
+        assert verdict.code == "constant", "validation rows alone prefer the shortcut"
+        assert "this probe" in verdict.text
+        assert "no rank" not in verdict.text, "the others weren't measured"
+        assert "--select bound" in verdict.text
+    else:
+        assert verdict.code == "helps", verdict.text
+
+
+@pytest.mark.parametrize(
+    ("method", "options"), [("erm", {}), ("leace", {"erase": "place"}), ("vrex", {"envs": "place"})]
+)
+def test_methods_that_use_no_pairs_are_measured_beside_erm(
+    on_disk: Any, method: str, options: dict[str, str]
+) -> None:
+    pairs = on_disk.planted.pairs(60)
+    more = {"weight_decay": "1e-2", "epochs": 3, "device": "cpu"}
+    report, _ = judged(on_disk, *pairs, method=method, **more, **options)
+    plain, _ = judged(on_disk, *pairs, method="erm", weight_decay="1e-2")
+    verdict = _verdict(report)
+    assert verdict.code == "unmeasured"
+    assert f"{method} doesn't use them" in verdict.text
+    assert verdict.bound is not None
+    assert report.judged is not None
+    assert plain.judged is not None
+    erm = {control.name: control for control in report.judged.controls}["erm"]
+    assert erm == {control.name: control for control in plain.judged.controls}["erm"]
+    assert verdict.erm_bound == erm.bound
+    if method == "vrex":
+        assert verdict.bound != erm.bound
+
+
+def test_controls_are_written_as_probes(on_disk: Any) -> None:
+    """Each is what `ncm fit` makes of the same rows, and eval and read_probe take it."""
+    X, y = on_disk.planted.rows(300, 0.9)
+    split = np.array(["train"] * 150 + ["pool"] * 50 + ["val"] * 100)
+    columns = {
+        "label": [("cat", "dog")[code] for code in y],
+        "split": split.tolist(),
+        "place": [("a", "b", "b")[i % 3] for i in range(300)],
+    }
+    features = on_disk.store("c.h5", X, columns)
+    folder = on_disk.folder / "made" / "controls"
+    line = f"pairs --match random --same label --across place -f {features} -o {on_disk.folder}/m.h5"
+    assert run([*line.split(), "--where", "split=train|pool", "--quiet"]) == 0
+    shared = {"features": features, "weight_decay": "1e-2,1"}
+    options = FitOptions(
+        **shared,
+        pairs=on_disk.folder / "m.h5",
+        output=on_disk.folder / "probe",
+        rank="0:3",
+        groups="label,place",
+        save_controls=folder,
+    )
+    report = fit(options)
+    assert report.judged is not None
+    names = [control.name for control in report.judged.controls]
+    assert names == ["constant", "erm", "erm-upweighted", "erm-pair-rows"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(f"{name}.safetensors" for name in names)
+    decay = {control.name: control.weight_decay for control in report.judged.controls}
+    pairs = read_pairs(on_disk.folder / "m.h5")
+    members = {int(id[3:]) for id in (*pairs.id_a, *pairs.id_b)}
+    split[[row for row in members if split[row] == "pool"]] = "train"
+    wider = on_disk.store("wider.h5", X, columns | {"split": split.tolist()})
+    same: dict[str, dict[str, Any]] = {
+        "erm": {},
+        "erm-upweighted": {"upweight": "label,place"},
+        "erm-pair-rows": {"features": wider},
+    }
+    with FeatureStore.open(features) as store:
+        everything = store.read()
+    for name in names:
+        probe = read_probe(folder / f"{name}.safetensors")
+        assert probe.meta["method"] == name
+        assert probe.classes == ("cat", "dog")
+        found = evaluate(
+            EvalOptions(probe=folder / f"{name}.safetensors", features=features, where="split=val")
+        )
+        told = decide(logits(probe, everything))
+        if name == "constant":
+            assert len(np.unique(told)) == 1
+            assert 1 - (found.scores["accuracy"] or 0) == pytest.approx(report.judged.controls[0].bound.value)
+            continue
+        path = on_disk.folder / "same"
+        fit(FitOptions(**shared | {"weight_decay": str(decay[name])} | same[name], output=path))
+        own = read_probe(path)
+        assert np.allclose(probe.weight, own.weight, atol=1e-5), name
+        assert probe.meta["hyper_parameters"]["upweight"] == same[name].get("upweight")
+    trained = read_probe(folder / "erm-pair-rows.safetensors").meta["data"]["train_rows"]
+    assert trained == (split == "train").sum() > 160
+
+
+def test_controls_need_pairs(on_disk: Any) -> None:
+    with pytest.raises(UsageError, match="--save-controls needs pairs"):
+        fit(FitOptions(features=on_disk.features, output=on_disk.folder / "p", save_controls=on_disk.folder))
+    assert not (on_disk.folder / "p").exists()
+
+
+def test_a_control_is_measured_like_the_pick(on_disk: Any) -> None:
+    """ERM on the same rows is rank 0 of the path; the constant errs as its class is missing."""
+    report, _ = judged(on_disk, *on_disk.planted.pairs(60), rank="0,3")
+    assert report.judged is not None
+    controls = {control.name: control for control in report.judged.controls}
+    rank_0 = min(
+        (one for one in report.candidates if one.rank == 0), key=lambda one: (one.bound_01, one.val_log_loss)
+    )
+    assert controls["erm"].bound.value == pytest.approx(rank_0.bound_01)
+    assert controls["erm"].weight_decay == rank_0.weight_decay
+    with FeatureStore.open(on_disk.features) as store:
+        codes = store.categorical("label").codes
+        train, val = (codes[store.mask(f"split={part}")] for part in ("train", "val"))
+    commonest = np.bincount(train).argmax()
+    assert controls["constant"].bound.value == pytest.approx(np.mean(val != commonest))
+    assert controls["constant"].flip_rate.value == 0
+
+
+def test_a_constant_pick_and_the_end_of_the_ranks_are_said(on_disk: Any) -> None:
+    rng = np.random.default_rng(2)
+    X = rng.normal(size=(150, 24)).astype(np.float32)
+    label = ["cat" if row % 5 else "dog" for row in range(150)]
+    features = on_disk.store("k.h5", X, {"label": label, "split": ["train"] * 90 + ["val"] * 60})
+    pairs = on_disk.planted.pairs(60)
+    _, heard = judged(on_disk, *pairs, features=features, weight_decay="10", rank="0:2")
+    assert any("it is a constant" in text for text in heard.warnings)
+    report, heard = judged(on_disk, *pairs, rank="0:2")
+    assert report.rank == 2
+    assert any("--rank 0:24 tries more" in text for text in heard.warnings)
+    few, heard = judged(on_disk, *on_disk.planted.pairs(20), rank="14:16")
+    assert few.rank <= 16
+    said_of_ranks = [text for text in heard.warnings + heard.notes if "these pairs allow" in text]
+    if few.rank == 16:
+        assert "16 is the largest that these pairs allow" in said_of_ranks[0], "a fold leaves 16 pairs"
+
+
+def test_the_command_says_the_verdict(on_disk: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = on_disk.planted.pairs(60)
+    pairs = on_disk.pair_store("said.h5", a, b)
+    line = f"fit -f {on_disk.features} -p {pairs} --rank 0:4 --weight-decay 1e-2 -o {on_disk.folder}/p"
+    assert run(line.split()) == 0
+    out = capsys.readouterr().out
+    assert "The pairs help: flip rate fell from" in out
+    assert "and about no other shift" in out
+    assert "always the same answer" in out
+    assert run([*line.split(), "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["verdict"]["code"] == "helps"
+    assert body["verdict"] == read_probe(on_disk.folder / "p").meta["selection"]["verdict"]
+    assert {control["name"] for control in body["controls"]} == {"constant", "erm"}
