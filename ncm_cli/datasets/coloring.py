@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ncm_cli.datasets.folder import CountTable, write_csv
+from ncm_cli.datasets.folder import CountTable
 from ncm_cli.errors import UsageError
 from ncm_cli.options.data import ColoringOptions
 from ncm_cli.options.grids import parse_numbers
+from ncm_cli.store.csv_writer import write_csv
 
 COLORS = ("red", "green")
 HELD, TWIN, ORACLE = "held", "twin", "oracle"

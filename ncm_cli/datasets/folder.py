@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os.path
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -124,11 +123,3 @@ def _replace(made: Path, output: Path) -> None:
 def absolute(path: Path) -> str:
     """A path for a manifest whose images stay where they are; links are kept."""
     return os.path.normpath(path.absolute())
-
-
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A CSV file with a header line."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(rows)

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ncm_cli.datasets.folder import Built, CountTable, absolute, building, write_csv
+from ncm_cli.datasets.folder import Built, CountTable, absolute, building
 from ncm_cli.errors import InputError, UsageError, listing, unknown
 from ncm_cli.options.data import FolderOptions
 from ncm_cli.options.embed import parse_layout
 from ncm_cli.options.spec import as_json
 from ncm_cli.progress import Reporter
+from ncm_cli.store.csv_writer import write_csv
 from ncm_cli.store.image_files import list_images
 from ncm_cli.store.tables import read_table
 from ncm_cli.store.where import Term, parse_where

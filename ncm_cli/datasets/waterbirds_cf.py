@@ -14,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from ncm_cli.datasets.folder import Built, CountTable, absolute, building, write_csv
+from ncm_cli.datasets.folder import Built, CountTable, absolute, building
 from ncm_cli.datasets.paste import paste
 from ncm_cli.datasets.waterbirds_table import Bird, read_metadata, twins
 from ncm_cli.errors import InputError, UsageError, listing
 from ncm_cli.options.data import WaterbirdsCfOptions
 from ncm_cli.options.spec import as_json
 from ncm_cli.progress import Reporter
+from ncm_cli.store.csv_writer import write_csv
 
 COLUMNS = ("id", "path", "label", "place", "split", "cf")
 

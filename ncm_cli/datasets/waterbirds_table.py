@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import csv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ncm_cli.errors import InputError, nearest
+from ncm_cli.errors import InputError, listing, nearest
+from ncm_cli.store.tables import read_table
 
 NAMES = {
     "id": ("img_id", "id"),
@@ -53,18 +54,16 @@ def read_metadata(folder: Path) -> tuple[list[Bird], bool]:
     path = folder / "metadata.csv"
     if not path.is_file():
         raise InputError("no metadata.csv in the Waterbirds folder", where=folder)
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        columns = _columns(list(reader.fieldnames or ()), path)
-        rows = list(reader)
-    birds = [_bird(row, columns, path, number) for number, row in enumerate(rows, 2)]
-    if not birds:
-        raise InputError("a metadata.csv without rows", where=path)
+    table = read_table(path, what="metadata.csv")
+    columns = _columns(table.columns, path)
+    birds = [
+        _bird(row, columns, path, line) for row, line in zip(table.rows, table.line_numbers, strict=True)
+    ]
     _require_unique(birds, path)
     return birds, "cf" in columns
 
 
-def _columns(found: list[str], path: Path) -> dict[str, str]:
+def _columns(found: Sequence[str], path: Path) -> dict[str, str]:
     columns: dict[str, str] = {}
     for what, names in NAMES.items():
         name = next((name for name in names if name in found), None)
@@ -73,7 +72,7 @@ def _columns(found: list[str], path: Path) -> dict[str, str]:
             raise InputError(
                 f"no column {' or '.join(names)}",
                 where=path,
-                found=", ".join(found) or "no columns",
+                found=listing(found),
                 fix=f"rename {close!r}?" if close else None,
             )
         if name is not None:
@@ -84,7 +83,7 @@ def _columns(found: list[str], path: Path) -> dict[str, str]:
 
 
 def _bird(row: dict[str, str], columns: dict[str, str], path: Path, line: int) -> Bird:
-    values = {what: (row.get(name) or "").strip() for what, name in columns.items()}
+    values = {what: row[name] for what, name in columns.items()}
     for what, known in (("label", LABELS), ("place", PLACES), ("split", SPLITS)):
         if values[what] not in known and values[what] not in known.values():
             raise InputError(

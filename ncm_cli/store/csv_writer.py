@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 
@@ -31,6 +32,11 @@ def csv_text(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
     for row in rows:
         writer.row(row)
     return stream.getvalue()
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+    """A whole table as a new file."""
+    path.write_text(csv_text(columns, rows), encoding="utf-8", newline="")
 
 
 def _cell(value: Any) -> Any:

@@ -280,6 +280,20 @@ def test_c30_other_names_of_the_columns(birds: Path) -> None:
     assert len(_read(_build(birds).files["pairs"])) == 5
 
 
+def test_metadata_is_read_as_every_table_is(birds: Path) -> None:
+    """Saved again by a spreadsheet, with an index: semicolons, a byte order mark, a column without a name."""
+    file = birds / "waterbirds" / "metadata.csv"
+    before = _build(birds)
+    lines = file.read_text(encoding="utf-8").splitlines()
+    indexed = [f"{i - 1 if i else ''},{line}".replace(",", ";") for i, line in enumerate(lines)]
+    file.write_text("\r\n".join(["sep=;", *indexed]), encoding="utf-8-sig", newline="")
+    manifest = _read(before.files["manifest"])
+    assert _read(_build(birds).files["manifest"]) == manifest
+    file.write_text("\n".join([*lines[:4], lines[4] + ",extra"]), encoding="utf-8")
+    with pytest.raises(InputError, match="row 4 has 7 fields where the header has 6"):
+        _build(birds)
+
+
 @pytest.mark.parametrize("how", ["number", "id", "image"])
 def test_an_existing_cf_column_names_the_pairs(birds: Path, how: str) -> None:
     file = birds / "waterbirds" / "metadata.csv"
