@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+import unicodedata
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from ncm_cli.options.embed import EmbedOptions, parse_layout
 from ncm_cli.store.checks import MAX_TEXT_BYTES
 from ncm_cli.store.features import Column, NumericColumn
 from ncm_cli.store.image_files import FoundFiles, absolute_text, find_files, list_images
-from ncm_cli.store.tables import Table, read_table
+from ncm_cli.store.tables import Table, has_decimal_comma, read_table
 
 CONTINUOUS_CLASSES = 20
 """More distinct fractions than this in a label column are a measurement, not classes."""
@@ -81,6 +82,8 @@ class Manifest:
         Which of the columns they are, if any.
     notes
         What was decided on the way and is worth a line.
+    warnings
+        What is probably a mistake in the table or the folders' names.
     """
 
     source: Path
@@ -91,6 +94,7 @@ class Manifest:
     label_column: str | None
     split_column: str | None
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -149,7 +153,7 @@ def read_manifest(path: Path, choice: Choice, *, root: Path | None, with_files: 
         measurement, image files are missing (all are listed).
     """
     table = read_table(path)
-    notes = []
+    notes = [*table.notes]
     unnamed = choice.id_col is None and "id" not in table.columns
     choice = choice.resolved(table.columns, with_files=with_files)
     assert choice.id_col is not None
@@ -176,7 +180,9 @@ def read_manifest(path: Path, choice: Choice, *, root: Path | None, with_files: 
         base = absolute_text(root if root is not None else path.parent)
         files = find_files(paths, base, table.row_name, path)
     text = {name: table.values[name] for name in kept}
-    return Manifest(path, ids, files, text, choice.numeric, choice.label_col, choice.split_col, tuple(notes))
+    label, split = choice.label_col, choice.split_col
+    alike = _alike(text, label, {split, *choice.numeric})
+    return Manifest(path, ids, files, text, choice.numeric, label, split, tuple(notes), alike)
 
 
 def check_ids(ids: list[str], table: Table, name: str) -> None:
@@ -217,14 +223,17 @@ def _check_lengths(table: Table, names: Sequence[str], fix: str) -> None:
 def _check_values(table: Table, kept: list[str], label: str | None, numeric: tuple[str, ...]) -> None:
     _check_lengths(table, kept, "--col with each column to keep leaves the others out")
     for name in numeric:
-        wrong = [i for i, value in enumerate(table.values[name]) if value and not is_number(value)]
+        values = table.values[name]
+        wrong = [i for i, value in enumerate(values) if value and not is_number(value)]
         if wrong:
-            shown = (f"{table.values[name][i]!r} in {table.row_name(i)}" for i in wrong)
+            commas = all(has_decimal_comma(values[i]) for i in wrong)
             raise InputError(
-                f"column {name!r} holds something other than numbers",
+                f"column {name!r} holds " + ("decimal commas" if commas else "something other than numbers"),
                 where=table.path,
-                found=listing(shown),
-                fix=f"leave it out of --numeric to read {name!r} as categories",
+                found=listing(f"{values[i]!r} in {table.row_name(i)}" for i in wrong),
+                fix=_decimal_points(table)
+                if commas
+                else f"leave it out of --numeric to read {name!r} as categories",
             )
     if label is None:
         return
@@ -241,19 +250,28 @@ def _check_values(table: Table, kept: list[str], label: str | None, numeric: tup
         _refuse_measurements(table, label, values)
 
 
+def _decimal_points(table: Table) -> str:
+    """How to get rid of decimal commas, by a command where no comma separates columns."""
+    command = "" if table.delimiter == "," else r": sed -E 's/([0-9]),([0-9])/\1.\2/g' OLD > NEW"
+    return f"write decimal points{command}"
+
+
 def _refuse_measurements(table: Table, label: str, values: list[str]) -> None:
     """0.0 and 1.0 are classes, and so are a few half stars; 0.13, 0.52 ... are a regression target."""
     distinct = set(values)
-    if not all(map(is_number, distinct)):
+    commas = any(map(has_decimal_comma, distinct))
+    numbers = {value: value.replace(",", ".") if has_decimal_comma(value) else value for value in distinct}
+    if not all(map(is_number, numbers.values())):
         return
-    fractions = {value for value in distinct if not float(value).is_integer()}
+    fractions = {value for value, number in numbers.items() if not float(number).is_integer()}
     if fractions and (len(fractions) > CONTINUOUS_CLASSES or 2 * len(distinct) > len(values)):
         first = next(i for i, value in enumerate(values) if value in fractions)
         raise InputError(
             f"column {label!r} holds measurements, not classes",
             where=f"{table.path}, {table.row_name(first)}",
             found=f"{values[first]!r}, one of {len(distinct)} different values in {len(values)} rows",
-            fix=f"--numeric {label} for a regression target, or --label-col with another column",
+            fix=(f"{_decimal_points(table)}; then " if commas else "")
+            + f"--numeric {label} for a regression target, or --label-col with another column",
         )
 
 
@@ -284,7 +302,42 @@ def read_folder(folder: Path, layout: tuple[str, ...] | None, choice: Choice) ->
     files = find_files(
         images, absolute_text(folder), _file_name, folder, fix="remove them, or name the others in a manifest"
     )
-    return Manifest(folder, images, files, text, choice.numeric, label, split, tuple(notes))
+    alike = _alike(text, label, {split, *choice.numeric})
+    return Manifest(folder, images, files, text, choice.numeric, label, split, tuple(notes), alike)
+
+
+def _alike(text: dict[str, list[str]], label: str | None, others: Collection[str | None]) -> tuple[str, ...]:
+    """A warning for each column with categories that differ in case, blanks or Unicode form alone.
+
+    Columns of free text, with another value in most rows, have none unless they are the label.
+    """
+    warnings = []
+    for name, values in text.items():
+        distinct = set(values)
+        if name in others or (name != label and 2 * len(distinct) > len(values)):
+            continue
+        same: dict[str, list[str]] = {}
+        for value in sorted(distinct):
+            same.setdefault(_folded(value), []).append(value)
+        groups = [" and ".join(_told_apart(group)) for group in same.values() if len(group) > 1]
+        if groups:
+            warnings.append(
+                f"values of column {name!r} that differ only in case, blanks or Unicode form are categories "
+                f"of their own: {listing(groups)}; write them alike if they are one"
+            )
+    return tuple(warnings)
+
+
+def _folded(value: str) -> str:
+    """The text without case, blanks, invisible characters and differences of form."""
+    form = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", value).casefold())
+    return "".join(c for c in form if not c.isspace() and unicodedata.category(c) != "Cf")
+
+
+def _told_apart(values: Sequence[str]) -> list[str]:
+    """The values as a message shows them: what looks the same by its code points."""
+    visible = {unicodedata.normalize("NFKC", value) for value in values}
+    return [ascii(value) if len(visible) < len(values) else repr(value) for value in values]
 
 
 def _level(name: str | None, default: str, layout: tuple[str, ...], option: str, folder: Path) -> str | None:

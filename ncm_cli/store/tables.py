@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
+import itertools
 import os
 import re
 import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -18,11 +20,22 @@ from ncm_cli.errors import InputError, NcmError, listing, nearest
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
 """The separators told apart, in the order of preference when several fit equally well."""
 
+BLANK = " "
+"""The separator of lists whose columns stand apart by one blank or more."""
+
 SAMPLE_RECORDS = 50
 """Records read to tell the separator: enough to see a pattern, few enough to cost nothing."""
 
 FIELD_LIMIT = 131_072
 """Characters in one field; a longer one is nearly always a quotation mark that is never closed."""
+
+_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n|\Z)")
+_SAYS_SEPARATOR = re.compile(r'"?sep=(.)"?', re.IGNORECASE)
+"""What Excel writes and reads as the first line."""
+
+_IMAGE_NAME = re.compile(r".+\.(png|jpe?g|webp|bmp|tiff?|gif)", re.IGNORECASE)
+_NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?", re.ASCII)
 
 _SAVED_INDEX = re.compile(r"Unnamed: \d+(_level_\d+)?")
 """The name that pandas gives to a column without one."""
@@ -57,6 +70,8 @@ class Table:
         The line of the file on which each row begins; the header is line 1 of an ordinary file.
     delimiter
         The separator found.
+    notes
+        What was found around the table and is worth a line.
     """
 
     path: Path
@@ -64,6 +79,7 @@ class Table:
     values: dict[str, list[str]]
     line_numbers: Sequence[int]
     delimiter: str
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.line_numbers)
@@ -90,16 +106,31 @@ class Table:
     def _unknown(self, name: str, option: str | None) -> NcmError:
         close = nearest(name, self.columns)
         hints = [f"did you mean {close!r}?"] if close else []
-        if option:
+        if _look_like_values(self.columns):
+            hints.append("the names look like a row's values: put a line with the columns' names above it")
+        elif option:
             hints.append(f"name the column with {option}")
         if len(self.columns) == 1:
-            hints.append(f"only one column was found, separated by {DELIMITERS[self.delimiter]}s")
+            hints.append(self._why_one_column())
         return InputError(
             f"no column named {name!r}",
             where=self.path,
             expected=f"one of: {listing(self.columns)}",
-            fix="; ".join(hints) or None,
+            fix="; ".join([*hints, *self.notes]) or None,
         )
+
+    def _why_one_column(self) -> str:
+        (header,) = self.columns
+        words = header.split()
+        if len(words) > 1:
+            for i, value in enumerate(self.values[header]):
+                if (found := len(value.split())) != len(words):
+                    return (
+                        f"only one column was found: {len(words)} words in the header and {found} in "
+                        f"{self.row_name(i)}; write a comma between the columns"
+                    )
+        separators = "s, ".join(DELIMITERS.values())
+        return f"only one column was found: there are no {separators}s in the header"
 
 
 def read_table(path: str | os.PathLike[str], *, what: str = "manifest") -> Table:
@@ -116,39 +147,157 @@ def read_table(path: str | os.PathLike[str], *, what: str = "manifest") -> Table
         No such file, not UTF-8, no header or no rows, a repeated column name, a row with too few or too
         many fields, a quotation mark that is never closed.
     """
-    where = Path(path)
-    header, kept, records, delimiter = _opened(where, what)
-    lists: list[list[str]] = [[] for _ in kept]
+    source = _opened(Path(path), what)
+    lists: list[list[str]] = [[] for _ in source.kept]
     lines: list[int] = []
     # Labels and domains repeat: one object for each distinct text keeps long tables small.
     seen: dict[str, str] = {}
-    for line, record in records:
-        if len(record) != len(header):
-            raise _ragged(record, header, len(lines), line, where, delimiter)
-        for values, index in zip(lists, kept, strict=True):
+    for line, record in source.records():
+        if len(record) != len(source.header):
+            raise _ragged(source, record, len(lines), line)
+        for values, index in zip(lists, source.kept, strict=True):
             value = record[index].strip(" \t")
             values.append(seen.setdefault(value, value))
         lines.append(line)
     if not lines:
-        raise InputError(f"the {what} has a header and no rows", where=where, found=listing(header))
-    names = tuple(header[index] for index in kept)
-    return Table(where, names, dict(zip(names, lists, strict=True)), lines, delimiter)
+        raise InputError(
+            f"the {what} has a header and no rows",
+            where=source.path,
+            found=listing(source.header),
+            fix="; ".join(source.notes) or None,
+        )
+    if source.count not in (None, len(lines)):
+        raise InputError(
+            f"{len(lines):,} rows where the line above the header says {source.count:,}",
+            where=source.path,
+            fix=f"if none is lost, write {len(lines)} there",
+        )
+    names = source.columns
+    return Table(
+        source.path, names, dict(zip(names, lists, strict=True)), lines, source.delimiter, source.notes
+    )
 
 
 def read_header(path: Path) -> tuple[str, ...]:
     """The names of a table's columns, as `read_table` gives them."""
-    header, kept, _, _ = _opened(path, "table")
-    return tuple(header[index] for index in kept)
+    return _opened(path, "table").columns
 
 
-def _opened(path: Path, what: str) -> tuple[list[str], list[int], Iterator[tuple[int, list[str]]], str]:
-    """(header, indices of its columns that have a name, records after it, separator)"""
+def _look_like_values(names: Sequence[str]) -> bool:
+    return any(map(_IMAGE_NAME.fullmatch, names)) or all(map(_NUMBER.fullmatch, names))
+
+
+def has_decimal_comma(text: str) -> bool:
+    """Whether text is a number as half of Europe writes it: ``0,5``."""
+    return bool(_DECIMAL_COMMA.fullmatch(text))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """A table's file, whose header has been read.
+
+    Attributes
+    ----------
+    data
+        From the header on.
+    skipped
+        Lines before it.
+    count
+        How many rows there are, where a line above the header says so.
+    """
+
+    path: Path
+    data: bytes
+    skipped: int = 0
+    delimiter: str = ","
+    count: int | None = None
+    notes: tuple[str, ...] = ()
+    header: tuple[str, ...] = ()
+    kept: tuple[int, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(self.header[index] for index in self.kept)
+
+    def every_record(self) -> Iterator[tuple[int, list[str]]]:
+        """(first line, fields) of each record, the header's too; lines that are empty are left out."""
+        lines: Iterator[str] = io.TextIOWrapper(io.BytesIO(self.data), encoding="utf-8", newline="")
+        if self.delimiter == BLANK:
+            lines = (line.strip().replace("\t", BLANK) + "\n" for line in lines)
+        reader = csv.reader(lines, delimiter=self.delimiter, skipinitialspace=True, strict=True)
+        while True:
+            first = self.skipped + reader.line_num + 1
+            try:
+                record = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise InputError(
+                    "the table can't be read",
+                    where=f"{self.path}, from line {first}",
+                    found=str(error),
+                    fix="a quotation mark in this record is never closed, or has text behind it: one inside "
+                    'a quoted field is written as ""',
+                ) from None
+            if len(record) > 1 or (record and record[0].strip()):
+                yield first, record
+
+    def records(self) -> Iterator[tuple[int, list[str]]]:
+        """Those after the header."""
+        return itertools.islice(self.every_record(), 1, None)
+
+    def lengths(self, delimiter: str) -> list[int]:
+        """Fields in each of the first records, the header's first."""
+        records = replace(self, delimiter=delimiter).every_record()
+        return [len(record) for _, record in itertools.islice(records, SAMPLE_RECORDS + 1)]
+
+
+def _opened(path: Path, what: str) -> _Source:
     data = _read_bytes(path, what)
     _require_text(data, path, what)
-    delimiter = _delimiter(data, path)
-    records = _records(data, delimiter, path)
-    _, header = next(records, (0, []))
-    return header, _kept(header, path), records, delimiter
+    source, said, last_comment = _without_preamble(path, data.removeprefix(codecs.BOM_UTF8))
+    if not source.data.strip():
+        raise InputError(f"the {what} has comments and no header", where=path)
+    source = _separated(source, said)
+    if last_comment is not None and _is_header(last_comment, source):
+        source = _separated(last_comment, None)
+    return _named(source)
+
+
+def _without_preamble(path: Path, data: bytes) -> tuple[_Source, str | None, _Source | None]:
+    """(from the header on, separator that a line ``sep=;`` says, from the last comment before it on)"""
+    said, comments, count, at_comment = None, [], None, _Source(path=path, data=b"")
+    for number, match in enumerate(_LINE.finditer(data), start=1):
+        text = match[0].decode("utf-8").strip("\ufeff \t\r\n")
+        if found := _SAYS_SEPARATOR.fullmatch(text):
+            said = found[1]
+        elif text.startswith("#"):
+            comments.append(number)
+            at_comment = _Source(path=path, data=data[match.start() :], skipped=number - 1)
+        elif text.isdecimal() and count is None and _are_names(data[match.end() :]):
+            count = int(text)
+        elif text or match.end() == len(data):
+            break
+    source = _Source(
+        path=path,
+        data=data[match.start() :],
+        skipped=number - 1,
+        count=count,
+        notes=(f"lines that start with # are taken for comments: {listing(comments)}",) if comments else (),
+    )
+    return source, said, at_comment if comments else None
+
+
+def _are_names(data: bytes) -> bool:
+    """Whether the next line has several columns: then a number alone above it counts the rows."""
+    text = data.lstrip()[:FIELD_LIMIT].splitlines()[:1]
+    return any(separator.encode() in line for line in text for separator in (*DELIMITERS, BLANK))
+
+
+def _is_header(comment: _Source, source: _Source) -> bool:
+    """Whether a line that starts with # has the table's columns: ``#id,path,label``."""
+    names, *rows = comment.lengths(source.delimiter)
+    return not comment.data.startswith(b"# ") and names > 1 and rows[:1] == [names]
 
 
 def _read_bytes(path: Path, what: str) -> bytes:
@@ -189,6 +338,8 @@ def _require_text(data: bytes, path: Path, what: str) -> None:
         line = _line_of(data[:start].decode("utf-8", "replace"))
         place = f"byte 0x{data[start]:02x} at position {start}, line {line}"
         raise _encoding(path, what, "another encoding, such as Latin-1", place, "LATIN1") from None
+    if kind := _other_text(text):
+        raise InputError(f"the {what} isn't a table", where=path, found=kind, expected="CSV or TSV")
     if "\0" in text:
         position = text.index("\0")
         raise InputError(
@@ -197,6 +348,16 @@ def _require_text(data: bytes, path: Path, what: str) -> None:
             found=f"NUL at character {position}",
             fix="the file is damaged or binary: export it again as UTF-8 text",
         )
+
+
+def _other_text(text: str) -> str | None:
+    """What a text looks like that is no table of any kind."""
+    first = text[:FIELD_LIMIT].strip().split("\n")[0].strip()
+    if first.startswith("<"):
+        return "HTML or XML"
+    if first in ("{", "[") or (first.startswith(('{"', "[{")) and first.endswith(("}", "}]", ","))):
+        return "JSON"
+    return None
 
 
 def _line_of(before: str) -> int:
@@ -213,79 +374,98 @@ def _encoding(path: Path, what: str, found: str, place: str, name: str) -> Input
     )
 
 
-def _records(data: bytes, delimiter: str, path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(first line, fields) of each record; lines that are empty are left out."""
-    lines = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="")
-    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
-    while True:
-        first = reader.line_num + 1
-        try:
-            record = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise InputError(
-                "the table can't be read",
-                where=f"{path}, from line {first}",
-                found=str(error),
-                fix="a quotation mark in this record is never closed, or has text behind it: one inside a "
-                'quoted field is written as ""',
-            ) from None
-        if len(record) > 1 or (record and record[0].strip()):
-            yield first, record
+def _separated(source: _Source, said: str | None) -> _Source:
+    """With the separator by which the first records have most nearly one number of fields, and the most.
 
-
-def _delimiter(data: bytes, path: Path) -> str:
-    """The separator with which the first records have most nearly one number of fields, and the most fields.
-
-    Where none of the four splits the header the table has a single column, and any will do.
+    Where nothing splits the header the table has a single column, and any separator will do that the rows
+    don't have: those that all have it equally often have something else above them, which is refused.
     """
-    best, best_score = ",", (0.0, 0)
+    if said is not None and source.lengths(said)[:1] > [1]:
+        return replace(source, delimiter=said)
+    counts: dict[str, list[int]] = {}
     problem: InputError | None = None
-    for delimiter in DELIMITERS:
-        counts = []
+    for delimiter in (*DELIMITERS, BLANK):
         try:
-            for _, record in _records(data, delimiter, path):
-                counts.append(len(record))
-                if len(counts) > SAMPLE_RECORDS:
-                    break
+            counts[delimiter] = source.lengths(delimiter) or [0]
         except InputError as error:
+            counts[delimiter] = [0]
             problem = problem or error
-        if not counts or counts[0] < 2:
-            continue
-        score = (sum(count == counts[0] for count in counts) / len(counts), counts[0])
-        if score > best_score:
-            best, best_score = delimiter, score
-    if problem and best_score == (0.0, 0):
+    alike = {d: lengths.count(lengths[0]) / len(lengths) for d, lengths in counts.items()}
+    splitting = [delimiter for delimiter in DELIMITERS if counts[delimiter][0] > 1]
+    if splitting:
+        return replace(source, delimiter=max(splitting, key=lambda d: (alike[d], counts[d][0])))
+    header, *rows = counts[BLANK]
+    # One more than the header in every row: in CelebA's lists and in what R writes the first has no name.
+    if header > 1 and rows and set(rows) in ({header}, {header + bool(source.count or problem)}):
+        return replace(source, delimiter=BLANK)
+    if problem:
         raise problem
-    return best
+    below = [d for d in DELIMITERS if len(counts[d]) > 2 and set(counts[d][1:]) not in ({1}, {0})]
+    return replace(source, delimiter=next((d for d in below if len(set(counts[d][1:])) == 1), ","))
 
 
-def _kept(header: list[str], path: Path) -> list[int]:
-    """Strips the header's names in place; returns the indices of the columns that have one."""
-    header[:] = [name.strip("\ufeff").strip() for name in header]
+def _named(source: _Source) -> _Source:
+    """With the header's names, and the columns that have one."""
+    records = source.every_record()
+    _, header = next(records, (0, []))
+    header = [name.strip("\ufeff").strip() for name in header]
+    if source.count and len(header) + 1 == len(next(records, (0, []))[1]):
+        # CelebA's lists have no name for the files in front.
+        header = ["id", *header]
+        source = replace(source, notes=(*source.notes, "the first column has no name: 'id' is taken"))
     kept = [i for i, name in enumerate(header) if name and not _SAVED_INDEX.fullmatch(name)]
     if not kept:
-        raise InputError("the header names no column", where=path, found=listing(map(repr, header)))
+        raise InputError("the header names no column", where=source.path, found=listing(map(repr, header)))
     counts = Counter(header[index] for index in kept)
     repeated = [repr(name) for name, count in counts.items() if count > 1]
     if repeated:
         raise InputError(
             "a column name is used twice",
-            where=f"{path}, the header",
+            where=f"{source.path}, the header",
             found=listing(repeated),
             fix="rename one of them",
         )
-    return kept
+    return replace(source, header=tuple(header), kept=tuple(kept))
 
 
-def _ragged(
-    record: list[str], header: list[str], index: int, line: int, path: Path, delimiter: str
-) -> InputError:
+def _separator_name(delimiter: str) -> str:
+    return {**DELIMITERS, BLANK: "blank"}.get(delimiter, repr(delimiter))
+
+
+def _ragged(source: _Source, record: list[str], index: int, line: int) -> InputError:
+    header, delimiter = source.header, source.delimiter
+    fix = "put quotation marks around a value that holds the separator"
+    if record[0].startswith("#"):
+        fix = f"if line {line} is a comment: sed '{line}d' OLD > NEW"
+    elif delimiter == "," and any(a.isdecimal() and b.isdecimal() for a, b in itertools.pairwise(record)):
+        fix = f"write decimal points in place of decimal commas, or {fix}"
+    elif index == 0 and (error := _header_alone(source)):
+        return error
     return InputError(
         f"row {index + 1} has {len(record)} fields where the header has {len(header)}",
-        where=f"{path}, line {line}",
+        where=f"{source.path}, line {line}",
         found=listing(map(repr, record)),
-        expected=f"{len(header)} fields separated by {DELIMITERS[delimiter]}s: {listing(header)}",
-        fix="put quotation marks around a value that holds the separator",
+        expected=f"{len(header)} fields separated by {_separator_name(delimiter)}s: {listing(header)}",
+        fix=fix,
+    )
+
+
+def _header_alone(source: _Source) -> InputError | None:
+    """What is wrong where all rows have one number of fields, and the header another."""
+    (first, header), *rows = source.every_record()
+    fields = {len(record) for _, record in rows}
+    if len(rows) < 2 or len(fields) > 1:
+        return None
+    second, fix = rows[0][0], "give every column a name"
+    if len(header) + 1 == len(rows[0][1]) and not any(record[-1].strip() for _, record in rows):
+        fix = "all rows end with a separator: put one at the end of the header, too"
+    elif second == first + 1:
+        fix += f"; if line {first} is no part of the table: sed '{first}d' OLD > NEW"
+    return InputError(
+        f"the header has {len(header)} fields where all rows have {fields.pop()}",
+        where=f"{source.path}, line {first}",
+        found=listing(map(repr, header)),
+        expected=f"names separated by {_separator_name(source.delimiter)}s, such as those rows' values: "
+        + listing(map(repr, rows[0][1])),
+        fix=fix,
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -120,7 +122,7 @@ def test_numeric_columns_hold_numbers_and_gaps(tmp_path: Path) -> None:
     assert manifest.label_column == "y"
 
 
-@pytest.mark.parametrize("word", ["nan", "inf", "1_000", "0x10", "1,5", "ten"])
+@pytest.mark.parametrize("word", ["nan", "inf", "1_000", "0x10", "1,5,2", "ten"])
 def test_a_numeric_column_with_a_word_is_refused(tmp_path: Path, word: str) -> None:
     with pytest.raises(InputError, match="other than numbers") as caught:
         manifest_of(tmp_path, f'id,y\na,1\nb,"{word}"\n', numeric=("y",))
@@ -326,3 +328,95 @@ def test_text_that_no_store_takes_is_refused_with_its_row(tmp_path: Path) -> Non
     assert manifest_of(tmp_path, f"id,caption\na,{long[:-1]}\n").ids == ["a"]
     with pytest.raises(InputError, match="'id' holds text that is too long"):
         manifest_of(tmp_path, f"id,caption\n{long},x\n")
+
+
+@pytest.mark.parametrize(
+    ("labels", "shown"),
+    [
+        (["cat", "Cat", "dog"], "'Cat' and 'cat'"),
+        (["traffic light", "traffic  light", "x"], "'traffic  light' and 'traffic light'"),
+        (["trafficlight", "traffic light", "x"], "'traffic light' and 'trafficlight'"),
+        ([unicodedata.normalize(form, "café") for form in ("NFC", "NFD")], r"'cafe\u0301' and 'caf\xe9'"),
+        (["dog\u00a0house", "dog house"], r"'dog house' and 'dog\xa0house'"),
+        (["dog", "do\u200bg"], r"'dog' and 'do\u200bg'"),
+        (["Straße", "STRASSE", "a", "A", "b"], "'A' and 'a', 'STRASSE' and 'Straße'"),
+    ],
+)
+def test_labels_that_look_alike_are_warned_of_with_the_pairs(
+    tmp_path: Path, labels: list[str], shown: str
+) -> None:
+    rows = "".join(f"{i},{label}\n" for i, label in enumerate(labels))
+    (warning,) = manifest_of(tmp_path, f"id,label\n{rows}").warnings
+    assert "column 'label' that differ only in case, blanks or Unicode form" in warning
+    assert f"{shown}; write" in warning
+    for label in labels:
+        touch(tmp_path, f"photos/{label}/a.png")
+    assert read_folder(tmp_path / "photos", ("label",), Choice()).warnings == (warning,)
+
+
+def test_alike_names_of_domains_are_warned_of_once_each_and_what_is_no_category_is_not(
+    tmp_path: Path,
+) -> None:
+    table = "id,label,place,split,note,size\n" + "".join(
+        f"{i},{label},{place},{split},{note},{size}\n"
+        for i, (label, place, split, note, size) in enumerate(
+            [
+                ("a", "Land", "train", "A dog", "1E1"),
+                ("b", "land", "Train", "a dog", "1e1"),
+                ("a", "land", "test", "x", "2"),
+                ("b", "Land", "test", "y", "2"),
+            ]
+        )
+    )
+    manifest = manifest_of(tmp_path, table, numeric=("size",))
+    assert ["'Land' and 'land'" in warning for warning in manifest.warnings] == [True]
+    assert manifest_of(tmp_path, "id,label\n1,cat\n2,dog\n3,cats\n").warnings == ()
+
+
+def test_of_many_alike_labels_the_first_are_listed(tmp_path: Path) -> None:
+    rows = "".join(f"{i}{case},{case}{i}\n" for i in range(1000) for case in "xX")
+    (warning,) = manifest_of(tmp_path, f"id,label\n{rows}").warnings
+    assert "and 988 more" in warning
+    assert len(warning) < 500
+
+
+@pytest.mark.parametrize("separator", [";", ","])
+def test_decimal_commas_are_named_and_the_advice_works(tmp_path: Path, separator: str) -> None:
+    quote = '"' if separator == "," else ""
+    lines = ["id,size,label".replace(",", separator)]
+    lines += [separator.join((str(i), f"{quote}{i},5{quote}", f"{quote}0,{i}1{quote}")) for i in range(9)]
+    text = "\n".join(lines) + "\n"
+    with pytest.raises(InputError, match="column 'size' holds decimal commas") as caught:
+        manifest_of(tmp_path, text, numeric=("size",), label_col="size")
+    assert "'0,5' in row 1 (line 2)" in str(caught.value)
+    assert "write decimal points" in str(caught.value)
+    with pytest.raises(InputError, match="column 'label' holds measurements") as caught:
+        manifest_of(tmp_path, text)
+    assert "write decimal points" in str(caught.value)
+    assert "--numeric label" in str(caught.value)
+    command = re.search(r"sed .* > NEW", str(caught.value))
+    assert bool(command) == (separator == ";")
+    if command:
+        (tmp_path / "OLD").write_text(text)
+        subprocess.run(command[0], shell=True, cwd=tmp_path, check=True)
+        found = manifest_of(tmp_path, (tmp_path / "NEW").read_text(), numeric=("label", "size"))
+        values = found.columns(range(9))["size"]
+        assert isinstance(values, NumericColumn)
+        assert values.values.tolist() == [i + 0.5 for i in range(9)]
+
+
+def test_celeba_lists_are_manifests(tmp_path: Path) -> None:
+    names = ["5_o_Clock_Shadow", "Blond_Hair", "Male"]
+    rows = ["000001.jpg -1  1  1 ", "000002.jpg  1 -1 -1 "]
+    touch(tmp_path, "000001.jpg", "000002.jpg")
+    manifest = manifest_of(
+        tmp_path,
+        "\n".join(["2", " ".join(names) + " ", *rows]) + "\n",
+        files=True,
+        path_col="id",
+        label_col="Blond_Hair",
+        col=("Male",),
+    )
+    assert manifest.ids == ["000001.jpg", "000002.jpg"]
+    assert manifest.text == {"Blond_Hair": ["1", "-1"], "Male": ["1", "-1"]}
+    assert any("the first column has no name" in note for note in manifest.notes)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -159,3 +161,137 @@ def test_c18_a_mark_written_twice_is_no_part_of_the_first_name(tmp_path: Path) -
     path = tmp_path / "t.csv"
     path.write_bytes(b"\xef\xbb\xbf\xef\xbb\xbfid,label\na,x\n")
     assert read_table(path).columns == ("id", "label")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize(
+    ("above", "separator"),
+    [
+        (["sep=;"], ";"),
+        (["SEP=,"], ","),
+        (['"sep=\t"'], "\t"),
+        (["sep=:"], ":"),
+        (["sep=;"], ","),
+        (["# made by a tool, in 2024"], ","),
+        (["#made by a tool; in 2024", "", "#", "# id, path"], ";"),
+        (["# comment", "sep=|"], "|"),
+        (["2"], ","),
+        (["2"], " "),
+        (["# 2 rows", "2"], "\t"),
+    ],
+)
+def test_c74_lines_above_the_header_are_no_part_of_the_table(
+    tmp_path: Path, above: list[str], separator: str, mark: str, end: str
+) -> None:
+    lines = [separator.join(row) for row in (["id", "path"], ["1", "a.png"], ["#2", "b.png"])]
+    table = read_table(write(tmp_path, mark + end.join([*above, *lines])))
+    assert table.rows == [{"id": "1", "path": "a.png"}, {"id": "#2", "path": "b.png"}]
+    assert list(table.line_numbers) == [len(above) + 2, len(above) + 3]
+    assert table.delimiter == separator
+    assert any("taken for comments" in note for note in table.notes) == any(a[:1] == "#" for a in above)
+
+
+@pytest.mark.parametrize("header", ["#id,path", "#,path"])
+def test_a_header_that_starts_with_a_number_sign_is_a_header(tmp_path: Path, header: str) -> None:
+    table = read_table(write(tmp_path, f"# comment, of two fields\n{header}\n1,a.png\n2,b.png\n"))
+    assert table.columns == tuple(header.split(","))
+    assert len(table) == 2
+
+
+def test_a_number_above_one_column_is_its_name(tmp_path: Path) -> None:
+    assert read_table(write(tmp_path, "5\n6\n7\n")).rows == [{"5": "6"}, {"5": "7"}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "   id   path    label\n    1   a.png   cat  \n   10   b.png   dog\n",
+        "id path label\n1 a.png cat\n10 b.png dog",
+        '"id" "path" "label"\n"1" "a.png" "cat"\n"10" "b.png" "dog"\n',
+    ],
+)
+def test_columns_that_blanks_separate_are_read(tmp_path: Path, text: str) -> None:
+    assert read_table(write(tmp_path, text)).rows == [
+        {"id": "1", "path": "a.png", "label": "cat"},
+        {"id": "10", "path": "b.png", "label": "dog"},
+    ]
+
+
+def test_quotation_marks_keep_blanks_together(tmp_path: Path) -> None:
+    table = read_table(write(tmp_path, '"path" "label"\n"my dog.png" "a dog"\nb.png cat\n'))
+    assert table.rows == [{"path": "my dog.png", "label": "a dog"}, {"path": "b.png", "label": "cat"}]
+
+
+def test_one_column_of_words_stays_one(tmp_path: Path) -> None:
+    assert read_table(write(tmp_path, "caption\na dog\na cat\n")).rows[1] == {"caption": "a cat"}
+    assert read_table(write(tmp_path, "the caption\na dog\nmy old cat\n")).columns == ("the caption",)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "parts"),
+    [
+        ("Exported by X\nid,path\n1,a\n2,b\n", "header has 1 fields where all rows have 2", ["line 1"]),
+        ("Exported by, X\nid,path,y\n1,a,c\n2,b,c\n", "header has 2 fields where all rows", ["line 1"]),
+        ("# c\nMy table\nid;path\n1;a\n2;b\n", "header has 1 fields", ["line 2", "semicolons", "sed '2d'"]),
+        ("id,path\n1,a,\n2,b,\n", "header has 2 fields where all", ["all rows end with a separator"]),
+        ('"id" "x"\n"1" "a" "b"\n"2" "a" "b"\n', "header has 2 fields where all", ["separated by blanks"]),
+        ("id,path\n1,a\n# a comment\n2,b\n", "row 2 has 1 fields", ["line 3 is a comment: sed '3d'"]),
+        ("id,size\n1,0,5\n2,0,7\n", "row 1 has 3 fields", ["decimal points in place of decimal commas"]),
+        ("id,size\n1,2\n2,0,7\n", "row 2 has 3 fields", ["decimal points in place of decimal commas"]),
+        ("3\nid,path\n1,a\n2,b\n", "2 rows where the line above the header says 3", ["write 2 there"]),
+        ("# a\n# b\n", "comments and no header", []),
+        ("# id,path\n1,a\n", "a header and no rows", ["taken for comments: 1"]),
+        ('{"path": "a", "y": 1}\n{"path": "b", "y": 2}\n', "isn't a table", ["JSON"]),
+        ("[\n  1\n]\n", "isn't a table", ["JSON"]),
+        ("<!DOCTYPE html>\n<html>404</html>\n", "isn't a table", ["HTML"]),
+    ],
+)
+def test_c74_what_stands_around_a_table_is_named(
+    tmp_path: Path, text: str, message: str, parts: list[str]
+) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        read_table(write(tmp_path, text))
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("a.png 3\nb.png 4\n", ["look like a row's values", "put a line with the columns' names above it"]),
+        ("0,1\n0,2\n", ["look like a row's values"]),
+        ("# id,path\n1,a\n2,b\n", ["lines that start with # are taken for comments: 1"]),
+        (
+            "id path  city\n1 a.png  New York\n2 b.png  Rome\n",
+            ["3 words in the header and 4 in row 1 (line 2)"],
+        ),
+        ("id    path  city\n1           Rome\n2 b.png  Rome\n", ["3 words in the header and 2 in row 1"]),
+        ("name\na\n", ["only one column was found", "no commas"]),
+    ],
+)
+def test_a_column_that_is_not_there_says_what_the_table_looks_like(
+    tmp_path: Path, text: str, parts: list[str]
+) -> None:
+    table = read_table(write(tmp_path, text))
+    with pytest.raises(InputError, match="no column named 'path'") as caught:
+        table.column("path", option="--path-col")
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Exported by X\nid,path\n1,a.png\n2,b.png\n",
+        "# c\nMy table, of ours\r\nid;path\r\n1;a.png\r\n2;b.png\r\n",
+        "id,path\n1,a.png\n# a comment\n2,b.png\n",
+    ],
+)
+def test_c74_the_advice_works(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_table(write(tmp_path, text, "OLD"))
+    command = re.search(r"sed .* > NEW", str(caught.value))
+    assert command
+    subprocess.run(command[0], shell=True, cwd=tmp_path, check=True)
+    assert read_table(tmp_path / "NEW").column("path") == ["a.png", "b.png"]
