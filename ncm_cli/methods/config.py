@@ -52,10 +52,12 @@ class Schedule:
     -----
     The protocol says in whose form the methods are trained, and so what a published setting means.
 
-    - ``papers``: each method as its own authors wrote it. Two classes have one logit. The bias isn't decayed.
-      irm (Arjovsky et al. 2019) and vrex (Krueger et al. 2021) divide their objective by a penalty above 1;
-      irm squares the slope on the whole batch; fish (Shi et al. 2022) visits environments in random order.
-      An epoch passes over every row once, each batch holding the environments in proportion.
+    - ``papers``: each method's objective and steps as its own authors wrote them. irm (Arjovsky et al. 2019)
+      and vrex (Krueger et al. 2021) divide their objective by a penalty above 1; irm squares the slope on the
+      whole batch; fish (Shi et al. 2022) visits environments in random order. For all methods alike, as in
+      ``ncm fit``: two classes have one logit (as in irm's code; settings of two convert, see below), the bias
+      isn't decayed (irm's code decays it), and an epoch passes over every row once, each batch holding the
+      environments in proportion.
     - ``domainbed``: DomainBed's form of erm, irm, vrex, groupdro and fish (Gulrajani and Lopez-Paz 2021).
       Two classes have two logits and softmax. The bias is decayed as the weights are. Nothing is divided: a
       configuration's optimiser starts anew at the step where its penalty begins. irm multiplies the slopes on
@@ -65,8 +67,9 @@ class Schedule:
       Weights start at zero here, at random there.
 
     Two logits with (lr, λ) equal one logit with (2·lr, λ/2): from zero, w₁ = −w₀ = w/2 all along, and w₁ has
-    the gradient, decay included, that w has with λ/2; so w moves twice as far, by SGD and by Adam alike.
-    ``domainbed`` is computed so. To use a published setting of two logits with ``papers``, convert it so.
+    the gradient, decay included, that w has with λ/2; so w moves twice as far, by SGD and by Adam alike (a
+    penalty on pairs halves as λ does). ``domainbed`` is computed so, and probes have one logit either way. A
+    setting published for two logits is converted so for ``papers``.
     """
 
     epochs: int = 100

@@ -18,8 +18,21 @@ from ncm_cli.store.pairs import PairStore, write_pairs
 ENCODER = {"kind": "array", "model": "made-up"}
 
 
-def write_problem(folder: Path, *, classes: int = 2, n: int = 900, d: int = 12, seed: int = 0) -> None:
-    """``f.h5`` and ``p.h5``: the first columns tell the label; the last, the colour, misleads in test."""
+def write_problem(
+    folder: Path,
+    *,
+    classes: int = 2,
+    n: int = 900,
+    d: int = 12,
+    seed: int = 0,
+    held_out: int = 16,
+    of_rows: bool = False,
+) -> None:
+    """``f.h5`` and ``p.h5``: the first columns tell the label; the last, the colour, misleads in test.
+
+    40 pairs are of the same row in both colours, ``held_out`` of them held out; with ``of_rows`` they are
+    of training rows of one label and either colour.
+    """
     rng = np.random.default_rng(seed)
     label = rng.integers(0, classes, n)
     split = np.repeat(np.arange(3), (n // 2, n // 4, n - n // 2 - n // 4))
@@ -52,7 +65,17 @@ def write_problem(folder: Path, *, classes: int = 2, n: int = 900, d: int = 12, 
     a[:, -1] = 3
     b = a + 0.05 * rng.standard_normal((k, d)).astype(np.float32)
     b[:, -1] = -3
-    holdout = np.arange(k) >= 24
+    ids = [f"a{i}" for i in range(k)], [f"b{i}" for i in range(k)]
+    if of_rows:
+        rows = [
+            np.flatnonzero((split == 0) & (label == i % 2) & (color == side))
+            for i in range(2)
+            for side in (1, 0)
+        ]
+        first, second = (np.concatenate([rows[side][:20], rows[2 + side][:20]]) for side in (0, 1))
+        a, b = (features[members].astype(np.float32) for members in (first, second))
+        ids = [f"row{i}" for i in first], [f"row{i}" for i in second]
+    holdout = np.arange(k) >= k - held_out
     vectors, values, _ = np.linalg.svd((a - b)[~holdout].T.astype(np.float64), full_matrices=False)
     write_pairs(
         folder / "p.h5",
@@ -60,8 +83,8 @@ def write_problem(folder: Path, *, classes: int = 2, n: int = 900, d: int = 12, 
             features_a=a,
             features_b=b,
             delta=(a - b).T,
-            id_a=tuple(f"a{i}" for i in range(k)),
-            id_b=tuple(f"b{i}" for i in range(k)),
+            id_a=tuple(ids[0]),
+            id_b=tuple(ids[1]),
             label_a=("",) * k,
             label_b=("",) * k,
             holdout=holdout,
