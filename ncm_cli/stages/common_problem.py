@@ -340,7 +340,9 @@ def rows_digest(problem: Problem) -> str:
     rows = problem.train
     order = np.argsort(np.array(rows.ids))
     values = [rows.X, rows.y] + ([] if rows.upweight is None else [group_weights(rows.upweight)])
-    digests = [array_digest(value[order]) for value in values]
+    # By blocks, so that a large store isn't copied.
+    blocks = np.array_split(order, len(order) // 8192 + 1)
+    digests = [array_digest(value[block]) for value in values for block in blocks]
     return digest_of([record_ids(rows.ids), *problem.target.classes, *digests])
 
 
