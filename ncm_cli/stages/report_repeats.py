@@ -22,7 +22,7 @@ from ncm_cli.options.registry import STEPS, step_options
 from ncm_cli.options.spec import fields_of
 from ncm_cli.store.atomic import read_json, sha256_file
 from ncm_cli.store.fingerprint import canonical_json, digest_of
-from ncm_cli.store.lock import lock_path
+from ncm_cli.store.lock import holds
 from ncm_cli.store.probe import Probe, read_probe
 
 SEED = "seed"
@@ -232,20 +232,14 @@ def _run_of(file: Path) -> Run | None:
     """The run that made a file, and whose record still is of that file; None if there is none."""
     file = file.absolute()
     for folder in file.parents:
-        # A record that isn't there or can't be read declares nothing.
+        # A record that isn't there or can't be read declares nothing. Of a run that is going on, as where one
+        # of its steps asks, the report isn't there yet or is an earlier run's.
         with contextlib.suppress(NcmError, OSError, ValueError, KeyError, TypeError, AttributeError):
-            found = _state(folder / _STATE) if _is_running(folder) else _report(folder / _REPORT)
+            found = _state(folder / _STATE) if holds(folder / _REPORT) else _report(folder / _REPORT)
             entries = {name: (step, cell, digest) for name, step, cell, digest in found}
             if entries[_relative(file, folder)][2] == sha256_file(file):
                 return Run(folder, {name: (step, cell) for name, (step, cell, _) in entries.items()})
     return None
-
-
-def _is_running(folder: Path) -> bool:
-    """Whether a step of this very run asks: its report isn't there yet, or is an earlier run's."""
-    with contextlib.suppress(NcmError):
-        return bool(read_json(lock_path(folder / _REPORT))["pid"] == os.getpid())
-    return False
 
 
 _Entry = tuple[str, str, dict[str, str], str | None]

@@ -16,6 +16,7 @@ from ncm_cli.options.bound import BoundOptions
 from ncm_cli.options.evaluate import EvalOptions
 from ncm_cli.options.fit import FitOptions
 from ncm_cli.options.spec import as_json
+from ncm_cli.store import lock
 from ncm_cli.store.atomic import sha256_file
 from ncm_cli.store.fingerprint import fingerprint
 from ncm_cli.store.probe import Probe, read_probe, write_probe
@@ -139,7 +140,7 @@ class Results:
                 for name, (step, cell) in self.made.items()
             }
             (self.folder / ".ncm-run.json").write_text(json.dumps({"jobs": jobs}))
-            (self.folder / ".report.json.lock").write_text(json.dumps({"pid": os.getpid()}))
+            lock._ours[os.getpid(), str(lock.lock_path(self.folder.resolve() / "report.json"))] = {}
         else:
             files = [
                 {"file": name, "step": step, "cell": cell, "sha256": self._digest(name)}

@@ -9,22 +9,24 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from ncm_cli.errors import InputError
 from ncm_cli.store import lock
-from ncm_cli.store.lock import lock_path, writer_lock
+from ncm_cli.store.lock import holds, lock_path, writer_lock
+from ncm_cli.store.process import is_dead, start_time
 
 HOLD = """
 import os, sys, time
+os.register_at_fork(after_in_child=lambda: time.sleep(5))
 from ncm_cli.store import lock
 if sys.argv[2] == "without":
-    lock._flock = lambda descriptor: None
+    lock._record_lock = lambda descriptor: None
 with lock.writer_lock(sys.argv[1]):
     if sys.argv[3] == "child" and os.fork() == 0:
-        time.sleep(20)
         os._exit(0)
     print("held", flush=True)
     time.sleep(60)
@@ -35,8 +37,14 @@ with lock.writer_lock(sys.argv[1]):
 def locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With the file system's locks, and without."""
     if request.param == "without":
-        monkeypatch.setattr(lock, "_flock", lambda descriptor: None)
+        monkeypatch.setattr(lock, "_record_lock", lambda descriptor: None)
     return request.param
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse without waiting for a lock that changes hands."""
+    monkeypatch.setattr(lock, "_TRY_SECONDS", 0)
 
 
 def holder(output: Path, locks: str, child: str = "no") -> subprocess.Popen[str]:
@@ -48,7 +56,7 @@ def holder(output: Path, locks: str, child: str = "no") -> subprocess.Popen[str]
     return process
 
 
-def test_a_second_writer_is_refused_and_told_who_is_first(tmp_path: Path, locks: str) -> None:
+def test_a_second_writer_is_refused_and_told_who_is_first(tmp_path: Path, locks: str, at_once: None) -> None:
     output = tmp_path / "f.h5"
     with holder(output, locks) as process:
         try:
@@ -78,15 +86,41 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path, locks: str) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_workers_that_outlive_a_killed_writer_do_not_keep_its_lock(tmp_path: Path) -> None:
+@pytest.mark.parametrize("repeat", range(3))
+def test_workers_that_outlive_a_killed_writer_do_not_keep_its_lock(
+    tmp_path: Path, locks: str, repeat: int
+) -> None:
+    # The child sleeps before any hook of ours could run in it, with all descriptors that it has inherited.
     output = tmp_path / "f.h5"
-    with holder(output, "with", "child") as process:
+    with holder(output, locks, "child") as process:
         process.kill()
-        process.wait()
         with writer_lock(output):
             pass
         assert process.stdout is not None
         process.stdout.close()
+
+
+def test_a_process_that_nobody_has_asked_about_since_it_was_killed_is_dead(tmp_path: Path) -> None:
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("this system doesn't tell the state of a process")
+    output = tmp_path / "f.h5"
+    with holder(output, "without") as process:
+        started = start_time(process.pid)
+        assert not is_dead(process.pid, started)
+        assert is_dead(process.pid, "1")
+        process.kill()
+        while not is_dead(process.pid, started):
+            time.sleep(0.01)
+        assert Path(f"/proc/{process.pid}").exists()
+
+
+def test_a_process_knows_what_it_is_writing(tmp_path: Path) -> None:
+    with writer_lock(tmp_path / "f.h5"):
+        assert holds(tmp_path / "f.h5") and not holds(tmp_path / "other.h5")
+        with pytest.raises(InputError, match="another process") as error, writer_lock(tmp_path / "f.h5"):
+            pass
+        assert f"process {os.getpid()} on host" in str(error.value.found)
+    assert not holds(tmp_path / "f.h5")
 
 
 def test_a_process_id_that_was_given_out_again_is_not_the_holder(tmp_path: Path, locks: str) -> None:
@@ -99,7 +133,7 @@ def test_a_process_id_that_was_given_out_again_is_not_the_holder(tmp_path: Path,
         pass
 
 
-def test_another_hosts_lock_is_respected(tmp_path: Path, locks: str) -> None:
+def test_another_hosts_lock_is_respected(tmp_path: Path, locks: str, at_once: None) -> None:
     output = tmp_path / "f.h5"
     facts = {"pid": 1, "host": "elsewhere", "started": "", "since": "2024-01-01"}
     lock_path(output).write_text(json.dumps(facts))
@@ -111,13 +145,17 @@ def test_another_hosts_lock_is_respected(tmp_path: Path, locks: str) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "garbage", "[]", '{"pid": "x"}'])
-def test_a_lock_file_that_names_nobody(tmp_path: Path, locks: str, content: str) -> None:
+def test_a_lock_file_that_names_nobody(
+    tmp_path: Path, locks: str, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output = tmp_path / "f.h5"
     lock_path(output).write_text(content)
     if locks == "without":
         # It may be another's who is about to write the name: only an old one is given up.
-        with pytest.raises(InputError, match="another process"), writer_lock(output):
-            pass
+        with monkeypatch.context() as patch, pytest.raises(InputError, match="another process"):
+            patch.setattr(lock, "_TRY_SECONDS", 0)
+            with writer_lock(output):
+                pass
         os.utime(lock_path(output), (0, 0))
     with writer_lock(output):
         pass
