@@ -46,7 +46,7 @@ class SweepOptions:
     features: Path = option(help="Feature store with the rows.", role="input", flags=("-f",))
     pairs: Path | None = option(
         None,
-        help="Pair store of ncm and matchdg; held-out pairs give the bound.",
+        help="Pair store of ncm and matchdg, and of the rule bound.",
         role="input",
         flags=("-p",),
     )
@@ -73,12 +73,15 @@ class SweepOptions:
     trials: int = option(16, help="Random configurations of each method.", group=_SEARCH)
     grid: bool = option(False, help="All combinations instead of random ones.", group=_SEARCH)
     seeds: int = option(
-        5, help="Repetitions of every configuration, with seeds from --seed on.", group=_SEARCH
+        5,
+        help="Repetitions of every configuration, with seeds from --seed on: other batches, other folds.",
+        group=_SEARCH,
     )
     folds: int = option(
         5,
         least=0,
-        help="Parts that the pairs are cut into for the rule bound, each trained anew; 0: no bound.",
+        help="Parts that the pairs are cut into for the rule bound; held-out pairs take their place. "
+        "0: no bound.",
         group=_SEARCH,
     )
     seed: int = option(0, least=0, help="First seed; also that of the random search.", group=_SEARCH)
@@ -107,7 +110,7 @@ class SweepOptions:
     )
     groups: str | None = option(
         None,
-        help="Columns whose combinations are the groups of the worst-group rule and of dfr.",
+        help="Columns whose combinations are the groups of the worst-group rule and of dfr, as in eval.",
         group=_ROWS,
         metavar="COLUMNS",
         parse=parse_names,

@@ -1,5 +1,8 @@
 """``ncm sweep``: many methods, hyper-parameters and seeds in one batched run, and what each rule picks.
 
+Every configuration is trained on all rows and pairs and, for the bound, on what each fold of the pairs
+leaves, as in ``ncm fit``. Each seed has its own batches and its own folds.
+
 Of ``-o NAME.EXT`` three files come: ``NAME.csv`` (one row for each configuration and rule, at the checkpoint
 that the rule picks), ``NAME.h5`` (all checkpoints), and ``NAME.json`` (the picks, for ``ncm report``);
 ``NAME.parquet`` too if that was asked for.
@@ -21,7 +24,7 @@ from ncm_cli.options.sweep import TABLES, SweepOptions
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.stages.common_device import resolve_device
 from ncm_cli.stages.sweep_plan import Cell, chunks, plan, resolve_methods
-from ncm_cli.stages.sweep_table import columns_of, picks_of, table_of
+from ncm_cli.stages.sweep_table import columns_of, picks_of, seedless, table_of
 from ncm_cli.store.atomic import sha256_file
 from ncm_cli.store.lock import writer_lock
 from ncm_cli.store.results import jsonable, write_result
@@ -77,7 +80,8 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> SweepReport:
         history, diverged, unconverged, resumed = _run(options, cells, ready, device, parts, reporter)
         _warn(cells, diverged, unconverged, reporter)
         table = table_of(options, cells, history, diverged)
-        rows, rules = picks_of(cells, history, diverged, table.epochs)
+        rows, rules = picks_of(options, cells, history, diverged, table.epochs)
+        _tell_seedless(ready, cells, history, reporter)
         report = SweepReport(
             output=str(options.output),
             rows=rows,
@@ -179,6 +183,19 @@ def _warn(
             labels = [cells[i].label for i in np.flatnonzero(mask)]
             counts = ", ".join(f"{label} {labels.count(label):,}" for label in dict.fromkeys(labels))
             reporter.warn(f"{int(mask.sum()):,} of {len(cells):,} configurations {what}: {counts}")
+
+
+def _tell_seedless(ready: Any, cells: list[Cell], history: NDArray[np.float64], reporter: Reporter) -> None:
+    """Say of which methods a spread over the seeds is none, and what would vary."""
+    names = seedless(cells, history) if len({cell.seed for cell in cells}) > 1 else []
+    if names:
+        dealt = ready.folds and not ready.problem.pairs.held_out.any()
+        but = " but the folds of the bound" if dealt else ""
+        reporter.note(
+            f"nothing is random in {', '.join(names)}{but}: ±.000 is not their spread. A seed varies the "
+            "batches (--batch-size below the number of rows), the folds of pairs that aren't held out, and "
+            "the draws of fish, lisa and dfr"
+        )
 
 
 def _facts(options: SweepOptions, ready: Any) -> dict[str, Any]:

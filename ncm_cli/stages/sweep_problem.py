@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from ncm_cli.errors import InputError
 from ncm_cli.methods.config import TrainData
 from ncm_cli.methods.folds import Fold
@@ -24,8 +26,6 @@ class Ready:
     """All rows and pairs."""
     folds: dict[int, list[Fold]]
     """Of each seed; empty without pairs, or where the bound isn't asked for."""
-    pairs: PairRows | None
-    """The pairs that a method which trains on none of their rows is measured on; None like the folds."""
     rank: int
     """The largest rank that every fold's pairs have, 0 without."""
 
@@ -33,14 +33,28 @@ class Ready:
     def classes(self) -> tuple[str, ...]:
         return self.problem.target.classes
 
-    def val(self, scaling: Scaling) -> Rows:
-        """The validation rows, scaled."""
-        assert self.problem.val is not None
-        return self.problem.val.scaled(scaling)
+    @property
+    def logits(self) -> int:
+        """C: one logit for two classes."""
+        return 1 if len(self.classes) == 2 else len(self.classes)
 
-    def test(self, scaling: Scaling) -> Rows | None:
-        """The test rows, scaled; None where the sweep has none."""
-        return None if self.problem.test is None else self.problem.test.scaled(scaling)
+    def rows(self, name: str, scaling: Scaling) -> Rows | None:
+        """The ``val`` or ``test`` rows, scaled; None where the sweep has none."""
+        found = getattr(self.problem, name)
+        return None if found is None else found.scaled(scaling)
+
+    def measured(self, seed: int) -> PairRows | None:
+        """The pairs of all folds of a seed, scaled as all rows are; None without folds."""
+        if seed not in self.folds:
+            return None
+        assert self.problem.pairs is not None
+        which = np.any([fold.measured for fold in self.folds[seed]], axis=0)
+        return self.problem.pairs.members(which, self.whole.scaling)
+
+    def takes_rows(self, seed: int) -> bool:
+        """Whether a fold of a seed takes rows away from training."""
+        train = self.problem.train.node
+        return any(bool(np.isin(train, fold.apart).any()) for fold in self.folds.get(seed, ()))
 
 
 def read_ready(options: SweepOptions, reporter: Reporter) -> Ready:
@@ -62,13 +76,16 @@ def read_ready(options: SweepOptions, reporter: Reporter) -> Ready:
         )
     whole = problem.whole()
     folds: dict[int, list[Fold]] = {}
-    pairs = None
+    ranks = [whole.rank]
     if problem.pairs is not None and options.folds:
         seeds = range(options.seed, options.seed + options.seeds)
-        folds = {seed: problem.folds(options.folds, seed) for seed in seeds}
-        pairs = problem.pairs.members(problem.pairs.usable, whole.scaling)
-    ranks = [problem.fold_rank(fold) for dealt in folds.values() for fold in dealt]
-    return Ready(problem=problem, whole=whole, folds=folds, pairs=pairs, rank=min([whole.rank, *ranks]))
+        try:
+            folds = {seed: problem.folds(options.folds, seed) for seed in seeds}
+            ranks += [problem.without(fold).rank for dealt in folds.values() for fold in dealt]
+        except InputError as error:
+            error.fix = "more pairs, or pairs of rows that are not trained on; or --folds 0: no bound"
+            raise
+    return Ready(problem=problem, whole=whole, folds=folds, rank=min(ranks))
 
 
 def train_data(part: Part) -> TrainData:

@@ -11,21 +11,27 @@ from numpy.typing import NDArray
 
 from ncm_cli.methods import scoring
 from ncm_cli.methods.choice import METRICS
+from ncm_cli.methods.folds import Fold
+from ncm_cli.methods.scoring import PairRows, Rows
 from ncm_cli.methods.selection import bound_of, log_loss_bound, worst_group_error
-from ncm_cli.options.catalog import HYPER
+from ncm_cli.options.catalog import HYPER, METHODS
 from ncm_cli.options.sweep import SweepOptions
 from ncm_cli.stages.common_problem import Part
 from ncm_cli.stages.sweep_plan import Cell
 from ncm_cli.stages.sweep_problem import Ready, train_data
+from ncm_cli.store.groups import joint
 
 if TYPE_CHECKING:
-    from ncm_cli.methods.leace import Eraser
     from ncm_cli.methods.trainer import Snapshot, Trained
 
 Array = NDArray[np.float64]
+Facts = Mapping[str, Array]
+"""Of R probes, (R,) by name."""
+
 Advance = Callable[[int], None]
-Judge = Callable[[Array, Array], Mapping[str, Array]]
-"""Weights (R, C, d) and biases (R, C) -> metrics (R,) by name."""
+
+FOLD = ("error", "log_loss", "flips", "shift")
+"""What is kept of a fold: means over the validation rows, sums over the fold's pairs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,87 +60,75 @@ class Runner:
     def __init__(self, ready: Ready, options: SweepOptions, device: str) -> None:
         self._ready, self._options, self._device = ready, options, device
         self._epochs = checkpoints(options)
-        self._erasers: dict[int, Eraser] = {}
 
     def run(self, cells: Sequence[Cell], advance: Advance) -> Chunk:
         """Train the cells, all of one seed and one family; ``advance`` counts configurations × epochs."""
         if cells[0].method == "dfr":
             return self._dfr(cells, advance)
-        ready = self._ready
-        history, diverged = self._train(ready.whole, cells, self._judge_rows(ready.whole), advance)
-        folds = ready.folds.get(cells[0].seed, ())
-        if not folds:
-            return Chunk(history=history, diverged=diverged, unconverged=np.zeros_like(diverged))
-        seen = []
-        for fold in folds:
-            part = ready.problem.without(fold)
-            val = ready.val(part.scaling)
-            pairs = ready.problem.measured(fold, part.scaling)
+        ready, seed = self._ready, cells[0].seed
+        folds = ready.folds.get(seed, ())
+        rows = {name: ready.rows(name, ready.whole.scaling) for name in ("val", "test")}
+        # Where no fold takes a training row away, what uses no pairs is on every fold what it is on all rows.
+        pairs = None if ready.takes_rows(seed) else ready.measured(seed)
 
-            def judge(weight: Array, bias: Array, val: Any = val, pairs: Any = pairs) -> Mapping[str, Array]:
-                errors, losses = scoring.row_errors(weight, bias, val)
-                changes, shifts = scoring.pair_shifts(weight, bias, pairs, regression=False)
-                return {
-                    "val_accuracy": errors.mean(axis=1),
-                    "val_log_loss": losses.mean(axis=1),
-                    "flip_rate": changes.sum(axis=1),
-                    "log_loss_bound": shifts.sum(axis=1),
-                }
+        def judge(weight: Array, bias: Array) -> Facts:
+            return facts(weight, bias, **rows, pairs=pairs)
 
-            found, lost = self._train(part, cells, judge, advance)
-            seen.append(found)
-            diverged |= lost
-        self._bound(history, seen, sum(int(fold.measured.sum()) for fold in folds))
+        history, diverged = self._train(ready.whole, cells, judge, METRICS, advance)
+        again = [i for i, cell in enumerate(cells) if pairs is None or _uses_pairs(cell)]
+        if folds and again:
+            bound, lost = self._folds(folds, [cells[i] for i in again], advance)
+            for name, values in bound.items():
+                history[again, :, METRICS.index(name)] = values
+            diverged[again] |= lost
+        advance((len(cells) - len(again)) * self._options.epochs * len(folds))
         return Chunk(history=history, diverged=diverged, unconverged=np.zeros_like(diverged))
 
-    def _bound(self, history: Array, folds: Sequence[Array], pairs: int) -> None:
-        """Fill in what the folds say: means of errors and losses, sums of flips and shifts over all pairs."""
-        at = {name: column for column, name in enumerate(METRICS)}
-        error, loss = (
-            np.mean([fold[..., at[name]] for fold in folds], axis=0)
-            for name in ("val_accuracy", "val_log_loss")
-        )
-        flips, shift = (
-            np.sum([fold[..., at[name]] for fold in folds], axis=0) / pairs
-            for name in ("flip_rate", "log_loss_bound")
-        )
-        logits = 1 if len(self._ready.classes) == 2 else len(self._ready.classes)
-        history[..., at["flip_rate"]] = flips
-        history[..., at["bound_01"]] = bound_of(error, flips, regression=False)
-        history[..., at["log_loss_bound"]] = log_loss_bound(loss, shift, logits)
+    def _folds(
+        self, folds: Sequence[Fold], cells: Sequence[Cell], advance: Advance
+    ) -> tuple[dict[str, Array], NDArray[np.bool_]]:
+        """What folds say of cells trained on what they leave, (cells, checkpoints), and diverged (cells,)."""
+        problem = self._ready.problem
+        seen = np.zeros((len(cells), len(self._epochs), len(FOLD)))
+        diverged = np.zeros(len(cells), dtype=bool)
+        for fold in folds:
+            part = problem.without(fold)
+            val, pairs = self._ready.rows("val", part.scaling), problem.measured(fold, part.scaling)
+            assert val is not None
 
-    def _empty(self, cells: Sequence[Cell]) -> Array:
-        return np.full((len(cells), len(self._epochs), len(METRICS)), np.nan)
+            def judge(weight: Array, bias: Array, val: Rows = val, pairs: PairRows = pairs) -> Facts:
+                errors, losses = scoring.row_errors(weight, bias, val)
+                changes, shifts = scoring.pair_shifts(weight, bias, pairs, regression=False)
+                means = (errors.mean(axis=1) / len(folds), losses.mean(axis=1) / len(folds))
+                return dict(zip(FOLD, (*means, changes.sum(axis=1), shifts.sum(axis=1)), strict=True))
 
-    def _judge_rows(self, part: Part) -> Judge:
-        """What validation and test rows say."""
-        parts = {"val": self._ready.val(part.scaling), "test": self._ready.test(part.scaling)}
-
-        def judge(weight: Array, bias: Array) -> Mapping[str, Array]:
-            found: dict[str, Array] = {}
-            for name, rows in parts.items():
-                if rows is None:
-                    continue
-                errors, losses = scoring.row_errors(weight, bias, rows)
-                found[f"{name}_accuracy"] = 1 - errors.mean(axis=1)
-                found[f"{name}_log_loss"] = losses.mean(axis=1)
-                if rows.group is not None:
-                    found[f"{name}_worst_group"] = 1 - worst_group_error(errors, rows.group)
-            return found
-
-        return judge
+            found, lost = self._train(part, cells, judge, FOLD, advance)
+            seen += found
+            diverged |= lost
+        measured = sum(int(fold.measured.sum()) for fold in folds)
+        error, loss, flips, shift = np.moveaxis(seen, 2, 0)
+        return bound_facts(error, loss, flips / measured, shift / measured, self._ready.logits), diverged
 
     def _train(
-        self, part: Part, cells: Sequence[Cell], judge: Judge, advance: Advance
+        self,
+        part: Part,
+        cells: Sequence[Cell],
+        judge: Callable[[Array, Array], Facts],
+        names: Sequence[str],
+        advance: Advance,
     ) -> tuple[Array, NDArray[np.bool_]]:
-        """Train on a part and judge at every checkpoint: (history, diverged)."""
+        """Train on a part, judge at every checkpoint: (cells, checkpoints, names) and diverged (cells,)."""
         from ncm_cli.methods.config import Config, Schedule
         from ncm_cli.methods.trainer import train
 
-        options, history = self._options, self._empty(cells)
+        options = self._options
+        history = np.full((len(cells), len(self._epochs), len(names)), np.nan)
         data, eraser = train_data(part), None
         if cells[0].method == "leace":
-            eraser = self._eraser(part)
+            from ncm_cli.methods.leace import fit_eraser
+
+            assert part.erase is not None
+            eraser = fit_eraser(part.X, part.erase)
             data = dataclasses.replace(data, features=eraser.apply(data.features))
 
         def observe(snapshot: Snapshot) -> None:
@@ -145,7 +139,7 @@ class Runner:
             judged = judge(np.where(lost[:, None, None], 0.0, weight), np.where(lost[:, None], 0.0, bias))
             at = int(np.searchsorted(self._epochs, snapshot.epoch))
             for name, values in judged.items():
-                history[snapshot.indices, at, METRICS.index(name)] = np.where(lost, np.nan, values)
+                history[snapshot.indices, at, names.index(name)] = np.where(lost, np.nan, values)
 
         trained: list[Trained] = train(
             [
@@ -172,64 +166,89 @@ class Runner:
         )
         return history, np.array([one.diverged for one in trained])
 
-    def _eraser(self, part: Part) -> Eraser:
-        """The eraser of a part; that of all rows serves every chunk."""
-        from ncm_cli.methods.leace import fit_eraser
-
-        assert part.erase is not None
-        if part is not self._ready.whole:
-            return fit_eraser(part.X, part.erase)
-        if 0 not in self._erasers:
-            self._erasers[0] = fit_eraser(part.X, part.erase)
-        return self._erasers[0]
-
     def _dfr(self, cells: Sequence[Cell], advance: Advance) -> Chunk:
         """Fit half of the validation rows and judge on the other half; fit all for the test rows.
 
-        It trains on no row of a pair, so that flips are measured on all pairs without folds.
+        It trains on no row of a pair, so that flips are measured on all folds' pairs at once.
         """
         from ncm_cli.methods.dfr import SUBSETS, fit_dfr, halves
 
         ready, seed = self._ready, cells[0].seed
-        val, test = ready.val(ready.whole.scaling), ready.test(ready.whole.scaling)
-        assert val.group is not None
-        grouped = np.flatnonzero(val.group >= 0)
-        X, y, group = val.X[grouped], val.y[grouped], val.group[grouped]
+        val, test = (ready.rows(name, ready.whole.scaling) for name in ("val", "test"))
+        assert val is not None and val.group is not None
+        grouped = np.flatnonzero(joint(val.group) >= 0)
+        X, y, group = val.X[grouped], val.y[grouped], joint(val.group)[grouped]
         fit_rows, judged_rows = halves(group, seed)
-        history, unconverged = self._empty(cells), np.zeros(len(cells), dtype=bool)
-        half = scoring.Rows(X=X[judged_rows], y=y[judged_rows], group=group[judged_rows])
-        parts: list[tuple[str, NDArray[np.int64], int, Array | None, scoring.Rows]]
-        parts = [("val", fit_rows, 1, None, half)]
-        if test is not None:
-            parts.append(("test", np.arange(len(y)), SUBSETS, ready.whole.X, test))
-        for name, rows, subsets, scale_by, judged in parts:
-            fits = fit_dfr(
+        half = Rows(X=X[judged_rows], y=y[judged_rows], group=val.group[grouped][judged_rows])
+        history = np.full((len(cells), len(self._epochs), len(METRICS)), np.nan)
+        unconverged = np.zeros(len(cells), dtype=bool)
+
+        def fit(rows: NDArray[np.int64], subsets: int, scale_by: Array | None, **judged: Any) -> None:
+            nonlocal unconverged
+            strengths = [cell.hyper["C"] for cell in cells]
+            found = fit_dfr(
                 X[rows],
                 y[rows],
                 group[rows],
                 len(ready.classes),
-                [cell.hyper["C"] for cell in cells],
+                strengths,
                 seed=seed,
                 subsets=subsets,
                 scale_by=scale_by,
             )
-            unconverged |= np.array([not fit.converged for fit in fits])
-            weight, bias = np.stack([fit.weight for fit in fits]), np.stack([fit.bias for fit in fits])
-            errors, losses = scoring.row_errors(weight, bias, judged)
-            facts = {f"{name}_accuracy": 1 - errors.mean(axis=1), f"{name}_log_loss": losses.mean(axis=1)}
-            if judged.group is not None:
-                facts[f"{name}_worst_group"] = 1 - worst_group_error(errors, judged.group)
-            if name == "val" and ready.pairs is not None:
-                changes, shifts = scoring.pair_shifts(weight, bias, ready.pairs, regression=False)
-                facts["flip_rate"] = changes.mean(axis=1)
-                facts["bound_01"] = bound_of(errors.mean(axis=1), facts["flip_rate"], regression=False)
-                facts["log_loss_bound"] = log_loss_bound(
-                    losses.mean(axis=1), shifts.mean(axis=1), weight.shape[1]
-                )
-            for metric, values in facts.items():
-                history[:, 0, METRICS.index(metric)] = values
+            unconverged |= np.array([not one.converged for one in found])
+            weight, bias = np.stack([one.weight for one in found]), np.stack([one.bias for one in found])
+            for name, values in facts(weight, bias, **judged).items():
+                history[:, 0, METRICS.index(name)] = values
+
+        fit(fit_rows, 1, None, val=half, pairs=ready.measured(seed))
+        if test is not None:
+            fit(np.arange(len(y)), SUBSETS, ready.whole.X, test=test)
         advance(len(cells) * self._options.epochs * (1 + len(ready.folds.get(seed, ()))))
         return Chunk(history=history, diverged=np.zeros_like(unconverged), unconverged=unconverged)
+
+
+def facts(
+    weight: Array,
+    bias: Array,
+    *,
+    val: Rows | None = None,
+    test: Rows | None = None,
+    pairs: PairRows | None = None,
+) -> Facts:
+    """What rows and pairs that R probes weren't trained on say of them, by the names of `METRICS`."""
+    found: dict[str, Array] = {}
+    for name, rows in (("val", val), ("test", test)):
+        if rows is None:
+            continue
+        errors, losses = scoring.row_errors(weight, bias, rows)
+        found[f"{name}_accuracy"] = 1 - errors.mean(axis=1)
+        found[f"{name}_log_loss"] = losses.mean(axis=1)
+        if rows.group is not None:
+            found[f"{name}_worst_group"] = 1 - worst_group_error(errors, rows.group)
+    if pairs is not None:
+        changes, shifts = scoring.pair_shifts(weight, bias, pairs, regression=False)
+        found |= bound_facts(
+            1 - found["val_accuracy"],
+            found["val_log_loss"],
+            changes.mean(axis=1),
+            shifts.mean(axis=1),
+            weight.shape[1],
+        )
+    return found
+
+
+def bound_facts(error: Array, log_loss: Array, flips: Array, shift: Array, logits: int) -> dict[str, Array]:
+    """Flip rate and bounds by the names of `METRICS`, elementwise."""
+    return {
+        "flip_rate": flips,
+        "bound_01": bound_of(error, flips, regression=False),
+        "log_loss_bound": log_loss_bound(log_loss, shift, logits),
+    }
+
+
+def _uses_pairs(cell: Cell) -> bool:
+    return "pairs" in METHODS[cell.method].needs and cell.hyper.get("rank") != 0
 
 
 def _typed(hyper: Mapping[str, float], rank: int) -> dict[str, Any]:

@@ -18,10 +18,13 @@ from ncm_cli.store.sweep_table import SweepTable
 
 Array = NDArray[np.float64]
 
+ROUNDING = 1e-9
+"""Nats: far more than the order of the rows changes in a full batch, far less than other batches do."""
+
 _MISSING = {
     "val_accuracy": "there are no validation rows",
     "val_worst_group": "there are no --groups",
-    "bound_01": "there are no --pairs, or --folds 0",
+    "bound_01": "there are no --pairs",
     "test_accuracy": "there are no --test rows",
     "test_worst_group": "there are no --test rows with --groups",
 }
@@ -86,11 +89,15 @@ def _epoch(cell: Cell, epochs: NDArray[np.int64], at: int) -> int | None:
 
 
 def picks_of(
-    cells: Sequence[Cell], history: Array, diverged: NDArray[np.bool_], epochs: NDArray[np.int64]
+    options: SweepOptions,
+    cells: Sequence[Cell],
+    history: Array,
+    diverged: NDArray[np.bool_],
+    epochs: NDArray[np.int64],
 ) -> tuple[list[dict[str, Any]], dict[str, str | None]]:
     """The rows of the result, by method and rule, and why a rule was left out."""
     rows: list[dict[str, Any]] = []
-    rules = {name: _why_not(rule, history) for name, rule in RULES.items()}
+    rules = {name: _why_not(rule, history, diverged, options) for name, rule in RULES.items()}
     labels = list(dict.fromkeys(cell.label for cell in cells))
     for label in labels:
         own = [i for i, cell in enumerate(cells) if cell.label == label]
@@ -122,7 +129,25 @@ def picks_of(
     return rows, rules
 
 
-def _why_not(rule: Rule, history: Array) -> str | None:
+def _why_not(rule: Rule, history: Array, diverged: NDArray[np.bool_], options: SweepOptions) -> str | None:
     """Why a rule can't be applied, None if it can."""
-    known = np.isfinite(history[..., METRICS.index(rule.metric)]).any()
-    return None if known else _MISSING[rule.metric]
+    if diverged.all():
+        return "every configuration diverged"
+    if np.isfinite(history[..., METRICS.index(rule.metric)]).any():
+        return None
+    if rule.metric == "bound_01" and options.pairs is not None:
+        return "with --folds 0 no pair is measured"
+    return _MISSING[rule.metric]
+
+
+def seedless(cells: Sequence[Cell], history: Array) -> list[str]:
+    """The methods of which every configuration has one result for all seeds, but for the folds of pairs."""
+    names = ("val_log_loss", "val_accuracy")
+    seen = np.nan_to_num(history[..., [METRICS.index(name) for name in names]])
+    found: dict[tuple[str, int], Array] = {}
+    varying = set()
+    for cell, values in zip(cells, seen, strict=True):
+        first = found.setdefault((cell.label, cell.trial), values)
+        if np.abs(values - first).max() > ROUNDING:
+            varying.add(cell.label)
+    return [label for label in dict.fromkeys(cell.label for cell in cells) if label not in varying]

@@ -30,8 +30,8 @@ def write_problem(
 ) -> None:
     """``f.h5`` and ``p.h5``: the first columns tell the label; the last, the colour, misleads in test.
 
-    40 pairs are of the same row in both colours, ``held_out`` of them held out; with ``of_rows`` they are
-    of training rows of one label and either colour.
+    40 pairs are of the same row in both colours, or with ``of_rows`` 24 of training rows of one label and
+    either colour. The last ``held_out`` are held out.
     """
     rng = np.random.default_rng(seed)
     label = rng.integers(0, classes, n)
@@ -60,7 +60,7 @@ def write_problem(
         encoder=ENCODER,
         options={},
     )
-    k = 40
+    k = 24 if of_rows else 40
     a = rng.standard_normal((k, d)).astype(np.float32)
     a[:, -1] = 3
     b = a + 0.05 * rng.standard_normal((k, d)).astype(np.float32)
@@ -72,7 +72,7 @@ def write_problem(
             for i in range(2)
             for side in (1, 0)
         ]
-        first, second = (np.concatenate([rows[side][:20], rows[2 + side][:20]]) for side in (0, 1))
+        first, second = (np.concatenate([rows[side][:12], rows[2 + side][:12]]) for side in (0, 1))
         a, b = (features[members].astype(np.float32) for members in (first, second))
         ids = [f"row{i}" for i in first], [f"row{i}" for i in second]
     holdout = np.arange(k) >= k - held_out

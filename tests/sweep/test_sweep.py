@@ -215,8 +215,9 @@ def test_rules_that_do_not_apply_say_why(swept: Made) -> None:
 
 
 def test_a_killed_sweep_resumes_and_ends_with_the_same_table(
-    swept: Made, problem: Path, monkeypatch: pytest.MonkeyPatch
+    swept: Made, problem: Path, rewrite: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    rewrite(problem, held_out=0, of_rows=True)
     options = swept(methods="erm,ncm,leace", erase="color", seeds=3)
     sweep(options)
     whole = {suffix: (problem / f"s{suffix}").read_bytes() for suffix in (".csv",)}
@@ -257,7 +258,10 @@ def test_a_killed_sweep_resumes_and_ends_with_the_same_table(
 
 
 @pytest.mark.slow
-def test_a_sweep_killed_by_signal_resumes_to_the_same_bytes(problem: Path) -> None:
+def test_a_sweep_killed_by_signal_resumes_to_the_same_bytes(
+    problem: Path, rewrite: Callable[..., None]
+) -> None:
+    rewrite(problem, held_out=0, of_rows=True)
     command = [sys.executable, "-m", "ncm_cli", "sweep", "-f", "f.h5", "-p", "p.h5", "--envs", "domain"]
     command += ["--test", "split=test", "--methods", "erm,irm,ncm", "--search", "rank=1:3", "--trials", "4"]
     command += ["--seeds", "5", "--epochs", "30", "--batch-size", "32", "--device", "cpu", "-o"]
