@@ -11,6 +11,9 @@ from ncm_cli.cli.command import Example, add_command
 from ncm_cli.cli.summaries import COMMANDS
 from ncm_cli.options.registry import builder_options
 
+ROWS_SHOWN = 40
+"""Rows of a table of counts."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Builder:
@@ -120,7 +123,10 @@ def handle(options: Any, ui: Any) -> int | None:
 
     built = data(options, reporter=ui.reporter)
     for table in built.tables:
-        ui.table(table.columns, table.rows, title=table.title, left=2)
+        more = len(table.rows) - ROWS_SHOWN
+        footer = f"and {more:,} more: --json has all" if more > 0 else None
+        names = sum(isinstance(cell, str) for cell in table.rows[0])
+        ui.table(table.columns, table.rows[:ROWS_SHOWN], title=table.title, footer=footer, left=names)
     for role, path in built.files.items():
         ui.note(f"{role}: {path}")
     if ui.json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,9 @@ from ncm_cli.store.tables import read_table
 from ncm_cli.store.where import Term, parse_where
 
 SPLITS = ("train", "val", "test")
+
+Group = tuple[str, ...]
+"""One value for each level of the layout."""
 
 
 def build(options: FolderOptions, reporter: Reporter) -> Built:
@@ -45,6 +49,7 @@ def build(options: FolderOptions, reporter: Reporter) -> Built:
     kept = _selected(options.where, "--where", values, layout)
     counts = None if options.counts is None else _read_counts(options.counts, layout)
     if counts is not None:
+        _require_known(counts, {tuple(values[row].values()) for row in kept}, options)
         kept = [row for row in kept if tuple(values[row].values()) in counts]
     groups = [tuple(values[row].values()) for row in kept]
     if counts is not None:
@@ -52,6 +57,8 @@ def build(options: FolderOptions, reporter: Reporter) -> Built:
     else:
         held_out = set(_selected(options.test, "--test", values, layout)) if options.test else None
         splits = _splits(options, groups, kept, held_out)
+        for gap in _gaps(options, layout, groups, splits):
+            reporter.warn(gap)
     rows = [
         (images[row], absolute(options.source / images[row]), *values[row].values(), split)
         for row, split in zip(kept, splits, strict=True)
@@ -105,18 +112,18 @@ def _meets(row: dict[str, str], term: Term) -> bool:
 
 
 def _splits(
-    options: FolderOptions, groups: list[tuple[str, ...]], rows: list[int], held_out: set[int] | None
+    options: FolderOptions, groups: list[Group], rows: list[int], held_out: set[int] | None
 ) -> list[str]:
     """The split of each row, drawn within its group."""
     rng = np.random.default_rng(options.seed)
     splits = ["train"] * len(rows)
-    for group in sorted(set(groups)):
-        own = rng.permutation([i for i, other in enumerate(groups) if other == group]).tolist()
+    for _, members in sorted(_members(groups).items()):
+        own = rng.permutation(members).tolist()
         if held_out is None:
-            test = own[: round(len(own) * options.test_fraction)]
+            test = set(own[: round(len(own) * options.test_fraction)])
         else:
-            test = [i for i in own if rows[i] in held_out]
-        rest = [i for i in own if i not in set(test)]
+            test = {i for i in own if rows[i] in held_out}
+        rest = [i for i in own if i not in test]
         for i in test:
             splits[i] = "test"
         for i in rest[: round(len(rest) * options.val_fraction)]:
@@ -124,7 +131,49 @@ def _splits(
     return splits
 
 
-def _read_counts(path: Path, layout: tuple[str, ...]) -> dict[tuple[str, ...], dict[str, int]]:
+def _members(groups: list[Group]) -> dict[Group, list[int]]:
+    """The rows of each group."""
+    members: dict[Group, list[int]] = {}
+    for i, group in enumerate(groups):
+        members.setdefault(group, []).append(i)
+    return members
+
+
+def _gaps(
+    options: FolderOptions, layout: tuple[str, ...], groups: list[Group], splits: list[str]
+) -> Iterator[str]:
+    """A warning for each split of which a group has no rows though it should, and what it would need.
+
+    With ``--test`` groups that are held out as a whole need test rows alone, and of these each label some.
+    """
+    sizes, counted = Counter(groups), Counter(zip(groups, splits, strict=True))
+    split_up = [group for group in sizes if options.test is None or counted[group, "test"] < sizes[group]]
+    shares = {"train": 1 - options.val_fraction, "val": options.val_fraction}
+    if options.test is None:
+        shares["test"] = options.test_fraction
+    for split, share in shares.items():
+        lacking = {group: sizes[group] for group in split_up if not counted[group, split]}
+        if lacking and share:
+            # Shares are rounded: from here on it is one row.
+            least = int(0.5 / share) + 1
+            beside = "" if split == "test" else " beside its test rows"
+            yield (
+                f"no {split} rows of {_sized(lacking)}: with these shares a {' / '.join(layout)} needs "
+                f"{least} images{beside}; --counts TABLE gives each any number"
+            )
+    if options.test is not None and "label" in layout:
+        level = layout.index("label")
+        tested = {group[level] for group in sizes if counted[group, "test"]}
+        lacking = Counter((group[level],) for group in groups if group[level] not in tested)
+        if lacking:
+            yield f"no test rows of {_sized(lacking)}: no image of them meets --test {options.test}"
+
+
+def _sized(sizes: Mapping[Group, int]) -> str:
+    return listing(f"{' / '.join(group)} ({n:,})" for group, n in sorted(sizes.items()))
+
+
+def _read_counts(path: Path, layout: tuple[str, ...]) -> dict[Group, dict[str, int]]:
     """Of each group (one value a level), how many images go into each split."""
     table = read_table(path, what="table of counts")
     splits = [name for name in table.columns if name not in layout]
@@ -154,14 +203,20 @@ def _read_counts(path: Path, layout: tuple[str, ...]) -> dict[tuple[str, ...], d
     return found
 
 
-def _counted(
-    groups: list[tuple[str, ...]], counts: dict[tuple[str, ...], dict[str, int]], options: FolderOptions
-) -> list[str]:
+def _require_known(counts: Iterable[Group], known: set[Group], options: FolderOptions) -> None:
+    for group in counts:
+        if group not in known:
+            names = sorted(" / ".join(other) for other in known)
+            raise unknown("group of images", " / ".join(group), names, where=options.counts)
+
+
+def _counted(groups: list[Group], counts: dict[Group, dict[str, int]], options: FolderOptions) -> list[str]:
     """The split of each row: so many at random of each group, the others ``pool``."""
     rng = np.random.default_rng(options.seed)
     splits = ["pool"] * len(groups)
+    members = _members(groups)
     for group, numbers in counts.items():
-        own = rng.permutation([i for i, other in enumerate(groups) if other == group]).tolist()
+        own = rng.permutation(members[group]).tolist()
         if sum(numbers.values()) > len(own):
             raise InputError(
                 f"too few images of {' / '.join(group)}",

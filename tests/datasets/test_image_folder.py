@@ -10,9 +10,21 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from ncm_cli.cli.main import run
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options.data import FolderOptions
+from ncm_cli.progress import Reporter
 from ncm_cli.stages.data import data
+
+
+class Heard(Reporter):
+    """Keeps the warnings."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
 
 
 @pytest.fixture
@@ -88,3 +100,131 @@ def test_an_earlier_build_is_replaced_but_nothing_else(photos: Path) -> None:
         data(options)
     assert "features.h5" in str(caught.value)
     assert (options.output / "features.h5").read_text() == "hours of work"
+
+
+def _make(root: Path, sizes: dict[str, int]) -> Path:
+    for folder, n in sizes.items():
+        (root / folder).mkdir(parents=True)
+        for i in range(n):
+            (root / folder / f"{i}.png").write_bytes(b"")
+    return root
+
+
+def _warnings(root: Path, **changed: object) -> list[str]:
+    heard = Heard()
+    data(_options(root, **changed), reporter=heard)
+    return heard.warnings
+
+
+def test_c75_classes_too_small_for_a_split_are_named_with_what_it_needs(tmp_path: Path) -> None:
+    root = _make(tmp_path / "photos", {"ant": 12, "bee": 4, "cat": 3, "dog": 2, "eel": 1})
+    val, test = _warnings(root, layout="label")
+    assert val.startswith(
+        "no val rows of cat (3), dog (2), eel (1): with these shares a label needs 3 images"
+    )
+    assert "beside its test rows" in val
+    assert test.startswith("no test rows of dog (2), eel (1): with these shares a label needs 3 images;")
+    for options in ({"val_fraction": 0.0, "test_fraction": 0.0}, {"where": "label=ant|bee"}):
+        assert _warnings(root, layout="label", **options) == []
+    (val,) = _warnings(root, layout="label", test_fraction=0.0)
+    assert val.startswith("no val rows of dog (2), eel (1)")
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.2, 0.3, 0.5, 0.7])
+def test_what_a_split_needs_is_what_gives_it_a_row(tmp_path: Path, share: float) -> None:
+    root = _make(tmp_path / "photos", {str(n): n for n in range(1, 13)})
+    rows = _rows(_options(root, layout="label", val_fraction=share, test_fraction=0.0))
+    smallest = min(int(row["label"]) for row in rows if row["split"] == "val")
+    warnings = [
+        w for w in _warnings(root, layout="label", val_fraction=share, test_fraction=0.0) if "no val" in w
+    ]
+    assert len(warnings) == (smallest > 1)
+    assert all(f"a label needs {smallest} images" in warning for warning in warnings)
+
+
+def test_a_class_without_training_rows_is_named(tmp_path: Path) -> None:
+    root = _make(tmp_path / "photos", {"ant": 20, "bee": 1})
+    train, val = _warnings(root, layout="label", test_fraction=0.9)
+    assert train.startswith("no train rows of bee (1)")
+    assert val.startswith("no val rows of ant (20), bee (1)")
+
+
+def test_groups_that_are_held_out_need_no_validation_but_their_labels_test_rows(tmp_path: Path) -> None:
+    sizes = {"photo/dog": 10, "photo/cow": 10, "photo/pig": 2, "sketch/dog": 1, "sketch/cow": 1}
+    root = _make(tmp_path / "photos", sizes)
+    val, test = _warnings(root, test="domain=sketch")
+    assert val.startswith("no val rows of photo / pig (2): with these shares a domain / label needs 3 images")
+    assert test == "no test rows of pig (2): no image of them meets --test domain=sketch"
+
+
+def test_of_many_small_classes_the_first_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = _make(tmp_path / "photos", {f"{i:03}": 1 for i in range(100)})
+    assert run(["data", "folder", str(root), "-o", str(tmp_path / "data")]) == 0
+    out, err = capsys.readouterr()
+    assert "011 (1) and 88 more" in err
+    assert "and 60 more: --json has all" in out
+    assert len(out.splitlines()) < 50
+
+
+COUNTS = "domain;label;train;val;test\nphoto;dog;5;2;1\nsketch;horse;3;;0\n"
+
+
+def test_counts_say_how_many_images_each_split_has(photos: Path) -> None:
+    table = photos.parent / "counts.csv"
+    table.write_text(COUNTS)
+    rows = _rows(_options(photos, counts=table))
+    assert Counter((row["domain"], row["label"], row["split"]) for row in rows) == {
+        ("photo", "dog", "train"): 5,
+        ("photo", "dog", "val"): 2,
+        ("photo", "dog", "test"): 1,
+        ("photo", "dog", "pool"): 2,
+        ("sketch", "horse", "train"): 3,
+        ("sketch", "horse", "pool"): 7,
+    }
+    assert rows == _rows(_options(photos, counts=table))
+    assert rows != _rows(_options(photos, counts=table, seed=1))
+    assert _warnings(photos, counts=table) == []
+
+
+def test_counts_name_any_splits(photos: Path) -> None:
+    table = photos.parent / "counts.csv"
+    table.write_text("label,domain,first,second\ndog,photo,1,9\n")
+    rows = _rows(_options(photos, counts=table))
+    assert Counter(row["split"] for row in rows) == {"first": 1, "second": 9}
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "parts"),
+    [
+        (COUNTS.replace("5", "8"), "too few images of photo / dog", ["found: 10", "expected: 11"]),
+        (
+            COUNTS.replace("dog", "dgo"),
+            "no group of images named 'photo / dgo'",
+            ["mean 'photo / dog'", "c.csv"],
+        ),
+        (COUNTS + "photo;dog;0;0;0\n", "can't be read", ["row 3 (line 4)", "no other row names"]),
+        (COUNTS.replace("5", "five"), "can't be read", ["row 1 (line 2)", "whole numbers"]),
+        (COUNTS.replace("5", "2.5"), "can't be read", ["row 1 (line 2)", "whole numbers"]),
+        (COUNTS.replace("5", "-1"), "can't be read", ["row 1 (line 2)", "whole numbers"]),
+        ("label,train\ndog,1\n", "without the columns it needs", ["domain, label, and one column for each"]),
+        ("domain,label\nphoto,dog\n", "without the columns it needs", ["domain, label"]),
+    ],
+)
+def test_counts_that_cannot_be_met(photos: Path, text: str, message: str, parts: list[str]) -> None:
+    table = photos.parent / "c.csv"
+    table.write_text(text)
+    options = _options(photos, counts=table)
+    with pytest.raises(InputError, match=message) as caught:
+        data(options)
+    for part in parts:
+        assert part in str(caught.value)
+    assert not options.output.exists()
+
+
+def test_counts_and_test_exclude_each_other(photos: Path) -> None:
+    table = photos.parent / "c.csv"
+    table.write_text(COUNTS)
+    with pytest.raises(UsageError, match="--counts says which images are test rows"):
+        data(_options(photos, counts=table, test="domain=sketch"))
