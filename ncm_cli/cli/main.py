@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib
+import io
 import os
 import sys
-from pathlib import Path
-from typing import Annotated
+import warnings
+from typing import Annotated, Any
 
 import typer
 
@@ -111,25 +111,31 @@ def _named(argv: list[str]) -> str | None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with the code of DESIGN's table."""
-    sys.exit(run(sys.argv[1:] if argv is None else argv))
+    _guard_streams()
+    code = run(sys.argv[1:] if argv is None else argv)
+    _drop_what_is_left()
+    sys.exit(code)
 
 
 def run(argv: list[str]) -> int:
     """Run one command line; returns its exit code. Only a bug raises."""
-    _open_closed_streams()
     try:
-        result = build_app(only=_named(argv))(args=argv, prog_name="ncm", standalone_mode=False)
+        with warnings.catch_warnings(record=True) as held:
+            result = build_app(only=_named(argv))(args=argv, prog_name="ncm", standalone_mode=False)
         sys.stdout.flush()
+        # What libraries warn of is held back till here: before an error it would bury what is to be done.
+        for one in held:
+            warnings.showwarning(one.message, one.category, one.filename, one.lineno)
     except NcmError as error:
         return _refused(error)
     except (KeyboardInterrupt, typer.Abort):
         return _interrupted()
     except BrokenPipeError:
-        return _reader_is_gone()
+        return 0  # who read stdout has had enough
     except SystemExit as error:
         # typer meets a closed pipe by itself where help is cut short, with exit code 1.
         if isinstance(error.__context__, BrokenPipeError):
-            return _reader_is_gone()
+            return 0
         raise
     except OSError as error:
         if error.errno not in EXPECTED_OS_ERRORS:
@@ -150,18 +156,50 @@ def run(argv: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _open_closed_streams() -> None:
-    """Let stdout and stderr lead nowhere where a process was started without them (``>&-``, some daemons)."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+class _Stdout(io.FileIO):
+    """Standard output that says itself what is wrong with it: an `OSError` could be any file's."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise NcmError(
+                "standard output can't be written to",
+                found="it is closed" if error.errno == errno.EBADF else error.strerror,
+                fix="another place to write to; where a command has -o FILE, it prints less with --quiet",
+            ) from error
 
 
-def _reader_is_gone() -> int:
-    """The reader of stdout has had enough; a later flush must not complain again."""
-    with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+def _guard_streams() -> None:
+    """Standard streams for a process that was started without some (``>&-``, some daemons).
+
+    Each closed descriptor is taken, so that no file gets its number and with it what libraries print.
+    Standard output then refuses what is written to it, which nobody would ever see; stderr drops it.
+    """
+    for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)  # gets the lowest number that is free: this one
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    kept: dict[str, Any] = {"encoding": "utf-8"}
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Python's own buffers, but that an unbuffered stream is flushed at each line.
+        kept = {"encoding": sys.stdout.encoding, "errors": sys.stdout.errors}
+        kept["line_buffering"] = sys.stdout.line_buffering or sys.stdout.write_through
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(_Stdout(1, "w", closefd=False)), **kept)
+
+
+def _drop_what_is_left() -> None:
+    """Empty the buffer of a stdout that takes nothing more: Python would complain of it at its end."""
+    try:
+        sys.stdout.flush()
+    except (NcmError, OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.stdout.flush()
 
 
 def _interrupted() -> int:

@@ -8,8 +8,10 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ncm_cli.cli import main
@@ -110,13 +112,86 @@ def test_nearest_and_listing() -> None:
     assert "label, split" in str(error)
 
 
-@pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&-"])
+def _shell(line: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """A line for bash, in which ``ncm`` is this program, with Python's usual buffers."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    program = f'ncm() {{ {sys.executable} -m ncm_cli "$@"; }}; {line}'
+    return subprocess.run(
+        ["bash", "-c", program], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a store, and a probe fitted on it."""
+    folder = tmp_path_factory.mktemp("small")
+    names = ["id", "label", "split"]
+    rows = [[f"r{i}", f"c{i % 2}", ("train", "val")[i // 20]] for i in range(40)]
+    (folder / "rows.csv").write_text("".join(",".join(row) + "\n" for row in [names, *rows]))
+    np.save(folder / "x.npy", np.random.default_rng(0).normal(size=(40, 3)) + np.arange(40)[:, None] % 2)
+    embed = ["embed", str(folder / "rows.csv"), "--from-array", str(folder / "x.npy"), "-q"]
+    assert main.run([*embed, "-o", str(folder / "f.h5")]) == 0
+    fit = ["fit", "-f", str(folder / "f.h5"), "--weight-decay", "1e-2", "-o", str(folder / "p.safetensors")]
+    assert main.run([*fit, "-q"]) == 0
+    return folder
+
+
+LINES = (
+    "--version",
+    "--help",
+    "fit --help",
+    "info f.h5",
+    "info f.h5 --json",
+    "predict p.safetensors f.h5 -q",
+)
+"""One line for each way in which text gets to standard output."""
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [(">&-", "it is closed"), (">/dev/full", "No space left"), ("<&- >&- 2>e", "it is closed")],
+)
+@pytest.mark.parametrize("line", LINES)
 @pytest.mark.slow
-def test_a_process_without_standard_streams_does_its_work(redirection: str) -> None:
-    program = f"{sys.executable} -m ncm_cli info --system {redirection}"
-    done = subprocess.run(program, shell=True, capture_output=True, text=True, check=False)
-    assert done.returncode == 0
-    assert "Traceback" not in done.stderr
+def test_what_standard_output_does_not_take_is_an_error(
+    line: str, target: str, why: str, small: Path
+) -> None:
+    done = _shell(f"ncm {line} {target}; code=$?; [ -f e ] && cat e >&2; rm -f e; exit $code", small)
+    assert done.returncode == 3
+    assert f"standard output can't be written to\n  found: {why}" in done.stderr
+    assert "Traceback" not in done.stderr and "ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("target", [">&-", ">/dev/full", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.slow
+def test_a_process_without_standard_streams_does_its_work(target: str, small: Path) -> None:
+    """What a command writes to files is written, whichever of the streams lead nowhere."""
+    assert _shell(f"ncm predict p.safetensors f.h5 -q -o whole.csv {target}", small).returncode == 0
+    assert (small / "whole.csv").read_text().count("\n") == 41
+    (small / "whole.csv").unlink()
+
+
+@pytest.mark.slow
+def test_an_error_that_found_no_standard_output_keeps_its_own_code(small: Path) -> None:
+    done = _shell("ncm info missing.h5 >/dev/full", small)
+    assert done.returncode == 3
+    assert done.stderr.startswith("bad input: no such file")
+
+
+@pytest.mark.parametrize(("error", "shown"), [(None, 1), (InputError("bad"), 0)])
+def test_warnings_of_libraries_never_stand_before_an_error(
+    error: NcmError | None, shown: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def app(**_: object) -> None:
+        warnings.warn("a tensor of tomorrow", UserWarning, stacklevel=1)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(main, "build_app", lambda only=None: app)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        main.run([])
+    assert [str(one.message) for one in heard] == ["a tensor of tomorrow"] * shown
 
 
 def test_help_cut_short_by_its_reader_is_no_error() -> None:
