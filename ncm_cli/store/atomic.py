@@ -11,11 +11,13 @@ import re
 import secrets
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ncm_cli.errors import InputError
+from ncm_cli.store.process import is_dead, place, start_time
 
 FULL = {
     errno.ENOSPC: "the disk is full",
@@ -26,18 +28,22 @@ FULL = {
 
 _READ_BYTES = 1 << 20
 
+_ABANDONED_SECONDS = 24 * 3600
+"""Age from which a temporary file that another host's process made, and hasn't touched since, is given up."""
+
 
 @contextlib.contextmanager
 def atomic_path(path: Path | str) -> Iterator[Path]:
     """A temporary path in the folder of ``path``, renamed onto it when the block ends well.
 
     What is at ``path`` stays as it was until the rename, and for good when the block raises (then the
-    temporary file is removed). Missing parent folders are made. A link is followed: the file that it names is
-    replaced, not the link.
+    temporary file is removed). What killed writers of ``path`` left is removed. Missing parent folders are
+    made. A link is followed: the file that it names is replaced, not the link.
 
-    Raises `InputError` when the disk is full, and when ``path`` is a folder or a device.
+    Raises `InputError` when the disk is full, and when ``path`` is a folder, a device or a circle of links.
     """
     target = writable_target(Path(path))
+    remove_leftovers(target)
     temporary = target.with_name(_temporary_name(target.name))
     try:
         with full_disk_is_an_input_error(target):
@@ -76,10 +82,16 @@ def _errno_in_text(error: BaseException) -> int | None:
 
 
 def writable_target(path: Path) -> Path:
-    """The file that writing ``path`` replaces; refuses folders and devices, makes missing parent folders."""
+    """The file that writing ``path`` replaces; refuses what is no file, makes missing parent folders."""
     target = Path(os.path.realpath(path))
     with contextlib.suppress(FileNotFoundError):
-        mode = target.stat().st_mode
+        try:
+            mode = target.stat().st_mode
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            what = "the output is a link that leads back to itself"
+            raise InputError(what, where=path, fix="remove it, or name another file") from None
         if stat.S_ISDIR(mode):
             raise InputError(
                 "the output is a folder", where=path, expected="a file name", fix=f"{path / 'NAME'}"
@@ -91,7 +103,8 @@ def writable_target(path: Path) -> Path:
 
 
 def _temporary_name(name: str) -> str:
-    return f".{_short(name)}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    pid = os.getpid()
+    return f".{_short(name)}.{place()}-{pid}-{start_time(pid)}-{secrets.token_hex(4)}.tmp"
 
 
 def _short(name: str) -> str:
@@ -101,13 +114,22 @@ def _short(name: str) -> str:
 
 
 def remove_leftovers(path: Path | str) -> None:
-    """Delete the temporary files that killed writers of ``path`` left. The caller holds its writer lock."""
+    """Delete the temporary files that killed writers of ``path`` left, and none that may be at work.
+
+    A process of this place can be asked for. One of another host or container, or of an earlier version,
+    which didn't say where it ran, has a day without a write to end.
+    """
     target = Path(os.path.realpath(path))
-    pattern = re.compile(rf"\.{re.escape(_short(target.name))}\.\d+-[0-9a-f]{{8}}\.tmp")
-    with os.scandir(target.parent) as entries:
-        left = [entry.path for entry in entries if pattern.fullmatch(entry.name)]
-    for name in left:
-        Path(name).unlink(missing_ok=True)
+    name = re.escape(_short(target.name))
+    pattern = re.compile(rf"\.{name}\.(?:([0-9a-f]{{8}})-(\d+)-(\d*)|\d+)-[0-9a-f]{{8}}\.tmp")
+    with contextlib.suppress(OSError), os.scandir(target.parent) as entries:
+        for entry in entries:
+            if made := pattern.fullmatch(entry.name):
+                where, pid, started = made.groups()
+                with contextlib.suppress(FileNotFoundError):
+                    age = time.time() - entry.stat().st_mtime
+                    if is_dead(int(pid), started) if where == place() else age > _ABANDONED_SECONDS:
+                        Path(entry.path).unlink()
 
 
 def _keep_mode(target: Path, temporary: Path) -> None:

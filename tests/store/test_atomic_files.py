@@ -18,8 +18,10 @@ from ncm_cli.errors import InputError
 from ncm_cli.store import h5_sink
 from ncm_cli.store.atomic import atomic_path, read_json, sha256_file, write_json
 from ncm_cli.store.features import FeatureStore, write_features
+from ncm_cli.store.lock import writer_lock
 from ncm_cli.store.pairs import write_pairs
 from ncm_cli.store.probe import write_probe
+from ncm_cli.store.process import place, start_time
 
 
 def listing(folder: Path) -> list[str]:
@@ -64,6 +66,60 @@ def test_mode_links_and_folders(tmp_path: Path) -> None:
 def test_a_new_file_has_the_usual_mode(tmp_path: Path, probe_path: Path) -> None:
     (tmp_path / "plain").touch()
     assert probe_path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize("name", ["x", "folder/x"])
+def test_circles_of_links_are_refused(tmp_path: Path, name: str) -> None:
+    for a, b in (("x", "y"), ("y", "x"), ("folder", "folder")):
+        (tmp_path / a).symlink_to(tmp_path / b)
+    with pytest.raises(InputError, match="leads back to itself"):
+        write_json(tmp_path / name, {})
+    with pytest.raises(InputError, match="leads back to itself"), writer_lock(tmp_path / name):
+        pass
+    assert listing(tmp_path) == ["folder", "x", "y"]
+
+
+KILLED = """
+import os, signal, sys
+from ncm_cli.store.atomic import atomic_path
+with atomic_path(sys.argv[1]) as temporary:
+    temporary.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("name", ["x.h5", "é" * 127])
+def test_the_next_writer_removes_what_killed_ones_left(tmp_path: Path, name: str) -> None:
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / name)], check=False)
+        assert len(listing(tmp_path)) == 1
+    write_json(tmp_path / "other.json", {})
+    assert len(listing(tmp_path)) == 2
+    write_json(tmp_path / name, {})
+    assert listing(tmp_path) == sorted([name, "other.json"])
+
+
+def test_a_writer_removes_nothing_that_may_be_at_work(tmp_path: Path) -> None:
+    ours, mine, started = tmp_path / "x", os.getpid(), start_time(os.getpid())
+    names = {
+        "a process of this place": f".x.{place()}-{os.getppid()}-{start_time(os.getppid())}-00000000.tmp",
+        "another host's": f".x.00000000-{2**22 + 1}-7-00000000.tmp",
+        "an earlier version's": f".x.{2**22 + 1}-00000000.tmp",
+        "another output's": f".x.y.{place()}-{2**22 + 1}-7-00000000.tmp",
+        "no temporary file": f".x.{place()}-{mine}-{started}-0.tmp",
+    }
+    with atomic_path(ours) as own:
+        for name in names.values():
+            (tmp_path / name).touch()
+        write_json(ours, {})
+        assert listing(tmp_path) == sorted([*names.values(), own.name, "x"])
+        own.write_text("end")
+    assert ours.read_text() == "end"
+    for name in names.values():
+        os.utime(tmp_path / name, (0, 0))
+    write_json(ours, {})
+    kept = [names[who] for who in ("a process of this place", "another output's", "no temporary file")]
+    assert listing(tmp_path) == sorted([*kept, "x"])
 
 
 @pytest.mark.parametrize("name", [".", "/dev/null"])
