@@ -51,6 +51,25 @@ class Verdict:
     constant_error: float | None = None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Measures:
+    """What a verdict is passed on; as in `Verdict`."""
+
+    bound: Estimate
+    erm_bound: Estimate
+    flip_rate: Estimate
+    erm_flip_rate: Estimate
+    val_error: Estimate
+    erm_val_error: Estimate
+    gain: Estimate
+    constant_error: float
+
+    @property
+    def fewer_flips(self) -> float:
+        """The part of the gain that isn't validation error."""
+        return self.gain.value - (self.erm_val_error.value - self.val_error.value)
+
+
 def judge(
     found: CrossFit,
     pick: int,
@@ -74,70 +93,78 @@ def judge(
     least_bound
         The pick was chosen as the least bound of all ranks, so that what it doesn't reach no rank does.
     """
-    bound, before = found.bound(pick), found.bound(erm)
-    change, change_before = found.change(pick), found.change(erm)
-    error, error_before = found.error(pick), found.error(erm)
+    bound, erm_bound = found.bound(pick), found.bound(erm)
+    error, erm_error = found.error(pick), found.error(erm)
     gain = found.gain(pick, erm)
-    if (
-        bound is None
-        or before is None
-        or gain is None
-        or error is None
-        or error_before is None
-        or constant is None
-    ):
+    if not (bound and erm_bound and error and erm_error and gain) or constant is None:
         return unmeasured(found.pairs, found.units, "no validation rows", shift)
-    word, what = ("MSE", "mean squared change") if found.regression else ("error", "flip rate")
-    least = HARDLY_SHARE * before.value if found.regression else HARDLY
-    if found.units < FEWEST:
-        code = "too-few"
-        text = f"It can't be told whether the pairs help: {found.units} independent pairs of {FEWEST} needed."
-        if bound.value >= constant:
-            text += f" The bound is no lower than that of always answering {answer} ({constant:.3g})."
-    elif bound.value >= constant:
-        code = "constant"
-        text = (
-            f"The pairs don't help: no rank beats always answering {answer} ({word} {constant:.3g}): "
-            "these pairs differ in the label's own directions, or the label can't be told without them."
-            if least_bound
-            else f"The pairs don't help this probe: its bound, {bound.value:.3g}, is no lower than that of "
-            f"always answering {answer} ({constant:.3g}). --select bound looks for a rank whose bound is."
-        )
-    elif min(gain.value, before.value - error_before.value - (bound.value - error.value)) < least:
-        code = "no-gain"
-        text = (
-            f"The pairs don't help: no rank has a lower bound than {before.value:.3g}, with nothing removed."
-            if pick == erm and least_bound
-            else f"The pairs don't help: the bound went from {before.value:.3g} with nothing removed to "
-            f"{bound.value:.3g}, the {what} from {change_before.value:.3g} to {change.value:.3g}."
-        )
-    elif gain.low <= 0:
-        code = "undecided"
-        text = (
-            f"It can't be told whether the pairs help: the bound fell by {gain.value:.3g}, "
-            f"95 % interval {gain.low:.3g} to {gain.high:.3g}."
-        )
-    else:
-        code = "helps"
-        text = (
-            f"The pairs help: {what} fell from {change_before.value:.3g} to {change.value:.3g}, validation "
-            f"{word} went from {error_before.value:.3g} to {error.value:.3g}, and the bound fell by "
-            f"{gain.value:.3g} ({gain.low:.3g} to {gain.high:.3g})."
-        )
-    return Verdict(
-        code=code,
-        text=text,
-        about=_about(shift),
-        pairs=found.pairs,
-        units=found.units,
+    measures = _Measures(
         bound=bound,
-        erm_bound=before,
-        flip_rate=change,
-        erm_flip_rate=change_before,
+        erm_bound=erm_bound,
+        flip_rate=found.change(pick),
+        erm_flip_rate=found.change(erm),
         val_error=error,
-        erm_val_error=error_before,
+        erm_val_error=erm_error,
         gain=gain,
         constant_error=constant,
+    )
+    if found.units < FEWEST:
+        code, text = _too_few(measures, found, answer)
+    else:
+        code, text = _compared(measures, found.regression, answer, least_bound, pick == erm)
+    known = {field.name: getattr(measures, field.name) for field in dataclasses.fields(measures)}
+    return Verdict(code=code, text=text, about=_about(shift), pairs=found.pairs, units=found.units, **known)
+
+
+def _too_few(measures: _Measures, found: CrossFit, answer: str) -> tuple[str, str]:
+    apart = (
+        f"{found.units} pairs" if found.units == found.pairs else f"{found.units} sets of {found.pairs} pairs"
+    )
+    text = f"It can't be told whether the pairs help: {apart} that share no row, where {FEWEST} are needed."
+    if measures.bound.value >= measures.constant_error:
+        text += (
+            f" The bound is no lower than that of always answering {answer} ({measures.constant_error:.3g})."
+        )
+    return "too-few", text
+
+
+def _compared(
+    at: _Measures, regression: bool, answer: str, least_bound: bool, unchanged: bool
+) -> tuple[str, str]:
+    """Code and text where there are pairs enough; ``unchanged``: the pick is ERM itself."""
+    word, what = ("MSE", "mean squared change") if regression else ("error", "flip rate")
+    least = HARDLY_SHARE * at.erm_bound.value if regression else HARDLY
+    gain, before = at.gain, at.erm_bound.value
+    if at.bound.value >= at.constant_error and least_bound:
+        return "constant", (
+            f"The pairs don't help: no rank that was tried beats always answering {answer} ({word} "
+            f"{at.constant_error:.3g}): these pairs differ in the label's own directions, or the label "
+            "can't be told without them."
+        )
+    if at.bound.value >= at.constant_error:
+        return "constant", (
+            f"The pairs don't help this probe: its bound, {at.bound.value:.3g}, is no lower than that of "
+            f"always answering {answer} ({at.constant_error:.3g}). --select bound chooses by the bound."
+        )
+    if min(gain.value, at.fewer_flips) < least and unchanged and least_bound:
+        return "no-gain", (
+            f"The pairs don't help: no rank that was tried has a lower bound than {before:.3g}, with nothing "
+            "removed."
+        )
+    if min(gain.value, at.fewer_flips) < least:
+        return "no-gain", (
+            f"The pairs don't help: the bound went from {before:.3g} with nothing removed to "
+            f"{at.bound.value:.3g}, the {what} from {at.erm_flip_rate.value:.3g} to {at.flip_rate.value:.3g}."
+        )
+    if gain.low <= 0:
+        return "undecided", (
+            f"It can't be told whether the pairs help: the bound fell by {gain.value:.3g}, 95 % interval "
+            f"{gain.low:.3g} to {gain.high:.3g}."
+        )
+    return "helps", (
+        f"The pairs help: {what} fell from {at.erm_flip_rate.value:.3g} to {at.flip_rate.value:.3g}, "
+        f"validation {word} went from {at.erm_val_error.value:.3g} to {at.val_error.value:.3g}, and the bound "
+        f"fell by {gain.value:.3g} ({gain.low:.3g} to {gain.high:.3g})."
     )
 
 

@@ -278,7 +278,7 @@ def _overlap(probe: Probe, store: FeatureStore, rows: NDArray[np.int64]) -> dict
     """
     ids = [store.ids[row] for row in rows.tolist()]
     path = (probe.meta.get("selection") or {}).get("path")
-    chosen = path is None or len(path) > 1
+    chosen = path is None or len(path) != 1
     return {
         "train": int(seen_rows(probe, "train", ids).sum()),
         "val": int(seen_rows(probe, "val", ids).sum()) if chosen else 0,

@@ -499,7 +499,10 @@ def _save_controls(folder: Path, problem: Problem, report: FitReport, setting: _
             rule=ONLY if control.weight_decay is None else "bound",
             oracle=False,
             note=f"control of {report.output}",
-            candidates=(),
+            # The constant had no others to be chosen among; the others' weight decays had.
+            candidates=(Candidate(rank=0, weight_decay=0.0, converged=True),)
+            if control.weight_decay is None
+            else (),
             chosen=0,
             converged=best.converged,
             train_rows=len(own.ids),

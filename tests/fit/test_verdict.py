@@ -60,11 +60,15 @@ def said(found: CrossFit, constant: float | None = 0.5, pick: int = 1) -> Verdic
         (made((4, 4)), "no-gain", "don't help"),
         (made((4, 3)), "no-gain", "the flip rate from 0.02 to 0.015"),
         (made((4, 30)), "no-gain", "don't help"),
-        (made((100, 80), (30, 30)), "constant", "no rank beats always answering 'cat' (error 0.5)"),
+        (
+            made((100, 80), (30, 30)),
+            "constant",
+            "no rank that was tried beats always answering 'cat' (error 0.5)",
+        ),
         (made((10, 4), pairs=40), "helps", "the bound fell by 0.15"),
         (made((3, 1), pairs=40), "undecided", "the bound fell by 0.05, 95 % interval -0.0"),
-        (made((20, 0), pairs=FEWEST - 1), "too-few", "31 independent pairs of 32 needed"),
-        (made((100, 0), units=20), "too-few", "20 independent pairs of 32 needed"),
+        (made((20, 0), pairs=FEWEST - 1), "too-few", "31 pairs that share no row, where 32 are needed"),
+        (made((100, 0), units=20), "too-few", "20 sets of 200 pairs that share no row, where 32"),
         (made((8, 8), (50, 50), pairs=10), "too-few", "no lower than that of always answering 'cat' (0.5)"),
         (made((80, 4), regression=True), "helps", "mean squared change fell from 0.4 to 0.02"),
         (made((4, 4), regression=True), "no-gain", "don't help"),
@@ -84,7 +88,7 @@ def test_each_verdict(found: CrossFit, code: str, words: str) -> None:
 def test_a_pick_of_rank_zero_gains_nothing() -> None:
     verdict = said(made((4, 4)), pick=0)
     assert verdict.code == "no-gain"
-    assert "no rank has a lower bound than" in verdict.text
+    assert "no rank that was tried has a lower bound than" in verdict.text
 
 
 def test_lower_validation_error_alone_is_no_help_of_the_pairs() -> None:
@@ -183,7 +187,7 @@ def test_ten_pairs_are_too_few(on_disk: Any) -> None:
     report, _ = judged(on_disk, *on_disk.planted.pairs(10))
     verdict = _verdict(report)
     assert (verdict.code, verdict.units) == ("too-few", 10)
-    assert "10 independent pairs of 32 needed" in verdict.text
+    assert "10 pairs that share no row, where 32 are needed" in verdict.text
 
 
 def test_without_validation_rows_a_single_setting_is_unmeasured(on_disk: Any) -> None:
