@@ -163,8 +163,8 @@ def _compared(
         )
     return "helps", (
         f"The pairs help: {what} fell from {at.erm_flip_rate.value:.3g} to {at.flip_rate.value:.3g}, "
-        f"validation {word} went from {at.erm_val_error.value:.3g} to {at.val_error.value:.3g}, and the bound "
-        f"fell by {gain.value:.3g} ({gain.low:.3g} to {gain.high:.3g})."
+        f"validation {word} went from {at.erm_val_error.value:.3g} to {at.val_error.value:.3g}, and the "
+        f"bound fell by {gain.value:.3g} ({gain.low:.3g} to {gain.high:.3g})."
     )
 
 
