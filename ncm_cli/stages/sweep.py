@@ -68,7 +68,7 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> SweepReport:
         Features and pairs of different encoders.
     """
     _check(options)
-    with writer_lock(options.output):
+    with writer_lock(_beside(options.output, ".json")):  # whichever of the files was named, all are written
         from ncm_cli.stages.sweep_problem import read_ready
 
         ready = read_ready(options, reporter)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ncm_cli.cli.main import run
 from ncm_cli.errors import InputError
 from ncm_cli.store import lock
 from ncm_cli.store.lock import holds, lock_path, writer_lock
@@ -195,3 +196,13 @@ def test_the_lock_is_released_after_an_error(tmp_path: Path, locks: str) -> None
     with pytest.raises(ValueError, match="x"), writer_lock(tmp_path / "f.h5"):
         raise ValueError("x")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.h5"])
+def test_a_sweep_locks_all_of_its_files(
+    tmp_path: Path, name: str, at_once: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with writer_lock(tmp_path / "a.json"):
+        code = run(["sweep", "--features", str(tmp_path / "none.h5"), "-o", str(tmp_path / name)])
+    assert code == 3
+    assert "another process is writing this output" in capsys.readouterr().err
