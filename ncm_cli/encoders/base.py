@@ -17,7 +17,7 @@ from ncm_cli.options.embed import DEFAULT_PRETRAINED as DEFAULT_PRETRAINED
 from ncm_cli.progress import Reporter
 
 from . import augment
-from .decode import DECODE_POLICY, MAX_PIXELS, DecodeError
+from .decode import DECODE_POLICY, MAX_PIXELS, SAMPLE_POLICY, DecodeError
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 
@@ -52,6 +52,8 @@ class EncoderRequest:
         (:mod:`ncm_cli.encoders.augment`); None for none.
     seed
         Of the augmentation and of random weights.
+    intensity_range
+        The samples that are black and white in images of more than 8 bits; None takes what files declare.
     """
 
     model: str = DEFAULT_MODEL
@@ -61,6 +63,7 @@ class EncoderRequest:
     random_init: bool = False
     augment: str | None = None
     seed: int = 0
+    intensity_range: tuple[float, float] | None = None
 
 
 class Encoder(Protocol):
@@ -134,14 +137,12 @@ def request_key(request: EncoderRequest) -> dict[str, Any]:
         "precision": request.precision if kind != "pixels" else "fp32",
         "normalize": request.normalize,
         "decode_policy": DECODE_POLICY,
+        "sample_policy": SAMPLE_POLICY,
         "libraries": {name: _version(name) for name in _LIBRARIES[kind]},
     }
     if kind != "pixels":
         key |= weights.facts(request)
-    view = view_of(request)
-    if view is not None:
-        key["view"] = view
-    return key
+    return key | views_of(request)
 
 
 def load_encoder(request: EncoderRequest, *, device: str = "auto", reporter: Reporter) -> Encoder:
@@ -168,22 +169,22 @@ def load_encoder(request: EncoderRequest, *, device: str = "auto", reporter: Rep
     return encoder
 
 
-def view_of(request: EncoderRequest) -> dict[str, Any] | None:
-    """The ``view`` part of a description: the augmentation in canonical form, and its seed."""
+def views_of(request: EncoderRequest) -> dict[str, Any]:
+    """What a description says of the pictures, where it is asked for: an augmentation, a range of samples."""
     chain = augment.parse(request.augment)
-    return {"augment": augment.canonical(chain), "seed": request.seed} if chain else None
+    view = {"view": {"augment": augment.canonical(chain), "seed": request.seed}} if chain else {}
+    span = request.intensity_range
+    return view | ({"intensity_range": list(span)} if span is not None else {})
 
 
 def describe(request: EncoderRequest, **facts: Any) -> dict[str, Any]:
     """An encoder's description: ``facts`` and what every kind shares."""
-    described = {
+    return {
         "precision": request.precision,
         **facts,
         "decode_policy": DECODE_POLICY,
         "normalize": request.normalize,
-    }
-    view = view_of(request)
-    return described | ({"view": view} if view is not None else {})
+    } | views_of(request)
 
 
 def unit_rows(features: np.ndarray) -> np.ndarray:

@@ -8,34 +8,45 @@ P, PA                       the palette's colours
 alpha, a transparent colour composited over white
 CMYK, YCbCr, HSV            Pillow's formulas, no ICC profile
 LAB                         sRGB through Little CMS (D50)
-16-bit grey                 the high byte, ``value >> 8``, which is what 16-bit colour PNGs get
-12-bit grey TIFF            ``value >> 4``
-32-bit integer and float    scaled by the smallest range that holds all values: 0..1 (float), 0..255,
-                            0..65535; otherwise from the least to the greatest value
+16-bit grey                 the high byte, ``value >> 8``, which is what 16-bit colour PNGs get; grey PNGs by
+                            ``--intensity-range`` where it is given
+other TIFF samples          see :mod:`ncm_cli.encoders.tiff`
 ==========================  ===================================================================
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from PIL import Image
 
 _ALPHA = frozenset({"RGBA", "LA", "PA", "RGBa", "La"})
-_SIXTEEN = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 
 
-def to_rgb(image: Image.Image, kind: str) -> Image.Image:
-    """A new picture in mode RGB from a loaded one of any mode; ``kind`` is the file's format."""
+def to_rgb(image: Image.Image, kind: str, span: tuple[float, float] | None = None) -> Image.Image:
+    """A new picture in mode RGB from a loaded one of any mode; ``kind`` is the file's format.
+
+    ``span`` are the samples of a grey 16-bit PNG that become black and white.
+    """
     mode = image.mode
-    if mode in _SIXTEEN or mode in {"I", "F"}:
-        return _grey(image, kind)
+    if mode == "I" or mode.startswith("I;16"):
+        return _grey(image, span if kind == "PNG" else None)
     if mode in _ALPHA or "transparency" in image.info:
         return _over_white(image)
     if mode == "LAB":
         return _lab(image)
     return image.convert("RGB")
+
+
+def levels(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Samples as uint8, from 0 at ``low`` to 255 at ``high``; what lies beyond is cut off.
+
+    Integers of 8 to 16 bits over their full range keep their high byte.
+    """
+    bits = int(high + 1).bit_length() - 1
+    if values.dtype.kind == "u" and low == 0 and high == 2**bits - 1 and 8 <= bits <= 16:
+        return np.minimum(values, 2**bits - 1).__rshift__(bits - 8).astype(np.uint8)
+    scaled = (values.astype(np.float64) - low) * (255 / (high - low))
+    return np.rint(scaled).clip(0, 255).astype(np.uint8)
 
 
 def _over_white(image: Image.Image) -> Image.Image:
@@ -61,38 +72,11 @@ def _lab(image: Image.Image) -> Image.Image:
     return converted
 
 
-def _grey(image: Image.Image, kind: str) -> Image.Image:
-    """Grey pictures of more than 8 bits, as RGB."""
-    values = np.asarray(image)
-    if image.mode in _SIXTEEN or kind in {"PNG", "PPM"}:
-        # Pillow gives 16-bit grey of these two as "I" in some versions, scaled to 0..65535.
-        levels = values.astype(np.int64) >> (4 if _bits(image) == 12 else 8)
-    else:
-        levels = _scaled(values.astype(np.float64))
-    grey = np.clip(levels, 0, 255).astype(np.uint8)
+def _grey(image: Image.Image, span: tuple[float, float] | None) -> Image.Image:
+    """16-bit grey as RGB; Pillow gives it as "I" in some versions."""
+    values = np.asarray(image).astype(np.uint16)
+    grey = levels(values, *(span or (0, 65535)))
     key = image.info.get("transparency")
     if isinstance(key, int):
         grey = np.where(values == key, np.uint8(255), grey)
     return Image.fromarray(grey).convert("RGB")
-
-
-def _bits(image: Image.Image) -> int | None:
-    tags: Any = getattr(image, "tag_v2", None)
-    found = tags.get(258) if tags is not None else None
-    return int(found[0]) if isinstance(found, tuple) and found else None
-
-
-def _scaled(values: np.ndarray) -> np.ndarray:
-    """Levels 0..255 (float64) of values whose range the file doesn't state."""
-    if not np.isfinite(values).all():
-        raise ValueError("it holds values that are not finite")
-    low, high = float(values.min()), float(values.max())
-    if low >= 0 and high <= 1:
-        return np.rint(values * 255)
-    if low >= 0 and high <= 255:
-        return np.rint(values)
-    if low >= 0 and high <= 65535:
-        return np.floor(values / 256)
-    if high == low:
-        return np.full_like(values, 128.0)
-    return np.rint((values - low) * (255.0 / (high - low)))

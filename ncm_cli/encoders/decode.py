@@ -6,11 +6,13 @@ The policy, which has a version that is part of every encoder fingerprint:
 * the EXIF orientation is applied; a broken EXIF block is ignored;
 * palette, CMYK, 16-bit, Lab, alpha and the other modes become 8-bit RGB *before* anything is resized
   (see :mod:`ncm_cli.encoders.colour`); ICC profiles are ignored, as torchvision, timm and open_clip do;
+* deep samples are scaled by what the file declares or the user says, never by the picture's own extremes
+  (see :mod:`ncm_cli.encoders.tiff`);
 * the first frame of an animation is used, with a note;
 * whatever isn't a whole picture raises :class:`DecodeError`: a partial or grey-filled one is never returned.
 
-Nothing here reads or writes Pillow's global switches, so another library's ``LOAD_TRUNCATED_IMAGES`` or
-``MAX_IMAGE_PIXELS`` changes nothing. The functions may be called from several threads at once.
+Another library's ``LOAD_TRUNCATED_IMAGES`` or ``MAX_IMAGE_PIXELS`` changes nothing. The functions may be
+called from several threads at once.
 """
 
 from __future__ import annotations
@@ -18,21 +20,24 @@ from __future__ import annotations
 import os
 import stat
 import struct
-import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from PIL import Image
 
-from . import colour, formats
+from . import colour, formats, tiff
+from .formats import MAX_PIXELS as MAX_PIXELS
+from .formats import DecodeError as DecodeError
 
 DECODE_POLICY = 1
-"""Version of the policy above. A change that can move a feature raises it."""
+"""Version of the policy above, deep TIFF samples apart. A change that can move a feature raises it."""
 
-MAX_PIXELS = 178_956_970
-"""Pictures above this many pixels are refused: the size at which Pillow itself calls a file a bomb."""
+SAMPLE_POLICY = 2
+"""Version of how :mod:`ncm_cli.encoders.tiff` reads deep samples.
+
+It is part of a request's key, not of the fingerprint: 8-bit stores are valid whatever it is, and rows of TIFF
+files that were read under another one are made again.
+"""
 
 MAX_BYTES = 1 << 30
 """Files above 1 GiB are refused before they are read: no picture within ``MAX_PIXELS`` needs that much."""
@@ -51,32 +56,29 @@ _TRANSPOSE = {
 }
 
 
-class DecodeError(Exception):
-    """A file that isn't a whole picture; ``reason`` says why in one line."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-def decode(source: str | os.PathLike[str] | bytes) -> Image.Image:
+def decode(source: str | os.PathLike[str] | bytes, span: tuple[float, float] | None = None) -> Image.Image:
     """Decode a picture to 8-bit RGB.
 
     Parameters
     ----------
     source
         The path of a file, or the file's bytes.
+    span
+        The samples that become black and white, in grey PNG and all TIFF files of more than 8 bits; None
+        takes what the file declares.
 
     Returns
     -------
     PIL.Image.Image
-        Mode RGB, loaded, independent of the file. ``image.info`` is empty but for ``note``, present where
-        something was left out (the later frames of an animation); see :func:`note_of`.
+        Mode RGB, loaded, independent of the file. ``image.info`` has at most ``note``, where something was
+        left out (the later frames of an animation; see :func:`note_of`), and ``declared``, the least and
+        greatest sample value that the file states where these count.
 
     Raises
     ------
     DecodeError
-        For a missing, unreadable, empty, foreign, damaged, truncated or over-limit file.
+        For a missing, unreadable, empty, foreign, damaged, truncated or over-limit file, and for samples
+        whose meaning nobody states.
     """
     data = bytes(source) if isinstance(source, bytes | bytearray | memoryview) else read_bytes(source)
     kind = formats.sniff(data)
@@ -85,18 +87,23 @@ def decode(source: str | os.PathLike[str] | bytes) -> Image.Image:
     problem = formats.damage(kind, data)
     if problem:
         raise DecodeError(problem)
-    with _pillow_errors(kind), _quietly(kind, data):
-        opened = formats.open_as(kind, data)
-    with opened:
-        _check_size(opened.size)
-        note = _frames_note(opened, kind)
-        with _pillow_errors(kind):
-            opened.load()
-            orientation = _orientation(opened)
-            image = colour.to_rgb(opened, kind)
-            if orientation in _TRANSPOSE:
-                image = image.transpose(_TRANSPOSE[orientation])
-    image.info = {"note": note} if note else {}
+    with _pillow_errors(kind), formats.whole_pictures():
+        image = tiff.read(data, span) if kind == "TIFF" else _read(kind, data, span)
+        info = image.info
+        if info["orientation"] in _TRANSPOSE:
+            image = image.transpose(_TRANSPOSE[info["orientation"]])
+    image.info = {name: info[name] for name in ("note", "declared") if info.get(name)}
+    return image
+
+
+def _read(kind: str, data: bytes, span: tuple[float, float] | None) -> Image.Image:
+    """A picture of any format but TIFF as RGB, not turned yet; ``info`` has its orientation and note."""
+    with formats.open_as(kind, data) as opened:
+        formats.check_size(*opened.size)
+        note = _frames_note(opened)
+        opened.load()
+        image = colour.to_rgb(opened, kind, span)
+        image.info = {"orientation": exif_orientation(_exif_block(opened.info)), "note": note}
     return image
 
 
@@ -159,14 +166,6 @@ def exif_orientation(exif: bytes | None) -> int:
     return 1
 
 
-def _orientation(opened: Image.Image) -> int:
-    tags: Any = getattr(opened, "tag_v2", None)
-    if tags is not None:  # TIFF: the tag is the file's own
-        value = tags.get(0x0112)
-        return value if isinstance(value, int) and 1 <= value <= 8 else 1
-    return exif_orientation(_exif_block(opened.info))
-
-
 def _exif_block(info: dict) -> bytes | None:
     block = info.get("exif")
     if isinstance(block, bytes):
@@ -180,23 +179,13 @@ def _exif_block(info: dict) -> bytes | None:
     return None
 
 
-def _check_size(size: tuple[int, int]) -> None:
-    width, height = size
-    if width * height > MAX_PIXELS:
-        raise DecodeError(
-            f"{width} x {height} is {width * height:,} pixels, over the limit of {MAX_PIXELS:,} pixels"
-        )
-
-
-def _frames_note(opened: Image.Image, kind: str) -> str | None:
+def _frames_note(opened: Image.Image) -> str | None:
     """A note on frames that are left out; counts them only where the header says how many."""
     try:
-        if not getattr(opened, "is_animated", False):
-            return None
+        animated = getattr(opened, "is_animated", False)
     except Exception:  # a damaged later frame doesn't spoil the first
         return None
-    what = "several pages" if kind == "TIFF" else "an animation"
-    return f"{what}: only the first {'page' if kind == 'TIFF' else 'frame'} is used"
+    return "an animation: only the first frame is used" if animated else None
 
 
 _PILLOWS_WORDS = {"not identified by this driver": "its header can't be read"}
@@ -219,21 +208,3 @@ def _pillow_errors(kind: str) -> Iterator[None]:
         text = " ".join(str(error).split()) or type(error).__name__
         text = _PILLOWS_WORDS.get(text, text)
         raise DecodeError(f"damaged {kind} file: {text}"[:300]) from error
-
-
-_WARNINGS_LOCK = threading.Lock()
-
-
-@contextmanager
-def _quietly(kind: str, data: bytes) -> Iterator[None]:
-    """Silence Pillow's warnings on odd metadata, for the few formats that give them while they are opened.
-
-    ``catch_warnings`` swaps process-wide filters, so files of these formats are opened one at a time (their
-    pixels are decoded afterwards); JPEG, WebP and plain PNG never come here.
-    """
-    if kind not in {"TIFF", "ICO"} and not (kind == "PNG" and b"acTL" in data[:4096]):
-        yield
-        return
-    with _WARNINGS_LOCK, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

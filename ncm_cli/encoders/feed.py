@@ -11,13 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from ncm_cli.encoders.base import Encoder
 from ncm_cli.encoders.decode import DecodeError, decode, note_of, read_bytes
-from ncm_cli.store.image_files import native
+from ncm_cli.encoders.tiff import UndeclaredRangeError
+from ncm_cli.store.image_files import native, printable
 
 MOST_WORKERS = 8
 """Reader threads of ``auto``: decoding outruns every encoder well before that."""
+
+NEARLY = 16
+"""Levels of 256 next to black or white: 12 bits taken for 16 have no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,10 @@ class ReadImage:
         Why there is no item.
     note
         Something to tell about an image that is used all the same, such as an animation.
+    tone
+        ``black`` or ``white`` where the picture has hardly anything else.
+    declared, undeclared
+        The range of samples that the file states, and that which it holds and doesn't state.
     """
 
     job: Job
@@ -52,6 +61,9 @@ class ReadImage:
     sha256: str = ""
     reason: str = ""
     note: str = ""
+    tone: str = ""
+    declared: tuple[float, float] | None = None
+    undeclared: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,8 @@ def default_workers() -> int:
 
 def read_image(job: Job, encoder: Encoder | None) -> ReadImage:
     """Read, decode and prepare one image; without an encoder, only find out whether it decodes."""
+    if printable(job.path) != job.path:
+        return ReadImage(job, None, reason="its name isn't UTF-8: rename it, as names are stored as UTF-8")
     size = mtime_ns = 0
     digest = ""
     try:
@@ -77,11 +91,19 @@ def read_image(job: Job, encoder: Encoder | None) -> ReadImage:
         mtime_ns = _mtime_ns(job.path)
         data = read_bytes(os.fsdecode(native(job.path)))
         size, digest = len(data), hashlib.sha256(data).hexdigest()
-        image = decode(data)
+        image = decode(data, encoder.description.get("intensity_range") if encoder is not None else None)
         item = True if encoder is None else encoder.preprocess(image, job.id)
     except DecodeError as error:
-        return ReadImage(job, None, size, mtime_ns, digest, error.reason)
-    return ReadImage(job, item, size, mtime_ns, digest, note=note_of(image) or "")
+        found = error.span if isinstance(error, UndeclaredRangeError) else None
+        return ReadImage(job, None, size, mtime_ns, digest, error.reason, undeclared=found)
+    note, declared = note_of(image) or "", image.info.get("declared")
+    return ReadImage(job, item, size, mtime_ns, digest, note=note, tone=tone_of(image), declared=declared)
+
+
+def tone_of(image: Image.Image) -> str:
+    """``black`` or ``white`` for a picture that is nearly nothing else at 256 places, otherwise blank."""
+    lows, highs = zip(*image.resize((16, 16), Image.Resampling.NEAREST).getextrema(), strict=True)
+    return "black" if max(highs) < NEARLY else "white" if min(lows) >= 256 - NEARLY else ""
 
 
 def _mtime_ns(path: str) -> int:

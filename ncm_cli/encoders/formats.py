@@ -1,4 +1,4 @@
-"""Which formats are decoded, how each is recognised, and Pillow plugins that refuse partial pictures.
+"""Which formats are decoded, how each is recognised and opened, and what shows that a file is cut or damaged.
 
 Formats that other programs must help to draw (EPS, WMF), that have no signature (TGA, PCX) or that hold no
 picture are left out.
@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import importlib
 import io
+import logging
 import struct
-import types
+import threading
+import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from PIL import ImageFile
+from PIL import Image, ImageFile
+
+MAX_PIXELS = 178_956_970
+"""Pictures above this many pixels are refused: the size at which Pillow itself calls a file a bomb."""
 
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"\xff\xd8\xff", "JPEG"),
@@ -83,6 +89,8 @@ def describe_foreign(data: bytes) -> str:
     for signature, what in _FOREIGN:
         if head.startswith(signature.lower()):
             return f"not an image: {what}"
+    if data[128:132] == b"DICM":
+        return "not an image format that is read here: DICOM; convert it to TIFF or PNG"
     if data[4:8] == b"ftyp":
         brand = data[8:12].decode("latin-1")
         return f"not an image format that is read here: {brand!r} (HEIC or video); convert it to JPEG or PNG"
@@ -99,68 +107,86 @@ def damage(kind: str, data: bytes) -> str | None:
         return f"truncated {kind} file: its structure ends early"
 
 
+class DecodeError(Exception):
+    """A file that isn't a whole picture; ``reason`` says why in one line."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def check_size(width: int, height: int) -> None:
+    """Refuse a picture of more than `MAX_PIXELS`."""
+    if width * height > MAX_PIXELS:
+        raise DecodeError(
+            f"{width} x {height} is {width * height:,} pixels, over the limit of {MAX_PIXELS:,} pixels"
+        )
+
+
+_SWITCH = threading.Lock()
+_inside: list[bool] = []
+"""One entry for each picture that is being decoded: the switch as it was before the first of them."""
+
+
+@contextmanager
+def whole_pictures() -> Iterator[None]:
+    """Pillow's ``LOAD_TRUNCATED_IMAGES`` off while any picture is decoded, and then as it was.
+
+    The switch is a global of Pillow's, and any library may set it, so that missing rows come out grey.
+    """
+    with _SWITCH:
+        _inside.append(_inside[0] if _inside else ImageFile.LOAD_TRUNCATED_IMAGES)
+        ImageFile.LOAD_TRUNCATED_IMAGES = False
+    try:
+        yield
+    finally:
+        with _SWITCH:
+            before = _inside.pop()
+            if not _inside:
+                ImageFile.LOAD_TRUNCATED_IMAGES = before
+
+
 def open_as(kind: str, data: bytes) -> ImageFile.ImageFile:
-    """The file opened by the strict plugin of its format; pixels are not decoded yet (but for ICO)."""
-    opened: ImageFile.ImageFile = strict_plugin(kind)(io.BytesIO(data))
+    """The file opened by the plugin of its format; pixels are not decoded yet (but for ICO)."""
+    plugin = _plugin(kind)
+    with _quietly(kind, data):
+        opened: ImageFile.ImageFile = plugin(io.BytesIO(data))
     return opened
 
 
-@cache
-def strict_load() -> Callable[[ImageFile.ImageFile], Any]:
-    """Pillow's own loader with its ``LOAD_TRUNCATED_IMAGES`` switch bound to False.
+_WARNINGS_LOCK = threading.Lock()
 
-    The switch is a global of Pillow's module, and any library may set it, so that missing rows come out
-    grey. This is the same code with its own copy of those globals: the switch itself stays as it is.
+
+@contextmanager
+def _quietly(kind: str, data: bytes) -> Iterator[None]:
+    """Silence Pillow's warnings on odd metadata, for the few formats that give them while they are opened.
+
+    ``catch_warnings`` swaps process-wide filters, so files of these formats are opened one at a time (their
+    pixels are decoded afterwards); JPEG, WebP and plain PNG never come here.
     """
-    own = {**vars(ImageFile), "LOAD_TRUNCATED_IMAGES": False}
-    load = ImageFile.ImageFile.load
-    return types.FunctionType(load.__code__, own, "load", load.__defaults__, load.__closure__)
+    if kind not in {"TIFF", "ICO"} and not (kind == "PNG" and b"acTL" in data[:4096]):
+        yield
+        return
+    with _WARNINGS_LOCK, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @cache
-def strict_plugin(kind: str) -> type:
-    """The Pillow plugin of a format, as a subclass that fails on a partial picture whatever the switches."""
+def _plugin(kind: str) -> type:
+    """The Pillow plugin of a format, without what it does beside decoding."""
     module, _, name = _PLUGINS[kind].partition(":")
     base = getattr(importlib.import_module(f"PIL.{module}"), name)
-    return type(f"Strict{name}", (base,), _OVERRIDES.get(kind, {}))
-
-
-def _load(image: Any) -> Any:
-    return strict_load()(image)
-
-
-def _load_tiff(image: Any) -> Any:
-    if image.tile and image.use_load_libtiff:
-        return image._load_libtiff()  # fails by itself on missing data
-    return strict_load()(image)
-
-
-def _end_tiff(image: Any) -> None:
-    """Leave the picture as it is stored: its orientation is applied with every other format's.
-
-    Pillow's own turns it here, and reads the EXIF block again, with warnings where that is odd.
-    """
-    image._size = image.im.size
-
-
-def _read_jpeg(image: Any, count: int) -> bytes:
-    # Pillow's own adds an end marker to a file that lacks it when the switch is on.
-    data: bytes = image.fp.read(count)
-    return data
-
-
-def _skip(image: Any) -> None:
-    """Leave the resolution unread: a broken EXIF block would warn."""
+    # Pillow logs to the console where an application has set up no logging.
+    logging.getLogger("PIL").addHandler(logging.NullHandler())
+    return type(name, (base,), _OVERRIDES.get(kind, {}))
 
 
 _OVERRIDES: dict[str, dict[str, Any]] = {
-    "JPEG": {"load": _load, "load_read": _read_jpeg, "_read_dpi_from_exif": _skip},
-    "PNG": {"load": _load},
-    "GIF": {"load": _load},
-    "BMP": {"load": _load},
-    "PPM": {"load": _load},
-    "JPEG2000": {"load": _load},
-    "TIFF": {"load": _load_tiff, "load_end": _end_tiff},
+    # Only the resolution is read from it, and a broken EXIF block would warn.
+    "JPEG": {"getexif": lambda _: Image.Exif()},
+    # The orientation is applied with every other format's; Pillow's own reads all EXIF blocks again.
+    "TIFF": {"load_end": lambda _: None},
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 from ncm_cli.errors import UsageError
@@ -47,6 +48,21 @@ def parse_layout(text: str) -> tuple[str, ...]:
             expected="one name for each level of folders, such as label or domain/label",
         )
     return names
+
+
+def parse_intensity_range(text: str) -> tuple[float, float]:
+    """The samples that are black and white: ``0:4095``."""
+    try:
+        low, high = map(float, text.split(":"))
+    except ValueError:
+        low = high = 0
+    if not (low < high and math.isfinite(high - low)):
+        raise UsageError(
+            "a range of intensities that can't be read",
+            found=repr(text),
+            expected="LOW:HIGH, the sample that is black and the greater one that is white, such as 0:4095",
+        )
+    return low, high
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,6 +117,10 @@ class EmbedOptions:
     )
     normalize: bool = option(False, help="Scale each row to unit length.", group=_ENCODER)
     random_init: bool = option(False, help="Use random weights, for tests.", group=_ENCODER)
+    intensity_range: str | None = option(
+        None, help="Samples that are black and white in TIFF and grey PNG images of more than 8 bits.",
+        group=_ENCODER, metavar="LOW:HIGH", parse=parse_intensity_range,
+    )  # fmt: skip
     augment: str | None = option(
         None, help="Change each image before it is embedded, to pair it with itself.", group=_ENCODER
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from ncm_cli.encoders.base import Encoder, EncoderRequest, load_encoder, request_key
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.options.embed import EmbedOptions, parse_batch_size, parse_layout, parse_workers
+from ncm_cli.options.embed import EmbedOptions, parse_batch_size, parse_intensity_range, parse_workers
 from ncm_cli.options.spec import as_json, refuse_replacing
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.stages.embed_array import embed_array
@@ -31,7 +31,7 @@ from ncm_cli.store.atomic import remove_leftovers
 from ncm_cli.store.features import FailedRow, FeatureStore, write_features
 from ncm_cli.store.journal import Journal
 from ncm_cli.store.lock import writer_lock
-from ncm_cli.store.manifest import Choice, Manifest, read_folder, read_manifest
+from ncm_cli.store.manifest import Choice, Manifest, read_source
 
 
 def embed(options: EmbedOptions, *, reporter: Reporter = SILENT) -> EmbedReport:
@@ -53,10 +53,12 @@ def embed(options: EmbedOptions, *, reporter: Reporter = SILENT) -> EmbedReport:
     _check(options)
     if options.from_array is not None:
         with _writing(options):
-            return embed_array(options, _choice(options), started=started, reporter=reporter)
-    manifest = _read_source(options)
+            return embed_array(options, Choice.of(options), started=started, reporter=reporter)
+    manifest = read_source(options)
     for note in manifest.notes:
         reporter.note(note)
+    for warning in manifest.warnings:
+        reporter.warn(warning)
     with _writing(options), contextlib.ExitStack() as stack:
         return _Embedding(options, manifest, reporter, stack, started).run()
 
@@ -83,28 +85,6 @@ def _check(options: EmbedOptions) -> None:
     refuse_replacing(options)
 
 
-def _choice(options: EmbedOptions) -> Choice:
-    return Choice(
-        id_col=options.id_col,
-        path_col=options.path_col,
-        label_col=options.label_col,
-        split_col=options.split_col,
-        col=options.col,
-        numeric=options.numeric,
-    )
-
-
-def _read_source(options: EmbedOptions) -> Manifest:
-    if not options.source.is_dir():
-        if options.layout is not None:
-            raise UsageError("--layout is for folders", found=f"{options.source} is no folder")
-        return read_manifest(options.source, _choice(options), root=options.root)
-    if options.root is not None:
-        raise UsageError("--root is for manifests", found=f"{options.source} is a folder")
-    layout = None if options.layout is None else parse_layout(options.layout)
-    return read_folder(options.source, layout, _choice(options))
-
-
 def encoder_request(options: EmbedOptions) -> EncoderRequest:
     """What the options ask of the encoder."""
     return EncoderRequest(
@@ -115,6 +95,7 @@ def encoder_request(options: EmbedOptions) -> EncoderRequest:
         random_init=options.random_init,
         augment=options.augment,
         seed=options.seed,
+        intensity_range=parse_intensity_range(options.intensity_range) if options.intensity_range else None,
     )
 
 
@@ -154,6 +135,7 @@ class _Embedding:
             if journal is not None and pending and not self._all_still_bad(pending, plan, outcome):
                 outcome = self._make(pending, plan, journal)
             written = self._write(plan, journal, outcome)
+            outcome.say(self.reporter)
             if journal is not None:
                 journal.discard()
         return self._report(plan, outcome, pending, written)
@@ -219,7 +201,7 @@ class _Embedding:
         rows = [row for row in range(len(manifest)) if row not in outcome.failed]
         failed = self._failed(outcome)
         if not rows:
-            raise all_failed(failed, manifest.source)
+            raise all_failed(failed, manifest.source, outcome.range_advice())
         columns = manifest.columns(rows)
         files = plan.files(rows)
         ids = [manifest.ids[row] for row in rows]

@@ -21,7 +21,8 @@ from ncm_cli.store.fingerprint import differing_fields
 from ncm_cli.store.manifest import Choice, Manifest, read_manifest
 
 _FOR_IMAGES = (
-    "model", "pretrained", "precision", "random_init", "augment", "layout", "root", "reuse", "verify_content",
+    "model", "pretrained", "precision", "random_init", "augment", "intensity_range", "layout", "root",
+    "reuse", "verify_content",
 )  # fmt: skip
 """Options that mean nothing when no image is read."""
 
@@ -45,6 +46,8 @@ def embed_array(options: EmbedOptions, choice: Choice, *, started: float, report
     manifest = read_manifest(options.source, choice, root=None, with_files=False)
     for note in manifest.notes:
         reporter.note(note)
+    for warning in manifest.warnings:
+        reporter.warn(warning)
     if source.rows != len(manifest):
         raise InputError(
             "the array and the manifest have other numbers of rows",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from ncm_cli.encoders.decode import SAMPLE_POLICY
 from ncm_cli.encoders.feed import ReadImage
+from ncm_cli.encoders.formats import sniff
 from ncm_cli.progress import Reporter
 from ncm_cli.store.atomic import sha256_file
 from ncm_cli.store.features import FeatureStore, Files
@@ -67,6 +70,13 @@ class Plan:
         """The rows whose features must be made, in manifest order."""
         return [int(row) for row in np.flatnonzero(self.source == NEW)]
 
+    def leave_deep(self, source: int) -> None:
+        """Make the rows of TIFF files anew that come from a store of another sample policy."""
+        for row in np.flatnonzero(self.source == source):
+            with contextlib.suppress(OSError), open(native(self.path[row]), "rb") as stream:  # noqa: PTH123
+                if sniff(stream.read(8)) == "TIFF":
+                    self.source[row], self.position[row], self.sha256[row] = NEW, -1, ""
+
     def digest(self, row: int) -> str:
         """SHA-256 of a row's file now; blank when it can't be read (reading it later says why)."""
         if row not in self._hashed:
@@ -125,6 +135,9 @@ def plan_from_stores(
         plan.take_unchanged(manifest.ids, old, old.files, verify_content=verify_content, reporter=reporter)
     if other is not None and other.files is not None:
         _take_equal_content(plan, manifest.ids, other, other.files, reporter)
+    for kind, store in ((OLD, old), (OTHER, other)):
+        if store is not None and store.request.get("encoder", {}).get("sample_policy") != SAMPLE_POLICY:
+            plan.leave_deep(kind)
     return plan
 
 

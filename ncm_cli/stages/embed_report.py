@@ -61,13 +61,13 @@ class EmbedReport:
         return dataclasses.asdict(self)
 
 
-def all_failed(failed: Sequence[FailedRow], source: Path) -> InputError:
-    """The error when not one image could be embedded."""
+def all_failed(failed: Sequence[FailedRow], source: Path, range_advice: str | None) -> InputError:
+    """The error when not one image could be embedded; ``range_advice`` is for samples without a range."""
     return InputError(
         f"none of the {len(failed)} images could be embedded",
         where=source,
         found=listing(f"{row.id}: {row.reason}" for row in failed),
-        fix="mend the images or the paths, and run the same command again",
+        fix=range_advice or "mend the images or the paths, and run the same command again",
     )
 
 

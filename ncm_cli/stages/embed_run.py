@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,24 +22,76 @@ from ncm_cli.encoders.feed import (
     encode_batches,
     read_ahead,
 )
+from ncm_cli.encoders.tiff import range_advice
 from ncm_cli.errors import InputError, MismatchError, listing
 from ncm_cli.progress import Reporter, Task
 from ncm_cli.stages.embed_plan import DONE, NEW, OLD, Plan
 from ncm_cli.store.features import FailedRow, FeatureStore
+from ncm_cli.store.image_files import printable
 from ncm_cli.store.journal import Journal, JournalRow, journal_folder
 
 BLOCK_BYTES = 1 << 20
 """Features gathered at once when the store is written."""
 
+MOSTLY = 0.9
+"""The share of a run's images that makes a tone the data set's."""
+
 
 @dataclass
 class Outcome:
-    """What a run did: rows encoded, the time it took, and the rows that failed by their place."""
+    """What a run did: rows encoded, the time it took, rows that failed by their place, what was noticed."""
 
     encoded: int = 0
     seconds: float = 0.0
     failed: dict[int, FailedRow] = field(default_factory=dict)
     noted: list[str] = field(default_factory=list)
+    tones: Counter[str] = field(default_factory=Counter)
+    declared: Counter[tuple[float, float]] = field(default_factory=Counter)
+    undeclared: list[tuple[float, float]] = field(default_factory=list)
+
+    def fail(self, image: ReadImage, reason: str) -> None:
+        """An image that can't be used."""
+        job = image.job
+        self.failed[job.row] = FailedRow(job.id, printable(job.path), reason)
+        self.undeclared += [image.undeclared] if image.undeclared else []
+
+    def take(self, images: Sequence[ReadImage]) -> None:
+        """Images that were read, whatever came of them."""
+        self.encoded += len(images)
+        self.noted += [f"{image.job.id}: {image.note}" for image in images if image.note]
+        self.tones.update(image.tone for image in images if image.item is not None)
+        self.declared.update(image.declared for image in images if image.declared)
+
+    def range_advice(self) -> str | None:
+        """The option that takes all samples whose range no file declares; None where there are none."""
+        return _spanning(self.undeclared) if self.undeclared else None
+
+    def say(self, reporter: Reporter) -> None:
+        """What a person should know of the pictures as a whole."""
+        if self.noted:
+            reporter.warn(f"{len(self.noted)} images are used in part: {listing(self.noted)}")
+        if self.undeclared:
+            reporter.warn(
+                f"{len(self.undeclared)} images failed since nothing says which samples are black and white; "
+                f"over all of them: {self.range_advice()} --fresh"
+            )
+        if len(self.declared) > 1:
+            reporter.warn(
+                f"the images declare {len(self.declared)} different ranges of samples, which may be each "
+                f"picture's own extremes; to show all alike: {_spanning(self.declared)} --fresh"
+            )
+        total = sum(self.tones.values())
+        for tone in ("black", "white"):
+            if total and self.tones[tone] >= MOSTLY * total:
+                reporter.note(
+                    f"{self.tones[tone]:,} of {total:,} images are nearly all {tone}; if their samples use a "
+                    "part of their bits only, --intensity-range LOW:HIGH says which"
+                )
+
+
+def _spanning(ranges: Iterable[tuple[float, float]]) -> str:
+    lows, highs = zip(*ranges, strict=True)
+    return range_advice(min(lows), max(highs))
 
 
 def batches_of(rows: Sequence[int], size: int) -> list[list[int]]:
@@ -57,10 +110,10 @@ def any_decodes(rows: Sequence[int], ids: Sequence[str], plan: Plan, outcome: Ou
     Used on images that failed before, so that a model is loaded only if one of them has been mended.
     """
     for image in read_ahead(jobs_of(rows, ids, plan), None, workers=workers, window=2 * workers):
-        if image.item is not None:
+        if image.item is not None or image.undeclared:  # which the encoder's own range may settle
             outcome.failed.clear()
             return True
-        outcome.failed[image.job.row] = FailedRow(image.job.id, image.job.path, image.reason)
+        outcome.fail(image, image.reason)
     return False
 
 
@@ -104,12 +157,9 @@ def make_features(
     with reporter.task("embedding", total, "images") as task:
         for batch in encode_batches(encoder, left, workers=threads):
             writer.add(batch, outcome)
-            outcome.encoded += len(batch.images)
-            outcome.noted += [f"{image.job.id}: {image.note}" for image in batch.images if image.note]
+            outcome.take(batch.images)
             task.advance(len(batch.images))
     outcome.seconds = time.monotonic() - started
-    if outcome.noted:
-        reporter.warn(f"{len(outcome.noted)} images are used in part: {listing(outcome.noted)}")
     return outcome
 
 
@@ -137,9 +187,8 @@ class _Writer:
         for at in kept:
             self._plan.take_read(usable[at])
         for image in batch.images:
-            row = image.job.row
-            if row in reasons:
-                outcome.failed[row] = FailedRow(image.job.id, image.job.path, reasons[row])
+            if image.job.row in reasons:
+                outcome.fail(image, reasons[image.job.row])
 
     def _refusal(self, feature: np.ndarray) -> str:
         if not np.isfinite(feature).all():

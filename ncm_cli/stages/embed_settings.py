@@ -11,7 +11,7 @@ from ncm_cli.errors import InputError, MismatchError
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.fingerprint import canonical_json, differing_fields
 
-_TELLING = ("kind", "model", "precision", "normalize", "view")
+_TELLING = ("kind", "model", "precision", "normalize", "view", "intensity_range")
 """Fields of a request that can't differ between two requests for the same features."""
 
 

@@ -12,13 +12,13 @@ import numpy as np
 from ncm_cli.encoders.base import EncoderRequest, load_encoder
 from ncm_cli.encoders.feed import Job, default_workers, encode_batches
 from ncm_cli.encoders.formats import sniff
-from ncm_cli.errors import InputError, MismatchError, NcmError, listing
+from ncm_cli.errors import InputError, MismatchError, NcmError
 from ncm_cli.options.embed import parse_batch_size, parse_workers
 from ncm_cli.options.predict import PredictOptions
 from ncm_cli.progress import Reporter
 from ncm_cli.stages.common import require_same_encoder
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.image_files import IMAGE_SUFFIXES, absolute_text, find_files, walk_images
+from ncm_cli.store.image_files import IMAGE_SUFFIXES, absolute_text, find_files, printable, walk_images
 from ncm_cli.store.manifest import check_ids
 from ncm_cli.store.probe import Probe
 from ncm_cli.store.tables import read_table
@@ -64,13 +64,8 @@ def find_images(options: PredictOptions) -> list[Job]:
 
 
 def _folder(folder: Path) -> list[Job]:
-    names, _ = walk_images(folder)
-    if not names:
-        raise InputError(
-            "no images in the folder", where=folder, expected=f"files named {listing(sorted(IMAGE_SUFFIXES))}"
-        )
     base = absolute_text(folder)
-    return [Job(i, name, f"{base}/{name}") for i, name in enumerate(names)]
+    return [Job(i, printable(name), f"{base}/{name}") for i, name in enumerate(walk_images(folder)[0])]
 
 
 def encode(options: PredictOptions, probe: Probe, jobs: list[Job], reporter: Reporter) -> Iterator[Batch]:
@@ -119,6 +114,7 @@ def _request(options: PredictOptions, probe: Probe) -> EncoderRequest:
         normalize=bool(described.get("normalize")),
         random_init=bool(made_with.get("random_init")),
         seed=int(made_with.get("seed") or 0),
+        intensity_range=described.get("intensity_range"),
     )
 
 

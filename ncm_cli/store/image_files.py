@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import sys
@@ -47,6 +48,11 @@ def native(path: str) -> str | bytes:
     return path.encode("utf-8", "surrogateescape")
 
 
+def printable(name: str) -> str:
+    """``name`` with the bytes that aren't UTF-8 as ``\\xe9``: how such a file is named in a store."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 def absolute_text(path: str | os.PathLike[str]) -> str:
     """The absolute path as text that can be stored; a name that isn't UTF-8 is an `InputError`."""
     try:
@@ -64,8 +70,6 @@ def find_files(
     base: str,
     row_name: Callable[[int], str],
     where: Path,
-    *,
-    fix: str = "--root FOLDER if relative paths start elsewhere; absolute paths are taken as they are",
 ) -> FoundFiles:
     """Look every path up before any work starts.
 
@@ -90,11 +94,27 @@ def find_files(
         found.append(full)
         size[i], mtime_ns[i] = status.st_size, status.st_mtime_ns
     if problems:
-        raise _missing(problems, len(paths), base, where, fix)
+        raise _missing(problems, len(paths), base, where)
     return FoundFiles(found, size, mtime_ns)
 
 
-def _missing(problems: list[str], total: int, base: str, where: Path, fix: str) -> InputError:
+def files_of_folder(folder: Path, images: Sequence[str]) -> FoundFiles:
+    """The images of a folder, as `walk_images` lists them.
+
+    Links that lead nowhere and names that aren't UTF-8 have the size -1, which no stored file has: reading
+    them says what is wrong.
+    """
+    base = absolute_text(folder)
+    found = FoundFiles([f"{base}/{image}" for image in images], *np.full((2, len(images)), -1, np.int64))
+    for i, path in enumerate(found.path):
+        if printable(path) == path:
+            with contextlib.suppress(OSError):
+                status = os.stat(native(path))
+                found.size[i], found.mtime_ns[i] = status.st_size, status.st_mtime_ns
+    return found
+
+
+def _missing(problems: list[str], total: int, base: str, where: Path) -> InputError:
     shown = problems[:SHOWN_FILES]
     rest = [f"and {len(problems) - SHOWN_FILES} more"] if len(problems) > SHOWN_FILES else []
     return InputError(
@@ -102,7 +122,7 @@ def _missing(problems: list[str], total: int, base: str, where: Path, fix: str) 
         where=where,
         found="\n    ".join(["", *shown, *rest]),
         expected=f"files, relative paths starting from {base}",
-        fix=fix,
+        fix="--root FOLDER if relative paths start elsewhere; absolute paths are taken as they are",
     )
 
 
@@ -164,35 +184,79 @@ def _composed_names(folder: str) -> dict[str, str]:
     return {unicodedata.normalize("NFC", name): name for name in names}
 
 
-def list_images(folder: Path, depth: int | None) -> tuple[list[str], list[str]]:
-    """The image files under ``folder`` as sorted relative POSIX paths, and the other files left out.
-
-    Hidden files and folders are left out without a word. Links to folders are followed. ``depth`` is the
-    number of folder levels that every image must lie under; with None it may be 0 or 1, the same for all.
+def list_images(folder: Path, depth: int) -> tuple[list[str], list[str]]:
+    """The image files under ``depth`` levels of folders, sorted as by `walk_images`, and the other files.
 
     Raises
     ------
     InputError
-        No images, images at another depth (listed), a link that leads back to a folder above it, a name that
-        isn't UTF-8.
+        No images, images at another depth or whose names aren't UTF-8 (listed), a link that leads back to a
+        folder above it.
     """
     images, others = walk_images(folder)
-    if not images:
+    bad = [printable(path) for path in images if printable(path) != path]
+    if bad:
         raise InputError(
-            "no images in the folder",
+            f"{len(bad)} {'file name' if len(bad) == 1 else 'file names'} that can't be written as UTF-8",
             where=folder,
-            found=f"other files: {listing(others)}" if others else "no files",
-            expected=f"files named like images ({', '.join(sorted(IMAGE_SUFFIXES))}) or without any suffix",
+            found=listing(bad, SHOWN_FILES),
+            fix="rename them, or move them out of the folder",
         )
-    levels = [path.count("/") for path in images]
-    wanted = depth if depth is not None else (levels[0] if levels[0] < 2 else None)
-    if wanted is None or any(level != wanted for level in levels):
-        raise _wrong_depth(folder, images, levels, depth)
+    check_depth(folder, images, depth)
     return images, others
 
 
+def guessed_layout(folder: Path, images: Sequence[str]) -> tuple[str, ...]:
+    """What the folders mean if nobody says: images under one folder have labels, others have none.
+
+    Folders in folders mean something, so where all images lie as deep it must be said what.
+    """
+    levels = {path.count("/") for path in images}
+    if len(levels) == 1 and min(levels) > 1:
+        raise InputError(
+            "what the folders mean must be said",
+            where=folder,
+            found=f"images by the number of folders they lie in: {_depths(images)}",
+            fix=_LAYOUT,
+        )
+    return ("label",) if levels == {1} else ()
+
+
+def check_depth(folder: Path, images: Sequence[str], depth: int) -> None:
+    """Refuse images (listed) that don't lie under ``depth`` levels of folders."""
+    wrong = [printable(path) for path in images if path.count("/") != depth]
+    if wrong:
+        same = len({path.count("/") for path in images}) == 1
+        raise InputError(
+            f"{len(wrong)} of {len(images)} images don't lie where the layout says",
+            where=folder,
+            found=f"{_depths(images)} folders: {listing(wrong)}",
+            expected=f"every image under {depth} folders",
+            fix=_LAYOUT if same else "move them, or name the images in a manifest; ncm embed takes images at "
+            "any depth without --layout, and without labels",
+        )  # fmt: skip
+
+
+_LAYOUT = "--layout with one name for each level of folders, such as --layout domain/label"
+
+
+def _depths(images: Sequence[str]) -> str:
+    """How many images lie under how many folders: ``3 under 0, 12 under 1``."""
+    levels = [path.count("/") for path in images]
+    return ", ".join(f"{levels.count(level)} under {level}" for level in sorted(set(levels)))
+
+
 def walk_images(folder: Path) -> tuple[list[str], list[str]]:
-    """As `list_images`, at any depth, and there may be none."""
+    """The image files under ``folder`` as sorted relative POSIX paths, and the other files left out.
+
+    Hidden files and folders are left out without a word. Links to folders are followed. Bytes of a name that
+    aren't UTF-8 are escaped as Python does (`printable` shows them).
+
+    Raises
+    ------
+    InputError
+        No images, a folder that can't be read, a link that leads back to a folder above it.
+    """
     images: list[str] = []
     others: list[str] = []
     try:
@@ -201,26 +265,14 @@ def walk_images(folder: Path) -> tuple[list[str], list[str]]:
         raise InputError(
             "a folder can't be read", where=error.filename, found=(error.strerror or str(error)).lower()
         ) from None
-    return sorted(images), sorted(others)
-
-
-def _wrong_depth(folder: Path, images: list[str], levels: list[int], depth: int | None) -> InputError:
-    counts = ", ".join(f"{levels.count(level)} under {level}" for level in sorted(set(levels)))
-    if depth is None:
-        return InputError(
-            "what the folders mean must be said",
+    if not images:
+        raise InputError(
+            "no images in the folder",
             where=folder,
-            found=f"images by the number of folders they lie in: {counts}",
-            fix="--layout with one name for each level of folders, such as --layout domain/label",
+            found=f"other files: {listing(map(printable, sorted(others)))}" if others else "no files",
+            expected=f"files named like images ({', '.join(sorted(IMAGE_SUFFIXES))}) or without any suffix",
         )
-    wrong = [path for path, level in zip(images, levels, strict=True) if level != depth]
-    return InputError(
-        f"{len(wrong)} of {len(images)} images don't lie where the layout says",
-        where=folder,
-        found=f"{counts} folders: {listing(wrong)}",
-        expected=f"every image under {depth} folders",
-        fix="--layout with one name for each level of folders, such as --layout domain/label",
-    )
+    return sorted(images), [printable(other) for other in sorted(others)]
 
 
 def _scan(
@@ -236,7 +288,7 @@ def _scan(
         )  # fmt: skip
     with os.scandir(native(folder)) as entries:
         for entry in entries:
-            name = _utf8_name(entry.name, folder)
+            name = os.fsencode(entry.name).decode("utf-8", "surrogateescape")
             if name.startswith("."):
                 continue
             if _is_folder(entry):
@@ -252,15 +304,3 @@ def _is_folder(entry: os.DirEntry) -> bool:
         return entry.is_dir()
     except OSError:  # such as links in a circle: what is wrong is said with the other files
         return False
-
-
-def _utf8_name(name: str | bytes, folder: str) -> str:
-    try:
-        return os.fsencode(name).decode("utf-8")
-    except UnicodeDecodeError:
-        raise InputError(
-            "a file name that isn't UTF-8",
-            where=folder,
-            found=repr(os.fsencode(name)),
-            fix="rename it, or move it out of the folder",
-        ) from None

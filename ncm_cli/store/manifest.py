@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -15,7 +15,16 @@ from ncm_cli.errors import InputError, UsageError, listing
 from ncm_cli.options.embed import EmbedOptions, parse_layout
 from ncm_cli.store.checks import MAX_TEXT_BYTES
 from ncm_cli.store.features import Column, NumericColumn
-from ncm_cli.store.image_files import FoundFiles, absolute_text, find_files, list_images
+from ncm_cli.store.image_files import (
+    FoundFiles,
+    absolute_text,
+    check_depth,
+    files_of_folder,
+    find_files,
+    guessed_layout,
+    printable,
+    walk_images,
+)
 from ncm_cli.store.tables import Table, has_decimal_comma, read_table
 
 CONTINUOUS_CLASSES = 20
@@ -278,20 +287,23 @@ def _refuse_measurements(table: Table, label: str, values: list[str]) -> None:
 def read_folder(folder: Path, layout: tuple[str, ...] | None, choice: Choice) -> Manifest:
     """The images under a folder, whose levels ``layout`` names; ids are the paths from the folder.
 
-    Without a layout, images that lie directly in the folder have no label, and those one folder down have
-    that folder's name.
+    Without a layout, images one folder down have that folder's name as their label, unless others lie
+    elsewhere. Files that can't be read, or whose names aren't UTF-8, are listed too: they fail later.
     """
     for option, value in (("--id-col", choice.id_col), ("--path-col", choice.path_col)):
         if value is not None:
             raise UsageError(f"{option} is for tables", found=f"{folder} is a folder", fix="leave it out")
-    images, others = list_images(folder, None if layout is None else len(layout))
+    images, others = walk_images(folder)
     notes = []
     if layout is None:
-        layout = ("label",) if "/" in images[0] else ()
-        notes.append(f"the folders' names are the labels (--layout {layout[0]})" if layout else "no labels")
+        layout = guessed_layout(folder, images)
+        notes.append("the folders' names are the labels (--layout label)" if layout else "no labels")
+    else:
+        check_depth(folder, images, len(layout))
     if others:
         notes.append(f"{len(others)} other files are left out: {listing(others)}")
-    parts = [path.split("/")[:-1] for path in images]
+    ids = [printable(image) for image in images]
+    parts = [path.split("/")[:-1] for path in ids]
     text = {name: [row[level] for row in parts] for level, name in enumerate(layout)}
     label = _level(choice.label_col, "label", layout, "--label-col", folder)
     split = _level(choice.split_col, "split", layout, "--split-col", folder)
@@ -299,11 +311,9 @@ def read_folder(folder: Path, layout: tuple[str, ...] | None, choice: Choice) ->
         _level(name, name, layout, "--col", folder)
     kept = replace(choice, label_col=label, split_col=split).kept(layout)
     text = {name: values for name, values in text.items() if name in kept}
-    files = find_files(
-        images, absolute_text(folder), _file_name, folder, fix="remove them, or name the others in a manifest"
-    )
+    files = files_of_folder(folder, images)
     alike = _alike(text, label, {split, *choice.numeric})
-    return Manifest(folder, images, files, text, choice.numeric, label, split, tuple(notes), alike)
+    return Manifest(folder, ids, files, text, choice.numeric, label, split, tuple(notes), alike)
 
 
 def _alike(text: dict[str, list[str]], label: str | None, others: Collection[str | None]) -> tuple[str, ...]:
@@ -348,6 +358,3 @@ def _level(name: str | None, default: str, layout: tuple[str, ...], option: str,
             expected=f"one of the layout's: {listing(layout)}",
         )
     return name or (default if default in layout else None)
-
-
-_file_name: Callable[[int], str] = "image {}".format

@@ -203,19 +203,24 @@ def test_c07_sixteen_bit_colour_png_agrees_with_sixteen_bit_grey() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "expected"),
+    ("values", "span", "expected"),
     [
-        (np.linspace(0, 1, 64, dtype=np.float32), np.rint(np.linspace(0, 255, 64))),
-        (np.arange(64, dtype=np.float32) * 4, np.arange(64) * 4),
-        (np.arange(64, dtype=np.int32) * 4, np.arange(64) * 4),
-        (np.arange(64, dtype=np.int32) * 1024, np.arange(64) * 4),
-        (np.arange(64, dtype=np.float32) - 32, np.rint(np.arange(64) * 255 / 63)),
-        (np.arange(64, dtype=np.int32) * 10**7, np.rint(np.arange(64) * 255 / 63)),
+        (np.linspace(0, 1, 64, dtype=np.float32), (0, 1), np.rint(np.linspace(0, 255, 64))),
+        (np.arange(64, dtype=np.float32) * 4, (0, 255), np.arange(64) * 4),
+        (np.arange(64, dtype=np.int32) * 4, (0, 255), np.arange(64) * 4),
+        (np.arange(64, dtype=np.int32) * 1024, (0, 65280), np.arange(64) * 4),
+        (np.arange(64, dtype=np.float32) - 32, (-32, 31), np.rint(np.arange(64) * 255 / 63)),
+        (np.arange(64, dtype=np.int32) * 10**7, (0, 63 * 10**7), np.rint(np.arange(64) * 255 / 63)),
+        (np.arange(64, dtype=np.int32) * 8 - 128, (0, 255), np.clip(np.arange(64) * 8 - 128, 0, 255)),
     ],
 )
-def test_float_and_integer_tiffs_are_scaled_by_their_range(values: np.ndarray, expected: np.ndarray) -> None:
+def test_float_and_integer_tiffs_are_scaled_by_the_range_that_is_said(
+    values: np.ndarray, span: tuple[float, float], expected: np.ndarray
+) -> None:
     data = saved(Image.fromarray(values.reshape(8, 8)), "TIFF")
-    np.testing.assert_array_equal(pixels(decode(data))[..., 0].ravel(), expected)
+    np.testing.assert_array_equal(pixels(decode(data, span))[..., 0].ravel(), expected)
+    with pytest.raises(DecodeError, match=r"without a declared range.* ncm embed --intensity-range="):
+        decode(data)
 
 
 def test_values_that_are_not_finite_are_a_failure() -> None:
@@ -360,7 +365,7 @@ def test_c12_every_mode_embeds(mode: str, picture: Picture) -> None:
     else:
         image = image.convert(mode)
     data = saved(image, "PNG" if mode == "LA" else "TIFF")
-    decoded = decode(data)
+    decoded = decode(data, (0, 255) if mode == "F" else None)
     assert decoded.size == (24, 16)
     assert pixels(decoded).std() > 5
     if mode == "LAB":
