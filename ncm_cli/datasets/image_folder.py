@@ -17,7 +17,7 @@ from ncm_cli.progress import Reporter
 from ncm_cli.store.csv_writer import write_csv
 from ncm_cli.store.image_files import list_images
 from ncm_cli.store.tables import read_table
-from ncm_cli.store.where import Term, parse_where
+from ncm_cli.options.where import Term, parse_where
 
 SPLITS = ("train", "val", "test")
 

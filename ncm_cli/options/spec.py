@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import os.path
 import types
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union
 
 from ncm_cli.errors import UsageError, nearest
+from ncm_cli.options.where import parse_where
 
 Role = Literal["value", "input", "output", "name-or-input"]
 
@@ -39,6 +41,18 @@ class Spec:
     role: Role = "value"
     parse: Callable[[str], object] | None = None
     least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+
+
+BOUNDS = {
+    "least": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "most": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
+"""What may bound a number: words, and what must hold of (number, bound)."""
 
 
 def option(
@@ -53,6 +67,9 @@ def option(
     role: Role = "value",
     parse: Callable[[str], object] | None = None,
     least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
 ) -> Any:
     """A field that is a long option.
 
@@ -77,9 +94,9 @@ def option(
         name (of weights) or a file that is read.
     parse
         For text with a small grammar (ranks, filters): called once to check it before any work starts.
-        The field keeps the text.
-    least
-        The smallest number allowed.
+        The field keeps the text. Row filters have theirs by their metavar.
+    least, above, most, below
+        Bounds of a number; the first and the third belong to what is allowed.
     """
     spec = Spec(
         help=help,
@@ -89,8 +106,11 @@ def option(
         columns_of=columns_of if metavar in COLUMN_METAVARS else None,
         choices=tuple(choices),
         role=role,
-        parse=parse,
+        parse=parse_where if metavar == "WHERE" else parse,
         least=least,
+        above=above,
+        most=most,
+        below=below,
     )
     return dataclasses.field(default=default, metadata={"spec": spec})
 
@@ -151,30 +171,49 @@ def at_home(field: Field, value: Any) -> Any:
     if field.spec.role == "value" and field.type is not Path:
         return value
     if isinstance(value, str | Path):
-        return type(value)(os.path.expanduser(value))
+        return type(value)(os.path.expanduser(value))  # noqa: PTH111 (leaves an unknown user's as it is)
     return [at_home(field, item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def check_value(field: Field, item: Any) -> None:
+    """Raise `UsageError` for a value, or one of several, that the option never takes."""
+    spec = field.spec
+    if spec.choices and item not in spec.choices:
+        close = nearest(str(item), spec.choices)
+        raise UsageError(
+            f"{field.flag} doesn't take {str(item)!r}",
+            expected=" | ".join(spec.choices),
+            fix=f"did you mean {close!r}?" if close else None,
+        )
+    if field.type is float and not math.isfinite(item):
+        raise UsageError(f"{field.flag} must be finite", found=item)
+    for name, (words, holds) in BOUNDS.items():
+        bound = getattr(spec, name)
+        if bound is not None and not holds(item, bound):
+            raise UsageError(f"{field.flag} must be {words} {bound:g}", found=item)
+    if spec.parse:
+        spec.parse(item)
+
+
+def refusals(options: Any) -> Iterator[UsageError]:
+    """Why options can't be used together, whatever files hold: what their class says of it, if anything."""
+    if hasattr(options, "refusals"):
+        yield from options.refusals()
+
+
 def check(options: Any) -> Any:
-    """The options unchanged, once choices, numbers and small grammars are known to be right."""
+    """The options unchanged, once it is known that each value and all together are right.
+
+    A class whose options depend on one another has a method ``refusals`` that yields a `UsageError` for each
+    thing wrong, and looks at no file: recipes are checked by it before their first step.
+    """
     for field in fields_of(type(options)):
         value = getattr(options, field.name)
-        if value is None:
-            continue
-        for item in value if field.repeated else (value,):
-            if field.spec.choices and item not in field.spec.choices:
-                close = nearest(str(item), field.spec.choices)
-                raise UsageError(
-                    f"{field.flag} doesn't take {str(item)!r}",
-                    expected=" | ".join(field.spec.choices),
-                    fix=f"did you mean {close!r}?" if close else None,
-                )
-            if field.type is float and not math.isfinite(item):
-                raise UsageError(f"{field.flag} must be finite", found=item)
-            if field.spec.least is not None and not item >= field.spec.least:
-                raise UsageError(f"{field.flag} must be at least {field.spec.least:g}", found=item)
-            if field.spec.parse:
-                field.spec.parse(item)
+        if value is not None:
+            for item in value if field.repeated else (value,):
+                check_value(field, item)
+    for error in refusals(options):
+        raise error
     return options
 
 

@@ -14,7 +14,7 @@ from ncm_cli.recipe.model import Job
 from ncm_cli.recipe.problems import Problems
 from ncm_cli.store.manifest import Choice
 from ncm_cli.store.tables import read_header
-from ncm_cli.store.where import parse_where
+from ncm_cli.options.where import parse_where
 
 Columns = tuple[str, ...]
 

@@ -9,7 +9,7 @@ from ncm_cli.recipe.document import Entries, Items, Node, Scalar, kind_of, scala
 from ncm_cli.recipe.model import Expectation
 from ncm_cli.recipe.problems import Problems
 from ncm_cli.recipe.variables import Variables
-from ncm_cli.store.where import parse_where
+from ncm_cli.options.where import parse_where
 
 DEFAULT_TABLE = {"in-domain": "split=val", "test": "split=test"}
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ncm_cli.errors import InputError, unknown
-from ncm_cli.store.where import Term
+from ncm_cli.options.where import Term
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

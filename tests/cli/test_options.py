@@ -23,7 +23,7 @@ from ncm_cli.options.spec import (
     option,
     refuse_replacing,
 )
-from ncm_cli.store.where import Term, parse_where
+from ncm_cli.options.where import Term, parse_where
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
