@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json as json_module
+import os
+import re
 import sys
+import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
-from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -20,13 +24,18 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.progress import Task as RichTask
-from rich.table import Table
 from rich.text import Text
 
 from ncm_cli.progress import Reporter, Task
 
-LOG_WIDTH = 80
-"""Columns of a table that doesn't go to a terminal."""
+GAP = "  "
+"""Between two columns of a table."""
+
+NARROW = 16
+"""Text is wrapped at blanks into columns no narrower than this."""
+
+_ID = re.compile(r"\bid(_[ab])?\b")
+_WORDS = re.compile(r"[^\W\d]{2,}\s+[^\W\d]{2,}")
 
 LOG_SECONDS = 60.0
 """Seconds between two progress lines when stderr is no terminal."""
@@ -101,7 +110,8 @@ def plain(text: str, stream: IO[str] | None = None) -> str:
 
 
 def _console(stream: IO[str]) -> Console:
-    width = None if stream.isatty() else LOG_WIDTH
+    # Off a terminal everything is written unwrapped; without a width rich would take one from COLUMNS.
+    width = None if stream.isatty() else 80
     return Console(file=stream, width=width, highlight=False, soft_wrap=False, emoji=False, markup=False)
 
 
@@ -132,21 +142,35 @@ class Ui:
     ) -> None:
         """Print a table on stdout, unless ``--json`` or ``--quiet``.
 
-        The first ``left`` columns are aligned left, the rest right.
+        The first ``left`` columns are aligned left, the rest right. Nothing is wrapped, unless the table has
+        to fit a terminal or ``COLUMNS``: then headings and texts are wrapped at blanks, numbers and ids
+        never. What still has no room, long names and the last columns, is listed below the table.
         """
         if self.json or self.quiet:
             return
-        style = box.SIMPLE_HEAD if _is_utf8(sys.stdout) else box.ASCII2
-        made = Table(box=style, title=title, title_justify="left", caption=footer, caption_justify="left")
-        for index, column in enumerate(columns):
-            made.add_column(plain(column), justify="left" if index < left else "right", overflow="fold")
-        for row in rows:
-            # Without the blanks a narrow column doesn't break a number from its deviation.
-            made.add_row(*(Text(plain(cell_text(cell).replace(" ± ", "±"))) for cell in row))
-        with self._out.capture() as captured:
-            self._out.print(made)
-        lines = [line.rstrip() for line in captured.get().splitlines()]
-        print("\n".join(lines).strip("\n") + "\n")
+        # Without the blanks a number stays together with its deviation.
+        cells = [[_one_line(cell_text(cell).replace(" ± ", "±")) for cell in row] for row in rows]
+        made = [
+            _Column(_one_line(name), [row[index] for row in cells], left=index < left)
+            for index, name in enumerate(columns)
+        ]
+        shown, notes = _fitted(made, self._width())
+        if title:
+            self.text(title)
+        *heading, last = _lines([column.heading for column in shown], shown, bottom=True)
+        for line in (*heading, last):
+            self._out.print(Text(line, "bold"), soft_wrap=True)
+        self.text("─" * (sum(column.width for column in shown) + len(GAP) * (len(shown) - 1)))
+        for row in range(len(rows)):
+            self.text("\n".join(_lines([column.cells[row] for column in shown], shown)))
+        self.text("\n".join([*notes, *([footer] if footer else []), ""]))
+
+    def _width(self) -> int | None:
+        """The columns there are room for; None off a terminal, unless ``COLUMNS`` says otherwise."""
+        if sys.stdout.isatty():
+            return self._out.width
+        given = os.environ.get("COLUMNS", "")
+        return int(given) if given.isdecimal() and int(given) else None
 
     def text(self, text: str) -> None:
         """Print lines on stdout as they are, unless ``--json`` or ``--quiet``."""
@@ -169,6 +193,100 @@ def cell_text(cell: object) -> str:
     if isinstance(cell, float):
         return f"{cell:.3f}" if 1e-3 <= abs(cell) < 1e4 or cell == 0 else f"{cell:.3g}"
     return str(cell)
+
+
+def _one_line(text: str) -> str:
+    return plain(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+@dataclasses.dataclass(slots=True)
+class _Column:
+    """A column of a table that is being laid out."""
+
+    heading: str
+    cells: list[str]
+    left: bool
+    width: int = 0
+
+    @property
+    def wraps(self) -> bool:
+        """Whether its cells may be wrapped at blanks: numbers and ids may not."""
+        return not _ID.search(self.heading) and (self.left or any(map(_WORDS.search, self.cells)))
+
+    def natural(self) -> int:
+        """Its width with every cell on one line."""
+        return max(map(cell_len, self.cells), default=0)
+
+    def least(self) -> int:
+        """Its width with the heading, and the cells that may be, wrapped at every blank."""
+        cells = self.natural()
+        if self.wraps:
+            cells = min(cells, max([NARROW, *map(_longest_word, self.cells)]))
+        return max(_longest_word(self.heading), cells)
+
+    def abbreviate(self, limit: int, legend: dict[str, str]) -> None:
+        """Replace what is wider than ``limit`` and can't be wrapped by numbers of the legend."""
+
+        def short(text: str, wraps: bool) -> str:
+            wide = _longest_word(text) if wraps else cell_len(text)
+            return legend.setdefault(text, f"[{len(legend) + 1}]") if wide > limit else text
+
+        self.heading = short(self.heading, True)
+        if self.left or self.wraps:
+            self.cells = [short(cell, self.wraps) for cell in self.cells]
+
+
+def _longest_word(text: str) -> int:
+    return max(map(cell_len, text.split()), default=0)
+
+
+def _fitted(columns: list[_Column], width: int | None) -> tuple[list[_Column], list[str]]:
+    """The columns as they fit into ``width``, with their widths; and what the reader of them must know."""
+    shown, legend, dropped = list(columns), dict[str, str](), list[str]()
+    room = sys.maxsize if width is None else width
+
+    def excess(widths: Iterable[int]) -> int:
+        return sum(widths) + len(GAP) * (len(shown) - 1) - room
+
+    for column in sorted(shown, key=_Column.least, reverse=True):
+        if (over := excess(map(_Column.least, shown))) > 0:
+            column.abbreviate(max(room // 4, column.least() - over), legend)
+    while excess(map(_Column.least, shown)) > 0 and len(shown) > 1 and not shown[-1].left:
+        dropped.insert(0, shown.pop().heading)
+    for column in shown:
+        column.width = max(cell_len(column.heading), column.natural())
+    # Headings are wrapped before texts are, the widest first.
+    for floor in ([max(column.least(), column.natural()) for column in shown], [*map(_Column.least, shown)]):
+        while excess(column.width for column in shown) > 0:
+            loose = [column for column, least in zip(shown, floor, strict=True) if column.width > least]
+            if not loose:
+                break
+            max(loose, key=lambda column: column.width).width -= 1
+    notes = [f"{short} {text}" for text, short in legend.items()]
+    if dropped:
+        notes.append(f"No room for: {', '.join(dropped)}. A file or a wider terminal has it.")
+    return shown, notes
+
+
+def _lines(cells: Sequence[str], columns: Sequence[_Column], *, bottom: bool = False) -> list[str]:
+    """One row of a table; cells that are wrapped make several lines."""
+    wrapped = [
+        textwrap.wrap(cell, max(column.width, 1), break_long_words=False, break_on_hyphens=False)
+        if cell_len(cell) > column.width
+        else [cell]
+        for cell, column in zip(cells, columns, strict=True)
+    ]
+    height = max(map(len, wrapped), default=1)
+    lines = []
+    for i in range(height):
+        parts = []
+        for own, column in zip(wrapped, columns, strict=True):
+            index = i - (height - len(own) if bottom else 0)
+            text = own[index] if 0 <= index < len(own) else ""
+            blank = " " * (column.width - cell_len(text))
+            parts.append(text + blank if column.left else blank + text)
+        lines.append(GAP.join(parts).rstrip())
+    return lines
 
 
 def print_error(title: str, what: str, parts: Sequence[tuple[str, str]]) -> None:

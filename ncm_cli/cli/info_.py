@@ -81,7 +81,7 @@ def _show(report: InfoReport, ui: Ui) -> None:
     facts = report.facts
     rows = [(name, _short(value)) for name, value in facts.items() if _is_shown(name, value)]
     rows += _choice_rows(facts.get("selection") or {})
-    ui.table([facts["format"], facts["path"]], rows, left=2)
+    ui.table([facts["format"], ""], rows, title=facts["path"], left=2)
     if facts["columns"]:
         lines = [(name, *_column_cells(name, column, facts)) for name, column in facts["columns"].items()]
         ui.table(["column", "role", "values", "missing"], lines, left=3)
@@ -89,7 +89,7 @@ def _show(report: InfoReport, ui: Ui) -> None:
         shown = [(row["id"], row["reason"]) for row in facts["failed"][:FAILURES_SHOWN]]
         more = len(facts["failed"]) - len(shown)
         ui.table(
-            ["failed", "reason"],
+            ["failed id", "reason"],
             shown,
             left=2,
             footer=f"and {more:,} more: --json has all" if more > 0 else None,
@@ -110,7 +110,8 @@ def _choice_rows(selection: dict[str, Any]) -> list[tuple[str, str]]:
     if not selection:
         return []
     count, folds = len(selection.get("path") or []), selection.get("folds")
-    measured = f", measured on {folds} folds of pairs" if folds and selection["rule"] == "bound" else ""
+    parts = f"{folds} folds of pairs" if folds and folds > 1 else "held-out pairs"
+    measured = f", measured on {parts}" if folds and selection["rule"] == "bound" else ""
     mark = "ORACLE: " if selection.get("oracle") else ""
     rows = [("chosen by", f"{mark}{selection['rule']}, of {count:,} candidates{measured}")]
     verdict = selection.get("verdict") or {}
