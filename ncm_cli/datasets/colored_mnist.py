@@ -12,7 +12,7 @@ from ncm_cli.datasets.folder import Built, building
 from ncm_cli.datasets.idx import read_split
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options.data import ColoredMnistOptions
-from ncm_cli.options.spec import as_json
+from ncm_cli.options.spec import as_json, check
 from ncm_cli.progress import Reporter
 
 SIDE = 28
@@ -27,8 +27,7 @@ def build(options: ColoredMnistOptions, reporter: Reporter) -> Built:
     Pairs to learn from are made of training digits, held-out pairs of digits that are neither in training nor
     in validation.
     """
-    if options.size not in (SIDE // 2, SIDE):
-        raise UsageError("--size can't be read", found=options.size, expected="14 or 28")
+    check(options)
     folder = _source(options, reporter)
     images, digits = read_split(folder, "train")
     test_images, test_digits = read_split(folder, "t10k")
@@ -99,8 +98,6 @@ def _drawn(available: int, count: int, name: str, rng: np.random.Generator) -> n
 def _source(options: ColoredMnistOptions, reporter: Reporter) -> Path:
     if options.mnist is not None:
         return options.mnist
-    if not options.download:
-        raise UsageError("where MNIST is must be said", fix="--mnist DIR, or --download")
     from torchvision.datasets import MNIST
 
     folder = options.output.parent / "mnist"

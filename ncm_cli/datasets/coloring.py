@@ -59,24 +59,6 @@ class Plan:
     """(a test image, the same digit coloured as in a training domain)"""
 
 
-def check_shares(options: ColoringOptions, names: Sequence[str]) -> None:
-    """Refuse shares outside [0, 1] and negative counts."""
-    for name in names:
-        value = getattr(options, name)
-        if not 0 <= value <= 1:
-            raise UsageError(f"--{name.replace('_', '-')} is a share", found=value, expected="0 to 1")
-    for share in parse_numbers(options.flips):
-        if not 0 <= share <= 1:
-            raise UsageError("--flips are shares", found=options.flips, expected="numbers from 0 to 1")
-    for name in ("pairs", "holdout_pairs", "oracle_pairs", "seed"):
-        if getattr(options, name) < 0:
-            raise UsageError(
-                f"--{name.replace('_', '-')} can't be negative",
-                found=getattr(options, name),
-                expected="0 or more",
-            )
-
-
 def plan(
     digits: npt.NDArray[np.int64],
     train: npt.NDArray[np.int64],
@@ -94,7 +76,6 @@ def plan(
         Places of the images of the training domains and of the test domain; disjoint. The training images
         are dealt to the domains in turn, so their order should be random.
     """
-    check_shares(options, ("wrong_fraction", "label_noise", "test_flip", "val_fraction"))
     made = Plan()
     flips = parse_numbers(options.flips)
     if options.holdout_pairs >= len(train):

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ncm_cli.datasets.coloring import check_shares, counts, plan, write_images, write_tables
+from ncm_cli.datasets.coloring import counts, plan, write_images, write_tables
 from ncm_cli.datasets.folder import Built, building
 from ncm_cli.options.data import DigitsOptions
-from ncm_cli.options.spec import as_json
+from ncm_cli.options.spec import as_json, check
 from ncm_cli.progress import Reporter
 
 
@@ -21,7 +21,7 @@ def build(options: DigitsOptions, reporter: Reporter) -> Built:
     Test digits never occur in training, validation or pairs. Pairs to learn from are made of training
     digits, held-out pairs of digits that are neither in training nor in validation.
     """
-    check_shares(options, ("test_fraction",))
+    check(options)
     digits, target = _load_digits()
     gray = np.round(digits.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     rng = np.random.default_rng(options.seed)

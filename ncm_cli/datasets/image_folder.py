@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from ncm_cli.datasets.folder import Built, CountTable, absolute, building
-from ncm_cli.errors import InputError, UsageError, listing, unknown
+from ncm_cli.errors import InputError, listing, unknown
 from ncm_cli.options.data import FolderOptions
 from ncm_cli.options.embed import parse_layout
-from ncm_cli.options.spec import as_json
+from ncm_cli.options.spec import as_json, check
+from ncm_cli.options.where import Term, parse_where
 from ncm_cli.progress import Reporter
 from ncm_cli.store.csv_writer import write_csv
 from ncm_cli.store.image_files import list_images
 from ncm_cli.store.tables import read_table
-from ncm_cli.options.where import Term, parse_where
 
 SPLITS = ("train", "val", "test")
 
@@ -38,8 +38,8 @@ def build(options: FolderOptions, reporter: Reporter) -> Built:
     InputError
         No images, images at another depth, a filter that names no column or no row.
     """
+    check(options)
     layout = parse_layout(options.layout)
-    _check(options, layout)
     if not options.source.is_dir():
         raise InputError("no such folder", where=options.source, expected="a folder of images")
     images, others = list_images(options.source, len(layout))
@@ -72,21 +72,6 @@ def build(options: FolderOptions, reporter: Reporter) -> Built:
         facts={"rows": len(rows), "images_found": len(images), "seed": options.seed},
         tables=(_counts(layout, rows),),
     )
-
-
-def _check(options: FolderOptions, layout: tuple[str, ...]) -> None:
-    clash = sorted({"id", "path", "split"} & set(layout))
-    if clash:
-        raise UsageError(
-            "the layout names a column that the manifest has already",
-            found=", ".join(clash),
-            fix="ncm embed reads such a folder itself, with --layout" if clash == ["split"] else None,
-        )
-    for flag, share in (("--val-fraction", options.val_fraction), ("--test-fraction", options.test_fraction)):
-        if not 0 <= share < 1:
-            raise UsageError(f"{flag} is a share", found=share, expected="at least 0 and less than 1")
-    if options.counts is not None and options.test is not None:
-        raise UsageError("--counts says which images are test rows, so --test can't", fix="one of the two")
 
 
 def _selected(

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from ncm_cli.datasets.folder import Built, CountTable, absolute, building
-from ncm_cli.errors import InputError, UsageError
+from ncm_cli.errors import InputError
 from ncm_cli.options.data import PacsOptions
-from ncm_cli.options.spec import as_json
+from ncm_cli.options.spec import as_json, check
 from ncm_cli.progress import Reporter
 from ncm_cli.store.csv_writer import write_csv
 
@@ -27,10 +27,7 @@ def build(options: PacsOptions, reporter: Reporter) -> Built:
 
     Each class of each domain is split on its own. Warns where the counts aren't the published ones.
     """
-    if not 0 < options.val_fraction < 1:
-        raise UsageError("--val-fraction is a share", found=options.val_fraction, expected="between 0 and 1")
-    if options.limit is not None and options.limit < 2:
-        raise UsageError("--limit is too small to split", found=options.limit, expected="2 or more")
+    check(options)
     files = _files(options.pacs)
     found = Counter(domain for domain, _, _ in files)
     if dict(found) != PUBLISHED:

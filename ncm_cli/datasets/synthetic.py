@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli.datasets.folder import Built, CountTable, building
-from ncm_cli.errors import InputError
 from ncm_cli.options.grids import parse_numbers
-from ncm_cli.options.spec import as_json
+from ncm_cli.options.spec import as_json, check
 from ncm_cli.options.synthetic import SyntheticOptions
 from ncm_cli.progress import Reporter
 from ncm_cli.store.features import Column, write_features
@@ -97,8 +96,8 @@ def build(options: SyntheticOptions, reporter: Reporter) -> Built:
     ``split`` is train, val, test, ``twin`` (of the test rows, in a training domain) or ``oracle`` (training
     rows of the test domain); ``domain`` is the spurious scale.
     """
+    check(options)
     scales = parse_numbers(options.scales)
-    _check(options, scales)
     rng = np.random.default_rng(options.seed)
     model = Model(options, rng)
     encoder = {
@@ -134,26 +133,6 @@ def build(options: SyntheticOptions, reporter: Reporter) -> Built:
         },
         tables=(CountTable(title="rows", columns=("split", "domain", "n"), rows=rows),),
     )
-
-
-def _check(options: SyntheticOptions, scales: tuple[float, ...]) -> None:
-    if not 1 <= options.spurious < options.dim:
-        raise InputError(
-            "--spurious must leave an invariant dimension",
-            found=options.spurious,
-            expected=f"1 to {options.dim - 1} for --dim {options.dim}",
-        )
-    if len(scales) < 2 or min(*scales, options.test_scale) <= 0:
-        raise InputError(
-            "--scales needs two or more different positive numbers", found=options.scales, expected="0.1,0.2"
-        )
-    if options.test_scale in scales:
-        raise InputError("--test-scale is a training domain's scale", found=options.test_scale)
-    for name in ("rows", "val_rows", "test_rows", "pairs"):
-        if getattr(options, name) < 1:
-            raise InputError(f"--{name.replace('_', '-')} must be 1 or more", found=getattr(options, name))
-    if options.holdout_pairs < 0 or min(parse_numbers(options.noise)) < 0:
-        raise InputError("--holdout-pairs and --noise can't be negative")
 
 
 def _level_names(options: SyntheticOptions) -> dict[str, float]:

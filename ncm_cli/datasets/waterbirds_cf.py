@@ -19,7 +19,7 @@ from ncm_cli.datasets.paste import paste
 from ncm_cli.datasets.waterbirds_table import Bird, read_metadata, twins
 from ncm_cli.errors import InputError, UsageError, listing
 from ncm_cli.options.data import WaterbirdsCfOptions
-from ncm_cli.options.spec import as_json
+from ncm_cli.options.spec import as_json, check
 from ncm_cli.progress import Reporter
 from ncm_cli.store.csv_writer import write_csv
 
@@ -52,10 +52,9 @@ def build(options: WaterbirdsCfOptions, reporter: Reporter) -> Built:
     With ``cub`` and ``places`` counterfactuals are made; a ``cf`` column in metadata.csv is used as it is;
     with neither, the manifest holds Waterbirds as it is, without pairs.
     """
+    check(options)
     birds, has_cf = read_metadata(options.waterbirds)
-    making = options.cub is not None or options.places is not None
-    if making and (options.cub is None or options.places is None):
-        raise UsageError("making counterfactuals needs both --cub and --places")
+    making = options.cub is not None
     if making and has_cf:
         raise UsageError(
             "this folder has counterfactuals already",

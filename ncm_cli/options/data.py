@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ncm_cli.errors import UsageError
 from ncm_cli.options.embed import parse_layout
 from ncm_cli.options.grids import parse_numbers
 from ncm_cli.options.spec import argument, option
 
+SIZES = (14, 28)
+"""Sides of the images of ColoredMNIST: MNIST's own, and half of it."""
+
 _OUTPUT = "Folder to make: images, manifest.csv and, where the data set has pairs, pairs.csv."
+
+
+def parse_shares(text: str) -> tuple[float, ...]:
+    """``0.1,0.2``: shares, one of each training domain."""
+    shares = parse_numbers(text)
+    if not all(0 <= share <= 1 for share in shares):
+        raise UsageError("--flips are shares", found=text, expected="numbers from 0 to 1")
+    return shares
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,30 +32,40 @@ class ColoringOptions:
     output: Path = option(flags=("-o",), role="output", metavar="DIR", help=_OUTPUT)
     seed: int = option(0, least=0, help="Seed of the splits, the label noise, the colours and the pairs.")
     pairs: int = option(
-        128, help="Pairs to learn from: a training digit and the same digit in the other colour."
+        128, least=0, help="Pairs to learn from: a training digit and the same digit in the other colour."
     )
     holdout_pairs: int = option(
-        64, help="Further pairs, of digits used nowhere else, held out for choosing the rank."
+        64, least=0, help="Further pairs, of digits used nowhere else, held out for choosing the rank."
     )
     oracle_pairs: int = option(
-        200, help="Test digits paired with themselves as a training domain would colour them, for ncm bound."
+        200,
+        least=0,
+        help="Test digits paired with themselves as a training domain would colour them, for ncm bound.",
     )
     wrong_fraction: float = option(
-        0.0, group="Protocol", help="Share of pairs, held-out ones too, whose twin is another digit's."
+        0.0,
+        least=0,
+        most=1,
+        group="Protocol",
+        help="Share of pairs, held-out ones too, whose twin is another digit's.",
     )
-    label_noise: float = option(0.25, group="Protocol", help="Share of labels flipped.")
+    label_noise: float = option(0.25, least=0, most=1, group="Protocol", help="Share of labels flipped.")
     flips: str = option(
         "0.1,0.2",
         group="Protocol",
         metavar="P,P",
-        parse=parse_numbers,
+        parse=parse_shares,
         help="How often the colour disagrees with the label, in each training domain.",
     )
     test_flip: float = option(
-        0.9, group="Protocol", help="How often the colour disagrees with the label in the test domain."
+        0.9,
+        least=0,
+        most=1,
+        group="Protocol",
+        help="How often the colour disagrees with the label in the test domain.",
     )
     val_fraction: float = option(
-        0.2, group="Protocol", help="Share of each training domain kept for validation."
+        0.2, least=0, most=1, group="Protocol", help="Share of each training domain kept for validation."
     )
 
 
@@ -50,7 +73,9 @@ class ColoringOptions:
 class DigitsOptions(ColoringOptions):
     """``ncm data digits``."""
 
-    test_fraction: float = option(0.3, group="Protocol", help="Share of the 1,797 digits in the test domain.")
+    test_fraction: float = option(
+        0.3, least=0, most=1, group="Protocol", help="Share of the 1,797 digits in the test domain."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,13 +83,15 @@ class ColoredMnistOptions(ColoringOptions):
     """``ncm data colored-mnist``."""
 
     pairs: int = option(
-        256, help="Pairs to learn from: a training digit and the same digit in the other colour."
+        256, least=0, help="Pairs to learn from: a training digit and the same digit in the other colour."
     )
     holdout_pairs: int = option(
-        128, help="Further pairs, of digits used nowhere else, held out for choosing the rank."
+        128, least=0, help="Further pairs, of digits used nowhere else, held out for choosing the rank."
     )
     oracle_pairs: int = option(
-        500, help="Test digits paired with themselves as a training domain would colour them, for ncm bound."
+        500,
+        least=0,
+        help="Test digits paired with themselves as a training domain would colour them, for ncm bound.",
     )
     mnist: Path | None = option(
         None, role="input", metavar="DIR", help="Folder with MNIST's four IDX files, gzipped or not."
@@ -76,9 +103,16 @@ class ColoredMnistOptions(ColoringOptions):
         help="Write pixels.npy (red and green), for ncm embed --from-array, in place of images.",
     )
     train_digits: int = option(
-        50000, group="Protocol", help="Digits in the training domains, validation included."
+        50000, least=1, group="Protocol", help="Digits in the training domains, validation included."
     )
-    test_digits: int = option(10000, group="Protocol", help="Digits in the test domain.")
+    test_digits: int = option(10000, least=1, group="Protocol", help="Digits in the test domain.")
+
+    def refusals(self) -> Iterator[UsageError]:
+        """Why these options can't be used together."""
+        if self.size not in SIZES:
+            yield UsageError("--size can't be read", found=self.size, expected="14 or 28")
+        if self.mnist is None and not self.download:
+            yield UsageError("where MNIST is must be said", fix="--mnist DIR, or --download")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +136,11 @@ class WaterbirdsCfOptions:
     landbirds: int = option(184, least=0, group="Counterfactuals", help="Landbirds to put on water.")
     waterbirds_count: int = option(56, least=0, group="Counterfactuals", help="Waterbirds to put on land.")
 
+    def refusals(self) -> Iterator[UsageError]:
+        """Why these options can't be used together."""
+        if (self.cub is None) != (self.places is None):
+            yield UsageError("making counterfactuals needs both --cub and --places")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PacsOptions:
@@ -112,9 +151,11 @@ class PacsOptions:
         flags=("-o",), role="output", metavar="DIR", help="Folder to make, with manifest.csv."
     )
     seed: int = option(0, least=0, help="Seed of the splits.")
-    val_fraction: float = option(0.2, help="Share of each class of each domain for validation.")
+    val_fraction: float = option(
+        0.2, above=0, below=1, help="Share of each class of each domain for validation."
+    )
     limit: int | None = option(
-        None, least=1, help="At most this many images of each class of each domain, at random."
+        None, least=2, help="At most this many images of each class of each domain, at random."
     )
 
 
@@ -141,8 +182,10 @@ class FolderOptions:
         columns_of="layout",
         help="These images are the test rows, such as domain=sketch. Without it, a share of each group is.",
     )
-    test_fraction: float = option(0.2, help="That share.")
-    val_fraction: float = option(0.2, help="Share of each group's other images for validation.")
+    test_fraction: float = option(0.2, least=0, below=1, help="That share.")
+    val_fraction: float = option(
+        0.2, least=0, below=1, help="Share of each group's other images for validation."
+    )
     counts: Path | None = option(
         None,
         role="input",
@@ -151,3 +194,17 @@ class FolderOptions:
         "images. What is left of a group becomes split pool; groups that it doesn't name are left out.",
     )
     seed: int = option(0, least=0, help="Seed of the splits.")
+
+    def refusals(self) -> Iterator[UsageError]:
+        """Why these options can't be used together."""
+        clash = sorted({"id", "path", "split"} & set(parse_layout(self.layout)))
+        if clash:
+            yield UsageError(
+                "--layout names a column that the manifest has already",
+                found=", ".join(clash),
+                fix="ncm embed reads such a folder itself, with --layout" if clash == ["split"] else None,
+            )
+        if self.counts is not None and self.test is not None:
+            yield UsageError(
+                "--counts says which images are test rows, so --test can't", fix="one of the two"
+            )

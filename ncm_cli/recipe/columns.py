@@ -9,12 +9,12 @@ from typing import Any
 from ncm_cli.errors import NcmError, UsageError
 from ncm_cli.options.grids import parse_names
 from ncm_cli.options.spec import Field, fields_of
+from ncm_cli.options.where import parse_where
 from ncm_cli.recipe.document import Entries
 from ncm_cli.recipe.model import Job
 from ncm_cli.recipe.problems import Problems
 from ncm_cli.store.manifest import Choice
 from ncm_cli.store.tables import read_header
-from ncm_cli.options.where import parse_where
 
 Columns = tuple[str, ...]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ncm_cli.errors import UsageError
+from ncm_cli.options.where import parse_where
 from ncm_cli.recipe.document import Entries, Items, Node, Scalar, kind_of, scalar_value
 from ncm_cli.recipe.model import Expectation
 from ncm_cli.recipe.problems import Problems
 from ncm_cli.recipe.variables import Variables
-from ncm_cli.options.where import parse_where
 
 DEFAULT_TABLE = {"in-domain": "split=val", "test": "split=test"}
 

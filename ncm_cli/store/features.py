@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ncm_cli.errors import InputError, unknown
+from ncm_cli.options.where import parse_where
 from ncm_cli.store import features_write
 from ncm_cli.store.atomic import one_line
 from ncm_cli.store.checks import damaged
@@ -20,7 +21,6 @@ from ncm_cli.store.columns import AnyColumn, Column, FailedRow, Files, NumericCo
 from ncm_cli.store.features_write import FORMAT, VERSION, block_digest, column_folder, content_digest
 from ncm_cli.store.fingerprint import fingerprint
 from ncm_cli.store.h5 import CHUNK_BYTES, H5Reader, reading
-from ncm_cli.options.where import parse_where
 
 __all__ = ["Column", "FailedRow", "FeatureStore", "Files", "NumericColumn", "write_features"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ncm_cli.datasets import synthetic
-from ncm_cli.errors import InputError
+from ncm_cli.errors import UsageError
 from ncm_cli.options.bound import BoundOptions
 from ncm_cli.options.fit import FitOptions
 from ncm_cli.options.synthetic import SyntheticOptions
@@ -116,12 +116,12 @@ def test_latents_have_the_stated_spread() -> None:
         ({"spurious": 20}, "must leave an invariant dimension"),
         ({"scales": "0.1"}, "two or more different positive numbers"),
         ({"test_scale": 0.2}, "is a training domain's scale"),
-        ({"pairs": 0}, "--pairs must be 1 or more"),
+        ({"pairs": 0}, "--pairs must be at least 1"),
         ({"noise": "-1"}, "can't be negative"),
     ],
 )
 def test_settings_that_make_no_sense(tmp_path: Path, change: dict, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(UsageError, match=message):
         _build(tmp_path, **change)
     assert not (tmp_path / "data").exists()
 

@@ -126,8 +126,8 @@ def test_digits_are_scikit_learns(tmp_path: Path) -> None:
     ("options", "match"),
     [
         ({"flips": "0.1,2"}, "--flips are shares"),
-        ({"label_noise": 1.5}, "--label-noise is a share"),
-        ({"pairs": -1}, "--pairs can't be negative"),
+        ({"label_noise": 1.5}, "--label-noise must be at most 1"),
+        ({"pairs": -1}, "--pairs must be at least 0"),
         ({"pairs": 5000}, "more pairs than there are training digits"),
         ({"holdout_pairs": 1700}, "more digits than the training domains have"),
     ],

@@ -79,7 +79,7 @@ def test_where_keeps_some(photos: Path) -> None:
         ({"where": "lable=dog"}, "did you mean 'label'"),
         ({"test": "domain=skech"}, "did you mean 'sketch'"),
         ({"where": "label!=dog|horse"}, "no image meets the filter"),
-        ({"val_fraction": 1.5}, "--val-fraction is a share"),
+        ({"val_fraction": 1.5}, "--val-fraction must be below 1"),
         ({"source": Path("nowhere")}, "no such folder"),
     ],
 )
