@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ncm_cli.errors import InputError, listing
+from ncm_cli.errors import InputError, MismatchError, listing
 from ncm_cli.progress import Reporter
 from ncm_cli.stages.report_repeats import Facts, Mean, facts_of, facts_of_probe, lines
 from ncm_cli.store.pairs import PairStore, read_pairs
@@ -60,11 +60,23 @@ class Sources:
     pairs: list[tuple[Path, PairStore]] = dataclasses.field(default_factory=list)
 
     def histories(self) -> Iterator[tuple[Found, SweepTable]]:
-        """Each sweep with its table of all checkpoints, where that lies beside it."""
+        """Each sweep with its table of all checkpoints, where that lies beside it.
+
+        Raises `MismatchError` where a killed sweep has replaced one of the two.
+        """
         for found in self.sweeps:
-            path = found.path.with_name(str(found.body.get("history") or ""))
-            if path.is_file():
-                yield found, read_sweep(path)
+            path = found.path.parent / Path(found.body.get("history") or "").name
+            if not path.is_file():
+                continue
+            table = read_sweep(path)
+            if found.body.get("options") not in (None, table.options):
+                raise MismatchError(
+                    "a result and a table of two sweeps",
+                    where=f"{found.path} and {path}",
+                    expected="files that one sweep wrote",
+                    fix="run the sweep again: what it had finished is kept",
+                )
+            yield found, table
 
 
 def read_sources(paths: Sequence[Path]) -> Sources:

@@ -24,6 +24,7 @@ from ncm_cli.store.atomic import read_json, sha256_file
 from ncm_cli.store.fingerprint import canonical_json, digest_of
 from ncm_cli.store.lock import holds
 from ncm_cli.store.probe import Probe, read_probe
+from ncm_cli.store.results import HEADER, read_result
 
 SEED = "seed"
 """The matrix variable, and the option, that declares a repetition."""
@@ -40,7 +41,7 @@ _STATE, _REPORT = ".ncm-run.json", "report.json"
 """What a run's folder records of its files: after each job, with what earlier settings left; at the end."""
 
 _DESCRIBING = (
-    *("ncm_format", "ncm_format_version", "kind", "ncm_version", "created"),
+    *HEADER,
     *("probe", "features", "options", "comparison", "warnings", "rows", "intervals", "bootstrap"),
 )
 """What stands in a result beside its numbers."""
@@ -254,7 +255,7 @@ def _state(path: Path) -> Iterator[_Entry]:
 
 
 def _report(path: Path) -> Iterator[_Entry]:
-    for entry in read_json(path)["provenance"]["files"]:
+    for entry in read_result(path, kind="run")["provenance"]["files"]:
         cell = {name: str(value) for name, value in entry["cell"].items()}
         yield entry["file"], entry["step"], cell, entry["sha256"]
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -190,13 +191,17 @@ def read_json(path: Path | str, *, limit: int = 1 << 30) -> Any:
             "a JSON file too large to be ours", where=path, found=f"{path.stat().st_size:,} bytes"
         )
     try:
-        return json.loads(path.read_bytes().decode("utf-8"), parse_constant=_no_constant)
+        return json.loads(path.read_bytes().decode("utf-8"), parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise InputError("not a JSON file that can be read", where=path, found=one_line(error)) from None
 
 
 def _no_constant(token: str) -> float:
     raise ValueError(f"{token} is not JSON")
+
+
+def _finite(token: str) -> float:
+    return value if math.isfinite(value := float(token)) else _no_constant(token)
 
 
 def require_file(path: Path | str) -> Path:

@@ -13,13 +13,13 @@ import numpy as np
 
 from ncm_cli import __version__
 from ncm_cli.errors import InputError
-from ncm_cli.store.atomic import read_json, write_json
-from ncm_cli.store.checks import require_version
+from ncm_cli.store.documents import DIGEST, read_document, write_document
+from ncm_cli.store.shapes import SHAPES, misfit
 
 FORMAT = "ncm-result"
-VERSION = 1
+VERSION = 2
 
-_HEADER = ("ncm_format", "ncm_format_version", "kind", "ncm_version", "created")
+HEADER = ("ncm_format", "ncm_format_version", DIGEST, "kind", "ncm_version", "created")
 
 
 def write_result(path: Path | str, kind: str, body: Mapping[str, Any]) -> None:
@@ -28,28 +28,24 @@ def write_result(path: Path | str, kind: str, body: Mapping[str, Any]) -> None:
     Floats keep full precision; NaN and infinities become null. Raises ValueError if the body has a name that
     the header needs.
     """
-    clash = [name for name in _HEADER if name in body]
+    clash = [name for name in HEADER if name in body]
     if clash:
         raise ValueError(f"a result body can't have {clash}")
-    header = {
-        "ncm_format": FORMAT,
-        "ncm_format_version": VERSION,
-        "kind": kind,
-        "ncm_version": __version__,
-        "created": now(),
-    }
-    write_json(path, {**header, **jsonable(body)})
+    facts = {"kind": kind, "ncm_version": __version__, "created": now()}
+    write_document(path, FORMAT, VERSION, {**facts, **jsonable(body)})
 
 
 def read_result(path: Path | str, *, kind: str | None = None) -> dict[str, Any]:
-    """A result file's header and body as one object; refuses another file, version or kind."""
-    found = read_json(path)
-    if not isinstance(found, dict) or found.get("ncm_format") != FORMAT:
-        other = found.get("ncm_format") if isinstance(found, dict) else type(found).__name__
-        raise InputError("not a result file", where=path, found=f"ncm_format {other!r}", expected=FORMAT)
-    require_version(found.get("ncm_format_version"), VERSION, Path(path))
+    """A result file's header and body as one object; refuses another kind and what `read_document` does.
+
+    What other commands rely on is there, and of the right type.
+    """
+    found = read_document(path, FORMAT, VERSION, what="a result", fix="make it again with ncm")
     if kind is not None and found.get("kind") != kind:
         raise InputError("a result of another kind", where=path, found=found.get("kind"), expected=kind)
+    wrong = misfit(found, SHAPES.get(str(found.get("kind")), {}))
+    if wrong:
+        raise InputError("a result that no command of ncm wrote", where=path, found=wrong)
     return found
 
 

@@ -146,7 +146,7 @@ class Results:
                 {"file": name, "step": step, "cell": cell, "sha256": self._digest(name)}
                 for name, (step, cell) in self.made.items()
             ]
-            (self.folder / "report.json").write_text(json.dumps({"provenance": {"files": files}}))
+            write_result(self.folder / "report.json", "run", {"provenance": {"files": files}})
 
     def _digest(self, name: str) -> str:
         path = self.folder / name

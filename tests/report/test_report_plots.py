@@ -16,7 +16,7 @@ from ncm_cli.cli.main import run
 from ncm_cli.options.report import ReportOptions
 from ncm_cli.stages import report_figures, report_style
 from ncm_cli.stages.report import report
-from ncm_cli.store.results import write_result
+from ncm_cli.store.results import HEADER, read_result, write_result
 from ncm_cli.store.sweep_table import SweepTable, write_sweep
 
 from .conftest import Results
@@ -203,14 +203,11 @@ def test_points_that_not_every_repetition_has_are_left_out() -> None:
 
 def test_regression_paths_have_no_accuracy_figure(tmp_path: Path) -> None:
     write_bound(tmp_path / "b.json", "p.h5", 0)
-    from ncm_cli.store.results import read_result
-
     body = read_result(tmp_path / "b.json")
     for rows in (body["path"], body["pair_counts"]):
         for row in rows:
             row.update(dict.fromkeys(("twin_error", "flip_rate", "zero_one_bound", "test_error")))
-    body = {name: body[name] for name in body if name not in ("kind", "created", "ncm_version")}
-    body = {name: value for name, value in body.items() if not name.startswith("ncm_format")}
+    body = {name: body[name] for name in body if name not in HEADER}
     body |= {"summary": None, "oracle": {"test_error": None}, "zero_one": None}
     write_result(tmp_path / "b.json", "bound", body)
     assert _draw(tmp_path, tmp_path / "fig") == ["bound-tradeoff.png", "bound-tradeoff.svg"]

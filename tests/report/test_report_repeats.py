@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 from pathlib import Path
@@ -22,7 +21,7 @@ from ncm_cli.stages.report import report
 from ncm_cli.stages.report_read import Group, grouped, read_sources
 from ncm_cli.stages.report_repeats import Mean
 from ncm_cli.stages.report_tables import Table
-from ncm_cli.store.results import read_result
+from ncm_cli.store.results import HEADER, read_result, write_result
 
 from .conftest import Results
 
@@ -87,9 +86,9 @@ def test_features_replaced_at_one_path_are_named_by_their_contents(results: Resu
     probe = results.probe()
     for name in "ab":
         path = results.eval(f"{name}.json", probe, 0.9)
-        body = json.loads(path.read_text())
+        body = read_result(path)
         body["features"]["content_sha256"] = name * 64
-        path.write_text(json.dumps(body))
+        write_result(path, "eval", {name: body[name] for name in body if name not in HEADER})
     assert _names(_evals(results.folder)) == ["ncm, --features aaaaaaaa", "ncm, --features bbbbbbbb"]
 
 

@@ -6,15 +6,19 @@ import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ncm_cli.errors import InputError
+from ncm_cli.cli.main import run
+from ncm_cli.errors import InputError, MismatchError
+from ncm_cli.stages.report_read import read_sources
 from ncm_cli.store.pairs import read_pairs, write_pairs
 from ncm_cli.store.probe import read_probe, write_probe
-from ncm_cli.store.results import jsonable, read_result, write_result
+from ncm_cli.store.results import HEADER, jsonable, read_result, write_result
+from ncm_cli.store.sweep_table import SweepTable, write_sweep
 
 
 def test_pairs_round_trip(pairs_path: Path, samples: SimpleNamespace) -> None:
@@ -147,15 +151,143 @@ def test_results_keep_full_precision_and_no_nan(tmp_path: Path) -> None:
     assert found["accuracy"] == third
     assert found["odd"] == [None, None, None]
     assert found["array"] == [[1.0, 0.0], [0.0, 1.0]]
-    assert (found["ncm_format"], found["ncm_format_version"], found["kind"]) == ("ncm-result", 1, "eval")
-    assert list(found)[:5] == ["ncm_format", "ncm_format_version", "kind", "ncm_version", "created"]
+    assert (found["ncm_format"], found["ncm_format_version"], found["kind"]) == ("ncm-result", 2, "eval")
+    assert tuple(found)[:6] == HEADER
     with pytest.raises(InputError, match="another kind"):
         read_result(path, kind="bound")
     with pytest.raises(ValueError, match="kind"):
         write_result(path, "eval", {"kind": 1})
-    path.write_text(json.dumps({**found, "ncm_format_version": 2}))
+    path.write_text(json.dumps({**found, "ncm_format_version": 3}))
     with pytest.raises(InputError, match="format version"):
         read_result(path)
+
+
+def _changed(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"accuracy": 0.9', '"accuracy": 0.99'),
+        ('"n": 100', '"n": 101'),
+        ('"note": "bird"', '"note": "bied"'),
+        ('"note"', '"nota"'),
+        ('"ncm_format_version": 2', '"ncm_format_version": 1'),
+        ('"content_sha256"', '"content_sha255"'),
+        ('"kind": "eval"', '"kind": "bound"'),
+    ],
+)
+def test_a_result_that_was_edited_by_hand_is_refused(tmp_path: Path, old: str, new: str) -> None:
+    path = tmp_path / "r.json"
+    write_result(path, "eval", {"n": 100, "accuracy": 0.9, "note": "bird"})
+    _changed(path, old, new)
+    with pytest.raises(InputError, match="a result that was changed after it was written") as error:
+        read_result(path)
+    assert error.value.where == path
+    assert "make it again" in str(error.value.fix)
+
+
+def test_a_result_that_another_program_wrote_in_another_form_is_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    body = {"n": 3, "mse": 1.0, "r2": 1e-7, "log_loss": 1e22, "note": "é\udce9", "accuracy": None}
+    write_result(path, "eval", body)
+    found = read_result(path)
+    numbers = {"mse": 1, "r2": 0.0000001, "log_loss": 10**22}
+    path.write_text(json.dumps(dict(reversed((found | numbers).items())), separators=(",", ":")))
+    assert read_result(path) == found
+
+
+def test_a_result_of_an_earlier_version_has_no_digest_and_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps({"ncm_format": "ncm-result", "ncm_format_version": 1, "kind": "eval", "n": 3}))
+    assert read_result(path)["n"] == 3
+    _changed(path, "1,", "2,")
+    with pytest.raises(InputError, match="changed after it was written"):
+        read_result(path)
+
+
+def _foreign(file: Path, kind: str, **body: Any) -> Path:
+    file.write_text(json.dumps({"ncm_format": "ncm-result", "ncm_format_version": 1, "kind": kind, **body}))
+    return file
+
+
+PICK = {"method": "erm", "rule": "in-domain", "trial": 0, "hyper_parameters": {"lr": 0.1}, "metrics": {}}
+EXPECT = {"expectation": {"metric": "accuracy", "filters": {}, "value": 0.5}, "state": "missed"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "wrong"),
+    [
+        ("eval", {"n": "many"}, "n is str 'many'"),
+        ("eval", {"accuracy": 7}, "accuracy is int '7'"),
+        ("eval", {"accuracy": True}, "accuracy is bool 'True'"),
+        ("eval", {"groups": None}, "groups is NoneType 'None'"),
+        ("eval", {"groups": [{"n": 3}]}, "groups[0].group isn't there"),
+        ("eval", {"groups": [{"group": {}, "n": 3, "ci_low": 0.1}]}, "groups[0].ci_high isn't there"),
+        ("eval", {"probe": "p.safetensors"}, "probe is str 'p.safetensors'"),
+        ("eval", {"mse": 10**400}, f"mse is int '1{'0' * 39}'"),
+        ("bound", {"path": [{"rank": 1.5}]}, "path[0].rank is float '1.5'"),
+        ("bound", {"intervals": {"bound": [0.1]}}, "intervals.bound is list '[0.1]'"),
+        ("bound", {"estimates": {"spurious_dim": "given"}}, "spurious_dim isn't there"),
+        ("sweep", {}, "rows isn't there"),
+        ("sweep", {"rows": [PICK, {**PICK, "metrics": 3}]}, "rows[1].metrics is int '3'"),
+        ("sweep", {"rows": [{**PICK, "seeds": [0, None]}]}, "rows[0].seeds is list '[0, None]'"),
+        ("run", {"expect": [EXPECT]}, "expect[0].expectation.tolerance isn't there"),
+    ],
+)
+def test_a_foreign_result_is_refused_where_it_differs(
+    tmp_path: Path, kind: str, body: dict[str, Any], wrong: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _foreign(tmp_path / "r.json", kind, **body)
+    with pytest.raises(InputError, match="a result that no command of ncm wrote") as error:
+        read_result(path)
+    assert error.value.found == wrong
+    for command in (["report", str(path)], ["info", str(path), "--verify"]):
+        assert run(command) == 3
+        assert "no command of ncm wrote" in capsys.readouterr().err
+
+
+def test_numbers_that_json_has_not(tmp_path: Path) -> None:
+    path = _foreign(tmp_path / "r.json", "eval")
+    _changed(path, "}", ', "mse": 1e400}')
+    with pytest.raises(InputError, match="not a JSON file") as error:
+        read_result(path)
+    assert error.value.found == "1e400 is not JSON"
+
+
+@pytest.mark.parametrize("history", ["", "../x.h5", "."])
+def test_a_foreign_sweep_without_its_table_is_reported(tmp_path: Path, history: str) -> None:
+    path = _foreign(tmp_path / "r.json", "sweep", rows=[PICK], history=history)
+    sources = read_sources([path])
+    assert [found.path for found in sources.sweeps] == [path]
+    assert list(sources.histories()) == []
+
+
+def test_a_sweep_and_the_table_of_another_are_not_taken_together(tmp_path: Path) -> None:
+    metrics = {"val_accuracy": np.zeros((0, 1))}
+    none = np.zeros(0, np.int64)
+    table = SweepTable(
+        method=(),
+        trial=none,
+        seed=none,
+        hyper={},
+        diverged=none.astype(bool),
+        epochs=np.ones(1, np.int64),
+        metrics=metrics,
+        options={"lr": 0.1},
+    )
+    write_sweep(tmp_path / "r.h5", table)
+    for lr in (0.1, 0.2):
+        write_result(tmp_path / "r.json", "sweep", {"rows": [], "options": {"lr": lr}, "history": "r.h5"})
+        histories = read_sources([tmp_path / "r.json"]).histories()
+        if lr == 0.1:
+            assert next(histories)[1].options == {"lr": 0.1}
+        else:
+            with pytest.raises(MismatchError, match="of two sweeps"):
+                next(histories)
 
 
 def test_json_forms() -> None:
