@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 from ncm_cli.errors import UsageError
@@ -54,14 +55,18 @@ class BoundOptions:
     explain: bool = option(False, help="Say under each term what it means and when it is small.")
 
     spurious_dim: int | None = option(
-        None, group=_ESTIMATES, help="|I|, the number of spurious dimensions, where it is known."
+        None, least=0, group=_ESTIMATES, help="|I|, the number of spurious dimensions, where it is known."
     )
     tolerance: float = option(
         1e-6,
+        above=0,
+        below=1,
         group=_ESTIMATES,
         help="Otherwise |I| counts M's eigenvalues above this share of the largest.",
     )
-    bootstrap: int = option(200, group=_ESTIMATES, help="Resamples for the 95 % intervals; 0 for none.")
+    bootstrap: int = option(
+        200, least=0, group=_ESTIMATES, help="Resamples for the 95 % intervals; 0 for none."
+    )
     seed: int = option(0, least=0, group=_ESTIMATES, help="Seed of the resampling.")
 
     ranks: str | None = option(
@@ -84,3 +89,12 @@ class BoundOptions:
         help="ORACLE: also train on these rows of the test domain, to see what could be reached.",
         metavar="WHERE",
     )
+
+    def refusals(self) -> Iterator[UsageError]:
+        """Why these options can't be used together."""
+        for name in ("ranks", "pair_counts", "clean_pairs"):
+            if getattr(self, name) and not self.pairs:
+                yield UsageError(
+                    f"--{name.replace('_', '-')} needs --pairs",
+                    expected="the pair store that the probe was fitted with",
+                )

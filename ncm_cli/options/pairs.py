@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 from ncm_cli.errors import UsageError
@@ -69,7 +70,7 @@ class PairsOptions:
         group=_MATCHING,
     )
     count: int | None = option(
-        None, help="Number of pairs; without it, as many as there can be.", group=_MATCHING
+        None, least=1, help="Number of pairs; without it, as many as there can be.", group=_MATCHING
     )
     metric: str | None = option(
         None,
@@ -77,9 +78,10 @@ class PairsOptions:
         choices=METRICS,
         group=_MATCHING,
     )
-    rounds: int = option(10, help="Most rounds of iterative.", group=_MATCHING)
+    rounds: int = option(10, least=1, help="Most rounds of iterative.", group=_MATCHING)
     dims: int | None = option(
         None,
+        least=1,
         help="Dimensions of iterative's representation; without it, one fewer than classes, at least 2.",
         group=_MATCHING,
     )
@@ -109,3 +111,35 @@ class PairsOptions:
         group=_SPLITS,
         metavar="WHERE",
     )
+
+    def refusals(self) -> Iterator[UsageError]:
+        """Why these options can't be used together."""
+        if (self.source is None) == (self.match is None):
+            yield UsageError(
+                "pairs come either from a table or from --match",
+                found="neither" if self.source is None else "both",
+                fix=f"ncm pairs PAIRS.csv -f F.h5 -o P.h5, or --match {'|'.join(MATCHES)}",
+            )
+        if self.holdout_col and self.source is None:
+            yield UsageError("--holdout-col needs a table of pairs", fix="--holdout 0.25 holds out at random")
+        if self.match is None:
+            for name in ("same", "across", "where", "count"):
+                if getattr(self, name) is not None:
+                    yield UsageError(
+                        f"--{name} needs --match",
+                        fix="with a table, the table alone says which rows are paired",
+                    )
+        elif self.features_b is None and self.match == "same-id":
+            yield UsageError(
+                "--match same-id pairs the rows of two stores", fix="name the other store with --features-b"
+            )
+        elif self.features_b is None and self.across is None:
+            yield UsageError(
+                f"--match {self.match} in one store needs --across",
+                expected=f"a column in which the members differ: ncm info {self.features} lists them",
+                fix="such as --same label --across domain",
+            )
+        if self.match == "iterative" and self.same is None:
+            yield UsageError(
+                "--match iterative needs --same: MatchDG matches within a class", fix="such as --same label"
+            )

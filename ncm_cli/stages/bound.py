@@ -13,7 +13,7 @@ from ncm_cli.methods import bound as theory
 from ncm_cli.methods import bound_intervals, bound_noise
 from ncm_cli.methods.threads import blas_threads
 from ncm_cli.options.bound import BoundOptions
-from ncm_cli.options.spec import as_json
+from ncm_cli.options.spec import as_json, check
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.stages import bound_pairs
 from ncm_cli.stages.bound_pairs import FitPairs, OraclePairs
@@ -105,7 +105,7 @@ def bound(options: BoundOptions, *, reporter: Reporter = SILENT) -> BoundReport:
     UsageError
         ``--ranks``, ``--pair-counts`` or ``--clean-pairs`` without ``--pairs``, or |I| above the dimension.
     """
-    _check(options)
+    check(options)
     probe = read_probe(options.probe)
     with FeatureStore.open(options.features) as features:
         require_same_encoder(
@@ -127,21 +127,6 @@ def bound(options: BoundOptions, *, reporter: Reporter = SILENT) -> BoundReport:
     if options.output:
         write_result(options.output, "bound", report.to_json())
     return report
-
-
-def _check(options: BoundOptions) -> None:
-    for name in ("ranks", "pair_counts", "clean_pairs"):
-        if getattr(options, name) and not options.pairs:
-            raise UsageError(
-                f"--{name.replace('_', '-')} needs --pairs",
-                expected="the pair store that the probe was fitted with",
-            )
-    if options.spurious_dim is not None and options.spurious_dim < 0:
-        raise UsageError("--spurious-dim can't be negative", found=options.spurious_dim)
-    if options.bootstrap < 0:
-        raise UsageError("--bootstrap can't be negative", found=options.bootstrap)
-    if not 0 < options.tolerance < 1:
-        raise UsageError("--tolerance must be between 0 and 1", found=options.tolerance)
 
 
 def _compute(

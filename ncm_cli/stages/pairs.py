@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.errors import InputError, UsageError
+from ncm_cli.errors import InputError
 from ncm_cli.methods.projection import Spectrum, spectrum
 from ncm_cli.options.pairs import PairsOptions, parse_holdout
-from ncm_cli.options.spec import as_json, given_flags
+from ncm_cli.options.spec import as_json, check, given_flags
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.stages.common import require_same_encoder
 from ncm_cli.stages.pairs_diagnostics import diagnose
@@ -64,7 +64,7 @@ def pairs(options: PairsOptions, *, reporter: Reporter = SILENT) -> PairsReport:
     MismatchError
         Two stores of different encoders.
     """
-    _check(options)
+    check(options)
     idle = given_flags(
         options, {"metric", "rounds", "dims"} - STRATEGY_OPTIONS.get(options.match or "", set())
     )
@@ -73,6 +73,7 @@ def pairs(options: PairsOptions, *, reporter: Reporter = SILENT) -> PairsReport:
         reporter.warn(f"no effect with {source}: {', '.join(idle)}")
     with FeatureStore.open(options.features) as store_a:
         if options.features_b is None or _same_file(options.features, options.features_b):
+            check(dataclasses.replace(options, features_b=None))
             return _pairs(options, store_a, store_a, reporter)
         with FeatureStore.open(options.features_b) as store_b:
             require_same_encoder(
@@ -83,26 +84,6 @@ def pairs(options: PairsOptions, *, reporter: Reporter = SILENT) -> PairsReport:
                 ignore_view=True,
             )
             return _pairs(options, store_a, store_b, reporter)
-
-
-def _check(options: PairsOptions) -> None:
-    if (options.source is None) == (options.match is None):
-        raise UsageError(
-            "pairs come either from a table or from --match",
-            found="neither" if options.source is None else "both",
-            fix="ncm pairs PAIRS.csv --features F.h5 -o P.h5, or --match same-id|random|nearest|iterative",
-        )
-    if options.holdout_col and options.source is None:
-        raise UsageError("--holdout-col needs a table of pairs", fix="--holdout 0.25 holds out at random")
-    given = [name for name in ("same", "across", "where", "count") if getattr(options, name) is not None]
-    if given and options.match is None:
-        raise UsageError(
-            f"--{given[0]} needs --match", fix="with a table, the table alone says which rows are paired"
-        )
-    for name in ("count", "rounds", "dims"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UsageError(f"--{name} must be at least 1", found=value)
 
 
 def _same_file(a: Path, b: Path) -> bool:

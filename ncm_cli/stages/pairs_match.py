@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.errors import InputError, UsageError, listing
+from ncm_cli.errors import InputError, listing
 from ncm_cli.methods import matching
 from ncm_cli.methods.iterative import Alternation, alternate
 from ncm_cli.methods.matching import Pool
@@ -35,12 +35,6 @@ def match(options: PairsOptions, store_a: FeatureStore, store_b: FeatureStore, r
 def _same_id(
     options: PairsOptions, store_a: FeatureStore, store_b: FeatureStore, reporter: Reporter
 ) -> Members:
-    if store_a is store_b:
-        raise UsageError(
-            "--match same-id pairs the rows of two stores",
-            found="--features and --features-b are one file" if options.features_b else None,
-            fix="name the other store with --features-b",
-        )
     rows = np.flatnonzero(store_a.mask(options.where))
     partner = store_b.positions([store_a.ids[i] for i in rows])
     found = partner >= 0
@@ -103,7 +97,6 @@ class _Matcher:
     ) -> None:
         self.options, self.reporter = options, reporter
         self.stores = (store_a,) if store_a is store_b else (store_a, store_b)
-        self._check_columns()
         rows = [np.flatnonzero(store.mask(self._where(store))) for store in self.stores]
         same, across = self._codes(options.same, rows), self._codes(options.across, rows)
         side = np.concatenate([np.full(len(part), i, dtype=np.int64) for i, part in enumerate(rows)])
@@ -121,22 +114,6 @@ class _Matcher:
             return options.where
         self.reporter.note(f"matching among the rows of {where} (--where W for others)")
         return where
-
-    def _check_columns(self) -> None:
-        options, one = self.options, len(self.stores) == 1
-        columns = listing(self.stores[0].columns)
-        if one and options.across is None:
-            raise UsageError(
-                f"--match {options.match} in one store needs --across",
-                expected=f"a column in which the members differ, of: {columns}",
-                fix="such as --same label --across domain",
-            )
-        if options.match == "iterative" and options.same is None:
-            raise UsageError(
-                "--match iterative needs --same: MatchDG matches within a class",
-                expected=f"a column of: {columns}",
-                fix="such as --same label",
-            )
 
     def _codes(self, names: str | None, rows: list[Rows]) -> Rows:
         if names is None:

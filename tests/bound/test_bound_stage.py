@@ -276,9 +276,9 @@ def test_one_oracle_pair_is_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"bootstrap": -1}, "can't be negative"),
-        ({"tolerance": 0.0}, "between 0 and 1"),
-        ({"spurious_dim": -2}, "can't be negative"),
+        ({"bootstrap": -1}, "--bootstrap must be at least 0"),
+        ({"tolerance": 0.0}, "--tolerance must be above 0"),
+        ({"spurious_dim": -2}, "--spurious-dim must be at least 0"),
     ],
 )
 def test_numbers_out_of_range(tmp_path: Path, change: dict, message: str) -> None:
