@@ -11,20 +11,19 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import struct
-from array import array
 from collections.abc import Iterator
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-
-from ncm_cli.store.checks import TEXT_ERRORS
 
 _MAGIC = b"NCMROW1\n"
 _HEAD = struct.Struct("<8sII16s")
 _MAX_FACT_BYTES = 64 << 10
 _MAX_FEATURE_BYTES = 64 << 20
-SEARCH_BYTES = 1 << 20
+_SEARCH_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,11 +35,6 @@ class JournalRow:
     size: int
     mtime_ns: int
     sha256: str
-
-
-def hashed(id: str) -> int:
-    """64 bits of an id's BLAKE2b."""
-    return int.from_bytes(hashlib.blake2b(id.encode("utf-8", TEXT_ERRORS), digest_size=8).digest(), "little")
 
 
 def record(row: JournalRow, features: bytes) -> bytes:
@@ -75,11 +69,57 @@ def read_record(log: BinaryIO, offset: int) -> tuple[JournalRow, np.ndarray, int
     return row, np.frombuffer(features, dtype="<f4"), offset + _HEAD.size + len(body)
 
 
-def next_magic(log: BinaryIO, offset: int) -> int:
+class Scan:
+    """Yields (offset, row, features) of every whole record in a log, then says what it has seen.
+
+    Attributes
+    ----------
+    rows, dim
+        How many records, and their width, None where there is none.
+    end
+        Where the last of them ends.
+    damaged
+        Records whose bytes have changed. What a killed writer left half-written at the end is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.rows = self.damaged = self.end = 0
+        self.dim: int | None = None
+
+    def __iter__(self) -> Iterator[tuple[int, JournalRow, np.ndarray]]:
+        if not self._path.is_file():
+            return
+        with self._path.open("rb", buffering=_SEARCH_BYTES) as log:
+            offset, size = 0, os.fstat(log.fileno()).st_size
+            while offset < size:
+                found = read_record(log, offset)
+                if found is None or self.dim not in (None, len(found[1])):
+                    following = _next_magic(log, offset + 1)
+                    self.damaged += following < size or not _is_cut_short(log, offset, size)
+                    offset = following
+                    continue
+                row, features, self.end = found
+                self.rows, self.dim = self.rows + 1, len(features)
+                yield offset, row, features
+                offset = self.end
+
+
+def _is_cut_short(log: BinaryIO, offset: int, size: int) -> bool:
+    """Whether the log ends before the record at ``offset`` does."""
+    log.seek(offset)
+    head = log.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        return True
+    magic, fact_bytes, feature_bytes, _ = _HEAD.unpack(head)
+    return magic == _MAGIC and offset + _HEAD.size + fact_bytes + feature_bytes > size
+
+
+def _next_magic(log: BinaryIO, offset: int) -> int:
     """Where the next record may begin, at or after ``offset``; the end of the file if nowhere."""
     log.seek(offset)
     kept = b""
-    while block := log.read(SEARCH_BYTES):
+    while block := log.read(_SEARCH_BYTES):
         window = kept + block
         at = window.find(_MAGIC)
         if at >= 0:
@@ -87,23 +127,3 @@ def next_magic(log: BinaryIO, offset: int) -> int:
         offset += len(block)
         kept = window[-(len(_MAGIC) - 1) :]
     return offset
-
-
-def scan(log: BinaryIO, size: int) -> Iterator[tuple[int, int, JournalRow, np.ndarray]]:
-    """Yield (offset, end, row, features) of every whole record in the first ``size`` bytes."""
-    offset = 0
-    while offset < size:
-        found = read_record(log, offset)
-        if found is None:
-            offset = next_magic(log, offset + 1)
-            continue
-        row, features, end = found
-        yield offset, end, row, features
-        offset = end
-
-
-def sort_rows(names: array[int], offsets: array[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes in ascending order and the offsets that belong to them, as copies."""
-    hashes = np.array(names, dtype=np.uint64)
-    order = np.argsort(hashes, kind="stable")
-    return hashes[order], np.array(offsets, dtype=np.uint64)[order]
