@@ -10,6 +10,7 @@ from ncm_cli.errors import InputError
 from ncm_cli.options.info import InfoOptions
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.columns import AnyColumn, Column
+from ncm_cli.store.h5 import is_sealed
 from ncm_cli.store.recognise import Kind, recognise
 
 
@@ -40,10 +41,23 @@ def info(options: InfoOptions, *, reporter: Reporter = SILENT) -> InfoReport:
     reporter.detail(f"{path}: {kind}")
     facts = _common() | _DESCRIBE[kind](path, options.verify, reporter)
     facts = {"format": facts.pop("format"), "path": str(path), "bytes": _size(path), **facts}
-    facts["verified"] = options.verify
+    facts["verified"] = options.verify and _is_sealed(path, kind, facts, reporter)
     if options.export is not None and options.output is not None:
         _export(path, options.export, options.output)
     return InfoReport(kind=kind, facts=facts, exported=options.output)
+
+
+def _is_sealed(path: Path, kind: Kind, facts: dict[str, Any], reporter: Reporter) -> bool:
+    """Whether all of a file that has been read has digests, and none was off; warns otherwise."""
+    if facts.get("damaged"):
+        reporter.warn(f"{facts['damaged']:,} rows are damaged, and will be embedded anew: {path}")
+        return False
+    sealed = (
+        is_sealed(path) if kind in ("features", "pairs", "sweep") else facts["content_sha256"] is not None
+    )
+    if not sealed:
+        reporter.warn(f"no digests, so changes can't be told (make it again to have them): {path}")
+    return sealed
 
 
 def _common() -> dict[str, Any]:
@@ -151,7 +165,7 @@ def _probe(path: Path, verify: bool, reporter: Reporter) -> dict[str, Any]:
 
 
 def _result(path: Path, verify: bool, reporter: Reporter) -> dict[str, Any]:
-    from ncm_cli.store.results import read_result
+    from ncm_cli.store.results import HEADER, read_result
 
     found = read_result(path)
     return {
@@ -160,7 +174,8 @@ def _result(path: Path, verify: bool, reporter: Reporter) -> dict[str, Any]:
         "created": found.get("created"),
         "ncm_version": found.get("ncm_version"),
         "rows": found.get("n"),
-        "names": [name for name in found if not name.startswith("ncm_")],
+        "names": [name for name in found if name not in HEADER],
+        "content_sha256": found.get("content_sha256"),
     }
 
 
@@ -173,7 +188,9 @@ def _journal(path: Path, verify: bool, reporter: Reporter) -> dict[str, Any]:
         "output": found.get("output"),
         "rows": found["rows"],
         "dim": found["dim"],
+        "damaged": found["damaged"],
         "key": found["key"],
+        "content_sha256": found.get("content_sha256"),
         "ncm_version": found.get("ncm_version"),
     }
 

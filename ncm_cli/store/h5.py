@@ -190,6 +190,12 @@ def _opened(path: Path) -> h5py.File:
         raise damaged(path, text) from error
 
 
+def is_sealed(path: Path) -> bool:
+    """Whether a file of ours has digests of its own; one that another program wrote has none."""
+    with reading(path), _opened(path) as file:
+        return "header_sha256" in file.attrs
+
+
 def peek_format(path: Path) -> str | None:
     """The ``ncm_format`` of an HDF5 file, or None; nothing else is believed or read."""
     with reading(path), _opened(path) as file:

@@ -95,6 +95,32 @@ def test_verify_finds_what_a_look_does_not(
     assert "rows 0 to 39" in printed.err
 
 
+def test_verify_says_what_it_can_not_tell(
+    write_store: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sealed, result = tmp_path / "new.json", tmp_path / "old.json"
+    write_result(sealed, "eval", {"n": 5})
+    result.write_text('{"ncm_format": "ncm-result", "ncm_format_version": 1, "kind": "eval", "n": 5}')
+    store = write_store()
+    with h5py.File(store, "r+") as file:
+        del file.attrs["header_sha256"]
+    with Journal.open(tmp_path / "f.h5", {"model": "pixels:8"}) as journal:
+        journal.append([JournalRow(id, "/a.png", 1, 2, "") for id in "ab"], np.ones((2, 4)))
+    unfinished = journal_folder(tmp_path / "f.h5")
+    log = unfinished / "rows.log"
+    log.write_bytes(log.read_bytes()[:-1] + b"x")
+    for path, said in (
+        (sealed, ""),
+        (result, "no digests, so changes can't be told (make it again to have them)"),
+        (store, "no digests, so changes can't be told (make it again to have them)"),
+        (unfinished, "1 rows are damaged, and will be embedded anew"),
+    ):
+        assert run(["info", str(path), "--verify", "--json"]) == 0
+        printed = capsys.readouterr()
+        assert json.loads(printed.out)["verified"] is (said == "")
+        assert said in printed.err
+
+
 def test_errors(tmp_path: Path, pairs_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.csv").write_text("id,label\n")
     for arguments, code, message in (
