@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
+from typing import Any
 
 from ncm_cli.errors import UsageError
 
@@ -121,3 +123,11 @@ METHODS: dict[str, Method] = {
         needs=("erase",),
     ),
 }
+
+
+def lacking(method: str, options: Any) -> Iterator[UsageError]:
+    """What a method needs and options don't give, one error each."""
+    for need in METHODS[method].needs:
+        if getattr(options, need) is None:
+            value = "FILE" if need == "pairs" else "COLUMN"
+            yield UsageError(f"{method} needs --{need}", fix=f"--{need} {value}")

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from ncm_cli.errors import UsageError
+from ncm_cli.options.catalog import HYPER, lacking
 from ncm_cli.options.grids import parse_names, parse_numbers, parse_ranks
 from ncm_cli.options.spec import option
 
@@ -32,6 +36,21 @@ _TRAINING = "Training"
 _METHODS = "Other methods"
 
 
+def parse_decays(text: str) -> tuple[float, ...]:
+    """Numbers as `parse_numbers` reads them, none negative."""
+    decays = parse_numbers(text)
+    if min(decays) < 0:
+        raise UsageError("--weight-decay must be at least 0", found=text)
+    return decays
+
+
+def _hyper(name: str, default: float, *, help: str, group: str = _METHODS) -> Any:
+    """A hyper-parameter of a method, in the range that the catalogue gives it."""
+    kind = HYPER[name]
+    least, above = (None, kind.low) if kind.open_low else (kind.low, None)
+    return option(default, help=help, group=group, least=least, above=above, most=kind.high)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FitOptions:
     """Options of ``ncm fit``; the fields are the long options and the recipe's keys."""
@@ -54,7 +73,7 @@ class FitOptions:
         None,
         help="Weight decays to try: 1e-3, or 1e-4,1e-2, or log:1e-4:1:5. Without it, "
         f"{WEIGHT_DECAYS['lbfgs']} for lbfgs and {WEIGHT_DECAYS['adam']} for adam.",
-        parse=parse_numbers,
+        parse=parse_decays,
         group=_CHOICE,
     )
     select: str | None = option(
@@ -121,7 +140,7 @@ class FitOptions:
 
     task: str = option("classification", help="What is predicted.", choices=TASKS, group=_TRAINING)
     scaling: str = option("none", help="How features are scaled first.", choices=SCALINGS, group=_TRAINING)
-    scale_factor: float = option(10.0, help="The rows' norm under --scaling norm.", group=_TRAINING)
+    scale_factor: float = option(10.0, above=0, help="The rows' norm under --scaling norm.", group=_TRAINING)
     solver: str | None = option(
         None,
         help="lbfgs is exact and the default of ncm and erm; adam trains on mini-batches, as in the paper.",
@@ -129,10 +148,10 @@ class FitOptions:
         group=_TRAINING,
     )
     tolerance: float = option(
-        TOLERANCE, help="lbfgs: gradient norm to reach, relative to the rows' norm.", group=_TRAINING
+        TOLERANCE, above=0, help="lbfgs: gradient norm to reach, relative to the rows' norm.", group=_TRAINING
     )
     max_iter: int = option(MAX_ITER, least=1, help="lbfgs: most iterations for one probe.", group=_TRAINING)
-    lr: float = option(1e-3, help="adam: learning rate.", group=_TRAINING)
+    lr: float = _hyper("lr", 1e-3, help="adam: learning rate.", group=_TRAINING)
     epochs: int = option(100, least=1, help="adam: passes over the training rows.", group=_TRAINING)
     batch_size: int = option(256, least=0, help="adam: rows in a batch; 0 for all.", group=_TRAINING)
     seed: int = option(
@@ -153,9 +172,56 @@ class FitOptions:
         metavar="COLUMNS",
         parse=parse_names,
     )
-    penalty: float = option(1.0, help="irm, vrex, matchdg: weight of the penalty.", group=_METHODS)
-    anneal: int = option(0, help="irm, vrex: steps before the penalty counts.", group=_METHODS)
-    eta: float = option(1e-2, help="groupdro: step size of the groups' weights.", group=_METHODS)
-    meta_lr: float = option(0.5, help="fish: step towards the inner weights.", group=_METHODS)
-    p_sel: float = option(0.5, help="lisa: probability of mixing within labels.", group=_METHODS)
-    alpha: float = option(2.0, help="lisa: mixing weights come from Beta(alpha, alpha).", group=_METHODS)
+    penalty: float = _hyper("penalty", 1.0, help="irm, vrex, matchdg: weight of the penalty.")
+    anneal: int = _hyper("anneal", 0, help="irm, vrex: steps before the penalty counts.")
+    eta: float = _hyper("eta", 1e-2, help="groupdro: step size of the groups' weights.")
+    meta_lr: float = _hyper("meta_lr", 0.5, help="fish: step towards the inner weights.")
+    p_sel: float = _hyper("p_sel", 0.5, help="lisa: probability of mixing within labels.")
+    alpha: float = _hyper("alpha", 2.0, help="lisa: mixing weights come from Beta(alpha, alpha).")
+
+    @property
+    def chosen_method(self) -> str:
+        """``--method``, or the one that goes without saying."""
+        return self.method or ("erm" if self.pairs is None else "ncm")
+
+    @property
+    def chosen_solver(self) -> str:
+        """``--solver``; without it ``lbfgs`` where the problem is convex, else ``adam``."""
+        return self.solver or ("lbfgs" if self.chosen_method in EXACT_METHODS else "adam")
+
+    @property
+    def decays(self) -> tuple[float, ...]:
+        """The weight decays to try."""
+        return parse_numbers(self.weight_decay or WEIGHT_DECAYS[self.chosen_solver])
+
+    @property
+    def several(self) -> bool:
+        """Whether there is something to choose among."""
+        ranks = parse_ranks(self.rank)
+        return len(self.decays) > 1 or (self.chosen_method == "ncm" and (ranks is None or len(ranks) > 1))
+
+    def refusals(self) -> Iterator[UsageError]:
+        """Why these options can't be used together."""
+        method, solver = self.chosen_method, self.chosen_solver
+        yield from lacking(method, self)
+        if solver == "lbfgs" and method not in EXACT_METHODS:
+            yield UsageError(f"{method} has no exact solver", fix="--solver adam")
+        if solver == "adam" and self.task == "regression":
+            yield UsageError("regression is solved exactly", found=f"--method {method}", fix="--solver lbfgs")
+        if method != "ncm" and parse_ranks(self.rank) not in (None, (0,)):
+            yield UsageError(
+                f"the method {method!r} removes no directions",
+                found=f"--rank {self.rank}",
+                expected="--method ncm",
+            )
+        if self.save_controls is not None and self.pairs is None:
+            yield UsageError(
+                "--save-controls needs pairs, which controls are measured on", fix="--pairs PAIRS.h5"
+            )
+        if self.select == "bound" and self.pairs is None and self.several:
+            yield UsageError("--select bound needs pairs", fix="--pairs P.h5, or --select in-domain")
+        if self.select == "worst-group" and not self.groups:
+            yield UsageError(
+                "--select worst-group needs groups",
+                fix="--groups label,place: columns whose combinations count",
+            )

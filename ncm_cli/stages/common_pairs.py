@@ -150,12 +150,6 @@ def resolve_ranks(text: str, method: str, available: int, reporter: Reporter) ->
     """
     asked = parse_ranks(text)
     if method != "ncm":
-        if asked is not None and asked != (0,):
-            raise InputError(
-                f"the method {method!r} removes no directions",
-                found=f"--rank {text}",
-                expected="--method ncm",
-            )
         return (0,)
     if asked is None:
         return auto_ranks(available)

@@ -243,11 +243,6 @@ def read_problem(
         else:
             target = read_target(store, beside.target, beside.classes)
         pairs = load_pairs(options, store, filters, reporter)
-        if options.select == "worst-group" and not options.groups:
-            raise InputError(
-                "--select worst-group needs groups",
-                fix="--groups label,place: columns whose combinations count",
-            )
         columns = {name: getattr(options, name, dro_groups) for name in PARTS}
         codes = {name: column_codes(store, names) for name, names in columns.items() if name != "groups"}
         codes["groups"] = make_groups(store, options.groups).codes if options.groups else None

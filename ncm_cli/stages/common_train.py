@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.errors import InputError, UsageError
 from ncm_cli.methods.path import Fit, fit_path
-from ncm_cli.options.fit import EXACT_METHODS, FitOptions
+from ncm_cli.options.fit import FitOptions
 from ncm_cli.stages.common_device import resolve_device
 from ncm_cli.stages.common_problem import Part
 
@@ -19,23 +18,6 @@ if TYPE_CHECKING:
     from ncm_cli.methods.leace import Eraser
 
 Array = NDArray[np.float64]
-
-
-def resolve_solver(options: FitOptions, method: str) -> str:
-    """``lbfgs`` where the problem is convex and nothing else was asked for, else ``adam``.
-
-    Raises
-    ------
-    UsageError
-        The exact solver for a method that is trained by steps, or regression by the trainer.
-    """
-    exact = method in EXACT_METHODS
-    solver = options.solver or ("lbfgs" if exact else "adam")
-    if solver == "lbfgs" and not exact:
-        raise UsageError(f"{method} has no exact solver", fix="--solver adam")
-    if solver == "adam" and options.task == "regression":
-        raise UsageError("regression is solved exactly", found=f"--method {method}", fix="--solver lbfgs")
-    return solver
 
 
 SOLVER_OPTIONS = {
@@ -79,7 +61,7 @@ def train_path(
     Raises
     ------
     InputError
-        What the method needs is missing: pairs, environments or columns to erase.
+        What the method needs is missing: pairs or environments.
     """
     eraser = None
     if method == "leace":
@@ -118,8 +100,7 @@ def work(fits: int, options: FitOptions, solver: str) -> int:
 def _eraser(part: Part) -> Eraser:
     from ncm_cli.methods.leace import fit_eraser
 
-    if part.erase is None:
-        raise InputError("leace needs columns to erase", fix="--erase place")
+    assert part.erase is not None
     return fit_eraser(part.X, part.erase)
 
 

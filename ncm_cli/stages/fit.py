@@ -9,16 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from ncm_cli.errors import InputError, UsageError
+from ncm_cli.errors import InputError
 from ncm_cli.methods.crossfit import CrossFit
 from ncm_cli.methods.folds import Fold
 from ncm_cli.methods.metrics import decide
 from ncm_cli.methods.path import Fit
 from ncm_cli.methods.selection import Candidate, choose, score_path
 from ncm_cli.methods.verdict import unmeasured
-from ncm_cli.options.fit import WEIGHT_DECAYS, FitOptions
-from ncm_cli.options.grids import parse_numbers, parse_ranks
-from ncm_cli.options.spec import as_json, given_flags
+from ncm_cli.options.fit import FitOptions
+from ncm_cli.options.spec import as_json, check, given_flags
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.stages.common_crossfit import (
     UPWEIGHTED,
@@ -39,7 +38,7 @@ from ncm_cli.stages.common_problem import (
     rows_digest,
     rows_record,
 )
-from ncm_cli.stages.common_train import resolve_solver, train_path, without_effect, work
+from ncm_cli.stages.common_train import train_path, without_effect, work
 from ncm_cli.store.probe import Probe, write_probe
 
 ONLY = "only-candidate"
@@ -138,9 +137,8 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> FitReport:
     MismatchError
         Features and pairs of different encoders.
     """
-    method = options.method or ("erm" if options.pairs is None else "ncm")
-    _check_values(options, method)
-    solver = resolve_solver(options, method)
+    check(options)
+    method, solver = options.chosen_method, options.chosen_solver
     idle = given_flags(options, without_effect(options, method, solver))
     if idle:
         reporter.warn(f"no effect with --method {method} --solver {solver}: {', '.join(idle)}")
@@ -186,10 +184,7 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> FitReport:
 def _setting(problem: Problem, whole: Part, method: str, solver: str, reporter: Reporter) -> _Setting:
     """Resolve rule, ranks and weight decays."""
     options = problem.options
-    decays = parse_numbers(options.weight_decay or WEIGHT_DECAYS[solver])
-    asked = parse_ranks(options.rank)
-    several = len(decays) > 1 or (method == "ncm" and (asked is None or len(asked) > 1))
-    rule, note = resolve_rule(options.select, problem, several)
+    rule, note = resolve_rule(options.select, problem, options.several)
     if note:
         reporter.note(note)
     folds: tuple[Fold, ...] = ()
@@ -209,7 +204,7 @@ def _setting(problem: Problem, whole: Part, method: str, solver: str, reporter: 
         rule=rule,
         note=note,
         ranks=resolve_ranks(options.rank, method, available, reporter),
-        decays=decays,
+        decays=options.decays,
         folds=folds,
         available=available,
     )
@@ -282,22 +277,6 @@ def _judge(problem: Problem, setting: _Setting, best: Fit, found: CrossFit | Non
         return Judged(verdict=unmeasured(pairs, 0, why, shift_of(problem)), controls=())
 
 
-def _check_values(options: FitOptions, method: str) -> None:
-    """Refuse values that no data could make right."""
-    if method == "ncm" and options.pairs is None:
-        raise UsageError("the method ncm needs pairs", fix="--pairs PAIRS.h5, or --method erm")
-    if options.save_controls is not None and options.pairs is None:
-        raise UsageError(
-            "--save-controls needs pairs, which controls are measured on", fix="--pairs PAIRS.h5"
-        )
-    for decay in parse_numbers(options.weight_decay or "0"):
-        if decay < 0:
-            raise UsageError("--weight-decay is at least 0", found=decay)
-    for flag, value in (("--tolerance", options.tolerance), ("--scale-factor", options.scale_factor)):
-        if not (np.isfinite(value) and value > 0):
-            raise UsageError(f"{flag} is above 0", found=value)
-
-
 def resolve_rule(asked: str | None, problem: Problem, several: bool) -> tuple[str, str]:
     """The selection rule in force, and a line that says why where it wasn't asked for.
 
@@ -320,9 +299,7 @@ def resolve_rule(asked: str | None, problem: Problem, several: bool) -> tuple[st
     if asked is not None and asked != "bound":
         return asked, ""
     if problem.pairs is None:
-        if asked is None:
-            return "in-domain", "choosing by validation rows only (--select in-domain): there are no pairs"
-        raise InputError("--select bound needs pairs", fix="--pairs P.h5, or --select in-domain")
+        return "in-domain", "choosing by validation rows only (--select in-domain): there are no pairs"
     measured = (
         "the bound on MSE from validation MSE and squared changes"
         if problem.regression
