@@ -7,6 +7,7 @@ reader builds tensors and TorchScript modules only).
 from __future__ import annotations
 
 import hashlib
+import re
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -67,15 +68,19 @@ def reading(path: Path, model: str) -> Iterator[None]:
     except InputError:
         raise
     except pickle.UnpicklingError as error:
+        named = re.search(r"GLOBAL (\S+)", str(error))  # the rest advises to load it all the same
         raise InputError(
             "the checkpoint holds Python objects beyond tensors, which are never loaded",
             where=path,
-            found=first_line(error),
-            fix="save its state dict alone, best as .safetensors",
+            found=f"an object of {named[1]}" if named else "an unreadable object",
+            fix="where it was made, torch.save(model.state_dict(), FILE), or save that as .safetensors; then "
+            "--pretrained FILE",
         ) from error
     except Exception as error:  # readers of foreign tensors raise a dozen kinds, assertions among them
         raise InputError(
-            f"the checkpoint can't be loaded into the model {model}", where=path, found=first_line(error, 12)
+            f"the checkpoint can't be loaded into the model {model}",
+            where=path,
+            found="no named tensors" if isinstance(error, AttributeError) else first_line(error, 12),
         ) from error
 
 
@@ -145,6 +150,6 @@ def state_sha256(module: torch.nn.Module) -> str:
 
 
 def first_line(error: BaseException, lines: int = 1) -> str:
-    """The start of an error's message on one line, or its kind where it has none."""
-    text = str(error).strip() or type(error).__name__
+    """The start of an error's message on one line without colours, or its kind where it has none."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip() or type(error).__name__
     return " ".join(" ".join(text.splitlines()[:lines]).split())[:500]

@@ -91,7 +91,7 @@ def _build(request: EncoderRequest, source: Source) -> Any:
             return open_clip.create_model(name, **options)
         except Exception as error:  # towers of other libraries fail in their own ways
             raise InputError(
-                f"open_clip can't build the model {source.name}", found=" ".join(str(error).split())[:500]
+                f"open_clip can't build the model {source.name}", found=checkpoint.first_line(error, 12)
             ) from error
 
 

@@ -84,12 +84,13 @@ def _registered(request: EncoderRequest, model: str) -> Source:
     if isinstance(found, Path):
         return Source(name, checkpoint=found)
     tag = get_pretrained_cfg(name, found)
-    with fetch.fetching(f"the weights of {name} with tag {found!r}"):
-        repository, _, filename = tag.get("hf_hub", "").rpartition("/")
+    repository, _, filename = tag.get("hf_hub", "").rpartition("/")
+    cache = None if repository else Path("~/.cache/clip").expanduser()
+    with fetch.fetching(f"the weights of {name} with tag {found!r}", f"--pretrained {found}", cache):
         if repository:
             checkpoint = fetch.hub_file(repository, _hub_names(filename or HF_WEIGHTS_NAME))
         else:
-            checkpoint = Path(download_pretrained(tag))
+            checkpoint = Path(download_pretrained(tag, cache_dir=cache))
     return Source(name, None, tag, checkpoint, bool(tag.get("quick_gelu", False)))
 
 
@@ -109,7 +110,7 @@ def _local_folder(request: EncoderRequest, folder: Path) -> Source:
 def _hub(request: EncoderRequest, repository: str) -> Source:
     from open_clip.constants import HF_WEIGHTS_NAME
 
-    with fetch.fetching(f"the model hf-hub:{repository}"):
+    with fetch.fetching(f"the model hf-hub:{repository}", f"--model hf-hub:{repository}"):
         path = fetch.hub_file(repository, [CONFIG_NAME])
         names = _hub_names(HF_WEIGHTS_NAME)
         checkpoint = None if request.random_init else fetch.hub_file(repository, names)

@@ -101,22 +101,22 @@ def _published(name: str) -> tuple[torch.nn.Module, str]:
     import torch
 
     config: Any = timm.get_pretrained_cfg(name)
-    path: Path | None = None
-    local: dict[str, str] = {}
-    with fetch.fetching(f"the weights of timm:{name}"):
-        if config.hf_hub_id:
-            # Given as a file, so that timm doesn't ask the hub again.
-            names = [config.hf_hub_filename or "model.safetensors", "pytorch_model.bin"]
+    what, option = f"the weights of timm:{name}", f"--model timm:{name.partition('.')[0]}"
+    if config.hf_hub_id:
+        names = [config.hf_hub_filename or "model.safetensors", "pytorch_model.bin"]
+        with fetch.fetching(what, option):
             path = fetch.hub_file(config.hf_hub_id, names)
-            local = {"file": str(path)}
-        with torch_.own_random_numbers(0):
-            model = timm.create_model(
-                name, pretrained=True, num_classes=0, pretrained_cfg_overlay=local or None
-            )
-        if path is None and config.url:
-            path = Path(torch.hub.get_dir()) / "checkpoints" / Path(config.url).name
-    known = path is not None and path.is_file()
-    return model, weights.digest(path)["sha256"] if path and known else checkpoint.state_sha256(model)
+        # Given as a file, so that timm doesn't ask the hub again.
+        overlay, loading = {"file": str(path)}, checkpoint.reading(path, f"timm:{name}")
+    else:
+        cache = Path(torch.hub.get_dir()) / "checkpoints"
+        path = cache / Path(config.url or "").name
+        overlay, loading = {}, fetch.fetching(what, option, cache)
+    with loading, torch_.own_random_numbers(0):
+        model = timm.create_model(
+            name, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay or None
+        )
+    return model, weights.digest(path)["sha256"] if path.is_file() else checkpoint.state_sha256(model)
 
 
 def _load_file(model: torch.nn.Module, path: Path, name: str) -> None:

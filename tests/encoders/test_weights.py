@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -219,3 +221,98 @@ def test_cached_timm_weights_need_no_network(offline: Path, picture: Picture) ->
         item = encoder.preprocess(picture(80, 80), "")
         pooled = model.eval().forward_head(model.forward_features(item[None]), pre_logits=True)
         np.testing.assert_allclose(encoder.encode([item]), pooled.detach().numpy(), atol=1e-5)
+
+
+def refusal(model: str, pretrained: str | None = None) -> str:
+    """What is said of weights that can't be had: named, and without the words or colours of a library."""
+    with pytest.raises(InputError, match=r"could not be fetched|can't be loaded|never loaded") as caught:
+        load_encoder(EncoderRequest(model=model, pretrained=pretrained), device="cpu", reporter=SILENT)
+    text = str(caught.value)
+    for foreign in (
+        "\x1b",
+        "weights_only",
+        "safe_globals",
+        "your connection",
+        "local cache",
+        "set_verbosity",
+    ):
+        assert foreign not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("model", "pretrained", "option"),
+    [
+        ("ViT-B-32-quickgelu", None, "--pretrained openai"),
+        ("timm:resnet18", "default", "--model timm:resnet18"),
+        ("hf-hub:a/b", None, "--model hf-hub:a/b"),
+    ],
+)
+def test_the_offline_switch_the_cache_and_the_next_step_are_named(
+    offline: Path, monkeypatch: pytest.MonkeyPatch, model: str, pretrained: str | None, option: str
+) -> None:
+    from huggingface_hub import constants
+
+    assert f"where: {option}; cache folder {offline}" in refusal(model, pretrained)
+    assert "can't be reached" in refusal(model, pretrained)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    text = refusal(model, pretrained)
+    assert f"where: {option}; cache folder {offline}" in text
+    assert "HF_HUB_OFFLINE" in text and "unset it once" in text and "--pretrained FILE" in text
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            OSError(errno.EROFS, "Read-only file system: '/c'"),
+            r"cache can't be written: read-only file system",
+        ),
+        (
+            PermissionError(errno.EACCES, "Permission denied: '/c'"),
+            r"cache can't be written: permission denied",
+        ),
+        (ValueError("please upgrade"), r"can't be reached \(ValueError\)"),
+    ],
+)
+def test_a_cache_that_cannot_be_written_is_named(
+    offline: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    def fail(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setattr("ncm_cli.encoders.fetch.hub_file", fail)
+    text = refusal("ViT-B-32-quickgelu")
+    assert re.search(said, text) and str(offline) in text
+    assert "upgrade" not in text and "'/c'" not in text
+    assert ("HF_HOME=FOLDER" in text) is isinstance(error, OSError)
+
+
+@pytest.mark.parametrize("model", ["timm:resnet18", "ViT-B-32"])
+@pytest.mark.parametrize(
+    ("name", "held"),
+    [
+        ("module", r"an object of torch\.nn\.modules\.linear\.Linear"),
+        ("numpy", r"numpy\.\S+"),
+        ("list", "a list, not named tensors|no named tensors"),
+    ],
+)
+def test_a_pt_that_is_not_plain_tensors_says_what_it_holds(
+    tmp_path: Path, model: str, name: str, held: str
+) -> None:
+    import torch
+
+    things = {"module": torch.nn.Linear(2, 2), "numpy": {"a": np.zeros(3)}, "list": [1, 2]}
+    torch.save(things[name], tmp_path / "w.pt")
+    text = refusal(model, str(tmp_path / "w.pt"))
+    assert re.search(held, text) and f"where: {tmp_path / 'w.pt'}" in text
+
+
+def test_a_damaged_file_in_the_cache_is_not_called_missing(offline: Path) -> None:
+    snapshot = offline / "models--timm--resnet18.a1_in1k" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (offline / "models--timm--resnet18.a1_in1k" / "refs").mkdir()
+    (offline / "models--timm--resnet18.a1_in1k" / "refs" / "main").write_text("abc")
+    (snapshot / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
+    text = refusal("timm:resnet18", "default")
+    assert "can't be loaded into the model timm:resnet18" in text and str(snapshot) in text
