@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from ncm_cli.errors import UsageError, unknown
 from ncm_cli.options.catalog import HYPER, METHODS
@@ -137,3 +138,13 @@ def parse_search(text: str) -> Search:
         # The ends of a range of whole numbers are rounded when drawn.
         hyper.check(name, float(round(value)) if hyper.whole and not space.values else value)
     return Search(name, space, method or None)
+
+
+def space_of(method: str, hyper: str, searches: Sequence[Search], *, grid: bool) -> Space:
+    """The last space given for this method, else for all, else the default."""
+    for of in (method, None):
+        found = [search.space for search in searches if search.name == hyper and search.method == of]
+        if found:
+            return found[-1]
+    kind = HYPER[hyper]
+    return parse_space(kind.grid if grid else kind.space, whole=kind.whole)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 from ncm_cli.errors import UsageError, unknown
-from ncm_cli.options.catalog import METHODS, PROTOCOLS
+from ncm_cli.options.catalog import METHODS, PROTOCOLS, lacking
 from ncm_cli.options.grids import parse_names
-from ncm_cli.options.search import parse_search
+from ncm_cli.options.search import Search, parse_search, space_of
 from ncm_cli.options.spec import option
 
 OPTIMIZERS = ("adam", "sgd")
@@ -70,10 +71,11 @@ class SweepOptions:
         parse=parse_search,
         group=_SEARCH,
     )
-    trials: int = option(16, help="Random configurations of each method.", group=_SEARCH)
+    trials: int = option(16, least=1, help="Random configurations of each method.", group=_SEARCH)
     grid: bool = option(False, help="All combinations instead of random ones.", group=_SEARCH)
     seeds: int = option(
         5,
+        least=1,
         help="Repetitions of every configuration, with seeds from --seed on: other batches, other folds.",
         group=_SEARCH,
     )
@@ -139,7 +141,7 @@ class SweepOptions:
     )
 
     scaling: str = option("none", help="How features are scaled first.", choices=SCALINGS, group=_TRAINING)
-    scale_factor: float = option(10.0, help="The rows' norm under --scaling norm.", group=_TRAINING)
+    scale_factor: float = option(10.0, above=0, help="The rows' norm under --scaling norm.", group=_TRAINING)
     protocol: str = option(
         "papers",
         help="In whose form the methods are trained: as their own papers' code does, or as DomainBed does.",
@@ -147,7 +149,7 @@ class SweepOptions:
         group=_TRAINING,
     )
     optimizer: str = option("adam", help="Optimiser.", choices=OPTIMIZERS, group=_TRAINING)
-    momentum: float = option(0.0, help="Momentum of sgd.", group=_TRAINING)
+    momentum: float = option(0.0, least=0, below=1, help="Momentum of sgd.", group=_TRAINING)
     epochs: int = option(100, least=1, help="Passes over the training rows.", group=_TRAINING)
     batch_size: int = option(
         256,
@@ -156,6 +158,62 @@ class SweepOptions:
         group=_TRAINING,
     )
     evaluate_every: int = option(
-        1, help="Epochs between two checkpoints; every rule picks its own.", group=_TRAINING
+        1, least=1, help="Epochs between two checkpoints; every rule picks its own.", group=_TRAINING
     )
     device: str = option("auto", help="auto, cpu or cuda.", group=_TRAINING)
+
+    @property
+    def chosen_methods(self) -> tuple[tuple[str, bool], ...]:
+        """(method, upweighted) in order: ``--methods``, else all whose needs are given."""
+        if self.methods is None:
+            named = tuple((name, False) for name in METHODS if not list(lacking(name, self)))
+        else:
+            named = parse_methods(self.methods)
+        if self.upweight is not None and not any(upweighted for _, upweighted in named):
+            named = tuple((name, name != "dfr") for name, _ in named)
+        return named
+
+    @property
+    def searches(self) -> tuple[Search, ...]:
+        """``--search``, read."""
+        return tuple(map(parse_search, self.search))
+
+    def refusals(self) -> Iterator[UsageError]:
+        """Why these options can't be used together."""
+        if self.output.suffix not in TABLES:
+            yield UsageError(
+                f"a sweep's table can't be {self.output.name!r}",
+                expected=f"a name ending in {', '.join(TABLES)}",
+            )
+        for name, upweighted in self.chosen_methods:
+            yield from lacking(name, self)
+            if upweighted and self.upweight is None:
+                yield UsageError(f"{name}{UPWEIGHT} needs --upweight", fix="--upweight label,place")
+        yield from self._idle_searches()
+        if self.grid:
+            yield from self._endless_grids()
+
+    def _idle_searches(self) -> Iterator[UsageError]:
+        """Searches that another one overrules, or of a method that isn't swept."""
+        methods = [name for name, _ in self.chosen_methods]
+        given: set[str] = set()
+        for search in self.searches:
+            full = f"{search.method}.{search.name}" if search.method else search.name
+            if full in given:
+                yield UsageError(
+                    f"--search {full} is given twice", fix=f"one list of values: --search {full}=1e-3,1e-2"
+                )
+            given.add(full)
+            if search.method is not None and search.method not in methods:
+                yield UsageError(
+                    f"--search {full} is for a method that isn't swept", expected=", ".join(methods)
+                )
+
+    def _endless_grids(self) -> Iterator[UsageError]:
+        """Spaces without a count of values, of which there is no grid."""
+        for method in dict.fromkeys(name for name, _ in self.chosen_methods):
+            for hyper in METHODS[method].hyper:
+                try:
+                    space_of(method, hyper, self.searches, grid=True).grid(f"{method}, {hyper}")
+                except UsageError as error:
+                    yield error

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from ncm_cli import __version__
 from ncm_cli.errors import UsageError
-from ncm_cli.options.spec import as_json
+from ncm_cli.options.spec import as_json, check
 from ncm_cli.options.sweep import TABLES, SweepOptions
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.stages.common_device import resolve_device
-from ncm_cli.stages.sweep_plan import Cell, chunks, plan, resolve_methods
+from ncm_cli.stages.sweep_plan import Cell, chunks, plan
 from ncm_cli.stages.sweep_table import columns_of, picks_of, seedless, table_of
 from ncm_cli.store.atomic import sha256_file
 from ncm_cli.store.lock import writer_lock
@@ -99,22 +99,13 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> SweepReport:
 
 def _check(options: SweepOptions) -> None:
     """Everything that can be refused before a file is read."""
-    if options.output.suffix not in TABLES:
-        raise UsageError(
-            f"a sweep's table can't be {options.output.name!r}",
-            expected=f"a name ending in {', '.join(TABLES)}",
-        )
+    check(options)
     if options.output.suffix == ".parquet":
         require_pyarrow()
     inputs = {path.resolve() for path in (options.features, options.pairs) if path is not None}
     for suffix in TABLES:
         if _beside(options.output, suffix).resolve() in inputs:
             raise UsageError("the output would replace an input", where=_beside(options.output, suffix))
-    if options.evaluate_every < 1:
-        raise UsageError("--evaluate-every is at least 1", found=options.evaluate_every)
-    if not 0 <= options.momentum < 1:
-        raise UsageError("--momentum is in [0, 1)", found=options.momentum)
-    resolve_methods(options)
 
 
 def _device(options: SweepOptions, reporter: Reporter) -> str:

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ncm_cli.errors import InputError, UsageError, nearest
+from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options.catalog import HYPER, METHODS
-from ncm_cli.options.search import Search, Space, parse_search, parse_space
-from ncm_cli.options.sweep import UPWEIGHT, SweepOptions, parse_methods
+from ncm_cli.options.search import Space, space_of
+from ncm_cli.options.sweep import UPWEIGHT, SweepOptions
 from ncm_cli.progress import Reporter
 
 CHUNK_LOGITS = 512
@@ -38,60 +38,27 @@ class Cell:
         return self.method + (UPWEIGHT if self.upweighted else "")
 
 
-def resolve_methods(options: SweepOptions) -> tuple[tuple[str, bool], ...]:
-    """(method, upweighted) in order.
-
-    Raises
-    ------
-    UsageError
-        A method whose needs (environments, pairs, groups, a column to erase) aren't given.
-    """
-    given = {
-        "envs": options.envs,
-        "pairs": options.pairs,
-        "groups": options.groups,
-        "erase": options.erase,
-    }
-    if options.methods is None:
-        named = tuple(
-            (name, False)
-            for name, method in METHODS.items()
-            if all(given[need] is not None for need in method.needs)
-        )
-    else:
-        named = parse_methods(options.methods)
-    for name, upweighted in named:
-        for need in METHODS[name].needs:
-            if given[need] is None:
-                raise UsageError(
-                    f"{name} needs --{need}", fix=f"--{need} {'FILE' if need == 'pairs' else 'COLUMN'}"
-                )
-        if upweighted and options.upweight is None:
-            raise UsageError(f"{name}{UPWEIGHT} needs --upweight", fix="--upweight label,place")
-    if options.upweight is not None and not any(upweighted for _, upweighted in named):
-        named = tuple((name, name != "dfr") for name, _ in named)
-    return named
-
-
 def plan(options: SweepOptions, *, available_rank: int, reporter: Reporter) -> list[Cell]:
     """All cells, by method, trial and seed.
 
     Raises
     ------
     UsageError
-        No trial, a hyper-parameter that none of the methods has, or a grid over an uncounted range.
+        Too many configurations.
     InputError
         No rank asked for is available.
     """
-    if options.trials < 1 or options.seeds < 1 or options.seed < 0:
-        raise UsageError("--trials and --seeds are at least 1, --seed at least 0")
-    methods = resolve_methods(options)
-    searches = [parse_search(text) for text in options.search]
-    _refuse_idle(searches, [name for name, _ in methods])
+    methods, searches = options.chosen_methods, options.searches
+    known = {hyper for name, _ in methods for hyper in METHODS[name].hyper}
+    idle = [search.name for search in searches if search.name not in known]
+    if idle:
+        reporter.warn(f"no effect: --search {', '.join(idle)}, which none of the methods has")
     cells = []
     for name, upweighted in methods:
         spaces = {
-            hyper: _capped(_space(name, hyper, searches, options.grid), name, hyper, available_rank, reporter)
+            hyper: _capped(
+                space_of(name, hyper, searches, grid=options.grid), name, hyper, available_rank, reporter
+            )
             for hyper in METHODS[name].hyper
         }
         settings = _combinations(name, spaces) if options.grid else _draws(spaces, options)
@@ -105,43 +72,6 @@ def plan(options: SweepOptions, *, available_rank: int, reporter: Reporter) -> l
                 f"more than {MOST_CELLS:,} configurations", fix="a smaller grid, or --trials without --grid"
             )
     return cells
-
-
-def _refuse_idle(searches: Sequence[Search], methods: Sequence[str]) -> None:
-    """Refuse a search that no method of the sweep would use, or that another one overrules."""
-    given: set[tuple[str | None, str]] = set()
-    for search in searches:
-        if (search.method, search.name) in given:
-            full = f"{search.method}.{search.name}" if search.method else search.name
-            raise UsageError(
-                f"--search {full} is given twice", fix=f"one list of values: --search {full}=1e-3,1e-2"
-            )
-        given.add((search.method, search.name))
-        if search.method is not None and search.method not in methods:
-            raise UsageError(
-                f"--search {search.method}.{search.name} is for a method that isn't swept",
-                expected=", ".join(methods),
-            )
-        known = {name for method in methods for name in METHODS[method].hyper}
-        if search.name not in known:
-            users = [name for name, method in METHODS.items() if search.name in method.hyper]
-            close = nearest(search.name, known)
-            raise UsageError(
-                f"none of the methods has a hyper-parameter {search.name!r}",
-                found=", ".join(methods),
-                expected=f"one of: {', '.join(sorted(known))}",
-                fix=f"did you mean {close!r}?" if close else f"--methods with one of: {', '.join(users)}",
-            )
-
-
-def _space(method: str, hyper: str, searches: Sequence[Search], grid: bool) -> Space:
-    """The last space given for this method, else for all, else the default."""
-    for of in (method, None):
-        found = [search.space for search in searches if search.name == hyper and search.method == of]
-        if found:
-            return found[-1]
-    kind = HYPER[hyper]
-    return parse_space(kind.grid if grid else kind.space, whole=kind.whole)
 
 
 def _capped(space: Space, method: str, hyper: str, available: int, reporter: Reporter) -> Space:

@@ -10,9 +10,10 @@ import pytest
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options.catalog import HYPER, METHODS
 from ncm_cli.options.search import parse_search, parse_space
+from ncm_cli.options.spec import check
 from ncm_cli.options.sweep import SweepOptions, parse_methods
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.stages.sweep_plan import chunks, plan, resolve_methods
+from ncm_cli.stages.sweep_plan import chunks, plan
 
 
 def options(**changes: object) -> SweepOptions:
@@ -100,14 +101,21 @@ def test_names_get_the_nearest_name() -> None:
 
 
 def test_a_search_that_no_method_would_use_is_refused() -> None:
-    with pytest.raises(UsageError, match="none of the methods has a hyper-parameter 'eta'"):
-        plan(options(methods="erm,irm", search=("eta=0.1",)), available_rank=9, reporter=SILENT)
     with pytest.raises(UsageError, match="for a method that isn't swept"):
-        plan(options(methods="erm", search=("irm.penalty=1",)), available_rank=9, reporter=SILENT)
+        check(options(methods="erm", search=("irm.penalty=1",)))
     with pytest.raises(UsageError, match="--search lr is given twice"):
-        plan(options(methods="erm", search=("lr=1e-3", "lr=1e-2")), available_rank=9, reporter=SILENT)
+        check(options(methods="erm", search=("lr=1e-3", "lr=1e-2")))
     both = options(methods="erm,irm", search=("lr=1e-3", "irm.lr=1e-2"))
     assert {cell.hyper["lr"] for cell in plan(both, available_rank=9, reporter=SILENT)} == {1e-3, 1e-2}
+
+
+def test_a_search_for_all_methods_may_be_of_none_with_a_word_about_it() -> None:
+    """So that a list of methods can be shortened without touching what is searched."""
+    heard = Notes()
+    searched = options(methods="erm", search=("eta=0.1", "lr=1e-3", "penalty=1:9"), seeds=1)
+    cells = plan(check(searched), available_rank=9, reporter=heard)
+    assert {name for cell in cells for name in cell.hyper} == {"lr", "weight_decay"}
+    assert heard.warnings == ["no effect: --search eta, penalty, which none of the methods has"]
 
 
 def test_every_default_space_is_in_range_and_known_to_a_method() -> None:
@@ -166,7 +174,7 @@ def test_a_grid_is_every_combination_with_every_seed() -> None:
         (rank, decay) for rank in (0, 2, 4) for decay in (1e-4, 1e-3, 1e-2)
     }
     with pytest.raises(UsageError, match="a grid needs values"):
-        plan(options(methods="erm", grid=True, search=("lr=log:1e-4:1",)), available_rank=0, reporter=SILENT)
+        check(options(methods="erm", grid=True, search=("lr=log:1e-4:1",)))
 
 
 def test_equal_configurations_are_trained_once() -> None:
@@ -181,9 +189,13 @@ def test_equal_configurations_are_trained_once() -> None:
 class Notes(Reporter):
     def __init__(self) -> None:
         self.notes: list[str] = []
+        self.warnings: list[str] = []
 
     def note(self, message: str) -> None:
         self.notes.append(message)
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
 
 
 def test_ranks_beyond_the_pairs_are_left_out_or_refused() -> None:
@@ -203,17 +215,17 @@ def test_ranks_beyond_the_pairs_are_left_out_or_refused() -> None:
 
 
 def test_methods_follow_what_is_given() -> None:
-    assert resolve_methods(options(pairs=None, envs=None)) == (("erm", False),)
-    every = [name for name, _ in resolve_methods(options(groups="label", erase="place"))]
+    assert options(pairs=None, envs=None).chosen_methods == (("erm", False),)
+    every = [name for name, _ in options(groups="label", erase="place").chosen_methods]
     assert every == list(METHODS)
     for method, need in (("irm", "--envs"), ("ncm", "--pairs"), ("dfr", "--groups"), ("leace", "--erase")):
         with pytest.raises(UsageError, match=f"{method} needs {need}"):
-            resolve_methods(options(pairs=None, envs=None, methods=method))
+            check(options(pairs=None, envs=None, methods=method))
     with pytest.raises(UsageError, match=r"erm\+upweight needs --upweight"):
-        resolve_methods(options(methods="erm+upweight"))
-    both = resolve_methods(options(methods="erm,erm+upweight", upweight="label"))
+        check(options(methods="erm+upweight"))
+    both = options(methods="erm,erm+upweight", upweight="label").chosen_methods
     assert both == (("erm", False), ("erm", True))
-    assert resolve_methods(options(methods="erm,ncm", upweight="label")) == (("erm", True), ("ncm", True))
+    assert options(methods="erm,ncm", upweight="label").chosen_methods == (("erm", True), ("ncm", True))
 
 
 def test_chunks_hold_one_seed_and_one_way_of_training() -> None:
