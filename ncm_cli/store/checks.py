@@ -15,6 +15,9 @@ from ncm_cli.store.fingerprint import digest_of
 MAX_TEXT_BYTES = 4096
 """Longest id, path or category: what file systems allow a path to have."""
 
+MAX_COLUMNS = 5_000
+"""Most columns of a store: each is up to three objects of HDF5's, of which a reader takes 20,000."""
+
 TEXT_ERRORS = "surrogateescape"
 """File names that aren't UTF-8 survive a round trip."""
 
@@ -28,6 +31,18 @@ def damaged(path: Path, found: str) -> InputError:
         expected="the bytes that ncm wrote",
         fix="restore it from a copy, or make it again",
     )
+
+
+def require_few_columns(count: int, where: Path | str) -> None:
+    """Refuse more columns than a store takes."""
+    if count > MAX_COLUMNS:
+        raise InputError(
+            "more columns than a store takes",
+            where=where,
+            found=f"{count:,}",
+            expected=f"at most {MAX_COLUMNS:,}",
+            fix="--col with each column to keep; a matrix of features goes into an array (--from-array)",
+        )
 
 
 def require_version(found: object, version: int, path: Path) -> None:

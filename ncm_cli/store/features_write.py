@@ -12,7 +12,7 @@ import numpy as np
 from ncm_cli import __version__
 from ncm_cli.errors import InputError, listing
 from ncm_cli.store.atomic import atomic_path
-from ncm_cli.store.checks import array_digest, encode_text, text_digest
+from ncm_cli.store.checks import array_digest, encode_text, require_few_columns, text_digest
 from ncm_cli.store.columns import AnyColumn, Column, FailedRow, Files, check_columns
 from ncm_cli.store.fingerprint import canonical_json, digest_of, fingerprint
 from ncm_cli.store.h5 import CHUNK_BYTES
@@ -122,6 +122,7 @@ def _check(
         )
     if "" in ids:
         raise InputError("a blank id", where=f"{path}, row {list(ids).index('')}")
+    require_few_columns(len(columns), path)
     check_columns(columns, len(ids))
     names = [column.name for column in columns]
     if len(set(names)) != len(names):

@@ -151,13 +151,17 @@ class H5Reader:
             return tuple(item.decode("utf-8", TEXT_ERRORS) for item in raw)
 
     def json(self, name: str) -> Any:
-        """A JSON document kept as an array of bytes, verified; an empty object if there is none."""
+        """A JSON object (of "sources" a list) kept as an array of bytes, verified; empty if there is none."""
+        kind: type = list if name == "sources" else dict
         if name not in self:
-            return {}
+            return kind()
         raw = self._raw(name, ndim=1, kinds="u")
         self._verify(name, array_digest(raw))
         with reading(self.path):
-            return json.loads(raw.tobytes().decode("utf-8", TEXT_ERRORS))
+            found = json.loads(raw.tobytes().decode("utf-8", TEXT_ERRORS))
+        if not isinstance(found, kind):
+            raise damaged(self.path, f"{name} of type {type(found).__name__}")
+        return found
 
     def _verify(self, name: str, digest: str) -> None:
         if self.digests is not None and self.digests.get(name) != digest:

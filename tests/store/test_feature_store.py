@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError, UsageError
+from ncm_cli.store.checks import MAX_COLUMNS
 from ncm_cli.store.features import Column, FeatureStore, NumericColumn, write_features
 
 
@@ -252,6 +253,18 @@ def test_what_cannot_be_stored_is_refused_and_leaves_nothing(
     with pytest.raises(InputError, match=message):
         write_features(tmp_path / "f.h5", **samples.store_arguments(**plain | changes))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("count", [MAX_COLUMNS + 1, pytest.param(MAX_COLUMNS, marks=pytest.mark.slow)])
+def test_as_many_columns_as_can_be_read_again(write_store: Callable[..., Path], count: int) -> None:
+    columns = [Column(f"c{i}", np.zeros(40, np.int32), ("a",)) for i in range(count)]
+    if count > MAX_COLUMNS:
+        with pytest.raises(InputError, match="more columns than a store takes") as error:
+            write_store(columns=columns, label_column=None)
+        assert "--col" in str(error.value.fix)
+    else:
+        with FeatureStore.open(write_store(columns=columns, label_column=None)) as store:
+            assert list(store.columns) == [column.name for column in columns]
 
 
 def test_names_that_are_not_utf8_survive(write_store: Callable[..., Path]) -> None:

@@ -207,6 +207,22 @@ def test_hostile_hdf5_is_refused(write_store: Callable[..., Path], case: str) ->
     assert "\n" not in error.value.what + str(error.value.found)
 
 
+@pytest.mark.parametrize("name", ["options", "request"])
+@pytest.mark.parametrize("content", [b"[1]", b"3", b"null", b"{", b"[" * 100_000])
+def test_documents_of_another_kind_are_refused(
+    write_store: Callable[..., Path], pairs_path: Path, name: str, content: bytes
+) -> None:
+    foreign = {write_store(): lambda path: getattr(FeatureStore.open(path), name), pairs_path: read_pairs}
+    for path, read in foreign.items():
+        with h5py.File(path, "r+") as file:
+            del file.attrs["header_sha256"]
+            if name in file:
+                _replace(file, name, data=np.frombuffer(content, np.uint8))
+        if name == "options" or path != pairs_path:
+            with pytest.raises(InputError, match="a damaged file"):
+                read(path)
+
+
 @pytest.mark.slow
 def test_endless_trees_are_refused(write_store: Callable[..., Path]) -> None:
     path = write_store()
