@@ -12,41 +12,16 @@ import hashlib
 import io
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from ncm_cli.errors import UsageError, unknown
+from ncm_cli.options.augment import KINDS, Step, parse
+
+__all__ = ["KINDS", "apply", "canonical", "parse"]
 
 Random = np.random.Generator
 Transform = Callable[[Image.Image, float, Random], Image.Image]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One augmentation: what it does, and the meaning, default and range of its amount (None: takes none)."""
-
-    apply: Transform
-    summary: str
-    default: float | None = None
-    low: float = 0.0
-    high: float = 1.0
-
-
-@dataclass(frozen=True)
-class Step:
-    """One augmentation of a chain with its amount."""
-
-    name: str
-    amount: float | None
-
-
-def parse(spec: str | None) -> tuple[Step, ...]:
-    """The steps of a chain such as ``hue:0.3+blur``; empty for None. Raises UsageError on a malformed one."""
-    if spec is None:
-        return ()
-    return tuple(_parse_step(part.strip(), spec) for part in spec.split("+"))
 
 
 def canonical(chain: tuple[Step, ...]) -> str:
@@ -60,35 +35,8 @@ def apply(chain: tuple[Step, ...], image: Image.Image, *, seed: int, id: str) ->
         return image
     rng = _generator(seed, id)
     for step in chain:
-        image = KINDS[step.name].apply(image, 0.0 if step.amount is None else step.amount, rng)
+        image = _APPLY[step.name](image, 0.0 if step.amount is None else step.amount, rng)
     return image
-
-
-def _parse_step(text: str, spec: str) -> Step:
-    name, colon, amount = text.partition(":")
-    if name not in KINDS:
-        raise unknown("augmentation", name, KINDS, where=f"--augment {spec}", error=UsageError)
-    kind = KINDS[name]
-    if kind.default is None:
-        if colon:
-            raise UsageError(
-                f"augmentation {name!r} takes no amount", where=f"--augment {spec}", fix=f"--augment {name}"
-            )
-        return Step(name, None)
-    if not colon:
-        return Step(name, kind.default)
-    try:
-        value = float(amount)
-    except ValueError:
-        value = math.nan
-    if not kind.low < value <= kind.high:  # NaN compares false
-        raise UsageError(
-            f"the amount of augmentation {name!r} is out of range",
-            where=f"--augment {spec}",
-            found=amount or "nothing",
-            expected=f"a number above {kind.low:g}, up to {kind.high:g} ({kind.summary})",
-        )
-    return Step(name, value)
 
 
 def _generator(seed: int, id: str) -> Random:
@@ -163,19 +111,19 @@ def _crop(image: Image.Image, amount: float, rng: Random) -> Image.Image:
     return image.crop((left, top, left + width, top + height))
 
 
-KINDS: dict[str, Kind] = {
-    "grayscale": Kind(_grayscale, "luminance in all three channels"),
-    "flip": Kind(_flip, "mirrored left to right, every picture"),
-    "vflip": Kind(_vflip, "mirrored top to bottom, every picture"),
-    "invert": Kind(_invert, "the negative"),
-    "hue": Kind(_hue, "largest turn of the hue, as a share of the colour circle", 0.5, 0, 0.5),
-    "brightness": Kind(_enhance(ImageEnhance.Brightness), "largest relative change", 0.5),
-    "contrast": Kind(_enhance(ImageEnhance.Contrast), "largest relative change", 0.5),
-    "saturation": Kind(_enhance(ImageEnhance.Color), "largest relative change", 0.5),
-    "blur": Kind(_blur, "largest Gaussian sigma, as a share of the shorter side", 0.02, 0, 0.5),
-    "jpeg": Kind(_jpeg, "quality of the recompression", 10, 0, 95),
-    "noise": Kind(_noise, "standard deviation, as a share of the range 0..255", 0.1),
-    "rotate": Kind(_rotate, "largest turn either way, in degrees", 30, 0, 180),
-    "crop": Kind(_crop, "least share of the area that is kept", 0.5),
+_APPLY: dict[str, Transform] = {
+    "grayscale": _grayscale,
+    "flip": _flip,
+    "vflip": _vflip,
+    "invert": _invert,
+    "hue": _hue,
+    "brightness": _enhance(ImageEnhance.Brightness),
+    "contrast": _enhance(ImageEnhance.Contrast),
+    "saturation": _enhance(ImageEnhance.Color),
+    "blur": _blur,
+    "jpeg": _jpeg,
+    "noise": _noise,
+    "rotate": _rotate,
+    "crop": _crop,
 }
-"""Every augmentation by name."""
+"""What each of `ncm_cli.options.augment.KINDS` does."""

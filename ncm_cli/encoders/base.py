@@ -14,6 +14,7 @@ from PIL import Image
 from ncm_cli.errors import UsageError
 from ncm_cli.options.embed import DEFAULT_MODEL as DEFAULT_MODEL
 from ncm_cli.options.embed import DEFAULT_PRETRAINED as DEFAULT_PRETRAINED
+from ncm_cli.options.embed import parse_model
 from ncm_cli.progress import Reporter
 
 from . import augment
@@ -112,8 +113,7 @@ def effective_pretrained(request: EncoderRequest) -> str | None:
 
 def check_request(request: EncoderRequest) -> None:
     """Raise a UsageError for values that no encoder takes."""
-    if not request.model.strip():
-        raise UsageError("--model is empty", fix=f"--model {DEFAULT_MODEL}")
+    parse_model(request.model)
     if request.precision not in PRECISIONS:
         raise UsageError(
             f"no precision named {request.precision!r}", expected=f"one of: {', '.join(PRECISIONS)}"

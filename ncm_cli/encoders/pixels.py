@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from ncm_cli.errors import UsageError
+from ncm_cli.options.embed import parse_size, refuse_device
 
 from . import augment
 from .base import EncoderRequest, describe, finish
@@ -16,22 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ncm_cli.progress import Reporter
-
-MAX_SIZE = 512
-"""Beyond this side a row has 786,432 numbers, more than any linear probe is meant for."""
-
-
-def parse_size(model: str) -> int:
-    """The side of ``pixels:SIZE``, or a UsageError that says what is expected."""
-    text = model.partition(":")[2]
-    size = int(text) if text.isascii() and text.isdigit() else 0
-    if not 1 <= size <= MAX_SIZE:
-        raise UsageError(
-            f"--model {model!r} has no valid size",
-            expected=f"pixels:SIZE with a whole SIZE from 1 to {MAX_SIZE}",
-            fix="--model pixels:14",
-        )
-    return size
 
 
 class PixelsEncoder:
@@ -80,10 +64,8 @@ class PixelsEncoder:
 def load(request: EncoderRequest, *, device: str, reporter: Reporter) -> PixelsEncoder:
     """The encoder of a ``pixels:SIZE`` request.
 
-    Raises `UsageError` for a device other than the CPU: who asks for a GPU must not get another in silence.
+    Raises `UsageError` for a device other than the CPU.
     """
-    if device not in {"auto", "cpu"}:
-        raise UsageError(
-            "pixels runs on the CPU only", found=f"--device {device}", fix="--device cpu, or leave it out"
-        )
+    for error in refuse_device(request.model, device):
+        raise error
     return PixelsEncoder(request)

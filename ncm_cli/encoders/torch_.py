@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from ncm_cli.errors import InputError, UsageError
+from ncm_cli.errors import InputError
+from ncm_cli.options.grids import parse_device
 from ncm_cli.progress import Reporter
 
 from . import augment
@@ -118,11 +119,7 @@ def choose_device(asked: str, precision: str, reporter: Reporter) -> str:
     """
     import torch
 
-    if asked != "auto" and asked != "cpu" and asked.partition(":")[0] != "cuda":
-        raise UsageError(f"no device named {asked!r}", expected="auto, cpu, cuda or cuda:N")
-    index = asked.partition(":")[2]
-    if index and not index.isdigit():
-        raise UsageError(f"no device named {asked!r}", expected="cuda:N with a whole number N")
+    index = parse_device(asked).partition(":")[2]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a driver too old warns; the outcome is said below
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
-from ncm_cli.errors import UsageError
-from ncm_cli.options.spec import argument, option
+from ncm_cli.errors import UsageError, listing
+from ncm_cli.options import augment
+from ncm_cli.options.grids import parse_device
+from ncm_cli.options.spec import argument, given_flags, option
 
 DEFAULT_MODEL = "ViT-B-32-quickgelu"
 DEFAULT_PRETRAINED = "openai"
@@ -17,6 +20,12 @@ _TABLE = "Manifest and folders"
 _ENCODER = "Encoder"
 _RUN = "Running"
 _ARRAY = "Features made elsewhere"
+
+FOR_IMAGES = (
+    "model", "pretrained", "precision", "random_init", "augment", "intensity_range", "layout", "root",
+    "reuse", "verify_content",
+)  # fmt: skip
+"""Options that mean nothing when no image is read."""
 
 
 def parse_auto(text: str, *, least: int, what: str) -> int | None:
@@ -50,6 +59,40 @@ def parse_layout(text: str) -> tuple[str, ...]:
     return names
 
 
+MAX_SIZE = 512
+"""Beyond this side a row has 786,432 numbers, more than any linear probe is meant for."""
+
+
+def parse_size(model: str) -> int:
+    """The side of ``pixels:SIZE``, or a UsageError that says what is expected."""
+    text = model.partition(":")[2]
+    size = int(text) if text.isascii() and text.isdigit() else 0
+    if not 1 <= size <= MAX_SIZE:
+        raise UsageError(
+            f"--model {model!r} has no valid size",
+            expected=f"pixels:SIZE with a whole SIZE from 1 to {MAX_SIZE}",
+            fix="--model pixels:14",
+        )
+    return size
+
+
+def parse_model(text: str) -> str:
+    """A model's name; of ``pixels:SIZE`` the size is looked at, others are known to their libraries."""
+    if not text.strip():
+        raise UsageError("--model is empty", fix=f"--model {DEFAULT_MODEL}")
+    if text.startswith("pixels:"):
+        parse_size(text)
+    return text
+
+
+def refuse_device(model: str, device: str) -> Iterator[UsageError]:
+    """Who asks for a GPU must not get the CPU in silence, as with pixels, which need no network."""
+    if model.startswith("pixels:") and device not in ("auto", "cpu"):
+        yield UsageError(
+            "pixels runs on the CPU only", found=f"--device {device}", fix="--device cpu, or leave it out"
+        )
+
+
 def parse_intensity_range(text: str) -> tuple[float, float]:
     """The samples that are black and white: ``0:4095``."""
     try:
@@ -71,14 +114,16 @@ class EmbedOptions:
 
     source: Path = argument(help="A CSV or TSV manifest, or a folder of images.", role="input")
     output: Path = option(help="Feature store to write (.h5).", role="output", flags=("-o",))
-    model: str = option(DEFAULT_MODEL, help="An open_clip model, timm:NAME, or pixels:SIZE.")
+    model: str = option(
+        DEFAULT_MODEL, help="An open_clip model, timm:NAME, or pixels:SIZE.", parse=parse_model
+    )
     pretrained: str | None = option(
         None,
         help="Weights: an open_clip tag, a local file, or default for timm. The default model takes "
         f"{DEFAULT_PRETRAINED}.",
         role="name-or-input",
     )
-    device: str = option("auto", help="auto, cpu, cuda or cuda:N.")
+    device: str = option("auto", help="auto, cpu, cuda or cuda:N.", parse=parse_device)
 
     root: Path | None = option(
         None, help="Folder that relative image paths start from (the manifest's folder).",
@@ -122,8 +167,9 @@ class EmbedOptions:
         group=_ENCODER, metavar="LOW:HIGH", parse=parse_intensity_range,
     )  # fmt: skip
     augment: str | None = option(
-        None, help="Change each image before it is embedded, to pair it with itself.", group=_ENCODER
-    )
+        None, help="Change each image before it is embedded, to pair it with itself.",
+        group=_ENCODER, parse=augment.parse,
+    )  # fmt: skip
     seed: int = option(0, least=0, help="Seed of the augmentation and of random weights.", group=_ENCODER)
     dtype: str = option(
         "float32", help="How features are stored.", choices=("float32", "float16"), group=_ENCODER
@@ -133,7 +179,7 @@ class EmbedOptions:
     workers: str = option(
         "auto", help="Threads that read images; 0 reads between batches.", group=_RUN, parse=parse_workers
     )
-    max_failures: int = option(0, help="Images that may fail before the exit code is 5.", group=_RUN)
+    max_failures: int = option(0, least=0, help="Images that may fail before the exit code is 5.", group=_RUN)
     reuse: Path | None = option(
         None, help="Take rows of equal content and encoder from this store.", group=_RUN, role="input"
     )
@@ -151,3 +197,18 @@ class EmbedOptions:
     encoder_name: str | None = option(
         None, help="What made them; stores of one name may be used together.", group=_ARRAY
     )
+
+    def refusals(self) -> Iterator[UsageError]:
+        """Why these options can't be used together."""
+        if self.from_array is None:
+            if self.encoder_name is not None:
+                yield UsageError(
+                    "--encoder-name names what made --from-array", fix="leave it out, or add --from-array"
+                )
+            yield from refuse_device(self.model, self.device)
+            return
+        given = given_flags(self, FOR_IMAGES)
+        if given:
+            yield UsageError(f"{listing(given)} can't be combined with --from-array: no image is read")
+        if self.encoder_name is not None and not self.encoder_name.strip():
+            yield UsageError("--encoder-name is blank")

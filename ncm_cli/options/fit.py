@@ -9,7 +9,7 @@ from typing import Any
 
 from ncm_cli.errors import UsageError
 from ncm_cli.options.catalog import HYPER, lacking
-from ncm_cli.options.grids import parse_names, parse_numbers, parse_ranks
+from ncm_cli.options.grids import parse_device, parse_names, parse_numbers, parse_ranks
 from ncm_cli.options.spec import option
 
 METHODS = ("ncm", "erm", "irm", "vrex", "groupdro", "fish", "lisa", "matchdg", "leace")
@@ -157,7 +157,7 @@ class FitOptions:
     seed: int = option(
         0, least=0, help="Seed of the folds of pairs, and for adam of the batches.", group=_TRAINING
     )
-    device: str = option("auto", help="adam: auto, cpu or cuda.", group=_TRAINING)
+    device: str = option("auto", help="adam: auto, cpu or cuda.", group=_TRAINING, parse=parse_device)
     envs: str | None = option(
         None,
         help="Columns whose combinations are the environments of irm, vrex, groupdro, fish and lisa.",

@@ -59,3 +59,11 @@ def parse_numbers(text: str) -> tuple[float, ...]:
 def parse_names(text: str) -> tuple[str, ...]:
     """``label,place``: names between commas, blanks around them dropped."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def parse_device(text: str) -> str:
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
+    kind, colon, number = text.partition(":")
+    if text not in ("auto", "cpu") and (kind != "cuda" or (colon and not number.isdecimal())):
+        raise UsageError(f"no device named {text!r}", expected="auto, cpu, cuda or cuda:N")
+    return text

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from ncm_cli.options.embed import parse_batch_size, parse_workers
+from ncm_cli.options.grids import parse_device
 from ncm_cli.options.spec import argument, option
 
 _TABLE = "Manifest"
@@ -49,6 +50,6 @@ class PredictOptions:
         group=_ENCODER,
         role="name-or-input",
     )
-    device: str = option("auto", help="auto, cpu, cuda or cuda:N.", group=_ENCODER)
+    device: str = option("auto", help="auto, cpu, cuda or cuda:N.", group=_ENCODER, parse=parse_device)
     batch_size: str = option("auto", help="Images at once.", group=_ENCODER, parse=parse_batch_size)
     workers: str = option("auto", help="Threads that read images.", group=_ENCODER, parse=parse_workers)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ncm_cli.errors import UsageError, unknown
 from ncm_cli.options.catalog import METHODS, PROTOCOLS, lacking
-from ncm_cli.options.grids import parse_names
+from ncm_cli.options.grids import parse_device, parse_names
 from ncm_cli.options.search import Search, parse_search, space_of
 from ncm_cli.options.spec import option
 
@@ -160,7 +160,7 @@ class SweepOptions:
     evaluate_every: int = option(
         1, least=1, help="Epochs between two checkpoints; every rule picks its own.", group=_TRAINING
     )
-    device: str = option("auto", help="auto, cpu or cuda.", group=_TRAINING)
+    device: str = option("auto", help="auto, cpu or cuda.", group=_TRAINING, parse=parse_device)
 
     @property
     def chosen_methods(self) -> tuple[tuple[str, bool], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ncm_cli.errors import UsageError
+from ncm_cli.options.grids import parse_device
 
 
 def resolve_device(name: str) -> str:
@@ -15,12 +16,10 @@ def resolve_device(name: str) -> str:
     """
     import torch
 
-    if name == "auto":
+    if parse_device(name) == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
         return name
-    if name.partition(":")[0] != "cuda":
-        raise UsageError(f"no device named {name!r}", expected="auto, cpu or cuda")
     if not torch.cuda.is_available():
         raise UsageError("no CUDA device here", found=f"--device {name}", fix="--device cpu")
     return name

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ncm_cli.encoders.base import Encoder, EncoderRequest, load_encoder, request_key
-from ncm_cli.errors import InputError, UsageError
+from ncm_cli.errors import InputError
 from ncm_cli.options.embed import EmbedOptions, parse_batch_size, parse_intensity_range, parse_workers
-from ncm_cli.options.spec import as_json, refuse_replacing
+from ncm_cli.options.spec import as_json, check, refuse_replacing
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.stages.embed_array import embed_array
 from ncm_cli.stages.embed_plan import Plan, plan_from_stores
@@ -71,12 +71,7 @@ def _writing(options: EmbedOptions) -> Iterator[None]:
 
 
 def _check(options: EmbedOptions) -> None:
-    if options.max_failures < 0:
-        raise UsageError("--max-failures can't be negative", found=options.max_failures)
-    if options.encoder_name is not None and options.from_array is None:
-        raise UsageError(
-            "--encoder-name names what made --from-array", fix="leave it out, or add --from-array"
-        )
+    check(options)
     output = options.output
     if options.root is not None and not options.root.is_dir():
         raise InputError("no such folder", where=f"--root {options.root}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from ncm_cli.errors import InputError, MismatchError, UsageError, listing
 from ncm_cli.options.embed import EmbedOptions
-from ncm_cli.options.spec import as_json, fields_of
+from ncm_cli.options.spec import as_json
 from ncm_cli.progress import Reporter
 from ncm_cli.stages.embed_report import EmbedReport
 from ncm_cli.stages.embed_settings import other_settings
@@ -19,12 +19,6 @@ from ncm_cli.store.atomic import sha256_file
 from ncm_cli.store.features import FeatureStore, write_features
 from ncm_cli.store.fingerprint import differing_fields
 from ncm_cli.store.manifest import Choice, Manifest, read_manifest
-
-_FOR_IMAGES = (
-    "model", "pretrained", "precision", "random_init", "augment", "intensity_range", "layout", "root",
-    "reuse", "verify_content",
-)  # fmt: skip
-"""Options that mean nothing when no image is read."""
 
 
 def embed_array(options: EmbedOptions, choice: Choice, *, started: float, reporter: Reporter) -> EmbedReport:
@@ -40,8 +34,12 @@ def embed_array(options: EmbedOptions, choice: Choice, *, started: float, report
     MismatchError
         The output holds features of another name.
     """
-    _refuse_image_options(options)
     assert options.from_array is not None
+    if options.source.is_dir():
+        raise UsageError(
+            "--from-array needs a manifest", found=f"{options.source} is a folder",
+            fix="write a CSV with the ids and labels in the order of the array's rows",
+        )  # fmt: skip
     source = open_array(options.from_array)
     manifest = read_manifest(options.source, choice, root=None, with_files=False)
     for note in manifest.notes:
@@ -94,22 +92,8 @@ def embed_array(options: EmbedOptions, choice: Choice, *, started: float, report
         )
 
 
-def _refuse_image_options(options: EmbedOptions) -> None:
-    defaults = {field.name: (field.flag, field.default) for field in fields_of(EmbedOptions)}
-    given = [defaults[name][0] for name in _FOR_IMAGES if getattr(options, name) != defaults[name][1]]
-    if given:
-        raise UsageError(f"{listing(given)} can't be combined with --from-array: no image is read")
-    if options.source.is_dir():
-        raise UsageError(
-            "--from-array needs a manifest", found=f"{options.source} is a folder",
-            fix="write a CSV with the ids and labels in the order of the array's rows",
-        )  # fmt: skip
-
-
 def _description(options: EmbedOptions, source: ArraySource) -> dict[str, Any]:
     name = options.encoder_name
-    if name is not None and not name.strip():
-        raise UsageError("--encoder-name is blank")
     return {
         "kind": "array",
         "model": name if name is not None else f"sha256-{sha256_file(source.path)[:16]}",
