@@ -45,7 +45,8 @@ def levels(values: np.ndarray, low: float, high: float) -> np.ndarray:
     bits = int(high + 1).bit_length() - 1
     if values.dtype.kind == "u" and low == 0 and high == 2**bits - 1 and 8 <= bits <= 16:
         return np.minimum(values, 2**bits - 1).__rshift__(bits - 8).astype(np.uint8)
-    scaled = (values.astype(np.float64) - low) * (255 / (high - low))
+    with np.errstate(over="ignore"):  # infinity is cut off as well
+        scaled = (values.astype(np.float64) - low) * (255 / (high - low))
     return np.rint(scaled).clip(0, 255).astype(np.uint8)
 
 

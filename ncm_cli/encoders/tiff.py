@@ -15,27 +15,19 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from PIL.ExifTags import Base as Tag
 
 from . import colour, formats
 from .formats import DecodeError
 
-MAX_SAMPLE_BYTES = 1 << 32
-"""More bytes of samples are refused; it is more than ``MAX_PIXELS`` of four channels in float32."""
-
-_WIDTH, _LENGTH, _BITS, _COMPRESSION, _PHOTOMETRIC, _ORIENTATION, _CHANNELS = (
-    256,
-    257,
-    258,
-    259,
-    262,
-    274,
-    277,
-)
-_CHANNELS, _MIN, _MAX, _PLANAR, _EXTRA, _FORMAT, _SMIN, _SMAX = 277, 280, 281, 284, 338, 339, 340, 341
 _UNSIGNED, _UNDEFINED = 1, 4
-_COLOURS = frozenset({"RGB", "RGBA", "CMYK"})
+"""Values of SampleFormat."""
+
 _ALPHA = {1: "a", 2: "A"}
-"""ExtraSamples that are alpha, premultiplied or not, and how Pillow's modes for it end."""
+"""Values of ExtraSamples for alpha, premultiplied or not, and how Pillow's modes for it end."""
+
+_COLOURS = frozenset({"RGB", "RGBA", "CMYK"})
+_NUMBERS = {"u": "unsigned", "i": "signed", "f": "floating-point"}
 
 
 class UndeclaredRangeError(DecodeError):
@@ -68,72 +60,65 @@ def read(data: bytes, span: tuple[float, float] | None) -> Image.Image:
     except (OSError, SyntaxError, ValueError, OverflowError) as error:
         page = _page(data, str(error))
     tags = opened.tag_v2 if page is None else {tag.code: tag.value for tag in page.tags}
-    formats.check_size(tags[_WIDTH], tags[_LENGTH])
+    formats.check_size(tags[Tag.ImageWidth], tags[Tag.ImageLength])
     others = _others(tags)
-    bits, kinds = max(_many(tags.get(_BITS, 1))), set(_many(tags.get(_FORMAT, _UNSIGNED)))
+    bits, kinds = max(_many(tags, Tag.BitsPerSample, 1)), set(_many(tags, Tag.SampleFormat, _UNSIGNED))
     deep = bits > 8 or not kinds <= {_UNSIGNED, _UNDEFINED}
-    declared = _declared(tags, kinds == {_UNSIGNED}, bits) if deep else None
-    if page is None and _misread(opened, deep, data[:1] == b"M", span or declared):
+    full = 2**bits - 1 if kinds == {_UNSIGNED} and bits <= 16 else None
+    declared = _declared(tags, kinds == {_UNSIGNED}, full) if deep else None
+    wanted = span or declared if deep else None
+    if page is None and _misread(opened, deep, data[:1] == b"M", wanted):
         page = _page(data, "Pillow would misread its samples")
     several = len(page.parent.pages) > 1 if page is not None else opened.is_animated
     if page is not None:
-        image = _shown(_samples(page), tags, kinds, bits, span or declared)
+        image = _shown(_samples(page), tags, full, wanted)
     else:
         opened.load()
-        if tags.get(_ORIENTATION) in (5, 6, 7, 8):  # Pillow gives a turned picture its later size
+        if tags.get(Tag.Orientation) in (5, 6, 7, 8):  # Pillow gives a turned picture its later size
             opened = opened.copy()
         if deep and opened.mode not in _COLOURS:
-            image = _shown(_pillows(opened, kinds), tags, kinds, bits, span or declared)
+            image = _shown(_pillows(opened, kinds), tags, full, wanted)
         else:
             image = colour.to_rgb(opened, "TIFF")
     notes = [f"{others} channels beside its colours are left out"] if others else []
     notes += ["several pages: only the first page is used"] if several else []
-    image.info = {"orientation": tags.get(_ORIENTATION), "note": "; ".join(notes), "declared": declared}
+    image.info = {"orientation": tags.get(Tag.Orientation), "note": "; ".join(notes), "declared": declared}
     return image
 
 
-def _many(value: Any) -> tuple[Any, ...]:
+def _many(tags: Mapping[int, Any], tag: int, *default: Any) -> tuple[Any, ...]:
+    value = tags.get(tag, default)
     return tuple(value) if isinstance(value, tuple | list | np.ndarray) else (value,)
 
 
-def _declared(tags: Mapping[int, Any], unsigned: bool, bits: int) -> tuple[float, float] | None:
+def _declared(tags: Mapping[int, Any], unsigned: bool, full: int | None) -> tuple[float, float] | None:
     """The least and greatest sample value that a file states; None where that is all that its bits hold."""
-    names = ((_SMIN, _MIN), (_SMAX, _MAX)) if unsigned and bits <= 16 else ((_SMIN,), (_SMAX,))
-    low, high = (next((_many(tags[name]) for name in pair if name in tags), None) for pair in names)
-    if unsigned:
-        low, high = low or (0,), high or (2**bits - 1 if bits <= 16 else math.nan,)
-    if low is None or high is None:
-        return None
-    found = float(min(low)), float(max(high))
-    usable = all(map(math.isfinite, found)) and found[0] < found[1]
-    return found if usable and not (unsigned and bits <= 16 and found == (0, 2**bits - 1)) else None
+    low = _many(tags, Tag.SMinSampleValue) or _many(tags, Tag.MinSampleValue) or ((0,) if unsigned else ())
+    high = _many(tags, Tag.SMaxSampleValue) or _many(tags, Tag.MaxSampleValue) or ((full,) if full else ())
+    found = (float(min(low)), float(max(high))) if low and high else (0.0, 0.0)
+    usable = found[0] < found[1] and math.isfinite(found[1] - found[0])
+    return found if usable and found != (0, full) else None
 
 
 def _others(tags: Mapping[int, Any]) -> int:
     """How many channels are neither colours nor alpha; beside grey they are refused."""
-    extra = _many(tags.get(_EXTRA, ()))
-    if tags.get(_PHOTOMETRIC, 0) not in (0, 1):
+    extra = _many(tags, Tag.ExtraSamples)
+    if tags.get(Tag.PhotometricInterpretation, 0) not in (0, 1):
         return extra.count(0)
-    others = int(tags.get(_CHANNELS, 1)) - 1 - sum(kind in _ALPHA for kind in extra)
+    others = int(tags.get(Tag.SamplesPerPixel, 1)) - 1 - sum(kind in _ALPHA for kind in extra)
     if others > 0:
         raise DecodeError(f"{others + 1} channels without a colour: save the one to use, or three as RGB")
     return 0
 
 
-def _loaded(opened: Any, tags: Mapping[int, Any]) -> Image.Image:
-    opened.load()
-    # Pillow gives a picture that is to be turned the size that it has afterwards.
-    return opened.copy() if tags.get(_ORIENTATION) in (5, 6, 7, 8) else opened
-
-
-def _misread(opened: Any, deep: bool, big_endian: bool, span: tuple[float, float] | None) -> bool:
+def _misread(opened: Any, deep: bool, big_endian: bool, wanted: tuple[float, float] | None) -> bool:
     """Whether Pillow opens a file of which it then gives other samples, or fewer bits than a range needs."""
-    if opened.tag_v2.get(_PLANAR, 1) == 2 and (deep or opened.mode in {"LA", "La", "PA"}):
+    if opened.tag_v2.get(Tag.PlanarConfiguration, 1) == 2 and (deep or opened.mode in {"LA", "La", "PA"}):
         return True
     if opened.mode in _COLOURS:
-        return deep and span is not None
+        return wanted is not None
     # libtiff has put the bytes of compressed samples in order; Pillow does it again.
-    return big_endian and opened.mode in {"I", "F"} and opened.tag_v2.get(_COMPRESSION, 1) != 1
+    return big_endian and opened.mode in {"I", "F"} and opened.tag_v2.get(Tag.Compression, 1) != 1
 
 
 def _pillows(image: Image.Image, kinds: set[int]) -> np.ndarray:
@@ -162,37 +147,35 @@ def _samples(page: Any) -> np.ndarray:
     """(H, W, C) samples of tifffile's page; missing strips, which it would fill, are refused."""
     if 0 in page.databytecounts or len(page.dataoffsets) < math.prod(page.chunked):
         raise DecodeError("truncated TIFF file: some of its strips or tiles are missing")
-    if page.nbytes > MAX_SAMPLE_BYTES:
-        raise DecodeError(f"{page.nbytes:,} bytes of samples, over the limit of {MAX_SAMPLE_BYTES:,}")
+    if page.nbytes > 16 * formats.MAX_PIXELS:
+        raise DecodeError(f"{page.nbytes:,} bytes of samples, over the limit of {16 * formats.MAX_PIXELS:,}")
     values = page.asarray()
-    if page.axes not in {"YX", "YXS", "SYX"} or values.dtype.kind not in "biuf":
+    if page.axes not in {"YX", "YXS", "SYX"} or values.dtype.kind not in _NUMBERS:
         raise DecodeError(f"TIFF samples of a kind that isn't read: {page.axes}, {values.dtype}")
     return np.moveaxis(values, 0, -1) if page.axes == "SYX" else values.reshape(*values.shape[:2], -1)
 
 
 def _shown(
-    values: np.ndarray, tags: Mapping[int, Any], kinds: set[int], bits: int, span: tuple[float, float] | None
+    values: np.ndarray, tags: Mapping[int, Any], full: int | None, wanted: tuple[float, float] | None
 ) -> Image.Image:
-    """(H, W, C) samples as RGB: colours and alpha scaled by ``span``, or by all that their bits hold."""
-    photometric, extra = tags.get(_PHOTOMETRIC), _many(tags.get(_EXTRA, ()))
-    colours = 1 if photometric in (0, 1) else 3 if photometric == 2 else 0
-    if not 0 < colours <= values.shape[2]:
-        raise DecodeError(
-            f"TIFF samples of {bits} bits of photometric interpretation {photometric}: only grey and RGB "
-            "are read so; save it as 8-bit RGB"
-        )
+    """(H, W, C) samples as RGB: scaled by the range that is ``wanted``, or else from 0 to ``full``."""
+    photometric, extra = tags.get(Tag.PhotometricInterpretation), _many(tags, Tag.ExtraSamples)
+    colours = 1 if photometric in (0, 1) else 3
+    what = f"{8 * values.itemsize}-bit {_NUMBERS[values.dtype.kind]}"
+    if photometric not in (0, 1, 2) or values.shape[2] < colours:
+        raise DecodeError(f"{what} samples, read as grey and RGB only: its photometric code is {photometric}")
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise DecodeError("it holds values that are not finite")
     if not extra and values.shape[2] == 4:  # left out by many writers, and taken for alpha by Pillow too
         extra = (2,)
-    alpha = [at for at, kind in enumerate(extra) if kind in _ALPHA][:1]
-    values = values[..., [*range(colours), *(colours + at for at in alpha)]]
-    if span is None and not (kinds == {_UNSIGNED} and bits <= 16):
-        what = {"u": "unsigned", "i": "signed", "f": "floating-point"}[values.dtype.kind]
-        raise UndeclaredRangeError(f"{bits}-bit {what}", float(values.min()), float(values.max()))
-    levels = colour.levels(values, *(span or (0, 2**bits - 1)))
+    alpha = [colours + at for at, kind in enumerate(extra) if kind in _ALPHA][:1]
+    if alpha and (wanted or not full):
+        raise DecodeError(f"{what} samples in a range of their own, with alpha: save it without alpha")
+    values = values[..., [*range(colours), *alpha]]
+    if not wanted and not full:
+        raise UndeclaredRangeError(what, float(values.min()), float(values.max()))
+    levels = colour.levels(values, *(wanted or (0, full)))
     if photometric == 0:
         levels[..., 0] = 255 - levels[..., 0]
-    mode = {1: "L", 3: "RGB"}[colours] + "".join(_ALPHA[extra[at]] for at in alpha)
-    image = Image.frombytes(mode, values.shape[1::-1], levels.tobytes())
-    return colour.to_rgb(image, "TIFF")
+    mode = ("L" if colours == 1 else "RGB") + "".join(_ALPHA[extra[at - colours]] for at in alpha)
+    return colour.to_rgb(Image.frombytes(mode, values.shape[1::-1], levels.tobytes()), "TIFF")
