@@ -82,7 +82,8 @@ def read(data: bytes, span: tuple[float, float] | None) -> Image.Image:
             image = colour.to_rgb(opened, "TIFF")
     notes = [f"{others} channels beside its colours are left out"] if others else []
     notes += ["several pages: only the first page is used"] if several else []
-    image.info = {"orientation": tags.get(Tag.Orientation), "note": "; ".join(notes), "declared": declared}
+    image.info = {"orientation": tags.get(Tag.Orientation), "note": "; ".join(notes)}
+    image.info["declared"] = declared if span is None else None
     return image
 
 
