@@ -40,7 +40,13 @@ def handle(options: RunOptions, ui: Any) -> int | None:
     from ncm_cli.pipeline import run, shell_lines
     from ncm_cli.recipe import load
 
-    recipe = load(options.recipe, out=options.out, sets=options.set, dry_run=options.dry_run)
+    recipe = load(
+        options.recipe,
+        out=options.out,
+        sets=options.set,
+        dry_run=options.dry_run,
+        allow_outside=options.allow_outside,
+    )
     if options.dry_run:
         from ncm_cli.pipeline import chosen
 

@@ -22,6 +22,9 @@ class RunOptions:
     only: tuple[str, ...] = option(
         (), metavar="STEP", help="Run only the steps of this name or kind; may be repeated."
     )
+    allow_outside: bool = option(
+        False, help="Let steps write outside the run's folder; never over files that the run didn't make."
+    )
     force: bool = option(False, help="Run steps that are up to date, too.")
     dry_run: bool = option(False, help="Print the shell lines that the recipe stands for; run nothing.")
     strict: bool = option(False, help="Exit with code 3 if an expected value is missed.")

@@ -18,11 +18,19 @@ OVERLAPS = ("exclude", "error", "keep")
 TABLES = (".h5", ".csv", ".parquet", ".json")
 """What ``--output`` may end in: see `ncm_cli.stages.sweep`."""
 
+ALWAYS = (".h5", ".csv", ".json")
+"""Those of them that are written whichever is named."""
+
 UPWEIGHT = "+upweight"
 
 _ROWS = "Rows"
 _SEARCH = "Search"
 _TRAINING = "Training"
+
+
+def files_of(output: Path) -> tuple[Path, ...]:
+    """All files that a sweep writes of ``-o NAME.EXT``."""
+    return tuple(output.with_suffix(suffix) for suffix in TABLES if suffix in (*ALWAYS, output.suffix))
 
 
 def parse_methods(text: str) -> tuple[tuple[str, bool], ...]:

@@ -26,11 +26,12 @@ from ncm_cli.errors import NcmError
 from ncm_cli.options.spec import fields_of
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.recipe import Job
+from ncm_cli.recipe.model import STATE
 from ncm_cli.store.atomic import sha256_file
+from ncm_cli.store.documents import read_document, write_document
 
-STATE = ".ncm-run.json"
 FORMAT = "ncm-run-state"
-VERSION = 2
+VERSION = 3
 
 SETTLED_NS = 10 * 10**9
 """The coarsest file times are 2 s (FAT); the rest is for clocks of file servers that differ a little."""
@@ -53,7 +54,10 @@ class Stamp:
 
 
 class State:
-    """The run folder's record of finished jobs, written anew after each."""
+    """The run folder's record of what its jobs have read and written, written anew before and after each.
+
+    Raises `InputError` for a record that can't be read: without it nobody knows which files are the run's.
+    """
 
     def __init__(self, out: Path, reporter: Reporter = SILENT) -> None:
         self._out = out
@@ -62,18 +66,27 @@ class State:
         self._jobs: dict[str, dict[str, Any]] = {}
         self._digests: dict[str, tuple[str, str]] = {}
         self._seen: dict[str, str] = {}
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            found = json.loads(self._path.read_text(encoding="utf-8"))
-            if (found["ncm_format"], found["ncm_format_version"]) == (FORMAT, VERSION):
-                self._jobs = dict(found["jobs"])
-                self._digests = {path: (str(a), str(b)) for path, (a, b) in found["digests"].items()}
+        self.is_new = not self._path.exists()
+        """Whether nothing was run into this folder before."""
+        if not self.is_new:
+            fix = "another --out; or move the run's folder away, and everything is run again"
+            found = read_document(self._path, FORMAT, VERSION, what="the record of a run", fix=fix)
+            self._jobs = found["jobs"]
+            self._digests = {path: (str(a), str(b)) for path, (a, b) in found["digests"].items()}
 
     def save(self) -> None:
         """Write the record; a reader sees the old one or the new one."""
-        from ncm_cli.store.atomic import write_json
+        write_document(self._path, FORMAT, VERSION, {"jobs": self._jobs, "digests": self._digests})
 
-        body = {"jobs": self._jobs, "digests": self._digests}
-        write_json(self._path, {"ncm_format": FORMAT, "ncm_format_version": VERSION, **body})
+    def made(self, path: Path) -> bool:
+        """Whether the run made what is at a path, and outside its folder nobody has changed it since."""
+        name = _relative(path, self._out)
+        for known in self._jobs.values():
+            if name in known.get("claims", ()):
+                return True
+            if name in known.get("outputs", {}):
+                return path.is_relative_to(self._out) or known["outputs"][name] == self.digest(path)
+        return False
 
     def stamp(self, job: Job) -> Stamp:
         """The job's stamp as things are now: its inputs must be there."""
@@ -101,7 +114,7 @@ class State:
         if known.get("inputs") != stamp.inputs:
             return "its inputs changed"
         outputs = known.get("outputs", {})
-        for path in (item for items in job.outputs.values() for item in items):
+        for path in job.written:
             if not path.exists():
                 return f"{path.name} is missing"
             if outputs.get(_relative(path, self._out)) != self.digest(path):
@@ -110,16 +123,16 @@ class State:
 
     def has_other_options(self, job: Job, stamp: Stamp) -> bool:
         """Whether the job was run before with other options."""
-        known = self._jobs.get(job.key)
-        return known is not None and known.get("options") != stamp.options
+        return self._jobs.get(job.key, {}).get("options") not in (None, stamp.options)
 
     def finished(self, job: Job, stamp: Stamp, **facts: Any) -> None:
         """Record a job that has just run, and save."""
         self._seen.clear()
-        outputs = [item for items in job.outputs.values() for item in items if item.exists()]
         self._jobs[job.key] = {
             **dataclasses.asdict(stamp),
-            "outputs": {_relative(path, self._out): self.digest(path) for path in outputs},
+            "outputs": {
+                _relative(path, self._out): self.digest(path) for path in job.written if path.exists()
+            },
             **facts,
         }
         self.save()
@@ -129,10 +142,10 @@ class State:
         return dict(self._jobs.get(job.key, {}))
 
     def starting(self, job: Job) -> None:
-        """Before a job runs: should it be killed, what it wrote isn't taken for up to date."""
-        if job.key in self._jobs:
-            self._jobs[job.key]["unfinished"] = True
-            self.save()
+        """Before a job runs: should it be killed, what it wrote is its own, but not taken for up to date."""
+        claims = [_relative(path, self._out) for path in job.written]
+        self._jobs.setdefault(job.key, {}).update(unfinished=True, claims=claims)
+        self.save()
 
     def digest(self, path: Path) -> str:
         """Digest of a file's or folder's contents, looked at anew after each job."""

@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ncm_cli.errors import InputError, NcmError, UsageError, unknown
+from ncm_cli.errors import InputError, NcmError, UsageError, listing, unknown
 from ncm_cli.pipeline.freshness import Stamp, State
 from ncm_cli.pipeline.outcome import Outcome, outcome
 from ncm_cli.pipeline.record import write_report
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.recipe import Job, Recipe
+from ncm_cli.recipe.model import REPORT
 
 STAGES = {
     "data": "data:data",
@@ -31,8 +32,6 @@ STAGES = {
 """Step to the function of ncm_cli.stages that does it."""
 
 SOME_ROWS_FAILED = 5
-
-REPORT = "report.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,8 +83,8 @@ def run(
     A step that was killed is run again by the next call, and picks up where it can. The first error stops the
     run; what is finished by then stays.
 
-    Raises `InputError` if another run has the same folder, or if a step that ``only`` leaves out hasn't made
-    an input.
+    Raises `InputError` if another run has the same folder, if a step that ``only`` leaves out hasn't made an
+    input, or if a file that this run didn't make is where a step would write.
     """
     from ncm_cli.store.lock import writer_lock
 
@@ -97,6 +96,7 @@ def run(
     ran, skipped, code = [], [], 0
     with writer_lock(recipe.out / REPORT):
         state = State(recipe.out, reporter)
+        _refuse_foreign(recipe, jobs, state)
         for number, job in enumerate(jobs, 1):
             label = f"step {number} of {len(jobs)}: {job.title}"
             with _named(label, reporter):
@@ -125,6 +125,19 @@ def run(
         report=recipe.out / REPORT,
         seconds=time.monotonic() - start,
     )
+
+
+def _refuse_foreign(recipe: Recipe, jobs: Sequence[Job], state: State) -> None:
+    """Refuse to replace what this run hasn't made, before the first step."""
+    paths = [path for job in jobs for path in job.written if not state.made(path)]
+    paths += [recipe.out / REPORT] if state.is_new else []
+    foreign = [path for path in paths if path.is_file() or (path.is_dir() and any(path.iterdir()))]
+    if foreign:
+        raise InputError(
+            "a step would replace what this run didn't make",
+            where=listing(foreign),
+            fix="move it away, or another --out",
+        )
 
 
 @contextmanager

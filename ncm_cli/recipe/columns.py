@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ncm_cli.errors import NcmError, UsageError
+from ncm_cli.errors import NcmError
 from ncm_cli.options.grids import parse_names
 from ncm_cli.options.spec import Field, fields_of
 from ncm_cli.options.where import parse_where
@@ -31,7 +31,7 @@ def built_columns(job: Job) -> dict[str, Columns]:
     digits = {"pairs.csv": (*_PAIRS, "holdout", "wrong"), "oracle_pairs.csv": _PAIRS}
     without_path = tuple(name for name in coloring.COLUMNS if name != "path")
     packed = getattr(job.options, "packed", False)
-    layout = getattr(job.options, "layout", "").split("/")
+    layout = (getattr(job.options, "layout", None) or "label").split("/")
     return {
         "digits": {"manifest.csv": coloring.COLUMNS, **digits},
         "colored-mnist": {"manifest.csv": without_path if packed else coloring.COLUMNS, **digits},
@@ -49,9 +49,12 @@ class ColumnCheck:
         self._problems = problems
         self._known: dict[Path, Columns | None] = {}
 
-    def look_at(self, job: Job, written: Entries, path: str) -> None:
-        """Check one job, in the order of the steps, and remember what it makes."""
-        for field in fields_of(type(job.options)):
+    def look_at(self, job: Job, options: type, written: Entries, path: str) -> None:
+        """Check one job, in the order of the steps, and remember what it makes.
+
+        The job's own options may be what is right of them: see `ncm_cli.recipe.convert.to_options`.
+        """
+        for field in fields_of(options):
             value = getattr(job.options, field.name)
             if field.spec.columns_of and value != field.default:
                 self._check(job, field, value, written, path)
@@ -65,16 +68,11 @@ class ColumnCheck:
     def _check(self, job: Job, field: Field, value: Any, written: Entries, path: str) -> None:
         lines = {name.replace("-", "_"): line for name, line in written.key_lines.items()}
         line, key = lines.get(field.name, written.line), f"{path}.{field.name}"
-        try:
-            names = _names(field, value)
-        except UsageError as error:
-            self._problems.add(line, key, f"{error.what}: {error.found}")
-            return
         known = self._columns_of(job, field.spec.columns_of or "")
         if known is None:
             return
         whose = {"features": "features", "layout": "layout"}.get(field.spec.columns_of or "", "manifest")
-        for name in names:
+        for name in _names(field, value):
             if name not in known:
                 self._problems.unknown(line, key, f"column of the {whose}", name, known)
 
@@ -89,7 +87,7 @@ class ColumnCheck:
 
     def _embedded(self, job: Job) -> Columns | None:
         """The columns of the feature store that a job makes."""
-        if job.options.layout is None and job.inputs["source"][0].is_dir():
+        if job.options.layout is None and any(path.is_dir() for path in job.inputs.get("source", ())):
             return ALIASES
         found = self._columns_of(job, "source")
         if found is None:
@@ -108,7 +106,7 @@ class ColumnCheck:
 
 
 def _names(field: Field, value: Any) -> Iterable[str]:
-    """The columns that an option's value names; raises `UsageError` for a row filter that can't be read."""
+    """The columns that an option's value names."""
     if field.repeated:
         return tuple(value)
     if field.spec.metavar == "WHERE":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ncm_cli.errors import UsageError
-from ncm_cli.options.spec import Field, check, fields_of
+from ncm_cli.options.spec import Field, check_value, fields_of, refusals
 from ncm_cli.recipe.document import NUMBER, Entries, Items, Node, Scalar, kind_of, scalar_value
 from ncm_cli.recipe.problems import Problems
 
@@ -19,10 +21,11 @@ _EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", st
 
 def to_options(
     options: type, node: Entries, path: str, path_of: PathOf, problems: Problems, *, skip: frozenset[str]
-) -> Any | None:
-    """The options of one step; None after a problem, all of which are reported.
+) -> tuple[Any | None, SimpleNamespace]:
+    """The options of one step, None after a problem, all of which are reported; and what is right of them.
 
-    ``skip`` names keys that belong to the step itself and not to its options.
+    ``skip`` names keys that belong to the step itself and not to its options. In the second, options that
+    aren't right have their defaults, and required ones None.
     """
     fields = {field.name: field for field in fields_of(options)}
     values: dict[str, Any] = {}
@@ -53,7 +56,9 @@ def to_options(
             if _unresolved(node, field.name):
                 continue
             problems.add(node.key_lines.get(field.name, node.line), f"{path}.{field.name}", _NOTHING)
-    return _built(options, values, node, path, problems) if right else None
+    known = {name: None if field.required else field.default for name, field in fields.items()}
+    built = _built(options, values, node, path, problems) if right else None
+    return built, SimpleNamespace(**known | values)
 
 
 _NOTHING = "a value is required; if a variable should give it, use --set NAME=VALUE"
@@ -83,26 +88,36 @@ def _value(field: Field, node: Node, path: str, path_of: PathOf) -> Any:
 
 
 def _item(field: Field, node: Node, path: str, path_of: PathOf) -> Any:
+    """One value as the command line would have it, checked as it would check it."""
     expected = _EXPECTED[field.type]
     if not isinstance(node, Scalar):
         several = " or a list of them" if field.repeated else ""
         raise _WrongError(node.line, f"expected {expected}{several}, found {kind_of(node)}")
-    value = node.value
+    value: Any = node.value
     fits = {
         int: isinstance(value, int) and not isinstance(value, bool),
         float: isinstance(value, int | float) and not isinstance(value, bool),
         bool: isinstance(value, bool),
     }
+    if not fits.get(field.type, True):
+        raise _WrongError(node.line, f"expected {expected}, found {kind_of(node)}{_why(field, node)}")
     if field.type in fits:
-        if not fits[field.type]:
-            raise _WrongError(node.line, f"expected {expected}, found {kind_of(node)}{_why(field, node)}")
-        return field.type(value)
-    if field.type is Path:
-        return path_of(field, node, path)
-    # Text options take numbers as they were written: rank: 16, and a label that is 1.
-    if field.spec.role == "name-or-input":
-        return str(path_of(field, node, path))
-    return node.text
+        value = field.type(value)
+    elif field.type is Path:
+        value = path_of(field, node, path)
+    else:
+        # Text options take numbers as they were written: rank: 16, and a label that is 1.
+        value = str(path_of(field, node, path)) if field.spec.role == "name-or-input" else node.text
+    try:
+        check_value(field, value)
+    except UsageError as error:
+        raise _WrongError(node.line, _said(error)) from error
+    return value
+
+
+def _said(error: UsageError) -> str:
+    details = "; ".join(f"{label}: {text}" for label, text in error.lines())
+    return f"{error.what} ({details})" if details else error.what
 
 
 def _why(field: Field, node: Scalar) -> str:
@@ -120,12 +135,12 @@ def _why(field: Field, node: Scalar) -> str:
 
 
 def _built(options: type, values: dict[str, Any], node: Entries, path: str, problems: Problems) -> Any | None:
-    try:
-        return check(options(**values))
-    except UsageError as error:
-        flag = error.what.split(" ")[0].removeprefix("--").replace("-", "_")
-        key = next((name for name in node.key_lines if name.replace("-", "_") == flag), None)
+    """The options, unless they can't be used together: the first key that a reason names has its line."""
+    made = options(**values)
+    found = list(refusals(made))
+    for error in found:
+        named = {flag.replace("-", "_") for flag in re.findall(r"--([a-z][a-z-]*)", str(error))}
+        key = next((name for name in node.key_lines if name.replace("-", "_") in named), None)
         line = node.key_lines[key] if key else node.line
-        details = "; ".join(f"{label}: {text}" for label, text in error.lines())
-        problems.add(line, f"{path}.{key}" if key else path, f"{error.what} ({details})")
-        return None
+        problems.add(line, f"{path}.{key}" if key else path, _said(error))
+    return None if found else made

@@ -27,6 +27,7 @@ def load(
     sets: Sequence[str] = (),
     cwd: Path | None = None,
     dry_run: bool = False,
+    allow_outside: bool = False,
 ) -> Recipe:
     """The recipe in ``file``.
 
@@ -40,6 +41,8 @@ def load(
         The folder that ``out``, and paths in ``sets``, are relative to; left out, the current one.
     dry_run
         Inputs that aren't there are no problem, only listed: the shell lines are the same without them.
+    allow_outside
+        Steps may write outside the run's folder.
 
     Raises
     ------
@@ -67,7 +70,13 @@ def load(
     variables.read(get("vars"), get("matrix"), get("variants"), sets, here)
     folder = (here / (Path("runs") / name if out is None else out.expanduser())).absolute()
     steps = Steps(
-        variables, problems, recipe_folder=file.absolute().parent, out=folder, cwd=here, dry_run=dry_run
+        variables,
+        problems,
+        recipe_folder=file.absolute().parent,
+        out=folder,
+        cwd=here,
+        dry_run=dry_run,
+        allow_outside=allow_outside,
     )
     jobs = steps.read(get("steps"), root.line)
     recipe = Recipe(

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ncm_cli.options.sweep import files_of
+
+REPORT, STATE = "report.json", ".ncm-run.json"
+"""What a run writes itself: what it found, and what its steps have read and written."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
@@ -27,6 +32,12 @@ class Job:
     outputs: dict[str, tuple[Path, ...]]
     """Files and folders that are written, absolute, by option."""
     line: int
+
+    @property
+    def written(self) -> tuple[Path, ...]:
+        """Every file and folder that it writes; beside the table of a sweep others of its name."""
+        found = [path for paths in self.outputs.values() for path in paths]
+        return tuple(one for path in found for one in (files_of(path) if self.kind == "sweep" else (path,)))
 
     @property
     def title(self) -> str:

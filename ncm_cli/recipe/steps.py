@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import os.path
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ncm_cli.options.registry import BUILDERS, STEPS, builder_options, step_options
 from ncm_cli.options.spec import Field, fields_of
+from ncm_cli.options.sweep import files_of
 from ncm_cli.recipe.columns import ColumnCheck
 from ncm_cli.recipe.convert import to_options
 from ncm_cli.recipe.document import Entries, Items, Node, Scalar, kind_of
-from ncm_cli.recipe.model import Job
+from ncm_cli.recipe.model import REPORT, STATE, Job
 from ncm_cli.recipe.problems import Problems
 from ncm_cli.recipe.variables import Variables
 
@@ -45,6 +46,32 @@ class _Use:
     """Whether a step of the recipe writes it."""
 
 
+class _Written:
+    """The paths that jobs write, in order, and the first job of each."""
+
+    def __init__(self) -> None:
+        self._by: dict[Path, Job | None] = {}
+        self._around: dict[Path, Job | None] = {}
+
+    def __iter__(self) -> Iterator[Path]:
+        return iter(self._by)
+
+    def add(self, path: Path, job: Job | None) -> None:
+        self._by.setdefault(path, job)
+        for folder in path.parents:
+            self._around.setdefault(folder, job)
+
+    def has(self, path: Path) -> bool:
+        """Whether a path is one of these, lies in one, or is a folder around some."""
+        return path in self._around or any(one in self._by for one in (path, *path.parents))
+
+    def job(self, path: Path) -> Job | None:
+        """The job that writes a path, what lies in it or a folder around it."""
+        return next(
+            (self._by[one] for one in (path, *path.parents) if one in self._by), self._around.get(path)
+        )
+
+
 class Steps:
     """Reads the ``steps`` of a recipe."""
 
@@ -57,6 +84,7 @@ class Steps:
         out: Path,
         cwd: Path,
         dry_run: bool,
+        allow_outside: bool,
     ) -> None:
         self._variables = variables
         self._problems = problems
@@ -64,18 +92,21 @@ class Steps:
         self._out = out
         self._cwd = cwd
         self._dry_run = dry_run
+        self._allow_outside = allow_outside
         self.missing: dict[str, None] = {}
         """Inputs that aren't there, where that is no problem."""
         self._columns = ColumnCheck(problems)
         self._uses: list[_Use] = []
-        self._written: dict[Path, Job] = {}
-        self._later: set[Path] = set()
+        self._written = _Written()
+        self._later = _Written()
 
     def read(self, node: Node | None, line: int) -> list[Job]:
         """Every job, in the order of the steps; within one step, in the matrix's order."""
         templates = list(self._templates(node, line))
         every = [(template, cell) for template in templates for cell in self._cells(template)]
-        self._later = {path for template, cell in every for path in self._outputs_of(template, cell)}
+        for template, cell in every:
+            for path in self._outputs_of(template, cell):
+                self._later.add(path, None)
         jobs = [self._job(template, cell) for template, cell in every]
         return [job for job in jobs if job is not None]
 
@@ -102,11 +133,12 @@ class Steps:
         strange = [key for key in item.entries if key not in STEPS and key != "name"]
         for key in strange:
             self._problems.unknown(item.key_lines[key], f"{path}.{key}", "step", key, [*STEPS, "name"])
-        if len(kinds) != 1:
-            if not strange:
-                self._problems.add(item.line, path, f"expected one step, found {', '.join(kinds) or 'none'}")
+        if len(kinds) != 1 and not strange:
+            self._problems.add(item.line, path, f"expected one step, found {', '.join(kinds) or 'none'}")
+        if len(kinds) + len(strange) != 1:
             return None
-        (kind,) = kinds
+        # Of a step with an unknown name the outputs count: those who read them are right.
+        (kind,) = kinds or strange
         options = item.entries[kind]
         if not isinstance(options, Entries):
             self._problems.add(
@@ -138,8 +170,9 @@ class Steps:
         return self._variables.cells(self._variables.uses(template.options))
 
     def _class_of(self, template: _Template, options: Entries) -> type | None:
+        """The class of a step's options; None where the step or its builder isn't known."""
         if template.kind != "data":
-            return step_options(template.kind)
+            return step_options(template.kind) if template.kind in STEPS else None
         node = options.entries.get("builder")
         if not isinstance(node, Scalar) or node.text not in BUILDERS:
             line = options.key_lines.get("builder", template.line)
@@ -153,38 +186,47 @@ class Steps:
         options = self._variables.fill(template.options, template.path, cell)
         assert isinstance(options, Entries)
         kind = self._class_of(template, options)
-        if kind is None:
-            return
-        for field in fields_of(kind):
-            node = options.entries.get(field.name, options.entries.get(field.name.replace("_", "-")))
-            if field.spec.role == "output" and isinstance(node, Scalar) and node.value is not None:
+        names = ["output"]
+        if kind is not None:
+            names = [field.name for field in fields_of(kind) if field.spec.role == "output"]
+        for name in names:
+            node = options.entries.get(name, options.entries.get(name.replace("_", "-")))
+            if isinstance(node, Scalar) and node.value is not None and Path(node.text) != STDOUT:
                 yield self._in_out(node)
 
     def _job(self, template: _Template, cell: dict[str, Scalar]) -> Job | None:
         filled = self._variables.fill(template.options, template.path, cell)
         assert isinstance(filled, Entries)
+        job = Job(
+            step=template.name,
+            kind=template.kind,
+            builder=None,
+            cell={name: scalar.text for name, scalar in cell.items()},
+            options=None,
+            inputs={},
+            outputs={},
+            line=template.line,
+        )
         kind = self._class_of(template, filled)
         if kind is None:
+            for path in self._outputs_of(template, cell):
+                self._written.add(path, job)
             return None
         self._uses = []
         expanded = self._globbed(kind, filled)
         skip = frozenset({"builder"} if template.kind == "data" else ())
-        options = to_options(kind, expanded, template.path, self._path_of, self._problems, skip=skip)
+        options, known = to_options(kind, expanded, template.path, self._path_of, self._problems, skip=skip)
         builder = filled.entries["builder"] if template.kind == "data" else None
-        job = Job(
-            step=template.name,
-            kind=template.kind,
+        job = dataclasses.replace(
+            job,
             builder=builder.text if isinstance(builder, Scalar) else None,
-            cell={name: scalar.text for name, scalar in cell.items()},
             options=options,
             inputs=self._by_option("input"),
             outputs=self._by_option("output"),
-            line=template.line,
         )
         self._check_inputs()
         self._check_outputs(job, template)
-        if options is not None:
-            self._columns.look_at(job, filled, template.path)
+        self._columns.look_at(dataclasses.replace(job, options=known), kind, filled, template.path)
         return job if options is not None else None
 
     def _by_option(self, role: str) -> dict[str, tuple[Path, ...]]:
@@ -204,7 +246,7 @@ class Steps:
             path = self._in_out(node)
             # What --set names is meant from the current folder, if it is there.
             given = node.base is not None and self._outside(node).exists()
-            made = not given and self._is_written(path, self._later)
+            made = not given and self._later.has(path)
             if not made:
                 path = self._outside(node)
                 if field.spec.role == "name-or-input" and not path.is_file():
@@ -217,19 +259,10 @@ class Steps:
         return path.relative_to(self._cwd) if path.is_relative_to(self._cwd) else path
 
     def _in_out(self, node: Scalar) -> Path:
-        return _clean(self._out / Path(node.text).expanduser())
+        return _clean(self._out / _at_home(node.text))
 
     def _outside(self, node: Scalar) -> Path:
-        return _clean(
-            (self._recipe_folder if node.base is None else node.base) / Path(node.text).expanduser()
-        )
-
-    @staticmethod
-    def _is_written(path: Path, outputs: Any) -> bool:
-        """Whether a path is one of the outputs, lies in one, or is a folder around some."""
-        return path in outputs or any(
-            path.is_relative_to(output) or output.is_relative_to(path) for output in outputs
-        )
+        return _clean((self._recipe_folder if node.base is None else node.base) / _at_home(node.text))
 
     def _globbed(self, kind: type, options: Entries) -> Entries:
         """``seed*/result.json`` in an option that takes several inputs: the outputs it fits, one by one."""
@@ -258,7 +291,7 @@ class Steps:
 
     def _check_inputs(self) -> None:
         for use in self._uses:
-            if use.field.spec.role == "output" or (use.made and self._is_written(use.path, self._written)):
+            if use.field.spec.role == "output" or (use.made and self._written.has(use.path)):
                 continue
             if use.made:
                 what = f"{self.shown(use.path)} is read here, but only a later step writes it"
@@ -274,19 +307,28 @@ class Steps:
         for use in self._uses:
             if use.field.spec.role != "output":
                 continue
-            for path, other in self._written.items():
-                if (
-                    use.path != path
-                    and not use.path.is_relative_to(path)
-                    and not path.is_relative_to(use.path)
-                ):
-                    continue
-                what = f"{self.shown(use.path)} is also written by {other.title}"
-                if other.step == job.step:
-                    what = self._why_the_same(use, job, other, template)
+            what = self._why_not_there(use.path)
+            if what is not None:
                 self._problems.add(use.line, use.key_path, what)
-                break
-            self._written.setdefault(use.path, job)
+            for path in files_of(use.path) if job.kind == "sweep" else (use.path,):
+                other = self._written.job(path)
+                if other is not None:
+                    what = f"{self.shown(path)} is also written by {other.title}"
+                    if other.step == job.step:
+                        what = self._why_the_same(use, job, other, template)
+                    self._problems.add(use.line, use.key_path, what)
+                    break
+        for path in job.written:
+            self._written.add(path, job)
+
+    def _why_not_there(self, path: Path) -> str | None:
+        """Why a step must not write to a path, whoever else does."""
+        own = [self._out / name for name in (REPORT, STATE)]
+        if self._out.is_relative_to(path) or any(path.is_relative_to(file) for file in own):
+            return f"{self.shown(path)} is the run's own"
+        if not self._allow_outside and not path.is_relative_to(self._out):
+            return f"{self.shown(path)} is outside the run's folder; ncm run --allow-outside writes there"
+        return None
 
     def _why_the_same(self, use: _Use, job: Job, other: Job, template: _Template) -> str:
         """What is wrong where two cells of one step write one file."""
@@ -299,6 +341,11 @@ class Steps:
         return (
             f"{self.shown(use.path)} is written in the cells {cells}: choose values that give different paths"
         )
+
+
+def _at_home(text: str) -> Path:
+    """A path with ``~`` and ``~user`` expanded; an unknown user's stays as it is."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111
 
 
 def _clean(path: Path) -> Path:

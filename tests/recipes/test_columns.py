@@ -51,7 +51,11 @@ NAMING = [
 def _write(folder: Path, step: str, field: Field, column: str) -> Path:
     value = f"{column}=1" if field.spec.metavar == "WHERE" else f"[{column}]" if field.repeated else column
     kind = "data" if step in BUILDERS else step
-    (folder / "r.yaml").write_text(f"{BEFORE}  - {kind}: {{{NEEDED[step]}, {field.name}: {value}}}\n")
+    needed = NEEDED[step]
+    if step == "pairs" and field.spec.group == "Matching":
+        needed = needed.replace("source: data/pairs.csv", "match: random")
+        needed += "" if field.name == "across" else ", across: domain"
+    (folder / "r.yaml").write_text(f"{BEFORE}  - {kind}: {{{needed}, {field.name}: {value}}}\n")
     return folder / "r.yaml"
 
 
@@ -76,7 +80,7 @@ def test_the_right_names_pass(tmp_path: Path) -> None:
 def test_a_filter_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     more = "  - eval: {probe: p.safetensors, features: f.h5, where: split, output: e.json}\n"
     (tmp_path / "r.yaml").write_text(BEFORE + more)
-    with pytest.raises(RecipeError, match=r"where: a row filter that can't be read: 'split'"):
+    with pytest.raises(RecipeError, match=r"where: a row filter that can't be read \(where: split;"):
         load(tmp_path / "r.yaml", cwd=tmp_path)
 
 

@@ -47,11 +47,11 @@ def test_c68_cells_are_named_as_written(tmp_path: Path, values: list[str], set_:
 
 def test_an_option_gets_the_value_as_written(tmp_path: Path) -> None:
     steps = (
-        "  - embed: {source: 'd-${v}/manifest.csv', model: '${v}', output: '${v}.h5', encoder_name: v-${v}}\n"
+        "  - embed: {source: 'd-${v}/manifest.csv', model: '${v}', output: '${v}.h5', pretrained: v-${v}}\n"
     )
     embeds = _load(tmp_path, "[1.10, 1.1]", more=steps).jobs[2:]
     assert [job.options.model for job in embeds] == ["1.10", "1.1"]
-    assert [job.options.encoder_name for job in embeds] == ["v-1.10", "v-1.1"]
+    assert [job.options.pretrained for job in embeds] == ["v-1.10", "v-1.1"]
     set_ = _load(tmp_path, "[a]", "v=1.10", more=steps).jobs[1]
     assert set_.options.model == "1.10"
     assert "--model 1.10" in shell_lines(_load(tmp_path, "[1.10]", more=steps), (set_,))[-1]

@@ -220,7 +220,7 @@ def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (home / "pacs").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
     text = "name: x\nsteps:\n  - data: {builder: pacs, pacs: ~/pacs, output: ~/out}\n"
-    job = _load(tmp_path, text).jobs[0]
+    job = _load(tmp_path, text, allow_outside=True).jobs[0]
     assert job.inputs["pacs"] == (home / "pacs",)
     assert job.outputs["output"] == (home / "out",)
 
