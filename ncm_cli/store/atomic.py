@@ -167,17 +167,8 @@ def write_bytes(path: Path | str, data: bytes) -> None:
 def write_json(path: Path | str, value: Any) -> None:
     """Write JSON atomically; NaN and infinities are a ValueError (see `results.jsonable`)."""
     text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
-    if not _is_encodable(text):  # the name of a file that isn't UTF-8
-        text = json.dumps(value, indent=2, allow_nan=False)
-    write_bytes(path, (text + "\n").encode())
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    # The name of a file may hold what isn't UTF-8: as a lone surrogate, which JSON writes like Python.
+    write_bytes(path, (text + "\n").encode("utf-8", "backslashreplace"))
 
 
 def read_json(path: Path | str, *, limit: int = 1 << 30) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ __all__ = ["Column", "FailedRow", "FeatureStore", "Files", "NumericColumn", "wri
 write_features = features_write.write_features
 
 
-class FeatureStore:
+class FeatureStore(contextlib.AbstractContextManager["FeatureStore"]):
     """A feature store opened for reading; a context manager.
 
     Opening reads the header alone: ids, columns and features are read, and checked against their digests,
@@ -92,10 +92,8 @@ class FeatureStore:
         return str(stated) if stated else self._computed_content()
 
     def _computed_content(self) -> str:
-        from ncm_cli.store.features_write import computed_digests
-
         blocks = (self._block(index) for index in range(self._blocks))
-        digests = computed_digests(self.ids, tuple(self.columns.values()), blocks, self.dtype)
+        digests = features_write.computed_digests(self.ids, tuple(self.columns.values()), blocks, self.dtype)
         return content_digest(digests, self.rows, self.dim, self.dtype, self.label_column, self.split_column)
 
     @functools.cached_property
@@ -275,12 +273,7 @@ class FeatureStore:
         """Close the file; what has been read stays usable."""
         self._h5.close()
 
-    def __enter__(self) -> FeatureStore:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -115,11 +116,8 @@ def _check(
             "features of a width that can't be stored", where=path, found=dim, expected="1 to 4,194,304"
         )
     if len(set(ids)) != len(ids):
-        seen: set[str] = set()
-        repeated = [id for id in ids if id in seen or seen.add(id)]  # type: ignore[func-returns-value]
-        raise InputError(
-            "repeated ids", where=path, found=listing(dict.fromkeys(repeated)), expected="unique ids"
-        )
+        repeated = [id for id, count in Counter(ids).items() if count > 1]
+        raise InputError("repeated ids", where=path, found=listing(repeated), expected="unique ids")
     if "" in ids:
         raise InputError("a blank id", where=f"{path}, row {list(ids).index('')}")
     require_few_columns(len(columns), path)

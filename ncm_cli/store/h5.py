@@ -12,7 +12,6 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import h5py
@@ -46,7 +45,7 @@ def reading(path: Path) -> Iterator[None]:
         raise damaged(path, one_line(error)) from error
 
 
-class H5Reader:
+class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
     """An HDF5 file of one of our formats, opened for reading and checked before anything is believed.
 
     ``attrs`` holds the root attributes as text and numbers; ``digests`` is None for a file that another
@@ -172,12 +171,7 @@ class H5Reader:
         with reading(self.path):
             self._file.close()
 
-    def __enter__(self) -> H5Reader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

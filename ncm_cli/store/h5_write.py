@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import h5py
@@ -22,7 +21,7 @@ from ncm_cli.store.h5_sink import Sink, interrupts_later
 _MAX_ATTRIBUTE_BYTES = 60_000
 
 
-class H5Writer:
+class H5Writer(contextlib.AbstractContextManager["H5Writer"]):
     """Writes the arrays of one file and, last, its header and digests; a context manager.
 
     ``path`` is an empty temporary file. A full disk raises OSError, with the file closed properly.
@@ -119,12 +118,7 @@ class H5Writer:
             self._file.close()
             self._sink.close()
 
-    def __enter__(self) -> H5Writer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

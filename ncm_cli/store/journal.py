@@ -10,13 +10,13 @@ anew.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -27,7 +27,7 @@ from ncm_cli.store.atomic import full_disk_is_an_input_error, sync_folder
 from ncm_cli.store.checks import damaged
 from ncm_cli.store.documents import read_document, write_document
 from ncm_cli.store.fingerprint import canonical_json, differing_fields
-from ncm_cli.store.journal_log import JournalRow, Scan, read_record, record
+from ncm_cli.store.journal_log import JournalRow, read_record, record, scan
 
 __all__ = ["Journal", "JournalRow", "journal_folder", "read_facts"]
 
@@ -44,7 +44,7 @@ def journal_folder(output: Path | str) -> Path:
     return output.with_name(f".{output.name}.partial")
 
 
-class Journal:
+class Journal(contextlib.AbstractContextManager["Journal"]):
     """Durable rows of one output. The caller holds the output's writer lock.
 
     Memory: about 200 bytes a row; paths and features stay on disk.
@@ -62,13 +62,17 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._offsets: dict[str, int] = {}
+        self.rows = self.damaged = self._end = 0
+        self.dim: int | None = None
         self._synced = time.monotonic()
         self._log: BinaryIO = (folder / "rows.log").open("a+b", buffering=0)
         try:
-            found = Scan(folder / "rows.log")
-            for offset, row, _ in found:
+            for offset, end, row, features in scan(folder / "rows.log"):
+                if row is None:
+                    self.damaged += 1
+                    continue
                 self._offsets[row.id] = offset
-            self.rows, self.dim, self.damaged, self._end = found.rows, found.dim, found.damaged, found.end
+                self.rows, self.dim, self._end = self.rows + 1, len(features), end
             self._log.truncate(self._end)
         except BaseException:
             self._log.close()
@@ -172,22 +176,17 @@ class Journal:
             finally:
                 self._log.close()
 
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
     """What the journal in a folder says of itself, with its ``rows``, ``dim`` and ``damaged`` rows."""
     facts = _read_facts(folder)
-    found = Scan(folder / "rows.log")
-    for _ in found:
-        pass
-    return {**facts, "rows": found.rows, "dim": found.dim, "damaged": found.damaged}
+    widths = [None if row is None else len(features) for _, _, row, features in scan(folder / "rows.log")]
+    damaged_rows = widths.count(None)
+    dim = next((width for width in widths if width is not None), None)
+    return {**facts, "rows": len(widths) - damaged_rows, "dim": dim, "damaged": damaged_rows}
 
 
 def _read_facts(folder: Path) -> dict[str, Any]:

@@ -69,40 +69,27 @@ def read_record(log: BinaryIO, offset: int) -> tuple[JournalRow, np.ndarray, int
     return row, np.frombuffer(features, dtype="<f4"), offset + _HEAD.size + len(body)
 
 
-class Scan:
-    """Yields (offset, row, features) of every whole record in a log, then says what it has seen.
+def scan(path: Path) -> Iterator[tuple[int, int, JournalRow | None, np.ndarray]]:
+    """Yield (offset, end, row, features) of every record in a log; None for the row of a damaged one.
 
-    Attributes
-    ----------
-    rows, dim
-        How many records, and their width, None where there is none.
-    end
-        Where the last of them ends.
-    damaged
-        Records whose bytes have changed. What a killed writer left half-written at the end is none.
+    What a killed writer left half-written at the end is passed over.
     """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.rows = self.damaged = self.end = 0
-        self.dim: int | None = None
-
-    def __iter__(self) -> Iterator[tuple[int, JournalRow, np.ndarray]]:
-        if not self._path.is_file():
-            return
-        with self._path.open("rb", buffering=_SEARCH_BYTES) as log:
-            offset, size = 0, os.fstat(log.fileno()).st_size
-            while offset < size:
-                found = read_record(log, offset)
-                if found is None or self.dim not in (None, len(found[1])):
-                    following = _next_magic(log, offset + 1)
-                    self.damaged += following < size or not _is_cut_short(log, offset, size)
-                    offset = following
-                    continue
-                row, features, self.end = found
-                self.rows, self.dim = self.rows + 1, len(features)
-                yield offset, row, features
-                offset = self.end
+    width: int | None = None
+    if not path.is_file():
+        return
+    with path.open("rb", buffering=_SEARCH_BYTES) as log:
+        offset, size = 0, os.fstat(log.fileno()).st_size
+        while offset < size:
+            found = read_record(log, offset)
+            if found is not None and width in (None, len(found[1])):
+                row, features, end = found
+                width = len(features)
+                yield offset, end, row, features
+            else:
+                end = _next_magic(log, offset + 1)
+                if end < size or not _is_cut_short(log, offset, size):
+                    yield offset, end, None, np.empty(0, "<f4")
+            offset = end
 
 
 def _is_cut_short(log: BinaryIO, offset: int, size: int) -> bool:

@@ -18,31 +18,54 @@ _COUNT = slice(0, 2**53)
 _NAN = (_NUMBER, None)
 """A number, or the null that stands for NaN."""
 
+
+def _all(names: str, shape: Any) -> dict[str, Any]:
+    return dict.fromkeys(names.split(), shape)
+
+
 _COMMON = {
     "where?": str,
-    "probe?": {"path?": str, "sha256?": str, "method?": str, "selection?": str, "rank?": int},
-    "features?": {"content_sha256?": str},
-    "data?": {"content_sha256?": str},
+    "probe?": {**_all("path? sha256? method? selection?", str), "rank?": int},
+    **_all("features? data?", {"content_sha256?": str}),
     "reference?": {"where?": str},
-    "options?": dict.fromkeys(
-        ("output?", "probe?", "features?", "pairs?", "oracle_pairs?", "clean_pairs?", "compare?"), str
-    ),
+    "options?": _all("output? probe? features? pairs? oracle_pairs? clean_pairs? compare?", str),
 }
 
 _GROUP = {"group": {"*": object}, "accuracy?": _SHARE, "mse?": _NUMBER}
 
 _REFIT = {
-    **dict.fromkeys(("rank", "pairs"), int),
-    **dict.fromkeys(("bound", "term_1", "term_2", "test_risk"), _NAN),
-    **dict.fromkeys(("twin_error", "flip_rate", "zero_one_bound", "test_error"), _NAN),
+    **_all("rank pairs", int),
+    **_all("bound term_1 term_2 test_risk twin_error flip_rate zero_one_bound test_error", _NAN),
     "*": (_NUMBER, bool, None),
+}
+
+_PICK = {
+    **_all("method rule", str),
+    "trial": int,
+    "hyper_parameters": {"*": _NUMBER},
+    "seeds?": ([int], int),
+    "metrics": {"*": _NAN},
+    "sd?": {"*": _NAN},
+    "values?": {"*": [_NAN]},
+}
+
+_VERDICT = {
+    "expectation": {
+        "metric": str,
+        "source?": str,
+        "filters": {"*": object},
+        **_all("min? max?", _NUMBER),
+        "value tolerance?": _NUMBER,
+    },
+    "state": str,
+    "measured?": {"mean": _NUMBER, "sd?": _NUMBER, "n": int},
 }
 
 SHAPES: dict[str, Any] = {
     "eval": {
         **_COMMON,
-        **dict.fromkeys(("accuracy?", "adjusted_accuracy?", "balanced_accuracy?"), _SHARE),
-        **dict.fromkeys(("log_loss?", "mse?", "adjusted_mse?", "r2?"), _NUMBER),
+        **_all("accuracy? adjusted_accuracy? balanced_accuracy?", _SHARE),
+        **_all("log_loss? mse? adjusted_mse? r2?", _NUMBER),
         "n?": _COUNT,
         "worst_group?": _GROUP,
         "groups!": [{**_GROUP, "n": _COUNT, "ci_low ci_high?": _SHARE}],
@@ -50,50 +73,18 @@ SHAPES: dict[str, Any] = {
     },
     "bound": {
         **_COMMON,
-        **dict.fromkeys(("term_1?", "term_2?", "bound?", "test_risk?"), _NUMBER),
-        "zero_one?": {"bound?": _NUMBER, "test_error?": _NUMBER},
+        **_all("term_1? term_2? bound? test_risk?", _NUMBER),
+        "zero_one?": _all("bound? test_error?", _NUMBER),
         "intervals?": {"*": [_NAN, _NAN]},
         "summary?": {"*": _NAN},
-        "path?": [_REFIT],
-        "pair_counts?": [_REFIT],
+        **_all("path? pair_counts?", [_REFIT]),
         "oracle?": {"test_error?": _NUMBER},
         "spurious_dim estimates?": object,
         "spurious_dim?": int,
         "estimates?": {"spurious_dim?": str},
     },
-    "sweep": {
-        **_COMMON,
-        "configurations!": int,
-        "history?": str,
-        "rows": [
-            {
-                **dict.fromkeys(("method", "rule"), str),
-                "trial": int,
-                "hyper_parameters": {"*": _NUMBER},
-                "seeds?": ([int], int),
-                "metrics": {"*": _NAN},
-                "sd?": {"*": _NAN},
-                "values?": {"*": [_NAN]},
-            }
-        ],
-    },
-    "run": {
-        "expect?": [
-            {
-                "expectation": {
-                    "metric": str,
-                    "filters": {"*": object},
-                    "source?": str,
-                    "value tolerance?": _NUMBER,
-                    "min?": _NUMBER,
-                    "max?": _NUMBER,
-                },
-                "state": str,
-                "measured?": {"mean": _NUMBER, "sd?": _NUMBER, "n": int},
-            }
-        ],
-        "provenance?": {"recipe!": {"name!": str}},
-    },
+    "sweep": {**_COMMON, "configurations!": int, "history?": str, "rows": [_PICK]},
+    "run": {"expect?": [_VERDICT], "provenance?": {"recipe!": {"name!": str}}},
 }
 
 
