@@ -131,9 +131,3 @@ class TrainData:
     def logits(self) -> int:
         """C: one logit for two classes."""
         return 1 if self.n_classes == 2 else self.n_classes
-
-
-def upweights(groups: Any) -> Any:
-    """(n,) float64 weights n / (G · n_g): every group present counts alike, the mean weight is 1."""
-    _, inverse, counts = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
-    return (len(inverse) / (len(counts) * counts))[inverse]

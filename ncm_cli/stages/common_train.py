@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ncm_cli.methods.config import TrainData
 from ncm_cli.methods.path import Fit, fit_path
 from ncm_cli.options.fit import FitOptions
 from ncm_cli.stages.common_device import resolve_device
@@ -104,6 +105,28 @@ def _eraser(part: Part) -> Eraser:
     return fit_eraser(part.X, part.erase)
 
 
+def train_data(part: Part) -> TrainData:
+    """What the trainer takes of a part.
+
+    The whole spectrum, whichever ranks are asked for: a rank's probe doesn't depend on its neighbours.
+    """
+    spectrum, rank = part.spectrum, part.rank
+    basis = moments = None
+    if spectrum is not None and rank:
+        basis = spectrum.basis[:, :rank]
+        moments = spectrum.singular_values[:rank] ** 2 / part.pairs
+    return TrainData(
+        features=part.X,
+        targets=part.y,
+        n_classes=part.n_classes,
+        environments=part.environments,
+        dro_groups=part.dro_groups,
+        row_weights=part.weights,
+        basis=basis,
+        pair_moments=moments,
+    )
+
+
 def _by_steps(
     part: Part,
     options: FitOptions,
@@ -112,11 +135,9 @@ def _by_steps(
     decays: Sequence[float],
     advance: Callable[[int], None] | None,
 ) -> list[Fit]:
-    from ncm_cli.methods.config import Config, TrainData
+    from ncm_cli.methods.config import Config
     from ncm_cli.methods.trainer import Schedule, train
 
-    # The whole spectrum, whichever ranks are asked for: a rank's probe doesn't depend on its neighbours.
-    spectrum = part.spectrum if part.rank else None
     configs = [
         Config(
             method=method,
@@ -131,18 +152,9 @@ def _by_steps(
         for rank in sorted(ranks)
         for decay in decays
     ]
-    data = TrainData(
-        features=part.X,
-        targets=part.y,
-        n_classes=part.n_classes,
-        environments=part.environments,
-        row_weights=part.weights,
-        basis=spectrum.basis[:, : part.rank] if spectrum else None,
-        pair_moments=spectrum.singular_values[: part.rank] ** 2 / part.pairs if spectrum else None,
-    )
     trained = train(
         configs,
-        data,
+        train_data(part),
         Schedule(epochs=options.epochs, batch_size=options.batch_size),
         device=resolve_device(options.device),
         advance=advance,

@@ -7,7 +7,6 @@ import dataclasses
 import numpy as np
 
 from ncm_cli.errors import InputError
-from ncm_cli.methods.config import TrainData
 from ncm_cli.methods.folds import Fold
 from ncm_cli.methods.scaling import Scaling
 from ncm_cli.methods.scoring import PairRows, Rows
@@ -86,23 +85,6 @@ def read_ready(options: SweepOptions, reporter: Reporter) -> Ready:
             error.fix = "more pairs, or pairs of rows that are not trained on; or --folds 0: no bound"
             raise
     return Ready(problem=problem, whole=whole, folds=folds, rank=min(ranks))
-
-
-def train_data(part: Part) -> TrainData:
-    """What the trainer takes of a part."""
-    spectrum, rank = part.spectrum, part.rank
-    return TrainData(
-        features=part.X,
-        targets=part.y,
-        n_classes=part.n_classes,
-        environments=part.environments,
-        dro_groups=part.dro_groups,
-        row_weights=part.weights,
-        basis=None if spectrum is None or not rank else spectrum.basis[:, :rank],
-        pair_moments=None
-        if spectrum is None or not rank
-        else spectrum.singular_values[:rank] ** 2 / part.pairs,
-    )
 
 
 def _as_fit(options: SweepOptions) -> FitOptions:

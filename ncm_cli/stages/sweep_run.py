@@ -17,8 +17,9 @@ from ncm_cli.methods.selection import bound_of, log_loss_bound, worst_group_erro
 from ncm_cli.options.catalog import HYPER, METHODS
 from ncm_cli.options.sweep import SweepOptions
 from ncm_cli.stages.common_problem import Part
+from ncm_cli.stages.common_train import train_data
 from ncm_cli.stages.sweep_plan import Cell
-from ncm_cli.stages.sweep_problem import Ready, train_data
+from ncm_cli.stages.sweep_problem import Ready
 from ncm_cli.store.groups import joint
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ from torch.nn import functional
 
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.methods.batches import batch_bounds, epoch_order, generator_of
-from ncm_cli.methods.config import Config, Schedule, TrainData, upweights
+from ncm_cli.methods.config import Config, Schedule, TrainData
 from ncm_cli.methods.optim import Adam, Sgd
 from ncm_cli.methods.trainer import train
+from ncm_cli.store.groups import group_weights
 
 TRAINED = ("erm", "ncm", "irm", "vrex", "groupdro", "fish", "lisa", "matchdg")
 
@@ -151,7 +152,7 @@ def test_rounding_of_a_zero_gradient_is_not_trained_on() -> None:
     rng = np.random.default_rng(16)
     features = rng.standard_normal((1000, 6))
     targets = (features[:, 0] + rng.standard_normal(1000) > 0.5).astype(int)
-    data = TrainData(features=features, targets=targets, n_classes=2, row_weights=upweights(targets))
+    data = TrainData(features=features, targets=targets, n_classes=2, row_weights=group_weights(targets))
     configs = [Config(lr=0.1 + 0.01 * i, upweighted=True) for i in range(7)]
     schedule = Schedule(epochs=60, batch_size=0)
     together = train(configs, data, schedule)
@@ -230,7 +231,7 @@ def test_matchdg_approaches_ncm_as_its_penalty_grows() -> None:
 
 def test_upweighting_counts_groups_alike() -> None:
     groups = np.array([0] * 90 + [3] * 10)
-    weights = upweights(groups)
+    weights = group_weights(groups)
     assert weights.mean() == pytest.approx(1)
     assert weights[groups == 0].sum() == pytest.approx(weights[groups == 3].sum())
     rng = np.random.default_rng(0)
