@@ -36,16 +36,14 @@ class UndeclaredRangeError(DecodeError):
     def __init__(self, what: str, low: float, high: float) -> None:
         self.span = (low, high)
         super().__init__(
-            f"{what} samples without a declared range, here {low:.6g} to {high:.6g}: say which are black and "
+            f"{what} samples without a declared range, here {low:.9g} to {high:.9g}: say which are black and "
             f"white, as in ncm embed {range_advice(low, high)}"
         )
 
 
 def range_advice(low: float, high: float) -> str:
     """The option that shows ``low`` as black and ``high`` as white."""
-    short = f"{low:.6g}", f"{high:.6g}"
-    a, b = short if float(short[0]) < float(short[1]) else (repr(low), repr(high))
-    return f"--intensity-range={a}:{b}" if low < high else "--intensity-range=LOW:HIGH"
+    return f"--intensity-range={low:.9g}:{high:.9g}" if low < high else "--intensity-range=LOW:HIGH"
 
 
 def read(data: bytes, span: tuple[float, float] | None) -> Image.Image:

@@ -169,7 +169,8 @@ class _Embedding:
         if self.encoder is not None or not all(ids[row] in failed_before for row in pending):
             return False
         workers = parse_workers(self.options.workers)
-        return not any_decodes(pending, ids, plan, outcome, 1 if workers is None else workers)
+        ranged = self.request.intensity_range is not None
+        return not any_decodes(pending, ids, plan, outcome, 1 if workers is None else workers, ranged=ranged)
 
     def _make(self, pending: list[int], plan: Plan, journal: Journal) -> Outcome:
         encoder = self._load()

@@ -104,13 +104,16 @@ def jobs_of(rows: Sequence[int], ids: Sequence[str], plan: Plan) -> list[Job]:
     return [Job(row, ids[row], plan.path[row]) for row in rows]
 
 
-def any_decodes(rows: Sequence[int], ids: Sequence[str], plan: Plan, outcome: Outcome, workers: int) -> bool:
+def any_decodes(
+    rows: Sequence[int], ids: Sequence[str], plan: Plan, outcome: Outcome, workers: int, *, ranged: bool
+) -> bool:
     """Whether any of the rows' images decodes; the reasons of those that don't are recorded.
 
-    Used on images that failed before, so that a model is loaded only if one of them has been mended.
+    Used on images that failed before, so that a model is loaded only if one of them has been mended. Where
+    the run has a range of samples (``ranged``), those without one of their own are taken to decode.
     """
     for image in read_ahead(jobs_of(rows, ids, plan), None, workers=workers, window=2 * workers):
-        if image.item is not None or image.undeclared:  # which the encoder's own range may settle
+        if image.item is not None or (ranged and image.undeclared):  # its range is the encoder's
             outcome.failed.clear()
             return True
         outcome.fail(image, image.reason)

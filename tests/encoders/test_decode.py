@@ -488,6 +488,18 @@ def test_threads_decode_alike(picture: Picture) -> None:
         np.testing.assert_array_equal(found, alone[index % len(files)])
 
 
+def test_threads_leave_the_switch_and_no_partial_picture(picture: Picture, load_truncated: None) -> None:
+    cut = [saved(picture(200, 200, seed), name)[:-3000] for seed in range(8) for name in ("JPEG", "PNG")]
+
+    def refused(data: bytes) -> bool:
+        with pytest.raises(DecodeError, match=r"truncated|damaged"):
+            decode(data)
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(refused, cut * 4))
+
+
 def test_real_pictures_decode_as_pillow_does(pacs_dir: Path) -> None:
     paths = [next(iter(sorted(folder.iterdir()))) for folder in sorted(pacs_dir.glob("*/*"))]
     assert len(paths) >= 20
