@@ -8,7 +8,7 @@ last column. The Cholesky factor of a leading block is the leading block of the 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import scipy.linalg
@@ -26,6 +26,9 @@ JOINT_COLUMNS = 2500
 ROW_BLOCK = 4096
 """Rows whose weighted copy is made at a time for a Hessian."""
 
+BLOCK_SCORES = 1 << 18
+"""Scores that are worked on at a time: 2 MB, so that what is made of them stays in the cache."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Data:
@@ -35,15 +38,22 @@ class Data:
     ----------
     A : float64 (n, p)
         Column 0 is ones (the bias, unpenalised); the others are centred.
-    targets : float64 (n, C)
-        0 or 1; C = 1 for two classes.
+    targets : bool (n, C)
+        C = 1 for two classes.
     weights : float64 (n,)
         Of the rows, mean 1.
     """
 
     A: Array
-    targets: Array
+    targets: NDArray[np.bool_]
     weights: Array
+
+
+def row_blocks(rows: int, scores: int) -> Iterator[slice]:
+    """All rows in blocks of few enough for `BLOCK_SCORES`, where a row has so many scores."""
+    step = max(1, BLOCK_SCORES // scores)
+    for start in range(0, rows, step):
+        yield slice(start, start + step)
 
 
 def probabilities(scores: Array) -> Array:
@@ -84,7 +94,8 @@ class Preconditioner:
 
     def update(self, decays: Sequence[float], scores: Array | None) -> None:
         """Take the curvature at ``scores`` (n, C), or at zero coefficients, for these weight decays."""
-        curvature = self._take(np.zeros_like(self._data.targets) if scores is None else scores)
+        # At zero coefficients all rows are alike.
+        curvature = self._take(np.zeros((1, self._data.targets.shape[1])) if scores is None else scores)
         unpenalised = self._data.targets.shape[1] if self._joined else 1
         for decay in decays:
             self._factors[decay] = _factor(curvature, decay, unpenalised)
@@ -98,7 +109,8 @@ class Preconditioner:
         return out
 
     def _diagonal(self, scores: Array) -> Array:
-        return np.einsum("np,np,n->p", self._data.A, self._data.A, self._spread(scores) / len(scores))
+        weights = np.broadcast_to(self._spread(scores), len(self._data.A))
+        return np.einsum("np,np,n->p", self._data.A, self._data.A, weights / len(weights))
 
     def _shared(self, scores: Array) -> Array:
         return self._gram(self._spread(scores))
@@ -118,10 +130,12 @@ class Preconditioner:
         return full.reshape(p * C, p * C)
 
     def _spread(self, scores: Array) -> Array:
-        prob = probabilities(scores)
-        if prob.shape[1] == 1:
-            return (prob * (1 - prob))[:, 0]
-        return np.asarray((1 - (prob * prob).sum(axis=1)) / (prob.shape[1] - 1))
+        n, C = scores.shape
+        spread = np.empty(n)
+        for rows in row_blocks(n, C):
+            prob = probabilities(scores[rows])
+            spread[rows] = (prob * (1 - prob))[:, 0] if C == 1 else (1 - (prob * prob).sum(axis=1)) / (C - 1)
+        return spread
 
     def _gram(self, rows: Array) -> Array:
         """``A^T diag(weights * rows) A / n``."""

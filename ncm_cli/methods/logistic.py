@@ -19,7 +19,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.methods.curvature import Data, Preconditioner, probabilities
+from ncm_cli.methods.curvature import Data, Preconditioner, probabilities, row_blocks
 
 Array = NDArray[np.float64]
 
@@ -102,7 +102,6 @@ class _LockStep:
         self.penalty = np.broadcast_to(decays[None, :, None], self.mask.shape).copy()
         self.penalty[0] = 0.0
         self._start(start[:p] * self.mask)
-        self.residual = self._residual(self.scores)
         self.gradient = self._gradient()
         self.live = np.arange(len(sizes))
         self.pairs: list[tuple[Array, Array, Array]] = []
@@ -116,10 +115,11 @@ class _LockStep:
 
     def _start(self, B: Array) -> None:
         """Start from the best multiple of B: without what was masked it may be far too sure of itself."""
+        self.B, self.scores = np.zeros_like(B), np.zeros((len(self.A), *B.shape[1:]))
+        if not B.any():
+            return
         scores = self._times(B)
-        self.B, self.scores = np.zeros_like(B), np.zeros_like(scores)
-        prior = probabilities(self.scores) - self.data.targets[:, None, :]
-        slope = np.einsum("nrc,nrc,n->r", prior, scores, self.data.weights) / len(scores)
+        slope = self._slopes(scores, np.zeros(B.shape[1]), np.arange(B.shape[1]))[0]
         share = np.where(slope < 0, self._line_search(B, scores, slope), 0.0)[None, :, None]
         self.B, self.scores = share * B, share * scores
         unsure = (share[0, :, 0] < SURE) & B.any(axis=(0, 2))
@@ -153,13 +153,14 @@ class _LockStep:
         p, R, C = B.shape
         return (self.A @ B.reshape(p, R * C)).reshape(len(self.A), R, C)
 
-    def _residual(self, scores: Array) -> Array:
-        return (probabilities(scores) - self.data.targets[:, None, :]) * self.data.weights[:, None, None]
-
     def _gradient(self) -> Array:
-        n, R, C = self.residual.shape
-        product = (self.A.T @ self.residual.reshape(n, R * C)).reshape(-1, R, C) / n
-        return (product + self.penalty * self.B) * self.mask
+        n, R, C = self.scores.shape
+        product = np.zeros((self.A.shape[1], R * C))
+        for rows in row_blocks(n, R * C):
+            residual = probabilities(self.scores[rows]) - self.data.targets[rows, None, :]
+            residual *= self.data.weights[rows, None, None]
+            product += self.A[rows].T @ residual.reshape(-1, R * C)
+        return (product.reshape(-1, R, C) / n + self.penalty * self.B) * self.mask
 
     def _refresh(self, before: Array, norms: Array, age: int, tolerance: float) -> bool:
         """Take curvature anew for each weight decay where the iterations it saves are worth it.
@@ -189,7 +190,7 @@ class _LockStep:
         self.solution.converged[leaving] = done[stop]
         self.solution.iterations[leaving] = iteration
         self.live, self.decays = self.live[keep], self.decays[keep]
-        for name in ("mask", "penalty", "B", "scores", "residual", "gradient"):
+        for name in ("mask", "penalty", "B", "scores", "gradient"):
             setattr(self, name, np.ascontiguousarray(getattr(self, name)[:, keep]))
         self.pairs = [
             (np.ascontiguousarray(s[:, keep]), np.ascontiguousarray(g[:, keep]), rho[keep])
@@ -218,8 +219,8 @@ class _LockStep:
         move = steps[None, :, None] * direction
         before = self.gradient
         self.B = self.B + move
-        self.scores = self.scores + steps[None, :, None] * along
-        self.residual = self._residual(self.scores)
+        for rows in row_blocks(len(along), along[0].size):
+            self.scores[rows] += steps[None, :, None] * along[rows]
         self.gradient = self._gradient()
         change = self.gradient - before
         curvature = np.einsum("prc,prc->r", move, change)
@@ -238,28 +239,34 @@ class _LockStep:
         open_ = np.arange(len(slope))
         for _ in range(LINE_STEPS):
             t = steps[open_]
-            scores = self.scores[:, open_] + t[None, :, None] * along[:, open_]
-            tangent = along[:, open_]
-            p = probabilities(scores)
-            weighted = tangent * self.data.weights[:, None, None]
-            at = np.einsum("nrc,nrc->r", p - self.data.targets[:, None, :], weighted) / len(p)
+            at, second = self._slopes(along, t, open_)
             at += line[open_] + t * curve[open_]
             flat = np.abs(at) <= FLAT_LINE * np.abs(slope[open_])
             if flat.all():
                 break
-            second = _second_derivative(p, tangent, weighted) + curve[open_]
+            second += curve[open_]
             high[open_] = np.where(at > 0, np.minimum(high[open_], t), high[open_])
             low[open_] = np.where(at < 0, np.maximum(low[open_], t), low[open_])
             steps[open_[~flat]] = _next_step(t, at, second, low[open_], high[open_])[~flat]
             open_ = open_[~flat]
         return steps
 
-
-def _second_derivative(p: Array, tangent: Array, weighted: Array) -> Array:
-    if p.shape[2] == 1:
-        return np.einsum("nrc,nrc,nrc->r", p * (1 - p), tangent, weighted) / len(p)
-    mean = np.einsum("nrc,nrc->nr", p, tangent)
-    return np.einsum("nrc,nrc->r", p * (tangent - mean[:, :, None]), weighted) / len(p)
+    def _slopes(self, along: Array, t: Array, open_: NDArray[np.int64]) -> tuple[Array, Array]:
+        """First and second derivatives of the mean losses of some problems at steps t (R') along a line."""
+        n, R, C = along.shape
+        first, second = np.zeros(len(open_)), np.zeros(len(open_))
+        every = slice(None) if len(open_) == R else open_
+        for rows in row_blocks(n, len(open_) * C):
+            tangent = along[rows, every]
+            p = probabilities(self.scores[rows, every] + t[None, :, None] * tangent)
+            weighted = tangent * self.data.weights[rows, None, None]
+            first += np.einsum("nrc,nrc->r", p - self.data.targets[rows, None, :], weighted)
+            if C == 1:
+                second += np.einsum("nrc,nrc,nrc->r", p * (1 - p), tangent, weighted)
+            else:
+                mean = np.einsum("nrc,nrc->nr", p, tangent)
+                second += np.einsum("nrc,nrc->r", p * (tangent - mean[:, :, None]), weighted)
+        return first / n, second / n
 
 
 def _next_step(t: Array, slope: Array, second: Array, low: Array, high: Array) -> Array:

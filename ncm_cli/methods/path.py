@@ -130,7 +130,7 @@ def fit_path(
             return _ridge_path(design, np.asarray(y, np.float64), weights, basis, ranks, decays, advance)
         codes = np.asarray(y, np.int64)
         targets = codes[:, None] == (np.array([1]) if n_classes == 2 else np.arange(n_classes))[None, :]
-        data = Data(design.A, targets.astype(np.float64), weights)
+        data = Data(design.A, targets, weights)
         limit = tolerance * float(np.sqrt(np.einsum("np,np,n->", design.A, design.A, weights) / len(X)))
         fits: dict[tuple[int, float], Fit] = {}
         for group, solution in _solve(data, design, ranks, decays, limit, max_iter):
