@@ -1,4 +1,4 @@
-"""Thousands of classes: the scores of all rows are worked on in blocks, and few arrays of their size are held."""
+"""Thousands of classes: scores are worked on in blocks of rows, and few arrays of their size are held."""
 
 from __future__ import annotations
 
