@@ -427,7 +427,7 @@ def test_the_command_prints_json_or_tables(problem: Path, capsys: pytest.Capture
 def test_another_writer_is_refused(swept: Made, problem: Path) -> None:
     from ncm_cli.store.lock import writer_lock
 
-    with writer_lock(problem / "s.h5"), pytest.raises(InputError, match="another process"):
+    with writer_lock(problem / "s.json"), pytest.raises(InputError, match="another process"):
         sweep(swept())
 
 
