@@ -30,7 +30,8 @@ _TRAINING = "Training"
 
 def files_of(output: Path) -> tuple[Path, ...]:
     """All files that a sweep writes of ``-o NAME.EXT``."""
-    return tuple(output.with_suffix(suffix) for suffix in TABLES if suffix in (*ALWAYS, output.suffix))
+    suffixes = [suffix for suffix in TABLES if suffix in (*ALWAYS, output.suffix)]
+    return tuple(output.parent / f"{output.stem}{suffix}" for suffix in suffixes)
 
 
 def parse_methods(text: str) -> tuple[tuple[str, bool], ...]:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ncm_cli.errors import NcmError
+from ncm_cli.errors import InputError, NcmError
 from ncm_cli.options.spec import fields_of
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.recipe import Job
@@ -69,8 +69,15 @@ class State:
         self.is_new = not self._path.exists()
         """Whether nothing was run into this folder before."""
         if not self.is_new:
-            fix = "another --out; or move the run's folder away, and everything is run again"
-            found = read_document(self._path, FORMAT, VERSION, what="the record of a run", fix=fix)
+            try:
+                found = read_document(self._path, FORMAT, VERSION, what="the record of a run")
+            except InputError as error:
+                raise InputError(
+                    "the record of what this run has made can't be used",
+                    where=self._path,
+                    found=error.what,
+                    fix="another --out; or move the run's folder away, and everything is run again",
+                ) from error
             self._jobs = found["jobs"]
             self._digests = {path: (str(a), str(b)) for path, (a, b) in found["digests"].items()}
 

@@ -14,7 +14,10 @@ from ncm_cli.recipe.document import NUMBER, Entries, Items, Node, Scalar, kind_o
 from ncm_cli.recipe.problems import Problems
 
 PathOf = Callable[[Field, Scalar, str], Path]
-"""Where a path option points: (field, value as written, key path) -> path to use."""
+"""Where a path option points: (field, value as written, key path) -> path to use.
+
+Raises `UsageError` for what can't be a path.
+"""
 
 _EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
 
@@ -101,14 +104,15 @@ def _item(field: Field, node: Node, path: str, path_of: PathOf) -> Any:
     }
     if not fits.get(field.type, True):
         raise _WrongError(node.line, f"expected {expected}, found {kind_of(node)}{_why(field, node)}")
-    if field.type in fits:
-        value = field.type(value)
-    elif field.type is Path:
-        value = path_of(field, node, path)
-    else:
-        # Text options take numbers as they were written: rank: 16, and a label that is 1.
-        value = str(path_of(field, node, path)) if field.spec.role == "name-or-input" else node.text
     try:
+        if field.type in fits:
+            value = field.type(value)
+        elif field.type is Path:
+            value = path_of(field, node, path)
+        else:
+            # Text options take numbers as they were written: rank: 16, and a label that is 1.
+            is_text = field.spec.role != "name-or-input"
+            value = node.text if is_text else str(path_of(field, node, path))
         check_value(field, value)
     except UsageError as error:
         raise _WrongError(node.line, _said(error)) from error

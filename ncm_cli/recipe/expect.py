@@ -87,9 +87,13 @@ def _one(
         else:
             problems.add(line, inner, f"expected a number, found {kind_of(value)}")
             right = False
+    step = texts.get("step")
+    if step is not None and step not in steps:
+        problems.unknown(node.key_lines["step"], f"{path}.step", "step", step, steps)
+        right = False
     if not right:
         return None
-    for what, wrong in _wrong(texts, numbers, steps).items():
+    for what, wrong in _wrong(texts, numbers).items():
         if wrong:
             problems.add(node.line, path, what)
             right = False
@@ -123,15 +127,13 @@ def _take_variables(texts: dict[str, str], variables: Variables) -> bool:
     return all(isinstance(node, Scalar) and node.text == text for node, text in found)
 
 
-def _wrong(texts: dict[str, str], numbers: dict[str, float | None], steps: Sequence[str]) -> dict[str, bool]:
+def _wrong(texts: dict[str, str], numbers: dict[str, float | None]) -> dict[str, bool]:
     """Sentences about one expectation, each with whether it applies."""
     value, tolerance, low, high = (numbers[name] for name in _NUMBERS)
-    step = texts.get("step")
     return {
         "metric is required, such as metric: accuracy": "metric" not in texts,
         "value and tolerance, or min, or max is required": value is None and low is None and high is None,
         "value needs a tolerance": value is not None and tolerance is None,
         "tolerance needs a value": tolerance is not None and value is None,
         "tolerance can't be negative": tolerance is not None and tolerance < 0,
-        f"no step named {step!r}": step is not None and step not in steps,
     }

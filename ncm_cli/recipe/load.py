@@ -88,7 +88,7 @@ def load(
         matrix={key: tuple(item.text for item in items) for key, items in variables.matrix.items()},
         jobs=tuple(jobs),
         columns=read_table(get("table"), variables, problems),
-        expect=read_expect(get("expect"), variables, [job.step for job in jobs], problems),
+        expect=read_expect(get("expect"), variables, steps.names, problems),
         missing=tuple(steps.missing),
     )
     problems.stop_if_any()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fnmatch
 import os.path
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ncm_cli.errors import UsageError
 from ncm_cli.options.registry import BUILDERS, STEPS, builder_options, step_options
 from ncm_cli.options.spec import Field, fields_of
 from ncm_cli.options.sweep import files_of
@@ -93,6 +95,8 @@ class Steps:
         self._cwd = cwd
         self._dry_run = dry_run
         self._allow_outside = allow_outside
+        self.names: tuple[str, ...] = ()
+        """Of all steps, also of those with problems."""
         self.missing: dict[str, None] = {}
         """Inputs that aren't there, where that is no problem."""
         self._columns = ColumnCheck(problems)
@@ -103,6 +107,7 @@ class Steps:
     def read(self, node: Node | None, line: int) -> list[Job]:
         """Every job, in the order of the steps; within one step, in the matrix's order."""
         templates = list(self._templates(node, line))
+        self.names = tuple(template.name for template in templates)
         every = [(template, cell) for template in templates for cell in self._cells(template)]
         for template, cell in every:
             for path in self._outputs_of(template, cell):
@@ -192,7 +197,8 @@ class Steps:
         for name in names:
             node = options.entries.get(name, options.entries.get(name.replace("_", "-")))
             if isinstance(node, Scalar) and node.value is not None and Path(node.text) != STDOUT:
-                yield self._in_out(node)
+                path = self._in_out(node)
+                yield from files_of(path) if template.kind == "sweep" else (path,)
 
     def _job(self, template: _Template, cell: dict[str, Scalar]) -> Job | None:
         filled = self._variables.fill(template.options, template.path, cell)
@@ -241,14 +247,14 @@ class Steps:
         if field.spec.role == "output":
             if Path(node.text) == STDOUT:
                 return STDOUT
-            path = self._in_out(node)
+            path = _possible(self._in_out(node))
         else:
-            path = self._in_out(node)
+            path = _possible(self._in_out(node))
             # What --set names is meant from the current folder, if it is there.
-            given = node.base is not None and self._outside(node).exists()
+            given = node.base is not None and _possible(self._outside(node)).exists()
             made = not given and self._later.has(path)
             if not made:
-                path = self._outside(node)
+                path = _possible(self._outside(node))
                 if field.spec.role == "name-or-input" and not path.is_file():
                     return Path(node.text)
         self._uses.append(_Use(field, path, key_path, node.line, made))
@@ -346,6 +352,17 @@ class Steps:
 def _at_home(text: str) -> Path:
     """A path with ``~`` and ``~user`` expanded; an unknown user's stays as it is."""
     return Path(os.path.expanduser(text))  # noqa: PTH111
+
+
+def _possible(path: Path) -> Path:
+    """The path, unless no file system takes it."""
+    try:
+        path.lstat()
+    except (OSError, ValueError) as error:
+        if isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG:
+            why = "the file name is too long" if isinstance(error, OSError) else str(error)
+            raise UsageError("a path that can't be", found=why) from error
+    return path
 
 
 def _clean(path: Path) -> Path:

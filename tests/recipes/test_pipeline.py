@@ -351,12 +351,90 @@ def test_the_first_error_stops_and_what_is_done_stays(tiny: Path) -> None:
     assert _run(tiny).ran == ("eval-2 (seed 0)", "eval-2 (seed 1)")
 
 
-@pytest.mark.slow
-def test_a_damaged_state_file_only_costs_time(tiny: Path) -> None:
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"ncm_format": "ncm-run-state", "jobs": 3}', None])
+def test_a_damaged_record_is_refused(tiny: Path, text: str | None) -> None:
+    """Without it nobody knows which files the run has made."""
+    (tiny / "tiny.yaml").write_text(RECIPE.partition("  - eval")[0])
     _run(tiny)
-    for text in ("", "{}", "[1]", '{"ncm_format": "ncm-run-state", "ncm_format_version": 1, "jobs": 3}'):
-        (tiny / "out" / ".ncm-run.json").write_text(text)
-        assert len(_run(tiny).ran) == 7
+    record = tiny / "out" / ".ncm-run.json"
+    whole = record.read_text()
+    record.write_text(whole.replace('"exit_code": 0', '"exit_code": 5') if text is None else text)
+    with pytest.raises(InputError, match="the record of what this run has made can't be used"):
+        _run(tiny)
+    record.write_text(whole)
+    assert _run(tiny).ran == ()
+
+
+def _foreign(tiny: Path, name: str) -> Path:
+    """A file that is none of the run's, where a step of the recipe would write."""
+    path = tiny / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("hours of work")
+    return path
+
+
+@pytest.mark.parametrize("name", ["features.h5", "erm-1.safetensors", "report.json"])
+def test_a_file_that_the_run_did_not_make_is_never_replaced(tiny: Path, name: str) -> None:
+    path = _foreign(tiny, f"out/{name}")
+    with pytest.raises(InputError, match="a step would replace what this run didn't make") as refused:
+        _run(tiny, force=True)
+    assert str(path) in str(refused.value)
+    assert path.read_text() == "hours of work"
+    assert [one.name for one in (tiny / "out").glob("[!.]*")] == [name], "no step has run"
+    path.unlink()
+    assert len(_run(tiny).ran) == 7
+
+
+def test_files_beside_what_a_step_names_are_not_replaced_either(tiny: Path) -> None:
+    """A sweep writes three tables, and figures go into a folder."""
+    more = (
+        "  - sweep: {features: features.h5, methods: erm, trials: 1, seeds: 1, epochs: 1, output: s.json}\n"
+        "  - report: {results: s.json, plots: figures}\n"
+    )
+    (tiny / "tiny.yaml").write_text(
+        RECIPE.partition("  - name")[0].replace("matrix: {seed: [0, 1]}\n", "") + more
+    )
+    for name in ("s.h5", "figures/mine.txt"):
+        path = _foreign(tiny, f"out/{name}")
+        with pytest.raises(InputError, match="didn't make"):
+            run(_load(tiny))
+        path.unlink()
+    assert run(_load(tiny)).ran == ("embed", "sweep", "report")
+    (tiny / "out" / "s.csv").unlink()
+    assert run(_load(tiny)).ran[0] == "sweep"
+
+
+def _outside(tiny: Path) -> Recipe:
+    """The recipe with its store beside the run's folder."""
+    (tiny / "tiny.yaml").write_text(RECIPE.replace("features.h5", f"{tiny}/shared.h5"))
+    return load(tiny / "tiny.yaml", out=Path("out"), cwd=tiny, allow_outside=True)
+
+
+def test_outside_only_what_the_run_made_is_replaced(tiny: Path) -> None:
+    path = _foreign(tiny, "shared.h5")
+    with pytest.raises(InputError, match="didn't make"):
+        run(_outside(tiny))
+    path.unlink()
+    assert len(run(_outside(tiny)).ran) == 7
+    assert run(_outside(tiny), force=True).ran
+    path.write_text("another's, since")
+    with pytest.raises(InputError, match="didn't make"):
+        run(_outside(tiny))
+    assert path.read_text() == "another's, since"
+
+
+def test_what_an_interrupted_step_wrote_is_its_own(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between its last byte and the record of it, at the first run as at a later one."""
+    for _ in range(2):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(freshness.State, "finished", _interrupt)
+            _run(tiny, force=True)
+        assert (tiny / "out" / "features.h5").exists()
+        assert "embed" in _run(tiny).ran
+
+
+def _interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_failed_images_are_carried(tiny: Path) -> None:

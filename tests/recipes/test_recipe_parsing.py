@@ -354,7 +354,7 @@ def test_expectations_are_checked(tmp_path: Path) -> None:
         9: ["expect[3]: metric is required, such as metric: accuracy"],
         10: ["expect[4].min: expected a number, found text ('high')"],
         11: ["expect[5].metod: no key named 'metod'; did you mean 'method'?"],
-        12: ["expect[6]: no step named 'nope'"],
+        12: ["expect[6].step: no step named 'nope'; known: data, embed"],
         13: ["expect[7]: value and tolerance, or min, or max is required"],
     }
 
@@ -418,3 +418,135 @@ def test_what_set_names_is_not_taken_from_the_runs_folder(tmp_path: Path) -> Non
     first, second = _load(tmp_path, text, sets=["where=."]).jobs
     assert first.inputs["pacs"] == (tmp_path,)
     assert second.inputs["root"] == (tmp_path / "runs" / "x",)
+
+
+def test_values_are_checked_as_the_command_line_checks_them_all_at_once(tmp_path: Path) -> None:
+    """Each alone is a usage error of its command; a dry run shows them too."""
+    text = (
+        "name: x\nsteps:\n"
+        "  - data: {builder: digits, output: data, seed: -1, flips: '0.1,2'}\n"
+        "  - embed:\n      source: data/manifest.csv\n      model: pixels:x\n      augment: greyscale\n"
+        "      device: gpu\n      output: f.h5\n"
+        "  - fit:\n      features: f.h5\n      select: bond\n      weight_decay: abc\n      rank: 4-8\n"
+        "      train: split\n      val: splt=val\n      p_sel: 1.5\n      output: p.safetensors\n"
+        "  - sweep: {features: f.h5, search: [lr=0, rank=1:4], momentum: 1, methods: 'erm,x', output: s.h5}\n"
+        "  - eval: {probe: p.safetensors, features: f.h5, groups: colour, output: e.json}\n"
+    )
+    found = _problems(tmp_path, text)
+    assert found == _problems(tmp_path, text, dry_run=True)
+    places = {(line, problem.partition(": ")[0]) for line, own in found.items() for problem in own}
+    assert places == {
+        *((3, f"steps[1].data.{name}") for name in ("seed", "flips")),
+        *((line, f"steps[2].embed.{name}") for line, name in ((6, "model"), (7, "augment"), (8, "device"))),
+        *((line, f"steps[3].fit.{name}") for line, name in ((12, "select"), (13, "weight_decay"))),
+        *((line, f"steps[3].fit.{name}") for line, name in ((14, "rank"), (15, "train"), (16, "val"))),
+        (17, "steps[3].fit.p_sel"),
+        *((19, f"steps[4].sweep.{name}") for name in ("search", "momentum", "methods")),
+        (20, "steps[5].eval.groups"),
+    }
+    (augment,) = found[7]
+    assert "no augmentation named 'greyscale'" in augment and "did you mean 'grayscale'?" in augment
+    assert "did you mean 'bound'?" in found[12][0]
+
+
+@pytest.mark.parametrize(
+    ("step", "match"),
+    [
+        ("fit: {features: f.h5, method: ncm, output: o}", r"fit: ncm needs --pairs"),
+        ("fit: {features: f.h5, method: irm, output: o}", r"fit: irm needs --envs"),
+        ("fit: {features: f.h5, select: worst-group, output: o}", r"fit\.select: --select worst-group needs"),
+        ("fit: {features: f.h5, select: bound, output: o}", r"fit\.select: --select bound needs pairs"),
+        ("pairs: {features: f.h5, match: random, output: o}", r"pairs\.match: --match random in one store"),
+        ("pairs: {features: f.h5, output: o}", "pairs come either from a table or from --match"),
+        (
+            "bound: {probe: p, features: f.h5, oracle_pairs: p, ranks: '0:4'}",
+            r"bound\.ranks: .* needs --pairs",
+        ),
+        ("sweep: {features: f.h5, methods: irm, output: s.h5}", "sweep: irm needs --envs"),
+        ("sweep: {features: f.h5, methods: erm, output: s.txt}", "a sweep's table can't be 's.txt'"),
+        ("sweep: {features: f.h5, grid: true, search: lr=log:1e-4:1, output: s.h5}", "a grid needs values"),
+        ("embed: {source: f.h5, encoder_name: mine, output: g.h5}", r"embed\.encoder_name: --encoder-name"),
+        (
+            "embed: {source: f.h5, model: 'pixels:4', device: cuda, output: g.h5}",
+            r"embed\.device: pixels runs",
+        ),
+        ("data: {builder: colored-mnist, output: d}", "where MNIST is must be said"),
+        ("data: {builder: waterbirds-cf, waterbirds: ., cub: ., output: d}", r"data\.cub: .* needs both"),
+        ("data: {builder: synthetic, spurious: 200, output: d}", r"data\.spurious: --spurious must leave"),
+    ],
+)
+def test_what_a_command_refuses_by_its_options_alone_is_refused_before_the_first_step(
+    tmp_path: Path, step: str, match: str
+) -> None:
+    for name in ("f.h5", "p"):
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(RecipeError, match=match):
+        _load(tmp_path, f"name: x\nsteps:\n  - {step}\n")
+
+
+def test_a_wrong_step_is_no_reason_to_doubt_what_follows(tmp_path: Path) -> None:
+    """What a step with an unknown name, builder or option writes is there for the others."""
+    text = (
+        "name: x\nsteps:\n"
+        "  - data: {builder: digitss, output: data}\n"
+        "  - emebd: {source: data/manifest.csv, output: f.h5}\n"
+        "  - name: probe\n    fit: {features: f.h5, seed: x, output: p.safetensors}\n"
+        "  - eval: {probe: p.safetensors, features: f.h5, output: e.json}\n"
+        "expect:\n  - {metric: accuracy, step: probe, min: .5}\n"
+    )
+    assert sorted(_problems(tmp_path, text)) == [3, 4, 6]
+
+
+def test_outputs_stay_in_the_runs_folder(tmp_path: Path) -> None:
+    text = (
+        "name: x\nvars: {at: seed}\nsteps:\n"
+        "  - data: {builder: digits, output: ../../elsewhere}\n"
+        f"  - data: {{builder: digits, output: {tmp_path}/data}}\n"
+        "  - data: {builder: digits, output: '${at}/../../x-more'}\n"
+        "  - data: {builder: digits, output: a/../b}\n"
+        "  - data: {builder: digits, output: report.json}\n"
+        "  - data: {builder: digits, output: .}\n"
+        "  - data: {builder: digits, output: ..}\n"
+    )
+    outside = "is outside the run's folder; ncm run --allow-outside writes there"
+    own = {
+        8: "runs/x/report.json is the run's own",
+        9: "runs/x is the run's own",
+        10: "runs is the run's own",
+    }
+    found = {
+        line: [problem.partition(": ")[2] for problem in own]
+        for line, own in _problems(tmp_path, text).items()
+    }
+    places = {4: "elsewhere", 5: "data", 6: "runs/x-more"}
+    assert {line: found[line][0] for line in places} == {
+        line: f"{place} {outside}" for line, place in places.items()
+    }
+    assert {line: found[line][0] for line in own} == own
+    assert sorted(found) == [4, 5, 6, 8, 9, 10]
+    assert sorted(_problems(tmp_path, text, allow_outside=True)) == [8, 9, 10]
+    allowed = _load(
+        tmp_path, text.partition("  - data: {builder: digits, output: report")[0], allow_outside=True
+    )
+    assert [job.outputs["output"][0] for job in allowed.jobs] == [
+        *(tmp_path / "elsewhere", tmp_path / "data"),
+        *(tmp_path / "runs/x-more", tmp_path / "runs/x/b"),
+    ]
+
+
+def test_all_tables_of_a_sweep_are_its_own(tmp_path: Path) -> None:
+    text = (
+        f"name: x\nsteps:{STEPS}"
+        "  - sweep: {features: features.h5, methods: erm, output: a.csv}\n"
+        "  - sweep: {features: features.h5, methods: erm, output: a.h5}\n"
+        "  - report: {results: a.json, output: t.md}\n"
+        "  - fit: {features: features.h5, output: a.json}\n"
+        "  - sweep: {features: features.h5, methods: erm, output: features.csv}\n"
+    )
+    found = _problems(tmp_path, text)
+    assert sorted(found) == [6, 8, 9]
+    assert found[6] == ["steps[4].sweep.output: runs/x/a.h5 is also written by sweep"]
+    assert found[9] == ["steps[7].sweep.output: runs/x/features.h5 is also written by embed"]
+    lines = text.splitlines(keepends=True)
+    report = _load(tmp_path, "".join([*lines[:5], lines[6]])).jobs[-1]
+    assert report.inputs["results"] == (tmp_path / "runs/x/a.json",)
