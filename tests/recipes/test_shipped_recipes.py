@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,13 @@ from typing import Any
 import pytest
 
 from ncm_cli.pipeline import run, shell_lines
+from ncm_cli.progress import SILENT
 from ncm_cli.recipe import Recipe, load
+from ncm_cli.stages.sweep_plan import plan
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+
+METHODS = "methods: ${methods}"
 
 INPUTS = {
     "colored_mnist": ("mnist",),
@@ -61,14 +66,26 @@ def test_the_quick_variant_is_smaller(name: str, tmp_path: Path) -> None:
 def test_a_recipe_says_what_must_be_given(name: str, tmp_path: Path) -> None:
     from ncm_cli.recipe.problems import RecipeError
 
-    if INPUTS[name] == ("mnist",):
-        # Without --mnist the step says itself that --download is the other way.
-        recipe = load(RECIPES / f"{name}.yaml", cwd=tmp_path)
-        assert recipe.jobs[0].options.mnist is None
-        return
     with pytest.raises(RecipeError) as caught:
         load(RECIPES / f"{name}.yaml", cwd=tmp_path)
-    assert "use --set NAME=VALUE" in str(caught.value)
+    # Without --mnist the step says itself that --download is the other way.
+    expected = "--mnist DIR, or --download" if INPUTS[name] == ("mnist",) else "use --set NAME=VALUE"
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", sorted(path.stem for path in RECIPES.glob("*.yaml") if METHODS in path.read_text())
+)
+def test_any_of_its_methods_will_do(name: str, tmp_path: Path) -> None:
+    """Of each alone, and of two, every sweep can be planned: what is searched need not be theirs."""
+    (listed,) = re.findall(r"^  methods: (.*)$", (RECIPES / f"{name}.yaml").read_text(), re.M)
+    methods = listed.split(",")
+    for chosen in [*methods, f"{methods[0]},{methods[2]}"]:
+        sweeps = [job for job in _load(name, tmp_path, f"methods={chosen}").jobs if job.kind == "sweep"]
+        for job in sweeps:
+            cells = plan(job.options, available_rank=30, reporter=SILENT)
+            assert {cell.method for cell in cells} == {name.partition("+")[0] for name in chosen.split(",")}
+        assert sweeps
 
 
 @pytest.mark.slow
