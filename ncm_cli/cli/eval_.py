@@ -129,15 +129,11 @@ def _show_groups(report: EvalReport, ui: Ui) -> None:
     columns = list(report.groups.columns)
     if report.task == "classification":
         rows = [[*report.groups.keys[g.index], g.n, g.value, _interval(g.low, g.high)] for g in table]
-        ui.table([*columns, "n", "accuracy", "95 % interval"], rows, left=len(columns))
+        headings = ["n", "accuracy", "95 % interval"]
     else:
-        ui.table(
-            [*columns, "n", "mean squared error"],
-            [[*report.groups.keys[g.index], g.n, g.value] for g in table],
-            left=len(columns),
-        )
-    if footer:
-        ui.text(footer)
+        rows = [[*report.groups.keys[g.index], g.n, g.value] for g in table]
+        headings = ["n", "mean squared error"]
+    ui.table([*columns, *headings], rows, footer=footer, left=len(columns))
 
 
 def _interval(low: float | None, high: float | None, form: str = ".3f") -> str | None:
@@ -168,4 +164,12 @@ def _show_comparison(report: EvalReport, found: Comparison, ui: Ui) -> None:
             for key, paired in zip(report.groups.keys, found.by_group, strict=True)
             if paired.n
         ]
-        ui.table([*columns, "n", "difference", "95 % interval"], rows[:GROUPS_SHOWN], left=len(columns))
+        footer = None
+        if len(rows) > GROUPS_SHOWN:
+            footer = f"The first {GROUPS_SHOWN} of {len(rows)} groups; --json has all."
+        ui.table(
+            [*columns, "n", "difference", "95 % interval"],
+            rows[:GROUPS_SHOWN],
+            footer=footer,
+            left=len(columns),
+        )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ncm_cli.render import Ui
 
 FAILURES_SHOWN = 10
+CLASSES_SHOWN = 20
 SOME_FAILED = 5
 """The exit code when the work is done but for some rows."""
 
@@ -56,6 +57,16 @@ def run(options: PredictOptions, ui: Ui) -> int | None:
         )
     if report.output != STDOUT:
         if report.classes:
-            ui.table(["class", "rows"], list(report.classes.items()))
+            _show_classes(report.classes, ui)
         ui.note(f"wrote {report.output}: {report.rows:,} predicted, {len(report.failed):,} failed")
     return SOME_FAILED if report.failed else None
+
+
+def _show_classes(counts: dict[str, int], ui: Ui) -> None:
+    """How many rows were predicted as each class; of many classes the most frequent ones."""
+    shown, footer = list(counts.items()), None
+    if len(shown) > CLASSES_SHOWN:
+        shown = sorted(shown, key=lambda item: -item[1])[:CLASSES_SHOWN]
+        rest = sum(counts.values()) - sum(n for _, n in shown)
+        footer = f"and {rest:,} rows of the {len(counts) - CLASSES_SHOWN:,} other classes"
+    ui.table(["class", "rows"], shown, footer=footer)
