@@ -24,6 +24,9 @@ from ncm_cli.store.probe import Probe, read_probe
 
 STDOUT = Path("-")
 
+SCORES_AT_ONCE = 1 << 20
+"""Rows times classes: with thousands of classes the scores are much larger than the features."""
+
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 
 
@@ -158,6 +161,11 @@ class _Writer:
         self._stream.flush()
 
     def _cells(self, features: np.ndarray) -> Iterator[list[str | float]]:
+        step = max(1, SCORES_AT_ONCE // max(len(self._probe.classes), 1))
+        for start in range(0, len(features), step):
+            yield from self._cells_of(features[start : start + step])
+
+    def _cells_of(self, features: np.ndarray) -> Iterator[list[str | float]]:
         scores = logits(self._probe, features)
         if self._probe.task == "regression":
             yield from ([value] for value in scores[:, 0].tolist())

@@ -341,3 +341,12 @@ def test_c15_names_that_are_not_ascii_are_written_in_any_locale(
     assert done.returncode == 0, done.stderr.decode()
     text = done.stdout if output == "-" else (tmp_path / output).read_bytes()
     assert "a/café →.png" in {row["id"] for row in _rows(text.decode("utf-8"))}
+
+
+def test_rows_that_are_scored_in_parts_have_the_same_predictions(
+    probe: Path, embedded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = _predict(probe, embedded, probabilities=True)
+    monkeypatch.setattr("ncm_cli.stages.predict.SCORES_AT_ONCE", 6)
+    assert _predict(probe, embedded, probabilities=True) == whole
+    assert len(whole) == 6
