@@ -45,6 +45,13 @@ def build(options: FolderOptions, reporter: Reporter) -> Built:
     images, others = list_images(options.source, len(layout))
     if others:
         reporter.note(f"{len(others)} other files are left out")
+    lost = [image for image in images if not (options.source / image).exists()]
+    if lost:
+        what = f"links that lead nowhere: {listing(lost)}"
+        if len(lost) == len(images):
+            raise InputError("no image in the folder is there", where=options.source, found=what)
+        reporter.warn(f"left out, {what}")
+        images = sorted(set(images) - set(lost))
     values = [dict(zip(layout, image.split("/"), strict=False)) for image in images]
     kept = _selected(options.where, "--where", values, layout)
     counts = None if options.counts is None else _read_counts(options.counts, layout)

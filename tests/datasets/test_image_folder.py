@@ -228,3 +228,17 @@ def test_counts_and_test_exclude_each_other(photos: Path) -> None:
     table.write_text(COUNTS)
     with pytest.raises(UsageError, match="--counts says which images are test rows"):
         data(_options(photos, counts=table, test="domain=sketch"))
+
+
+def test_links_that_lead_nowhere_are_left_out_and_named(tmp_path: Path) -> None:
+    root = _make(tmp_path / "photos", {"cat": 5, "dog": 5})
+    for name in ("cat/x.png", "dog/y.png"):
+        (root / name).symlink_to("nowhere")
+    (warning,) = _warnings(root, layout="label")
+    assert warning == "left out, links that lead nowhere: cat/x.png, dog/y.png"
+    assert len(_rows(_options(root, layout="label"))) == 10
+    for path in root.rglob("?.png"):
+        if not path.is_symlink():
+            path.unlink()
+    with pytest.raises(InputError, match="no image in the folder is there"):
+        _warnings(root, layout="label")
