@@ -137,15 +137,17 @@ def read_table(path: str | os.PathLike[str], *, what: str = "manifest") -> Table
     """Read a CSV or TSV file with a header.
 
     Ids and everything else stay text: ``001``, ``01`` and ``1`` are three values, ``NA`` and ``null`` are
-    words. The separator is found (comma, semicolon, tab, vertical bar), a byte order mark and any of the
-    three line endings are accepted, empty lines are skipped, quoted fields may hold line breaks. A column
-    without a name (a saved pandas index) is ignored.
+    words. The separator is found (comma, semicolon, tab, vertical bar, or blanks alone), a byte order mark
+    and any of the three line endings are accepted, empty lines are skipped, quoted fields may hold line
+    breaks. A column without a name (a saved pandas index) is ignored. Above the header may stand comments
+    that start with ``#``, Excel's ``sep=;``, and the number of rows as in CelebA's lists.
 
     Raises
     ------
     InputError
         No such file, not UTF-8, no header or no rows, a repeated column name, a row with too few or too
-        many fields, a quotation mark that is never closed.
+        many fields, a quotation mark that is never closed, another number of rows than the one above the
+        header.
     """
     source = _opened(Path(path), what)
     lists: list[list[str]] = [[] for _ in source.kept]
@@ -266,31 +268,28 @@ def _opened(path: Path, what: str) -> _Source:
 
 def _without_preamble(path: Path, data: bytes) -> tuple[_Source, str | None, _Source | None]:
     """(from the header on, separator that a line ``sep=;`` says, from the last comment before it on)"""
-    said, comments, count, at_comment = None, [], None, _Source(path=path, data=b"")
+    said, comments, count = None, list[tuple[int, int]](), None
     for number, match in enumerate(_LINE.finditer(data), start=1):
         text = match[0].decode("utf-8").strip("\ufeff \t\r\n")
         if found := _SAYS_SEPARATOR.fullmatch(text):
             said = found[1]
         elif text.startswith("#"):
-            comments.append(number)
-            at_comment = _Source(path=path, data=data[match.start() :], skipped=number - 1)
-        elif text.isdecimal() and count is None and _are_names(data[match.end() :]):
+            comments.append((number, match.start()))
+        elif text.isdecimal() and count is None and _are_names(data[match.end() : match.end() + FIELD_LIMIT]):
             count = int(text)
         elif text or match.end() == len(data):
             break
-    source = _Source(
-        path=path,
-        data=data[match.start() :],
-        skipped=number - 1,
-        count=count,
-        notes=(f"lines that start with # are taken for comments: {listing(comments)}",) if comments else (),
-    )
-    return source, said, at_comment if comments else None
+    source = _Source(path=path, data=data[match.start() :], skipped=number - 1, count=count)
+    if not comments:
+        return source, said, None
+    note = f"lines that start with # are taken for comments: {listing(number for number, _ in comments)}"
+    last, start = comments[-1]
+    return replace(source, notes=(note,)), said, _Source(path=path, data=data[start:], skipped=last - 1)
 
 
 def _are_names(data: bytes) -> bool:
     """Whether the next line has several columns: then a number alone above it counts the rows."""
-    text = data.lstrip()[:FIELD_LIMIT].splitlines()[:1]
+    text = data.lstrip().splitlines()[:1]
     return any(separator.encode() in line for line in text for separator in (*DELIMITERS, BLANK))
 
 
