@@ -250,7 +250,7 @@ def _state(path: Path) -> Iterator[_Entry]:
     for key, job in read_json(path)["jobs"].items():
         if key.startswith("["):  # keys of version 0.1 can't be read back
             step, cell = json.loads(key)
-            for name, digest in job["outputs"].items():
+            for name, digest in job.get("outputs", {}).items():  # none of a step that is going on
                 yield name, step, cell, digest
 
 
