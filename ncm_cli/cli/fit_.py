@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ncm_cli.cli.command import Example, add_command
+from ncm_cli.errors import listing
 from ncm_cli.options.fit import FitOptions
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def handler(options: FitOptions, ui: Ui) -> None:
     _show_path(report, ui)
     if report.judged is not None:
         _show_judged(report.judged, ui)
-    classes = f", classes {', '.join(report.classes)}" if report.classes else ""
+    classes = f", classes {listing(report.classes)}" if report.classes else ""
     mark = "ORACLE: " if report.oracle else ""
     ui.note(
         f"{mark}{report.method}, rank {report.rank}, weight decay {report.weight_decay:g}: "

@@ -68,7 +68,7 @@ def load(
     variables = Variables(problems)
     get = root.entries.get
     variables.read(get("vars"), get("matrix"), get("variants"), sets, here)
-    folder = (here / (Path("runs") / name if out is None else out.expanduser())).absolute()
+    folder = (here / (Path("runs") / name if out is None else out)).absolute()
     steps = Steps(
         variables,
         problems,

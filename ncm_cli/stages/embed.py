@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -204,6 +205,7 @@ class _Embedding:
         if self.old is not None and self.settings.made(self.old):
             labels = (manifest.label_column, manifest.split_column)
             if is_unchanged(self.old, plan, ids, columns, labels, files, failed):
+                os.utime(self.options.output)  # make knows what is up to date by its time alone
                 return False
         dim = next(s.dim for s in (self.encoder, self.old, self.other) if s is not None)
         sources = Sources(self.old, self.other, journal)

@@ -89,7 +89,9 @@ def _strangers(
         where=store.path,
         found=found,
         expected=f"one of: {listing(probe.classes)}",
-        fix=f"leave them out: --where '{column.name}!={'|'.join(names[:12])}'",
+        fix=f"leave them out: --where '{column.name}!={'|'.join(names)}'"
+        if len(names) <= 12
+        else "fit with rows of these classes, or embed without them",
     )
 
 
