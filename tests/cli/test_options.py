@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,17 @@ class Sample:
     kind: str | None = option(None, help="kind", choices=("one", "two"))
     col: tuple[str, ...] = option((), help="columns")
     rank: str = option("auto", help="ranks", parse=parse_ranks)
+    where: str | None = option(None, help="rows", metavar="WHERE")
+    share: float = option(0.5, help="share", above=0, most=1)
+    part: float = option(0.5, help="part", least=0, below=1)
+
+    def refusals(self) -> Iterator[UsageError]:
+        if self.kind and self.col:
+            yield UsageError("--kind says it all", fix="leave --col out")
 
 
 def test_fields_know_type_optional_and_repeated() -> None:
-    source, kind, col, rank = fields_of(Sample)
+    source, kind, col, rank, *_ = fields_of(Sample)
     assert (source.type, source.required, source.spec.positional) == (Path, True, True)
     assert (kind.type, kind.optional, kind.required) == (str, True, False)
     assert (col.type, col.repeated) == (str, True)
@@ -48,6 +56,27 @@ def test_check_refuses_choices_and_grammars() -> None:
         check(Sample(source=Path("a"), kind="tow"))
     with pytest.raises(UsageError, match="rank grid"):
         check(Sample(source=Path("a"), rank="2-24"))
+    with pytest.raises(UsageError, match="a row filter that can't be read"):
+        check(Sample(source=Path("a"), where="split"))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"share": 0.0}, "--share must be above 0"),
+        ({"share": 1.5}, "--share must be at most 1"),
+        ({"share": float("nan")}, "--share must be finite"),
+        ({"part": -0.5}, "--part must be at least 0"),
+        ({"part": 1.0}, "--part must be below 1"),
+        ({"kind": "one", "col": ("a",)}, "--kind says it all"),
+    ],
+)
+def test_check_refuses_numbers_out_of_bounds_and_what_cannot_go_together(
+    values: dict[str, object], message: str
+) -> None:
+    assert check(Sample(source=Path("a"), share=1.0, part=0.0, kind="one"))
+    with pytest.raises(UsageError, match=message):
+        check(Sample(source=Path("a"), **values))  # type: ignore[arg-type]
 
 
 def test_as_json_is_plain() -> None:
@@ -56,6 +85,9 @@ def test_as_json_is_plain() -> None:
         "kind": None,
         "col": ["x"],
         "rank": "auto",
+        "where": None,
+        "share": 0.5,
+        "part": 0.5,
     }
 
 
