@@ -53,6 +53,8 @@ def plan(options: SweepOptions, *, available_rank: int, reporter: Reporter) -> l
     idle = [search.name for search in searches if search.name not in known]
     if idle:
         reporter.warn(f"no effect: --search {', '.join(idle)}, which none of the methods has")
+    if options.methods and options.upweight and UPWEIGHT not in options.methods:
+        reporter.note(f"--upweight is for all methods, since none is named NAME{UPWEIGHT}")
     cells = []
     for name, upweighted in methods:
         spaces = {

@@ -223,8 +223,12 @@ def test_methods_follow_what_is_given() -> None:
             check(options(pairs=None, envs=None, methods=method))
     with pytest.raises(UsageError, match=r"erm\+upweight needs --upweight"):
         check(options(methods="erm+upweight"))
-    both = options(methods="erm,erm+upweight", upweight="label").chosen_methods
-    assert both == (("erm", False), ("erm", True))
+    both = options(methods="erm,erm+upweight", upweight="label")
+    assert both.chosen_methods == (("erm", False), ("erm", True))
+    heard = Notes()
+    plan(options(methods="erm", upweight="label"), available_rank=9, reporter=heard)
+    plan(both, available_rank=9, reporter=heard)
+    assert heard.notes == ["--upweight is for all methods, since none is named NAME+upweight"]
     assert options(methods="erm,ncm", upweight="label").chosen_methods == (("erm", True), ("ncm", True))
 
 
