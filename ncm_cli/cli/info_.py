@@ -55,7 +55,7 @@ def handler(options: InfoOptions, ui: Ui) -> None:
             ui.result(report.to_json())
     else:
         _show(report, ui)
-    if options.verify:
+    if report.facts["verified"]:
         ui.note(f"verified: every byte that counts in {options.file} is as it was written")
     if report.exported is not None:
         ui.note(f"wrote {report.exported}")

@@ -178,6 +178,8 @@ class _Embedding:
         self.settings.require_unmoved(encoder.description, self.description, self.options.output)
         batches = batches_of(pending, parse_batch_size(self.options.batch_size) or encoder.batch_size)
         take_finished(plan, self.manifest.ids, journal, verify_content=self.options.verify_content)
+        if journal.damaged:
+            self.reporter.warn(f"{journal.damaged:,} finished rows are damaged, and are embedded anew")
         resumed = len(pending) - len(plan.pending())
         if resumed:
             self.reporter.note(f"going on after an interrupted run: {resumed:,} of {len(pending):,} are done")

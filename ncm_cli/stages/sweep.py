@@ -11,6 +11,7 @@ that the rule picks), ``NAME.h5`` (all checkpoints), and ``NAME.json`` (the pick
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +103,9 @@ def _check(options: SweepOptions) -> None:
     check(options)
     if options.output.suffix == ".parquet":
         require_pyarrow()
-    inputs = {path.resolve() for path in (options.features, options.pairs) if path is not None}
+    inputs = {os.path.realpath(path) for path in (options.features, options.pairs) if path is not None}
     for suffix in TABLES:
-        if _beside(options.output, suffix).resolve() in inputs:
+        if os.path.realpath(_beside(options.output, suffix)) in inputs:
             raise UsageError("the output would replace an input", where=_beside(options.output, suffix))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ncm_cli.errors import InputError, UsageError, listing
 from ncm_cli.options.embed import EmbedOptions, parse_layout
-from ncm_cli.store.checks import MAX_TEXT_BYTES
+from ncm_cli.store.checks import MAX_TEXT_BYTES, require_few_columns
 from ncm_cli.store.features import Column, NumericColumn
 from ncm_cli.store.image_files import (
     FoundFiles,
@@ -182,6 +182,7 @@ def read_manifest(path: Path, choice: Choice, *, root: Path | None, with_files: 
             if name is not None:
                 table.column(name, option=option)
     kept = choice.kept(table.columns)
+    require_few_columns(len(kept), path)
     _check_values(table, kept, choice.label_col, choice.numeric)
     files = None
     if choice.path_col is not None and with_files:

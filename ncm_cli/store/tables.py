@@ -26,6 +26,9 @@ BLANK = " "
 SAMPLE_RECORDS = 50
 """Records read to tell the separator: enough to see a pattern, few enough to cost nothing."""
 
+MAX_COLUMNS = 100_000
+"""Most columns of a table; with more it is nearly always one that lies on its side, or a matrix."""
+
 FIELD_LIMIT = 131_072
 """Characters in one field; a longer one is nearly always a quotation mark that is never closed."""
 
@@ -260,6 +263,15 @@ def _opened(path: Path, what: str) -> _Source:
     source, said, last_comment = _without_preamble(path, data.removeprefix(codecs.BOM_UTF8))
     if not source.data.strip():
         raise InputError(f"the {what} has comments and no header", where=path)
+    first = re.split(rb"[\r\n]", source.data, maxsplit=1)[0]
+    if (columns := 1 + max(first.count(mark.encode()) for mark in DELIMITERS)) > MAX_COLUMNS:
+        raise InputError(
+            f"the {what} has too many columns",
+            where=path,
+            found=f"{columns:,} in its first line",
+            expected=f"at most {MAX_COLUMNS:,}",
+            fix="one line for each row; a matrix of features goes into an array (--from-array)",
+        )
     source = _separated(source, said)
     if last_comment is not None and _is_header(last_comment, source):
         source = _separated(last_comment, None)
