@@ -125,7 +125,10 @@ class Ui:
         self._out = _console(sys.stdout)
 
     def result(self, value: Any) -> None:
-        """Print ``value`` as JSON on stdout (floats at full precision; NaN isn't allowed)."""
+        """Print ``value`` as JSON on stdout (floats at full precision; NaN and infinities are null)."""
+        from ncm_cli.store.results import jsonable
+
+        value = jsonable(value)
         text = json_module.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
         if not (text.isascii() or _can_show(text, sys.stdout)):
             text = json_module.dumps(value, indent=2, allow_nan=False)

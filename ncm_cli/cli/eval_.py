@@ -55,11 +55,10 @@ def register(app: typer.Typer) -> None:
 def run(options: EvalOptions, ui: Ui) -> None:
     """Evaluate and show the numbers."""
     from ncm_cli.stages.evaluate import evaluate
-    from ncm_cli.store.results import jsonable
 
     report = evaluate(options, reporter=ui.reporter)
     if ui.json:
-        ui.result(jsonable(report.to_json()))
+        ui.result(report.to_json())
         return
     _show(report, ui)
     if report.comparison is not None:

@@ -11,6 +11,7 @@ from ncm_cli.errors import listing
 from ncm_cli.options.fit import FitOptions
 
 if TYPE_CHECKING:
+    from ncm_cli.methods.crossfit import Estimate
     from ncm_cli.methods.selection import Candidate
     from ncm_cli.render import Ui
     from ncm_cli.stages.common_crossfit import Judged
@@ -70,7 +71,7 @@ def handler(options: FitOptions, ui: Ui) -> None:
         return
     _show_path(report, ui)
     if report.judged is not None:
-        _show_judged(report.judged, ui)
+        _show_judged(report.judged, ui, regression=not report.classes)
     classes = f", classes {listing(report.classes)}" if report.classes else ""
     mark = "ORACLE: " if report.oracle else ""
     ui.note(
@@ -116,11 +117,15 @@ CONTROLS = {
     "constant": "always the same answer",
     "erm": "ERM, nothing removed",
     "erm-upweighted": "ERM, groups up-weighted",
-    "erm-pair-rows": "ERM, also on the pairs' labelled rows",
+    "erm-pair-rows": "ERM, pairs' rows added",
 }
 
 
-def _show_judged(judged: Judged, ui: Ui) -> None:
+def _with_interval(found: Estimate) -> str:
+    return f"{found.value:.3f} ({found.low:.2f}–{found.high:.2f})"
+
+
+def _show_judged(judged: Judged, ui: Ui, *, regression: bool) -> None:
     """The controls beside the pick, and the verdict."""
     verdict = judged.verdict
     if judged.controls and verdict.bound and verdict.val_error and verdict.flip_rate:
@@ -128,13 +133,11 @@ def _show_judged(judged: Judged, ui: Ui) -> None:
             (CONTROLS[control.name], control.val_error, control.flip_rate, control.bound)
             for control in judged.controls
         ]
+        heads = ("val MSE", "pair MSE", "MSE bound") if regression else ("val error", "flip rate", "bound")
         ui.table(
-            ["", "val error", "flip rate", "bound", "95 % interval"],
-            [
-                (name, error.value, change.value, bound.value, f"{bound.low:.3f} – {bound.high:.3f}")
-                for name, error, change, bound in rows
-            ],
-            title="beside the controls",
+            ["", *heads],
+            [(name, *map(_with_interval, estimates)) for name, *estimates in rows],
+            title="beside the controls, with 95 % intervals",
         )
     ui.text(f"{verdict.text}\n{verdict.about}")
 

@@ -84,7 +84,7 @@ def deal(a: Codes, b: Codes, count: int, seed: int) -> list[Fold]:
     if len(folds) < 2 or not all(fold.basis.any() for fold in folds):
         raise InputError(
             "too few pairs to be cut into folds",
-            found=f"{len(a):,} pairs, of which {len(sizes)} share no row with others",
+            found=f"{len(a):,} pairs in {len(sizes):,} sets that share no row",
             expected="two or more pairs that share no row",
             fix="more pairs, or one --rank and one --weight-decay, so that there is nothing to choose",
         )

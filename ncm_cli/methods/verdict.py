@@ -79,6 +79,7 @@ def judge(
     shift: str,
     *,
     least_bound: bool = True,
+    one_answer: bool = False,
 ) -> Verdict:
     """The verdict on candidate ``pick`` beside candidate ``erm``, which removes nothing.
 
@@ -92,6 +93,8 @@ def judge(
         What the pairs differ in, for the text.
     least_bound
         The pick was chosen as the least bound of all ranks, so that what it doesn't reach no rank does.
+    one_answer
+        The pick gives every validation row the same answer.
     """
     bound, erm_bound = found.bound(pick), found.bound(erm)
     error, erm_error = found.error(pick), found.error(erm)
@@ -111,7 +114,7 @@ def judge(
     if found.units < FEWEST:
         code, text = _too_few(measures, found, answer)
     else:
-        code, text = _compared(measures, found.regression, answer, least_bound, pick == erm)
+        code, text = _compared(measures, found.regression, answer, least_bound, pick == erm, one_answer)
     known = {field.name: getattr(measures, field.name) for field in dataclasses.fields(measures)}
     return Verdict(code=code, text=text, about=_about(shift), pairs=found.pairs, units=found.units, **known)
 
@@ -129,21 +132,24 @@ def _too_few(measures: _Measures, found: CrossFit, answer: str) -> tuple[str, st
 
 
 def _compared(
-    at: _Measures, regression: bool, answer: str, least_bound: bool, unchanged: bool
+    at: _Measures, regression: bool, answer: str, least_bound: bool, unchanged: bool, one_answer: bool
 ) -> tuple[str, str]:
     """Code and text where there are pairs enough; ``unchanged``: the pick is ERM itself."""
+    # Probes of folds that are nearly constant come out a hair below the constant itself.
+    hair = HARDLY_SHARE * at.constant_error if regression else HARDLY
+    useless = one_answer or at.bound.value > at.constant_error - hair
     word, what = ("MSE", "mean squared change") if regression else ("error", "flip rate")
     least = HARDLY_SHARE * at.erm_bound.value if regression else HARDLY
     gain, before = at.gain, at.erm_bound.value
-    if at.bound.value >= at.constant_error and least_bound:
+    if useless and least_bound:
         return "constant", (
             f"The pairs don't help: no rank that was tried beats always answering {answer} ({word} "
             f"{at.constant_error:.3g}): these pairs differ in the label's own directions, or the label "
             "can't be told without them."
         )
-    if at.bound.value >= at.constant_error:
+    if useless:
         return "constant", (
-            f"The pairs don't help this probe: its bound, {at.bound.value:.3g}, is no lower than that of "
+            f"The pairs don't help this probe: its bound, {at.bound.value:.3g}, is hardly lower than that of "
             f"always answering {answer} ({at.constant_error:.3g}). --select bound chooses by the bound."
         )
     if min(gain.value, at.fewer_flips) < least and unchanged and least_bound:

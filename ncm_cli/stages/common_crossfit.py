@@ -119,10 +119,12 @@ def judge_pick(
     solver: str,
     decays: Sequence[float],
     least_bound: bool = True,
+    one_answer: bool = False,
 ) -> Judged:
     """The verdict and the controls for the candidate of ``found`` with this rank and weight decay.
 
-    ``solver`` is that of the controls; ``least_bound`` says that the candidate was chosen by its bound.
+    ``solver`` is that of the controls; ``least_bound`` says that the candidate was chosen by its bound,
+    ``one_answer`` that its final fit gives every validation row the same one.
     """
     settings = [(candidate.rank, candidate.weight_decay) for candidate in found.candidates]
     pick = settings.index((rank, decay))
@@ -137,7 +139,9 @@ def judge_pick(
         erm = len(found.candidates) + _best(plain, 0)
         found = found.beside(plain)
     answer, constant = _constant(problem)
-    verdict = judge(found, pick, erm, constant.value, answer, shift, least_bound=least_bound)
+    verdict = judge(
+        found, pick, erm, constant.value, answer, shift, least_bound=least_bound, one_answer=one_answer
+    )
     if method not in USE_PAIRS:
         unused = unmeasured(found.pairs, found.units, f"{method} doesn't use them", shift)
         verdict = dataclasses.replace(verdict, code=unused.code, text=unused.text)

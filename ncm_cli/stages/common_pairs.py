@@ -91,6 +91,12 @@ def load_pairs(
         str(features.path), features.encoder, str(options.pairs), store.encoder, ignore_view=True
     )
     node_a, node_b = member_nodes(store, features)
+    strange = int((node_a >= features.rows).sum() + (node_b >= features.rows).sum())
+    if strange:
+        reporter.note(
+            f"{strange:,} of {2 * len(node_a):,} members of pairs are no rows of {features.path.name}: that "
+            "they are no validation or test rows can't be checked"
+        )
     apart = content_nodes(features)[filters.apart()]
     leaking = np.isin(node_a, apart) | np.isin(node_b, apart)
     usable = np.ones(len(store.id_a), dtype=bool)

@@ -217,8 +217,9 @@ def valued_rows(
         return rows
     missing = np.flatnonzero(rows & (codes < 0))
     if missing.size:
+        flag = f"--{option.replace('_', '-')}"
         reporter.warn(
-            f"{missing.size:,} training rows without a value of {names} (--{option}) are left out, such as "
+            f"{missing.size:,} training rows without a value of {names} ({flag}) are left out, such as "
             f"{store.ids[missing[0]]!r}"
         )
     left = rows & (codes >= 0)

@@ -148,7 +148,7 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> FitReport:
     if solver == "adam":
         reporter.note(f"training on {resolve_device(options.device)}")
     candidates, chosen, best, found = _choose(problem, whole, setting, reporter)
-    judged = _judge(problem, setting, best, found) if problem.pairs is not None else None
+    judged = _judge(problem, whole, setting, best, found) if problem.pairs is not None else None
     _warn_unconverged(candidates, best, setting, reporter)
     _warn_pick(problem, whole, setting, best, reporter)
     report = FitReport(
@@ -241,7 +241,7 @@ def _choose(
     return candidates, chosen, best, found
 
 
-def _judge(problem: Problem, setting: _Setting, best: Fit, found: CrossFit | None) -> Judged:
+def _judge(problem: Problem, whole: Part, setting: _Setting, best: Fit, found: CrossFit | None) -> Judged:
     """Verdict and controls; where the rule didn't measure on folds, the pick and ERM are measured now."""
     assert problem.pairs is not None
     try:
@@ -268,6 +268,7 @@ def _judge(problem: Problem, setting: _Setting, best: Fit, found: CrossFit | Non
             solver=setting.controls_solver,
             decays=setting.decays,
             least_bound=setting.rule == "bound",
+            one_answer=_one_answer(problem, whole, best) is not None,
         )
     except InputError as error:
         if setting.rule == "bound":
@@ -325,16 +326,18 @@ def _warn_unconverged(
         )
 
 
+def _one_answer(problem: Problem, whole: Part, best: Fit) -> str | None:
+    """The class that a probe gives every validation row, if it is one alone."""
+    if problem.val is None or problem.regression or len(problem.val.ids) < 2:
+        return None
+    told = np.unique(decide(whole.scaling.apply(problem.val.X) @ best.weight.T + best.bias))
+    return problem.target.classes[int(told[0])] if len(told) == 1 else None
+
+
 def _warn_pick(problem: Problem, whole: Part, setting: _Setting, best: Fit, reporter: Reporter) -> None:
     """Say when the pick is a constant, or lies at the end of what was tried."""
-    if problem.val is not None and not problem.regression and len(problem.val.ids) > 1:
-        logits = whole.scaling.apply(problem.val.X) @ best.weight.T + best.bias
-        told = np.unique(decide(logits))
-        if len(told) == 1:
-            reporter.warn(
-                f"the chosen probe says {problem.target.classes[int(told[0])]!r} of every validation row: it "
-                "is a constant"
-            )
+    if (answer := _one_answer(problem, whole, best)) is not None:
+        reporter.warn(f"the chosen probe says {answer!r} of every validation row: it is a constant")
     last = max(setting.ranks)
     if setting.rule == ONLY or best.rank != last or len(setting.ranks) < 2:
         return

@@ -359,3 +359,43 @@ def test_the_command_says_the_verdict(on_disk: Any, capsys: pytest.CaptureFixtur
     assert body["verdict"]["code"] == "helps"
     assert body["verdict"] == read_probe(on_disk.folder / "p").meta["selection"]["verdict"]
     assert {control["name"] for control in body["controls"]} == {"constant", "erm"}
+
+
+def test_a_bound_a_hair_below_the_constants_is_no_help() -> None:
+    nearly = made((160, 12), (30, 87))  # bound .495 beside a constant's .5
+    assert nearly.candidates[1].rank == 4
+    assert said(nearly).code == "constant"
+
+
+def test_a_pick_that_gives_one_answer_is_no_help() -> None:
+    found = made((160, 4), (30, 44))
+    assert said(found).code == "helps"
+    verdict = judge(found, 1, 0, 0.5, "'cat'", "random pairs", one_answer=True)
+    assert verdict.code == "constant"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pairs_across_the_label_never_help(on_disk: Any, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    X, y = on_disk.planted.rows(200, 0.5)
+    cats, others = X[y == 0][:60], X[y == 1][:60]
+    k = min(len(cats), len(others))
+    order = rng.permutation(k)
+    report, _ = judged(on_disk, cats[:k], others[order])
+    assert _verdict(report).code != "helps", _verdict(report).text
+
+
+def test_intervals_of_one_measured_pair_are_null_in_json(
+    on_disk: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = on_disk.planted.pairs(20)
+    pairs = on_disk.pair_store("held.h5", a, b, held_out=1)
+    output = on_disk.folder / "p.safetensors"
+    assert run(["fit", "-f", str(on_disk.features), "-p", str(pairs), "-o", str(output), "--json"]) == 0
+
+    def refuse(token: str) -> None:
+        raise AssertionError(token)
+
+    verdict = json.loads(capsys.readouterr().out, parse_constant=refuse)["verdict"]
+    assert (verdict["code"], verdict["units"]) == ("too-few", 1)
+    assert verdict["gain"]["low"] is None, "one pair says nothing of its own error"
