@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 
 from ncm_cli.methods import metrics
 from ncm_cli.methods.bound import (
+    ROUNDING,
     Array,
     Loss,
     SecondMoment,
@@ -221,7 +222,11 @@ def intervals(
         term_1 = np.concatenate([w @ train_loss for w in _weights(rng, replicates, len(train_loss))])
     roots = _first_order(terms, drawn[:, :4], float(spectral.cosine.mean()))
     estimate = [terms.misalignment, math.sqrt(terms.lambda_1), math.sqrt(terms.lambda_s_next), terms.distance]
-    bias = (np.array(exact) - roots[: len(exact)]).mean(axis=0) + roots.mean(axis=0) - estimate
+    decomposed = np.array(exact)
+    if terms.misalignment <= ROUNDING * math.sqrt(terms.lambda_1):
+        # Nothing of the pairs is left in, nor in any resample of them; what is computed is rounding.
+        roots[:, 0] = decomposed[:, 0] = 0.0
+    bias = (decomposed - roots[: len(exact)]).mean(axis=0) + roots.mean(axis=0) - estimate
     values = _quantities(loss, terms, np.maximum(roots - bias, 0), drawn[:, 4:6], term_1)
     tail = 100 * (1 - LEVEL) / 2
     return shares | {

@@ -337,3 +337,12 @@ def test_summary_of_a_path(tmp_path: Path) -> None:
     bounds = [row["zero_one_bound"] for row in paths.ranks]
     assert paths.summary["bound_rank"] == bounds.index(min(bounds))
     assert paths.summary["bound_regret"] >= 0
+
+
+def test_what_is_wholly_removed_has_an_interval_of_nothing(tmp_path: Path) -> None:
+    """A basis of all dimensions leaves no shift in, in no resample."""
+    FILES.make(tmp_path, rank=8)
+    report = bound(_options(tmp_path))
+    assert report.terms.misalignment == pytest.approx(0, abs=1e-9)
+    low, high = report.intervals["misalignment"]
+    assert 0 <= low <= high < 1e-9
