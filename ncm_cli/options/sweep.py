@@ -194,6 +194,8 @@ class SweepOptions:
                 f"a sweep's table can't be {self.output.name!r}",
                 expected=f"a name ending in {', '.join(TABLES)}",
             )
+        if self.folds == 1:
+            yield UsageError("--folds must be at least 2", found=1, fix="--folds 0: no bound")
         for name, upweighted in self.chosen_methods:
             yield from lacking(name, self)
             if upweighted and self.upweight is None:

@@ -198,7 +198,7 @@ def require_ncm(probe: Probe) -> None:
         raise MismatchError(
             "a probe that removes no directions can't be fitted again along ranks or pairs",
             found=f"method {method}",
-            expected="a probe of ncm fit --pairs",
+            expected="method ncm: a probe of ncm fit --pairs P.h5 --method ncm",
         )
 
 

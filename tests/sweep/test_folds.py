@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ncm_cli.errors import InputError
+from ncm_cli.errors import InputError, UsageError
 from ncm_cli.methods.config import Config, Schedule, TrainData
 from ncm_cli.methods.trainer import train
 from ncm_cli.options.fit import FitOptions
@@ -230,6 +230,8 @@ def test_pairs_that_make_no_folds_are_refused_before_training(
         sweep(swept())
     assert "--folds 0" in str(caught.value)
     assert sweep(swept(folds=0)).rules["bound"] is not None
+    with pytest.raises(UsageError, match="--folds must be at least 2"):
+        sweep(swept(folds=1))
 
 
 def test_every_configuration_diverged_is_the_reason(swept: Made) -> None:
