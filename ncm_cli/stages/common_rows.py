@@ -203,7 +203,15 @@ def known_rows(store: FeatureStore, target: Target, mask: Mask, name: str, repor
 
 def column_codes(store: FeatureStore, names: str | None) -> Codes | None:
     """(N,) a code for each combination of the columns ``names``, −1 where one is missing."""
-    return make_groups(store, names).codes[:, 0] if names else None
+    if not names:
+        return None
+    if ";" in names:
+        raise InputError(
+            "several crossings where one is meant",
+            found=repr(names),
+            expected="columns between commas; crossings are for --groups",
+        )
+    return make_groups(store, names).codes[:, 0]
 
 
 def valued_rows(

@@ -91,3 +91,10 @@ def test_joint_groups_are_those_of_all_columns(store: Path) -> None:
 def test_an_unknown_column_of_a_crossing_is_named(store: Path, probe: Path) -> None:
     with pytest.raises(InputError, match="no column named 'femal'"):
         evaluate(EvalOptions(probe=probe, features=store, groups="label,male;label,femal"))
+
+
+@pytest.mark.parametrize("option", ["upweight", "envs", "erase"])
+def test_crossings_are_for_groups_alone(store: Path, tmp_path: Path, option: str) -> None:
+    """Not silently the first of them."""
+    with pytest.raises(InputError, match="several crossings where one is meant"):
+        fit(FitOptions(features=store, output=tmp_path / "p.safetensors", **{option: "male;black"}))
