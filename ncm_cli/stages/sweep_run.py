@@ -177,8 +177,9 @@ class Runner:
         ready, seed = self._ready, cells[0].seed
         val, test = (ready.rows(name, ready.whole.scaling) for name in ("val", "test"))
         assert val is not None and val.group is not None
-        grouped = np.flatnonzero(joint(val.group) >= 0)
-        X, y, group = val.X[grouped], val.y[grouped], joint(val.group)[grouped]
+        codes = joint(val.group)
+        grouped = np.flatnonzero(codes >= 0)
+        X, y, group = val.X[grouped], val.y[grouped], codes[grouped]
         fit_rows, judged_rows = halves(group, seed)
         half = Rows(X=X[judged_rows], y=y[judged_rows], group=val.group[grouped][judged_rows])
         history = np.full((len(cells), len(self._epochs), len(METRICS)), np.nan)
