@@ -14,9 +14,9 @@ _API = {
     "FeatureStore": "ncm_cli.store.features",
     "PairStore": "ncm_cli.store.pairs",
     "Probe": "ncm_cli.store.probe",
-    "NCMClassifier": "ncm_cli.estimator",
-    "NCMRegressor": "ncm_cli.estimator",
-    "SpuriousProjection": "ncm_cli.estimator",
+    "NCMClassifier": "ncm_cli.probes.estimator",
+    "NCMRegressor": "ncm_cli.probes.estimator",
+    "SpuriousProjection": "ncm_cli.probes.estimator",
 }
 
 __all__ = ["__version__", *_API]

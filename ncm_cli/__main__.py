@@ -1,5 +1,5 @@
 """``python -m ncm_cli`` is ``ncm``."""
 
-from ncm_cli.cli.main import main
+from ncm_cli.main import main
 
 main()

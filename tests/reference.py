@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ncm_cli.cli.data_ import SUMMARIES
-from ncm_cli.cli.summaries import COMMANDS
-from ncm_cli.options.info import InfoOptions
-from ncm_cli.options.registry import BUILDERS, STEPS, builder_options, step_options
-from ncm_cli.options.run import RunOptions
-from ncm_cli.options.spec import Field, fields_of
+from ncm_cli.commands.data import SUMMARIES
+from ncm_cli.options import Field, fields_of
+from ncm_cli.recipes.options import RunOptions
+from ncm_cli.registry import BUILDERS, COMMANDS, STEPS, builder_options, step_options
+from ncm_cli.results.options import InfoOptions
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 START, END = "<!-- reference -->\n", "<!-- end of reference -->"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.cli.main import run
+from ncm_cli.main import run
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -8,16 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ncm_cli.datasets.folder import Built, CountTable, absolute, building
+from ncm_cli.datasets.base import Built, CountTable, absolute, building
+from ncm_cli.datasets.options import FolderOptions
 from ncm_cli.errors import InputError, listing, unknown
-from ncm_cli.options.data import FolderOptions
-from ncm_cli.options.embed import parse_layout
-from ncm_cli.options.spec import as_json, check
-from ncm_cli.options.where import Term, parse_where
+from ncm_cli.images.files import list_images
+from ncm_cli.images.options import parse_layout
+from ncm_cli.options import Term, as_json, check, parse_where
 from ncm_cli.progress import Reporter
-from ncm_cli.store.csv_writer import write_csv
-from ncm_cli.store.image_files import list_images
-from ncm_cli.store.tables import read_table
+from ncm_cli.store.tables import read_table, write_csv
 
 SPLITS = ("train", "val", "test")
 

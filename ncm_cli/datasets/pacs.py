@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ncm_cli.datasets.folder import Built, CountTable, absolute, building
+from ncm_cli.datasets.base import Built, CountTable, absolute, building
+from ncm_cli.datasets.options import PacsOptions
 from ncm_cli.errors import InputError
-from ncm_cli.options.data import PacsOptions
-from ncm_cli.options.spec import as_json, check
+from ncm_cli.options import as_json, check
 from ncm_cli.progress import Reporter
-from ncm_cli.store.csv_writer import write_csv
+from ncm_cli.store.tables import write_csv
 
 COLUMNS = ("id", "path", "label", "domain", "split")
 

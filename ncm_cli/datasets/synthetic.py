@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.datasets.folder import Built, CountTable, building
-from ncm_cli.options.grids import parse_numbers
-from ncm_cli.options.spec import as_json, check
-from ncm_cli.options.synthetic import SyntheticOptions
+from ncm_cli.datasets.base import Built, CountTable, building
+from ncm_cli.datasets.options import SyntheticOptions
+from ncm_cli.options import as_json, check, parse_numbers
 from ncm_cli.progress import Reporter
-from ncm_cli.store.features import Column, write_features
-from ncm_cli.store.fingerprint import fingerprint
+from ncm_cli.store.columns import Column
+from ncm_cli.store.digests import fingerprint
+from ncm_cli.store.features import write_features
 from ncm_cli.store.pairs import PairStore, write_pairs
 
 Array = NDArray[np.float64]

@@ -1,14 +1,28 @@
-"""What a feature store keeps of each row beside its features."""
+"""What a feature store keeps of each row beside its features.
+
+Groups of rows: the combinations of columns, and weights that make them count the same.
+
+What the values of a split column mean: training, validation or test rows, or something else.
+
+Every command asks here, so that none protects rows that another one doesn't know.
+
+What is predicted: a column as class codes, or as numbers.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ncm_cli.errors import InputError, unknown
-from ncm_cli.options.where import Term
+from ncm_cli.errors import InputError, listing, unknown
+from ncm_cli.options import Term, parse_names
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -134,3 +148,293 @@ def check_columns(columns: Sequence[AnyColumn], rows: int) -> None:
                 found=f"{values.min()} to {values.max()}",
                 expected=f"-1 to {len(column.categories) - 1}",
             )
+
+
+if TYPE_CHECKING:
+    from ncm_cli.store.features import FeatureStore
+
+Codes = NDArray[np.int64]
+
+EVERY_COMBINATION = 256
+"""Up to so many combinations all are listed; beyond, those that occur in the store."""
+
+VALUES = 200
+"""Distinct values up to which a numeric column is taken as groups."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """The groups of a store's rows: the combinations of one or more crossings of columns.
+
+    Attributes
+    ----------
+    columns
+        Of all crossings.
+    crossings
+        The columns of each one.
+    keys
+        One category a column for each group, "" for a column that its crossing doesn't have. The groups of
+        one crossing stand together.
+    crossing : int64 (groups,)
+        Which crossing each group is of.
+    codes : int64 (N, crossings)
+        The group of each row of the store in each crossing, −1 where a column has no value: such a row is in
+        no group of it.
+    """
+
+    columns: tuple[str, ...]
+    crossings: tuple[tuple[str, ...], ...]
+    keys: tuple[tuple[str, ...], ...]
+    crossing: Codes
+    codes: Codes
+
+    def key(self, index: int) -> dict[str, str]:
+        """A group as an object of column to category."""
+        return {column: value for column, value in zip(self.columns, self.keys[index], strict=True) if value}
+
+    def sizes(self, rows: NDArray[np.bool_]) -> Codes:
+        """(groups,) rows of each group among those of a mask."""
+        chosen = self.codes[rows]
+        return np.bincount(chosen[chosen >= 0], minlength=len(self.keys))
+
+
+def make_groups(store: FeatureStore, names: str) -> Groups:
+    """The groups of ``names``: "label,place" is one crossing, "label,male;label,black" are two that overlap.
+
+    Combinations without a row are kept (with n = 0) up to `EVERY_COMBINATION`, in the order of the
+    columns' categories. No names are no group.
+
+    Raises `InputError` for a column that isn't there, or a numeric one with more than `VALUES` values.
+    """
+    made = []
+    for part in names.split(";"):
+        found = {column.name: column for column in (_categorical(store, name) for name in parse_names(part))}
+        if found:
+            made.append((tuple(found), *_combinations(list(found.values()))))
+    columns = tuple(dict.fromkeys(name for own, _, _ in made for name in own))
+    keys: list[tuple[str, ...]] = []
+    codes, crossing = [], []
+    for number, (own, combinations, found_codes) in enumerate(made):
+        codes.append(np.where(found_codes >= 0, found_codes + len(keys), -1))
+        crossing += [number] * len(combinations)
+        for values in combinations:
+            key = dict(zip(own, values, strict=True))
+            keys.append(tuple(key.get(name, "") for name in columns))
+    return Groups(
+        columns=columns,
+        crossings=tuple(own for own, _, _ in made),
+        keys=tuple(keys),
+        crossing=np.array(crossing, dtype=np.int64),
+        codes=np.stack(codes, axis=1) if codes else np.full((store.rows, 0), -1, dtype=np.int64),
+    )
+
+
+def _combinations(columns: list[Column]) -> tuple[list[tuple[str, ...]], Codes]:
+    """The combinations of columns, and which one each row has (N,), −1 where a value is missing."""
+    codes = np.stack([column.codes.astype(np.int64) for column in columns])
+    known = (codes >= 0).all(axis=0)
+    sizes = [len(column.categories) for column in columns]
+    if math.prod(sizes) <= EVERY_COMBINATION:
+        combinations = np.array(list(itertools.product(*(range(size) for size in sizes))), dtype=np.int64)
+        found = np.ravel_multi_index(tuple(np.maximum(codes, 0)), sizes) if combinations.size else codes[0]
+    else:
+        combinations, inverse = np.unique(codes[:, known], axis=1, return_inverse=True)
+        combinations = combinations.T
+        found = np.zeros(codes.shape[1], dtype=np.int64)
+        found[known] = inverse.reshape(-1)
+    names = [
+        tuple(column.categories[code] for column, code in zip(columns, combination, strict=True))
+        for combination in combinations.reshape(-1, len(columns)).tolist()
+    ]
+    return names, np.where(known, found, -1)
+
+
+def joint(codes: Codes) -> Codes:
+    """(n,) one code for each combination of the crossings' groups (n, crossings), −1 where any is missing."""
+    _, inverse = np.unique(codes, axis=0, return_inverse=True)
+    return np.where((codes >= 0).all(axis=1), inverse.reshape(-1), -1).astype(np.int64)
+
+
+def _categorical(store: FeatureStore, name: str) -> Column:
+    column = store.column(name)
+    found = categories_of(column)
+    if not isinstance(column, Column) and len(found.categories) > VALUES:
+        raise InputError(
+            f"the numeric column {name!r} has too many values to be groups",
+            where=store.path,
+            found=f"{len(found.categories)} values",
+            expected=f"at most {VALUES}",
+        )
+    return found
+
+
+def categories_of(column: AnyColumn) -> Column:
+    """The column itself, or a numeric one with its values as categories, in ascending order."""
+    if isinstance(column, Column):
+        return column
+    known = ~np.isnan(column.values)
+    values, inverse = np.unique(column.values[known], return_inverse=True)
+    codes = np.full(len(known), -1, dtype=np.int32)
+    codes[known] = inverse
+    return Column(column.name, codes, tuple(f"{value:.15g}" for value in values))
+
+
+def group_weights(codes: Codes) -> NDArray[np.float64]:
+    """Row weights (n,), mean 1, that make every group count equally: inverse group frequency."""
+    _, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    return np.asarray(len(codes) / (len(counts) * counts[inverse]), np.float64)
+
+
+if TYPE_CHECKING:
+    from ncm_cli.store.features import FeatureStore
+
+Role = Literal["train", "val", "test"]
+
+NAMES: dict[Role, frozenset[str]] = {
+    "train": frozenset({"train", "training", "trn"}),
+    "val": frozenset({"val", "valid", "validation", "validate", "dev", "development", "eval", "evaluation"}),
+    "test": frozenset({"test", "testing", "tst", "heldout", "holdout"}),
+}
+"""Spellings of each role, in lower case and without what stands between letters."""
+
+
+def role_of(value: str) -> Role | None:
+    """The role that a split value names, in any case and spelling; None for any other value.
+
+    ``Held-Out`` is test and ``ood_val`` is val. A value that names two roles, as ``train+val``, has none.
+    """
+    words = re.findall(r"[^\W_]+", value.casefold())
+    for candidates in ({"".join(words)}, set(words)):
+        roles = [role for role, names in NAMES.items() if candidates & names]
+        if roles:
+            return roles[0] if len(roles) == 1 else None
+    return None
+
+
+def split_column(store: FeatureStore) -> Column | None:
+    """The store's split column, a numeric one by its digits; None where it has none."""
+    if "split" not in store.columns and store.split_column is None:
+        return None
+    return categories_of(store.column("split"))
+
+
+def split_values(store: FeatureStore) -> dict[str, Role | None]:
+    """The values of the store's split column that have rows, each with its role; empty without the column."""
+    column = split_column(store)
+    counts = {} if column is None else column.counts()
+    return {value: role_of(value) for value, rows in counts.items() if rows}
+
+
+def split_filter(store: FeatureStore, role: Role) -> str | None:
+    """The row filter of a role's rows, such as ``split=train|training``; None where the store has none."""
+    values = [value for value, known in split_values(store).items() if known == role]
+    return f"{store.split_column or 'split'}={'|'.join(values)}" if values else None
+
+
+def unused_filter(store: FeatureStore, used: NDArray[np.bool_]) -> str:
+    """A filter of some of the rows that aren't ``used`` (N,), by the split column if it can be; for hints."""
+    split = split_column(store)
+    for column in [split] if split else store.columns.values():
+        if not isinstance(column, Column) or column.name == store.label_column:
+            continue
+        taken = np.bincount(column.codes[used & (column.codes >= 0)], minlength=len(column.categories))
+        for (value, rows), own in zip(column.counts().items(), taken, strict=True):
+            if 0 < rows < store.rows and not own:
+                return f"{column.name}={value}"
+    return "COLUMN=VALUE"
+
+
+def unrecognised(store: FeatureStore, roles: Iterable[Role]) -> str | None:
+    """A sentence for a store that has a split column, but no row of one of ``roles`` in it; else None."""
+    values = split_values(store)
+    missing = [role for role in roles if role not in values.values()]
+    if not values or not missing:
+        return None
+    named = {"train": "training", "val": "validation", "test": "test"}
+    shown = ", ".join(repr(value) for value in list(values)[:12])
+    return (
+        f"no {' or '.join(named[role] for role in missing)} rows can be recognised in the split column "
+        f"{store.split_column or 'split'!r}, which holds {shown}"
+    )
+
+
+if TYPE_CHECKING:
+    from ncm_cli.store.features import FeatureStore
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """The answers of all rows of a store."""
+
+    name: str
+    """The column."""
+    classes: tuple[str, ...]
+    """In the order of the codes; empty for regression."""
+    y: NDArray[Any]
+    """int64 (N,) codes, −1 where missing or not among ``classes``; or float64 (N,), NaN where missing."""
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """bool (N,)."""
+        return ~np.isnan(self.y) if self.y.dtype.kind == "f" else self.y >= 0
+
+
+def read_target(store: FeatureStore, name: str, classes: Sequence[str] | None) -> Target:
+    """The column ``name`` as codes among ``classes``, or as numbers where ``classes`` is None.
+
+    Raises `InputError` for a column that isn't there, numbers where classes are wanted, or text that is no
+    number.
+    """
+    column = store.column(name)
+    if classes is None:
+        return Target(name=column.name, classes=(), y=_numbers(store, column))
+    if not isinstance(column, Column):
+        raise InputError(
+            f"the column {column.name!r} holds numbers, not classes",
+            where=store.path,
+            found=column.span(),
+            fix="--task regression in ncm fit, or name a column of classes with --target",
+        )
+    code = {category: index for index, category in enumerate(classes)}
+    table = np.array([code.get(category, -1) for category in column.categories] + [-1], dtype=np.int64)
+    return Target(name=column.name, classes=tuple(classes), y=table[column.codes])
+
+
+def classes_among(store: FeatureStore, name: str, rows: NDArray[np.bool_]) -> tuple[str, ...]:
+    """The classes of the column that occur among ``rows``, in the order of its categories."""
+    column = store.column(name)
+    if not isinstance(column, Column):
+        return read_target(store, name, ()).classes  # which says what is wrong with it
+    present = np.unique(column.codes[rows & (column.codes >= 0)])
+    return tuple(column.categories[code] for code in present)
+
+
+def label_name(store: FeatureStore) -> str:
+    """The store's label column; `InputError` where it has none."""
+    if store.label_column is None:
+        raise InputError(
+            "the feature store has no label",
+            where=store.path,
+            fix=f"--target COLUMN, one of: {listing(store.columns)}",
+        )
+    return store.label_column
+
+
+def number(text: str) -> float:
+    """A label's text as a number, NaN for an empty one; raises ValueError for other text."""
+    return float(text) if text.strip() else float("nan")
+
+
+def _numbers(store: FeatureStore, column: Any) -> NDArray[np.float64]:
+    if not isinstance(column, Column):
+        return np.asarray(column.values, np.float64)
+    try:
+        values = np.array([*(number(text) for text in column.categories), np.nan])
+    except ValueError:
+        raise InputError(
+            f"the column {column.name!r} holds text where numbers are needed",
+            where=store.path,
+            found=listing(column.categories),
+            fix="name the numeric column with --target, or fit with --task classification",
+        ) from None
+    return values[column.codes]

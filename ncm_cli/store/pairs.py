@@ -13,11 +13,17 @@ import numpy as np
 
 from ncm_cli import __version__
 from ncm_cli.errors import InputError
-from ncm_cli.store.atomic import atomic_path
-from ncm_cli.store.checks import array_digest, damaged, encode_text, text_digest
-from ncm_cli.store.fingerprint import canonical_json, digest_of, fingerprint
-from ncm_cli.store.h5 import H5Reader, reading
-from ncm_cli.store.h5_write import H5Writer
+from ncm_cli.store.digests import (
+    array_digest,
+    canonical_json,
+    damaged,
+    digest_of,
+    encode_text,
+    fingerprint,
+    text_digest,
+)
+from ncm_cli.store.files import atomic_path
+from ncm_cli.store.hdf5 import H5Reader, H5Writer, reading
 from ncm_cli.store.results import jsonable, now
 
 FORMAT = "ncm-pairs"

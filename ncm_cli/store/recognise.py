@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Literal
 
 from ncm_cli.errors import InputError
-from ncm_cli.store import features_write, journal, pairs, probe, results, sweep_table
-from ncm_cli.store.atomic import read_json, require_file
-from ncm_cli.store.h5 import peek_format
+from ncm_cli.store import features, journal, pairs, probe, results, sweep_table
+from ncm_cli.store.files import read_json, require_file
+from ncm_cli.store.hdf5 import peek_format
 
 Kind = Literal["features", "pairs", "probe", "result", "sweep", "journal"]
 
 _H5_KINDS: dict[str, Kind] = {
-    features_write.FORMAT: "features",
+    features.FORMAT: "features",
     pairs.FORMAT: "pairs",
     sweep_table.FORMAT: "sweep",
 }
@@ -65,5 +65,5 @@ def _of_json(path: Path) -> Kind:
 
 
 def _foreign(path: Path, found: str) -> InputError:
-    names = (features_write.FORMAT, pairs.FORMAT, probe.FORMAT, results.FORMAT)
+    names = (features.FORMAT, pairs.FORMAT, probe.FORMAT, results.FORMAT)
     return InputError("not a file of ncm", where=path, found=found, expected=", ".join(names))

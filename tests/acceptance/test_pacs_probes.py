@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from ncm_cli.cli.main import run
-from ncm_cli.store.features import Column, FeatureStore
+from ncm_cli.main import run
+from ncm_cli.store.columns import Column
+from ncm_cli.store.features import FeatureStore
 
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 DECAY = 1e-3

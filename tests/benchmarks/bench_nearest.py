@@ -22,7 +22,8 @@ import numpy as np
 
 def write_store(path: Path, rows: int, dim: int, classes: int, domains: int) -> None:
     """Random features with a label and a domain column, written block by block."""
-    from ncm_cli.store.features import Column, write_features
+    from ncm_cli.store.columns import Column
+    from ncm_cli.store.features import write_features
 
     rng = np.random.default_rng(0)
     columns = {
@@ -49,7 +50,7 @@ def measure(command: list[str]) -> dict[str, float]:
     """Seconds and peak resident memory (MiB) of one command, in a process of its own."""
     program = (
         "import resource, sys\n"
-        "from ncm_cli.cli.main import run\n"
+        "from ncm_cli.main import run\n"
         "code = run(sys.argv[1:])\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)\n"
         "sys.exit(code)\n"

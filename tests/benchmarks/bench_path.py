@@ -21,11 +21,11 @@ import warnings
 import numpy as np
 import scipy.special
 
-from ncm_cli.methods.folds import deal
-from ncm_cli.methods.path import Fit, fit_path
-from ncm_cli.methods.projection import complement, spectrum
-from ncm_cli.stages.common_crossfit import FOLD_TOLERANCE
-from ncm_cli.stages.common_pairs import auto_ranks
+from ncm_cli.probes.judge import FOLD_TOLERANCE
+from ncm_cli.probes.path import Fit, fit_path
+from ncm_cli.probes.problem import auto_ranks
+from ncm_cli.probes.projection import complement, spectrum
+from ncm_cli.probes.selection import deal
 
 PAIRS = 240
 DECAYS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)

@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 
-from ncm_cli.methods.matching import Pool, random_pairs
+from ncm_cli.pairs.matching import Pool, random_pairs
 
 
 def main() -> None:

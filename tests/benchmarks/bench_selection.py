@@ -26,18 +26,17 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
-from ncm_cli.methods.crossfit import CrossFit
-from ncm_cli.methods.metrics import Z95
-from ncm_cli.methods.scoring import row_errors
-from ncm_cli.methods.selection import choose, stacked
-from ncm_cli.options.fit import FitOptions
+from ncm_cli.probes.crossfit import CrossFit
+from ncm_cli.probes.judge import crossfit, judge_pick
+from ncm_cli.probes.metrics import Z95, row_errors
+from ncm_cli.probes.options import FitOptions
+from ncm_cli.probes.problem import read_problem, resolve_ranks
+from ncm_cli.probes.selection import choose, stacked
+from ncm_cli.probes.train import train_path
 from ncm_cli.progress import SILENT
-from ncm_cli.stages.common_crossfit import crossfit, judge_pick
-from ncm_cli.stages.common_pairs import resolve_ranks
-from ncm_cli.stages.common_problem import read_problem
-from ncm_cli.stages.common_train import train_path
-from ncm_cli.store.features import Column, write_features
-from ncm_cli.store.fingerprint import fingerprint
+from ncm_cli.store.columns import Column
+from ncm_cli.store.digests import fingerprint
+from ncm_cli.store.features import write_features
 from ncm_cli.store.pairs import PairStore, write_pairs
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ncm_cli.methods.config import Config, Schedule, TrainData
-from ncm_cli.methods.trainer import train
+from ncm_cli.baselines.config import Config, Schedule, TrainData
+from ncm_cli.baselines.trainer import train
 
 
 def problem(n: int, d: int, rank: int, *, embedded: bool, seed: int = 0) -> TrainData:
@@ -141,11 +141,11 @@ def compare(count: int, n: int, d: int, epochs: int, rounds: int, *, embedded: b
 
 def table(n: int, n_val: int, n_test: int, d: int, trials: int, seeds: int, epochs: int) -> None:
     """Nine methods through ``ncm sweep`` itself: reading, training, judging every epoch, writing."""
-    from ncm_cli.options.sweep import SweepOptions
-    from ncm_cli.stages.sweep import sweep
+    from ncm_cli.baselines.options import SweepOptions
+    from ncm_cli.baselines.sweep import sweep
     from ncm_cli.store.columns import Column
+    from ncm_cli.store.digests import fingerprint
     from ncm_cli.store.features import write_features
-    from ncm_cli.store.fingerprint import fingerprint
     from ncm_cli.store.pairs import PairStore, write_pairs
 
     rng = np.random.default_rng(0)

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ncm_cli.methods.projection import spectrum
-from ncm_cli.options.fit import FitOptions
-from ncm_cli.stages.fit import fit
-from ncm_cli.store.features import Column, NumericColumn, write_features
-from ncm_cli.store.fingerprint import fingerprint
+from ncm_cli.probes.fit import fit
+from ncm_cli.probes.options import FitOptions
+from ncm_cli.probes.projection import spectrum
+from ncm_cli.store.columns import Column, NumericColumn
+from ncm_cli.store.digests import fingerprint
+from ncm_cli.store.features import write_features
 from ncm_cli.store.pairs import PairStore, write_pairs
 
 ENCODER = {"kind": "array", "model": "random"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ncm_cli.cli.main import run
+from ncm_cli.main import run
 from ncm_cli.store.results import read_result
 
 SEEDS = 10

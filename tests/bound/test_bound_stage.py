@@ -11,13 +11,13 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from ncm_cli.cli.main import run
 from ncm_cli.errors import InputError, MismatchError, UsageError
-from ncm_cli.options.bound import BoundOptions
+from ncm_cli.main import run
 from ncm_cli.progress import Reporter
-from ncm_cli.stages.bound import bound
 from ncm_cli.store.pairs import read_pairs, write_pairs
 from ncm_cli.store.results import read_result
+from ncm_cli.theory.bound import bound
+from ncm_cli.theory.options import BoundOptions
 
 KEYS = [
     *("loss", "spurious_dim", "rank", "s", "term_1", "theta_m_theta", "term_2", "term_2_upper", "bound"),
@@ -211,7 +211,7 @@ def test_another_encoder_is_refused(tmp_path: Path) -> None:
     FILES.make(tmp_path, classes=2)
     store = read_pairs(tmp_path / "oracle.h5")
     encoder = {**FILES.ENCODER, "model": "other"}
-    from ncm_cli.store.fingerprint import fingerprint
+    from ncm_cli.store.digests import fingerprint
 
     write_pairs(
         tmp_path / "oracle.h5", dataclasses.replace(store, encoder=encoder, fingerprint=fingerprint(encoder))

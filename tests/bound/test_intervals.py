@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from ncm_cli.methods import bound, bound_intervals, metrics
-from ncm_cli.methods.bound_intervals import Interval
+from ncm_cli.probes import metrics
+from ncm_cli.theory import intervals as bound_intervals
+from ncm_cli.theory import theorem as bound
+from ncm_cli.theory.intervals import Interval
 
 LOSS = bound.LOSSES["logistic"]
 DIM, SPURIOUS = 10, 3

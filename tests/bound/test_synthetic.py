@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from ncm_cli.datasets import synthetic
+from ncm_cli.datasets.options import SyntheticOptions
 from ncm_cli.errors import UsageError
-from ncm_cli.options.bound import BoundOptions
-from ncm_cli.options.fit import FitOptions
-from ncm_cli.options.synthetic import SyntheticOptions
+from ncm_cli.probes.fit import fit
+from ncm_cli.probes.options import FitOptions
 from ncm_cli.progress import SILENT
-from ncm_cli.stages.bound import BoundReport, bound
-from ncm_cli.stages.fit import fit
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
+from ncm_cli.theory.bound import BoundReport, bound
+from ncm_cli.theory.options import BoundOptions
 
 SMALL = {
     "dim": 20,

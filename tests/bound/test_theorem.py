@@ -11,7 +11,8 @@ import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncm_cli.methods import bound, bound_noise
+from ncm_cli.theory import theorem as bound
+from ncm_cli.theory import theorem as bound_noise
 
 SEEDS = st.integers(0, 2**32 - 1)
 LOSSES = st.sampled_from(["logistic", "cross-entropy", "squared"])

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ncm_cli.cli import main
+from ncm_cli import main
+from ncm_cli.console import Ui, plain
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError, listing, nearest, unknown
-from ncm_cli.render import Ui, plain
 
 
 def _run_raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.cli.main import run
+from ncm_cli.main import run
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
 OLD = 1_000_000_000

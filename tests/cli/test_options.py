@@ -10,21 +10,24 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ncm_cli.cli.main import run
 from ncm_cli.errors import UsageError
-from ncm_cli.options.grids import parse_names, parse_numbers, parse_ranks
-from ncm_cli.options.registry import BUILDERS, STEPS, builder_options, step_options
-from ncm_cli.options.spec import (
+from ncm_cli.main import run
+from ncm_cli.options import (
     COLUMN_METAVARS,
+    Term,
     argument,
     as_json,
     at_home,
     check,
     fields_of,
     option,
+    parse_names,
+    parse_numbers,
+    parse_ranks,
+    parse_where,
     refuse_replacing,
 )
-from ncm_cli.options.where import Term, parse_where
+from ncm_cli.registry import BUILDERS, STEPS, builder_options, step_options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

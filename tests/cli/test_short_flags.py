@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ncm_cli.options.info import InfoOptions
-from ncm_cli.options.registry import BUILDERS, STEPS, builder_options, step_options
-from ncm_cli.options.run import RunOptions
-from ncm_cli.options.spec import fields_of
+from ncm_cli.options import fields_of
+from ncm_cli.recipes.options import RunOptions
+from ncm_cli.registry import BUILDERS, STEPS, builder_options, step_options
+from ncm_cli.results.options import InfoOptions
 
 SHORT = {"features": ("-f",), "pairs": ("-p",), "output": ("-o",)}
 

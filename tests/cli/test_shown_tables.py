@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from ncm_cli.cli.main import run
-from ncm_cli.render import Ui
+from ncm_cli.console import Ui
+from ncm_cli.main import run
 
 LONG = 110
 IDS = [f"photos/{'x' * (LONG - 17)}/{i:05}.jpg" for i in range(80)]

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.datasets import colored_mnist, digits
-from ncm_cli.datasets.coloring import plan
-from ncm_cli.datasets.folder import Built
-from ncm_cli.datasets.idx import read_idx
+from ncm_cli.datasets import colored
+from ncm_cli.datasets.base import Built
+from ncm_cli.datasets.colored import build_colored_mnist, build_digits, plan, read_idx
+from ncm_cli.datasets.options import ColoredMnistOptions, DigitsOptions
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.options.data import ColoredMnistOptions, DigitsOptions
 from ncm_cli.progress import SILENT
 
 
@@ -28,7 +27,7 @@ def _rows(file: Path) -> list[dict[str, str]]:
 
 
 def _build(tmp_path: Path, **options: Any) -> tuple[Built, dict[str, dict[str, str]], list[dict[str, str]]]:
-    built = digits.build(DigitsOptions(output=tmp_path / "data", **options), SILENT)
+    built = build_digits(DigitsOptions(output=tmp_path / "data", **options), SILENT)
     rows = {row["id"]: row for row in _rows(built.files["manifest"])}
     return built, rows, _rows(built.files["pairs"])
 
@@ -116,7 +115,7 @@ def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
 def test_digits_are_scikit_learns(tmp_path: Path) -> None:
     from sklearn.datasets import load_digits
 
-    pixels, target = digits._load_digits()
+    pixels, target = colored._load_digits()
     expected, labels = load_digits(return_X_y=True)
     assert np.array_equal(pixels, expected)
     assert np.array_equal(target, labels)
@@ -145,7 +144,7 @@ def test_other_files_are_not_replaced(tmp_path: Path) -> None:
     mine.mkdir()
     (mine / "thesis.tex").write_text("x")
     with pytest.raises(InputError, match="holds other files"):
-        digits.build(DigitsOptions(output=mine), SILENT)
+        build_digits(DigitsOptions(output=mine), SILENT)
     assert (mine / "thesis.tex").read_text() == "x"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "mine"]
 
@@ -182,13 +181,13 @@ def test_images_and_packed_pixels_agree(
     tmp_path: Path, zipped: bool, inner: str, joint: str, size: int
 ) -> None:
     gray = _fake_mnist(tmp_path / inner, zipped=zipped, joint=joint)
-    built = colored_mnist.build(_mnist_options(tmp_path, size=size), SILENT)
+    built = build_colored_mnist(_mnist_options(tmp_path, size=size), SILENT)
     rows = _rows(built.files["manifest"])
     images = np.stack([_pixels(built.output, row) for row in rows])
     options = dataclasses.replace(
         _mnist_options(tmp_path, size=size, packed=True), output=tmp_path / "packed"
     )
-    packed = colored_mnist.build(options, SILENT)
+    packed = build_colored_mnist(options, SILENT)
     array = np.load(packed.files["pixels"], allow_pickle=False)
     assert array.shape == (len(rows), 2 * size * size)
     assert array.dtype == np.float32
@@ -253,7 +252,7 @@ def _break(tmp_path: Path, how: str) -> None:
 def test_damaged_idx_files_are_named(tmp_path: Path, how: str, match: str) -> None:
     _break(tmp_path, how)
     with pytest.raises(InputError, match=match) as caught:
-        colored_mnist.build(_mnist_options(tmp_path), SILENT)
+        build_colored_mnist(_mnist_options(tmp_path), SILENT)
     assert str(tmp_path / "mnist") in str(caught.value)
     assert not (tmp_path / "out").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["mnist"]
@@ -268,7 +267,7 @@ def test_a_header_that_asks_for_too_much_is_refused_by_length(tmp_path: Path) ->
 
 def test_where_mnist_is_must_be_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="where MNIST is"):
-        colored_mnist.build(ColoredMnistOptions(output=tmp_path / "out"), SILENT)
+        build_colored_mnist(ColoredMnistOptions(output=tmp_path / "out"), SILENT)
 
 
 def test_real_mnist_is_read(tmp_path: Path, mnist_dir: Path) -> None:
@@ -280,9 +279,9 @@ def test_real_mnist_is_read(tmp_path: Path, mnist_dir: Path) -> None:
         pairs=10,
         holdout_pairs=10,
     )
-    built = colored_mnist.build(options, SILENT)
+    built = build_colored_mnist(options, SILENT)
     rows = _rows(built.files["manifest"])
     assert sum(row["split"] == "test" for row in rows) == 200
     # The digit five is the first training image of MNIST.
-    images, labels = colored_mnist.read_split(mnist_dir, "train")
+    images, labels = colored.read_split(mnist_dir, "train")
     assert (len(images), int(labels[0])) == (60_000, 5)

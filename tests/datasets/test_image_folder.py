@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ncm_cli.cli.main import run
+from ncm_cli.datasets.base import data
+from ncm_cli.datasets.options import FolderOptions
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.options.data import FolderOptions
+from ncm_cli.main import run
 from ncm_cli.progress import Reporter
-from ncm_cli.stages.data import data
 
 
 class Heard(Reporter):

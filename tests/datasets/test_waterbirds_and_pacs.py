@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.datasets import pacs, waterbirds_cf
-from ncm_cli.datasets.folder import Built
-from ncm_cli.datasets.paste import cover, paste
+from ncm_cli.datasets import pacs
+from ncm_cli.datasets import waterbirds as waterbirds_cf
+from ncm_cli.datasets.base import Built
+from ncm_cli.datasets.options import PacsOptions, WaterbirdsCfOptions
+from ncm_cli.datasets.waterbirds import cover, paste
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.options.data import PacsOptions, WaterbirdsCfOptions
 from ncm_cli.progress import Reporter
 
 COLUMNS = ("img_id", "img_filename", "y", "split", "place", "place_filename")

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.options.embed import EmbedOptions
+from ncm_cli.images.options import EmbedOptions
 from ncm_cli.progress import Reporter
-from ncm_cli.store.features import Column, FeatureStore
+from ncm_cli.store.columns import Column
+from ncm_cli.store.features import FeatureStore
 
 
 class Recorder(Reporter):
@@ -64,7 +65,7 @@ class Pictures:
         return EmbedOptions(**(given | changes))
 
     def embed(self, **changes: Any) -> Any:
-        from ncm_cli.stages.embed import embed
+        from ncm_cli.images.embed import embed
 
         self.said = Recorder()
         return embed(self.options(**changes), reporter=self.said)

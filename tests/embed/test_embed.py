@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from ncm_cli.errors import InputError, MismatchError, UsageError
+from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.fingerprint import fingerprint
 
 
 def area_mean(path: Path, size: int) -> np.ndarray:
@@ -107,7 +107,7 @@ def test_c17_missing_files_are_found_before_any_model_is_loaded(
 ) -> None:
     pictures = make_pictures(5)
     (pictures.folder / "4.png").unlink()
-    monkeypatch.setattr("ncm_cli.stages.embed.load_encoder", lambda *_, **__: pytest.fail("loaded a model"))
+    monkeypatch.setattr("ncm_cli.images.embed.load_encoder", lambda *_, **__: pytest.fail("loaded a model"))
     with pytest.raises(InputError, match="1 of 5 image files"):
         pictures.embed()
     assert not pictures.output.exists()
@@ -215,7 +215,7 @@ def test_c57_awkward_column_names_and_categories(pictures: Any) -> None:
 def test_c62_c50_what_the_encoder_gives_that_is_no_feature_is_a_failure(
     make_pictures: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ncm_cli.encoders import pixels
+    from ncm_cli.images import encoder as pixels
 
     pictures = make_pictures(6)
     (pictures.folder / "5.png").write_bytes(b"no image")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError
-from ncm_cli.options.embed import EmbedOptions
-from ncm_cli.stages.embed import embed
-from ncm_cli.store.arrays import open_array
+from ncm_cli.images.arrays import open_array
+from ncm_cli.images.embed import embed
+from ncm_cli.images.options import EmbedOptions
 from ncm_cli.store.features import FeatureStore
 
 
@@ -98,7 +98,7 @@ def test_other_number_types_become_float32(tmp_path: Path, matrix: np.ndarray, d
 def test_blocks_cover_long_arrays(
     tmp_path: Path, matrix: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ncm_cli.store.arrays.BLOCK_BYTES", 100)
+    monkeypatch.setattr("ncm_cli.images.arrays.BLOCK_BYTES", 100)
     for kind in KINDS:
         source = open_array(saved(tmp_path, matrix, kind))
         blocks = list(source.blocks())

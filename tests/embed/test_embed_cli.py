@@ -54,7 +54,7 @@ def test_an_unchanged_run_imports_nothing_heavy(make_pictures: Any) -> None:
     pictures = make_pictures(4)
     pictures.embed()
     program = (
-        "import sys\nfrom ncm_cli.cli.main import run\n"
+        "import sys\nfrom ncm_cli.main import run\n"
         f"code = run(['embed', {str(pictures.manifest)!r}, '-o', {str(pictures.output)!r},"
         " '--model', 'pixels:2'])\n"
         "heavy = {'torch', 'open_clip', 'sklearn', 'timm', 'matplotlib'} & set(sys.modules)\n"

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncm_cli.encoders import feed
 from ncm_cli.errors import InputError, MismatchError
+from ncm_cli.images import feed
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.journal import journal_folder
 
@@ -41,7 +41,7 @@ def test_an_unchanged_run_reads_no_image_and_loads_no_model(
     assert len(decoded) == 12  # the positive control: reading is seen
     decoded.clear()
     before = pictures.output.stat()
-    monkeypatch.setattr("ncm_cli.stages.embed.load_encoder", lambda *_, **__: pytest.fail("loaded a model"))
+    monkeypatch.setattr("ncm_cli.images.embed.load_encoder", lambda *_, **__: pytest.fail("loaded a model"))
     report = pictures.embed()
     assert not report.written and (report.new, report.reused) == (0, 12)
     assert decoded == []
@@ -143,7 +143,7 @@ def test_mended_files_are_embedded_and_only_those(
         (pictures.folder / name).write_bytes(b"broken")
     assert [row.id for row in pictures.embed().failed] == ["x002", "x007"]
     with monkeypatch.context() as patch:
-        patch.setattr("ncm_cli.stages.embed.load_encoder", lambda *_, **__: pytest.fail("loaded a model"))
+        patch.setattr("ncm_cli.images.embed.load_encoder", lambda *_, **__: pytest.fail("loaded a model"))
         again = pictures.embed()
         assert not again.written and len(again.failed) == 2
     (pictures.folder / "7.png").write_bytes(good["7.png"])
@@ -225,7 +225,7 @@ def test_float16_rows_are_not_passed_off_as_float32(make_pictures: Any) -> None:
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
     """Raise KeyboardInterrupt in the encoder after some batches, as Ctrl-C does."""
-    from ncm_cli.encoders import pixels
+    from ncm_cli.images import encoder as pixels
 
     plain = pixels.PixelsEncoder.encode
     seen = []
@@ -268,7 +268,7 @@ def test_an_unfinished_run_of_other_settings_is_refused_until_fresh(
         with pytest.raises(KeyboardInterrupt):
             pictures.embed(batch_size="4")
     with monkeypatch.context() as patch:
-        patch.setattr("ncm_cli.stages.embed.load_encoder", lambda *_, **__: pytest.fail("loaded a model"))
+        patch.setattr("ncm_cli.images.embed.load_encoder", lambda *_, **__: pytest.fail("loaded a model"))
         with pytest.raises(MismatchError, match="interrupted run with other settings") as caught:
             pictures.embed(batch_size="4", model="pixels:3")
     assert "pixels:2" in str(caught.value) and "pixels:3" in str(caught.value)
@@ -292,7 +292,7 @@ def test_a_change_between_the_kill_and_the_resume_is_seen(
 
 HOLD = """
 import sys
-from ncm_cli.store.lock import writer_lock
+from ncm_cli.store.files import writer_lock
 with writer_lock(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()
@@ -302,7 +302,7 @@ with writer_lock(sys.argv[1]):
 def test_another_library_version_keeps_rows_of_an_equal_fingerprint(
     make_pictures: Any, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ncm_cli.stages import embed as stage
+    from ncm_cli.images import embed as stage
 
     pictures = make_pictures(5)
     plain = stage.request_key

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.files import lock_path
 from ncm_cli.store.journal import journal_folder
-from ncm_cli.store.lock import lock_path
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork to kill without a new start")
 

@@ -33,7 +33,7 @@ def test_no_weights_and_no_cuda_are_errors_before_any_image(make_pictures: Any) 
 def test_a_resumed_run_gives_the_bits_of_a_clean_one(
     make_pictures: Any, contents: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ncm_cli.encoders import torch_
+    from ncm_cli.images import network as torch_
 
     pictures = make_pictures(30)
     (pictures.folder / "9.png").write_bytes(b"broken")
@@ -74,7 +74,7 @@ def test_an_unchanged_run_never_imports_torch(make_pictures: Any) -> None:
     arguments = ["embed", str(pictures.manifest), "-o", str(pictures.output)]
     arguments += ["--model", "timm:test_vit", "--random-init", "--device", "cpu"]
     program = (
-        "import sys\nfrom ncm_cli.cli.main import run\n"
+        "import sys\nfrom ncm_cli.main import run\n"
         f"code = run({arguments!r})\n"
         "heavy = {'torch', 'open_clip', 'timm'} & set(sys.modules)\n"
         "assert code == 0 and not heavy, (code, heavy)\n"

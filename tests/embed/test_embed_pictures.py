@@ -89,7 +89,7 @@ def test_c73_a_store_of_equal_content_lends_no_row_to_a_name_that_cannot_be_stor
 
 def test_c73_a_built_manifest_lists_all_names_that_it_cannot_hold(tmp_path: Path) -> None:
     from ncm_cli.datasets.image_folder import build
-    from ncm_cli.options.data import FolderOptions
+    from ncm_cli.datasets.options import FolderOptions
     from ncm_cli.progress import SILENT
 
     spoil(tmp_path / "images")
@@ -99,9 +99,9 @@ def test_c73_a_built_manifest_lists_all_names_that_it_cannot_hold(tmp_path: Path
 
 
 def test_c73_every_such_image_is_predicted_or_has_its_reason(tmp_path: Path) -> None:
-    from ncm_cli.encoders.feed import read_image
-    from ncm_cli.options.predict import PredictOptions
-    from ncm_cli.stages.predict_images import find_images
+    from ncm_cli.images.feed import read_image
+    from ncm_cli.probes.options import PredictOptions
+    from ncm_cli.probes.predict import find_images
 
     bad = spoil(tmp_path / "images")
     jobs = find_images(PredictOptions(probe=tmp_path / "p", source=tmp_path / "images"))
@@ -125,7 +125,7 @@ def test_c70_samples_without_a_range_fail_and_the_advice_works(
     assert "here 0 to 1" in report.failed[0].reason
     assert any("--intensity-range=-1:2 --fresh" in warning for warning in pictures.said.warnings)
     with monkeypatch.context() as patch:
-        patch.setattr("ncm_cli.stages.embed.load_encoder", lambda *_, **__: pytest.fail("loaded a model"))
+        patch.setattr("ncm_cli.images.embed.load_encoder", lambda *_, **__: pytest.fail("loaded a model"))
         assert pictures.embed(source=folder).written is False
     with pytest.raises(MismatchError, match="intensity_range"):
         pictures.embed(source=folder, intensity_range="-1:2")
@@ -150,7 +150,7 @@ def test_a_range_leaves_8_bit_rows_and_a_plain_store_says_nothing_of_it(make_pic
 @pytest.mark.parametrize("text", ["1", "2:1", "a:b", "0:inf", "nan:1", "0:1:2", ":"])
 def test_a_range_that_is_none_is_a_usage_error(pictures: Any, text: str) -> None:
     from ncm_cli.errors import UsageError
-    from ncm_cli.options.embed import parse_intensity_range
+    from ncm_cli.images.options import parse_intensity_range
 
     with pytest.raises(UsageError, match="range of intensities that can't be read"):
         parse_intensity_range(text)
@@ -205,7 +205,7 @@ def test_rows_of_tiffs_that_were_read_by_another_policy_are_made_again_and_no_ot
     for reuse in (None, pictures.folder / "older.h5"):
         older = pictures.folder / "older.h5" if reuse else pictures.output
         with monkeypatch.context() as patch:
-            patch.setattr("ncm_cli.encoders.base.SAMPLE_POLICY", 1)
+            patch.setattr("ncm_cli.images.encoder.SAMPLE_POLICY", 1)
             assert pictures.embed(output=older).new == 4
         output = pictures.folder / ("new.h5" if reuse else "features.h5")
         report = pictures.embed(output=output, reuse=reuse)
@@ -218,8 +218,8 @@ def test_rows_of_tiffs_that_were_read_by_another_policy_are_made_again_and_no_ot
 def test_the_range_of_a_probes_features_is_that_of_the_images_to_predict(tmp_path: Path) -> None:
     from types import SimpleNamespace
 
-    from ncm_cli.options.predict import PredictOptions
-    from ncm_cli.stages.predict_images import _request
+    from ncm_cli.probes.options import PredictOptions
+    from ncm_cli.probes.predict import _request
 
     encoder = {"kind": "pixels", "model": "pixels:2", "intensity_range": [0, 4095]}
     probe: Any = SimpleNamespace(encoder=encoder, meta={}, fingerprint="")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ncm_cli.errors import NcmError
-from ncm_cli.options.embed import EmbedOptions
-from ncm_cli.stages.embed import embed
+from ncm_cli.images.embed import embed
+from ncm_cli.images.options import EmbedOptions
 from ncm_cli.store.features import FeatureStore
 
 NAMES = ["label", "split", "place", "", "Unnamed: 0", "x/y", "é", "a\tb", "id ", '"id"', "ID", "y"]

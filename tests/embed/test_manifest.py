@@ -13,8 +13,15 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.store.features import Column, NumericColumn
-from ncm_cli.store.manifest import Choice, Manifest, is_number, ordered_categories, read_folder, read_manifest
+from ncm_cli.images.manifest import (
+    Choice,
+    Manifest,
+    is_number,
+    ordered_categories,
+    read_folder,
+    read_manifest,
+)
+from ncm_cli.store.columns import Column, NumericColumn
 
 
 def manifest_of(folder: Path, text: str, *, files: bool = False, **choice: Any) -> Manifest:

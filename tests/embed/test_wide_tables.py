@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ncm_cli.cli.main import run
+from ncm_cli.main import run
 
 
 @pytest.mark.parametrize("columns", [10_000, 1_000_000])

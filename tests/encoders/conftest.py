@@ -70,8 +70,8 @@ def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> TinyClip:
     import torch
     from safetensors.torch import save_file
 
-    from ncm_cli.encoders.open_clip_ import _quiet_root_logger
-    from ncm_cli.encoders.torch_ import own_random_numbers
+    from ncm_cli.images.network import own_random_numbers
+    from ncm_cli.images.open_clip import _quiet_root_logger
 
     root = tmp_path_factory.mktemp("clip")
     folder = root / "own"
@@ -116,7 +116,7 @@ def reference() -> Callable[..., tuple[Any, Any]]:
     """Makes the model and transform that open_clip itself makes for a name and a checkpoint."""
     import open_clip
 
-    from ncm_cli.encoders.open_clip_ import _quiet_root_logger
+    from ncm_cli.images.open_clip import _quiet_root_logger
 
     def make(name: str, checkpoint: Path | None = None) -> tuple[Any, Any]:
         with _quiet_root_logger():

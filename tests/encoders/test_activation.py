@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.encoders import activation
-from ncm_cli.encoders.base import EncoderRequest, load_encoder
+from ncm_cli.images import open_clip as activation
+from ncm_cli.images.encoder import EncoderRequest, load_encoder
 from ncm_cli.progress import SILENT
-from ncm_cli.store.fingerprint import fingerprint
+from ncm_cli.store.digests import fingerprint
 
 Picture = Callable[..., Image.Image]
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.encoders import augment
-from ncm_cli.encoders.base import EncoderRequest, load_encoder, request_key
 from ncm_cli.errors import UsageError
+from ncm_cli.images import augment
+from ncm_cli.images.encoder import EncoderRequest, load_encoder, request_key
 from ncm_cli.progress import SILENT
-from ncm_cli.store.fingerprint import differing_fields, fingerprint
+from ncm_cli.store.digests import differing_fields, fingerprint
 
 Picture = Callable[..., Image.Image]
 

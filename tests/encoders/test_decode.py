@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, ImageOps, PngImagePlugin
 
-from ncm_cli.encoders.base import EncoderRequest, load_encoder
-from ncm_cli.encoders.colour import to_rgb
-from ncm_cli.encoders.decode import MAX_PIXELS, DecodeError, decode, exif_orientation, note_of
+from ncm_cli.images.decode import decode, exif_orientation, note_of
+from ncm_cli.images.encoder import EncoderRequest, load_encoder
+from ncm_cli.images.formats import MAX_PIXELS, DecodeError, to_rgb
 from ncm_cli.progress import SILENT
 
 Picture = Callable[..., Image.Image]
@@ -417,7 +417,7 @@ def test_pillows_own_limit_plays_no_part(monkeypatch: pytest.MonkeyPatch, pictur
 
 
 def test_a_file_over_the_byte_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ncm_cli.encoders.decode.MAX_BYTES", 100)
+    monkeypatch.setattr("ncm_cli.images.decode.MAX_BYTES", 100)
     (tmp_path / "x.jpg").write_bytes(b"\xff\xd8\xff" + b"\0" * 200)
     with pytest.raises(DecodeError, match="file of 203 bytes, over the limit of 100"):
         decode(tmp_path / "x.jpg")

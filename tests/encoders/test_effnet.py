@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.encoders.base import EncoderRequest, load_encoder
-from ncm_cli.encoders.decode import decode
 from ncm_cli.errors import InputError
+from ncm_cli.images.decode import decode
+from ncm_cli.images.encoder import EncoderRequest, load_encoder
 from ncm_cli.progress import SILENT
 
 DOGS = range(151, 269)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.encoders.base import (
+from ncm_cli.errors import UsageError
+from ncm_cli.images.encoder import (
     DEFAULT_MODEL,
     EncoderRequest,
     effective_pretrained,
@@ -21,9 +22,8 @@ from ncm_cli.encoders.base import (
     unit_rows,
     zero_rows,
 )
-from ncm_cli.errors import UsageError
 from ncm_cli.progress import SILENT
-from ncm_cli.store.fingerprint import fingerprint
+from ncm_cli.store.digests import fingerprint
 
 Picture = Callable[..., Image.Image]
 
@@ -50,7 +50,7 @@ def test_a_picture_of_that_size_is_itself() -> None:
 def test_pixels_and_keys_import_no_torch() -> None:
     program = (
         "import sys\n"
-        "from ncm_cli.encoders.base import EncoderRequest, load_encoder, request_key\n"
+        "from ncm_cli.images.encoder import EncoderRequest, load_encoder, request_key\n"
         "from ncm_cli.progress import SILENT\n"
         "load_encoder(EncoderRequest(model='pixels:8'), device='auto', reporter=SILENT)\n"
         "request_key(EncoderRequest())\n"

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.encoders.base import EncoderRequest, describe, load_encoder, request_key
-from ncm_cli.encoders.decode import DecodeError, decode, note_of
-from ncm_cli.encoders.tiff import UndeclaredRangeError, range_advice
+from ncm_cli.images.decode import UndeclaredRangeError, decode, note_of, range_advice
+from ncm_cli.images.encoder import EncoderRequest, describe, load_encoder, request_key
+from ncm_cli.images.formats import DecodeError
 from ncm_cli.progress import SILENT
 
 tifffile = pytest.importorskip("tifffile")
@@ -295,7 +295,7 @@ def test_a_cut_or_damaged_deep_tiff_is_never_a_partial_picture(options: dict[str
     ],
 )
 def test_the_advice_is_an_option_that_can_be_given(low: float, high: float, advice: str) -> None:
-    from ncm_cli.options.embed import parse_intensity_range
+    from ncm_cli.images.options import parse_intensity_range
 
     assert range_advice(low, high) == f"--intensity-range={advice}"
     if low < high:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.encoders.base import EncoderRequest, load_encoder, request_key
 from ncm_cli.errors import InputError
+from ncm_cli.images.encoder import EncoderRequest, load_encoder, request_key
 from ncm_cli.progress import SILENT
 
 Picture = Callable[..., Image.Image]
@@ -203,7 +203,7 @@ def test_cached_timm_weights_need_no_network(offline: Path, picture: Picture) ->
     import timm
     from safetensors.torch import save_file
 
-    from ncm_cli.encoders.torch_ import own_random_numbers
+    from ncm_cli.images.network import own_random_numbers
 
     snapshot = offline / "models--timm--resnet18.a1_in1k" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
@@ -281,7 +281,7 @@ def test_a_cache_that_cannot_be_written_is_named(
     def fail(*_: object, **__: object) -> str:
         raise error
 
-    monkeypatch.setattr("ncm_cli.encoders.fetch.hub_file", fail)
+    monkeypatch.setattr("ncm_cli.images.weights.hub_file", fail)
     text = refusal("ViT-B-32-quickgelu")
     assert re.search(said, text) and str(offline) in text
     assert "upgrade" not in text and "'/c'" not in text

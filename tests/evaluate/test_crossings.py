@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError
-from ncm_cli.options.evaluate import EvalOptions
-from ncm_cli.options.fit import FitOptions
-from ncm_cli.stages.evaluate import evaluate
-from ncm_cli.stages.fit import fit
-from ncm_cli.store.features import Column, FeatureStore, write_features
-from ncm_cli.store.groups import joint, make_groups
+from ncm_cli.probes.evaluate import evaluate
+from ncm_cli.probes.fit import fit
+from ncm_cli.probes.options import EvalOptions, FitOptions
+from ncm_cli.store.columns import Column, joint, make_groups
+from ncm_cli.store.features import FeatureStore, write_features
 
 ENCODER = {"kind": "array", "model": "made"}
 ATTRIBUTES = ("male", "black", "lgbt")

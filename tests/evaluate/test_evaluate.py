@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncm_cli.cli.main import run
 from ncm_cli.errors import InputError, MismatchError
-from ncm_cli.options.evaluate import EvalOptions
+from ncm_cli.main import run
+from ncm_cli.probes.evaluate import EvalReport, evaluate
+from ncm_cli.probes.options import EvalOptions
 from ncm_cli.progress import Reporter
-from ncm_cli.stages.evaluate import EvalReport, evaluate
-from ncm_cli.store.features import Column, FeatureStore, NumericColumn, write_features
-from ncm_cli.store.fingerprint import fingerprint
+from ncm_cli.store.columns import Column, NumericColumn
+from ncm_cli.store.digests import fingerprint
+from ncm_cli.store.features import FeatureStore, write_features
 from ncm_cli.store.probe import Probe, record_ids, write_probe
 
 ENCODER = {"kind": "array", "model": "test", "normalize": False}
@@ -455,7 +456,7 @@ def test_4795_rows_take_about_a_second_and_nothing_heavy(tmp_path: Path) -> None
     probe = _probe(tmp_path / "p.safetensors", rng.normal(size=512), ("a", "b"))
     program = (
         "import sys\n"
-        "from ncm_cli.cli.main import run\n"
+        "from ncm_cli.main import run\n"
         f"assert run(['eval', {str(probe)!r}, '-f', {str(store)!r}, '--groups', 'label,place']) == 0\n"
         "assert not {'torch', 'sklearn', 'open_clip', 'timm', 'matplotlib'} & set(sys.modules)\n"
     )

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from ncm_cli.methods import comparison, metrics
+from ncm_cli.probes import metrics
+from ncm_cli.probes import metrics as comparison
 
 
 def _problem(seed: int, classes: int, n: int = 300) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncm_cli.methods.projection import spectrum
+from ncm_cli.probes.projection import spectrum
 from ncm_cli.store.columns import Column, Files, NumericColumn
-from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.features_write import write_features
-from ncm_cli.store.fingerprint import fingerprint
+from ncm_cli.store.digests import fingerprint
+from ncm_cli.store.features import FeatureStore, write_features
 from ncm_cli.store.pairs import PairStore, write_pairs
 
 ENCODER = {"kind": "array", "model": "planted", "precision": "fp32", "normalize": False}

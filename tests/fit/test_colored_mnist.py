@@ -13,7 +13,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from ncm_cli.cli.main import run
+from ncm_cli.main import run
 
 BENCH = Path(__file__).resolve().parents[1] / "benchmarks" / "bench_selection.py"
 

@@ -12,17 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from ncm_cli.methods.crossfit import CrossFit, measure
-from ncm_cli.methods.folds import units
-from ncm_cli.methods.metrics import wilson
-from ncm_cli.methods.path import Fit
-from ncm_cli.methods.scoring import PairRows, Rows
-from ncm_cli.methods.selection import Candidate
-from ncm_cli.options.fit import FitOptions
+from ncm_cli.probes import judge as common_crossfit
+from ncm_cli.probes.crossfit import CrossFit, measure
+from ncm_cli.probes.judge import crossfit
+from ncm_cli.probes.metrics import PairRows, Rows, wilson
+from ncm_cli.probes.options import FitOptions
+from ncm_cli.probes.path import Fit
+from ncm_cli.probes.problem import Problem, read_problem
+from ncm_cli.probes.selection import Candidate, units
 from ncm_cli.progress import SILENT
-from ncm_cli.stages import common_crossfit
-from ncm_cli.stages.common_crossfit import crossfit
-from ncm_cli.stages.common_problem import Problem, read_problem
 
 RANKS, DECAYS = (0, 2, 3), (1e-2, 1e-1)
 

@@ -19,7 +19,8 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
-from ncm_cli import NCMClassifier, NCMRegressor, SpuriousProjection, estimator
+from ncm_cli import NCMClassifier, NCMRegressor, SpuriousProjection
+from ncm_cli.probes import estimator
 from ncm_cli.store.pairs import read_pairs
 
 

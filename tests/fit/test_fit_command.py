@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ncm_cli.cli.main import run
+from ncm_cli.main import run
 
 
 def line(on_disk: Any, *more: str) -> list[str]:

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError, MismatchError, UsageError
-from ncm_cli.methods.metrics import accuracy, decide
-from ncm_cli.methods.path import fit_path
-from ncm_cli.methods.projection import spectrum
-from ncm_cli.options.fit import FitOptions
-from ncm_cli.options.spec import check
+from ncm_cli.options import check
+from ncm_cli.probes.apply import logits
+from ncm_cli.probes.fit import FitReport, fit
+from ncm_cli.probes.metrics import accuracy, decide
+from ncm_cli.probes.options import FitOptions
+from ncm_cli.probes.path import fit_path
+from ncm_cli.probes.problem import auto_ranks
+from ncm_cli.probes.projection import spectrum
 from ncm_cli.progress import Reporter
-from ncm_cli.stages.common import logits
-from ncm_cli.stages.common_pairs import auto_ranks
-from ncm_cli.stages.fit import FitReport, fit
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import Probe, read_probe

@@ -7,8 +7,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from ncm_cli.methods import curvature
-from ncm_cli.methods.path import Fit, fit_path
+from ncm_cli.probes import logistic as curvature
+from ncm_cli.probes.path import Fit, fit_path
 
 
 def path(classes: int, n: int = 300, d: int = 8, **options: float) -> list[Fit]:

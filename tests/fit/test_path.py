@@ -11,10 +11,10 @@ import scipy.special
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
 
 from ncm_cli.errors import InputError
-from ncm_cli.methods import curvature
-from ncm_cli.methods.curvature import probabilities
-from ncm_cli.methods.path import Fit, fit_path
-from ncm_cli.methods.projection import project, spectrum
+from ncm_cli.probes import logistic as curvature
+from ncm_cli.probes.logistic import probabilities
+from ncm_cli.probes.path import Fit, fit_path
+from ncm_cli.probes.projection import project, spectrum
 
 
 def rows(n: int, d: int, classes: int, seed: int, k: int = 12) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError
-from ncm_cli.methods.crossfit import CrossFit, measure
-from ncm_cli.methods.metrics import decide
-from ncm_cli.methods.path import Fit
-from ncm_cli.methods.scoring import PairRows, Rows
-from ncm_cli.methods.selection import Candidate, choose, score_path
-from ncm_cli.store.groups import group_weights
+from ncm_cli.probes.crossfit import CrossFit, measure
+from ncm_cli.probes.metrics import PairRows, Rows, decide
+from ncm_cli.probes.path import Fit
+from ncm_cli.probes.selection import Candidate, choose, score_path
+from ncm_cli.store.columns import group_weights
 
 
 def candidate(rank: int, accuracy: float, flips: float, loss: float = 0.5, **more: float) -> Candidate:

@@ -8,18 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncm_cli.cli.main import run
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.methods.crossfit import CrossFit
-from ncm_cli.methods.metrics import decide
-from ncm_cli.methods.selection import Candidate
-from ncm_cli.methods.verdict import FEWEST, Verdict, judge
-from ncm_cli.options.evaluate import EvalOptions
-from ncm_cli.options.fit import FitOptions
+from ncm_cli.main import run
+from ncm_cli.probes.apply import logits
+from ncm_cli.probes.crossfit import FEWEST, CrossFit, Verdict, judge
+from ncm_cli.probes.evaluate import evaluate
+from ncm_cli.probes.fit import FitReport, fit
+from ncm_cli.probes.metrics import decide
+from ncm_cli.probes.options import EvalOptions, FitOptions
+from ncm_cli.probes.selection import Candidate
 from ncm_cli.progress import Reporter
-from ncm_cli.stages.common import logits
-from ncm_cli.stages.evaluate import evaluate
-from ncm_cli.stages.fit import FitReport, fit
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import read_probe

@@ -11,20 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncm_cli.options.bound import BoundOptions
-from ncm_cli.options.evaluate import EvalOptions
-from ncm_cli.options.fit import FitOptions
-from ncm_cli.options.pairs import PairsOptions
-from ncm_cli.options.spec import check
+from ncm_cli.options import check
+from ncm_cli.pairs.options import PairsOptions
+from ncm_cli.pairs.pairs import pairs
+from ncm_cli.probes.evaluate import EvalReport, evaluate
+from ncm_cli.probes.fit import FitReport, fit
+from ncm_cli.probes.options import EvalOptions, FitOptions
 from ncm_cli.progress import Reporter
-from ncm_cli.stages.bound import BoundReport, bound
-from ncm_cli.stages.evaluate import EvalReport, evaluate
-from ncm_cli.stages.fit import FitReport, fit
-from ncm_cli.stages.pairs import pairs
 from ncm_cli.store.columns import Column, Files, NumericColumn
-from ncm_cli.store.features_write import write_features
+from ncm_cli.store.features import write_features
 from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import Probe, read_probe
+from ncm_cli.theory.bound import BoundReport, bound
+from ncm_cli.theory.options import BoundOptions
 
 ENCODER = {"kind": "array", "model": "small world"}
 DIM, TRAIN, VAL, TEST = 10, 90, 40, 40

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncm_cli.cli.main import run
 from ncm_cli.errors import InputError, MismatchError
+from ncm_cli.main import run
 
 KEYS = ("theta_m_theta", "term_1", "term_2", "bound", "test_risk")
 ADAM = {"solver": "adam", "epochs": 4, "lr": 0.02, "device": "cpu", "weight_decay": "1e-2"}

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncm_cli.cli.main import run
 from ncm_cli.errors import InputError
+from ncm_cli.main import run
+from ncm_cli.store.columns import role_of
 from ncm_cli.store.probe import Probe
-from ncm_cli.store.splits import role_of
 
 NAMES = {
     "train": ["train", "training"],

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncm_cli.cli.main import run
 from ncm_cli.errors import InputError
+from ncm_cli.main import run
 
 
 def _aged(world: Any) -> np.ndarray:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncm_cli.store.features import Column, write_features
+from ncm_cli.store.columns import Column
+from ncm_cli.store.features import write_features
 
 ENCODER = {"kind": "array", "model": "test", "normalize": False}
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ncm_cli.cli.main import run
-from ncm_cli.cli.scree import scree
-from ncm_cli.methods.diagnostics import identical, repeated, unexplained
+from ncm_cli.console import scree
+from ncm_cli.main import run
+from ncm_cli.pairs.diagnostics import identical, repeated, unexplained
 from ncm_cli.store.pairs import read_pairs
 
 Make = Callable[..., Path]
@@ -182,7 +182,7 @@ def test_4795_rows_take_about_a_second_and_nothing_heavy(make_store: Make, make_
     table = make_table([(f"r{i}", f"r{i + 240}") for i in range(240)])
     program = (
         "import sys\n"
-        "from ncm_cli.cli.main import run\n"
+        "from ncm_cli.main import run\n"
         f"assert run(['pairs', {str(table)!r}, '-f', {str(store)!r}, '-o', {str(store) + '.p'!r}]) == 0\n"
         "assert not {'torch', 'sklearn', 'open_clip', 'timm', 'matplotlib'} & set(sys.modules)\n"
     )

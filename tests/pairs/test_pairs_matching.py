@@ -14,11 +14,13 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.methods import iterative, matching, neighbours
-from ncm_cli.methods.matching import Pool
-from ncm_cli.options.pairs import PairsOptions
+from ncm_cli.pairs import matching
+from ncm_cli.pairs import matching as iterative
+from ncm_cli.pairs import matching as neighbours
+from ncm_cli.pairs.matching import Pool
+from ncm_cli.pairs.options import PairsOptions
+from ncm_cli.pairs.pairs import pairs
 from ncm_cli.progress import Reporter
-from ncm_cli.stages.pairs import pairs
 from ncm_cli.store.pairs import PairStore, read_pairs
 
 Make = Callable[..., Path]

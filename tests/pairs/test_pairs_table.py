@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError
-from ncm_cli.options.pairs import PairsOptions, parse_holdout
+from ncm_cli.pairs.options import PairsOptions, parse_holdout
+from ncm_cli.pairs.pairs import pairs
 from ncm_cli.progress import Reporter
-from ncm_cli.stages.pairs import pairs
-from ncm_cli.store.features import FeatureStore, Files
+from ncm_cli.store.columns import Files
+from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import PairStore, read_pairs
 
 from .conftest import ENCODER

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.cli.main import run
 from ncm_cli.errors import InputError, MismatchError, UsageError
-from ncm_cli.options.embed import EmbedOptions
-from ncm_cli.options.predict import PredictOptions
+from ncm_cli.images.embed import embed
+from ncm_cli.images.options import EmbedOptions
+from ncm_cli.main import run
+from ncm_cli.probes.options import PredictOptions
+from ncm_cli.probes.predict import predict
 from ncm_cli.progress import SILENT
-from ncm_cli.stages.embed import embed
-from ncm_cli.stages.predict import predict
+from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.features import FeatureStore, write_features
-from ncm_cli.store.fingerprint import fingerprint
 from ncm_cli.store.probe import Probe, write_probe
 
 
@@ -222,7 +222,7 @@ def test_a_manifest_needs_no_labels_and_blank_ones_do_no_harm(probe: Path, pictu
 
 
 def test_where_selects_rows_of_a_store(tmp_path: Path) -> None:
-    from ncm_cli.store.features import Column
+    from ncm_cli.store.columns import Column
 
     encoder = {"kind": "array", "model": "mine"}
     write_features(
@@ -289,7 +289,7 @@ def test_a_reader_of_stdout_may_leave_early(tmp_path: Path) -> None:
 def test_the_weights_are_found_through_the_store_that_was_embedded(
     pictures: Path, embedded: Path, tmp_path: Path
 ) -> None:
-    from ncm_cli.stages.predict_images import _request
+    from ncm_cli.probes.predict import _request
     from ncm_cli.store.probe import read_probe
 
     with FeatureStore.open(embedded) as store:
@@ -347,6 +347,6 @@ def test_rows_that_are_scored_in_parts_have_the_same_predictions(
     probe: Path, embedded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = _predict(probe, embedded, probabilities=True)
-    monkeypatch.setattr("ncm_cli.stages.predict.SCORES_AT_ONCE", 6)
+    monkeypatch.setattr("ncm_cli.probes.predict.SCORES_AT_ONCE", 6)
     assert _predict(probe, embedded, probabilities=True) == whole
     assert len(whole) == 6

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.pipeline import run
-from ncm_cli.recipe import load
+from ncm_cli.recipes.load import load
+from ncm_cli.recipes.run import run
 
 RECIPE = """
 name: celeba-style

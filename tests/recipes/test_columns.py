@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ncm_cli.options.registry import BUILDERS, STEPS, builder_options, step_options
-from ncm_cli.options.spec import COLUMN_METAVARS, Field, fields_of
-from ncm_cli.pipeline import run, shell_lines
-from ncm_cli.recipe import load
-from ncm_cli.recipe.columns import built_columns
-from ncm_cli.recipe.problems import RecipeError
+from ncm_cli.options import COLUMN_METAVARS, Field, fields_of
+from ncm_cli.recipes.document import RecipeError
+from ncm_cli.recipes.load import load
+from ncm_cli.recipes.run import run, shell_lines
+from ncm_cli.recipes.steps import built_columns
+from ncm_cli.registry import BUILDERS, STEPS, builder_options, step_options
 from ncm_cli.store.columns import Column, NumericColumn
 from ncm_cli.store.features import FeatureStore, write_features
 from ncm_cli.store.tables import read_header
@@ -189,7 +189,7 @@ def test_a_dry_run_needs_no_data(tmp_path: Path, name: str) -> None:
 def test_a_dry_run_without_data_warns_and_ends_well(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ncm_cli.cli.main import run
+    from ncm_cli.main import run
 
     (tmp_path / "r.yaml").write_text("name: x\nsteps:\n  - data: {builder: pacs, pacs: gone, output: data}\n")
     assert run(["run", str(tmp_path / "r.yaml"), "--dry-run"]) == 0

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncm_cli.errors import UsageError
-from ncm_cli.options.fit import FitOptions
-from ncm_cli.options.spec import check
-from ncm_cli.pipeline import shell_lines
-from ncm_cli.recipe import Recipe, load
-from ncm_cli.recipe.document import scalar_value
-from ncm_cli.recipe.problems import RecipeError
+from ncm_cli.options import check
+from ncm_cli.probes.options import FitOptions
+from ncm_cli.recipes.document import Recipe, RecipeError, scalar_value
+from ncm_cli.recipes.load import load
+from ncm_cli.recipes.run import shell_lines
 
 
 def _load(folder: Path, values: str, *sets: str, more: str = "", output: str = "d-${v}") -> Recipe:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ncm_cli.recipe import Recipe, load
-from ncm_cli.recipe.problems import RecipeError
+from ncm_cli.recipes.document import Recipe, RecipeError
+from ncm_cli.recipes.load import load
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 

@@ -19,10 +19,12 @@ import pytest
 from PIL import Image
 
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.pipeline import RunReport, freshness, run, shell_lines
 from ncm_cli.progress import Reporter
-from ncm_cli.recipe import Recipe, load
-from ncm_cli.store.atomic import sha256_file
+from ncm_cli.recipes import freshness
+from ncm_cli.recipes.document import Recipe
+from ncm_cli.recipes.load import load
+from ncm_cli.recipes.run import RunReport, run, shell_lines
+from ncm_cli.store.files import sha256_file
 
 RECIPE = """
 name: tiny
@@ -324,7 +326,7 @@ def test_only_needs_what_the_step_reads(tiny: Path) -> None:
 @pytest.mark.slow
 def test_a_new_format_makes_everything_stale(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _run(tiny)
-    monkeypatch.setattr("ncm_cli.pipeline.freshness._formats", lambda: {"store": 99})
+    monkeypatch.setattr("ncm_cli.recipes.freshness._formats", lambda: {"store": 99})
     assert len(_run(tiny).ran) == 7
 
 
@@ -527,7 +529,7 @@ def test_a_file_in_place_of_the_folder(tiny: Path) -> None:
 
 
 def test_two_runs_of_one_folder_exclude_each_other(tiny: Path) -> None:
-    from ncm_cli.store.lock import writer_lock
+    from ncm_cli.store.files import writer_lock
 
     (tiny / "out").mkdir()
     with writer_lock(tiny / "out" / "report.json"), pytest.raises(InputError, match="writ"):

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError
-from ncm_cli.recipe import Recipe, load
-from ncm_cli.recipe.document import Scalar, parse, scalar_value
-from ncm_cli.recipe.problems import Problems, RecipeError
+from ncm_cli.recipes.document import Problems, Recipe, RecipeError, Scalar, parse, scalar_value
+from ncm_cli.recipes.load import load
 
 STEPS = """
   - data: {builder: digits, output: data}

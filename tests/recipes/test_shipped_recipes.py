@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from ncm_cli.pipeline import run, shell_lines
+from ncm_cli.baselines.plan import plan
 from ncm_cli.progress import SILENT
-from ncm_cli.recipe import Recipe, load
-from ncm_cli.stages.sweep_plan import plan
+from ncm_cli.recipes.document import Recipe
+from ncm_cli.recipes.load import load
+from ncm_cli.recipes.run import run, shell_lines
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
@@ -64,7 +65,7 @@ def test_the_quick_variant_is_smaller(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(name for name, inputs in INPUTS.items() if inputs))
 @pytest.mark.slow
 def test_a_recipe_says_what_must_be_given(name: str, tmp_path: Path) -> None:
-    from ncm_cli.recipe.problems import RecipeError
+    from ncm_cli.recipes.document import RecipeError
 
     with pytest.raises(RecipeError) as caught:
         load(RECIPES / f"{name}.yaml", cwd=tmp_path)

@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncm_cli.options.bound import BoundOptions
-from ncm_cli.options.evaluate import EvalOptions
-from ncm_cli.options.fit import FitOptions
-from ncm_cli.options.spec import as_json
-from ncm_cli.store import lock
-from ncm_cli.store.atomic import sha256_file
-from ncm_cli.store.fingerprint import fingerprint
+from ncm_cli.options import as_json
+from ncm_cli.probes.options import EvalOptions, FitOptions
+from ncm_cli.store import files as lock
+from ncm_cli.store.digests import fingerprint
+from ncm_cli.store.files import sha256_file
 from ncm_cli.store.probe import Probe, read_probe, write_probe
 from ncm_cli.store.results import write_result
+from ncm_cli.theory.options import BoundOptions
 
 
 def digest(text: str) -> str:

@@ -12,15 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncm_cli.cli.main import run
-from ncm_cli.options.report import ReportOptions
-from ncm_cli.pipeline import run as run_recipe
+from ncm_cli.main import run
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.recipe import load
-from ncm_cli.stages.report import report
-from ncm_cli.stages.report_read import Group, grouped, read_sources
-from ncm_cli.stages.report_repeats import Mean
-from ncm_cli.stages.report_tables import Table
+from ncm_cli.recipes.load import load
+from ncm_cli.recipes.run import run as run_recipe
+from ncm_cli.results.lines import Group, Mean, grouped, read_sources
+from ncm_cli.results.options import ReportOptions
+from ncm_cli.results.report import report
+from ncm_cli.results.tables import Table
 from ncm_cli.store.results import HEADER, read_result, write_result
 
 from .conftest import Results
@@ -176,7 +175,7 @@ def test_bounds_with_other_options_or_inputs_are_apart(results: Results) -> None
 def test_curves_of_other_pairs_are_other_lines_and_share_no_reference(
     results: Results, tmp_path: Path
 ) -> None:
-    from ncm_cli.stages.report_plots import _references
+    from ncm_cli.results.plots import _references
 
     for seed in range(2):
         for name, erm in (("a", 0.5), ("b", 0.6)):

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from ncm_cli.cli.main import run
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.methods.metrics import wilson
-from ncm_cli.options.report import ReportOptions, parse_metrics
-from ncm_cli.stages.report import report
-from ncm_cli.stages.report_format import _tex, comma_separated, latex, markdown, number
-from ncm_cli.stages.report_read import Spread
-from ncm_cli.stages.report_tables import Cell, Table
+from ncm_cli.main import run
+from ncm_cli.probes.metrics import wilson
+from ncm_cli.results.lines import Spread
+from ncm_cli.results.options import ReportOptions, parse_metrics
+from ncm_cli.results.report import report
+from ncm_cli.results.tables import Cell, Table, _tex, comma_separated, latex, markdown, number
 from ncm_cli.store.results import write_result
 
 from .conftest import Results
@@ -291,6 +290,6 @@ def test_wrong_choices_are_usage_errors(tmp_path: Path) -> None:
     assert run(["report", str(tmp_path), "--format", "html"]) == 2
     assert run(["report", str(tmp_path / "absent.json")]) == 3
     with pytest.raises(UsageError):
-        from ncm_cli.options.spec import check
+        from ncm_cli.options import check
 
         check(ReportOptions(results=(tmp_path,), by="seed"))

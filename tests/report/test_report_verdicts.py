@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ncm_cli.cli.main import run
-from ncm_cli.store.fingerprint import fingerprint
+from ncm_cli.main import run
+from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.probe import Probe, write_probe
 
 ENCODER = {"kind": "array", "model": "made"}

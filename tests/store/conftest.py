@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncm_cli.store.features import Column, FailedRow, FeatureStore, Files, NumericColumn, write_features
-from ncm_cli.store.fingerprint import fingerprint
+from ncm_cli.store.columns import Column, FailedRow, Files, NumericColumn
+from ncm_cli.store.digests import fingerprint
+from ncm_cli.store.features import FeatureStore, write_features
 from ncm_cli.store.pairs import PairStore, write_pairs
 from ncm_cli.store.probe import Probe, write_probe
 

@@ -15,13 +15,19 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError
-from ncm_cli.store import h5_sink
-from ncm_cli.store.atomic import atomic_path, read_json, sha256_file, write_json
+from ncm_cli.store import hdf5 as h5_sink
 from ncm_cli.store.features import FeatureStore, write_features
-from ncm_cli.store.lock import writer_lock
+from ncm_cli.store.files import (
+    atomic_path,
+    place,
+    read_json,
+    sha256_file,
+    start_time,
+    write_json,
+    writer_lock,
+)
 from ncm_cli.store.pairs import write_pairs
 from ncm_cli.store.probe import write_probe
-from ncm_cli.store.process import place, start_time
 
 
 def listing(folder: Path) -> list[str]:
@@ -81,7 +87,7 @@ def test_circles_of_links_are_refused(tmp_path: Path, name: str) -> None:
 
 KILLED = """
 import os, signal, sys
-from ncm_cli.store.atomic import atomic_path
+from ncm_cli.store.files import atomic_path
 with atomic_path(sys.argv[1]) as temporary:
     temporary.write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ncm_cli
-from ncm_cli.store.csv_writer import CsvWriter, csv_text
 from ncm_cli.store.sweep_table import write_csv
+from ncm_cli.store.tables import CsvWriter, csv_text
 
 
 @pytest.mark.parametrize(
@@ -56,4 +56,4 @@ def test_a_sweep_whose_loss_is_infinite_has_its_table(tmp_path: Path) -> None:
 def test_nothing_else_writes_csv() -> None:
     package = Path(ncm_cli.__file__).parent
     files = [path for path in package.rglob("*.py") if "csv.writer(" in path.read_text(encoding="utf-8")]
-    assert {str(path.relative_to(package)) for path in files} == {"store/csv_writer.py"}
+    assert {str(path.relative_to(package)) for path in files} == {"store/tables.py"}

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.store.checks import MAX_COLUMNS
-from ncm_cli.store.features import Column, FeatureStore, NumericColumn, write_features
+from ncm_cli.store.columns import Column, NumericColumn
+from ncm_cli.store.digests import MAX_COLUMNS
+from ncm_cli.store.features import FeatureStore, write_features
 
 
 def test_round_trip(tmp_path: Path, samples: SimpleNamespace) -> None:

@@ -14,8 +14,8 @@ import h5py
 import numpy as np
 import pytest
 
-from ncm_cli.cli.main import run
-from ncm_cli.stages.common import logits
+from ncm_cli.main import run
+from ncm_cli.probes.apply import logits
 from ncm_cli.store.journal import Journal, JournalRow, journal_folder
 from ncm_cli.store.probe import write_probe
 from ncm_cli.store.results import write_result
@@ -145,7 +145,7 @@ def test_system(describe: Callable[..., Any]) -> None:
 
 def test_describing_a_file_imports_nothing_heavy(write_store: Callable[..., Path], probe_path: Path) -> None:
     program = (
-        "import sys\nfrom ncm_cli.cli.main import run\n"
+        "import sys\nfrom ncm_cli.main import run\n"
         "assert all(run(['info', path, '--verify']) == 0 for path in sys.argv[1:])\n"
         "heavy = {'torch', 'open_clip', 'sklearn', 'timm', 'matplotlib', 'scipy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ncm_cli.cli.main import run
 from ncm_cli.errors import InputError, MismatchError
-from ncm_cli.stages.report_read import read_sources
+from ncm_cli.main import run
+from ncm_cli.results.lines import read_sources
 from ncm_cli.store.pairs import read_pairs, write_pairs
 from ncm_cli.store.probe import read_probe, write_probe
 from ncm_cli.store.results import HEADER, jsonable, read_result, write_result

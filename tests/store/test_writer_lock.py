@@ -14,16 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from ncm_cli.cli.main import run
 from ncm_cli.errors import InputError
-from ncm_cli.store import lock
-from ncm_cli.store.lock import holds, lock_path, writer_lock
-from ncm_cli.store.process import is_dead, start_time
+from ncm_cli.main import run
+from ncm_cli.store import files as lock
+from ncm_cli.store.files import holds, is_dead, lock_path, start_time, writer_lock
 
 HOLD = """
 import os, sys, time
 os.register_at_fork(after_in_child=lambda: time.sleep(5))
-from ncm_cli.store import lock
+from ncm_cli.store import files as lock
 if sys.argv[2] == "without":
     lock._record_lock = lambda descriptor: None
 with lock.writer_lock(sys.argv[1]):

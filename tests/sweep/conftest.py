@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ncm_cli.options.sweep import SweepOptions
+from ncm_cli.baselines.options import SweepOptions
 from ncm_cli.store.columns import Column
+from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.features import write_features
-from ncm_cli.store.fingerprint import fingerprint
 from ncm_cli.store.pairs import PairStore, write_pairs
 
 ENCODER = {"kind": "array", "model": "made-up"}

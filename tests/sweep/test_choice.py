@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ncm_cli.methods import metrics, scoring
-from ncm_cli.methods.choice import METRICS, RULES, best_checkpoints, pick_trial
-from ncm_cli.methods.selection import worst_group_error
+from ncm_cli.baselines.choice import METRICS, RULES, best_checkpoints, pick_trial
+from ncm_cli.probes import metrics
+from ncm_cli.probes import metrics as scoring
+from ncm_cli.probes.selection import worst_group_error
 
 AT = {name: i for i, name in enumerate(METRICS)}
 
@@ -17,7 +18,7 @@ AT = {name: i for i, name in enumerate(METRICS)}
 def test_scores_of_many_probes_agree_with_plain_metrics(
     classes: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ncm_cli.methods.scoring.BLOCK_ELEMENTS", 70)
+    monkeypatch.setattr("ncm_cli.probes.metrics.BLOCK_ELEMENTS", 70)
     rng = np.random.default_rng(seed)
     logits, d, count = (1 if classes == 2 else classes), 5, 6
     rows = scoring.Rows(

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ncm_cli.baselines.config import Config, Schedule, TrainData
+from ncm_cli.baselines.objectives import drawn_batches, generator_of
+from ncm_cli.baselines.trainer import Trained, train
 from ncm_cli.errors import UsageError
-from ncm_cli.methods.batches import drawn_batches, generator_of
-from ncm_cli.methods.config import Config, Schedule, TrainData
-from ncm_cli.methods.trainer import Trained, train
 
 METHODS = ("erm", "irm", "vrex", "groupdro", "fish", "matchdg")
 Part = tuple[Tensor, Tensor]

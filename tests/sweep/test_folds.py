@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ncm_cli.baselines import rows as sweep_run
+from ncm_cli.baselines.config import Config, Schedule, TrainData
+from ncm_cli.baselines.options import SweepOptions
+from ncm_cli.baselines.sweep import sweep
+from ncm_cli.baselines.trainer import train
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.methods.config import Config, Schedule, TrainData
-from ncm_cli.methods.trainer import train
-from ncm_cli.options.fit import FitOptions
-from ncm_cli.options.sweep import SweepOptions
+from ncm_cli.probes.fit import fit
+from ncm_cli.probes.options import FitOptions
+from ncm_cli.probes.problem import read_problem
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.stages import sweep_run
-from ncm_cli.stages.common_problem import read_problem
-from ncm_cli.stages.fit import fit
-from ncm_cli.stages.sweep import sweep
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.sweep_table import SweepTable, read_sweep

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from ncm_cli.methods.bank import FishBank, SharedBank
-from ncm_cli.methods.config import Config, Schedule, TrainData
-from ncm_cli.methods.problem import Problem
-from ncm_cli.methods.trainer import Group
+from ncm_cli.baselines.config import Config, Problem, Schedule, TrainData
+from ncm_cli.baselines.trainer import FishBank, Group, SharedBank
 
 _spec = importlib.util.spec_from_file_location("references", Path(__file__).with_name("references.py"))
 references = importlib.util.module_from_spec(_spec)

@@ -7,13 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ncm_cli.baselines.options import HYPER, METHODS, SweepOptions, parse_methods, parse_search, parse_space
+from ncm_cli.baselines.plan import chunks, plan
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.options.catalog import HYPER, METHODS
-from ncm_cli.options.search import parse_search, parse_space
-from ncm_cli.options.spec import check
-from ncm_cli.options.sweep import SweepOptions, parse_methods
+from ncm_cli.options import check
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.stages.sweep_plan import chunks, plan
 
 
 def options(**changes: object) -> SweepOptions:

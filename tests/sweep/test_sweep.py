@@ -15,19 +15,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ncm_cli.cli.main import run
+from ncm_cli.baselines import rows as sweep_run
+from ncm_cli.baselines.dfr import fit_dfr, halves
+from ncm_cli.baselines.options import SweepOptions
+from ncm_cli.baselines.sweep import sweep
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.methods.dfr import fit_dfr, halves
-from ncm_cli.options.fit import FitOptions
-from ncm_cli.options.sweep import SweepOptions
+from ncm_cli.main import run
+from ncm_cli.probes.fit import fit
+from ncm_cli.probes.options import FitOptions
 from ncm_cli.progress import Reporter
-from ncm_cli.stages import sweep_run
-from ncm_cli.stages.fit import fit
-from ncm_cli.stages.sweep import sweep
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.results import read_result
-from ncm_cli.store.sweep_parts import SweepParts
-from ncm_cli.store.sweep_table import read_sweep
+from ncm_cli.store.sweep_table import SweepParts, read_sweep
 
 Made = Callable[..., SweepOptions]
 METHODS = "erm,irm,vrex,groupdro,fish,lisa,matchdg,ncm,dfr,leace,erm+upweight"
@@ -425,7 +424,7 @@ def test_the_command_prints_json_or_tables(problem: Path, capsys: pytest.Capture
 
 
 def test_another_writer_is_refused(swept: Made, problem: Path) -> None:
-    from ncm_cli.store.lock import writer_lock
+    from ncm_cli.store.files import writer_lock
 
     with writer_lock(problem / "s.json"), pytest.raises(InputError, match="another process"):
         sweep(swept())

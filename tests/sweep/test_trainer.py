@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch.nn import functional
 
+from ncm_cli.baselines.config import Config, Schedule, TrainData
+from ncm_cli.baselines.objectives import batch_bounds, epoch_order, generator_of
+from ncm_cli.baselines.trainer import Adam, Sgd, train
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.methods.batches import batch_bounds, epoch_order, generator_of
-from ncm_cli.methods.config import Config, Schedule, TrainData
-from ncm_cli.methods.optim import Adam, Sgd
-from ncm_cli.methods.trainer import train
-from ncm_cli.store.groups import group_weights
+from ncm_cli.store.columns import group_weights
 
 TRAINED = ("erm", "ncm", "irm", "vrex", "groupdro", "fish", "lisa", "matchdg")
 

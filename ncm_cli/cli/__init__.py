@@ -1,1 +1,0 @@
-"""The command line: each command parses, calls one stage and renders."""

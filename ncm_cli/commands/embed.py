@@ -1,0 +1,76 @@
+"""``ncm embed``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from ncm_cli.commands import Example, add_command
+from ncm_cli.images.options import EmbedOptions
+
+if TYPE_CHECKING:
+    from ncm_cli.console import Ui
+    from ncm_cli.images.plan import EmbedReport
+
+SHOWN_FAILURES = 12
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the tree."""
+    add_command(
+        app,
+        "embed",
+        EmbedOptions,
+        handler,
+        examples=[
+            Example(
+                line="ncm embed manifest.csv -o features.h5",
+                note="CLIP features of the images that a table with the columns path and label names",
+            ),
+            Example(
+                line="ncm embed photos --layout domain/label --model pixels:32 -o features.h5",
+                note="the images of a folder, with the names of its folders as columns",
+            ),
+            Example(
+                line="ncm embed manifest.csv --from-array X.npy --encoder-name my-clip -o features.h5",
+                note="features that were made elsewhere, rows in manifest order",
+            ),
+        ],
+        next_step="ncm pairs, with --features features.h5",
+    )
+
+
+def handler(options: EmbedOptions, ui: Ui) -> int | None:
+    """Run the stage and say what it made; 5 when more images failed than were allowed."""
+    from ncm_cli.images.embed import embed
+
+    report = embed(options, reporter=ui.reporter)
+    if report.failed:
+        _warn_failures(report, ui)
+    ui.text(_summary(report))
+    if ui.json:
+        ui.result(report.to_json())
+    return 5 if report.too_many_failed else None
+
+
+def _summary(report: EmbedReport) -> str:
+    size = f"{report.path}: {report.rows:,} × {report.dim:,}, {report.model}"
+    if not report.written:
+        return f"{size}; already up to date"
+    counts = [f"{report.new:,} new"]
+    counts += [f"{n:,} {what}" for n, what in ((report.reused, "kept"), (report.removed, "removed")) if n]
+    counts += [f"{len(report.failed):,} failed"] if report.failed else []
+    rate = f", {report.images_per_second:,.0f} images/s" if report.new and report.images_per_second else ""
+    device = f" on {report.device}" if report.device else ""
+    return f"{size}; {', '.join(counts)} in {report.seconds:.1f} s{rate}{device}"
+
+
+def _warn_failures(report: EmbedReport, ui: Ui) -> None:
+    shown = [f"{row.id}: {row.reason}" for row in report.failed[:SHOWN_FAILURES]]
+    rest = len(report.failed) - len(shown)
+    lines = [*shown, *([f"and {rest} more: ncm info {report.path} --json"] if rest else [])]
+    ui.reporter.warn(
+        f"{len(report.failed)} of {report.rows + len(report.failed)} images failed and are not in the store; "
+        "mend them and run the same command again\n  " + "\n  ".join(lines)
+    )

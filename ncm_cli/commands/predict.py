@@ -1,0 +1,72 @@
+"""``ncm predict``."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from ncm_cli.commands import Example, add_command
+from ncm_cli.probes.options import PredictOptions
+
+if TYPE_CHECKING:
+    from ncm_cli.console import Ui
+
+FAILURES_SHOWN = 10
+CLASSES_SHOWN = 20
+SOME_FAILED = 5
+"""The exit code when the work is done but for some rows."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the tree."""
+    add_command(
+        app,
+        "predict",
+        PredictOptions,
+        run,
+        examples=[
+            Example(
+                line="ncm predict probe.safetensors new-photos/ -o predictions.csv",
+                note="every image of a folder, with the encoder that the probe names",
+            ),
+            Example(
+                line="ncm predict probe.safetensors f.h5 --where split=test --probabilities",
+                note="rows of a store, to standard output, with the probability of every class",
+            ),
+        ],
+        next_step="ncm eval, where the true answers are known",
+        json_output=False,
+    )
+
+
+def run(options: PredictOptions, ui: Ui) -> int | None:
+    """Predict, and say what could not be predicted."""
+    from ncm_cli.probes.predict import STDOUT, predict
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # data, whatever the terminal's encoding
+    report = predict(options, reporter=ui.reporter, stdout=sys.stdout)
+    for name, reason in report.failed[:FAILURES_SHOWN]:
+        ui.reporter.warn(f"{name}: {reason}")
+    if len(report.failed) > FAILURES_SHOWN:
+        ui.reporter.warn(
+            f"and {len(report.failed) - FAILURES_SHOWN} more images failed: see the column reason"
+        )
+    if report.output != STDOUT:
+        if report.classes:
+            _show_classes(report.classes, ui)
+        ui.note(f"wrote {report.output}: {report.rows:,} predicted, {len(report.failed):,} failed")
+    return SOME_FAILED if report.failed else None
+
+
+def _show_classes(counts: dict[str, int], ui: Ui) -> None:
+    """How many rows were predicted as each class; of many classes the most frequent ones."""
+    shown, footer = list(counts.items()), None
+    if len(shown) > CLASSES_SHOWN:
+        shown = sorted(shown, key=lambda item: -item[1])[:CLASSES_SHOWN]
+        rest = sum(counts.values()) - sum(n for _, n in shown)
+        footer = f"and {rest:,} rows of the {len(counts) - CLASSES_SHOWN:,} other classes"
+    ui.table(["class", "rows"], shown, footer=footer)

@@ -1,0 +1,64 @@
+"""``ncm report``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from ncm_cli.commands import Example, add_command
+from ncm_cli.results.options import ReportOptions
+
+if TYPE_CHECKING:
+    from ncm_cli.console import Ui
+
+WIDE = 2
+"""Columns of numbers up to which a terminal has room for their intervals."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the tree."""
+    add_command(
+        app,
+        "report",
+        ReportOptions,
+        handler,
+        examples=[
+            Example(
+                line="ncm report runs/colored-digits --plots figures",
+                note="everything that a run has found, known values included",
+            ),
+            Example(
+                line="ncm report erm.json ncm.json --format latex -o table.tex",
+                note="two evaluations as a booktabs table",
+            ),
+        ],
+        next_step="look at the figures; ncm run RECIPE compares with published values",
+    )
+
+
+def handler(options: ReportOptions, ui: Ui) -> None:
+    """Make the report and show it."""
+    from ncm_cli.results.report import report
+    from ncm_cli.results.tables import terminal, without_intervals
+
+    made = report(options, reporter=ui.reporter)
+    if ui.json:
+        ui.result(made.to_json())
+    elif options.output is None:
+        if made.text is not None:
+            ui.text(made.text.rstrip("\n"))
+        else:
+            for table in made.tables:
+                roomy = len(table.columns) - table.left <= WIDE
+                ui.table(
+                    table.columns,
+                    [[terminal(cell, intervals=roomy) for cell in row] for row in table.rows],
+                    title=table.title,
+                    footer=(table.note if roomy else without_intervals(table.note)) or None,
+                    left=table.left,
+                )
+    if options.output is not None:
+        ui.note(f"tables: {options.output}")
+    for path in made.plots:
+        ui.note(f"plot: {path}")

@@ -1,0 +1,164 @@
+"""``ncm run``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ncm_cli.commands import Example, add_command
+from ncm_cli.recipes.options import RunOptions
+
+if TYPE_CHECKING:
+    from ncm_cli.recipes.document import Expectation, Recipe
+    from ncm_cli.recipes.run import Row, RunReport
+
+MISSED = 3
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the tree."""
+    add_command(
+        app,
+        "run",
+        RunOptions,
+        handle,
+        examples=(
+            Example(line="ncm run recipes/digits.yaml", note="everything, into runs/colored-digits"),
+            Example(
+                line="ncm run recipes/digits.yaml --set seed=[0] --dry-run",
+                note="the shell lines for one seed, to read or to paste",
+            ),
+        ),
+        next_step="run it again after a change: only the steps that the change touches run",
+    )
+
+
+def handle(options: RunOptions, ui: Any) -> int | None:
+    """Run the recipe, or print its shell lines; then the closing table."""
+    from ncm_cli.recipes.load import load
+    from ncm_cli.recipes.run import run, shell_lines
+
+    recipe = load(
+        options.recipe,
+        out=options.out,
+        sets=options.set,
+        dry_run=options.dry_run,
+        allow_outside=options.allow_outside,
+    )
+    if options.dry_run:
+        from ncm_cli.recipes.run import chosen
+
+        for missing in recipe.missing:
+            ui.reporter.warn(missing)
+        lines = shell_lines(recipe, chosen(recipe, options.only))
+        if ui.json:
+            ui.result({"recipe": recipe.name, "lines": lines})
+        else:
+            typer.echo("\n".join(lines))
+        return None
+    report = run(recipe, only=options.only, force=options.force, reporter=ui.reporter)
+    if ui.json:
+        ui.result(report.to_json())
+    else:
+        _show(report, ui)
+    if options.strict and report.outcome.missed:
+        missed = report.outcome.missed
+        ui.reporter.warn(f"{missed} expected value{'s were' if missed > 1 else ' was'} missed (--strict)")
+        return MISSED
+    return report.exit_code or None
+
+
+def _show(report: RunReport, ui: Any) -> None:
+    recipe, found = report.recipe, report.outcome
+    if found.rows:
+        _show_rows(recipe, found.rows, ui)
+    for row in found.rows:
+        if row.seen:
+            last = list(recipe.columns)[-1]
+            ui.reporter.warn(f"{_label(row)}: rows of {last!r} were also used in training or for choosing")
+    if found.verdicts:
+        ui.table(
+            ("expected", "value", "measured", "", "source"),
+            [
+                (
+                    _what(verdict.expectation),
+                    verdict.expected(),
+                    verdict.measured,
+                    verdict.state,
+                    verdict.expectation.source,
+                )
+                for verdict in found.verdicts
+            ],
+            title="known values",
+        )
+    ui.text(_where_files_are(report))
+
+
+def _show_rows(recipe: Recipe, rows: tuple[Row, ...], ui: Any) -> None:
+    """The closing table; columns that no row fills are left out."""
+    cells = list(dict.fromkeys(name for row in rows for name in row.cell))
+    headings = list(recipe.columns)
+    columns: dict[str, list[object]] = {"method": [_label(row) for row in rows]}
+    columns.update({name: [row.cell.get(name) for row in rows] for name in cells})
+    columns["rule"] = [_rule(row) for row in rows]
+    columns.update({heading: [row.columns[heading] for row in rows] for heading in headings})
+    columns["worst group"] = [row.worst_group for row in rows]
+    columns["rank"] = [None if row.rank is None else f"{row.rank.mean:.3g}" for row in rows]
+    shown = {name: values for name, values in columns.items() if any(value is not None for value in values)}
+    seeds = {row.seeds for row in rows}
+    counted = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
+    spread = f"; mean ± standard deviation over {counted} seeds" if max(seeds) > 1 else "; one seed"
+    worst = f"; worst group of {headings[-1]!r}" if "worst group" in shown else ""
+    ui.table(
+        tuple(shown),
+        list(zip(*shown.values(), strict=True)),
+        title=recipe.name,
+        footer=f"accuracy{worst}{spread}",
+        left=2 + len(cells),
+    )
+
+
+def _label(row: Row) -> str:
+    """The step's name; a sweep has many methods, so theirs."""
+    return row.method if row.swept else row.step
+
+
+def _rule(row: Row) -> str | None:
+    """The selection rule; in capitals where it looks at test rows."""
+    if row.rule is None or not row.oracle:
+        return row.rule
+    return {"oracle": "ORACLE", "oracle-worst-group": "ORACLE WG"}.get(row.rule, f"ORACLE {row.rule}")
+
+
+def _what(expectation: Expectation) -> str:
+    """What an expectation is about, in few words: ``ncm, bound, split=test``."""
+    filters = dict(expectation.filters)
+    if "method" in filters:
+        filters.pop("step", None)
+    words = [filters.pop(name) for name in ("step", "method", "rule") if name in filters]
+    where = filters.pop("where", None)
+    for name, value in filters.items():
+        variable = f"${{{name}}}"
+        if where and variable in where:
+            where = where.replace(variable, value)
+        else:
+            words.append(f"{name} {value}")
+    metric = [] if expectation.metric == "accuracy" else [expectation.metric]
+    return ", ".join([*metric, *words, *([where] if where else [])])
+
+
+def _where_files_are(report: RunReport) -> str:
+    """The files by step; the ones of a matrix are counted."""
+    recipe = report.recipe
+    lines = [f"files in {recipe.out}:"]
+    steps: dict[str, list[str]] = {}
+    for job in recipe.jobs:
+        for path in (item for items in job.outputs.values() for item in items):
+            name = str(path.relative_to(recipe.out)) if path.is_relative_to(recipe.out) else str(path)
+            steps.setdefault(job.step, []).append(name)
+    for step, names in steps.items():
+        more = f" ... {names[-1]} ({len(names)})" if len(names) > 1 else ""
+        lines.append(f"  {step}: {names[0]}{more}")
+    lines.append(f"  everything above, for programs: {report.report.name}")
+    return "\n".join(lines)

@@ -1,0 +1,428 @@
+"""What people see: tables, progress, errors. The only module that knows rich.
+
+A singular spectrum as a plot in text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json as json_module
+import os
+import re
+import sys
+import textwrap
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, Any
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Task as RichTask
+from rich.text import Text
+
+from ncm_cli.progress import Reporter, Task
+
+GAP = "  "
+"""Between two columns of a table."""
+
+NARROW = 16
+"""Text is wrapped at blanks into columns no narrower than this."""
+
+_ID = re.compile(r"\bid(_[ab])?\b")
+_WORDS = re.compile(r"[^\W\d]{2,}\s+[^\W\d]{2,}")
+
+LOG_SECONDS = 60.0
+"""Seconds between two progress lines when stderr is no terminal."""
+
+_ASCII = str.maketrans(
+    {
+        **dict.fromkeys("─━", "-"),
+        **dict.fromkeys("│┃", "|"),
+        **dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╰╯", "+"),
+        "▶": ">",
+        "◀": "<",
+        "█": "#",
+        "–": "-",
+        "×": "x",
+        "…": "...",
+        "±": "+-",
+        "≤": "<=",
+        "θ": "theta",
+        "λ": "lambda",
+        "σ": "sigma",
+        "ε": "eps",
+        "√": "sqrt",
+        "→": "->",
+        "‖": "|",
+        "Λ": "Lambda",
+        "ᵀ": "^T",
+        "²": "^2",
+        "₁": "_1",
+        "\u0303": "~",
+        "δ": "delta",
+        "≥": ">=",
+        "−": "-",
+        "·": "*",
+        "⊥": "_perp",
+    }
+)
+
+
+def _is_utf8(stream: IO[str]) -> bool:
+    return (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "") == "utf8"
+
+
+def _can_show(text: str, stream: IO[str]) -> bool:
+    """Whether a stream can show ``text``: it is UTF-8, and the text has no name of a file that isn't."""
+    if not _is_utf8(stream):
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# Names of files and values of tables may hold anything; a terminal would obey these characters.
+_CONTROL = {
+    code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"
+} | {code: f"\\u{code:04x}" for code in (0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))}
+
+
+def plain(text: str, stream: IO[str] | None = None) -> str:
+    """``text`` as the stream can show it: box drawing and Greek become ASCII where there is no UTF-8.
+
+    Control characters other than tabs and line ends, and marks that turn the direction of writing, are
+    shown as escapes.
+    """
+    target = stream or sys.stdout
+    text = text.translate(_CONTROL)
+    if not _is_utf8(target):
+        text = text.translate(_ASCII)
+    encoding = getattr(target, "encoding", None) or "ascii"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _console(stream: IO[str]) -> Console:
+    # Off a terminal everything is written unwrapped; without a width rich would take one from COLUMNS.
+    width = None if stream.isatty() else 80
+    return Console(file=stream, width=width, highlight=False, soft_wrap=False, emoji=False, markup=False)
+
+
+class Ui:
+    """The two streams of one command, and how much is said on them."""
+
+    def __init__(self, *, quiet: bool = False, verbose: bool = False, json: bool = False) -> None:
+        self.quiet = quiet
+        self.json = json
+        self.reporter: Reporter = ConsoleReporter(quiet=quiet, verbose=verbose)
+        self._out = _console(sys.stdout)
+
+    def result(self, value: Any) -> None:
+        """Print ``value`` as JSON on stdout (floats at full precision; NaN and infinities are null)."""
+        from ncm_cli.store.results import jsonable
+
+        value = jsonable(value)
+        text = json_module.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
+        if not (text.isascii() or _can_show(text, sys.stdout)):
+            text = json_module.dumps(value, indent=2, allow_nan=False)
+        sys.stdout.write(text + "\n")
+
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        *,
+        title: str | None = None,
+        footer: str | None = None,
+        left: int = 1,
+    ) -> None:
+        """Print a table on stdout, unless ``--json`` or ``--quiet``.
+
+        The first ``left`` columns are aligned left, the rest right. Nothing is wrapped, unless the table has
+        to fit a terminal or ``COLUMNS``: then headings and texts are wrapped at blanks, numbers and ids
+        never. What still has no room, long names and the last columns, is listed below the table.
+        """
+        if self.json or self.quiet:
+            return
+        # Without the blanks a number stays together with its deviation.
+        cells = [[_one_line(cell_text(cell).replace(" ± ", "±")) for cell in row] for row in rows]
+        made = [
+            _Column(_one_line(name), [row[index] for row in cells], left=index < left)
+            for index, name in enumerate(columns)
+        ]
+        shown, notes = _fitted(made, self._width())
+        if title:
+            self.text(title)
+        *heading, last = _lines([column.heading for column in shown], shown, bottom=True)
+        for line in (*heading, last):
+            self._out.print(Text(line, "bold"), soft_wrap=True)
+        self.text("─" * (sum(column.width for column in shown) + len(GAP) * (len(shown) - 1)))
+        for row in range(len(rows)):
+            self.text("\n".join(_lines([column.cells[row] for column in shown], shown)))
+        self.text("\n".join([*notes, *([footer] if footer else []), ""]))
+
+    def _width(self) -> int | None:
+        """The columns there are room for; None off a terminal, unless ``COLUMNS`` says otherwise."""
+        if sys.stdout.isatty():
+            return self._out.width
+        given = os.environ.get("COLUMNS", "")
+        return int(given) if given.isdecimal() and int(given) else None
+
+    def text(self, text: str) -> None:
+        """Print lines on stdout as they are, unless ``--json`` or ``--quiet``."""
+        if not (self.json or self.quiet):
+            print(plain(text))
+
+    def note(self, text: str) -> None:
+        """A line on stderr, unless ``--quiet``."""
+        self.reporter.note(text)
+
+
+def cell_text(cell: object) -> str:
+    """How a table shows a value: three decimals, thousands with commas, a dash for nothing."""
+    if cell is None:
+        return "–"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    if isinstance(cell, float):
+        return f"{cell:.3f}" if 1e-3 <= abs(cell) < 1e4 or cell == 0 else f"{cell:.3g}"
+    return str(cell)
+
+
+def _one_line(text: str) -> str:
+    return plain(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+@dataclasses.dataclass(slots=True)
+class _Column:
+    """A column of a table that is being laid out."""
+
+    heading: str
+    cells: list[str]
+    left: bool
+    width: int = 0
+
+    @property
+    def wraps(self) -> bool:
+        """Whether its cells may be wrapped at blanks: numbers and ids may not."""
+        return not _ID.search(self.heading) and (self.left or any(map(_WORDS.search, self.cells)))
+
+    def natural(self) -> int:
+        """Its width with every cell on one line."""
+        return max(map(cell_len, self.cells), default=0)
+
+    def least(self) -> int:
+        """Its width with the heading, and the cells that may be, wrapped at every blank."""
+        cells = self.natural()
+        if self.wraps:
+            cells = min(cells, max([NARROW, *map(_longest_word, self.cells)]))
+        return max(_longest_word(self.heading), cells)
+
+    def abbreviate(self, limit: int, legend: dict[str, str]) -> None:
+        """Replace what is wider than ``limit`` and can't be wrapped by numbers of the legend."""
+
+        def short(text: str, wraps: bool) -> str:
+            wide = _longest_word(text) if wraps else cell_len(text)
+            return legend.setdefault(text, f"[{len(legend) + 1}]") if wide > limit else text
+
+        self.heading = short(self.heading, True)
+        if self.left or self.wraps:
+            self.cells = [short(cell, self.wraps) for cell in self.cells]
+
+
+def _longest_word(text: str) -> int:
+    return max(map(cell_len, text.split()), default=0)
+
+
+def _fitted(columns: list[_Column], width: int | None) -> tuple[list[_Column], list[str]]:
+    """The columns as they fit into ``width``, with their widths; and what the reader of them must know."""
+    shown, legend, dropped = list(columns), dict[str, str](), list[str]()
+    room = sys.maxsize if width is None else width
+
+    def excess(widths: Iterable[int]) -> int:
+        return sum(widths) + len(GAP) * (len(shown) - 1) - room
+
+    for column in sorted(shown, key=_Column.least, reverse=True):
+        if (over := excess(map(_Column.least, shown))) > 0:
+            column.abbreviate(max(room // 4, column.least() - over), legend)
+    while excess(map(_Column.least, shown)) > 0 and len(shown) > 1 and not shown[-1].left:
+        dropped.insert(0, shown.pop().heading)
+    for column in shown:
+        column.width = max(cell_len(column.heading), column.natural())
+    # Headings are wrapped before texts are, the widest first.
+    for floor in ([max(column.least(), column.natural()) for column in shown], [*map(_Column.least, shown)]):
+        while excess(column.width for column in shown) > 0:
+            loose = [column for column, least in zip(shown, floor, strict=True) if column.width > least]
+            if not loose:
+                break
+            max(loose, key=lambda column: column.width).width -= 1
+    notes = [f"{short} {text}" for text, short in legend.items()]
+    if dropped:
+        notes.append(f"No room for: {', '.join(dropped)}. A file or a wider terminal has it.")
+    return shown, notes
+
+
+def _lines(cells: Sequence[str], columns: Sequence[_Column], *, bottom: bool = False) -> list[str]:
+    """One row of a table; cells that are wrapped make several lines."""
+    wrapped = [
+        textwrap.wrap(cell, max(column.width, 1), break_long_words=False, break_on_hyphens=False)
+        if cell_len(cell) > column.width
+        else [cell]
+        for cell, column in zip(cells, columns, strict=True)
+    ]
+    height = max(map(len, wrapped), default=1)
+    lines = []
+    for i in range(height):
+        parts = []
+        for own, column in zip(wrapped, columns, strict=True):
+            index = i - (height - len(own) if bottom else 0)
+            text = own[index] if 0 <= index < len(own) else ""
+            blank = " " * (column.width - cell_len(text))
+            parts.append(text + blank if column.left else blank + text)
+        lines.append(GAP.join(parts).rstrip())
+    return lines
+
+
+def print_error(title: str, what: str, parts: Sequence[tuple[str, str]]) -> None:
+    """One error on stderr: what is wrong, then where, found, expected, and what to do."""
+    console = _console(sys.stderr)
+    console.print(Text.assemble((f"{title}: ", "bold red"), plain(what, sys.stderr)), soft_wrap=True)
+    for label, text in parts:
+        console.print(Text.assemble((f"  {label}: ", "bold"), plain(text, sys.stderr)), soft_wrap=True)
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: RichTask) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:,.0f} {task.fields['unit']}/s", style="cyan")
+
+
+class _LoggedTask(Task):
+    """Progress for logs: one line a minute."""
+
+    def __init__(self, label: str, total: int | None, unit: str) -> None:
+        self._label, self._total, self._unit = label, total, unit
+        self._done = 0
+        self._start = self._last = time.monotonic()
+
+    def advance(self, n: int = 1) -> None:
+        self._done += n
+        now = time.monotonic()
+        if now - self._last < LOG_SECONDS:
+            return
+        self._last = now
+        rate = self._done / (now - self._start)
+        left = f", {(self._total - self._done) / rate / 60:.0f} min left" if self._total and rate else ""
+        of = f" of {self._total:,}" if self._total else ""
+        print(
+            f"{self._label}: {self._done:,}{of} {self._unit}, {rate:,.1f}/s{left}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+class _BarTask(Task):
+    def __init__(self, progress: Progress, label: str, total: int | None, unit: str) -> None:
+        self._progress = progress
+        self._id = progress.add_task(label, total=total, unit=unit)
+
+    def advance(self, n: int = 1) -> None:
+        self._progress.advance(self._id, n)
+
+
+class ConsoleReporter(Reporter):
+    """Progress bars on a terminal, plain lines in a log; all of it on stderr."""
+
+    def __init__(self, *, quiet: bool, verbose: bool) -> None:
+        self._quiet, self._verbose = quiet, verbose
+        self._console = _console(sys.stderr)
+
+    @contextmanager
+    def task(self, label: str, total: int | None = None, unit: str = "rows") -> Iterator[Task]:
+        if self._quiet:
+            yield Task()
+        elif not self._console.is_terminal:
+            yield _LoggedTask(label, total, unit)
+        else:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                _Rate(),
+                TimeRemainingColumn(),
+            )
+            with Progress(*columns, console=self._console, transient=True) as progress:
+                yield _BarTask(progress, label, total, unit)
+
+    def note(self, message: str) -> None:
+        if not self._quiet:
+            self._console.print(plain(message, sys.stderr), soft_wrap=True)
+
+    def detail(self, message: str) -> None:
+        if self._verbose and not self._quiet:
+            self.note(message)
+
+    def warn(self, message: str) -> None:
+        self._console.print(
+            Text.assemble(("warning: ", "bold yellow"), plain(message, sys.stderr)), soft_wrap=True
+        )
+
+
+BAR = 36
+"""Characters of the longest bar; the whole line stays under 80 columns."""
+
+EVERY = 12
+"""Leading values that all get a line; further ones are thinned out."""
+
+
+def scree(values: Sequence[float], *, gap: int = 0, total: float | None = None) -> str:
+    """Lines with rank, singular value, share of the squared total so far, and a bar.
+
+    Parameters
+    ----------
+    values
+        Singular values in descending order.
+    gap
+        The rank behind which the largest gap is; marked if not 0.
+    total
+        Sum of squares of all singular values; of ``values`` if left out.
+    """
+    if not len(values):
+        return "no direction: every difference is zero"
+    shown = _shown(len(values), gap)
+    whole = total or sum(value * value for value in values) or 1.0
+    sums, running = {}, 0.0
+    for index, value in enumerate(values, start=1):
+        running += value * value
+        sums[index] = running
+    lines = [f"{'rank':>5}  {'sigma':>10}  {'share':>6}"]
+    for rank in shown:
+        value = values[rank - 1]
+        bar = "█" * max(1, round(BAR * value / values[0])) if value > 0 else ""
+        mark = "  <- largest gap" if rank == gap else ""
+        lines.append(f"{rank:>5}  {value:>10.4g}  {sums[rank] / whole:>6.1%}  {bar}{mark}")
+    return "\n".join(lines)
+
+
+def _shown(n: int, gap: int) -> list[int]:
+    """The first dozen ranks, then about every factor of 1.4 (2, 2.8, 4 ...), the gap and the last."""
+    ranks = set(range(1, min(n, EVERY) + 1)) | {n}
+    step = float(EVERY)
+    while step < n:
+        ranks.add(int(step))
+        step *= 2**0.5
+    if 0 < gap <= n:
+        ranks.add(gap)
+    return sorted(ranks)

@@ -1,0 +1,294 @@
+"""Options of the builders of ``ncm data``.
+
+Options of ``ncm data synthetic``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ncm_cli.errors import UsageError
+from ncm_cli.images.options import parse_layout
+from ncm_cli.options import argument, option, parse_numbers
+
+SIZES = (14, 28)
+"""Sides of the images of ColoredMNIST: MNIST's own, and half of it."""
+
+_OUTPUT = "Folder to make: images, manifest.csv and, where the data set has pairs, pairs.csv."
+
+
+def parse_shares(text: str) -> tuple[float, ...]:
+    """``0.1,0.2``: shares, one of each training domain."""
+    shares = parse_numbers(text)
+    if not all(0 <= share <= 1 for share in shares):
+        raise UsageError("--flips are shares", found=text, expected="numbers from 0 to 1")
+    return shares
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColoringOptions:
+    """IRM's colouring protocol, shared by digits and ColoredMNIST."""
+
+    output: Path = option(flags=("-o",), role="output", metavar="DIR", help=_OUTPUT)
+    seed: int = option(0, least=0, help="Seed of the splits, the label noise, the colours and the pairs.")
+    pairs: int = option(
+        128, least=0, help="Pairs to learn from: a training digit and the same digit in the other colour."
+    )
+    holdout_pairs: int = option(
+        64, least=0, help="Further pairs, of digits used nowhere else, held out for choosing the rank."
+    )
+    oracle_pairs: int = option(
+        200,
+        least=0,
+        help="Test digits paired with themselves as a training domain would colour them, for ncm bound.",
+    )
+    wrong_fraction: float = option(
+        0.0,
+        least=0,
+        most=1,
+        group="Protocol",
+        help="Share of pairs, held-out ones too, whose twin is another digit's.",
+    )
+    label_noise: float = option(0.25, least=0, most=1, group="Protocol", help="Share of labels flipped.")
+    flips: str = option(
+        "0.1,0.2",
+        group="Protocol",
+        metavar="P,P",
+        parse=parse_shares,
+        help="How often the colour disagrees with the label, in each training domain.",
+    )
+    test_flip: float = option(
+        0.9,
+        least=0,
+        most=1,
+        group="Protocol",
+        help="How often the colour disagrees with the label in the test domain.",
+    )
+    val_fraction: float = option(
+        0.2, least=0, most=1, group="Protocol", help="Share of each training domain kept for validation."
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DigitsOptions(ColoringOptions):
+    """``ncm data digits``."""
+
+    test_fraction: float = option(
+        0.3, least=0, most=1, group="Protocol", help="Share of the 1,797 digits in the test domain."
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColoredMnistOptions(ColoringOptions):
+    """``ncm data colored-mnist``."""
+
+    pairs: int = option(
+        256, least=0, help="Pairs to learn from: a training digit and the same digit in the other colour."
+    )
+    holdout_pairs: int = option(
+        128, least=0, help="Further pairs, of digits used nowhere else, held out for choosing the rank."
+    )
+    oracle_pairs: int = option(
+        500,
+        least=0,
+        help="Test digits paired with themselves as a training domain would colour them, for ncm bound.",
+    )
+    mnist: Path | None = option(
+        None, role="input", metavar="DIR", help="Folder with MNIST's four IDX files, gzipped or not."
+    )
+    download: bool = option(False, help="Without --mnist: download MNIST by torchvision, beside the output.")
+    size: int = option(28, help="Side of the images: 28, or 14 (means of 2 × 2 pixels).")
+    packed: bool = option(
+        False,
+        help="Write pixels.npy (red and green), for ncm embed --from-array, in place of images.",
+    )
+    train_digits: int = option(
+        50000, least=1, group="Protocol", help="Digits in the training domains, validation included."
+    )
+    test_digits: int = option(10000, least=1, group="Protocol", help="Digits in the test domain.")
+
+    def refusals(self) -> Iterator[UsageError]:
+        """Why these options can't be used together."""
+        if self.size not in SIZES:
+            yield UsageError("--size can't be read", found=self.size, expected="14 or 28")
+        if self.mnist is None and not self.download:
+            yield UsageError("where MNIST is must be said", fix="--mnist DIR, or --download")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaterbirdsCfOptions:
+    """``ncm data waterbirds-cf``."""
+
+    waterbirds: Path = argument(
+        role="input", metavar="DIR", help="The Waterbirds or Waterbirds-CF folder, with metadata.csv."
+    )
+    output: Path = option(flags=("-o",), role="output", metavar="DIR", help=_OUTPUT)
+    cub: Path | None = option(
+        None,
+        role="input",
+        metavar="DIR",
+        help="CUB: segmentations cut the birds out; with its images folder, birds are taken from there.",
+    )
+    places: Path | None = option(
+        None, role="input", metavar="DIR", help="Places: the folder with b/bamboo_forest, o/ocean and so on."
+    )
+    seed: int = option(0, least=0, help="Seed of which birds are drawn, and of their backgrounds.")
+    landbirds: int = option(184, least=0, group="Counterfactuals", help="Landbirds to put on water.")
+    waterbirds_count: int = option(56, least=0, group="Counterfactuals", help="Waterbirds to put on land.")
+
+    def refusals(self) -> Iterator[UsageError]:
+        """Why these options can't be used together."""
+        if (self.cub is None) != (self.places is None):
+            yield UsageError("making counterfactuals needs both --cub and --places")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PacsOptions:
+    """``ncm data pacs``."""
+
+    pacs: Path = argument(role="input", metavar="DIR", help="The PACS folder: domain/class/file.")
+    output: Path = option(
+        flags=("-o",), role="output", metavar="DIR", help="Folder to make, with manifest.csv."
+    )
+    seed: int = option(0, least=0, help="Seed of the splits.")
+    val_fraction: float = option(
+        0.2, above=0, below=1, help="Share of each class of each domain for validation."
+    )
+    limit: int | None = option(
+        None, least=2, help="At most this many images of each class of each domain, at random."
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FolderOptions:
+    """``ncm data folder``."""
+
+    source: Path = argument(role="input", metavar="DIR", help="The folder of images.")
+    output: Path = option(
+        flags=("-o",), role="output", metavar="DIR", help="Folder to make, with manifest.csv."
+    )
+    layout: str = option(
+        "label", parse=parse_layout, help="What the levels of the folder mean: label, domain/label ..."
+    )
+    where: str | None = option(
+        None,
+        metavar="WHERE",
+        columns_of="layout",
+        help="Only these images: label=dog|horse & domain!=sketch.",
+    )
+    test: str | None = option(
+        None,
+        metavar="WHERE",
+        columns_of="layout",
+        help="These images are the test rows, such as domain=sketch. Without it, a share of each group is.",
+    )
+    test_fraction: float = option(0.2, least=0, below=1, help="That share.")
+    val_fraction: float = option(
+        0.2, least=0, below=1, help="Share of each group's other images for validation."
+    )
+    counts: Path | None = option(
+        None,
+        role="input",
+        metavar="TABLE",
+        help="Instead of shares: a table with the layout's columns and one column a split, of numbers of "
+        "images. What is left of a group becomes split pool; groups that it doesn't name are left out.",
+    )
+    seed: int = option(0, least=0, help="Seed of the splits.")
+
+    def refusals(self) -> Iterator[UsageError]:
+        """Why these options can't be used together."""
+        clash = sorted({"id", "path", "split"} & set(parse_layout(self.layout)))
+        if clash:
+            yield UsageError(
+                "--layout names a column that the manifest has already",
+                found=", ".join(clash),
+                fix="ncm embed reads such a folder itself, with --layout" if clash == ["split"] else None,
+            )
+        if self.counts is not None and self.test is not None:
+            yield UsageError(
+                "--counts says which images are test rows, so --test can't", fix="one of the two"
+            )
+
+
+_MODEL = "The model"
+_SIZES = "Sizes"
+
+NOISE_UNITS = ("sigma", "absolute")
+
+
+def parse_levels(text: str) -> tuple[float, ...]:
+    """``0,0.1,1``: spectral norms of noise."""
+    levels = parse_numbers(text)
+    if min(levels) < 0:
+        raise UsageError("--noise can't be negative", found=text)
+    return levels
+
+
+def parse_scales(text: str) -> tuple[float, ...]:
+    """``0.1,0.2``: standard deviations, one of each training domain."""
+    scales = parse_numbers(text)
+    if len(scales) < 2 or min(scales) <= 0:
+        raise UsageError(
+            "--scales needs two or more different positive numbers", found=text, expected="0.1,0.2"
+        )
+    return scales
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyntheticOptions:
+    """The paper's linear generator: invariant and spurious latents, mixed by an orthonormal map."""
+
+    output: Path = option(
+        flags=("-o",),
+        role="output",
+        metavar="DIR",
+        help="Folder to make: features.h5, oracle.h5, clean.h5 and a noisy-LEVEL.h5 for each noise level.",
+    )
+    seed: int = option(0, least=0, help="Seed of the map, the labels' weights, the rows and the noise.")
+    noise: str = option(
+        "0.1",
+        metavar="LEVELS",
+        parse=parse_levels,
+        help="Spectral norm of the pairs' noise matrix, one or more: 0,0.1,1.",
+    )
+    noise_unit: str = option(
+        "sigma",
+        choices=NOISE_UNITS,
+        help="Unit of --noise: sigma is the clean pairs' smallest spurious singular value, σ_|I|.",
+    )
+
+    dim: int = option(100, group=_MODEL, help="Dimensions of the features.")
+    spurious: int = option(20, group=_MODEL, help="Spurious dimensions, |I|.")
+    scales: str = option(
+        "0.1,0.2",
+        group=_MODEL,
+        metavar="S,S",
+        parse=parse_scales,
+        help="Standard deviation of the spurious latents in each training domain.",
+    )
+    test_scale: float = option(10.0, above=0, group=_MODEL, help="The same in the test domain.")
+
+    rows: int = option(
+        1000, least=1, group=_SIZES, help="Training rows of each training domain; the oracle has as many."
+    )
+    val_rows: int = option(250, least=1, group=_SIZES, help="Validation rows of each training domain.")
+    test_rows: int = option(
+        2000, least=1, group=_SIZES, help="Test rows; each has a twin in a training domain."
+    )
+    pairs: int = option(100, least=1, group=_SIZES, help="Pairs to learn from, across two training domains.")
+    holdout_pairs: int = option(
+        50, least=0, group=_SIZES, help="Further pairs, held out for choosing the rank."
+    )
+
+    def refusals(self) -> Iterator[UsageError]:
+        """Why these options can't be used together."""
+        if not 1 <= self.spurious < self.dim:
+            yield UsageError(
+                "--spurious must leave an invariant dimension",
+                found=self.spurious,
+                expected=f"1 to {self.dim - 1} for --dim {self.dim}",
+            )
+        if self.test_scale in parse_numbers(self.scales):
+            yield UsageError("--test-scale is a training domain's scale", found=self.test_scale)

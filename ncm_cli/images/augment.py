@@ -1,0 +1,129 @@
+"""Seeded augmentation of decoded pictures, so that anyone gets invariant pairs without taking new pictures.
+
+A chain is written ``NAME[:AMOUNT]`` joined by ``+``, such as ``grayscale`` or ``hue:0.3+blur``, and applied
+from left to right to the decoded RGB picture at its full resolution, before the model's own preprocessing.
+The random numbers of a picture come from (seed, id) alone: the same picture gets the same augmentation in any
+order, batch or process, and another id gets another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+
+from ncm_cli.images.options import KINDS as KINDS
+from ncm_cli.images.options import Step
+from ncm_cli.images.options import parse as parse
+
+Random = np.random.Generator
+Transform = Callable[[Image.Image, float, Random], Image.Image]
+
+
+def canonical(chain: tuple[Step, ...]) -> str:
+    """A chain in one spelling, with every amount said: two spellings of one augmentation agree."""
+    return "+".join(step.name if step.amount is None else f"{step.name}:{step.amount!r}" for step in chain)
+
+
+def apply(chain: tuple[Step, ...], image: Image.Image, *, seed: int, id: str) -> Image.Image:
+    """The picture after every step of the chain; the same object for an empty chain."""
+    if not chain:
+        return image
+    rng = _generator(seed, id)
+    for step in chain:
+        image = _APPLY[step.name](image, 0.0 if step.amount is None else step.amount, rng)
+    return image
+
+
+def _generator(seed: int, id: str) -> Random:
+    digest = hashlib.sha256(f"{seed}\0{id}".encode("utf-8", "surrogatepass")).digest()
+    return np.random.Generator(np.random.PCG64(int.from_bytes(digest, "big")))
+
+
+def _grayscale(image: Image.Image, amount: float, rng: Random) -> Image.Image:
+    return image.convert("L").convert("RGB")
+
+
+def _flip(image: Image.Image, amount: float, rng: Random) -> Image.Image:
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+
+
+def _vflip(image: Image.Image, amount: float, rng: Random) -> Image.Image:
+    return image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
+
+
+def _invert(image: Image.Image, amount: float, rng: Random) -> Image.Image:
+    return ImageOps.invert(image)
+
+
+def _hue(image: Image.Image, amount: float, rng: Random) -> Image.Image:
+    shift = round(rng.uniform(-amount, amount) * 256)
+    hue, saturation, value = image.convert("HSV").split()
+    turned = hue.point([(level + shift) % 256 for level in range(256)])
+    return Image.merge("HSV", (turned, saturation, value)).convert("RGB")
+
+
+def _enhance(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> Transform:
+    def enhance(image: Image.Image, amount: float, rng: Random) -> Image.Image:
+        return enhancer(image).enhance(rng.uniform(1 - amount, 1 + amount))
+
+    return enhance
+
+
+def _blur(image: Image.Image, amount: float, rng: Random) -> Image.Image:
+    sigma = amount * min(image.size) * rng.uniform(0.5, 1.0)
+    return image.filter(ImageFilter.GaussianBlur(sigma))
+
+
+def _jpeg(image: Image.Image, amount: float, rng: Random) -> Image.Image:
+    stream = io.BytesIO()
+    image.save(stream, "JPEG", quality=round(amount))
+    with Image.open(stream) as opened:
+        return opened.convert("RGB")
+
+
+def _noise(image: Image.Image, amount: float, rng: Random) -> Image.Image:
+    pixels = np.asarray(image, dtype=np.float32)
+    noisy = pixels + rng.standard_normal(pixels.shape, dtype=np.float32) * np.float32(255 * amount)
+    return Image.fromarray(np.clip(np.rint(noisy), 0, 255).astype(np.uint8))
+
+
+def _rotate(image: Image.Image, amount: float, rng: Random) -> Image.Image:
+    """Turned about the centre; what comes in at the corners is the picture mirrored at its edges."""
+    angle = rng.uniform(-amount, amount)
+    width, height = image.size
+    reach = math.ceil((math.hypot(width, height) - min(width, height)) / 2) + 1
+    pixels = np.pad(np.asarray(image), ((reach, reach), (reach, reach), (0, 0)), mode="symmetric")
+    turned = Image.fromarray(pixels).rotate(angle, Image.Resampling.BILINEAR)
+    return turned.crop((reach, reach, reach + width, reach + height))
+
+
+def _crop(image: Image.Image, amount: float, rng: Random) -> Image.Image:
+    """A part of the picture with its aspect ratio, of ``amount`` or more of its area."""
+    scale = math.sqrt(rng.uniform(amount, 1.0))
+    width, height = (max(1, round(side * scale)) for side in image.size)
+    left = int(rng.integers(0, image.width - width, endpoint=True))
+    top = int(rng.integers(0, image.height - height, endpoint=True))
+    return image.crop((left, top, left + width, top + height))
+
+
+_APPLY: dict[str, Transform] = {
+    "grayscale": _grayscale,
+    "flip": _flip,
+    "vflip": _vflip,
+    "invert": _invert,
+    "hue": _hue,
+    "brightness": _enhance(ImageEnhance.Brightness),
+    "contrast": _enhance(ImageEnhance.Contrast),
+    "saturation": _enhance(ImageEnhance.Color),
+    "blur": _blur,
+    "jpeg": _jpeg,
+    "noise": _noise,
+    "rotate": _rotate,
+    "crop": _crop,
+}
+"""What each of `ncm_cli.images.options.KINDS` does."""

@@ -1,0 +1,287 @@
+"""What ``--augment`` takes: a chain ``NAME[:AMOUNT]`` joined by ``+``, such as ``hue:0.3+blur``.
+
+The options of ``ncm embed``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ncm_cli.errors import UsageError, listing, unknown
+from ncm_cli.options import argument, given_flags, option, parse_device
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One augmentation: the meaning, default and range of its amount (None: takes none)."""
+
+    summary: str
+    default: float | None = None
+    low: float = 0.0
+    high: float = 1.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One augmentation of a chain with its amount."""
+
+    name: str
+    amount: float | None
+
+
+KINDS: dict[str, Kind] = {
+    "grayscale": Kind("luminance in all three channels"),
+    "flip": Kind("mirrored left to right, every picture"),
+    "vflip": Kind("mirrored top to bottom, every picture"),
+    "invert": Kind("the negative"),
+    "hue": Kind("largest turn of the hue, as a share of the colour circle", 0.5, 0, 0.5),
+    "brightness": Kind("largest relative change", 0.5),
+    "contrast": Kind("largest relative change", 0.5),
+    "saturation": Kind("largest relative change", 0.5),
+    "blur": Kind("largest Gaussian sigma, as a share of the shorter side", 0.02, 0, 0.5),
+    "jpeg": Kind("quality of the recompression", 10, 0, 95),
+    "noise": Kind("standard deviation, as a share of the range 0..255", 0.1),
+    "rotate": Kind("largest turn either way, in degrees", 30, 0, 180),
+    "crop": Kind("least share of the area that is kept", 0.5),
+}
+"""Every augmentation by name."""
+
+
+def parse(spec: str | None) -> tuple[Step, ...]:
+    """The steps of a chain such as ``hue:0.3+blur``; empty for None. Raises UsageError on a malformed one."""
+    if spec is None:
+        return ()
+    return tuple(_parse_step(part.strip(), spec) for part in spec.split("+"))
+
+
+def _parse_step(text: str, spec: str) -> Step:
+    name, colon, amount = text.partition(":")
+    if name not in KINDS:
+        raise unknown("augmentation", name, KINDS, where=f"--augment {spec}", error=UsageError)
+    kind = KINDS[name]
+    if kind.default is None:
+        if colon:
+            raise UsageError(
+                f"augmentation {name!r} takes no amount", where=f"--augment {spec}", fix=f"--augment {name}"
+            )
+        return Step(name, None)
+    if not colon:
+        return Step(name, kind.default)
+    try:
+        value = float(amount)
+    except ValueError:
+        value = math.nan
+    if not kind.low < value <= kind.high:  # NaN compares false
+        raise UsageError(
+            f"the amount of augmentation {name!r} is out of range",
+            where=f"--augment {spec}",
+            found=amount or "nothing",
+            expected=f"a number above {kind.low:g}, up to {kind.high:g} ({kind.summary})",
+        )
+    return Step(name, value)
+
+
+DEFAULT_MODEL = "ViT-B-32-quickgelu"
+DEFAULT_PRETRAINED = "openai"
+"""The weights of the default model; any other model needs ``--pretrained``."""
+
+_TABLE = "Manifest and folders"
+_ENCODER = "Encoder"
+_RUN = "Running"
+_ARRAY = "Features made elsewhere"
+
+FOR_IMAGES = (
+    "model", "pretrained", "precision", "random_init", "augment", "intensity_range", "layout", "root",
+    "reuse", "verify_content",
+)  # fmt: skip
+"""Options that mean nothing when no image is read."""
+
+
+def parse_auto(text: str, *, least: int, what: str) -> int | None:
+    """``auto`` as None, otherwise a whole number of at least ``least``."""
+    if text == "auto":
+        return None
+    if not (text.isascii() and text.isdecimal()) or int(text) < least:
+        raise UsageError(f"{what} can't be {text!r}", expected=f"auto, or a whole number from {least}")
+    return int(text)
+
+
+def parse_batch_size(text: str) -> int | None:
+    """Images in a batch; None for ``auto``."""
+    return parse_auto(text, least=1, what="--batch-size")
+
+
+def parse_workers(text: str) -> int | None:
+    """Threads that read images; None for ``auto``."""
+    return parse_auto(text, least=0, what="--workers")
+
+
+def parse_layout(text: str) -> tuple[str, ...]:
+    """The names of the folder levels, outermost first: ``domain/label``."""
+    names = tuple(text.split("/"))
+    if not all(name.strip() == name and name for name in names) or len(set(names)) < len(names):
+        raise UsageError(
+            "a layout that can't be read",
+            found=repr(text),
+            expected="one name for each level of folders, such as label or domain/label",
+        )
+    return names
+
+
+MAX_SIZE = 512
+"""Beyond this side a row has 786,432 numbers, more than any linear probe is meant for."""
+
+
+def parse_size(model: str) -> int:
+    """The side of ``pixels:SIZE``, or a UsageError that says what is expected."""
+    text = model.partition(":")[2]
+    size = int(text) if text.isascii() and text.isdigit() else 0
+    if not 1 <= size <= MAX_SIZE:
+        raise UsageError(
+            f"--model {model!r} has no valid size",
+            expected=f"pixels:SIZE with a whole SIZE from 1 to {MAX_SIZE}",
+            fix="--model pixels:14",
+        )
+    return size
+
+
+def parse_model(text: str) -> str:
+    """A model's name; of ``pixels:SIZE`` the size is looked at, others are known to their libraries."""
+    if not text.strip():
+        raise UsageError("--model is empty", fix=f"--model {DEFAULT_MODEL}")
+    if text.startswith("pixels:"):
+        parse_size(text)
+    return text
+
+
+def refuse_device(model: str, device: str) -> Iterator[UsageError]:
+    """Who asks for a GPU must not get the CPU in silence, as with pixels, which need no network."""
+    if model.startswith("pixels:") and device not in ("auto", "cpu"):
+        yield UsageError(
+            "pixels runs on the CPU only", found=f"--device {device}", fix="--device cpu, or leave it out"
+        )
+
+
+def parse_intensity_range(text: str) -> tuple[float, float]:
+    """The samples that are black and white: ``0:4095``."""
+    try:
+        low, high = map(float, text.split(":"))
+    except ValueError:
+        low = high = 0
+    if not (low < high and math.isfinite(high - low)):
+        raise UsageError(
+            "a range of intensities that can't be read",
+            found=repr(text),
+            expected="LOW:HIGH, the sample that is black and the greater one that is white, such as 0:4095",
+        )
+    return low, high
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbedOptions:
+    """Options of ``ncm embed``; the fields are the long options and the recipe's keys."""
+
+    source: Path = argument(help="A CSV or TSV manifest, or a folder of images.", role="input")
+    output: Path = option(help="Feature store to write (.h5).", role="output", flags=("-o",))
+    model: str = option(
+        DEFAULT_MODEL, help="An open_clip model, timm:NAME, or pixels:SIZE.", parse=parse_model
+    )
+    pretrained: str | None = option(
+        None,
+        help="Weights: an open_clip tag, a local file, or default for timm. The default model takes "
+        f"{DEFAULT_PRETRAINED}.",
+        role="name-or-input",
+    )
+    device: str = option("auto", help="auto, cpu, cuda or cuda:N.", parse=parse_device)
+
+    root: Path | None = option(
+        None, help="Folder that relative image paths start from (the manifest's folder).",
+        group=_TABLE, role="input",
+    )  # fmt: skip
+    id_col: str | None = option(
+        None, help="Column of ids (id, if there is one; otherwise the path is the id).",
+        group=_TABLE, metavar="COLUMN", columns_of="source",
+    )  # fmt: skip
+    path_col: str | None = option(
+        None, help="Column of image paths (path).", group=_TABLE, metavar="COLUMN", columns_of="source"
+    )
+    label_col: str | None = option(
+        None, help="Column of labels (label, if there is one).",
+        group=_TABLE, metavar="COLUMN", columns_of="source",
+    )  # fmt: skip
+    split_col: str | None = option(
+        None, help="Column of splits (split, if there is one).",
+        group=_TABLE, metavar="COLUMN", columns_of="source",
+    )  # fmt: skip
+    col: tuple[str, ...] = option(
+        (), help="Another column to keep; may be repeated. Without it, all are kept.",
+        group=_TABLE, metavar="COLUMN", columns_of="source",
+    )  # fmt: skip
+    numeric: tuple[str, ...] = option(
+        (), help="Column of numbers rather than categories, such as a regression target; may be repeated.",
+        group=_TABLE, metavar="COLUMN", columns_of="source",
+    )  # fmt: skip
+    layout: str | None = option(
+        None, help="What the levels of an image folder mean: label, domain/label ...",
+        group=_TABLE, parse=parse_layout,
+    )  # fmt: skip
+
+    precision: str = option(
+        "fp32", help="Arithmetic of the encoder.", choices=("fp32", "bf16", "fp16"), group=_ENCODER
+    )
+    normalize: bool = option(False, help="Scale each row to unit length.", group=_ENCODER)
+    random_init: bool = option(False, help="Use random weights, for tests.", group=_ENCODER)
+    intensity_range: str | None = option(
+        None, help="Samples that are black and white in TIFF and grey PNG images of more than 8 bits.",
+        group=_ENCODER, metavar="LOW:HIGH", parse=parse_intensity_range,
+    )  # fmt: skip
+    augment: str | None = option(
+        None, help="Change each image before it is embedded, to pair it with itself.",
+        group=_ENCODER, parse=parse,
+    )  # fmt: skip
+    seed: int = option(0, least=0, help="Seed of the augmentation and of random weights.", group=_ENCODER)
+    dtype: str = option(
+        "float32", help="How features are stored.", choices=("float32", "float16"), group=_ENCODER
+    )
+
+    batch_size: str = option("auto", help="Images at once.", group=_RUN, parse=parse_batch_size)
+    workers: str = option(
+        "auto", help="Threads that read images; 0 reads between batches.", group=_RUN, parse=parse_workers
+    )
+    max_failures: int = option(0, least=0, help="Images that may fail before the exit code is 5.", group=_RUN)
+    reuse: Path | None = option(
+        None, help="Take rows of equal content and encoder from this store.", group=_RUN, role="input"
+    )
+    verify_content: bool = option(
+        False, help="Compare contents (SHA-256) even where size and time are unchanged.", group=_RUN
+    )
+    fresh: bool = option(
+        False, help="Start over: replace a store or an unfinished run of other settings.", group=_RUN
+    )
+
+    from_array: Path | None = option(
+        None, help="Features as .npy, .npz, .pt or .parquet, rows in manifest order.",
+        group=_ARRAY, role="input",
+    )  # fmt: skip
+    encoder_name: str | None = option(
+        None, help="What made them; stores of one name may be used together.", group=_ARRAY
+    )
+
+    def refusals(self) -> Iterator[UsageError]:
+        """Why these options can't be used together."""
+        if self.from_array is None:
+            if self.encoder_name is not None:
+                yield UsageError(
+                    "--encoder-name names what made --from-array", fix="leave it out, or add --from-array"
+                )
+            yield from refuse_device(self.model, self.device)
+            return
+        given = given_flags(self, FOR_IMAGES)
+        if given:
+            yield UsageError(f"{listing(given)} can't be combined with --from-array: no image is read")
+        if self.encoder_name is not None and not self.encoder_name.strip():
+            yield UsageError("--encoder-name is blank")

@@ -1,1 +1,0 @@
-"""The options of every command, declared once: see `spec`."""

@@ -1,0 +1,145 @@
+"""The options of ``ncm pairs``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+from ncm_cli.errors import UsageError
+from ncm_cli.options import argument, option
+
+MATCHES = ("random", "nearest", "same-id", "iterative")
+METRICS = ("cosine", "euclidean")
+STRADDLES = ("exclude", "error", "keep")
+
+_MATCHING = "Matching"
+_SPLITS = "Held-out pairs and splits"
+
+
+def parse_holdout(text: str) -> float | int:
+    """``0.25`` is a fraction of the pairs, ``64`` a number of pairs, ``0`` none."""
+    try:
+        number = float(text)
+        if not number >= 0 or (number >= 1 and (number != int(number) or "." in text)):
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise UsageError(
+            "--holdout can't be read",
+            found=repr(text),
+            expected="a fraction below 1 such as 0.25, a number of pairs such as 64, or 0",
+        ) from None
+    return number if 0 < number < 1 else int(number)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PairsOptions:
+    """Options of ``ncm pairs``; the fields are the long options and the recipe's keys."""
+
+    source: Path | None = argument(
+        None, help="Table of matched ids (CSV or TSV), unless --match makes the pairs.", role="input"
+    )
+    features: Path = option(help="Feature store that holds the rows.", role="input", flags=("-f",))
+    output: Path = option(help="Pair store to write.", role="output", flags=("-o",))
+    features_b: Path | None = option(
+        None, help="Store of the second members, if another: of the same encoder.", role="input"
+    )
+    a_col: str = option(
+        "id_a", help="Column of the table with the first member's id.", metavar="COLUMN", columns_of="source"
+    )
+    b_col: str = option(
+        "id_b", help="Column of the table with the second member's id.", metavar="COLUMN", columns_of="source"
+    )
+    match: str | None = option(None, help="How to make pairs without a table.", choices=MATCHES)
+    seed: int = option(0, least=0, help="Seed of every random choice.")
+
+    same: str | None = option(
+        None, help="Columns that both members share, such as label.", group=_MATCHING, metavar="COLUMNS"
+    )
+    across: str | None = option(
+        None,
+        help="Columns of which at least one differs, such as domain.",
+        group=_MATCHING,
+        metavar="COLUMNS",
+    )
+    where: str | None = option(
+        None,
+        help="Rows that may be paired. Without it, same-id takes all, and the others the training rows, if "
+        "the split column tells them.",
+        metavar="WHERE",
+        group=_MATCHING,
+    )
+    count: int | None = option(
+        None, least=1, help="Number of pairs; without it, as many as there can be.", group=_MATCHING
+    )
+    metric: str | None = option(
+        None,
+        help="Distance; without it, cosine for nearest and euclidean for iterative.",
+        choices=METRICS,
+        group=_MATCHING,
+    )
+    rounds: int = option(10, least=1, help="Most rounds of iterative.", group=_MATCHING)
+    dims: int | None = option(
+        None,
+        least=1,
+        help="Dimensions of iterative's representation; without it, one fewer than classes, at least 2.",
+        group=_MATCHING,
+    )
+
+    holdout: str = option(
+        "0",
+        help="Pairs kept aside to choose the rank with, instead of cross-fitting: a fraction, or a number.",
+        group=_SPLITS,
+        parse=parse_holdout,
+    )
+    holdout_col: str | None = option(
+        None,
+        help="Column of the table that says which pairs are held out (1/0, yes/no).",
+        group=_SPLITS,
+        metavar="COLUMN",
+        columns_of="source",
+    )
+    straddling: str = option(
+        "exclude",
+        help="What to do with pairs of a training and a test row.",
+        choices=STRADDLES,
+        group=_SPLITS,
+    )
+    test: str | None = option(
+        None,
+        help="Which rows are test rows, if not those of a split named test, testing or heldout.",
+        group=_SPLITS,
+        metavar="WHERE",
+    )
+
+    def refusals(self) -> Iterator[UsageError]:
+        """Why these options can't be used together."""
+        if (self.source is None) == (self.match is None):
+            yield UsageError(
+                "pairs come either from a table or from --match",
+                found="neither" if self.source is None else "both",
+                fix=f"ncm pairs PAIRS.csv -f F.h5 -o P.h5, or --match {'|'.join(MATCHES)}",
+            )
+        if self.holdout_col and self.source is None:
+            yield UsageError("--holdout-col needs a table of pairs", fix="--holdout 0.25 holds out at random")
+        if self.match is None:
+            for name in ("same", "across", "where", "count"):
+                if getattr(self, name) is not None:
+                    yield UsageError(
+                        f"--{name} needs --match",
+                        fix="with a table, the table alone says which rows are paired",
+                    )
+        elif self.features_b is None and self.match == "same-id":
+            yield UsageError(
+                "--match same-id pairs the rows of two stores", fix="name the other store with --features-b"
+            )
+        elif self.features_b is None and self.across is None:
+            yield UsageError(
+                f"--match {self.match} in one store needs --across",
+                expected=f"a column in which the members differ: ncm info {self.features} lists them",
+                fix="such as --same label --across domain",
+            )
+        if self.match == "iterative" and self.same is None:
+            yield UsageError(
+                "--match iterative needs --same: MatchDG matches within a class", fix="such as --same label"
+            )

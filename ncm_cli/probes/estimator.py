@@ -1,0 +1,370 @@
+"""scikit-learn estimators of noisy counterfactual matching.
+
+Pairs come as their members, rows like those of X: two arrays ``(A, B)`` of shape (k, d), row i of B being the
+counterpart of row i of A, or a `PairStore`, of which those that aren't held out are taken. Differences alone
+are refused: no step of a pipeline could transform them as it transforms rows. Where they are given:
+
+- In the first step: at construction, ``make_pipeline(SpuriousProjection(pairs=(A, B)),
+  LogisticRegression())``. Refitting a projection on rows changes nothing, since the pairs are its own. What
+  rescales features behind it would bring back their rounding: scalers come first.
+- After other steps: through metadata routing, so that these transform the members as well::
+
+      sklearn.set_config(enable_metadata_routing=True)
+      model = NCMClassifier().set_fit_request(pairs=True)
+      Pipeline([("scale", StandardScaler()), ("model", model)], transform_input=["pairs"]).fit(
+          X, y, pairs=(A, B)
+      )
+
+- A projection that is fitted once and shared, by cross-validation or by several pipelines, is wrapped in
+  scikit-learn's ``FrozenEstimator(SpuriousProjection(pairs=(A, B)).fit())``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import (
+    BaseEstimator,
+    ClassifierMixin,
+    OneToOneFeatureMixin,
+    RegressorMixin,
+    TransformerMixin,
+)
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+
+from ncm_cli.errors import InputError
+from ncm_cli.probes.options import MAX_ITER
+from ncm_cli.probes.path import Fit, fit_path
+from ncm_cli.probes.projection import Spectrum, project, spectrum
+
+if TYPE_CHECKING:
+    from ncm_cli.store.pairs import PairStore
+
+    Pairs = tuple[ArrayLike, ArrayLike] | PairStore | None
+
+Array = NDArray[np.float64]
+
+TELLING = 8
+"""Pairs from which on the members' spread says whether they are rows like those of X."""
+
+SPREAD = 2.0
+"""Typical factor between two spreads above which they aren't. Beside rows like their own, pairs of images
+have 1.05 to 1.27, raw ones beside standardised rows 3.1 to 7 (digits, MNIST's pixels, PACS by
+EfficientNet)."""
+
+
+class _Linear(BaseEstimator):
+    """What classifier and regressor share: parameters, pairs, decision function."""
+
+    def __init__(
+        self,
+        rank: int | None = None,
+        *,
+        pairs: Pairs = None,
+        weight_decay: float = 1e-4,
+        tol: float = 1e-12,
+        max_iter: int = MAX_ITER,
+    ) -> None:
+        self.rank = rank
+        self.pairs = pairs
+        self.weight_decay = weight_decay
+        self.tol = tol
+        self.max_iter = max_iter
+
+    def _fit(
+        self,
+        X: Array,
+        y: NDArray[Any],
+        n_classes: int,
+        pairs: Pairs,
+        sample_weight: ArrayLike | None,
+    ) -> None:
+        from sklearn.utils.validation import _check_sample_weight
+
+        weights = (
+            None
+            if sample_weight is None
+            else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        )
+        with _as_value_errors():
+            found, rank = _directions(self, pairs, X)
+            fit = fit_path(
+                X,
+                y,
+                n_classes,
+                found.basis,
+                [rank],
+                [self.weight_decay],
+                weights=weights,
+                task="classification" if n_classes else "regression",
+                tolerance=self.tol,
+                max_iter=self.max_iter,
+            )[0]
+        self._remember(fit, found)
+
+    def _remember(self, fit: Fit, found: Spectrum) -> None:
+        if not fit.converged:
+            warnings.warn(
+                f"the gradient's norm is {fit.gradient_norm:.1e} after {fit.iterations} iterations: raise "
+                "max_iter, or weight_decay",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+        self.coef_, self.intercept_ = fit.weight, fit.bias
+        self.rank_, self.n_iter_ = fit.rank, max(fit.iterations, 1)
+        self.basis_ = found.basis[:, : fit.rank]
+        self.singular_values_ = found.singular_values[: found.rank]
+
+    def _scores(self, X: ArrayLike) -> Array:
+        check_is_fitted(self)
+        return np.asarray(
+            validate_data(self, X, reset=False, dtype=np.float64) @ self.coef_.T + self.intercept_
+        )
+
+
+class NCMClassifier(ClassifierMixin, _Linear):
+    """Logistic regression that can't see what pairs differ in.
+
+    Minimises ``mean loss + weight_decay/2 |W|^2`` (the intercept left free) over weights orthogonal to the
+    top ``rank`` directions of the pairs' differences: Bai et al., Noisy Counterfactual Matching, equation 4.
+    Two classes: logistic loss. More: softmax cross-entropy. Rank 0 is scikit-learn's LogisticRegression with
+    ``C = 1 / (n_samples * weight_decay)``.
+
+    Parameters
+    ----------
+    rank : int or None, default=None
+        Directions to remove, at most the pairs' numerical rank. None: up to the largest gap in their
+        spectrum (all where there is none), 0 without pairs. The right rank depends on the noise: ``ncm fit``
+        chooses it by folds of pairs. Cross-validated accuracy prefers small ranks, since spurious features
+        help in-domain.
+    pairs : (A, B) or PairStore, default=None
+        Pairs in the space of the rows that `fit` sees; or give them to `fit`.
+    weight_decay : float, default=1e-4
+    tol : float, default=1e-12
+        Gradient norm to reach, relative to the rows' root mean square norm.
+    max_iter : int, default=1000
+
+    Attributes
+    ----------
+    coef_ : (1 or n_classes, n_features)
+        Orthogonal to ``basis_``.
+    intercept_ : (1 or n_classes,)
+    classes_ : (n_classes,)
+    basis_ : (n_features, rank_)
+    singular_values_ : (numerical rank,)
+    rank_, n_iter_ : int
+
+    Notes
+    -----
+    In a Pipeline, steps before the classifier transform the pairs too if they are routed to it: see
+    `ncm_cli.probes.estimator`. GridSearchCV passes pairs on whole. A warning says where the members of
+    pairs are spread otherwise than the rows, as raw ones beside scaled rows are.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ncm_cli import NCMClassifier
+    >>> rng = np.random.default_rng(0)
+    >>> y = rng.integers(2, size=200)
+    >>> X = rng.normal(size=(200, 5)) + 3 * y[:, None] * np.eye(5)[0] + y[:, None] * np.eye(5)[1]
+    >>> A, B = X[:20], X[:20] + np.eye(5)[0] * rng.normal(size=(20, 1))  # the first feature differs
+    >>> model = NCMClassifier().fit(X, y, pairs=(A, B))
+    >>> model.rank_, bool(abs(model.coef_[0, 0]) < 1e-9)
+    (1, True)
+    """
+
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        pairs: Pairs = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> NCMClassifier:
+        """Fit on rows X (n, d) and classes y; ``pairs`` where they weren't given at construction."""
+        rows, labels = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(labels)
+        self.classes_, codes = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError("only one class in y: a classifier needs samples of at least two classes")
+        self._fit(rows, codes, len(self.classes_), pairs, sample_weight)
+        return self
+
+    def decision_function(self, X: ArrayLike) -> Array:
+        """Logits: (n,) of ``classes_[1]`` for two classes, else (n, n_classes)."""
+        scores = self._scores(X)
+        return scores[:, 0] if scores.shape[1] == 1 else scores
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """Probabilities (n, n_classes), in the order of ``classes_``."""
+        from ncm_cli.probes.metrics import probabilities
+
+        return probabilities(self._scores(X))
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Classes (n,)."""
+        from ncm_cli.probes.metrics import decide
+
+        codes = decide(self._scores(X))
+        return np.asarray(self.classes_[codes])
+
+
+class NCMRegressor(RegressorMixin, _Linear):
+    """Ridge regression that can't see what pairs differ in.
+
+    Minimises ``mean (y - f)^2 + weight_decay |w|^2`` over weights orthogonal to the top ``rank`` directions
+    of the pairs' differences; rank 0 is scikit-learn's ``Ridge(alpha=n_samples * weight_decay)``. Parameters
+    and attributes are those of `NCMClassifier`; ``tol`` and ``max_iter`` have no effect: the solution is
+    direct.
+    """
+
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        pairs: Pairs = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> NCMRegressor:
+        """Fit on rows X (n, d) and values y (n,); ``pairs`` where they weren't given at construction."""
+        rows, values = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        self._fit(rows, np.asarray(values, np.float64), 0, pairs, sample_weight)
+        self.coef_, self.intercept_ = self.coef_[0], self.intercept_[0]
+        return self
+
+    def predict(self, X: ArrayLike) -> Array:
+        """Values (n,)."""
+        return self._scores(X)
+
+
+class SpuriousProjection(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+    """Removes from features the top directions of pairs' differences: ``x - Q Q^T x``.
+
+    Parameters
+    ----------
+    rank : int or None, default=None
+        Directions to remove; None: up to the largest gap in the spectrum, all where there is none.
+    pairs : (A, B) or PairStore, default=None
+        Pairs in the space of the rows that `transform` sees; or give them to `fit`. One of the two is needed.
+
+    Attributes
+    ----------
+    basis_ : (n_features, rank_)
+        Orthonormal; each column's largest entry is positive.
+    singular_values_ : (numerical rank,)
+    rank_ : int
+    """
+
+    def __init__(self, rank: int | None = None, *, pairs: Pairs = None) -> None:
+        self.rank = rank
+        self.pairs = pairs
+
+    def fit(self, X: ArrayLike | None = None, y: object = None, pairs: Pairs = None) -> SpuriousProjection:
+        """Find the directions of the pairs; rows X (n, d) are only compared with these."""
+        rows = None if X is None else validate_data(self, X, dtype=np.float64)
+        with _as_value_errors():
+            if self.pairs is None and pairs is None:
+                raise InputError(
+                    "a projection is fitted on pairs, not on rows or differences",
+                    expected="SpuriousProjection(pairs=(A, B)).fit(X): two arrays of rows, or a PairStore",
+                )
+            found, self.rank_ = _directions(self, pairs, rows)
+        self.n_features_in_ = len(found.basis)
+        self.basis_ = found.basis[:, : self.rank_]
+        self.singular_values_ = found.singular_values[: found.rank]
+        return self
+
+    def transform(self, X: ArrayLike) -> Array:
+        """Rows (n, d) without what they have in these directions."""
+        check_is_fitted(self)
+        return project(validate_data(self, X, reset=False, dtype=np.float64), self.basis_)
+
+
+@contextmanager
+def _as_value_errors() -> Iterator[None]:
+    """scikit-learn expects a `ValueError` for input that can't be used."""
+    try:
+        yield
+    except InputError as error:
+        raise ValueError(str(error)) from error
+
+
+def _directions(
+    estimator: _Linear | SpuriousProjection, pairs: Pairs, X: Array | None
+) -> tuple[Spectrum, int]:
+    """The spectrum of an estimator's pairs, and the rank to remove."""
+    if pairs is not None and estimator.pairs is not None:
+        raise InputError("pairs both at construction and in fit", fix="leave one of them out")
+    given = estimator.pairs if pairs is None else pairs
+    if given is None:
+        assert X is not None
+        found = spectrum(np.zeros((X.shape[1], 0)))
+    else:
+        a, b = _members(given)
+        if X is not None:
+            _compare(X, a, b)
+        magnitude = float(np.sqrt((np.mean(a**2) + np.mean(b**2)) / 2))
+        found = spectrum((a - b).T, magnitude=magnitude)
+    return found, _resolve_rank(estimator.rank, found)
+
+
+def _members(pairs: Any) -> tuple[Array, Array]:
+    """Both members (k, d) of each pair."""
+    from ncm_cli.store.pairs import PairStore
+
+    if isinstance(pairs, PairStore):
+        used = ~pairs.holdout
+        pairs = (pairs.features_a[used], pairs.features_b[used])
+    if not (isinstance(pairs, tuple | list) and len(pairs) == 2):
+        shape = getattr(pairs, "shape", None)
+        raise InputError(
+            "pairs are given by their members, not by differences",
+            found=type(pairs).__name__ if shape is None else f"an array of shape {shape}",
+            expected="pairs=(A, B), two arrays of rows (k, d), or a PairStore",
+            fix="pairs=pairs for pairs.delta of a PairStore; (A, B) for (A - B).T",
+        )
+    a, b = (check_array(rows, dtype=np.float64, input_name="pairs") for rows in pairs)
+    if a.shape != b.shape:
+        raise InputError(
+            "the two members of pairs have other shapes",
+            found=f"{a.shape} and {b.shape}",
+            expected="twice (k, d)",
+        )
+    return a, b
+
+
+def _compare(X: Array, a: Array, b: Array) -> None:
+    """Refuse members of another width than X, and warn of those that can hardly be rows like its own."""
+    if a.shape[1] != X.shape[1]:
+        raise InputError(
+            "pairs have another number of features than X",
+            found=f"members of shape {a.shape}",
+            expected=f"(k, {X.shape[1]})",
+        )
+    spread, own = np.vstack([a, b]).std(axis=0), X.std(axis=0)
+    both = (spread > 0) & (own > 0)
+    if len(a) < TELLING or not both.any():
+        return
+    factor = float(np.exp(np.median(np.abs(np.log(spread[both] / own[both])))))
+    if factor > SPREAD:
+        warnings.warn(
+            f"the features of pairs' members are typically spread {factor:.2g} times more or less widely "
+            "than those of X: what scales the rows must scale the pairs alike, by routing them with "
+            "transform_input (see ncm_cli.probes.estimator)",
+            stacklevel=5,
+        )
+
+
+def _resolve_rank(asked: int | None, found: Spectrum) -> int:
+    if asked is None:
+        return found.gap or found.rank
+    if isinstance(asked, bool) or asked != int(asked) or not 0 <= asked <= found.rank:
+        raise InputError(
+            "a rank that the pairs don't have", found=asked, expected=f"a whole number from 0 to {found.rank}"
+        )
+    return int(asked)

@@ -1,0 +1,305 @@
+"""The options of ``ncm fit``.
+
+The options of ``ncm eval``.
+
+The options of ``ncm predict``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ncm_cli.baselines.options import HYPER, lacking
+from ncm_cli.errors import UsageError
+from ncm_cli.images.options import parse_batch_size, parse_workers
+from ncm_cli.options import argument, option, parse_device, parse_names, parse_numbers, parse_ranks
+
+METHODS = ("ncm", "erm", "irm", "vrex", "groupdro", "fish", "lisa", "matchdg", "leace")
+EXACT_METHODS = ("ncm", "erm", "leace")
+"""The methods that the exact solver fits; the others are trained by steps."""
+RULES = ("bound", "in-domain", "worst-group", "oracle")
+SCALINGS = ("none", "norm", "standard")
+SOLVERS = ("lbfgs", "adam")
+TASKS = ("classification", "regression")
+OVERLAPS = ("exclude", "error", "keep")
+
+WEIGHT_DECAYS = {"lbfgs": "1e-4,1e-3,1e-2,1e-1,1", "adam": "1e-4"}
+"""The weight decays that are tried when none are given, by solver."""
+
+TOLERANCE = 1e-8
+"""Gradient norm to reach, as a share of the rows' root mean square norm: probabilities then agree with the
+exact ones to about 2e-6."""
+
+MAX_ITER = 1000
+
+_ROWS = "Rows"
+_CHOICE = "Rank and selection"
+_TRAINING = "Training"
+_METHODS = "Other methods"
+
+
+def parse_decays(text: str) -> tuple[float, ...]:
+    """Numbers as `parse_numbers` reads them, none negative."""
+    decays = parse_numbers(text)
+    if min(decays) < 0:
+        raise UsageError("--weight-decay must be at least 0", found=text)
+    return decays
+
+
+def _hyper(name: str, default: float, *, help: str, group: str = _METHODS) -> Any:
+    """A hyper-parameter of a method, in the range that the catalogue gives it."""
+    kind = HYPER[name]
+    least, above = (None, kind.low) if kind.open_low else (kind.low, None)
+    return option(default, help=help, group=group, least=least, above=above, most=kind.high)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FitOptions:
+    """Options of ``ncm fit``; the fields are the long options and the recipe's keys."""
+
+    features: Path = option(help="Feature store with the rows.", role="input", flags=("-f",))
+    pairs: Path | None = option(
+        None, help="Pair store: what its pairs differ in is removed.", role="input", flags=("-p",)
+    )
+    output: Path = option(help="Probe to write.", role="output", flags=("-o",))
+    method: str | None = option(
+        None, help="Method; without it, ncm if there are pairs and erm if not.", choices=METHODS
+    )
+    rank: str = option(
+        "auto",
+        help="Dimensions to remove: 16, 2:24, 0:64:8, 0,8,56; auto tries 0 to the pairs' rank.",
+        parse=parse_ranks,
+        group=_CHOICE,
+    )
+    weight_decay: str | None = option(
+        None,
+        help="Weight decays to try: 1e-3, or 1e-4,1e-2, or log:1e-4:1:5. Without it, "
+        f"{WEIGHT_DECAYS['lbfgs']} for lbfgs and {WEIGHT_DECAYS['adam']} for adam.",
+        parse=parse_decays,
+        group=_CHOICE,
+    )
+    select: str | None = option(
+        None,
+        help="How to choose; without it, bound if there are pairs. ORACLE looks at the test rows.",
+        choices=RULES,
+        group=_CHOICE,
+    )
+    folds: int = option(
+        5,
+        least=2,
+        help="Parts that the pairs are cut into for --select bound; held-out pairs take their place.",
+        group=_CHOICE,
+    )
+    save_controls: Path | None = option(
+        None,
+        help="Folder for the probes that the choice is compared with.",
+        role="output",
+        metavar="DIR",
+        group=_CHOICE,
+    )
+
+    train: str | None = option(
+        None,
+        help="Training rows; without it, those of a split named train or training.",
+        group=_ROWS,
+        metavar="WHERE",
+    )
+    val: str | None = option(
+        None,
+        help="Validation rows; without it, those of a split named val, valid, validation or dev.",
+        group=_ROWS,
+        metavar="WHERE",
+    )
+    test: str | None = option(
+        None,
+        help="Test rows: needed by --select oracle, else only kept apart; without it, split test or testing.",
+        group=_ROWS,
+        metavar="WHERE",
+    )
+    target: str | None = option(
+        None, help="Column to predict; without it, the store's label.", group=_ROWS, metavar="COLUMN"
+    )
+    groups: str | None = option(
+        None,
+        help="Columns whose combinations are the groups, as in eval: of --select worst-group and controls.",
+        group=_ROWS,
+        metavar="COLUMNS",
+        parse=parse_names,
+    )
+    upweight: str | None = option(
+        None,
+        help="Columns whose combinations count equally in training.",
+        group=_ROWS,
+        metavar="COLUMNS",
+        parse=parse_names,
+    )
+    overlap: str = option(
+        "exclude",
+        help="What to do with pairs and byte-identical images that also occur among validation or test rows.",
+        choices=OVERLAPS,
+        group=_ROWS,
+    )
+
+    task: str = option("classification", help="What is predicted.", choices=TASKS, group=_TRAINING)
+    scaling: str = option("none", help="How features are scaled first.", choices=SCALINGS, group=_TRAINING)
+    scale_factor: float = option(10.0, above=0, help="The rows' norm under --scaling norm.", group=_TRAINING)
+    solver: str | None = option(
+        None,
+        help="lbfgs is exact and the default of ncm and erm; adam trains on mini-batches, as in the paper.",
+        choices=SOLVERS,
+        group=_TRAINING,
+    )
+    tolerance: float = option(
+        TOLERANCE, above=0, help="lbfgs: gradient norm to reach, relative to the rows' norm.", group=_TRAINING
+    )
+    max_iter: int = option(MAX_ITER, least=1, help="lbfgs: most iterations for one probe.", group=_TRAINING)
+    lr: float = _hyper("lr", 1e-3, help="adam: learning rate.", group=_TRAINING)
+    epochs: int = option(100, least=1, help="adam: passes over the training rows.", group=_TRAINING)
+    batch_size: int = option(256, least=0, help="adam: rows in a batch; 0 for all.", group=_TRAINING)
+    seed: int = option(
+        0, least=0, help="Seed of the folds of pairs, and for adam of the batches.", group=_TRAINING
+    )
+    device: str = option("auto", help="adam: auto, cpu or cuda.", group=_TRAINING, parse=parse_device)
+    envs: str | None = option(
+        None,
+        help="Columns whose combinations are the environments of irm, vrex, groupdro, fish and lisa.",
+        group=_METHODS,
+        metavar="COLUMNS",
+        parse=parse_names,
+    )
+    erase: str | None = option(
+        None,
+        help="Columns whose combinations leace erases from the features.",
+        group=_METHODS,
+        metavar="COLUMNS",
+        parse=parse_names,
+    )
+    penalty: float = _hyper("penalty", 1.0, help="irm, vrex, matchdg: weight of the penalty.")
+    anneal: int = _hyper("anneal", 0, help="irm, vrex: steps before the penalty counts.")
+    eta: float = _hyper("eta", 1e-2, help="groupdro: step size of the groups' weights.")
+    meta_lr: float = _hyper("meta_lr", 0.5, help="fish: step towards the inner weights.")
+    p_sel: float = _hyper("p_sel", 0.5, help="lisa: probability of mixing within labels.")
+    alpha: float = _hyper("alpha", 2.0, help="lisa: mixing weights come from Beta(alpha, alpha).")
+
+    @property
+    def chosen_method(self) -> str:
+        """``--method``, or the one that goes without saying."""
+        return self.method or ("erm" if self.pairs is None else "ncm")
+
+    @property
+    def chosen_solver(self) -> str:
+        """``--solver``; without it ``lbfgs`` where the problem is convex, else ``adam``."""
+        return self.solver or ("lbfgs" if self.chosen_method in EXACT_METHODS else "adam")
+
+    @property
+    def decays(self) -> tuple[float, ...]:
+        """The weight decays to try."""
+        return parse_numbers(self.weight_decay or WEIGHT_DECAYS[self.chosen_solver])
+
+    @property
+    def several(self) -> bool:
+        """Whether there is something to choose among."""
+        ranks = parse_ranks(self.rank)
+        return len(self.decays) > 1 or (self.chosen_method == "ncm" and (ranks is None or len(ranks) > 1))
+
+    def refusals(self) -> Iterator[UsageError]:
+        """Why these options can't be used together."""
+        method, solver = self.chosen_method, self.chosen_solver
+        yield from lacking(method, self)
+        if solver == "lbfgs" and method not in EXACT_METHODS:
+            yield UsageError(f"{method} has no exact solver", fix="--solver adam")
+        if solver == "adam" and self.task == "regression":
+            yield UsageError("regression is solved exactly", found=f"--method {method}", fix="--solver lbfgs")
+        if method != "ncm" and parse_ranks(self.rank) not in (None, (0,)):
+            yield UsageError(
+                f"the method {method!r} removes no directions",
+                found=f"--rank {self.rank}",
+                expected="--method ncm",
+            )
+        if self.save_controls is not None and self.pairs is None:
+            yield UsageError(
+                "--save-controls needs pairs, which controls are measured on", fix="--pairs PAIRS.h5"
+            )
+        if self.select == "bound" and self.pairs is None and self.several:
+            yield UsageError("--select bound needs pairs", fix="--pairs P.h5, or --select in-domain")
+        if self.select == "worst-group" and not self.groups:
+            yield UsageError(
+                "--select worst-group needs groups",
+                fix="--groups label,place: columns whose combinations count",
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """Options of ``ncm eval``; the fields are the long options and the recipe's keys."""
+
+    probe: Path = argument(help="Probe to evaluate.", role="input")
+    features: Path = option(help="Feature store with the rows.", role="input", flags=("-f",))
+    where: str | None = option(None, help="Rows to evaluate, such as split=test.", metavar="WHERE")
+    groups: str | None = option(
+        None,
+        help="Columns whose combinations are the groups; the target if left out. Several crossings: "
+        "'label,male;label,black'.",
+        metavar="COLUMNS",
+    )
+    reference: str | None = option(
+        None,
+        help="Rows whose group sizes weight the adjusted average; the probe's training rows.",
+        metavar="WHERE",
+    )
+    target: str | None = option(
+        None, help="Column of the true answer, if not named as when fitted.", metavar="COLUMN"
+    )
+    compare: Path | None = option(
+        None, help="Another probe, or its saved result, to compare with on the same rows.", role="input"
+    )
+    output: Path | None = option(None, help="Result to write, as JSON.", role="output", flags=("-o",))
+
+
+_TABLE = "Manifest"
+_ENCODER = "Encoder"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictOptions:
+    """Options of ``ncm predict``; the fields are the long options and the recipe's keys."""
+
+    probe: Path = argument(help="Probe to predict with.", role="input")
+    source: Path = argument(
+        help="What to predict: a feature store, an image, a folder of images or a manifest.", role="input"
+    )
+    output: Path = option(Path("-"), help="CSV to write; - is standard output.", role="output", flags=("-o",))
+    where: str | None = option(
+        None, help="Rows of the store, such as split=test.", metavar="WHERE", columns_of="source"
+    )
+    probabilities: bool = option(False, help="Add one column of probability a class.")
+
+    root: Path | None = option(
+        None,
+        help="Folder that relative paths start from (the manifest's folder).",
+        group=_TABLE,
+        role="input",
+    )
+    id_col: str | None = option(
+        None,
+        help="Column of ids (id, if there is one; otherwise the path is the id).",
+        group=_TABLE,
+        metavar="COLUMN",
+        columns_of="source",
+    )
+    path_col: str = option(
+        "path", help="Column of image paths.", group=_TABLE, metavar="COLUMN", columns_of="source"
+    )
+
+    pretrained: str | None = option(
+        None,
+        help="Weights of the probe's encoder: a file or a tag (those the features were made with).",
+        group=_ENCODER,
+        role="name-or-input",
+    )
+    device: str = option("auto", help="auto, cpu, cuda or cuda:N.", group=_ENCODER, parse=parse_device)
+    batch_size: str = option("auto", help="Images at once.", group=_ENCODER, parse=parse_batch_size)
+    workers: str = option("auto", help="Threads that read images.", group=_ENCODER, parse=parse_workers)

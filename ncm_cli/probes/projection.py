@@ -1,0 +1,202 @@
+"""How many threads BLAS may use: one for small problems, where the others cost more than they save.
+
+Singular value decomposition that doesn't give up.
+
+Spurious directions: the left singular vectors of pair differences, and projecting them out.
+
+Paper, Algorithm 1, phase I: ``Q_r, S_r, V_r = TruncatedSVD(delta, r)`` and ``P = I - Q_r Q_r^T``. P is
+never formed; it is applied as ``x - (x Q) Q^T``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncm_cli.errors import InputError
+
+SMALL_ELEMENTS = 4_000_000
+"""Entries of the largest matrix up to which one thread is used.
+
+An exact rank path is thousands of products of a few milliseconds, between which OpenBLAS's threads spin. On
+two busy cores a path on 2,000 × 100 rows took 15 times the processor time of one thread, on 5,000 × 512 three
+times.
+"""
+
+
+@contextmanager
+def blas_threads(elements: int) -> Iterator[None]:
+    """Let BLAS use one thread inside, if the largest matrix has at most `SMALL_ELEMENTS` entries."""
+    if elements > SMALL_ELEMENTS:
+        yield
+        return
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(limits=1, user_api="blas"):
+        yield
+
+
+Array = NDArray[np.float64]
+
+
+def svd(matrix: Array, *, full_matrices: bool = False) -> tuple[Array, Array, Array]:
+    """``numpy.linalg.svd``, with LAPACK's slower ``gesvd`` where its ``gesdd`` fails.
+
+    ``gesdd`` may report "did not converge" for finite matrices with many equal or tiny singular values,
+    such as what is left of a matrix after a projection; ``gesvd`` handles those.
+    """
+    try:
+        found = np.linalg.svd(matrix, full_matrices=full_matrices)
+    except np.linalg.LinAlgError:
+        # Importing scipy takes longer than all else that ncm bound does, and this is rare.
+        import scipy.linalg
+
+        found = scipy.linalg.svd(matrix, full_matrices=full_matrices, lapack_driver="gesvd")
+    left, values, right = found
+    return left, values, right
+
+
+def spectral_norm(matrix: Array) -> float:
+    """The largest singular value."""
+    return float(svd(matrix)[1][0])
+
+
+FEATURE_EPS = float(np.finfo(np.float32).eps)
+"""Relative rounding of features on disk (float32, 1.2e-7); differences can't be known better than that."""
+
+GRAM_RATIO = 4
+"""With more than this many pairs a dimension, the d×d Gram matrix is decomposed instead of ``delta``."""
+
+GRAM_BLOCK = 8192
+"""Columns of ``delta`` that are turned to float64 at a time for the Gram matrix."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Spectrum:
+    """Singular values and left singular vectors of pair differences.
+
+    Attributes
+    ----------
+    singular_values : float64 (m,)
+        In descending order, m = min(d, k).
+    basis : float64 (d, m)
+        Orthonormal columns. Only the first ``rank`` of them mean anything.
+    rank : int
+        How many singular values are above ``tolerance``.
+    tolerance : float
+        The noise floor, in the features' unit (see `spectrum`).
+    gap : int
+        The r <= rank with the largest ratio ``s_r / s_{r+1}`` (values under the tolerance count as the
+        tolerance); 0 where there is none: the end of the spectrum is no gap.
+    """
+
+    singular_values: Array
+    basis: Array
+    rank: int
+    tolerance: float
+    gap: int
+
+
+def spectrum(delta: NDArray[np.floating], *, magnitude: float = 0.0, eps: float = FEATURE_EPS) -> Spectrum:
+    """The singular spectrum of pair differences, in float64, the same bits on every run.
+
+    Parameters
+    ----------
+    delta : (d, k)
+        One difference a column. k may be 0.
+    magnitude
+        Root mean square entry of the pairs' members, where known. Rounding features of that size to
+        float32 leaves a noise matrix of spectral norm about ``eps/2 * sqrt(2) * magnitude * (sqrt(d) +
+        sqrt(k))`` in ``delta``, which matters when members are large and their differences small.
+    eps
+        Relative precision of the features.
+
+    Returns
+    -------
+    Spectrum
+        The numerical rank counts singular values above ``max(d, k) * eps * s_1`` (numpy's rule, at the
+        precision of the features) and above the rounding noise that ``magnitude`` implies. Each column's
+        sign makes its largest entry (in absolute value) positive.
+
+    Raises
+    ------
+    InputError
+        ``delta`` isn't two-dimensional, or holds NaN or an infinity.
+
+    Notes
+    -----
+    For ``k > 4 d`` the Gram matrix ``delta delta^T`` is summed over blocks of columns. Squaring halves the
+    digits: singular values under about ``sqrt(d * eps64) * s_1`` (3e-7 for d = 512) are noise, so the
+    tolerance is at least that. With float32 features the rule above is the larger one.
+    """
+    if delta.ndim != 2:
+        raise InputError("differences aren't a matrix", found=f"shape {delta.shape}", expected="(d, k)")
+    d, k = delta.shape
+    bad = np.flatnonzero(~np.isfinite(delta).all(axis=0))
+    if bad.size:
+        raise InputError("a pair's difference holds NaN or an infinity", where=f"pair {int(bad[0])}")
+    if min(d, k) == 0:
+        return Spectrum(np.zeros(0), np.zeros((d, 0)), 0, 0.0, 0)
+    floor = 0.0
+    if k > GRAM_RATIO * d:
+        values, vectors = _by_gram(delta)
+        floor = float(np.sqrt(d * np.finfo(np.float64).eps))
+    else:
+        with blas_threads(delta.size):
+            vectors, values, _ = svd(np.asarray(delta, np.float64))
+    signs = np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(vectors.shape[1])])
+    basis = np.ascontiguousarray(vectors * np.where(signs == 0, 1.0, signs))
+    rounding = eps / np.sqrt(2) * magnitude * (np.sqrt(d) + np.sqrt(k))
+    tolerance = max(max(max(d, k) * eps, floor) * float(values[0]), rounding)
+    rank = int((values > tolerance).sum())
+    return Spectrum(values, basis, rank, tolerance, _largest_gap(values, rank, tolerance))
+
+
+def _by_gram(delta: NDArray[np.floating]) -> tuple[Array, Array]:
+    d, k = delta.shape
+    gram = np.zeros((d, d))
+    for start in range(0, k, GRAM_BLOCK):
+        block = np.asarray(delta[:, start : start + GRAM_BLOCK], np.float64)
+        gram += block @ block.T
+    squares, vectors = np.linalg.eigh(gram)
+    return np.sqrt(np.maximum(squares[::-1], 0.0)), vectors[:, ::-1]
+
+
+def _largest_gap(values: Array, rank: int, tolerance: float) -> int:
+    floored = np.maximum(values[: rank + 1], tolerance)
+    if rank == 0 or len(floored) < 2:
+        return 0
+    return int(np.argmax(floored[:-1] / floored[1:])) + 1
+
+
+def project(X: NDArray[np.floating], basis: Array) -> Array:
+    """Rows with the directions of ``basis`` removed: ``X - (X Q) Q^T``.
+
+    Parameters
+    ----------
+    X : (n, d)
+    basis : float64 (d, r)
+        Orthonormal columns; r may be 0.
+
+    Returns
+    -------
+    float64 (n, d)
+    """
+    rows: Array = np.asarray(X, np.float64)
+    return rows - (rows @ basis) @ basis.T if basis.shape[1] else rows.copy()
+
+
+def complement(basis: Array) -> Array:
+    """An orthonormal basis of everything orthogonal to ``basis``: float64 (d, d - r)."""
+    d, r = basis.shape
+    if r == 0:
+        return np.eye(d)
+    # Imported here: it takes longer than everything that a quick command does.
+    import scipy.linalg
+
+    full = scipy.linalg.qr(basis, mode="full", check_finite=False)[0]
+    return np.ascontiguousarray(full[:, r:])

@@ -1,0 +1,1 @@
+"""Recipes: YAML files that are read strictly into frozen dataclasses."""

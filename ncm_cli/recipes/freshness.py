@@ -1,0 +1,280 @@
+"""When a job has to run again: its options, the contents of its inputs, or a format version has changed.
+
+What a finished job read and wrote is kept in one state file in the run's folder. Contents are compared by
+SHA-256. A file isn't read again where size, device, inode, mtime and ctime are those at which it was read
+before, and both times were at least `SETTLED_NS` past then. A rewritten file gets a new ctime, which no
+program can set back; the age makes sure that it differs from the old one (git's index has the same rule). So
+the shortcut may read a file without need, but overlooks no change, unless the file system has no ctime of its
+own (FAT, sshfs) and somebody sets the mtime of a file of the same size back. Copies have other times and
+inodes: they are read once, and are up to date if their contents are the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ncm_cli.errors import InputError, NcmError
+from ncm_cli.options import fields_of
+from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.recipes.document import STATE, Job
+from ncm_cli.store.files import sha256_file
+from ncm_cli.store.results import read_document, write_document
+
+FORMAT = "ncm-run-state"
+VERSION = 3
+
+SETTLED_NS = 10 * 10**9
+"""The coarsest file times are 2 s (FAT); the rest is for clocks of file servers that differ a little."""
+
+NEUTRAL = {("embed", name) for name in ("workers", "batch_size", "max_failures", "verify_content", "fresh")}
+"""Options that say how a result is reached and not what it is."""
+
+NamedFile = tuple[str, str]
+"""What a file is called among those it is compared with, and its path."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stamp:
+    """What decides whether a job is up to date."""
+
+    options: str
+    """Digest of everything but the inputs' contents."""
+    inputs: dict[str, str]
+    """Path of each input to the digest of its contents."""
+
+
+class State:
+    """The run folder's record of what its jobs have read and written, written anew before and after each.
+
+    Raises `InputError` for a record that can't be read: without it nobody knows which files are the run's.
+    """
+
+    def __init__(self, out: Path, reporter: Reporter = SILENT) -> None:
+        self._out = out
+        self._reporter = reporter
+        self._path = out / STATE
+        self._jobs: dict[str, dict[str, Any]] = {}
+        self._digests: dict[str, tuple[str, str]] = {}
+        self._seen: dict[str, str] = {}
+        self.is_new = not self._path.exists()
+        """Whether nothing was run into this folder before."""
+        if not self.is_new:
+            try:
+                found = read_document(self._path, FORMAT, VERSION, what="the record of a run")
+            except InputError as error:
+                raise InputError(
+                    "the record of what this run has made can't be used",
+                    where=self._path,
+                    found=error.what,
+                    fix="another --out; or move the run's folder away, and everything is run again",
+                ) from error
+            self._jobs = found["jobs"]
+            self._digests = {path: (str(a), str(b)) for path, (a, b) in found["digests"].items()}
+
+    def save(self) -> None:
+        """Write the record; a reader sees the old one or the new one."""
+        write_document(self._path, FORMAT, VERSION, {"jobs": self._jobs, "digests": self._digests})
+
+    def made(self, path: Path) -> bool:
+        """Whether the run made what is at a path, and outside its folder nobody has changed it since."""
+        name = _relative(path, self._out)
+        for known in self._jobs.values():
+            if name in known.get("claims", ()):
+                return True
+            if name in known.get("outputs", {}):
+                return path.is_relative_to(self._out) or known["outputs"][name] == self.digest(path)
+        return False
+
+    def stamp(self, job: Job) -> Stamp:
+        """The job's stamp as things are now: its inputs must be there."""
+        images = _named_images(job)
+        inputs = {}
+        for name, paths in sorted(job.inputs.items()):
+            for number, path in enumerate(paths):
+                # Of a folder of images, or that relative paths start from, only the images count.
+                if images is None or not path.is_dir():
+                    inputs[f"{name}[{number}]"] = self.digest(path)
+        if images is not None:
+            source, *root = (path for name in ("source", "root") for path in job.inputs.get(name, ()))
+            inputs["images"] = self._digest_of(f"images of {source} from {root}", images)
+        return Stamp(_options_digest(job, self._out), inputs)
+
+    def why_stale(self, job: Job, stamp: Stamp) -> str | None:
+        """Why the job has to run; None when it is up to date."""
+        known = self._jobs.get(job.key)
+        if known is None:
+            return "not run yet"
+        if known.get("unfinished"):
+            return "it was interrupted"
+        if known.get("options") != stamp.options:
+            return "its options changed"
+        if known.get("inputs") != stamp.inputs:
+            return "its inputs changed"
+        outputs = known.get("outputs", {})
+        for path in job.written:
+            if not path.exists():
+                return f"{path.name} is missing"
+            if outputs.get(_relative(path, self._out)) != self.digest(path):
+                return f"{path.name} was changed"
+        return None
+
+    def has_other_options(self, job: Job, stamp: Stamp) -> bool:
+        """Whether the job was run before with other options."""
+        return self._jobs.get(job.key, {}).get("options") not in (None, stamp.options)
+
+    def finished(self, job: Job, stamp: Stamp, **facts: Any) -> None:
+        """Record a job that has just run, and save."""
+        self._seen.clear()
+        self._jobs[job.key] = {
+            **dataclasses.asdict(stamp),
+            "outputs": {
+                _relative(path, self._out): self.digest(path) for path in job.written if path.exists()
+            },
+            **facts,
+        }
+        self.save()
+
+    def facts(self, job: Job) -> dict[str, Any]:
+        """What is recorded of a finished job; empty if nothing is."""
+        return dict(self._jobs.get(job.key, {}))
+
+    def starting(self, job: Job) -> None:
+        """Before a job runs: should it be killed, what it wrote is its own, but not taken for up to date."""
+        claims = [_relative(path, self._out) for path in job.written]
+        self._jobs.setdefault(job.key, {}).update(unfinished=True, claims=claims)
+        self.save()
+
+    def digest(self, path: Path) -> str:
+        """Digest of a file's or folder's contents, looked at anew after each job."""
+        return self._digest_of(str(path), _files(path) if path.is_dir() else None)
+
+    def _digest_of(self, key: str, files: Iterable[NamedFile] | None) -> str:
+        """Digest of many files and their names; without them, of the one file whose path the key is."""
+        if key not in self._seen:
+            self._seen[key] = self._digest_anew(key, None if files is None else list(files))
+        return self._seen[key]
+
+    def _digest_anew(self, key: str, files: list[NamedFile] | None) -> str:
+        now = time.time_ns()
+        signature, changed = _signature([("", key)] if files is None else files)
+        known = self._digests.pop(key, None)
+        if known is None or known[0] != signature:
+            known = (signature, _file_digest(key) if files is None else self._contents(files))
+            # On Windows ctime is the time of creation, which says nothing of a change.
+            if os.name != "posix" or changed > now - SETTLED_NS:
+                return known[1]
+        self._digests[key] = known
+        return known[1]
+
+    def _contents(self, files: list[NamedFile]) -> str:
+        digest = hashlib.sha256()
+        with self._reporter.task("comparing contents", len(files), "files") as task:
+            for name, path in files:
+                digest.update(f"{name}\0{_file_digest(path)}\0".encode("utf-8", "surrogateescape"))
+                task.advance()
+        return digest.hexdigest()
+
+
+def _files(folder: Path) -> Iterator[NamedFile]:
+    """A folder's files by their names relative to it, in the order of these; links are followed.
+
+    Hidden files are left out, and so are data set markers: a marker holds the time at which its data set was
+    made, which isn't part of its contents.
+    """
+    yield from _walk(str(folder), "", frozenset())
+
+
+def _walk(folder: str, prefix: str, above: frozenset[str]) -> Iterator[NamedFile]:
+    here = os.path.realpath(folder)
+    if here in above:
+        # A link that leads back: what is behind it has been seen.
+        return
+    try:
+        names = sorted(os.listdir(folder))  # noqa: PTH208
+    except OSError:
+        return
+    for name in names:
+        path = f"{folder}/{name}"
+        if name.startswith(".") or name == "dataset.json":
+            continue
+        if os.path.isdir(path):  # noqa: PTH112
+            yield from _walk(path, f"{prefix}{name}/", above | {here})
+        else:
+            yield f"{prefix}{name}", path
+
+
+def _signature(files: Iterable[NamedFile]) -> tuple[str, int]:
+    """(digest of names and of what tells a changed file without reading it, latest time among them in ns)"""
+    digest, changed = hashlib.sha256(), 0
+    for name, path in files:
+        with contextlib.suppress(OSError):
+            found = os.stat(path)  # noqa: PTH116
+            times = (found.st_mtime_ns, found.st_ctime_ns)
+            changed = max(changed, *times)
+            facts = (name, found.st_size, found.st_dev, found.st_ino, *times)
+            digest.update("\0".join(map(str, facts)).encode("utf-8", "surrogateescape") + b"\0")
+    return digest.hexdigest(), changed
+
+
+def _file_digest(path: str) -> str:
+    """SHA-256 of a file; a word for what can't be read, such as a link to nothing."""
+    try:
+        if stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
+            return sha256_file(path)
+    except OSError:
+        pass
+    return "unreadable"
+
+
+def _named_images(job: Job) -> list[NamedFile] | None:
+    """The images, by id, that a job reads because its source names them or is their folder; else None."""
+    with contextlib.suppress(NcmError):  # the step itself will say what is wrong with its source
+        if job.kind == "embed" and job.options.from_array is None:
+            from ncm_cli.images.manifest import read_source
+
+            manifest = read_source(job.options)
+            assert manifest.files is not None
+            return list(zip(manifest.ids, manifest.files.path, strict=True))
+        if job.kind == "predict":
+            from ncm_cli.probes.predict import find_images
+
+            return [(image.id, image.path) for image in find_images(job.options)]
+    return None
+
+
+def _options_digest(job: Job, out: Path) -> str:
+    values: dict[str, Any] = {}
+    for field in fields_of(type(job.options)):
+        value = getattr(job.options, field.name)
+        if field.name in job.outputs:
+            # Relative to the run's folder: a run that is moved stays up to date.
+            value = [_relative(path, out) for path in job.outputs[field.name]]
+        elif field.name in job.inputs:
+            value = None
+        if (job.kind, field.name) not in NEUTRAL:
+            values[field.name] = value
+    body = {"kind": job.kind, "builder": job.builder, "values": values, "formats": _formats()}
+    return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _relative(path: Path, out: Path) -> str:
+    return str(path.relative_to(out)) if path.is_relative_to(out) else str(path)
+
+
+def _formats() -> dict[str, int]:
+    """The version of each file format: a new one makes everything stale."""
+    from ncm_cli.datasets import base
+    from ncm_cli.store import features, pairs, probe, results
+
+    modules = {"data": base.FORMAT_VERSION}
+    modules.update({module.__name__: module.VERSION for module in (features, pairs, probe, results)})
+    return modules

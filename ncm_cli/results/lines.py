@@ -1,0 +1,597 @@
+"""Which results are repetitions of one another, and the mean over them.
+
+A mean is taken over results that differ in a declared seed and in what that seed may change, and in nothing
+else that they record. In a run of a recipe the seed is the matrix variable ``seed``, and it may change every
+file that the recipe makes. Elsewhere it is the ``--seed`` that the probe was fitted with, and it may change
+the probe alone: other features are other data. One seed's result given twice counts once.
+
+What a report is made from: result files, probes and pair stores, sorted by kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import statistics
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any, Generic, Protocol, TypeVar
+
+from ncm_cli.errors import InputError, MismatchError, NcmError, listing
+from ncm_cli.options import fields_of
+from ncm_cli.progress import Reporter
+from ncm_cli.registry import STEPS, step_options
+from ncm_cli.store.digests import canonical_json, digest_of
+from ncm_cli.store.files import holds, read_json, sha256_file
+from ncm_cli.store.pairs import PairStore, read_pairs
+from ncm_cli.store.probe import Probe, read_probe
+from ncm_cli.store.recognise import recognise
+from ncm_cli.store.results import HEADER, read_result
+from ncm_cli.store.sweep_table import SweepTable, read_sweep
+
+SEED = "seed"
+"""The matrix variable, and the option, that declares a repetition."""
+
+NEUTRAL = frozenset({"compare", "explain", SEED})
+"""Options beside outputs that change no number that is averaged: the seed of a bound is of its intervals."""
+
+WHERE = "--where"
+
+_FIT = "fit "
+"""Begins the names of what is known of the probe: a line is of one probe, whatever its columns."""
+
+_STATE, _REPORT = ".ncm-run.json", "report.json"
+"""What a run's folder records of its files: after each job, with what earlier settings left; at the end."""
+
+_DESCRIBING = (
+    *HEADER,
+    *("probe", "features", "options", "comparison", "warnings", "rows", "intervals", "bootstrap"),
+)
+"""What stands in a result beside its numbers."""
+
+
+M = TypeVar("M", bound="Mean")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mean:
+    """Mean and standard deviation (of the sample; None for one value) over repetitions."""
+
+    mean: float
+    sd: float | None = None
+    n: int = 1
+
+    @classmethod
+    def of(cls: type[M], values: Iterable[float | None]) -> M | None:
+        """Over the values that are known; None when there is none."""
+        known = [float(value) for value in values if value is not None]
+        if not known:
+            return None
+        sd = statistics.stdev(known) if len(known) > 1 else None
+        return cls(mean=statistics.fmean(known), sd=sd, n=len(known))
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f}" + ("" if self.sd is None else f"±{self.sd:.3f}".replace("±0.", "±."))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Input:
+    """A file that was read: known by the digest of its contents or, where none is recorded, by its path."""
+
+    path: str
+    digest: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Facts:
+    """What a result records of how it was made; values are text, numbers, `Input` or None, by name."""
+
+    file: Path
+    run: Path | None
+    """The folder of the recipe's run that made it; None by hand."""
+    seed: str | None
+    """The declared seed, None where none is."""
+    fixed: Mapping[str, Any]
+    """What repetitions have in common."""
+    seeded: Mapping[str, Any]
+    """What the seed may have changed: equal in results of one seed."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """What is recorded of the files in a run's folder."""
+
+    folder: Path
+    made: Mapping[str, tuple[str, Mapping[str, str]]]
+    """File, relative to the folder, to the step and the cell of the matrix that made it."""
+
+    @classmethod
+    def of(cls, folder: Path, made: Mapping[Path, tuple[str, Mapping[str, str]]]) -> Run:
+        """From absolute paths."""
+        return cls(folder, {_relative(path, folder): entry for path, entry in made.items()})
+
+
+def facts_of(file: Path, body: Mapping[str, Any], run: Run | None = None) -> Facts:
+    """The facts of an eval's, a bound's or a sweep's result; ``run`` is looked for where it isn't given.
+
+    What the probe was fitted with is read from the probe, if it is still the one that the result is of.
+    """
+    options = dict(body.get("options") or {})
+    gathered = _Gathered(file, run or _run_of(file), options.get("output"))
+    gathered.fixed["result of"] = body.get("kind")
+    known = body.get("probe") or {}
+    path, digest = known.get("path") or options.get("probe"), known.get("sha256")
+    options.pop("probe", None)
+    for name in ("where", "target"):
+        options[name] = body.get(name, options.get(name))
+    options["reference"] = (body.get("reference") or {}).get("where", options.get("reference"))
+    data = body.get("features") or body.get("data") or {}
+    gathered.options(str(body.get("kind")), options, {"features": data.get("content_sha256")})
+    seed = None
+    if path is not None:
+        probe = gathered.probe(path, digest)
+        gathered.fixed[f"{_FIT}options"] = "unknown" if probe is None else "known"
+        seed = None if probe is None else gathered.fit(probe)
+    numbers = {name: value for name, value in body.items() if name not in _DESCRIBING}
+    gathered.seeded["numbers"] = digest_of(numbers)
+    return gathered.facts(seed)
+
+
+def facts_of_probe(file: Path, probe: Probe) -> Facts:
+    """The facts of a probe itself."""
+    options = probe.meta.get("options") or {}
+    gathered = _Gathered(file, _run_of(file), options.get("output"))
+    seed = gathered.fit(probe)
+    gathered.seeded[f"{_FIT}probe"] = Input(str(file), probe.sha256)
+    return gathered.facts(seed)
+
+
+class _Gathered:
+    """Collects facts; ``written`` is the file's path as the command that wrote it was told."""
+
+    def __init__(self, file: Path, run: Run | None, written: str | None) -> None:
+        self._file, self._run = file, run
+        self._base: str | None = None
+        self._cell: Mapping[str, str] = {}
+        self.fixed: dict[str, Any] = {}
+        self.seeded: dict[str, Any] = {}
+        if run is not None:
+            name = _relative(file.absolute(), run.folder)
+            self._cell = run.made[name][1]
+            # The run may have been moved, or be looked at from elsewhere: what its command was told counts.
+            if written is not None and f"{os.sep}{written}".endswith(f"{os.sep}{name}"):
+                self._base = written.removesuffix(name)
+            self.fixed |= {name: value for name, value in self._cell.items() if name != SEED}
+
+    def options(
+        self, kind: str, options: Mapping[str, Any], digests: Mapping[str, str | None], prefix: str = ""
+    ) -> None:
+        """Take a command's options; ``digests`` are of the files among them, where they are recorded."""
+        known = fields_of(step_options(kind)) if kind in STEPS else ()
+        roles = {field.name: field.spec.role for field in known}
+        for name, value in options.items():
+            key = f"{prefix}--{name.replace('_', '-')}"
+            if name in NEUTRAL or roles.get(name) == "output":
+                continue
+            if roles.get(name) != "input" or value is None:
+                self.fixed[key] = value
+            elif self._run is None:
+                self.fixed[key] = Input(value, digests.get(name))
+            else:
+                self.fixed[key] = self._maker(value)
+                self.seeded[key] = Input(value, digests.get(name))
+
+    def probe(self, path: str, digest: str | None) -> Probe | None:
+        """Take a result's probe; returns it unless it isn't there any more or has been replaced."""
+        self.seeded[f"{_FIT}probe"] = Input(path, digest)
+        here = Path(path)
+        if self._run is not None:
+            self.fixed[f"{_FIT}step"] = self._maker(path)
+            name = self._inside(path)
+            here = here if name is None else self._run.folder / name
+        with contextlib.suppress(NcmError):
+            found = read_probe(here)
+            return found if digest in (None, found.sha256) else None
+        return None
+
+    def fit(self, probe: Probe) -> str | None:
+        """Take what a probe was fitted with; returns its seed."""
+        options, data = probe.meta.get("options") or {}, probe.meta.get("data") or {}
+        digests = {name: (data.get(name) or {}).get("content_sha256") for name in ("features", "pairs")}
+        self.options("fit", options, digests, _FIT)
+        # A run may make its encoder as well: of synthetic data, or with random weights.
+        known = self.fixed if self._run is None else self.seeded
+        known[f"{_FIT}encoder"] = Input(str(probe.encoder.get("model")), probe.fingerprint)
+        return None if options.get(SEED) is None else str(options[SEED])
+
+    def facts(self, seed: str | None) -> Facts:
+        """All that was collected; ``seed`` is the one that counts if no run declares one."""
+        run = self._run
+        return Facts(
+            file=self._file,
+            run=None if run is None else run.folder,
+            seed=seed if run is None else self._cell.get(SEED),
+            fixed=self.fixed,
+            seeded=self.seeded,
+        )
+
+    def _inside(self, path: str) -> str | None:
+        """The name in the run's folder of a file that the command was told of."""
+        if self._base is None or not path.startswith(self._base):
+            return None
+        return path.removeprefix(self._base)
+
+    def _maker(self, path: str) -> str | None:
+        """The step, and the cell but for the seed, that made a file or the folder around it."""
+        assert self._run is not None
+        inside = self._inside(path)
+        for name in () if inside is None else (inside, *map(str, PurePath(inside).parents)):
+            if name in self._run.made:
+                step, cell = self._run.made[name]
+                return ", ".join([step, *(f"{name} {value}" for name, value in cell.items() if name != SEED)])
+        return None
+
+
+def _run_of(file: Path) -> Run | None:
+    """The run that made a file, and whose record still is of that file; None if there is none."""
+    file = file.absolute()
+    for folder in file.parents:
+        # A record that isn't there or can't be read declares nothing. Of a run that is going on, as where one
+        # of its steps asks, the report isn't there yet or is an earlier run's.
+        with contextlib.suppress(NcmError, OSError, ValueError, KeyError, TypeError, AttributeError):
+            found = _state(folder / _STATE) if holds(folder / _REPORT) else _report(folder / _REPORT)
+            entries = {name: (step, cell, digest) for name, step, cell, digest in found}
+            if entries[_relative(file, folder)][2] == sha256_file(file):
+                return Run(folder, {name: (step, cell) for name, (step, cell, _) in entries.items()})
+    return None
+
+
+_Entry = tuple[str, str, dict[str, str], str | None]
+
+
+def _state(path: Path) -> Iterator[_Entry]:
+    for key, job in read_json(path)["jobs"].items():
+        if key.startswith("["):  # keys of version 0.1 can't be read back
+            step, cell = json.loads(key)
+            for name, digest in job.get("outputs", {}).items():  # none of a step that is going on
+                yield name, step, cell, digest
+
+
+def _report(path: Path) -> Iterator[_Entry]:
+    for entry in read_result(path, kind="run")["provenance"]["files"]:
+        cell = {name: str(value) for name, value in entry["cell"].items()}
+        yield entry["file"], entry["step"], cell, entry["sha256"]
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+
+
+class HasFacts(Protocol):
+    """Anything made from a result."""
+
+    @property
+    def facts(self) -> Facts: ...
+
+
+T = TypeVar("T", bound=HasFacts)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Line(Generic[T]):
+    """Repetitions of one another, at most one of each seed in a column."""
+
+    differs: dict[str, str]
+    """What tells this line from the others, in as few words as do; empty for a single line."""
+    members: list[T]
+    again: list[T]
+    """Results that are there already, left out."""
+
+
+def lines(found: Sequence[T], column: Callable[[T], Hashable] | None = None) -> list[Line[T]]:
+    """Results as lines of repetitions, so that no column of a line mixes anything but declared seeds.
+
+    Parameters
+    ----------
+    column
+        The column of a table that a result stands in: what differs between columns, the row filters first of
+        all, is no reason for another line unless it is the probe. Left out, all results are in one column.
+    """
+    skipped = set() if column is None else {WHERE}
+    place = column or (lambda one: None)
+    sets: list[list[T]] = []
+    # A seed of one run says nothing of another run, nor of what was made by hand or declares none.
+    for own in _by(found, lambda one: (one.facts.run, one.facts.seed is None)):
+        for part in _split(own, "fixed", lambda one: None, place, skipped):
+            sets += _split(part, "seeded", lambda one: one.facts.seed, place, skipped)
+    made = []
+    for differs, own in zip(_differences(sets, skipped), sets, strict=True):
+        each = _by(own, lambda one: (place(one), one.facts.seed))
+        made.append(Line(differs, [same[0] for same in each], [one for same in each for one in same[1:]]))
+    return made
+
+
+def _by(found: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+    """Results of equal keys together, in the order in which the keys occur."""
+    groups: dict[Hashable, list[T]] = {}
+    for one in found:
+        groups.setdefault(key(one), []).append(one)
+    return list(groups.values())
+
+
+def _split(
+    found: Sequence[T],
+    part: str,
+    seed: Callable[[T], str | None],
+    place: Callable[[T], Hashable],
+    skipped: set[str],
+) -> list[list[T]]:
+    """Results apart by each of a part of their facts that differs for one seed and in one column."""
+    facts = {id(one): getattr(one.facts, part) for one in found}
+    differing = []
+    for name in dict.fromkeys(name for own in facts.values() for name in own):
+        seen: dict[Hashable, Hashable] = {}
+        for one in found:
+            scope = (seed(one), None if name.startswith(_FIT) else place(one))
+            key = _key(facts[id(one)].get(name))
+            if name not in skipped and seen.setdefault(scope, key) != key:
+                differing.append(name)
+                break
+    return _by(found, lambda one: tuple(_key(facts[id(one)].get(name)) for name in differing))
+
+
+def _key(value: Any) -> Hashable:
+    return (value.digest or value.path) if isinstance(value, Input) else canonical_json(value)
+
+
+def _differences(sets: Sequence[Sequence[T]], skipped: set[str]) -> list[dict[str, str]]:
+    """For each set, what tells it from the others: the first names that do, and no more than needed."""
+    found: list[dict[str, str]] = [{} for _ in sets]
+    keys: list[tuple[Hashable, ...]] = [() for _ in sets]
+    for name, values in _candidates(sets, skipped):
+        finer = [(*key, _key(value)) for key, value in zip(keys, values, strict=True)]
+        texts = _texts(values)
+        for index, key in enumerate(keys):
+            told = len({own for own, same in zip(finer, keys, strict=True) if same == key}) > 1
+            # An option that isn't given has to be said; a cell without the variable goes without.
+            if told and (values[index] is not None or not name.isidentifier()):
+                found[index][name] = texts[index]
+        keys = finer
+    return found
+
+
+def _candidates(sets: Sequence[Sequence[T]], skipped: set[str]) -> Iterator[tuple[str, list[Any]]]:
+    """Names with one value for each set: the cell's, the run, what else is fixed or seeded, the file."""
+    fixed, seeded = (
+        [[getattr(one.facts, part) for one in own] for own in sets] for part in ("fixed", "seeded")
+    )
+    names = dict.fromkeys(name for own in fixed for one in own for name in one)
+    cell = [name for name in names if name.isidentifier()]
+    yield from _single(fixed, cell)
+    yield "run folder", [None if (run := own[0].facts.run) is None else Input(str(run)) for own in sets]
+    yield from _single(fixed, [name for name in names if name not in skipped.union(cell)])
+    others = dict.fromkeys(name for own in seeded for one in own for name in one)
+    yield from _single(seeded, [name for name in others if name != "numbers"])
+    yield "result file", [Input(str(own[0].facts.file)) for own in sets]
+
+
+def _single(
+    facts: Sequence[Sequence[Mapping[str, Any]]], names: Iterable[str]
+) -> Iterator[tuple[str, list[Any]]]:
+    for name in names:
+        if all(len({_key(one.get(name)) for one in own}) == 1 for own in facts):
+            yield name, [own[0].get(name) for own in facts]
+
+
+def _texts(values: Sequence[Any]) -> list[str]:
+    """Values as short texts that differ where the values do: paths from where they part, else digests."""
+    inputs = [value for value in values if isinstance(value, Input)]
+    folders = {str(PurePath(value.path).parent) for value in inputs}
+    by_path = len({value.path for value in inputs}) == len({_key(value) for value in inputs})
+    base = os.path.commonpath(folders) if len({os.path.isabs(folder) for folder in folders}) == 1 else ""  # noqa: PTH117
+
+    def text(value: Any) -> str:
+        if isinstance(value, Input):
+            return _relative(Path(value.path), Path(base)) if by_path else str(value.digest or value.path)[:8]
+        if value is None or isinstance(value, bool):
+            return {None: "none", True: "yes", False: "no"}[value]
+        return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+    return [text(value) for value in values]
+
+
+ORACLE = "ORACLE"
+"""Marks whatever was chosen by, or trained on, test rows."""
+
+RESULTS = ("eval", "bound", "sweep", "run")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Found:
+    """One result file, or a probe with its metadata for a body."""
+
+    path: Path
+    body: dict[str, Any]
+    facts: Facts
+
+    @property
+    def where(self) -> str:
+        """The rows that an eval is of."""
+        return self.body.get("where") or "all rows"
+
+    def label(self, by: str) -> str:
+        """What names this result's line."""
+        probe = self.body.get("probe") or {}
+        if by == "method":
+            return str(probe.get("method") or "probe")
+        options = self.body.get("options") or {}
+        if by == "pairs" and options.get("pairs"):
+            return Path(options["pairs"]).stem
+        by = "probe" if by == "pairs" else by
+        return Path(probe.get("path") or self.path).stem if by == "probe" else self.path.stem
+
+
+@dataclasses.dataclass(slots=True)
+class Sources:
+    """Everything that was read."""
+
+    evals: list[Found] = dataclasses.field(default_factory=list)
+    bounds: list[Found] = dataclasses.field(default_factory=list)
+    sweeps: list[Found] = dataclasses.field(default_factory=list)
+    runs: list[Found] = dataclasses.field(default_factory=list)
+    probes: list[Found] = dataclasses.field(default_factory=list)
+    pairs: list[tuple[Path, PairStore]] = dataclasses.field(default_factory=list)
+
+    def histories(self) -> Iterator[tuple[Found, SweepTable]]:
+        """Each sweep with its table of all checkpoints, where that lies beside it.
+
+        Raises `MismatchError` where a killed sweep has replaced one of the two.
+        """
+        for found in self.sweeps:
+            path = found.path.parent / Path(found.body.get("history") or "").name
+            if not path.is_file():
+                continue
+            table = read_sweep(path)
+            if found.body.get("options") not in (None, table.options):
+                raise MismatchError(
+                    "a result and a table of two sweeps",
+                    where=f"{found.path} and {path}",
+                    expected="files that one sweep wrote",
+                    fix="run the sweep again: what it had finished is kept",
+                )
+            yield found, table
+
+
+def read_sources(paths: Sequence[Path]) -> Sources:
+    """Read files and folders; of a folder, every result of ours in it is read and the rest passed over.
+
+    Raises
+    ------
+    InputError
+        A file that isn't ours or that no report is made from, or nothing to report.
+    """
+    sources = Sources()
+    for path, named in _files(paths):
+        _read_one(path, sources, named=named)
+    if not any(getattr(sources, field.name) for field in dataclasses.fields(sources)):
+        raise InputError(
+            "nothing to report",
+            where=", ".join(str(path) for path in paths),
+            expected="results of ncm eval, bound, sweep or run, probes or pair stores",
+        )
+    return sources
+
+
+def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
+    """(file, whether it was named itself), each once."""
+    seen = set()
+    for path in paths:
+        inside = sorted(path.rglob("*.json")) if path.is_dir() else [path]
+        for file in inside:
+            if file not in seen and not any(part.startswith(".") for part in file.relative_to(path).parts):
+                seen.add(file)
+                yield file, not path.is_dir()
+
+
+def _read_one(path: Path, sources: Sources, *, named: bool) -> None:
+    try:
+        kind = recognise(path)
+    except InputError:
+        if named:
+            raise
+        return
+    if kind == "probe":
+        probe = read_probe(path)
+        sources.probes.append(Found(path, probe.meta, facts_of_probe(path, probe)))
+    elif kind == "pairs":
+        sources.pairs.append((path, read_pairs(path)))
+    elif kind == "result":
+        body = read_result(path)
+        target = f"{body.get('kind')}s"
+        if body.get("kind") in RESULTS:
+            getattr(sources, target).append(Found(path, body, facts_of(path, body)))
+        elif named:
+            raise InputError(
+                "a result that no report is made from",
+                where=path,
+                found=body.get("kind"),
+                expected=", ".join(RESULTS),
+            )
+    elif named:
+        raise InputError(
+            "a file that no report is made from",
+            where=path,
+            found=f"{kind} of ncm",
+            expected="results (.json), probes or pair stores",
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Spread(Mean):
+    """A mean over repetitions, or one value with its interval."""
+
+    low: float | None = None
+    high: float | None = None
+
+
+def spread(values: Iterable[float | None], interval: tuple[float, float] | None = None) -> Spread | None:
+    """The spread of the values that are known; ``interval`` is used for a single one."""
+    found = Spread.of(values)
+    if found is None or found.n > 1 or interval is None:
+        return found
+    return dataclasses.replace(found, low=interval[0], high=interval[1])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Group:
+    """One line of a table or plot: results that are repetitions of one another in each of its columns."""
+
+    label: str
+    """With what tells it from other lines of this name."""
+    rule: str
+    """How the probe was chosen; empty where that isn't known."""
+    oracle: bool
+    found: tuple[Found, ...]
+
+    @property
+    def selection(self) -> str:
+        """The rule as tables show it."""
+        return f"{self.rule} {ORACLE}" if self.oracle else self.rule
+
+
+def grouped(found: Iterable[Found], by: str, reporter: Reporter, *, columns: bool = False) -> list[Group]:
+    """Results as lines, in the order in which labels occur; what differs in a number alone by that number.
+
+    With ``columns``, evals of other rows stand in other columns of a line. Results that are given twice are
+    said, and counted once.
+    """
+    kinds: dict[tuple[str, str, bool], list[Found]] = {}
+    for one in found:
+        rule = (one.body.get("probe") or {}).get("selection") or ""
+        kinds.setdefault((one.label(by), rule, one.body.get("oracle") is True), []).append(one)
+    groups, again = [], []
+    for (label, rule, oracle), own in kinds.items():
+        for line in lines(own, (lambda one: one.where) if columns else None):
+            name = ", ".join([label, *(f"{what} {value}" for what, value in line.differs.items())])
+            groups.append(Group(name, rule, oracle, tuple(line.members)))
+            again += [str(one.path) for one in line.again]
+    if again:
+        reporter.note(f"the same result again, counted once: {listing(again)}")
+    places: dict[tuple[str, ...], int] = {}
+    for group in groups:
+        places.setdefault(_words(group), len(places))
+    return sorted(groups, key=lambda group: (places[_words(group)], _numbers(group)))
+
+
+def _words(group: Group) -> tuple[str, ...]:
+    return tuple(_NUMBER.split(group.label)[::2])
+
+
+def _numbers(group: Group) -> list[float]:
+    return [float(text) for text in _NUMBER.findall(group.label)]
+
+
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)")

@@ -1,0 +1,93 @@
+"""Options of ``ncm report``.
+
+The options of ``ncm info``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from ncm_cli.errors import UsageError, unknown
+from ncm_cli.options import argument, option, parse_names
+
+FORMATS = ("table", "markdown", "latex", "csv")
+BY = ("method", "probe", "pairs", "file")
+METRICS = (
+    *("accuracy", "worst_group", "adjusted_accuracy", "balanced_accuracy", "log_loss"),
+    *("mse", "r2", "adjusted_mse"),
+)
+
+
+def parse_metrics(text: str) -> tuple[str, ...]:
+    """``accuracy,worst_group``: names of an eval result."""
+    names = parse_names(text)
+    for name in names:
+        if name not in METRICS:
+            raise unknown("metric", name, METRICS, where="--metrics")
+    return names
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """What ``ncm report`` reads and how it shows it."""
+
+    results: tuple[Path, ...] = argument(
+        help="Results (.json) of eval, bound, sweep and run, probes, pair stores, or folders of them.",
+        metavar="RESULTS...",
+        role="input",
+    )
+    format: str = option("table", choices=FORMATS, help="How tables are written.")
+    output: Path | None = option(
+        None, flags=("-o",), role="output", metavar="FILE", help="Write the tables here, not to stdout."
+    )
+    plots: Path | None = option(
+        None, role="output", metavar="DIR", help="Draw what the results have, as PNG and SVG, in this folder."
+    )
+    by: str = option(
+        "method",
+        choices=BY,
+        help="What names a line; means are over seeds, and what else differs has a line of its own.",
+    )
+    metrics: str | None = option(
+        None,
+        parse=parse_metrics,
+        metavar="NAMES",
+        help="Metrics of eval results to show; without it accuracy and worst_group, or mse and r2.",
+    )
+
+
+EXPORTS = ("npz", "sklearn", "onnx")
+
+_EXPORT_EXAMPLE = "ncm info probe.safetensors --export npz -o probe.npz"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InfoOptions:
+    """What to describe, and how thoroughly."""
+
+    file: Path | None = argument(
+        None,
+        help="A feature store, pair store, probe, result, or the .partial folder of an unfinished embedding.",
+        metavar="FILE",
+        role="input",
+    )
+    verify: bool = option(False, help="Read everything back and check every byte.")
+    system: bool = option(False, help="Show versions and devices instead of a file.")
+    export: str | None = option(
+        None,
+        help="Write a probe in another form: arrays for numpy, or for scikit-learn, or an ONNX graph.",
+        choices=EXPORTS,
+        group="Export",
+    )
+    output: Path | None = option(
+        None, help="The file that --export writes.", flags=("-o",), role="output", group="Export"
+    )
+
+    def __post_init__(self) -> None:
+        if self.file is None and not self.system:
+            raise UsageError("nothing to describe", fix="ncm info FILE, or ncm info --system")
+        if (self.export is None) != (self.output is None):
+            raise UsageError("--export and --output go together", fix=_EXPORT_EXAMPLE)
+        if self.export is not None and self.file is None:
+            raise UsageError("--export needs a probe", fix=_EXPORT_EXAMPLE)

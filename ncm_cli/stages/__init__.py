@@ -1,1 +1,0 @@
-"""The stages: each reads files, computes, writes files, and knows no console."""

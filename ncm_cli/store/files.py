@@ -1,0 +1,428 @@
+"""Whether the process that left a name somewhere is still at work.
+
+Files that appear whole or not at all: temporary name, fsync, rename.
+
+One writer at a time on each output.
+
+The lock is a file ``.NAME.lock`` beside the output that says which process holds it. Where the file system
+has locks, the holder also has a record lock on it: that ends with the process however it ends, and no child
+inherits it. Where it has none, the file's exclusive creation is the lock, and one left behind by a killed
+process is told by its id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import os
+import re
+import secrets
+import socket
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ncm_cli.errors import InputError
+
+
+def host() -> str:
+    """This machine's name."""
+    return socket.gethostname()
+
+
+def place() -> str:
+    """Where process ids mean what they mean here, as 8 hex digits: this host, and this container on it."""
+    namespace = ""
+    with contextlib.suppress(OSError):
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    return hashlib.blake2b(f"{host()} {namespace}".encode(), digest_size=4).hexdigest()
+
+
+def start_time(pid: int) -> str:
+    """The kernel's start time of a process, which tells an id that was given out again; "" where not told."""
+    return _state_and_start(pid)[1]
+
+
+def is_dead(pid: int, started: str) -> bool:
+    """Whether a process of this place, which began at ``started``, certainly is no more."""
+    if sys.platform == "win32":
+        # Signal 0 would end the process there.
+        return False
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:  # another user's
+        pass
+    state, now = _state_and_start(pid)
+    # Z: killed, and not yet asked about by its parent, which in some containers never does.
+    return state in ("Z", "X") or bool(started and now and started != now)
+
+
+def _state_and_start(pid: int) -> tuple[str, str]:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
+        return fields[0], fields[19]
+    except (OSError, IndexError):
+        return "", ""
+
+
+FULL = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file is larger than this system allows (ulimit -f, or the file system's own limit)",
+}
+"""What a refused write means, by errno."""
+
+_READ_BYTES = 1 << 20
+
+_ABANDONED_SECONDS = 24 * 3600
+"""Age from which a temporary file that another host's process made, and hasn't touched since, is given up."""
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path | str) -> Iterator[Path]:
+    """A temporary path in the folder of ``path``, renamed onto it when the block ends well.
+
+    What is at ``path`` stays as it was until the rename, and for good when the block raises (then the
+    temporary file is removed). What killed writers of ``path`` left is removed. Missing parent folders are
+    made. A link is followed: the file that it names is replaced, not the link.
+
+    Raises `InputError` when the disk is full, and when ``path`` is a folder, a device or a circle of links.
+    """
+    target = writable_target(Path(path))
+    remove_leftovers(target)
+    temporary = target.with_name(_temporary_name(target.name))
+    try:
+        with full_disk_is_an_input_error(target):
+            # Created by this process, so that the name is its own and the umask applies.
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            yield temporary
+            _keep_mode(target, temporary)
+            sync_file(temporary)
+            temporary.replace(target)
+            sync_folder(target.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def full_disk_is_an_input_error(path: Path) -> Iterator[None]:
+    """Turn the operating system's "no space left" into an `InputError` that names ``path``."""
+    try:
+        yield
+    except OSError as error:
+        number = error.errno if error.errno in FULL else _errno_in_text(error)
+        if number not in FULL:
+            raise
+        raise InputError(
+            FULL[number],
+            where=path,
+            expected="the old file, if there was one, is as it was",
+            fix="free some space and run the same command again",
+        ) from error
+
+
+def _errno_in_text(error: BaseException) -> int | None:
+    """The errno that HDF5 mentions in its message instead of setting it."""
+    text = str(error)
+    return next((number for number in FULL if f"errno = {number}" in text), None)
+
+
+def writable_target(path: Path) -> Path:
+    """The file that writing ``path`` replaces; refuses what is no file, makes missing parent folders."""
+    target = Path(os.path.realpath(path))
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            mode = target.stat().st_mode
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            what = "the output is a link that leads back to itself"
+            raise InputError(what, where=path, fix="remove it, or name another file") from None
+        if stat.S_ISDIR(mode):
+            raise InputError(
+                "the output is a folder", where=path, expected="a file name", fix=f"{path / 'NAME'}"
+            )
+        if not stat.S_ISREG(mode):
+            raise InputError("the output isn't a regular file", where=path, expected="a file name")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
+
+
+def _temporary_name(name: str) -> str:
+    pid = os.getpid()
+    return f".{_short(name)}.{place()}-{pid}-{start_time(pid)}-{secrets.token_hex(4)}.tmp"
+
+
+def _short(name: str) -> str:
+    # A name may have 255 bytes on most file systems, and the target's may have all of them.
+    raw = os.fsencode(name)
+    return name if len(raw) <= 180 else raw[:180].decode(sys.getfilesystemencoding(), "ignore")
+
+
+def remove_leftovers(path: Path | str) -> None:
+    """Delete the temporary files that killed writers of ``path`` left, and none that may be at work.
+
+    A process of this place can be asked for. One of another host or container, or of an earlier version,
+    which didn't say where it ran, has a day without a write to end.
+    """
+    target = Path(os.path.realpath(path))
+    name = re.escape(_short(target.name))
+    pattern = re.compile(rf"\.{name}\.(?:([0-9a-f]{{8}})-(\d+)-(\d*)|\d+)-[0-9a-f]{{8}}\.tmp")
+    with contextlib.suppress(OSError), os.scandir(target.parent) as entries:
+        for entry in entries:
+            if made := pattern.fullmatch(entry.name):
+                where, pid, started = made.groups()
+                with contextlib.suppress(FileNotFoundError):
+                    age = time.time() - entry.stat().st_mtime
+                    if is_dead(int(pid), started) if where == place() else age > _ABANDONED_SECONDS:
+                        Path(entry.path).unlink()
+
+
+def _keep_mode(target: Path, temporary: Path) -> None:
+    with contextlib.suppress(OSError):
+        temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+
+
+def sync_file(path: Path) -> None:
+    """Put a file's bytes on the disk."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put a folder's entries on the disk, where the system can."""
+    # Windows and some network file systems can't open or sync a folder; the rename is atomic even there.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_bytes(path: Path | str, data: bytes) -> None:
+    """Write a file atomically."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_json(path: Path | str, value: Any) -> None:
+    """Write JSON atomically; NaN and infinities are a ValueError (see `results.jsonable`)."""
+    text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
+    # The name of a file may hold what isn't UTF-8: as a lone surrogate, which JSON writes like Python.
+    write_bytes(path, (text + "\n").encode("utf-8", "backslashreplace"))
+
+
+def read_json(path: Path | str, *, limit: int = 1 << 30) -> Any:
+    """The value in a JSON file of at most ``limit`` bytes, without NaN tokens.
+
+    Raises `InputError` for a file that isn't there, is too large, or isn't JSON.
+    """
+    path = require_file(path)
+    if path.stat().st_size > limit:
+        raise InputError(
+            "a JSON file too large to be ours", where=path, found=f"{path.stat().st_size:,} bytes"
+        )
+    try:
+        return json.loads(path.read_bytes().decode("utf-8"), parse_constant=_no_constant, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        raise InputError("not a JSON file that can be read", where=path, found=one_line(error)) from None
+
+
+def _no_constant(token: str) -> float:
+    raise ValueError(f"{token} is not JSON")
+
+
+def _finite(token: str) -> float:
+    return value if math.isfinite(value := float(token)) else _no_constant(token)
+
+
+def require_file(path: Path | str) -> Path:
+    """``path`` once it is known to be a regular file that isn't empty."""
+    path = Path(path)
+    try:
+        facts = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError("no such file", where=path) from None
+    except (OSError, ValueError) as error:
+        raise InputError("a file that can't be read", where=path, found=one_line(error)) from None
+    if stat.S_ISDIR(facts.st_mode):
+        raise InputError("a folder where a file is expected", where=path)
+    if not stat.S_ISREG(facts.st_mode):
+        raise InputError("not a regular file", where=path)
+    if facts.st_size == 0:
+        raise InputError("an empty file", where=path, found="0 bytes")
+    return path
+
+
+def one_line(error: object, limit: int = 200) -> str:
+    """An exception's text on one line, cut to a length that a person reads."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def sha256_file(path: Path | str) -> str:
+    """SHA-256 of a file's bytes, as 64 hex digits, in bounded memory."""
+    digest = hashlib.sha256()
+    with Path(path).open("rb") as stream:
+        while block := stream.read(_READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+_TRY_SECONDS = 1.0
+"""How long a lock that is changing hands is waited for."""
+
+_UNNAMED_SECONDS = 30.0
+"""Age from which a lock file without a holder's name was left by a process killed while it wrote the name."""
+
+_ours: dict[tuple[int, str], dict[str, Any]] = {}
+"""What this process holds, by its id and the lock file: to the system its threads are one holder, which loses
+a record lock when it closes any descriptor of the file. So none of these files may be opened again."""
+
+
+def lock_path(output: Path | str) -> Path:
+    """Where the lock of an output is."""
+    output = Path(output)
+    return output.with_name(f".{output.name}.lock")
+
+
+def holds(output: Path | str) -> bool:
+    """Whether this process is writing ``output``."""
+    return (os.getpid(), str(lock_path(os.path.realpath(output)))) in _ours
+
+
+@contextlib.contextmanager
+def writer_lock(output: Path | str) -> Iterator[None]:
+    """Hold the right to write ``output`` while the block runs.
+
+    Raises `InputError`, naming process and host, when another process has it. The lock of a process that is
+    no more is taken over.
+    """
+    path = lock_path(writable_target(Path(output)))
+    key, me = (os.getpid(), str(path)), _me()
+    first = _ours.setdefault(key, me)
+    if first is not me:
+        raise _refused(path, output, first)
+    try:
+        with full_disk_is_an_input_error(path):
+            descriptor = _acquire(path, output)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            os.close(descriptor)
+    finally:
+        del _ours[key]
+
+
+def _acquire(path: Path, output: Path | str) -> int:
+    deadline = time.monotonic() + _TRY_SECONDS
+    while True:
+        descriptor, created = _opened(path)
+        holder, taken = _holder(descriptor), False
+        try:
+            taken = _take(descriptor, created, holder, path)
+        finally:
+            if not taken:
+                os.close(descriptor)
+        if taken:
+            return descriptor
+        if time.monotonic() > deadline:
+            raise _refused(path, output, holder)
+        time.sleep(0.05)
+
+
+def _opened(path: Path) -> tuple[int, bool]:
+    """A descriptor of the lock file, and whether this call made it."""
+    while True:
+        with contextlib.suppress(FileExistsError):
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True
+        with contextlib.suppress(FileNotFoundError):  # it has been released in between
+            return os.open(path, os.O_RDWR), False
+
+
+def _take(descriptor: int, created: bool, holder: dict[str, Any] | None, path: Path) -> bool:
+    """Whether the lock is ours now."""
+    locked = _record_lock(descriptor)
+    if locked is False or not _is_same_file(descriptor, path):
+        return False
+    if holder is not None and holder["host"] != host():  # whose locks may not be seen here
+        return False
+    if locked is None and not created:
+        age = time.time() - os.fstat(descriptor).st_mtime
+        if is_dead(holder["pid"], holder["started"]) if holder else age > _UNNAMED_SECONDS:
+            _remove_stale(descriptor, path)
+        return False
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(_me()).encode("ascii", "replace"), 0)
+    os.fsync(descriptor)
+    return True
+
+
+def _record_lock(descriptor: int) -> bool | None:
+    """True: got the system's lock; False: another process has it; None: this file system has none."""
+    if sys.platform == "win32":
+        return None
+    import fcntl
+
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in (errno.EACCES, errno.EAGAIN) else None
+    return True
+
+
+def _is_same_file(descriptor: int, path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    return False
+
+
+def _remove_stale(descriptor: int, path: Path) -> None:
+    """Move a dead process's lock file away, so that the next try can make its own.
+
+    The move is atomic, so of two processes that found it stale one gets it. Should the file have been
+    replaced in between by a living process's, it is put back.
+    """
+    aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(aside)
+        if not _is_same_file(descriptor, aside):
+            with contextlib.suppress(OSError):
+                os.link(aside, path)
+        aside.unlink()
+
+
+def _me() -> dict[str, Any]:
+    pid = os.getpid()
+    since = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    return {"pid": pid, "host": host(), "started": start_time(pid), "since": since}
+
+
+def _holder(descriptor: int) -> dict[str, Any] | None:
+    """What the lock file says of its holder; None where it says nothing that can be read."""
+    try:
+        found = json.loads(os.pread(descriptor, 4096, 0))
+        return {"pid": int(found["pid"]), **{name: str(found[name]) for name in ("host", "started", "since")}}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _refused(path: Path, output: Path | str, holder: dict[str, Any] | None) -> InputError:
+    here = holder is not None and holder["host"] == host()
+    who = "process {pid} on host {host}, since {since}".format(**holder) if holder else "another process"
+    fix = "wait for it, or stop it" if here else f"wait for it; if it is no more, delete {path}"
+    return InputError("another process is writing this output", where=output, found=who, fix=fix)

@@ -1,0 +1,270 @@
+"""Intervals for the terms of the bound.
+
+Shares of pairs have Wilson's interval, and their sum Newcombe's: a resample of 0 errors in n is 0 again, and
+would claim certainty. All other quantities are smooth functions of means over pairs (of losses, and of δδᵀ
+through M's eigenpairs). A resample of the pairs only re-weights those means, and M's quantities follow it to
+first order (in the subspace distance the eigenvectors' own turning too), for a dot product each:
+
+- σ_max((I − Q̃Q̃ᵀ)M^½)² = vᵀMv and λ_j = q_jᵀMq_j, at the maximiser v and the eigenvectors q of the sample;
+- dist² = 1 − σ_min(Q̃_sᵀQ_s)² with singular vectors (u, w) of σ_min, where
+  dσ_min = Σ_{i≤s<j} w_i (q_jᵀQ̃_s u) q_jᵀ dM q_i / (λ_i − λ_j).
+
+What that leaves out is a bias. A maximum over directions is larger in a sample than in the population, and
+larger again in a resample of the sample: so the percentiles of resamples that decompose their own M lie too
+high by twice the bias, and those of the first order by once. The difference of the two, on `EXACT` resamples,
+estimates it, and it is subtracted from every resample (Efron, Tibshirani 1993, An introduction to the
+bootstrap, chapter 10).
+
+How often nominal 95 % intervals of the misalignment hold the truth, 10 dimensions, 200 data sets: with next
+to all that is spurious removed .01, .02, .40 of resamples that decompose their own M, .82, .82, .94 to first
+order, .97, .96, .91 with the bias subtracted, for 60, 100, 400 pairs; with a clear largest shift left, .88 to
+.94 of all three.
+
+What remains: one correction removes one order. Where many eigenvalues nearly coincide in the direction of the
+maximum, and pairs are not many more than dimensions, misalignment, λ_{s+1}, dist and the bound stay too high,
+on the safe side: by .6 of the interval's width for 128 pairs in 64 dimensions with equal ones, when the value
+itself is 1.5 widths too high. Such an interval may lie below its value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncm_cli.probes import metrics
+from ncm_cli.probes.metrics import newcombe
+from ncm_cli.probes.projection import svd
+from ncm_cli.theory.theorem import (
+    ROUNDING,
+    Array,
+    Loss,
+    SecondMoment,
+    Terms,
+    misalignment,
+    row_blocks,
+    second_moment,
+    subspace_distance,
+)
+
+LEVEL = 0.95
+
+CHUNK = 4_000_000
+"""Weights (replicates × pairs) held at a time: 32 MiB."""
+
+EXACT = 5
+"""Resamples whose M is decomposed. The bias is the mean over them of the difference of two values of one
+resample, which varies little: with 32 of them, coverage is the same to .03."""
+
+Interval = tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SpectralRows:
+    """What each pair contributes to the quantities that come from M."""
+
+    differences: NDArray
+    """δ (n, d)."""
+    basis: Array
+    """Q̃_r (d, r)."""
+    s: int
+    shift: Array
+    """‖Wδ‖², float64 (n,) like the following."""
+    aligned: Array
+    """(vᵀδ)²."""
+    first: Array
+    """(q₁ᵀδ)²."""
+    following: Array
+    """(q_{s+1}ᵀδ)²."""
+    cosine: Array
+    """The pair's influence on σ_min(Q̃_sᵀQ_s), before centring."""
+
+    def exact(self, weights: Array) -> Array:
+        """(4,) misalignment, √λ₁, √λ_{s+1} and dist of the pairs re-weighted by (n,), which sum to 1."""
+        drawn = np.flatnonzero(weights)
+        scale = np.sqrt(weights[drawn] * len(drawn))
+        moment = second_moment(row_blocks(self.differences[drawn] * scale[:, None]))
+        # A resample of few pairs can have fewer directions than s.
+        s = min(self.s, len(moment.values))
+        return np.array(
+            [
+                misalignment(moment, self.basis)[0],
+                math.sqrt(moment.value(0)),
+                math.sqrt(moment.value(self.s)),
+                subspace_distance(self.basis[:, :s], moment.vectors[:, :s]),
+            ]
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ErrorRows:
+    """Which members each pair's predictions are wrong for, and whether they differ, bool (n,)."""
+
+    test_error: NDArray[np.bool_]
+    twin_error: NDArray[np.bool_]
+    flip: NDArray[np.bool_]
+
+    def intervals(self) -> dict[str, Interval]:
+        """95 % intervals of the shares and of the 0-1 bound.
+
+        The bound is 1 plus the difference of two shares of the same pairs: twin wrong, and not flipped.
+        """
+        n, twin, kept = len(self.flip), self.twin_error, ~self.flip
+        counts = (int(np.sum(pairs)) for pairs in (twin & kept, twin & ~kept, ~twin & kept, ~twin & ~kept))
+        low, high = newcombe(*counts)
+        return {
+            "twin_error": metrics.wilson(int(twin.sum()), n),
+            "flip_rate": metrics.wilson(int(self.flip.sum()), n),
+            "zero_one_bound": (1 + low, 1 + high),
+            "test_error": metrics.wilson(int(self.test_error.sum()), n),
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PairRows:
+    """What each pair contributes to every quantity."""
+
+    test_loss: Array
+    twin_loss: Array
+    spectral: SpectralRows
+    errors: ErrorRows | None = None
+
+
+def error_rows(test_logits: Array, twin_logits: Array, codes: NDArray) -> ErrorRows:
+    """`ErrorRows` of pairs whose members have logits (n, C)."""
+    test, twin = metrics.decide(test_logits), metrics.decide(twin_logits)
+    return ErrorRows(test != codes, twin != codes, test != twin)
+
+
+def spectral_rows(
+    differences: NDArray, *, weight: Array, basis: Array, moment: SecondMoment, s: int, direction: Array
+) -> SpectralRows:
+    """`SpectralRows` of the differences δ (n, d); ``direction`` is `misalignment`'s."""
+    m = len(moment.values)
+    following = moment.vectors[:, s : s + 1] if s < m else np.zeros((len(direction), 1))
+    probes = np.hstack([direction[:, None], moment.vectors[:, :1], following])
+    turning = _turning(basis, moment, s)
+    parts: dict[str, list[Array]] = {name: [] for name in ("shift", "projected", "cosine")}
+    for block in row_blocks(differences):
+        parts["shift"].append(((block @ weight.T) ** 2).sum(axis=1))
+        parts["projected"].append((block @ probes) ** 2)
+        inner = block @ moment.vectors
+        parts["cosine"].append(((inner[:, s:] @ turning) * inner[:, :s]).sum(axis=1))
+    projected = np.concatenate(parts["projected"])
+    return SpectralRows(
+        differences=differences,
+        basis=basis,
+        s=s,
+        shift=np.concatenate(parts["shift"]),
+        aligned=projected[:, 0],
+        first=projected[:, 1],
+        following=projected[:, 2],
+        cosine=np.concatenate(parts["cosine"]),
+    )
+
+
+def _turning(basis: Array, moment: SecondMoment, s: int) -> Array:
+    """w_i (q_jᵀQ̃_s u) / (λ_i − λ_j) for j > s (rows) and i ≤ s (columns); directions with no M are rigid."""
+    later = moment.vectors[:, s:]
+    if s == 0 or later.shape[1] == 0:
+        return np.zeros((later.shape[1], s))
+    left, _, right = svd(basis[:, :s].T @ moment.vectors[:, :s], full_matrices=True)
+    along = later.T @ (basis[:, :s] @ left[:, -1])
+    gaps = moment.values[None, :s] - moment.values[s:, None]
+    floor = np.finfo(np.float64).eps * moment.values[0]
+    return np.where(gaps > floor, along[:, None] * right[-1][None, :] / np.maximum(gaps, floor), 0.0)
+
+
+def _weights(rng: np.random.Generator, replicates: int, n: int) -> Iterator[Array]:
+    """Blocks (b, n) of resampling weights: each row counts draws with replacement, and sums to 1."""
+    step = max(1, CHUNK // max(n, 1))
+    for start in range(0, replicates, step):
+        count = min(step, replicates - start)
+        drawn = rng.integers(0, n, size=(count, n)) + np.arange(count)[:, None] * n
+        yield np.bincount(drawn.ravel(), minlength=count * n).reshape(count, n) / n
+
+
+def intervals(
+    *,
+    loss: Loss,
+    terms: Terms,
+    rows: PairRows,
+    train_loss: Array | None,
+    replicates: int,
+    seed: int,
+) -> dict[str, Interval]:
+    """95 % intervals of each estimated quantity, by name; from one pair only those of shares.
+
+    Parameters
+    ----------
+    train_loss : float64 (N,) or None
+        Losses of the training rows when Term I is taken on them; resampled on their own.
+    """
+    shares = rows.errors.intervals() if rows.errors else {}
+    if len(rows.test_loss) < 2:
+        return shares
+    rng = np.random.default_rng(seed)
+    spectral = rows.spectral
+    columns = (spectral.aligned, spectral.first, spectral.following, spectral.cosine)
+    stacked = np.stack([*columns, spectral.shift, rows.test_loss, rows.twin_loss], axis=1)
+    means: list[Array] = []
+    exact: list[Array] = []
+    for weights in _weights(rng, replicates, len(stacked)):
+        means.append(weights @ stacked)
+        exact += [spectral.exact(one) for one in weights[: EXACT - len(exact)]]
+    drawn = np.concatenate(means)
+    if train_loss is None:
+        term_1 = drawn[:, 6]
+    else:
+        term_1 = np.concatenate([w @ train_loss for w in _weights(rng, replicates, len(train_loss))])
+    roots = _first_order(terms, drawn[:, :4], float(spectral.cosine.mean()))
+    estimate = [terms.misalignment, math.sqrt(terms.lambda_1), math.sqrt(terms.lambda_s_next), terms.distance]
+    decomposed = np.array(exact)
+    if terms.misalignment <= ROUNDING * math.sqrt(terms.lambda_1):
+        # Nothing of the pairs is left in, nor in any resample of them; what is computed is rounding.
+        roots[:, 0] = decomposed[:, 0] = 0.0
+    bias = (decomposed - roots[: len(exact)]).mean(axis=0) + roots.mean(axis=0) - estimate
+    values = _quantities(loss, terms, np.maximum(roots - bias, 0), drawn[:, 4:6], term_1)
+    tail = 100 * (1 - LEVEL) / 2
+    return shares | {
+        name: (float(np.percentile(value, tail)), float(np.percentile(value, 100 - tail)))
+        for name, value in values.items()
+    }
+
+
+def _first_order(terms: Terms, means: Array, cosine_mean: float) -> Array:
+    """(B, 4) misalignment, √λ₁, √λ_{s+1} and dist of resamples, from the means of what rows contribute."""
+    cosine = math.sqrt(max(1 - terms.distance**2, 0.0)) + means[:, 3] - cosine_mean
+    return np.column_stack([np.sqrt(means[:, :3]), np.sqrt(1 - np.clip(cosine, 0, 1) ** 2)])
+
+
+def _quantities(loss: Loss, terms: Terms, roots: Array, means: Array, term_1: Array) -> dict[str, Array]:
+    """Every quantity in each resample (B,); ``means`` (B, 2) of ‖Wδ‖² and of the loss on test rows."""
+    norm = terms.weight_norm
+    aligned, first, following, distance = roots.T
+    shift, test_risk = means.T
+    distance = np.minimum(distance, 1)
+    in_domain = loss.term_1_factor * term_1
+
+    def penalty(shift: Array) -> Array:
+        return loss.constant * shift**loss.power
+
+    bound = in_domain + penalty(norm * aligned)
+    return {
+        "term_1": term_1,
+        "theta_m_theta": shift,
+        "misalignment": aligned,
+        "root_bound": in_domain + penalty(np.sqrt(shift)),
+        "term_2": bound - in_domain,
+        "term_2_upper": penalty(norm * np.hypot(first * distance, following)),
+        "bound": bound,
+        "erm_bound": in_domain + penalty(norm * first),
+        "lambda_1": first**2,
+        "lambda_s_next": following**2,
+        "distance": distance,
+        "test_risk": test_risk,
+        "slack": bound - test_risk,
+    }

@@ -1,0 +1,99 @@
+"""Options of ``ncm bound``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+from ncm_cli.errors import UsageError
+from ncm_cli.options import argument, option, parse_ranks
+
+_PATHS = "Paths and comparisons"
+_ESTIMATES = "Estimates"
+
+
+def parse_grid(text: str) -> tuple[int, ...]:
+    """``0:40`` or ``5,10,20``: as `parse_ranks`, but ``auto`` has no meaning here."""
+    grid = parse_ranks(text)
+    if grid is None:
+        raise UsageError("a grid is needed here", found=repr(text), expected="0:40, or 0:64:8, or 5,10,20")
+    return grid
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BoundOptions:
+    """What ``ncm bound`` reads, estimates and writes."""
+
+    probe: Path = argument(help="The probe whose test-domain risk is bounded.", role="input")
+    features: Path = option(
+        help="Feature store with the labels of the oracle pairs and the training rows.",
+        role="input",
+        flags=("-f",),
+    )
+    oracle_pairs: Path = option(
+        help="Pair store of test rows (a) and their twins in a training domain (b).", role="input"
+    )
+    pairs: Path | None = option(
+        None,
+        help="The pairs that the probe was fitted with: for --ranks and --clean-pairs.",
+        role="input",
+        flags=("-p",),
+    )
+    clean_pairs: Path | None = option(
+        None, help="The same pairs without noise: adds the noise corollary.", role="input"
+    )
+    train: str | None = option(
+        None,
+        help="Take Term I on these rows of --features instead of on the twins.",
+        metavar="WHERE",
+    )
+    output: Path | None = option(
+        None, flags=("-o",), help="Write the result (.json) here.", role="output", metavar="FILE"
+    )
+    explain: bool = option(False, help="Say under each term what it means and when it is small.")
+
+    spurious_dim: int | None = option(
+        None, least=0, group=_ESTIMATES, help="|I|, the number of spurious dimensions, where it is known."
+    )
+    tolerance: float = option(
+        1e-6,
+        above=0,
+        below=1,
+        group=_ESTIMATES,
+        help="Otherwise |I| counts M's eigenvalues above this share of the largest.",
+    )
+    bootstrap: int = option(
+        200, least=0, group=_ESTIMATES, help="Resamples for the 95 % intervals; 0 for none."
+    )
+    seed: int = option(0, least=0, group=_ESTIMATES, help="Seed of the resampling.")
+
+    ranks: str | None = option(
+        None,
+        group=_PATHS,
+        help="Refit at each rank, with --pairs, and give the bound along them: 0:40.",
+        metavar="RANKS",
+        parse=parse_grid,
+    )
+    pair_counts: str | None = option(
+        None,
+        group=_PATHS,
+        help="Refit with the first K of --pairs, at rank min(K, the probe's rank), for each K: 5:100:5.",
+        metavar="COUNTS",
+        parse=parse_grid,
+    )
+    oracle_train: str | None = option(
+        None,
+        group=_PATHS,
+        help="ORACLE: also train on these rows of the test domain, to see what could be reached.",
+        metavar="WHERE",
+    )
+
+    def refusals(self) -> Iterator[UsageError]:
+        """Why these options can't be used together."""
+        for name in ("ranks", "pair_counts", "clean_pairs"):
+            if getattr(self, name) and not self.pairs:
+                yield UsageError(
+                    f"--{name.replace('_', '-')} needs --pairs",
+                    expected="the pair store that the probe was fitted with",
+                )

@@ -1,0 +1,350 @@
+"""The test-domain bound of noisy counterfactual matching, computed term by term (paper, Theorem 1).
+
+Notation: a pair is a test row x₊ and its twin x₋ in a training domain, δ = x₊ − x₋, M = mean δδᵀ with
+eigenpairs (Q, λ) in descending order, Q̃_r the removed directions, W the probe's weights (θ for one logit).
+A bias is part of the logits and cancels in every difference of logits.
+
+What carries risk from twins to test rows, for a row with label y:
+
+logistic
+    ℓ(z) = log(1 + exp(−yz)) has |ℓ'| ≤ 1, so ℓ(θᵀx₊) ≤ ℓ(θᵀx₋) + |θᵀδ|; Jensen: mean |θᵀδ| ≤ √(θᵀMθ).
+cross-entropy
+    ℓ(z) = logsumexp(z) − z_y has the gradient p − e_y with p a distribution. ‖p − e_y‖² =
+    (1 − p_y)² + Σ_{c≠y} p_c² ≤ 2(1 − p_y)² ≤ 2, so ℓ is √2-Lipschitz in the logits and
+    ℓ(Wx₊) ≤ ℓ(Wx₋) + √2·‖Wδ‖; Jensen: mean ‖Wδ‖ ≤ √tr(W M Wᵀ). The constant is reached in the limit of a
+    confident wrong answer between two classes.
+squared
+    (a + b)² ≤ 2a² + 2b² gives ℓ(θᵀx₊) ≤ 2ℓ(θᵀx₋) + 2(θᵀδ)².
+
+In all three, W Q̃_r = 0 gives tr(W M Wᵀ) = ‖W (I − Q̃Q̃ᵀ) M^½‖²_F ≤ ‖W‖²_F · σ_max((I − Q̃Q̃ᵀ) Q Λ^½)², the
+square of ‖W‖_F ‖Q̃_{r,⊥}ᵀQ‖_Λ (for one logit ‖W‖_F = ‖θ‖).
+
+Two steps of the paper's proof are written as equalities and are inequalities in general: the squared
+spectral norm of a block [A, B] is at most ‖A‖² + ‖B‖², and ‖Q̃_{r,⊥}ᵀ…‖ ≤ ‖Q̃_{s,⊥}ᵀ…‖ for s ≤ r. Nothing
+here assumes either: each quantity is computed by itself. Q and Λ are all of M's eigenpairs, not only the
+first |I|, so that the inequalities hold on data whose M has a tail; |I| only decides s.
+
+The bound in terms of the pairs' noise, by Wedin's sin Θ theorem (paper, Corollary 3 and Lemma 2).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncm_cli.probes.metrics import decide, row_log_loss
+from ncm_cli.probes.projection import spectral_norm, svd
+
+Array = NDArray[np.float64]
+
+SPURIOUS_TOLERANCE = 1e-6
+"""λ counts towards |I| above this share of λ₁: a typical shift of a thousandth of the largest."""
+
+ROUNDING = 1e-9
+"""Relative slack for `holds`: both sides are sums of float64 numbers, equal for perfect pairs."""
+
+BLOCK_ROWS = 4096
+"""Rows of differences held at a time: 16 MiB for 512 dimensions."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Loss:
+    """How a shift of the logits bounds a change of one loss."""
+
+    name: str
+    term_1_factor: float
+    """What Term I is multiplied with: 1, or 2 for squared loss."""
+    constant: float
+    """The Lipschitz constant in the logits; for squared loss the factor 2 of the squared shift."""
+    power: int
+    """1: the bound adds the root mean square shift; 2: its square."""
+    rows: Callable[[Array, NDArray], Array]
+    """(logits (n, C), target (n,)) -> loss of each row (n,)."""
+
+    def penalty(self, shift: float) -> float:
+        """What a root mean square shift of the logits adds to the risk."""
+        return self.constant * shift**self.power
+
+
+def _squared_rows(logits: Array, target: NDArray) -> Array:
+    return (logits[:, 0] - target) ** 2
+
+
+LOSSES: dict[str, Loss] = {
+    "logistic": Loss("logistic", 1.0, 1.0, 1, row_log_loss),
+    "cross-entropy": Loss("cross-entropy", 1.0, math.sqrt(2), 1, row_log_loss),
+    "squared": Loss("squared", 2.0, 2.0, 2, _squared_rows),
+}
+
+
+def loss_for(task: str, n_logits: int) -> Loss:
+    """The loss for a probe of ``task`` ("classification" or "regression") with ``n_logits`` outputs."""
+    if task == "regression":
+        return LOSSES["squared"]
+    return LOSSES["logistic" if n_logits == 1 else "cross-entropy"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SecondMoment:
+    """Eigenpairs of M = mean δδᵀ (paper, definition before Theorem 1)."""
+
+    values: Array
+    """λ (m,), descending, not negative; m = min(n, d)."""
+    vectors: Array
+    """Q (d, m), orthonormal."""
+    n: int
+    """Pairs that M was estimated from."""
+
+    def value(self, index: int) -> float:
+        """λ_{index+1}; 0 beyond the last."""
+        return float(self.values[index]) if index < len(self.values) else 0.0
+
+
+def row_blocks(rows: NDArray, size: int = BLOCK_ROWS) -> Iterator[Array]:
+    """``rows`` (n, d) in float64 blocks of at most ``size`` rows."""
+    for start in range(0, len(rows), size):
+        yield np.asarray(rows[start : start + size], dtype=np.float64)
+
+
+def second_moment(blocks: Iterable[Array]) -> SecondMoment:
+    """M's eigenpairs from blocks (b, d) of differences, streamed.
+
+    A triangular R (at most d × d) with RᵀR = Σ δδᵀ is kept, not the sum itself: the singular values of R are
+    √(nλ) to full precision, where the eigenvalues of the sum would lose √λ below 1e-8 of the largest.
+    """
+    factor: Array | None = None
+    n = 0
+    for block in blocks:
+        n += len(block)
+        stacked = block if factor is None else np.vstack([factor, block])
+        factor = np.asarray(np.linalg.qr(stacked, mode="r"))
+    if factor is None or n == 0:
+        raise ValueError("no pairs")
+    _, singular, vectors = svd(factor)
+    return SecondMoment(values=singular**2 / n, vectors=vectors.T, n=n)
+
+
+def spurious_dimension(values: Array, tolerance: float = SPURIOUS_TOLERANCE) -> int:
+    """|I| as the number of eigenvalues above ``tolerance`` · λ₁."""
+    return int(np.sum(values > tolerance * values[0])) if len(values) and values[0] > 0 else 0
+
+
+def without(vectors: Array, basis: Array) -> Array:
+    """(I − Q̃Q̃ᵀ) applied to columns (d, m); twice, so that what is left is orthogonal to rounding."""
+    for _ in range(2):
+        vectors = vectors - basis @ (basis.T @ vectors)
+    return vectors
+
+
+def misalignment(moment: SecondMoment, basis: Array) -> tuple[float, Array]:
+    """‖Q̃_{r,⊥}ᵀQ‖_Λ = σ_max((I − Q̃Q̃ᵀ) Q Λ^½) of Term II, and the unit direction (d,) that attains it."""
+    left = without(moment.vectors * np.sqrt(moment.values), basis)
+    directions, singular, _ = svd(left)
+    return float(singular[0]), directions[:, 0]
+
+
+def subspace_distance(a: Array, b: Array) -> float:
+    """dist(A, B) = ‖AAᵀ − BBᵀ‖ for orthonormal A, B (d, s): the sine of the largest principal angle.
+
+    Computed as ‖(I − AAᵀ)B‖, which is accurate for small angles; 0 for no columns.
+    """
+    if a.shape[1] != b.shape[1]:
+        raise ValueError("subspaces of different dimensions")
+    if a.shape[1] == 0:
+        return 0.0
+    return min(spectral_norm(without(b, a)), 1.0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Terms:
+    """The quantities of Theorem 1 and its ERM corollary for one probe."""
+
+    loss: str
+    rank: int
+    spurious_dim: int
+    s: int
+    """min(r, |I|)."""
+    weight_norm: float
+    """‖θ‖, or ‖W‖_F."""
+    term_1: float
+    theta_m_theta: float
+    """θᵀMθ, or tr(W M Wᵀ)."""
+    root_bound: float
+    """Term I with the shift √(θᵀMθ) itself: the step of the proof before Term II."""
+    misalignment: float
+    term_2: float
+    distance: float
+    """dist(Q̃_s, Q_s)."""
+    lambda_1: float
+    lambda_s_next: float
+    misalignment_upper: float
+    """λ₁ dist² + λ_{s+1}, an upper bound of misalignment²."""
+    term_2_upper: float
+    """Term II with that upper bound in it."""
+    bound: float
+    upper_bound: float
+    erm_bound: float
+
+
+def theorem(
+    *,
+    loss: Loss,
+    weight: Array,
+    basis: Array,
+    moment: SecondMoment,
+    term_1: float,
+    spurious_dim: int,
+    aligned: float | None = None,
+) -> Terms:
+    """All terms of Theorem 1 for weights (C, d) with ``weight @ basis == 0``, basis (d, r) orthonormal.
+
+    ``aligned`` is the `misalignment`, where it is known already.
+    """
+    rank = basis.shape[1]
+    s = min(rank, spurious_dim, len(moment.values))
+    norm = float(np.linalg.norm(weight))
+    quadratic = float(np.sum(((weight @ moment.vectors) ** 2) @ moment.values))
+    if aligned is None:
+        aligned, _ = misalignment(moment, basis)
+    distance = subspace_distance(basis[:, :s], moment.vectors[:, :s])
+    lambda_1, lambda_next = moment.value(0), moment.value(s)
+    upper = lambda_1 * distance**2 + lambda_next
+    in_domain = loss.term_1_factor * term_1
+    term_2 = loss.penalty(norm * aligned)
+    term_2_upper = loss.penalty(norm * math.sqrt(upper))
+    return Terms(
+        loss=loss.name,
+        rank=rank,
+        spurious_dim=spurious_dim,
+        s=s,
+        weight_norm=norm,
+        term_1=term_1,
+        theta_m_theta=quadratic,
+        root_bound=in_domain + loss.penalty(math.sqrt(quadratic)),
+        misalignment=aligned,
+        term_2=term_2,
+        distance=distance,
+        lambda_1=lambda_1,
+        lambda_s_next=lambda_next,
+        misalignment_upper=upper,
+        term_2_upper=term_2_upper,
+        bound=in_domain + term_2,
+        upper_bound=in_domain + term_2_upper,
+        erm_bound=in_domain + loss.penalty(norm * math.sqrt(lambda_1)),
+    )
+
+
+def holds(risk: float, bound: float) -> bool:
+    """Whether risk ≤ bound, up to rounding of the two sums."""
+    return risk <= bound + ROUNDING * (1 + abs(bound))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ZeroOne:
+    """The 0-1 analogue: P(ŷ(x₊) ≠ y) ≤ P(ŷ(x₋) ≠ y) + P(ŷ(x₊) ≠ ŷ(x₋)), true row by row."""
+
+    twin_error: float
+    flip_rate: float
+    bound: float
+    test_error: float
+
+
+def zero_one(test_logits: Array, twin_logits: Array, codes: NDArray) -> ZeroOne:
+    """The 0-1 bound on pairs whose members have logits (n, C) and share the label ``codes`` (n,)."""
+    test, twin = decide(test_logits), decide(twin_logits)
+    twin_error, flips = float(np.mean(twin != codes)), float(np.mean(test != twin))
+    return ZeroOne(twin_error, flips, twin_error + flips, float(np.mean(test != codes)))
+
+
+WEDIN = 1 - 1 / math.sqrt(2)
+"""The constant in the condition of Wedin's sin Θ theorem, as the paper uses it (Lemma 2)."""
+
+SAME_SUBSPACE = 1e-3
+"""Largest distance at which the clean pairs and M count as spanning one subspace. Features on disk are
+float32, so a difference of two rows of norm 10 is off by about 1e-6: a direction that the pairs move along by
+more than 1e-3 turns by less than this."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NoiseCorollary:
+    """The bound in terms of the pairs' noise ε = Δ̃ − Δ (paper, Corollary 3)."""
+
+    applicable: bool
+    value: float | None
+    """‖θ‖(2√λ₁‖ε‖/(σ_s − σ_{s+1}) + √λ_{s+1}), in the loss's units; None without clean pairs or for s = 0."""
+    bound: float | None
+    """Term I and ``value``."""
+    epsilon_norm: float | None
+    sigma_s: float | None
+    sigma_s_next: float | None
+    condition_limit: float | None
+    """(1 − 1/√2)(σ_s − σ_{s+1}): σ₁(ε) must not be above it."""
+    clean_rank: int | None
+    clean_distance: float | None
+    """dist of the clean pairs' top-s subspace and M's."""
+    reasons: tuple[str, ...]
+    """Why it doesn't apply; empty when it does."""
+
+
+def no_noise_corollary(reason: str) -> NoiseCorollary:
+    """The corollary where nothing is known of the clean pairs."""
+    return NoiseCorollary(False, None, None, None, None, None, None, None, None, (reason,))
+
+
+def noise_corollary(
+    *, loss: Loss, terms: Terms, moment: SecondMoment, noisy: Array, clean: Array
+) -> NoiseCorollary:
+    """Corollary 3 with its conditions evaluated, from noisy and clean differences (d, k), column by column.
+
+    It equates the top-s left subspaces of Δ and of M. Both span the spurious subspace when rank(Δ) = |I|, but
+    their order inside it may differ, so only s = |I| justifies that: a smaller s is not applicable.
+    """
+    directions, sigma, _ = svd(clean)
+    clean_rank = int(np.sum(sigma > math.sqrt(SPURIOUS_TOLERANCE) * sigma[0])) if sigma[0] > 0 else 0
+    s, dim = terms.s, terms.spurious_dim
+    epsilon = spectral_norm(noisy - clean)
+    sigma_s = float(sigma[s - 1]) if 0 < s <= len(sigma) else 0.0
+    sigma_next = float(sigma[s]) if s < len(sigma) else 0.0
+    gap = sigma_s - sigma_next
+    limit = WEDIN * gap
+    reasons = []
+    if s < dim:
+        reasons.append(f"s = {s} is below |I| = {dim}: the top-s subspaces of the pairs and of M can differ")
+    if clean_rank != dim:
+        reasons.append(f"the clean pairs have rank {clean_rank}, not |I| = {dim}")
+    if s == 0:
+        reasons.append("s = 0: no direction is removed")
+    if epsilon > limit:
+        reasons.append(f"σ₁(ε) = {epsilon:.4g} is above the limit (1 − 1/√2)(σ_s − σ_s+1) = {limit:.4g}")
+    distance = None
+    if 0 < s <= directions.shape[1]:
+        distance = subspace_distance(directions[:, :s], moment.vectors[:, :s])
+        if s == dim == clean_rank and distance > SAME_SUBSPACE:
+            reasons.append(f"the clean pairs and M span different subspaces (distance {distance:.3g})")
+    value = bound = None
+    if s > 0 and gap > 0:
+        ratio = 2 * epsilon / gap
+        if loss.power == 1:
+            inner = math.sqrt(terms.lambda_1) * ratio + math.sqrt(terms.lambda_s_next)
+            value = loss.penalty(terms.weight_norm * inner)
+        else:
+            value = loss.penalty(
+                terms.weight_norm * math.sqrt(terms.lambda_1 * ratio**2 + terms.lambda_s_next)
+            )
+        bound = loss.term_1_factor * terms.term_1 + value
+    return NoiseCorollary(
+        applicable=not reasons,
+        value=value,
+        bound=bound,
+        epsilon_norm=epsilon,
+        sigma_s=sigma_s if s else None,
+        sigma_s_next=sigma_next,
+        condition_limit=limit if s else None,
+        clean_rank=clean_rank,
+        clean_distance=distance,
+        reasons=tuple(reasons),
+    )
