@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import io
 import os
 import sys
@@ -13,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from ncm_cli import __version__
+from ncm_cli.commands import add_commands
 from ncm_cli.errors import NcmError
-from ncm_cli.registry import COMMANDS
 
 PICTURE = r"""
   images ──▶ ncm embed ──▶ features.h5 ──▶ ncm pairs ──▶ pairs.h5
@@ -65,10 +64,7 @@ def _version(asked: bool) -> None:
 
 
 def build_app(only: str | None = None) -> typer.Typer:
-    """The command tree; with ``only``, the options of just that command are loaded.
-
-    The other commands are then listed by name and summary alone, which keeps ``ncm --help`` quick.
-    """
+    """The command tree; with ``only``, the options of just that command are loaded."""
     app = typer.Typer(
         name="ncm",
         add_completion=True,
@@ -90,16 +86,8 @@ def build_app(only: str | None = None) -> typer.Typer:
 
             typer.echo(plain(PICTURE))
 
-    for name, summary in COMMANDS.items():
-        if only is None or name == only:
-            importlib.import_module(f"ncm_cli.commands.{name}").register(app)
-        else:
-            app.command(name, short_help=summary)(_not_loaded)
+    add_commands(app, only)
     return app
-
-
-def _not_loaded() -> None:
-    """Stands for a command that this command line doesn't use."""
 
 
 def _named(argv: list[str]) -> str | None:

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ncm_cli.commands.data import SUMMARIES
 from ncm_cli.options import Field, fields_of
-from ncm_cli.recipes.options import RunOptions
-from ncm_cli.registry import BUILDERS, COMMANDS, STEPS, builder_options, step_options
-from ncm_cli.results.options import InfoOptions
+from ncm_cli.registry import BUILDERS, COMMANDS, options_of
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 START, END = "<!-- reference -->\n", "<!-- end of reference -->"
@@ -19,15 +16,9 @@ START, END = "<!-- reference -->\n", "<!-- end of reference -->"
 
 def commands() -> dict[str, tuple[str, type]]:
     """Each command line's words, with its sentence and its options."""
-    others = {"info": InfoOptions, "run": RunOptions}
-    found: dict[str, tuple[str, type]] = {}
-    for name, sentence in COMMANDS.items():
-        if name == "data":
-            for builder in BUILDERS:
-                found[f"data {builder}"] = (SUMMARIES[builder], builder_options(builder))
-        else:
-            found[name] = (sentence, step_options(name) if name in STEPS else others[name])
-    return found
+    every = {name: command for name, command in COMMANDS.items() if name != "data"}
+    every = {f"data {name}": builder for name, builder in BUILDERS.items()} | every
+    return {words: (command.sentence, options_of(words)) for words, command in every.items()}
 
 
 def reference() -> str:

@@ -8,10 +8,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from ncm_cli.commands import Example, add_command
-
 if TYPE_CHECKING:
     from ncm_cli.theory.bound import BoundReport
 
@@ -198,31 +194,7 @@ if TYPE_CHECKING:
     from ncm_cli.theory.options import BoundOptions
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the tree."""
-    from ncm_cli.theory.options import BoundOptions
-
-    add_command(
-        app,
-        "bound",
-        BoundOptions,
-        handler,
-        examples=[
-            Example(
-                line="ncm bound probe.safetensors --features F.h5 --oracle-pairs oracle.h5 --explain",
-                note="every term of Theorem 1, with what it means",
-            ),
-            Example(
-                line="ncm bound probe.safetensors --features F.h5 --oracle-pairs oracle.h5 --pairs P.h5 "
-                "--ranks 0:40 -o bound.json",
-                note="the trade-off along ranks, for ncm report --plots",
-            ),
-        ],
-        next_step="ncm report bound.json --plots DIR",
-    )
-
-
-def handler(options: BoundOptions, ui: Ui) -> None:
+def run(options: BoundOptions, ui: Ui) -> None:
     """Compute the bound and show it."""
     from ncm_cli.theory.bound import bound
 

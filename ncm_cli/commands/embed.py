@@ -2,49 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import typer
-
-from ncm_cli.commands import Example, add_command
+from ncm_cli.console import Ui
+from ncm_cli.images.embed import embed
 from ncm_cli.images.options import EmbedOptions
-
-if TYPE_CHECKING:
-    from ncm_cli.console import Ui
-    from ncm_cli.images.plan import EmbedReport
+from ncm_cli.images.plan import EmbedReport
 
 SHOWN_FAILURES = 12
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the tree."""
-    add_command(
-        app,
-        "embed",
-        EmbedOptions,
-        handler,
-        examples=[
-            Example(
-                line="ncm embed manifest.csv -o features.h5",
-                note="CLIP features of the images that a table with the columns path and label names",
-            ),
-            Example(
-                line="ncm embed photos --layout domain/label --model pixels:32 -o features.h5",
-                note="the images of a folder, with the names of its folders as columns",
-            ),
-            Example(
-                line="ncm embed manifest.csv --from-array X.npy --encoder-name my-clip -o features.h5",
-                note="features that were made elsewhere, rows in manifest order",
-            ),
-        ],
-        next_step="ncm pairs, with --features features.h5",
-    )
-
-
-def handler(options: EmbedOptions, ui: Ui) -> int | None:
+def run(options: EmbedOptions, ui: Ui) -> int | None:
     """Run the stage and say what it made; 5 when more images failed than were allowed."""
-    from ncm_cli.images.embed import embed
-
     report = embed(options, reporter=ui.reporter)
     if report.failed:
         _warn_failures(report, ui)

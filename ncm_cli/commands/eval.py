@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import typer
-
-from ncm_cli.commands import Example, add_command
 from ncm_cli.probes.options import EvalOptions
 
 if TYPE_CHECKING:
@@ -28,27 +25,6 @@ NAMES = {
     "adjusted_mse": "adjusted mean squared error",
     "r2": "R²",
 }
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the tree."""
-    add_command(
-        app,
-        "eval",
-        EvalOptions,
-        run,
-        examples=[
-            Example(
-                line="ncm eval probe.safetensors -f f.h5 --where split=test --groups label,place",
-                note="the test rows, with the worst of the groups label x place",
-            ),
-            Example(
-                line="ncm eval ncm.safetensors -f f.h5 --where split=test --compare erm.safetensors",
-                note="is it better than another probe on the same rows?",
-            ),
-        ],
-        next_step="ncm bound, for what the test domain can cost; ncm report, for many results in one table",
-    )
 
 
 def run(options: EvalOptions, ui: Ui) -> None:

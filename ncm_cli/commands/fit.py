@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import typer
-
-from ncm_cli.commands import Example, add_command
 from ncm_cli.errors import listing
 from ncm_cli.probes.options import FitOptions
 
@@ -40,28 +37,7 @@ COLUMNS = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the tree."""
-    add_command(
-        app,
-        "fit",
-        FitOptions,
-        handler,
-        examples=[
-            Example(
-                line="ncm fit -f features.h5 -p pairs.h5 -o probe.safetensors",
-                note="Choose rank and weight decay by validation error + flip rate of pairs, cross-fitted.",
-            ),
-            Example(
-                line="ncm fit -f features.h5 -o erm.safetensors",
-                note="Without pairs: plain ERM to compare with.",
-            ),
-        ],
-        next_step="ncm eval probe.safetensors -f features.h5 --where split=test",
-    )
-
-
-def handler(options: FitOptions, ui: Ui) -> None:
+def run(options: FitOptions, ui: Ui) -> None:
     """Fit, then show the path and what was chosen."""
     from ncm_cli.probes.fit import fit
 

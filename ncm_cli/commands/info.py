@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from ncm_cli.commands import Example, add_command
 from ncm_cli.results.options import InfoOptions
 
 if TYPE_CHECKING:
@@ -23,25 +20,7 @@ SKLEARN_LINES = """With scikit-learn (X: rows of features from the same encoder)
 {normalize}  model.{method}(X)"""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the tree."""
-    add_command(
-        app,
-        "info",
-        InfoOptions,
-        handler,
-        examples=[
-            Example(line="ncm info features.h5", note="rows, columns with counts, encoder, failures"),
-            Example(
-                line="ncm info probe.safetensors --export npz -o probe.npz",
-                note="a probe for plain numpy; also sklearn and onnx",
-            ),
-        ],
-        next_step="ncm info FILE --verify reads every byte back; ncm info --system shows versions.",
-    )
-
-
-def handler(options: InfoOptions, ui: Ui) -> None:
+def run(options: InfoOptions, ui: Ui) -> None:
     """Describe a file, or the system."""
     from ncm_cli.results import info as stage
 

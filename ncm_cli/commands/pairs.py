@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import typer
-
-from ncm_cli.commands import Example, add_command
 from ncm_cli.pairs.options import PairsOptions
 
 if TYPE_CHECKING:
@@ -14,27 +11,6 @@ if TYPE_CHECKING:
     from ncm_cli.pairs.pairs import PairsReport
 
 SUSPECTS_SHOWN = 5
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the tree."""
-    add_command(
-        app,
-        "pairs",
-        PairsOptions,
-        run,
-        examples=[
-            Example(
-                line="ncm pairs pairs.csv -f f.h5 -o pairs.h5",
-                note="pairs listed by id (columns id_a and id_b)",
-            ),
-            Example(
-                line="ncm pairs --match random --same label --across domain -f f.h5 -o pairs.h5",
-                note="random pairs of one label and two domains",
-            ),
-        ],
-        next_step="ncm fit --features f.h5 --pairs pairs.h5 -o probe.safetensors",
-    )
 
 
 def run(options: PairsOptions, ui: Ui) -> None:

@@ -6,9 +6,6 @@ import io
 import sys
 from typing import TYPE_CHECKING
 
-import typer
-
-from ncm_cli.commands import Example, add_command
 from ncm_cli.probes.options import PredictOptions
 
 if TYPE_CHECKING:
@@ -18,28 +15,6 @@ FAILURES_SHOWN = 10
 CLASSES_SHOWN = 20
 SOME_FAILED = 5
 """The exit code when the work is done but for some rows."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the tree."""
-    add_command(
-        app,
-        "predict",
-        PredictOptions,
-        run,
-        examples=[
-            Example(
-                line="ncm predict probe.safetensors new-photos/ -o predictions.csv",
-                note="every image of a folder, with the encoder that the probe names",
-            ),
-            Example(
-                line="ncm predict probe.safetensors f.h5 --where split=test --probabilities",
-                note="rows of a store, to standard output, with the probability of every class",
-            ),
-        ],
-        next_step="ncm eval, where the true answers are known",
-        json_output=False,
-    )
 
 
 def run(options: PredictOptions, ui: Ui) -> int | None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import typer
-
-from ncm_cli.commands import Example, add_command
 from ncm_cli.results.options import ReportOptions
 
 if TYPE_CHECKING:
@@ -16,28 +13,7 @@ WIDE = 2
 """Columns of numbers up to which a terminal has room for their intervals."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the tree."""
-    add_command(
-        app,
-        "report",
-        ReportOptions,
-        handler,
-        examples=[
-            Example(
-                line="ncm report runs/colored-digits --plots figures",
-                note="everything that a run has found, known values included",
-            ),
-            Example(
-                line="ncm report erm.json ncm.json --format latex -o table.tex",
-                note="two evaluations as a booktabs table",
-            ),
-        ],
-        next_step="look at the figures; ncm run RECIPE compares with published values",
-    )
-
-
-def handler(options: ReportOptions, ui: Ui) -> None:
+def run(options: ReportOptions, ui: Ui) -> None:
     """Make the report and show it."""
     from ncm_cli.results.report import report
     from ncm_cli.results.tables import terminal, without_intervals

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from ncm_cli.commands import Example, add_command
 from ncm_cli.recipes.options import RunOptions
 
 if TYPE_CHECKING:
@@ -16,25 +13,7 @@ if TYPE_CHECKING:
 MISSED = 3
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the tree."""
-    add_command(
-        app,
-        "run",
-        RunOptions,
-        handle,
-        examples=(
-            Example(line="ncm run recipes/digits.yaml", note="everything, into runs/colored-digits"),
-            Example(
-                line="ncm run recipes/digits.yaml --set seed=[0] --dry-run",
-                note="the shell lines for one seed, to read or to paste",
-            ),
-        ),
-        next_step="run it again after a change: only the steps that the change touches run",
-    )
-
-
-def handle(options: RunOptions, ui: Any) -> int | None:
+def run(options: RunOptions, ui: Any) -> int | None:
     """Run the recipe, or print its shell lines; then the closing table."""
     from ncm_cli.recipes.load import load
     from ncm_cli.recipes.run import run, shell_lines
@@ -55,7 +34,7 @@ def handle(options: RunOptions, ui: Any) -> int | None:
         if ui.json:
             ui.result({"recipe": recipe.name, "lines": lines})
         else:
-            typer.echo("\n".join(lines))
+            print("\n".join(lines))
         return None
     report = run(recipe, only=options.only, force=options.force, reporter=ui.reporter)
     if ui.json:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from ncm_cli.baselines.options import SweepOptions
-from ncm_cli.commands import Example, add_command
 
 if TYPE_CHECKING:
     from ncm_cli.baselines.sweep import SweepReport
@@ -21,30 +18,6 @@ SHOWN = (
 """The tables on the terminal; the files hold every metric."""
 
 HEADINGS = {"oracle": "ORACLE", "oracle-worst-group": "ORACLE worst"}
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the tree."""
-    add_command(
-        app,
-        "sweep",
-        SweepOptions,
-        run,
-        examples=[
-            Example(
-                line="ncm sweep -f f.h5 -p pairs.h5 --methods erm,irm,ncm --envs domain --test split=test "
-                "-o sweep.h5",
-                note="16 random configurations of each method, 5 seeds, all rules side by side; for the "
-                "bound each is also trained on 5 folds",
-            ),
-            Example(
-                line="ncm sweep -f f.h5 -p pairs.h5 --methods ncm --grid --search rank=0:64:8 "
-                "--search weight_decay=log:1e-4:1:5 --seeds 1 --folds 0 -o grid.h5",
-                note="every combination of nine ranks and five weight decays; no bound, a sixth of the time",
-            ),
-        ],
-        next_step="ncm report sweep.json",
-    )
 
 
 def run(options: SweepOptions, ui: Ui) -> None:

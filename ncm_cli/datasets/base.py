@@ -135,5 +135,5 @@ def data(options: Any, *, reporter: Reporter = SILENT) -> Built:
     """Make the data set to which the class of ``options`` belongs."""
     # Builders decompose small matrices at most.
     with blas_threads(0):
-        built: Built = builder_of(options)(options, reporter)
+        built: Built = builder_of(options)(options, reporter=reporter)
     return built

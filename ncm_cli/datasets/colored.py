@@ -29,7 +29,7 @@ from ncm_cli.datasets.base import Built, CountTable, building
 from ncm_cli.datasets.options import ColoredMnistOptions, ColoringOptions, DigitsOptions
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import as_json, check, parse_numbers
-from ncm_cli.progress import Reporter
+from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.tables import write_csv
 
 FOLDERS = ("", "raw", "MNIST/raw")
@@ -304,7 +304,7 @@ def counts(made: Plan) -> CountTable:
     )
 
 
-def build_digits(options: DigitsOptions, reporter: Reporter) -> Built:
+def build_digits(options: DigitsOptions, reporter: Reporter = SILENT) -> Built:
     """Write the data set: no download.
 
     Test digits never occur in training, validation or pairs. Pairs to learn from are made of training
@@ -353,7 +353,7 @@ SIDE = 28
 PACKED = "pixels.npy"
 
 
-def build_colored_mnist(options: ColoredMnistOptions, reporter: Reporter) -> Built:
+def build_colored_mnist(options: ColoredMnistOptions, reporter: Reporter = SILENT) -> Built:
     """Write the data set.
 
     Training and validation digits are drawn from MNIST's training files, test digits from its test files.

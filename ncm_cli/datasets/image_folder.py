@@ -14,7 +14,7 @@ from ncm_cli.errors import InputError, listing, unknown
 from ncm_cli.images.files import list_images
 from ncm_cli.images.options import parse_layout
 from ncm_cli.options import Term, as_json, check, parse_where
-from ncm_cli.progress import Reporter
+from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.tables import read_table, write_csv
 
 SPLITS = ("train", "val", "test")
@@ -23,7 +23,7 @@ Group = tuple[str, ...]
 """One value for each level of the layout."""
 
 
-def build(options: FolderOptions, reporter: Reporter) -> Built:
+def build(options: FolderOptions, reporter: Reporter = SILENT) -> Built:
     """Write the manifest; the images stay where they are, and are named by absolute paths.
 
     Every combination of the layout's columns is split on its own. With ``--test`` the rows that it names are

@@ -11,7 +11,7 @@ from ncm_cli.datasets.base import Built, CountTable, absolute, building
 from ncm_cli.datasets.options import PacsOptions
 from ncm_cli.errors import InputError
 from ncm_cli.options import as_json, check
-from ncm_cli.progress import Reporter
+from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.tables import write_csv
 
 COLUMNS = ("id", "path", "label", "domain", "split")
@@ -22,7 +22,7 @@ PUBLISHED = {"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 392
 SUFFIXES = {".jpg", ".jpeg", ".png"}
 
 
-def build(options: PacsOptions, reporter: Reporter) -> Built:
+def build(options: PacsOptions, reporter: Reporter = SILENT) -> Built:
     """Write the manifest; the images stay where they are, and are named by absolute paths.
 
     Each class of each domain is split on its own. Warns where the counts aren't the published ones.

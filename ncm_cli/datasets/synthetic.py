@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ncm_cli.datasets.base import Built, CountTable, building
 from ncm_cli.datasets.options import SyntheticOptions
 from ncm_cli.options import as_json, check, parse_numbers
-from ncm_cli.progress import Reporter
+from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.columns import Column
 from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.features import write_features
@@ -90,7 +90,7 @@ class Part:
         return [f"{self.split}-{self.domain}-{row:05d}" for row in range(len(self.latents))]
 
 
-def build(options: SyntheticOptions, reporter: Reporter) -> Built:
+def build(options: SyntheticOptions, reporter: Reporter = SILENT) -> Built:
     """Write features.h5, oracle.h5, clean.h5 and a noisy store for each level.
 
     ``split`` is train, val, test, ``twin`` (of the test rows, in a training domain) or ``oracle`` (training

@@ -26,7 +26,7 @@ from ncm_cli.datasets.base import Built, CountTable, absolute, building
 from ncm_cli.datasets.options import WaterbirdsCfOptions
 from ncm_cli.errors import InputError, UsageError, listing, nearest
 from ncm_cli.options import as_json, check
-from ncm_cli.progress import Reporter
+from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.tables import read_table, write_csv
 
 
@@ -221,7 +221,7 @@ SUFFIXES = {".jpg", ".jpeg", ".png"}
 Row = tuple[object, ...]
 
 
-def build(options: WaterbirdsCfOptions, reporter: Reporter) -> Built:
+def build(options: WaterbirdsCfOptions, reporter: Reporter = SILENT) -> Built:
     """Write manifest.csv and, unless the folder is plain Waterbirds, pairs.csv and the new images.
 
     With ``cub`` and ``places`` counterfactuals are made; a ``cf`` column in metadata.csv is used as it is;

@@ -26,7 +26,7 @@ from ncm_cli.options import Field, as_json, fields_of
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.recipes.document import REPORT, Expectation, Job, Recipe
 from ncm_cli.recipes.freshness import Stamp, State
-from ncm_cli.registry import step_work
+from ncm_cli.registry import work_of
 from ncm_cli.results.lines import SEED, WHERE, Facts, Mean, Run, facts_of, lines
 
 REPRODUCED, MISSED, NOT_RUN = "reproduced", "missed", "not run"
@@ -557,7 +557,7 @@ def _run_one(job: Job, stamp: Stamp, state: State, reporter: Reporter) -> None:
     for path in (item for items in job.outputs.values() for item in items):
         path.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
-    report = step_work(job.kind)(options, reporter=reporter)
+    report = work_of(job.kind)(options, reporter=reporter)
     code = exit_code(report)
     if code:
         reporter.warn(f"{job.title}: some rows failed (ncm info says which); the run goes on with the others")

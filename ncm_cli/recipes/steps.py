@@ -20,7 +20,7 @@ from ncm_cli.images.manifest import Choice
 from ncm_cli.options import Field, fields_of, parse_names, parse_where
 from ncm_cli.recipes.document import REPORT, STATE, Entries, Items, Job, Node, Problems, Scalar, kind_of
 from ncm_cli.recipes.variables import Variables, to_options
-from ncm_cli.registry import BUILDERS, STEPS, builder_options, step_options
+from ncm_cli.registry import BUILDERS, STEPS, options_of
 from ncm_cli.store.tables import read_header
 
 Columns = tuple[str, ...]
@@ -299,14 +299,14 @@ class Steps:
     def _class_of(self, template: _Template, options: Entries) -> type | None:
         """The class of a step's options; None where the step or its builder isn't known."""
         if template.kind != "data":
-            return step_options(template.kind) if template.kind in STEPS else None
+            return options_of(template.kind) if template.kind in STEPS else None
         node = options.entries.get("builder")
         if not isinstance(node, Scalar) or node.text not in BUILDERS:
             line = options.key_lines.get("builder", template.line)
             name = node.text if isinstance(node, Scalar) else ""
             self._problems.unknown(line, f"{template.path}.builder", "builder", name, BUILDERS)
             return None
-        return builder_options(node.text)
+        return options_of(f"data {node.text}")
 
     def _outputs_of(self, template: _Template, cell: dict[str, Scalar]) -> Iterator[Path]:
         """The files that a job will write; problems found here are found again, and shown once."""

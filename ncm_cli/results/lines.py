@@ -23,7 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from ncm_cli.errors import InputError, MismatchError, NcmError, listing
 from ncm_cli.options import fields_of
 from ncm_cli.progress import Reporter
-from ncm_cli.registry import STEPS, step_options
+from ncm_cli.registry import STEPS, options_of
 from ncm_cli.store.digests import canonical_json, digest_of
 from ncm_cli.store.files import holds, read_json, sha256_file
 from ncm_cli.store.pairs import PairStore, read_pairs
@@ -170,7 +170,7 @@ class _Gathered:
         self, kind: str, options: Mapping[str, Any], digests: Mapping[str, str | None], prefix: str = ""
     ) -> None:
         """Take a command's options; ``digests`` are of the files among them, where they are recorded."""
-        known = fields_of(step_options(kind)) if kind in STEPS else ()
+        known = fields_of(options_of(kind)) if kind in STEPS else ()
         roles = {field.name: field.spec.role for field in known}
         for name, value in options.items():
             key = f"{prefix}--{name.replace('_', '-')}"

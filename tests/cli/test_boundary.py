@@ -17,6 +17,7 @@ import pytest
 from ncm_cli import main
 from ncm_cli.console import Ui, plain
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError, listing, nearest, unknown
+from ncm_cli.registry import COMMANDS
 
 
 def _run_raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -78,10 +79,10 @@ def test_version_and_picture_go_to_stdout(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_every_command_is_listed_with_its_own_summary(capsys: pytest.CaptureFixture[str]) -> None:
-    for name, summary in main.COMMANDS.items():
+    for name, command in COMMANDS.items():
         assert main.run([name, "--help"]) == 0
         shown = " ".join(capsys.readouterr().out.split())
-        assert summary in shown, name
+        assert command.sentence in shown, name
 
 
 def test_a_closed_pipe_is_no_error() -> None:

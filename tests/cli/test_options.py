@@ -27,7 +27,7 @@ from ncm_cli.options import (
     parse_where,
     refuse_replacing,
 )
-from ncm_cli.registry import BUILDERS, STEPS, builder_options, step_options
+from ncm_cli.registry import BUILDERS, STEPS, options_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ def test_where() -> None:
 
 
 def _class(name: str) -> type:
-    return builder_options(name) if name in BUILDERS else step_options(name)
+    return options_of(f"data {name}") if name in BUILDERS else options_of(name)
 
 
 @pytest.mark.parametrize("options", [*(s for s in STEPS if s != "data"), *BUILDERS])

@@ -6,14 +6,14 @@ import pytest
 
 from ncm_cli.options import fields_of
 from ncm_cli.recipes.options import RunOptions
-from ncm_cli.registry import BUILDERS, STEPS, builder_options, step_options
+from ncm_cli.registry import BUILDERS, STEPS, options_of
 from ncm_cli.results.options import InfoOptions
 
 SHORT = {"features": ("-f",), "pairs": ("-p",), "output": ("-o",)}
 
 CLASSES = [
-    *(step_options(step) for step in STEPS if step != "data"),
-    *(builder_options(builder) for builder in BUILDERS),
+    *(options_of(step) for step in STEPS if step != "data"),
+    *(options_of(f"data {builder}") for builder in BUILDERS),
     InfoOptions,
     RunOptions,
 ]

@@ -13,7 +13,7 @@ from ncm_cli.recipes.document import RecipeError
 from ncm_cli.recipes.load import load
 from ncm_cli.recipes.run import run, shell_lines
 from ncm_cli.recipes.steps import built_columns
-from ncm_cli.registry import BUILDERS, STEPS, builder_options, step_options
+from ncm_cli.registry import BUILDERS, STEPS, options_of
 from ncm_cli.store.columns import Column, NumericColumn
 from ncm_cli.store.features import FeatureStore, write_features
 from ncm_cli.store.tables import read_header
@@ -43,7 +43,7 @@ NAMING = [
     (name, field)
     for name in (*BUILDERS, *STEPS)
     if name != "data"
-    for field in fields_of(builder_options(name) if name in BUILDERS else step_options(name))
+    for field in fields_of(options_of(f"data {name}") if name in BUILDERS else options_of(name))
     if field.spec.metavar in COLUMN_METAVARS
 ]
 
