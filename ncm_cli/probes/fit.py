@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -362,7 +362,7 @@ def _flags(problem: Problem, options: FitOptions, rule: str) -> tuple[str, ...]:
 
 
 def _probe(problem: Problem, whole: Part, report: FitReport, best: Fit) -> Probe:
-    options, filters, scaling = problem.options, problem.filters, whole.scaling
+    options, filters = problem.options, problem.filters
     resolved = as_json(options) | {
         "method": report.method,
         "solver": report.solver,
@@ -371,12 +371,8 @@ def _probe(problem: Problem, whole: Part, report: FitReport, best: Fit) -> Probe
         "target": report.target,
     }
     trained = ("lr", "epochs", "batch_size", "seed") if report.solver == "adam" else ("tolerance", "max_iter")
-    meta = {
-        "encoder": problem.origin.encoder,
-        "fingerprint": problem.origin.fingerprint,
-        "scaling": {"kind": scaling.kind, "factor": scaling.factor},
+    record = {
         "method": report.method,
-        "rank": report.rank,
         "hyper_parameters": {
             "weight_decay": report.weight_decay,
             "solver": report.solver,
@@ -393,10 +389,23 @@ def _probe(problem: Problem, whole: Part, report: FitReport, best: Fit) -> Probe
             "groups": options.groups,
             **judged_json(report.judged),
         },
-        "converged": report.converged,
         "flags": list(report.flags),
         "envs": options.envs,
         "options": resolved,
+    }
+    return probe_of(problem, whole, best, record)
+
+
+def probe_of(problem: Problem, part: Part, best: Fit, record: Mapping[str, Any]) -> Probe:
+    """A probe fitted on a part of a problem, whose rows and pairs it records; ``record`` says how."""
+    filters, scaling, spectrum = problem.filters, part.scaling, part.spectrum
+    meta = {
+        "encoder": problem.origin.encoder,
+        "fingerprint": problem.origin.fingerprint,
+        "scaling": {"kind": scaling.kind, "factor": scaling.factor},
+        **record,
+        "rank": best.rank,
+        "converged": best.converged,
         "rows": rows_record(problem),
         "data": {
             "features": {
@@ -404,15 +413,14 @@ def _probe(problem: Problem, whole: Part, report: FitReport, best: Fit) -> Probe
                 "content_sha256": problem.origin.content_sha256,
                 "train_sha256": rows_digest(problem),
             },
-            "pairs": _pairs_json(problem, report),
+            "pairs": _pairs_json(problem, part),
             "train": filters.train,
             "val": filters.val,
             "test": filters.test,
-            "train_rows": report.train_rows,
-            "val_rows": report.val_rows,
+            "train_rows": len(problem.train.ids),
+            "val_rows": 0 if problem.val is None else len(problem.val.ids),
         },
     }
-    spectrum = whole.spectrum
     return Probe(
         weight=best.weight,
         bias=best.bias,
@@ -422,26 +430,27 @@ def _probe(problem: Problem, whole: Part, report: FitReport, best: Fit) -> Probe
         singular_values=np.zeros(0) if spectrum is None else spectrum.singular_values[: spectrum.rank],
         mean=scaling.mean,
         scale=scaling.scale,
-        classes=report.classes,
-        task=report.task,
-        target=report.target,
+        classes=problem.target.classes,
+        task="regression" if problem.regression else "classification",
+        target=problem.target.name,
         meta=meta,
     )
 
 
-def _pairs_json(problem: Problem, report: FitReport) -> dict[str, Any] | None:
-    if problem.pairs is None:
+def _pairs_json(problem: Problem, part: Part) -> dict[str, Any] | None:
+    pairs = problem.pairs
+    if pairs is None:
         return None
     return {
         "path": str(problem.options.pairs),
-        "content_sha256": problem.pairs.store.content_sha256,
-        "used": report.pairs,
+        "content_sha256": pairs.store.content_sha256,
+        "used": part.pairs,
         "used_sha256": pairs_digest(problem),
-        "held_out": report.held_out,
-        "left_out": problem.pairs.excluded,
-        "strategy": problem.pairs.store.strategy,
-        "sources": [dict(source) for source in problem.pairs.store.sources],
-        "numerical_rank": report.numerical_rank,
+        "held_out": int(pairs.held_out.sum()),
+        "left_out": pairs.excluded,
+        "strategy": pairs.store.strategy,
+        "sources": [dict(source) for source in pairs.store.sources],
+        "numerical_rank": part.rank,
     }
 
 
