@@ -27,8 +27,9 @@ from ncm_cli.options import as_json, check
 from ncm_cli.probes.train import resolve_device
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.files import sha256_file, writer_lock
+from ncm_cli.store.journal import Journal
 from ncm_cli.store.results import jsonable, write_result
-from ncm_cli.store.sweep_table import SweepParts, require_pyarrow, write_csv, write_parquet, write_sweep
+from ncm_cli.store.sweep_table import require_pyarrow, write_csv, write_parquet, write_sweep
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,10 +74,9 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> SweepReport:
         ready = read_ready(options, reporter)
         cells = plan(options, available_rank=ready.rank, reporter=reporter)
         device = _device(options, reporter)
-        parts = SweepParts(options.output, _key(options, cells, ready.problem.origin.content_sha256, device))
-        if parts.stale:
-            reporter.note("what an interrupted sweep with other options or data had finished is discarded")
-        history, diverged, unconverged, resumed = _run(options, cells, ready, device, parts, reporter)
+        key = _key(options, cells, ready.problem.origin.content_sha256, device)
+        with Journal.open(options.output, key, replace=True) as journal:
+            history, diverged, unconverged, resumed = _run(options, cells, ready, device, journal, reporter)
         _warn(cells, diverged, unconverged, reporter)
         table = table_of(options, cells, history, diverged)
         rows, rules = picks_of(options, cells, history, diverged, table.epochs)
@@ -92,7 +92,7 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> SweepReport:
             facts=_facts(options, ready),
         )
         _write(options, table, columns_of(cells, history, diverged, table, rules), report)
-        parts.discard()
+        journal.discard()
     return report
 
 
@@ -131,11 +131,15 @@ def _key(options: SweepOptions, cells: list[Cell], content_sha256: str, device: 
 
 
 def _run(
-    options: SweepOptions, cells: list[Cell], ready: Any, device: str, parts: SweepParts, reporter: Reporter
+    options: SweepOptions, cells: list[Cell], ready: Any, device: str, journal: Journal, reporter: Reporter
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], int]:
     """(cells, checkpoints, metrics) history, diverged and unconverged (cells,), how many were done before."""
     from ncm_cli.baselines.rows import Runner
 
+    if journal.replaced:
+        reporter.note("what an interrupted sweep with other options or data had finished is discarded")
+    if journal.damaged:
+        reporter.warn(f"{journal.damaged:,} finished chunks are damaged, and are trained anew")
     runner = Runner(ready, options, device)
     passes = options.epochs * (1 + max((len(folds) for folds in ready.folds.values()), default=0))
     todo = chunks(cells, 1 if len(ready.classes) == 2 else len(ready.classes))
@@ -143,11 +147,11 @@ def _run(
     resumed = 0
     with reporter.task("training", total=len(cells) * passes, unit="epochs") as task:
         for index, members in enumerate(todo):
-            done = parts.read(index)
+            done = journal.get(str(index))
             if done is None:
                 chunk = runner.run([cells[i] for i in members], task.advance)
                 done = {field.name: getattr(chunk, field.name) for field in dataclasses.fields(chunk)}
-                parts.write(index, done)
+                journal.put(str(index), done)
             else:
                 resumed += len(members)
                 task.advance(len(members) * passes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ncm_cli.errors import InputError, MismatchError, listing
+from ncm_cli.errors import listing
 from ncm_cli.images.decode import range_advice
 from ncm_cli.images.encoder import Encoder
 from ncm_cli.images.feed import EncodedBatch, Job, ReadImage, default_workers, encode_batches, read_ahead
@@ -22,7 +21,7 @@ from ncm_cli.images.plan import DONE, NEW, OLD, Plan
 from ncm_cli.progress import Reporter, Task
 from ncm_cli.store.columns import FailedRow
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.journal import Journal, JournalRow, journal_folder
+from ncm_cli.store.journal import Journal, JournalRow, journal_folder, remove_journal
 
 BLOCK_BYTES = 1 << 20
 """Features gathered at once when the store is written."""
@@ -243,7 +242,7 @@ def open_journal(output: Path, key: dict[str, Any], *, create: bool) -> Iterator
     folder = journal_folder(output)
     log = folder / "rows.log"
     if folder.exists() and not (log.exists() and log.stat().st_size):
-        _remove_journal(folder)
+        remove_journal(output)
     if not create and not folder.exists():
         yield None
         return
@@ -257,16 +256,5 @@ def open_journal(output: Path, key: dict[str, Any], *, create: bool) -> Iterator
 
 def remove_other_journal(output: Path, key: dict[str, Any]) -> None:
     """Delete an unfinished run that has other settings or can't be read; one with these is kept."""
-    folder = journal_folder(output)
-    if not folder.exists():
-        return
-    try:
-        Journal.open(output, key).close()
-    except (InputError, MismatchError):
-        _remove_journal(folder)
-
-
-def _remove_journal(folder: Path) -> None:
-    # The key goes first: rows without one are never used.
-    (folder / "journal.json").unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    if journal_folder(output).exists():
+        Journal.open(output, key, replace=True).close()

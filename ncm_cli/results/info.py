@@ -50,7 +50,7 @@ def info(options: InfoOptions, *, reporter: Reporter = SILENT) -> InfoReport:
 def _is_sealed(path: Path, kind: Kind, facts: dict[str, Any], reporter: Reporter) -> bool:
     """Whether all of a file that has been read has digests, and none was off; warns otherwise."""
     if facts.get("damaged"):
-        reporter.warn(f"{facts['damaged']:,} rows are damaged, and will be embedded anew: {path}")
+        reporter.warn(f"{facts['damaged']:,} rows are damaged, and will be made anew: {path}")
         return False
     sealed = (
         is_sealed(path) if kind in ("features", "pairs", "sweep") else facts["content_sha256"] is not None

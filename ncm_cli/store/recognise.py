@@ -35,7 +35,7 @@ def recognise(path: Path | str) -> Kind:
         raise InputError(
             "no such file yet: its making was interrupted",
             where=path,
-            fix=f"run ncm embed again to go on; ncm info {unfinished} says how far it is",
+            fix=f"run the same command again to go on; ncm info {unfinished} says how far it is",
         )
     with require_file(path).open("rb") as stream:
         head = stream.read(16)

@@ -112,7 +112,7 @@ def test_verify_says_what_it_can_not_tell(
         (sealed, ""),
         (result, "no digests, so changes can't be told (make it again to have them)"),
         (store, "no digests, so changes can't be told (make it again to have them)"),
-        (unfinished, "1 rows are damaged, and will be embedded anew"),
+        (unfinished, "1 rows are damaged, and will be made anew"),
     ):
         assert run(["info", str(path), "--verify", "--json"]) == 0
         printed = capsys.readouterr()

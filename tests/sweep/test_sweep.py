@@ -25,8 +25,9 @@ from ncm_cli.probes.fit import fit
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.progress import Reporter
 from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.journal import Journal, read_facts
 from ncm_cli.store.results import read_result
-from ncm_cli.store.sweep_table import SweepParts, read_sweep
+from ncm_cli.store.sweep_table import read_sweep
 
 Made = Callable[..., SweepOptions]
 METHODS = "erm,irm,vrex,groupdro,fish,lisa,matchdg,ncm,dfr,leace,erm+upweight"
@@ -237,19 +238,20 @@ def test_a_killed_sweep_resumes_and_ends_with_the_same_table(
     monkeypatch.setattr(sweep_run.Runner, "run", stopping)
     with pytest.raises(KeyboardInterrupt):
         sweep(options)
-    assert len(list((problem / ".s.h5.partial").glob("chunk-*.npz"))) == 2
+    assert read_facts(problem / ".s.h5.partial")["rows"] == 2
     assert not (problem / "s.csv").exists()
 
     # A chunk that rotted is made anew, a half-written one never counts.
-    chunk = problem / ".s.h5.partial" / "chunk-1.npz"
-    content = bytearray(chunk.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    chunk.write_bytes(bytes(content))
+    log = problem / ".s.h5.partial" / "rows.log"
+    content = bytearray(log.read_bytes())
+    content[-20] ^= 0xFF
+    log.write_bytes(bytes(content) + content[:100])
     monkeypatch.setattr(sweep_run.Runner, "run", original)
     heard = Heard()
     report = sweep(options, reporter=heard)
     assert 0 < report.resumed < report.configurations
     assert any("were finished before" in note for note in heard.notes)
+    assert any("1 finished chunks are damaged" in warning for warning in heard.warnings)
     assert (problem / "s.csv").read_bytes() == whole[".csv"]
     for name, values in read_sweep(problem / "s.h5").metrics.items():
         np.testing.assert_array_equal(values, history[name])
@@ -269,7 +271,8 @@ def test_a_sweep_killed_by_signal_resumes_to_the_same_bytes(
     with subprocess.Popen([*command, "cut.csv"], cwd=problem, stderr=subprocess.DEVNULL) as process:
         folder = problem / ".cut.csv.partial"
         for _ in range(2000):
-            if (folder / "chunk-1.npz").exists() or process.poll() is not None:
+            facts = (folder / "journal.json").exists()
+            if (facts and read_facts(folder)["rows"] > 1) or process.poll() is not None:
                 break
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
@@ -282,8 +285,8 @@ def test_a_sweep_killed_by_signal_resumes_to_the_same_bytes(
 
 
 def test_chunks_of_other_options_are_not_taken(swept: Made, problem: Path) -> None:
-    parts = SweepParts(problem / "s.h5", {"options": "other"})
-    parts.write(0, {"history": np.zeros(3)})
+    with Journal.open(problem / "s.h5", {"options": "other"}) as journal:
+        journal.put("0", {"history": np.zeros(3)})
     heard = Heard()
     report = sweep(swept(), reporter=heard)
     assert report.resumed == 0
