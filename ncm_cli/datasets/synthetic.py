@@ -193,19 +193,17 @@ class Members:
     ) -> PairStore:
         """The pair store with its last ``holdout`` pairs held out."""
         held = np.arange(len(self.a)) >= len(self.a) - holdout
-        singular, basis = _spectrum((self.a - self.b)[~held].T.astype(np.float64))
+        singular = _spectrum((self.a - self.b)[~held].T.astype(np.float64))
         labels = tuple(CLASSES[code] for code in self.label)
         return PairStore(
             features_a=self.a,
             features_b=self.b,
-            delta=np.ascontiguousarray((self.a - self.b).T),
             id_a=self.id_a,
             id_b=self.id_b,
             label_a=labels,
             label_b=labels,
             holdout=held,
             singular_values=singular,
-            basis=basis,
             strategy=self.strategy,
             options=as_json(options),
             encoder=encoder,
@@ -215,13 +213,10 @@ class Members:
         )
 
 
-def _spectrum(delta: Array) -> tuple[Array, Array]:
-    """Singular values above numpy's rank rule at float32 precision, and their left vectors, signs fixed."""
-    left, values, _ = np.linalg.svd(delta, full_matrices=False)
-    rank = int(np.sum(values > max(delta.shape) * FLOAT32_EPS * values[0]))
-    left, values = left[:, :rank], values[:rank]
-    largest = left[np.abs(left).argmax(axis=0), np.arange(rank)]
-    return values, left * np.where(largest < 0, -1.0, 1.0)
+def _spectrum(delta: Array) -> Array:
+    """Singular values above numpy's rank rule at float32 precision."""
+    values = np.linalg.svd(delta, full_matrices=False)[1]
+    return values[values > max(delta.shape) * FLOAT32_EPS * values[0]]
 
 
 def _train_pairs(options: SyntheticOptions, scales: tuple[float, ...], model: Model) -> Members:
@@ -242,7 +237,7 @@ def add_noise(clean: Members, options: SyntheticOptions, level: float) -> tuple[
     same draw, multiplied.
     """
     d, used = clean.a.shape[1], options.pairs
-    values, _ = _spectrum((clean.a - clean.b)[:used].T.astype(np.float64))
+    values = _spectrum((clean.a - clean.b)[:used].T.astype(np.float64))
     sigma = float(values[min(options.spurious, len(values)) - 1])
     size = level * sigma if options.noise_unit == "sigma" else level
     noise = np.random.default_rng([options.seed, 1]).normal(size=(len(clean.a), d))

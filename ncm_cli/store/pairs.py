@@ -1,11 +1,10 @@
-"""The pair store: matched rows, their differences, and the spectrum of those that aren't held out."""
+"""The pair store: matched rows, and the spectrum of the differences of those that aren't held out."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,10 @@ from ncm_cli.store.hdf5 import H5Reader, H5Writer, reading
 from ncm_cli.store.results import jsonable, now
 
 FORMAT = "ncm-pairs"
-VERSION = 1
+VERSION = 2
+"""Version 1 also held ``delta`` and the left singular vectors ``basis``, which follow from the members."""
 
+_ARRAYS = {"features_a": np.float32, "features_b": np.float32, "holdout": bool, "singular_values": np.float64}
 _TEXTS = ("id_a", "id_b", "label_a", "label_b")
 
 
@@ -40,8 +41,6 @@ class PairStore:
     """float32 (k, d), unscaled."""
     features_b: np.ndarray
     """float32 (k, d), unscaled."""
-    delta: np.ndarray
-    """float32 (d, k), column j = a_j − b_j."""
     id_a: tuple[str, ...]
     id_b: tuple[str, ...]
     label_a: tuple[str, ...]
@@ -51,8 +50,6 @@ class PairStore:
     """bool (k,): pairs kept out of the spectrum, for choosing the rank."""
     singular_values: np.ndarray
     """float64 (m,), descending, of the ``delta`` columns that aren't held out; m is their numerical rank."""
-    basis: np.ndarray
-    """float64 (d, m), the left singular vectors in that order."""
     strategy: str
     options: dict[str, Any]
     encoder: dict[str, Any]
@@ -79,6 +76,12 @@ class PairStore:
         return len(self.singular_values)
 
     @functools.cached_property
+    def delta(self) -> np.ndarray:
+        """float32 (d, k), column j = a_j − b_j."""
+        with np.errstate(over="ignore"):  # an infinite one is refused on writing and reading
+            return np.ascontiguousarray((self.features_a - self.features_b).T)
+
+    @functools.cached_property
     def content_sha256(self) -> str:
         """SHA-256 over members, ids, labels, held-out marks and encoder: equal for equal pairs."""
         digests = {name: text_digest(encode_text(getattr(self, name), name)) for name in _TEXTS}
@@ -91,11 +94,8 @@ def write_pairs(path: Path | str, store: PairStore) -> None:
     """Write a pair store atomically; refuses shapes that don't agree and values that aren't finite."""
     _check(store, path)
     with atomic_path(path) as temporary, H5Writer(temporary) as writer:
-        for name in ("features_a", "features_b", "delta"):
-            writer.array(name, np.asarray(getattr(store, name), dtype=np.float32))
-        writer.array("holdout", np.asarray(store.holdout, dtype=bool))
-        writer.array("singular_values", np.asarray(store.singular_values, dtype=np.float64))
-        writer.array("basis", np.asarray(store.basis, dtype=np.float64))
+        for name, dtype in _ARRAYS.items():
+            writer.array(name, np.asarray(getattr(store, name), dtype=dtype))
         for name in _TEXTS:
             writer.text(name, getattr(store, name), what=name.replace("_", " of member "))
         for name in ("options", "sources", "diagnostics"):
@@ -118,76 +118,48 @@ def read_pairs(path: Path | str) -> PairStore:
     """Read a pair store, every array checked; raises `InputError` for what isn't one or is damaged."""
     with H5Reader(path, FORMAT, VERSION, what="a pair store") as h5:
         k, d = (int(n) for n in h5.dataset("features_a", ndim=2, kinds="f").shape)
-        m = int(h5.dataset("singular_values", ndim=1, kinds="f").shape[0])
+        shapes = {"features_a": (k, d), "features_b": (k, d), "holdout": (k,), "singular_values": (None,)}
+        held: dict[str, Any] = {name: h5.array(name, _ARRAYS[name], shape=shapes[name]) for name in _ARRAYS}
+        held |= {name: h5.text(name, rows=k) for name in _TEXTS}
+        held |= {name: str(h5.attrs.get(name, "")) for name in ("strategy", "created", "ncm_version")}
         with reading(h5.path):
             encoder = dict(json.loads(h5.attrs["encoder"]))
         store = PairStore(
-            features_a=h5.array("features_a", np.float32, shape=(k, d)),
-            features_b=h5.array("features_b", np.float32, shape=(k, d)),
-            delta=h5.array("delta", np.float32, shape=(d, k)),
-            holdout=h5.array("holdout", bool, shape=(k,)),
-            singular_values=h5.array("singular_values", np.float64, shape=(m,)),
-            basis=h5.array("basis", np.float64, shape=(d, m)),
-            id_a=h5.text("id_a", rows=k),
-            id_b=h5.text("id_b", rows=k),
-            label_a=h5.text("label_a", rows=k),
-            label_b=h5.text("label_b", rows=k),
-            strategy=str(h5.attrs.get("strategy", "")),
+            **held,
             options=dict(h5.json("options")),
             encoder=encoder,
             fingerprint=str(h5.attrs.get("encoder_fingerprint", "")),
             sources=list(h5.json("sources")),
             diagnostics=dict(h5.json("diagnostics")),
-            created=str(h5.attrs.get("created", "")),
-            ncm_version=str(h5.attrs.get("ncm_version", "")),
         )
         try:
             _check(store, h5.path)
         except InputError as error:
             raise damaged(h5.path, f"{error.what}: {error.found}") from error
-        stated = h5.attrs.get("content_sha256")
-        if stated is not None and stated != store.content_sha256:
+        if h5.attrs.get("content_sha256", store.content_sha256) != store.content_sha256:
             raise damaged(h5.path, "contents that don't match content_sha256")
         return store
 
 
 def _check(store: PairStore, path: Path | str) -> None:
-    k, d, m = store.pairs, store.dim, len(store.singular_values)
+    k, d = store.pairs, store.dim
     if not k or not d:
         raise InputError("no pairs to store", where=path, found=f"{k} pairs of width {d}")
-    shapes = {"features_a": (k, d), "features_b": (k, d), "delta": (d, k), "holdout": (k,), "basis": (d, m)}
-    for name, shape in shapes.items():
-        if np.shape(getattr(store, name)) != shape:
-            raise InputError(
-                f"{name} of another shape", where=path, found=np.shape(getattr(store, name)), expected=shape
-            )
+    for name, shape in {"features_a": (k, d), "features_b": (k, d), "holdout": (k,)}.items():
+        found = np.shape(getattr(store, name))
+        if found != shape:
+            raise InputError(f"{name} of another shape", where=path, found=found, expected=shape)
     for name in _TEXTS:
-        if len(getattr(store, name)) != k:
-            raise InputError(
-                f"{name} of another length", where=path, found=len(getattr(store, name)), expected=k
-            )
+        length = len(getattr(store, name))
+        if length != k:
+            raise InputError(f"{name} of another length", where=path, found=length, expected=k)
     for name in ("features_a", "features_b", "delta"):
-        _require_finite(name, getattr(store, name), store, path, by_column=name == "delta")
-    for name in ("singular_values", "basis"):
-        if not np.isfinite(getattr(store, name)).all():
-            raise InputError(f"{name} that aren't finite numbers", where=path, found="NaN or an infinity")
-    difference = (store.features_a.astype(np.float32) - store.features_b).T
-    # Room for the rounding of a difference taken in float64 and kept as float32.
-    room = 1e-5 * max(float(np.abs(store.features_a).max()), float(np.abs(store.features_b).max()))
-    if not np.allclose(store.delta, difference, rtol=1e-5, atol=room):
-        raise InputError("delta isn't features_a − features_b", where=path, found="other differences")
+        values = store.delta.T if name == "delta" else getattr(store, name)
+        bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
+        if len(bad):
+            pair = f"pair {store.id_a[bad[0]]!r}, {store.id_b[bad[0]]!r} ({len(bad)} in all)"
+            raise InputError(f"{name} that aren't finite numbers", where=path, found=pair)
+    if not np.isfinite(store.singular_values).all():
+        raise InputError("singular_values that aren't finite numbers", where=path, found="NaN or an infinity")
     if fingerprint(store.encoder) != store.fingerprint:
         raise InputError("a fingerprint of another encoder", where=path, found=store.fingerprint)
-
-
-def _require_finite(
-    name: str, values: np.ndarray, store: PairStore, path: Path | str, *, by_column: bool
-) -> None:
-    bad = np.flatnonzero(~np.isfinite(values).all(axis=0 if by_column else 1))
-    if len(bad):
-        ids: Sequence[str] = (store.id_a[bad[0]], store.id_b[bad[0]])
-        raise InputError(
-            f"{name} that aren't finite numbers",
-            where=path,
-            found=f"pair {ids[0]!r}, {ids[1]!r} ({len(bad)} in all)",
-        )

@@ -158,7 +158,7 @@ def table(n: int, n_val: int, n_test: int, d: int, trials: int, seeds: int, epoc
     }
     names = {"label": ("land", "water"), "place": ("land", "water"), "split": ("train", "val", "test")}
     a, b = (rng.standard_normal((240, d)).astype(np.float32) for _ in range(2))
-    vectors, values, _ = np.linalg.svd((a - b)[:180].T.astype(np.float64), full_matrices=False)
+    values = np.linalg.svd((a - b)[:180].T.astype(np.float64), compute_uv=False)
     encoder = {"kind": "array"}
     with tempfile.TemporaryDirectory() as folder:
         store, pairs = Path(folder, "f.h5"), Path(folder, "p.h5")
@@ -178,14 +178,12 @@ def table(n: int, n_val: int, n_test: int, d: int, trials: int, seeds: int, epoc
             PairStore(
                 features_a=a,
                 features_b=b,
-                delta=(a - b).T,
                 id_a=tuple(f"a{i}" for i in range(240)),
                 id_b=tuple(f"b{i}" for i in range(240)),
                 label_a=("",) * 240,
                 label_b=("",) * 240,
                 holdout=np.arange(240) >= 180,
                 singular_values=values,
-                basis=vectors,
                 strategy="table",
                 options={},
                 encoder=encoder,

@@ -153,7 +153,6 @@ def test_oracle_pairs_the_wrong_way_round_are_refused(tmp_path: Path) -> None:
         store,
         features_a=store.features_b,
         features_b=store.features_a,
-        delta=-store.delta,
         id_a=store.id_b,
         id_b=store.id_a,
     )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError
 from ncm_cli.pairs.options import PairsOptions, parse_holdout
 from ncm_cli.pairs.pairs import pairs
+from ncm_cli.probes.projection import spectrum
 from ncm_cli.progress import Reporter
 from ncm_cli.store.columns import Files
 from ncm_cli.store.features import FeatureStore
@@ -252,7 +253,7 @@ def test_identical_features_and_zero_differences(make_store: Make, make_table: M
     assert made.rank == 2
     assert any("identical features" in text for text in heard.warnings)
     made, heard = _run(make_table([("r0", "r1")]), make_store("g.h5", x), holdout="0")
-    assert made.rank == 0 and made.basis.shape == (4, 0)
+    assert made.rank == 0
     assert any("nothing can be removed" in text for text in heard.warnings)
 
 
@@ -264,7 +265,8 @@ def test_the_order_of_the_rows_changes_the_spectrum_by_nothing_that_matters(
     shuffled = [rows[i][::-1] for i in np.random.default_rng(8).permutation(20)]
     two, _ = _run(make_table(shuffled), store, holdout="0")
     np.testing.assert_allclose(one.singular_values, two.singular_values, rtol=1e-9)
-    np.testing.assert_allclose(one.basis @ one.basis.T, two.basis @ two.basis.T, atol=1e-9)
+    bases = [spectrum(made.delta).basis for made in (one, two)]
+    np.testing.assert_allclose(bases[0] @ bases[0].T, bases[1] @ bases[1].T, atol=1e-9)
 
 
 _TEXT = st.text(alphabet=st.sampled_from("ab01\"',;\t\n\r\0é \\/r"), max_size=12)

@@ -97,19 +97,16 @@ def pair_store(k: int = 12, d: int = 6, seed: int = 0) -> PairStore:
     rng = np.random.default_rng(seed)
     a, b = rng.standard_normal((2, k, d)).astype(np.float32)
     holdout = np.arange(k) % 4 == 3
-    delta = (a - b).T
-    left, values, _ = np.linalg.svd(delta[:, ~holdout].astype(np.float64), full_matrices=False)
+    values = np.linalg.svd((a - b)[~holdout].T.astype(np.float64), compute_uv=False)
     return PairStore(
         features_a=a,
         features_b=b,
-        delta=delta,
         id_a=tuple(f"a{i}" for i in range(k)),
         id_b=tuple(f"é{i}" for i in range(k)),
         label_a=("",) * k,
         label_b=tuple("xy"[i % 2] for i in range(k)),
         holdout=holdout,
         singular_values=values,
-        basis=left,
         strategy="csv",
         options={"holdout": "0.25"},
         encoder=ENCODER,

@@ -43,10 +43,8 @@ def pairs_answer(path: Path) -> Any:
     arrays = (
         store.features_a,
         store.features_b,
-        store.delta,
         store.holdout,
         store.singular_values,
-        store.basis,
     )
     texts = (store.id_a, store.id_b, store.label_a, store.label_b, store.strategy, store.created)
     facts = (

@@ -15,10 +15,13 @@ from safetensors.numpy import load_file, save_file
 from ncm_cli.errors import InputError, MismatchError
 from ncm_cli.main import run
 from ncm_cli.results.lines import read_sources
+from ncm_cli.store.hdf5 import H5Writer
 from ncm_cli.store.pairs import read_pairs, write_pairs
 from ncm_cli.store.probe import read_probe, write_probe
 from ncm_cli.store.results import HEADER, jsonable, read_result, write_result
 from ncm_cli.store.sweep_table import SweepTable, write_sweep
+
+LOW = np.full((12, 6), -3e38, np.float32)
 
 
 def test_pairs_round_trip(pairs_path: Path, samples: SimpleNamespace) -> None:
@@ -36,20 +39,47 @@ def test_pairs_round_trip(pairs_path: Path, samples: SimpleNamespace) -> None:
 
 def test_pairs_without_a_spectrum(tmp_path: Path, samples: SimpleNamespace) -> None:
     # All pairs identical, or all held out: rank 0.
-    given = dataclasses.replace(samples.pair_store(), singular_values=np.zeros(0), basis=np.zeros((6, 0)))
+    given = dataclasses.replace(samples.pair_store(), singular_values=np.zeros(0))
     write_pairs(tmp_path / "p.h5", given)
-    assert read_pairs(tmp_path / "p.h5").basis.shape == (6, 0)
+    assert read_pairs(tmp_path / "p.h5").rank == 0
+
+
+def test_pairs_of_an_earlier_version_are_read(tmp_path: Path, samples: SimpleNamespace) -> None:
+    # They also held the differences and their left singular vectors.
+    given, path = samples.pair_store(), tmp_path / "p.h5"
+    path.touch()
+    with H5Writer(path) as writer:
+        for name in ("features_a", "features_b", "delta", "holdout", "singular_values"):
+            writer.array(name, getattr(given, name))
+        writer.array("basis", np.eye(6))
+        for name in ("id_a", "id_b", "label_a", "label_b"):
+            writer.text(name, getattr(given, name), what=name)
+        for name in ("options", "sources", "diagnostics"):
+            writer.json(name, getattr(given, name))
+        writer.finish(
+            {
+                "ncm_format": "ncm-pairs",
+                "ncm_format_version": 1,
+                "strategy": given.strategy,
+                "encoder": json.dumps(given.encoder),
+                "encoder_fingerprint": given.fingerprint,
+                "content_sha256": given.content_sha256,
+            }
+        )
+    found = read_pairs(path)
+    assert found.content_sha256 == given.content_sha256
+    np.testing.assert_array_equal(found.delta, (given.features_a - given.features_b).T)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"delta": np.zeros((6, 12), np.float32)}, "delta isn't"),
-        ({"delta": np.zeros((12, 6), np.float32)}, "another shape"),
+        ({"features_b": np.zeros((6, 12), np.float32)}, "another shape"),
         ({"holdout": np.zeros(3, bool)}, "another shape"),
         ({"id_b": ("x",)}, "another length"),
-        ({"basis": np.full((6, 6), np.nan)}, "finite"),
-        ({"features_a": np.full((12, 6), np.inf, np.float32)}, "finite"),
+        ({"singular_values": np.full(6, np.nan)}, "finite"),
+        ({"features_a": np.full((12, 6), np.inf, np.float32)}, "features_a that aren't finite"),
+        ({"features_a": np.full((12, 6), 3e38, np.float32), "features_b": LOW}, "delta that aren't finite"),
         ({"fingerprint": "0"}, "another encoder"),
     ],
 )

@@ -76,20 +76,18 @@ def write_problem(
         a, b = (features[members].astype(np.float32) for members in (first, second))
         ids = [f"row{i}" for i in first], [f"row{i}" for i in second]
     holdout = np.arange(k) >= k - held_out
-    vectors, values, _ = np.linalg.svd((a - b)[~holdout].T.astype(np.float64), full_matrices=False)
+    values = np.linalg.svd((a - b)[~holdout].T.astype(np.float64), compute_uv=False)
     write_pairs(
         folder / "p.h5",
         PairStore(
             features_a=a,
             features_b=b,
-            delta=(a - b).T,
             id_a=tuple(ids[0]),
             id_b=tuple(ids[1]),
             label_a=("",) * k,
             label_b=("",) * k,
             holdout=holdout,
             singular_values=values,
-            basis=vectors,
             strategy="table",
             options={},
             encoder=ENCODER,
