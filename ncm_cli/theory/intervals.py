@@ -28,15 +28,13 @@ itself is 1.5 widths too high. Such an interval may lie below its value.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.probes import metrics
-from ncm_cli.probes.metrics import newcombe
+from ncm_cli.probes.metrics import decide, newcombe, wilson
 from ncm_cli.probes.projection import svd
 from ncm_cli.theory.theorem import (
     ROUNDING,
@@ -62,108 +60,96 @@ resample, which varies little: with 32 of them, coverage is the same to .03."""
 Interval = tuple[float, float]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SpectralRows:
-    """What each pair contributes to the quantities that come from M."""
+def share_intervals(test_logits: Array, twin_logits: Array, codes: NDArray) -> dict[str, Interval]:
+    """95 % intervals of the shares of pairs in the 0-1 bound, and of their sum.
 
-    differences: NDArray
-    """δ (n, d)."""
-    basis: Array
-    """Q̃_r (d, r)."""
-    s: int
-    shift: Array
-    """‖Wδ‖², float64 (n,) like the following."""
-    aligned: Array
-    """(vᵀδ)²."""
-    first: Array
-    """(q₁ᵀδ)²."""
-    following: Array
-    """(q_{s+1}ᵀδ)²."""
-    cosine: Array
-    """The pair's influence on σ_min(Q̃_sᵀQ_s), before centring."""
-
-    def exact(self, weights: Array) -> Array:
-        """(4,) misalignment, √λ₁, √λ_{s+1} and dist of the pairs re-weighted by (n,), which sum to 1."""
-        drawn = np.flatnonzero(weights)
-        scale = np.sqrt(weights[drawn] * len(drawn))
-        moment = second_moment(row_blocks(self.differences[drawn] * scale[:, None]))
-        # A resample of few pairs can have fewer directions than s.
-        s = min(self.s, len(moment.values))
-        return np.array(
-            [
-                misalignment(moment, self.basis)[0],
-                math.sqrt(moment.value(0)),
-                math.sqrt(moment.value(self.s)),
-                subspace_distance(self.basis[:, :s], moment.vectors[:, :s]),
-            ]
-        )
+    The bound is 1 plus the difference of two shares of the same pairs: twin wrong, and not flipped.
+    """
+    n, test, twin = len(codes), decide(test_logits), decide(twin_logits)
+    wrong, kept = twin != codes, test == twin
+    cells = (wrong & kept, wrong & ~kept, ~wrong & kept, ~wrong & ~kept)
+    low, high = newcombe(*(int(cell.sum()) for cell in cells))
+    return {
+        "twin_error": wilson(int(wrong.sum()), n),
+        "flip_rate": wilson(int((~kept).sum()), n),
+        "zero_one_bound": (1 + low, 1 + high),
+        "test_error": wilson(int((test != codes).sum()), n),
+    }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ErrorRows:
-    """Which members each pair's predictions are wrong for, and whether they differ, bool (n,)."""
+def intervals(
+    *,
+    loss: Loss,
+    terms: Terms,
+    weight: Array,
+    basis: Array,
+    moment: SecondMoment,
+    direction: Array,
+    differences: NDArray,
+    test_loss: Array,
+    twin_loss: Array,
+    train_loss: Array | None,
+    replicates: int,
+    seed: int,
+) -> dict[str, Interval]:
+    """95 % intervals of each quantity that is estimated from n pairs, by name; none from one pair.
 
-    test_error: NDArray[np.bool_]
-    twin_error: NDArray[np.bool_]
-    flip: NDArray[np.bool_]
+    Parameters
+    ----------
+    weight, basis, moment
+        As `theorem` had them.
+    direction : float64 (d,)
+        In which `misalignment` is attained.
+    differences : (n, d)
+    test_loss, twin_loss : float64 (n,)
+        Of the pairs' members.
+    train_loss : float64 (N,) or None
+        Losses of the training rows when Term I is taken on them; resampled on their own.
+    """
+    if len(differences) < 2:
+        return {}
+    influence = _influence(differences, weight, basis, moment, terms.s, direction)
+    stacked = np.column_stack([influence, test_loss, twin_loss])
+    rng = np.random.default_rng(seed)
+    means: list[Array] = []
+    exact: list[Array] = []
+    for weights in _weights(rng, replicates, len(stacked)):
+        means.append(weights @ stacked)
+        exact += [_exact(differences, one, basis, terms.s) for one in weights[: EXACT - len(exact)]]
+    drawn, decomposed = np.concatenate(means), np.array(exact)
+    if train_loss is None:
+        term_1 = drawn[:, 6]
+    else:
+        term_1 = np.concatenate([w @ train_loss for w in _weights(rng, replicates, len(train_loss))])
+    cosine = math.sqrt(max(1 - terms.distance**2, 0.0)) + drawn[:, 3] - float(influence[:, 3].mean())
+    roots = np.column_stack([np.sqrt(drawn[:, :3]), np.sqrt(1 - np.clip(cosine, 0, 1) ** 2)])
+    estimate = [terms.misalignment, math.sqrt(terms.lambda_1), math.sqrt(terms.lambda_s_next), terms.distance]
+    if terms.misalignment <= ROUNDING * math.sqrt(terms.lambda_1):
+        # Nothing of the pairs is left in, nor in any resample of them; what is computed is rounding.
+        roots[:, 0] = decomposed[:, 0] = 0.0
+    bias = (decomposed - roots[: len(exact)]).mean(axis=0) + roots.mean(axis=0) - estimate
+    roots, (shift, test_risk) = np.maximum(roots - bias, 0), drawn[:, 4:6].T
+    values = _quantities(loss, terms.weight_norm, roots, shift, test_risk, term_1)
+    tail = 100 * (1 - LEVEL) / 2
+    return {
+        name: (float(np.percentile(value, tail)), float(np.percentile(value, 100 - tail)))
+        for name, value in values.items()
+    }
 
-    def intervals(self) -> dict[str, Interval]:
-        """95 % intervals of the shares and of the 0-1 bound.
 
-        The bound is 1 plus the difference of two shares of the same pairs: twin wrong, and not flipped.
-        """
-        n, twin, kept = len(self.flip), self.twin_error, ~self.flip
-        counts = (int(np.sum(pairs)) for pairs in (twin & kept, twin & ~kept, ~twin & kept, ~twin & ~kept))
-        low, high = newcombe(*counts)
-        return {
-            "twin_error": metrics.wilson(int(twin.sum()), n),
-            "flip_rate": metrics.wilson(int(self.flip.sum()), n),
-            "zero_one_bound": (1 + low, 1 + high),
-            "test_error": metrics.wilson(int(self.test_error.sum()), n),
-        }
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PairRows:
-    """What each pair contributes to every quantity."""
-
-    test_loss: Array
-    twin_loss: Array
-    spectral: SpectralRows
-    errors: ErrorRows | None = None
-
-
-def error_rows(test_logits: Array, twin_logits: Array, codes: NDArray) -> ErrorRows:
-    """`ErrorRows` of pairs whose members have logits (n, C)."""
-    test, twin = metrics.decide(test_logits), metrics.decide(twin_logits)
-    return ErrorRows(test != codes, twin != codes, test != twin)
-
-
-def spectral_rows(
-    differences: NDArray, *, weight: Array, basis: Array, moment: SecondMoment, s: int, direction: Array
-) -> SpectralRows:
-    """`SpectralRows` of the differences δ (n, d); ``direction`` is `misalignment`'s."""
-    m = len(moment.values)
-    following = moment.vectors[:, s : s + 1] if s < m else np.zeros((len(direction), 1))
+def _influence(
+    differences: NDArray, weight: Array, basis: Array, moment: SecondMoment, s: int, direction: Array
+) -> Array:
+    """(n, 5) what each pair adds to n times (vᵀMv, λ₁, λ_{s+1}, σ_min before centring, tr(WMWᵀ))."""
+    following = moment.vectors[:, s : s + 1] if s < len(moment.values) else np.zeros((len(direction), 1))
     probes = np.hstack([direction[:, None], moment.vectors[:, :1], following])
     turning = _turning(basis, moment, s)
-    parts: dict[str, list[Array]] = {name: [] for name in ("shift", "projected", "cosine")}
+    parts = []
     for block in row_blocks(differences):
-        parts["shift"].append(((block @ weight.T) ** 2).sum(axis=1))
-        parts["projected"].append((block @ probes) ** 2)
         inner = block @ moment.vectors
-        parts["cosine"].append(((inner[:, s:] @ turning) * inner[:, :s]).sum(axis=1))
-    projected = np.concatenate(parts["projected"])
-    return SpectralRows(
-        differences=differences,
-        basis=basis,
-        s=s,
-        shift=np.concatenate(parts["shift"]),
-        aligned=projected[:, 0],
-        first=projected[:, 1],
-        following=projected[:, 2],
-        cosine=np.concatenate(parts["cosine"]),
-    )
+        cosine = ((inner[:, s:] @ turning) * inner[:, :s]).sum(axis=1)
+        parts.append(np.column_stack([(block @ probes) ** 2, cosine, ((block @ weight.T) ** 2).sum(axis=1)]))
+    return np.concatenate(parts)
 
 
 def _turning(basis: Array, moment: SecondMoment, s: int) -> Array:
@@ -180,88 +166,41 @@ def _turning(basis: Array, moment: SecondMoment, s: int) -> Array:
 
 def _weights(rng: np.random.Generator, replicates: int, n: int) -> Iterator[Array]:
     """Blocks (b, n) of resampling weights: each row counts draws with replacement, and sums to 1."""
-    step = max(1, CHUNK // max(n, 1))
+    step = max(1, CHUNK // n)
     for start in range(0, replicates, step):
         count = min(step, replicates - start)
         drawn = rng.integers(0, n, size=(count, n)) + np.arange(count)[:, None] * n
         yield np.bincount(drawn.ravel(), minlength=count * n).reshape(count, n) / n
 
 
-def intervals(
-    *,
-    loss: Loss,
-    terms: Terms,
-    rows: PairRows,
-    train_loss: Array | None,
-    replicates: int,
-    seed: int,
-) -> dict[str, Interval]:
-    """95 % intervals of each estimated quantity, by name; from one pair only those of shares.
-
-    Parameters
-    ----------
-    train_loss : float64 (N,) or None
-        Losses of the training rows when Term I is taken on them; resampled on their own.
-    """
-    shares = rows.errors.intervals() if rows.errors else {}
-    if len(rows.test_loss) < 2:
-        return shares
-    rng = np.random.default_rng(seed)
-    spectral = rows.spectral
-    columns = (spectral.aligned, spectral.first, spectral.following, spectral.cosine)
-    stacked = np.stack([*columns, spectral.shift, rows.test_loss, rows.twin_loss], axis=1)
-    means: list[Array] = []
-    exact: list[Array] = []
-    for weights in _weights(rng, replicates, len(stacked)):
-        means.append(weights @ stacked)
-        exact += [spectral.exact(one) for one in weights[: EXACT - len(exact)]]
-    drawn = np.concatenate(means)
-    if train_loss is None:
-        term_1 = drawn[:, 6]
-    else:
-        term_1 = np.concatenate([w @ train_loss for w in _weights(rng, replicates, len(train_loss))])
-    roots = _first_order(terms, drawn[:, :4], float(spectral.cosine.mean()))
-    estimate = [terms.misalignment, math.sqrt(terms.lambda_1), math.sqrt(terms.lambda_s_next), terms.distance]
-    decomposed = np.array(exact)
-    if terms.misalignment <= ROUNDING * math.sqrt(terms.lambda_1):
-        # Nothing of the pairs is left in, nor in any resample of them; what is computed is rounding.
-        roots[:, 0] = decomposed[:, 0] = 0.0
-    bias = (decomposed - roots[: len(exact)]).mean(axis=0) + roots.mean(axis=0) - estimate
-    values = _quantities(loss, terms, np.maximum(roots - bias, 0), drawn[:, 4:6], term_1)
-    tail = 100 * (1 - LEVEL) / 2
-    return shares | {
-        name: (float(np.percentile(value, tail)), float(np.percentile(value, 100 - tail)))
-        for name, value in values.items()
-    }
+def _exact(differences: NDArray, weights: Array, basis: Array, s: int) -> Array:
+    """(4,) misalignment, √λ₁, √λ_{s+1} and dist of the pairs re-weighted by (n,), which sum to 1."""
+    drawn = np.flatnonzero(weights)
+    scale = np.sqrt(weights[drawn] * len(drawn))
+    moment = second_moment(row_blocks(differences[drawn] * scale[:, None]))
+    roots = [misalignment(moment, basis)[0], math.sqrt(moment.value(0)), math.sqrt(moment.value(s))]
+    # A resample of few pairs can have fewer directions than s.
+    s = min(s, len(moment.values))
+    return np.array([*roots, subspace_distance(basis[:, :s], moment.vectors[:, :s])])
 
 
-def _first_order(terms: Terms, means: Array, cosine_mean: float) -> Array:
-    """(B, 4) misalignment, √λ₁, √λ_{s+1} and dist of resamples, from the means of what rows contribute."""
-    cosine = math.sqrt(max(1 - terms.distance**2, 0.0)) + means[:, 3] - cosine_mean
-    return np.column_stack([np.sqrt(means[:, :3]), np.sqrt(1 - np.clip(cosine, 0, 1) ** 2)])
-
-
-def _quantities(loss: Loss, terms: Terms, roots: Array, means: Array, term_1: Array) -> dict[str, Array]:
-    """Every quantity in each resample (B,); ``means`` (B, 2) of ‖Wδ‖² and of the loss on test rows."""
-    norm = terms.weight_norm
+def _quantities(
+    loss: Loss, norm: float, roots: Array, shift: Array, test_risk: Array, term_1: Array
+) -> dict[str, Array]:
+    """Every quantity in each of B resamples; ``roots`` (B, 4) as of `_exact`, ``shift`` of tr(WMWᵀ)."""
     aligned, first, following, distance = roots.T
-    shift, test_risk = means.T
     distance = np.minimum(distance, 1)
     in_domain = loss.term_1_factor * term_1
-
-    def penalty(shift: Array) -> Array:
-        return loss.constant * shift**loss.power
-
-    bound = in_domain + penalty(norm * aligned)
+    bound = in_domain + loss.penalty(norm * aligned)
     return {
         "term_1": term_1,
         "theta_m_theta": shift,
         "misalignment": aligned,
-        "root_bound": in_domain + penalty(np.sqrt(shift)),
+        "root_bound": in_domain + loss.penalty(np.sqrt(shift)),
         "term_2": bound - in_domain,
-        "term_2_upper": penalty(norm * np.hypot(first * distance, following)),
+        "term_2_upper": loss.penalty(norm * np.hypot(first * distance, following)),
         "bound": bound,
-        "erm_bound": in_domain + penalty(norm * first),
+        "erm_bound": in_domain + loss.penalty(norm * first),
         "lambda_1": first**2,
         "lambda_s_next": following**2,
         "distance": distance,

@@ -56,13 +56,6 @@ class BoundOptions:
     spurious_dim: int | None = option(
         None, least=0, group=_ESTIMATES, help="|I|, the number of spurious dimensions, where it is known."
     )
-    tolerance: float = option(
-        1e-6,
-        above=0,
-        below=1,
-        group=_ESTIMATES,
-        help="Otherwise |I| counts M's eigenvalues above this share of the largest.",
-    )
     bootstrap: int = option(
         200, least=0, group=_ESTIMATES, help="Resamples for the 95 % intervals; 0 for none."
     )

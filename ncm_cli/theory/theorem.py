@@ -32,6 +32,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,27 +66,16 @@ class Loss:
     rows: Callable[[Array, NDArray], Array]
     """(logits (n, C), target (n,)) -> loss of each row (n,)."""
 
-    def penalty(self, shift: float) -> float:
-        """What a root mean square shift of the logits adds to the risk."""
+    def penalty(self, shift: Any) -> Any:
+        """What a root mean square shift of the logits (a number or an array) adds to the risk."""
         return self.constant * shift**self.power
-
-
-def _squared_rows(logits: Array, target: NDArray) -> Array:
-    return (logits[:, 0] - target) ** 2
 
 
 LOSSES: dict[str, Loss] = {
     "logistic": Loss("logistic", 1.0, 1.0, 1, row_log_loss),
     "cross-entropy": Loss("cross-entropy", 1.0, math.sqrt(2), 1, row_log_loss),
-    "squared": Loss("squared", 2.0, 2.0, 2, _squared_rows),
+    "squared": Loss("squared", 2.0, 2.0, 2, lambda logits, target: (logits[:, 0] - target) ** 2),
 }
-
-
-def loss_for(task: str, n_logits: int) -> Loss:
-    """The loss for a probe of ``task`` ("classification" or "regression") with ``n_logits`` outputs."""
-    if task == "regression":
-        return LOSSES["squared"]
-    return LOSSES["logistic" if n_logits == 1 else "cross-entropy"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -130,7 +120,7 @@ def second_moment(blocks: Iterable[Array]) -> SecondMoment:
 
 def spurious_dimension(values: Array, tolerance: float = SPURIOUS_TOLERANCE) -> int:
     """|I| as the number of eigenvalues above ``tolerance`` · λ₁."""
-    return int(np.sum(values > tolerance * values[0])) if len(values) and values[0] > 0 else 0
+    return int(np.sum(values > tolerance * values[0]))
 
 
 def without(vectors: Array, basis: Array) -> Array:
@@ -152,11 +142,7 @@ def subspace_distance(a: Array, b: Array) -> float:
 
     Computed as ‖(I − AAᵀ)B‖, which is accurate for small angles; 0 for no columns.
     """
-    if a.shape[1] != b.shape[1]:
-        raise ValueError("subspaces of different dimensions")
-    if a.shape[1] == 0:
-        return 0.0
-    return min(spectral_norm(without(b, a)), 1.0)
+    return min(spectral_norm(without(b, a)), 1.0) if a.shape[1] else 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -243,21 +229,19 @@ def holds(risk: float, bound: float) -> bool:
     return risk <= bound + ROUNDING * (1 + abs(bound))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ZeroOne:
-    """The 0-1 analogue: P(ŷ(x₊) ≠ y) ≤ P(ŷ(x₋) ≠ y) + P(ŷ(x₊) ≠ ŷ(x₋)), true row by row."""
+def zero_one(test_logits: Array, twin_logits: Array, codes: NDArray) -> dict[str, float]:
+    """The 0-1 analogue: P(ŷ(x₊) ≠ y) ≤ P(ŷ(x₋) ≠ y) + P(ŷ(x₊) ≠ ŷ(x₋)), true row by row.
 
-    twin_error: float
-    flip_rate: float
-    bound: float
-    test_error: float
-
-
-def zero_one(test_logits: Array, twin_logits: Array, codes: NDArray) -> ZeroOne:
-    """The 0-1 bound on pairs whose members have logits (n, C) and share the label ``codes`` (n,)."""
+    The pairs' members have logits (n, C) and share the label ``codes`` (n,).
+    """
     test, twin = decide(test_logits), decide(twin_logits)
-    twin_error, flips = float(np.mean(twin != codes)), float(np.mean(test != twin))
-    return ZeroOne(twin_error, flips, twin_error + flips, float(np.mean(test != codes)))
+    twin_error, flip_rate = float(np.mean(twin != codes)), float(np.mean(test != twin))
+    return {
+        "twin_error": twin_error,
+        "flip_rate": flip_rate,
+        "bound": twin_error + flip_rate,
+        "test_error": float(np.mean(test != codes)),
+    }
 
 
 WEDIN = 1 - 1 / math.sqrt(2)
@@ -269,42 +253,27 @@ float32, so a difference of two rows of norm 10 is off by about 1e-6: a directio
 more than 1e-3 turns by less than this."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NoiseCorollary:
-    """The bound in terms of the pairs' noise ε = Δ̃ − Δ (paper, Corollary 3)."""
-
-    applicable: bool
-    value: float | None
-    """‖θ‖(2√λ₁‖ε‖/(σ_s − σ_{s+1}) + √λ_{s+1}), in the loss's units; None without clean pairs or for s = 0."""
-    bound: float | None
-    """Term I and ``value``."""
-    epsilon_norm: float | None
-    sigma_s: float | None
-    sigma_s_next: float | None
-    condition_limit: float | None
-    """(1 − 1/√2)(σ_s − σ_{s+1}): σ₁(ε) must not be above it."""
-    clean_rank: int | None
-    clean_distance: float | None
-    """dist of the clean pairs' top-s subspace and M's."""
-    reasons: tuple[str, ...]
-    """Why it doesn't apply; empty when it does."""
-
-
-def no_noise_corollary(reason: str) -> NoiseCorollary:
-    """The corollary where nothing is known of the clean pairs."""
-    return NoiseCorollary(False, None, None, None, None, None, None, None, None, (reason,))
-
-
 def noise_corollary(
     *, loss: Loss, terms: Terms, moment: SecondMoment, noisy: Array, clean: Array
-) -> NoiseCorollary:
-    """Corollary 3 with its conditions evaluated, from noisy and clean differences (d, k), column by column.
+) -> dict[str, Any]:
+    """The bound in terms of the pairs' noise ε = Δ̃ − Δ (paper, Corollary 3), with its conditions evaluated.
 
     It equates the top-s left subspaces of Δ and of M. Both span the spurious subspace when rank(Δ) = |I|, but
     their order inside it may differ, so only s = |I| justifies that: a smaller s is not applicable.
+
+    Parameters
+    ----------
+    noisy, clean : float64 (d, k)
+        Differences, column by column those of one pair.
+
+    Returns
+    -------
+    ``applicable``, and ``reasons`` when it isn't; ``value``, ‖θ‖(2√λ₁‖ε‖/(σ_s − σ_{s+1}) + √λ_{s+1}) in the
+    loss's units, and ``bound``, which adds Term I (None for s = 0); ``condition_limit``, which σ₁(ε) must not
+    be above; ``clean_distance``, dist of the clean pairs' top-s subspace and M's.
     """
     directions, sigma, _ = svd(clean)
-    clean_rank = int(np.sum(sigma > math.sqrt(SPURIOUS_TOLERANCE) * sigma[0])) if sigma[0] > 0 else 0
+    clean_rank = int(np.sum(sigma > math.sqrt(SPURIOUS_TOLERANCE) * sigma[0]))
     s, dim = terms.s, terms.spurious_dim
     epsilon = spectral_norm(noisy - clean)
     sigma_s = float(sigma[s - 1]) if 0 < s <= len(sigma) else 0.0
@@ -329,22 +298,20 @@ def noise_corollary(
     if s > 0 and gap > 0:
         ratio = 2 * epsilon / gap
         if loss.power == 1:
-            inner = math.sqrt(terms.lambda_1) * ratio + math.sqrt(terms.lambda_s_next)
-            value = loss.penalty(terms.weight_norm * inner)
+            shift = math.sqrt(terms.lambda_1) * ratio + math.sqrt(terms.lambda_s_next)
         else:
-            value = loss.penalty(
-                terms.weight_norm * math.sqrt(terms.lambda_1 * ratio**2 + terms.lambda_s_next)
-            )
+            shift = math.sqrt(terms.lambda_1 * ratio**2 + terms.lambda_s_next)
+        value = loss.penalty(terms.weight_norm * shift)
         bound = loss.term_1_factor * terms.term_1 + value
-    return NoiseCorollary(
-        applicable=not reasons,
-        value=value,
-        bound=bound,
-        epsilon_norm=epsilon,
-        sigma_s=sigma_s if s else None,
-        sigma_s_next=sigma_next,
-        condition_limit=limit if s else None,
-        clean_rank=clean_rank,
-        clean_distance=distance,
-        reasons=tuple(reasons),
-    )
+    return {
+        "applicable": not reasons,
+        "value": value,
+        "bound": bound,
+        "epsilon_norm": epsilon,
+        "sigma_s": sigma_s if s else None,
+        "sigma_s_next": sigma_next,
+        "condition_limit": limit if s else None,
+        "clean_rank": clean_rank,
+        "clean_distance": distance,
+        "reasons": reasons,
+    }

@@ -77,21 +77,20 @@ class Sample:
     def intervals(self, *, replicates: int = 200, seed: int = 0) -> dict[str, Interval]:
         test, twin = self.logits()
         terms, moment = self.terms(), bound.second_moment([self.differences])
-        rows = bound_intervals.PairRows(
+        shares = bound_intervals.share_intervals(test, twin, self.codes)
+        return shares | bound_intervals.intervals(
+            loss=LOSS,
+            terms=terms,
+            weight=self.world.weight,
+            basis=self.world.basis,
+            moment=moment,
+            direction=bound.misalignment(moment, self.world.basis)[1],
+            differences=self.differences,
             test_loss=LOSS.rows(test, self.codes),
             twin_loss=LOSS.rows(twin, self.codes),
-            spectral=bound_intervals.spectral_rows(
-                self.differences,
-                weight=self.world.weight,
-                basis=self.world.basis,
-                moment=moment,
-                s=terms.s,
-                direction=bound.misalignment(moment, self.world.basis)[1],
-            ),
-            errors=bound_intervals.error_rows(test, twin, self.codes),
-        )
-        return bound_intervals.intervals(
-            loss=LOSS, terms=terms, rows=rows, train_loss=None, replicates=replicates, seed=seed
+            train_loss=None,
+            replicates=replicates,
+            seed=seed,
         )
 
     def resampled(self, rng: np.random.Generator, replicates: int = 60) -> Iterator[bound.Terms]:
@@ -160,7 +159,7 @@ def test_intervals_narrow_with_more_pairs() -> None:
 
 def test_no_error_among_the_pairs_is_no_certainty() -> None:
     logits = np.full((20, 1), 3.0)
-    found = bound_intervals.error_rows(logits, logits, np.ones(20, dtype=np.int64)).intervals()
+    found = bound_intervals.share_intervals(logits, logits, np.ones(20, dtype=np.int64))
     assert found["flip_rate"] == found["test_error"] == metrics.wilson(0, 20)
     low, high = found["zero_one_bound"]
     assert low == 0 and 0.16 < high < 0.33

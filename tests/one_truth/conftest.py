@@ -22,7 +22,7 @@ from ncm_cli.store.columns import Column, Files, NumericColumn
 from ncm_cli.store.features import write_features
 from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import Probe, read_probe
-from ncm_cli.theory.bound import BoundReport, bound
+from ncm_cli.theory.bound import bound
 from ncm_cli.theory.options import BoundOptions
 
 ENCODER = {"kind": "array", "model": "small world"}
@@ -133,7 +133,7 @@ class World:
         made = EvalOptions(probe=self.folder / name, features=features, **options)
         return evaluate(check(made), reporter=self.heard)
 
-    def bound(self, features: Path, name: str = "probe", **options: Any) -> BoundReport:
+    def bound(self, features: Path, name: str = "probe", **options: Any) -> dict[str, Any]:
         """``ncm bound`` on ``oracle.h5``."""
         self.heard = Heard()
         made = BoundOptions(

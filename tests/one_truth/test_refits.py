@@ -21,22 +21,18 @@ def _meets(world: Any, features: Any, rank: int, **options: Any) -> None:
     own = world.bound(features, pairs=world.folder / "pairs.h5", ranks=f"{rank}")
     among = world.bound(features, pairs=world.folder / "pairs.h5", ranks=f"0:{report.numerical_rank}")
     counts = world.bound(features, pairs=world.folder / "pairs.h5", pair_counts=f"1,{report.pairs}")
-    headline = {**vars_of(own.terms), "test_risk": own.test_risk}
+    headline = {name: own[name] for name in KEYS}
     found = {
-        "alone": own.paths.ranks[0],
-        "among others": among.paths.ranks[rank],
-        "all pairs": counts.paths.pair_counts[-1],
+        "alone": own["path"][0],
+        "among others": among["path"][rank],
+        "all pairs": counts["pair_counts"][-1],
     }
     for where, row in found.items():
         assert (row["rank"], row["pairs"]) == (rank, report.pairs), where
         for key in KEYS:
             assert row[key] == pytest.approx(headline[key], rel=1e-6), (where, key)
     flat = pytest.approx(headline["theta_m_theta"], rel=0.03)
-    assert among.paths.ranks[0]["theta_m_theta"] != flat, "another rank is another problem"
-
-
-def vars_of(terms: Any) -> dict[str, float]:
-    return {name: getattr(terms, name) for name in ("theta_m_theta", "term_1", "term_2", "bound")}
+    assert among["path"][0]["theta_m_theta"] != flat, "another rank is another problem"
 
 
 @pytest.fixture
@@ -104,7 +100,7 @@ def test_another_directory_and_more_rows_are_the_same_problem(made: tuple[Any, A
         **{name: [*texts, "test" if name == "split" else "dusk"] for name, texts in world.columns.items()},
     )
     report = world.bound(more, pairs=world.folder / "pairs.h5", ranks="2")
-    assert report.paths.ranks[0]["theta_m_theta"] == pytest.approx(report.terms.theta_m_theta, rel=1e-6)
+    assert report["path"][0]["theta_m_theta"] == pytest.approx(report["theta_m_theta"], rel=1e-6)
 
 
 @pytest.mark.parametrize("changed", ["left out", "answers", "features", "weights"])
@@ -174,7 +170,7 @@ def test_an_oracle_beside_the_probe_knows_the_probes_classes(
     twins = [(row, label.index(label[row])) for row in range(150, 170)]
     world.pairs(features, "oracle.h5", twins, straddling="keep")
     world.fit(features, pairs=world.folder / "pairs.h5", rank="1", weight_decay="1e-2")
-    oracle = world.bound(features, oracle_train="part=oracle").paths.oracle
+    oracle = world.bound(features, oracle_train="part=oracle")["oracle"]
     assert (oracle["train_rows"], oracle["where"]) == (20, "part=oracle")
     assert np.isfinite(oracle["test_risk"])
     with pytest.raises(InputError, match="trained on the rows it is measured on"):

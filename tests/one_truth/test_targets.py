@@ -49,7 +49,9 @@ def test_numbers_that_are_stored_as_text_are_numbers(regression: Any) -> None:
     numeric = world.store("n.h5", numeric={"age": age})
     text = world.store("t.h5", age=[f"{value}" for value in age])
     found = [world.bound(store, train="split=train") for store in (numeric, text)]
-    assert found[0].terms == found[1].terms
+    for one in found:
+        del one["options"]
+    assert found[0] == found[1]
     assert world.eval(numeric).scores == world.eval(text).scores
     one, _ = world.fit(text, "one", target="age", task="regression", weight_decay="1e-2")
     other, _ = world.fit(numeric, "other", target="age", task="regression", weight_decay="1e-2")
