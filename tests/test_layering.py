@@ -40,7 +40,6 @@ MATHEMATICS = {
     "probes.path",
     "probes.metrics",
     "probes.selection",
-    "probes.crossfit",
     "baselines.config",
     "baselines.objectives",
     "baselines.trainer",

@@ -20,9 +20,8 @@ from ncm_cli.probes import metrics
 from ncm_cli.probes.apply import Scaling
 from ncm_cli.probes.metrics import PairRows, Rows
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.probes.problem import Part, Problem, read_problem
+from ncm_cli.probes.problem import Part, Problem, read_problem, train_data
 from ncm_cli.probes.selection import Fold, bound_of, log_loss_bound, worst_group_error
-from ncm_cli.probes.train import train_data
 from ncm_cli.progress import Reporter
 from ncm_cli.store.columns import joint
 
@@ -76,7 +75,10 @@ def read_ready(options: SweepOptions, reporter: Reporter) -> Ready:
         Rows, columns or pairs that can't be used; no validation rows, or rows with two parts to play.
     """
     problem = read_problem(
-        _as_fit(options), oracle=options.test is not None, reporter=reporter, dro_groups=options.dro_groups
+        _as_fit(options),
+        oracle=options.test is not None,
+        reporter=reporter,
+        columns={name: getattr(options, name) for name in ("envs", "erase", "dro_groups")},
     )
     if problem.val is None:
         raise InputError(
@@ -110,8 +112,6 @@ def _as_fit(options: SweepOptions) -> FitOptions:
         "target",
         "groups",
         "upweight",
-        "envs",
-        "erase",
         "overlap",
         "scaling",
         "scale_factor",
@@ -225,8 +225,7 @@ class Runner:
         if cells[0].method == "leace":
             from ncm_cli.baselines.leace import fit_eraser
 
-            assert part.erase is not None
-            eraser = fit_eraser(part.X, part.erase)
+            eraser = fit_eraser(part.X, part.codes["erase"])
             data = dataclasses.replace(data, features=eraser.apply(data.features))
 
         def observe(snapshot: Snapshot) -> None:

@@ -24,8 +24,9 @@ from ncm_cli.baselines.picks import columns_of, picks_of, seedless, table_of
 from ncm_cli.baselines.plan import Cell, chunks, plan
 from ncm_cli.errors import UsageError
 from ncm_cli.options import as_json, check
-from ncm_cli.probes.train import resolve_device
+from ncm_cli.probes.problem import resolve_device
 from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.files import sha256_file, writer_lock
 from ncm_cli.store.journal import Journal
 from ncm_cli.store.results import jsonable, write_result
@@ -74,7 +75,7 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> SweepReport:
         ready = read_ready(options, reporter)
         cells = plan(options, available_rank=ready.rank, reporter=reporter)
         device = _device(options, reporter)
-        key = _key(options, cells, ready.problem.origin.content_sha256, device)
+        key = _key(options, cells, ready.problem.content_sha256, device)
         with Journal.open(options.output, key, replace=True) as journal:
             history, diverged, unconverged, resumed = _run(options, cells, ready, device, journal, reporter)
         _warn(cells, diverged, unconverged, reporter)
@@ -200,8 +201,8 @@ def _facts(options: SweepOptions, ready: Any) -> dict[str, Any]:
         "classes": list(ready.classes),
         "data": {
             "features": str(options.features),
-            "content_sha256": problem.origin.content_sha256,
-            "fingerprint": problem.origin.fingerprint,
+            "content_sha256": problem.content_sha256,
+            "fingerprint": fingerprint(problem.encoder),
             "target": problem.target.name,
             "train": filters.train,
             "val": filters.val,

@@ -9,10 +9,8 @@ from ncm_cli.probes.options import FitOptions
 
 if TYPE_CHECKING:
     from ncm_cli.console import Ui
-    from ncm_cli.probes.crossfit import Estimate
     from ncm_cli.probes.fit import FitReport
-    from ncm_cli.probes.judge import Judged
-    from ncm_cli.probes.selection import Candidate
+    from ncm_cli.probes.selection import Candidate, Estimate
 
 SHOWN = 24
 """Longer paths are cut to the best weight decay of each rank, and then to this many ranks around it."""
@@ -46,8 +44,7 @@ def run(options: FitOptions, ui: Ui) -> None:
         ui.result(report.to_json())
         return
     _show_path(report, ui)
-    if report.judged is not None:
-        _show_judged(report.judged, ui, regression=not report.classes)
+    _show_judged(report, ui)
     classes = f", classes {listing(report.classes)}" if report.classes else ""
     mark = "ORACLE: " if report.oracle else ""
     ui.note(
@@ -101,15 +98,19 @@ def _with_interval(found: Estimate) -> str:
     return f"{found.value:.3f} ({found.low:.2f}–{found.high:.2f})"
 
 
-def _show_judged(judged: Judged, ui: Ui, *, regression: bool) -> None:
+def _show_judged(report: FitReport, ui: Ui) -> None:
     """The controls beside the pick, and the verdict."""
-    verdict = judged.verdict
-    if judged.controls and verdict.bound and verdict.val_error and verdict.flip_rate:
+    verdict = report.verdict
+    if verdict is None:
+        return
+    if report.controls and verdict.bound and verdict.val_error and verdict.flip_rate:
         rows = [("this probe", verdict.val_error, verdict.flip_rate, verdict.bound)] + [
             (CONTROLS[control.name], control.val_error, control.flip_rate, control.bound)
-            for control in judged.controls
+            for control in report.controls
         ]
-        heads = ("val MSE", "pair MSE", "MSE bound") if regression else ("val error", "flip rate", "bound")
+        heads = (
+            ("val error", "flip rate", "bound") if report.classes else ("val MSE", "pair MSE", "MSE bound")
+        )
         ui.table(
             ["", *heads],
             [(name, *map(_with_interval, estimates)) for name, *estimates in rows],

@@ -1,45 +1,81 @@
-"""``ncm fit``: linear probes on projected features, and the choice among them."""
+"""``ncm fit``: the choice among linear probes on projected features, the controls beside it, the verdict."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ncm_cli.errors import InputError
-from ncm_cli.options import as_json, check, given_flags
-from ncm_cli.probes.crossfit import CrossFit, unmeasured
-from ncm_cli.probes.judge import (
-    UPWEIGHTED,
-    Judged,
-    constant_fit,
-    control_rows,
-    crossfit,
-    judge_pick,
-    shift_of,
-)
+from ncm_cli.options import as_json, check, given_flags, parse_ranks
 from ncm_cli.probes.metrics import decide
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.path import Fit
 from ncm_cli.probes.problem import (
     Part,
     Problem,
+    RawRows,
     pairs_digest,
     read_problem,
-    resolve_ranks,
+    resolve_device,
     rows_digest,
-    rows_record,
+    train_path,
 )
-from ncm_cli.probes.selection import Candidate, Fold, choose, score_path
-from ncm_cli.probes.train import resolve_device, train_path, without_effect, work
+from ncm_cli.probes.selection import (
+    Candidate,
+    CrossFit,
+    Estimate,
+    Fold,
+    Verdict,
+    choose,
+    error_estimate,
+    judge,
+    measure,
+    score_path,
+    units,
+    unmeasured,
+)
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.store.probe import Probe, write_probe
+from ncm_cli.store.columns import joint
+from ncm_cli.store.digests import fingerprint
+from ncm_cli.store.probe import Probe, record_ids, write_probe
 
 ONLY = "only-candidate"
 """The rule's name where there was one setting and so nothing to choose."""
+
+AUTO_DENSE, AUTO_MOST = 32, 64
+"""``--rank auto`` tries every rank up to the first, then ever wider steps, of the second's number at most."""
+
+FOLD_TOLERANCE = 1e-5
+"""Gradient norm for the fits of folds, which are judged by their decisions only: probabilities are then
+within about 2e-3 of exact ones."""
+
+CONSTANT, ERM, UPWEIGHTED, PAIR_ROWS = "constant", "erm", "erm-upweighted", "erm-pair-rows"
+"""The controls' names."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Control:
+    """A probe that any pick must beat, measured like it.
+
+    Attributes
+    ----------
+    name
+        ``constant``: always the training rows' commonest class (or mean); ``erm``: nothing removed;
+        ``erm-upweighted``: the same, every group counting alike; ``erm-pair-rows``: the same, also on the
+        labelled rows that the pairs are made of.
+    weight_decay
+        None for the constant.
+    """
+
+    name: str
+    weight_decay: float | None
+    val_error: Estimate
+    flip_rate: Estimate
+    bound: Estimate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,8 +105,9 @@ class FitReport:
     folds: int
     """The folds of pairs that candidates were measured on; 0 without pairs."""
     numerical_rank: int
-    judged: Judged | None
-    """Verdict and controls; None without pairs."""
+    verdict: Verdict | None
+    """None without pairs."""
+    controls: tuple[Control, ...]
     flags: tuple[str, ...]
 
     @property
@@ -80,48 +117,31 @@ class FitReport:
     def to_json(self) -> dict[str, Any]:
         """Everything, the whole path included, ready for JSON."""
         body = dataclasses.asdict(self)
-        body["path"] = [candidate_json(candidate) for candidate in self.candidates]
-        del body["candidates"], body["judged"]
-        body |= judged_json(self.judged)
-        return {**body, "classes": list(self.classes), "flags": list(self.flags)}
+        del body["candidates"]
+        return body | {"path": self.path_json()}
 
-
-def candidate_json(candidate: Candidate) -> dict[str, Any]:
-    """A candidate's known facts; non-finite numbers (a diverged probe's) are left out."""
-    facts = dataclasses.asdict(candidate)
-    return {
-        name: value
-        for name, value in facts.items()
-        if value is not None and (not isinstance(value, float) or np.isfinite(value))
-    }
-
-
-def judged_json(judged: Judged | None) -> dict[str, Any]:
-    """``verdict`` and ``controls`` as JSON values; None and no controls without pairs."""
-    if judged is None:
-        return {"verdict": None, "controls": []}
-    controls = [dataclasses.asdict(control) for control in judged.controls]
-    return {"verdict": dataclasses.asdict(judged.verdict), "controls": controls}
+    def path_json(self) -> list[dict[str, Any]]:
+        """The candidates' known facts; non-finite numbers (a diverged probe's) are left out."""
+        return [
+            {
+                name: value
+                for name, value in dataclasses.asdict(candidate).items()
+                if value is not None and (not isinstance(value, float) or np.isfinite(value))
+            }
+            for candidate in self.candidates
+        ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Setting:
-    """How the probes of a fit are trained, and which are tried."""
+class _Contest:
+    """Which probes are tried, and by which rule one wins."""
 
-    options: FitOptions
-    method: str
-    solver: str
     rule: str
     note: str
     ranks: tuple[int, ...]
-    decays: tuple[float, ...]
     folds: tuple[Fold, ...]
     available: int
     """The largest rank that can be tried: of all pairs, or of those that a fold leaves."""
-
-    @property
-    def controls_solver(self) -> str:
-        return self.solver if self.method == "ncm" else "lbfgs"
 
 
 def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> FitReport:
@@ -136,18 +156,18 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> FitReport:
     """
     check(options)
     method, solver = options.chosen_method, options.chosen_solver
-    idle = given_flags(options, without_effect(options, method, solver))
-    if idle:
+    if idle := given_flags(options, options.idle):
         reporter.warn(f"no effect with --method {method} --solver {solver}: {', '.join(idle)}")
     problem = read_problem(options, oracle=options.select == "oracle", reporter=reporter)
     whole = problem.whole()
-    setting = _setting(problem, whole, method, solver, reporter)
+    contest = _contest(problem, whole, reporter)
     if solver == "adam":
         reporter.note(f"training on {resolve_device(options.device)}")
-    candidates, chosen, best, found = _choose(problem, whole, setting, reporter)
-    judged = _judge(problem, whole, setting, best, found) if problem.pairs is not None else None
-    _warn_unconverged(candidates, best, setting, reporter)
-    _warn_pick(problem, whole, setting, best, reporter)
+    candidates, chosen, best, found = _choose(problem, whole, contest, reporter)
+    answer = _one_answer(problem, whole, best)
+    verdict, controls = _judged(problem, contest, best, found, answer is not None)
+    _warn_unconverged(candidates, best, options, reporter)
+    _warn_pick(contest, best, answer, reporter)
     report = FitReport(
         output=str(options.output),
         method=method,
@@ -157,9 +177,9 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> FitReport:
         classes=problem.target.classes,
         rank=best.rank,
         weight_decay=best.weight_decay,
-        rule=setting.rule,
-        oracle=setting.rule == "oracle",
-        note=setting.note,
+        rule=contest.rule,
+        oracle=contest.rule == "oracle",
+        note=contest.note,
         candidates=tuple(candidates),
         chosen=chosen,
         converged=best.converged,
@@ -167,112 +187,36 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> FitReport:
         val_rows=0 if problem.val is None else len(problem.val.ids),
         pairs=whole.pairs,
         held_out=0 if problem.pairs is None else int(problem.pairs.held_out.sum()),
-        folds=len(setting.folds),
+        folds=len(contest.folds),
         numerical_rank=whole.rank,
-        judged=judged,
-        flags=_flags(problem, options, setting.rule),
+        verdict=verdict,
+        controls=controls,
+        flags=_flags(problem, contest.rule),
     )
     write_probe(options.output, _probe(problem, whole, report, best))
     if options.save_controls is not None:
-        _save_controls(options.save_controls, problem, report, setting)
+        _save_controls(options.save_controls, problem, report)
     return report
 
 
-def _setting(problem: Problem, whole: Part, method: str, solver: str, reporter: Reporter) -> _Setting:
-    """Resolve rule, ranks and weight decays."""
+def _contest(problem: Problem, whole: Part, reporter: Reporter) -> _Contest:
+    """Resolve rule, folds and ranks."""
     options = problem.options
     rule, note = resolve_rule(options.select, problem, options.several)
     if note:
         reporter.note(note)
     folds: tuple[Fold, ...] = ()
-    available = whole.rank
     if problem.pairs is not None:
         try:
             folds = tuple(problem.folds(options.folds, options.seed))
         except InputError:
             if rule == "bound":
                 raise
-    if rule == "bound" and method == "ncm":
-        available = min(available, *(problem.fold_rank(fold) for fold in folds))
-    return _Setting(
-        options=options,
-        method=method,
-        solver=solver,
-        rule=rule,
-        note=note,
-        ranks=resolve_ranks(options.rank, method, available, reporter),
-        decays=options.decays,
-        folds=folds,
-        available=available,
-    )
-
-
-def _choose(
-    problem: Problem, whole: Part, setting: _Setting, reporter: Reporter
-) -> tuple[list[Candidate], int, Fit, CrossFit | None]:
-    """The candidates, which one is chosen, its fit on all rows and pairs, and the folds' measurements."""
-    options, task = setting.options, setting.options.task
-    kind: dict[str, Any] = {"method": setting.method, "solver": setting.solver}
-    count = len(setting.ranks) * len(setting.decays)
-    if setting.rule != "bound":
-        with reporter.task("fitting", work(count, options, setting.solver), unit="fits") as bar:
-            fits = train_path(
-                whole, options, ranks=setting.ranks, decays=setting.decays, advance=bar.advance, **kind
-            )
-        val, test = (
-            None if rows is None else rows.scaled(whole.scaling) for rows in (problem.val, problem.test)
-        )
-        candidates = score_path(fits, val=val, test=test)
-        chosen = 0 if setting.rule == ONLY else choose(candidates, setting.rule, task)
-        return candidates, chosen, fits[chosen], None
-    ranks = sorted({0, *setting.ranks}) if setting.method == "ncm" else setting.ranks
-    total = len(setting.folds) * len(ranks) * len(setting.decays)
-    with reporter.task("fitting folds", work(total, options, setting.solver), unit="fits") as bar:
-        found = crossfit(
-            problem, setting.folds, options, ranks=ranks, decays=setting.decays, advance=bar.advance, **kind
-        )
-    candidates = [candidate for candidate in found.candidates if candidate.rank in setting.ranks]
-    chosen = choose(candidates, "bound", task)
-    pick = candidates[chosen]
-    best = train_path(whole, options, ranks=[pick.rank], decays=[pick.weight_decay], **kind)[0]
-    return candidates, chosen, best, found
-
-
-def _judge(problem: Problem, whole: Part, setting: _Setting, best: Fit, found: CrossFit | None) -> Judged:
-    """Verdict and controls; where the rule didn't measure on folds, the pick and ERM are measured now."""
-    assert problem.pairs is not None
-    try:
-        if not setting.folds:
-            problem.folds(setting.options.folds, setting.options.seed)
-        if found is None:
-            found = crossfit(
-                problem,
-                setting.folds,
-                setting.options,
-                method=setting.method,
-                solver=setting.solver,
-                ranks=sorted({0, best.rank}),
-                decays=setting.decays,
-            )
-        return judge_pick(
-            problem,
-            setting.folds,
-            setting.options,
-            found,
-            best.rank,
-            best.weight_decay,
-            method=setting.method,
-            solver=setting.controls_solver,
-            decays=setting.decays,
-            least_bound=setting.rule == "bound",
-            one_answer=_one_answer(problem, whole, best) is not None,
-        )
-    except InputError as error:
-        if setting.rule == "bound":
-            raise
-        pairs = int(problem.pairs.usable.sum())
-        why = f"{error.what} ({error.found})" if error.found else error.what
-        return Judged(verdict=unmeasured(pairs, 0, why, shift_of(problem)), controls=())
+    available = whole.rank
+    if rule == "bound" and options.chosen_method == "ncm":
+        available = min(available, *(problem.without(fold).rank for fold in folds))
+    ranks = resolve_ranks(options.rank, options.chosen_method, available, reporter)
+    return _Contest(rule=rule, note=note, ranks=ranks, folds=folds, available=available)
 
 
 def resolve_rule(asked: str | None, problem: Problem, several: bool) -> tuple[str, str]:
@@ -283,44 +227,285 @@ def resolve_rule(asked: str | None, problem: Problem, several: bool) -> tuple[st
     InputError
         Several candidates, and what the rule needs is missing.
     """
-    if not several and asked != "oracle":
-        return ONLY, ""
-    what = "several combinations of rank and weight decay, and nothing to choose by"
-    one = "or say one --rank and one --weight-decay"
-    if problem.val is None and asked != "oracle":
-        raise InputError(
-            what,
-            where=problem.origin.path,
-            found="no validation rows",
-            fix=f"name some with --val W, such as --val '{problem.filters.unused}', {one}",
-        )
+    if asked != "oracle":
+        if not several:
+            return ONLY, ""
+        if problem.val is None:
+            raise InputError(
+                "several combinations of rank and weight decay, and nothing to choose by",
+                where=problem.options.features,
+                found="no validation rows",
+                fix=f"name some with --val W, such as --val '{problem.filters.unused}', "
+                "or say one --rank and one --weight-decay",
+            )
     if asked is not None and asked != "bound":
         return asked, ""
     if problem.pairs is None:
         return "in-domain", "choosing by validation rows only (--select in-domain): there are no pairs"
-    measured = (
-        "the bound on MSE from validation MSE and squared changes"
-        if problem.regression
-        else ("validation error + flip rate")
-    )
+    measured = "validation error + flip rate"
+    if problem.regression:
+        measured = "the bound on MSE from validation MSE and squared changes"
     return "bound", "" if asked else f"choosing by {measured} of pairs, cross-fitted (--select bound)"
 
 
-def _warn_unconverged(
-    candidates: Sequence[Candidate], best: Fit, setting: _Setting, reporter: Reporter
-) -> None:
-    missed = sum(not candidate.converged for candidate in candidates)
-    if setting.solver == "adam":
-        if missed or not best.converged:
-            reporter.warn(f"{missed} of {len(candidates)} probes diverged: lower --lr")
-        return
-    if missed or not best.converged:
-        about = "not the chosen one" if best.converged else "the chosen one among them"
-        options = setting.options
-        reporter.warn(
-            f"{max(missed, 1)} of {len(candidates)} probes did not reach the tolerance {options.tolerance:g} "
-            f"in {options.max_iter} iterations, {about}: raise --max-iter, or --weight-decay"
+def resolve_ranks(text: str, method: str, available: int, reporter: Reporter) -> tuple[int, ...]:
+    """The ranks to try, of at most ``available``.
+
+    Raises
+    ------
+    InputError
+        No rank of those asked for is available.
+    """
+    asked = parse_ranks(text)
+    if method != "ncm":
+        return (0,)
+    if asked is None:
+        return auto_ranks(available)
+    possible = tuple(rank for rank in asked if rank <= available)
+    if not possible:
+        raise InputError(
+            "a rank above the pairs' numerical rank",
+            found=f"--rank {text}",
+            expected=f"at most {available}",
+            fix=f"--rank {available}, or a grid such as 0:{available}, or more pairs",
         )
+    if len(possible) < len(asked):
+        reporter.note(
+            f"ranks above {available}, the numerical rank of the pairs that a fold leaves to fit on, are "
+            f"skipped ({len(asked) - len(possible)} of {len(asked)})"
+        )
+    return possible
+
+
+def auto_ranks(available: int) -> tuple[int, ...]:
+    """0 to ``available``: each up to `AUTO_DENSE`, then geometric steps, at most `AUTO_MOST` ranks."""
+    if available < AUTO_MOST:
+        return tuple(range(available + 1))
+    sparse = np.geomspace(AUTO_DENSE, available, AUTO_MOST - AUTO_DENSE)
+    return tuple(sorted({*range(AUTO_DENSE + 1), *(round(float(rank)) for rank in sparse)}))
+
+
+def _choose(
+    problem: Problem, whole: Part, contest: _Contest, reporter: Reporter
+) -> tuple[list[Candidate], int, Fit, CrossFit | None]:
+    """The candidates, which one is chosen, its fit on all rows and pairs, and the folds' measurements."""
+    options = problem.options
+    kind: dict[str, Any] = {"method": options.chosen_method, "solver": options.chosen_solver}
+    steps = options.epochs if options.chosen_solver == "adam" else 1
+    if contest.rule != "bound":
+        total = len(contest.ranks) * len(options.decays) * steps
+        with reporter.task("fitting", total, unit="fits") as bar:
+            fits = train_path(
+                whole, options, ranks=contest.ranks, decays=options.decays, advance=bar.advance, **kind
+            )
+        val, test = (
+            None if rows is None else rows.scaled(whole.scaling) for rows in (problem.val, problem.test)
+        )
+        candidates = score_path(fits, val=val, test=test)
+        chosen = 0 if contest.rule == ONLY else choose(candidates, contest.rule, options.task)
+        return candidates, chosen, fits[chosen], None
+    ranks = sorted({0, *contest.ranks})
+    total = len(contest.folds) * len(ranks) * len(options.decays) * steps
+    with reporter.task("fitting folds", total, unit="fits") as bar:
+        found = crossfit(
+            problem, contest.folds, ranks=ranks, decays=options.decays, advance=bar.advance, **kind
+        )
+    candidates = [candidate for candidate in found.candidates if candidate.rank in contest.ranks]
+    chosen = choose(candidates, "bound", options.task)
+    pick = candidates[chosen]
+    best = train_path(whole, options, ranks=[pick.rank], decays=[pick.weight_decay], **kind)[0]
+    return candidates, chosen, best, found
+
+
+def crossfit(
+    problem: Problem,
+    folds: Sequence[Fold],
+    *,
+    method: str,
+    solver: str,
+    ranks: Sequence[int],
+    decays: Sequence[float],
+    rows: RawRows | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> CrossFit:
+    """Fit every rank and weight decay on what each fold leaves, and judge it by validation rows and pairs.
+
+    ``rows`` are others to train on than the problem's, for ERM.
+    """
+    assert problem.pairs is not None
+    measured = []
+    for fold in folds:
+        part = problem.without(fold, rows)
+        # Where a fold's pairs have fewer directions than a rank asks for, all of them are removed.
+        capped = [min(rank, part.rank) for rank in ranks]
+        fits = train_path(
+            part,
+            problem.options,
+            method=method,
+            solver=solver,
+            ranks=set(capped),
+            decays=decays,
+            tolerance=max(problem.options.tolerance, FOLD_TOLERANCE),
+            advance=advance,
+        )
+        found = {(fit.rank, fit.weight_decay): fit for fit in fits}
+        named = [
+            dataclasses.replace(found[own, decay], rank=rank)
+            for rank, own in zip(ranks, capped, strict=True)
+            for decay in decays
+        ]
+        val = None if problem.val is None else problem.val.scaled(part.scaling)
+        pairs = problem.measured(fold, part.scaling)
+        measured.append(measure(named, val, pairs, regression=problem.regression))
+    unit = units(problem.pairs.node_a, problem.pairs.node_b, folds)
+    return CrossFit.join(measured, unit, regression=problem.regression)
+
+
+def _judged(
+    problem: Problem, contest: _Contest, best: Fit, found: CrossFit | None, one_answer: bool
+) -> tuple[Verdict | None, tuple[Control, ...]]:
+    """Verdict and controls; where the rule didn't measure on folds, the pick and ERM are measured now."""
+    if problem.pairs is None:
+        return None, ()
+    options, least_bound = problem.options, contest.rule == "bound"
+    try:
+        # Pairs that can't be cut say so again.
+        folds = contest.folds or problem.folds(options.folds, options.seed)
+        found = found or crossfit(
+            problem,
+            folds,
+            method=options.chosen_method,
+            solver=options.chosen_solver,
+            ranks=sorted({0, best.rank}),
+            decays=options.decays,
+        )
+        setting = (best.rank, best.weight_decay)
+        return judge_pick(problem, folds, found, *setting, least_bound=least_bound, one_answer=one_answer)
+    except InputError as error:
+        if least_bound:
+            raise
+        why = f"{error.what} ({error.found})" if error.found else error.what
+        return unmeasured(int(problem.pairs.usable.sum()), 0, why, shift_of(problem)), ()
+
+
+def judge_pick(
+    problem: Problem,
+    folds: Sequence[Fold],
+    found: CrossFit,
+    rank: int,
+    decay: float,
+    *,
+    least_bound: bool = True,
+    one_answer: bool = False,
+) -> tuple[Verdict, tuple[Control, ...]]:
+    """The verdict and the controls for the candidate of ``found`` with this rank and weight decay.
+
+    ``least_bound`` says that the candidate was chosen by its bound, ``one_answer`` that its final fit gives
+    every validation row the same one.
+    """
+    method, shift = problem.options.chosen_method, shift_of(problem)
+    if problem.val is None:
+        return unmeasured(found.pairs, found.units, "no validation rows", shift), ()
+    pick = [(one.rank, one.weight_decay) for one in found.candidates].index((rank, decay))
+    erm = found.best(0)
+    answer, constant = _constant(problem)
+    verdict = judge(
+        found, pick, erm, constant.value, answer, shift, least_bound=least_bound, one_answer=one_answer
+    )
+    if method != "ncm":
+        unused = unmeasured(found.pairs, found.units, f"{method} doesn't use them", shift)
+        verdict = dataclasses.replace(verdict, code=unused.code, text=unused.text)
+    nothing = Estimate(0.0, 0.0, 0.0)
+    controls = [
+        Control(name=CONSTANT, weight_decay=None, val_error=constant, flip_rate=nothing, bound=constant),
+        _control(ERM, found, erm),
+    ]
+    for name, rows in _control_rows(problem).items():
+        own = crossfit(
+            problem,
+            folds,
+            method="erm",
+            solver=_erm_solver(problem.options),
+            ranks=[0],
+            decays=problem.options.decays,
+            rows=rows,
+        )
+        controls.append(_control(name, own, own.best(0)))
+    labelled = controls[-1].bound.value if controls[-1].name == PAIR_ROWS else np.inf
+    if verdict.code == "helps" and verdict.bound and labelled <= verdict.bound.value:
+        text = (
+            f"{verdict.text} But ERM that is also trained on the pairs' labelled rows has a bound of "
+            f"{labelled:.3g}, no higher: whoever has these labels can as well train on them."
+        )
+        verdict = dataclasses.replace(verdict, text=text)
+    return verdict, tuple(controls)
+
+
+def _erm_solver(options: FitOptions) -> str:
+    """That of controls: the one of ``ncm``."""
+    return options.chosen_solver if options.chosen_method == "ncm" else "lbfgs"
+
+
+def _control(name: str, found: CrossFit, index: int) -> Control:
+    return Control(
+        name=name,
+        weight_decay=found.candidates[index].weight_decay,
+        val_error=found.error(index),
+        flip_rate=found.change(index),
+        bound=found.bound(index),
+    )
+
+
+def _control_rows(problem: Problem) -> dict[str, RawRows]:
+    """The training rows of the controls that train on others than ERM's, or weight them."""
+    train, extra, found = problem.train, problem.extra, {}
+    if "upweight" in train.codes:
+        return {}
+    if train.group is not None:
+        codes = joint(train.group)
+        found[UPWEIGHTED] = dataclasses.replace(train, codes={"upweight": codes}).take(codes >= 0)
+    if extra is not None:
+        found[PAIR_ROWS] = RawRows(
+            ids=(*train.ids, *extra.ids),
+            X=np.concatenate([train.X, extra.X]),
+            y=np.concatenate([train.y, extra.y]),
+            node=np.concatenate([train.node, extra.node]),
+        )
+    return found
+
+
+def _constant(problem: Problem) -> tuple[str, Estimate]:
+    """The training rows' commonest class (or mean) in words, and its error on the validation rows."""
+    assert problem.val is not None
+    y, val = problem.train.y, problem.val.y
+    if problem.regression:
+        return f"{y.mean():.4g}", error_estimate((val - y.mean()) ** 2, regression=True)
+    code = int(np.bincount(y).argmax())
+    errors = (val != code).astype(np.float64)
+    return repr(problem.target.classes[code]), error_estimate(errors, regression=False)
+
+
+def _constant_fit(part: Part) -> Fit:
+    """The probe that always gives the training rows' commonest class, or their mean."""
+    if not part.n_classes:
+        bias = np.array([part.y.mean()])
+    else:
+        shares = np.bincount(part.y, minlength=part.n_classes) / len(part.y)
+        logs = np.log(np.maximum(shares, 0.5 / len(part.y)))
+        bias = logs[1:] - logs[0] if part.n_classes == 2 else logs
+    return Fit(0, 0.0, np.zeros((len(bias), part.X.shape[1])), bias, True, 0, 0.0)
+
+
+def shift_of(problem: Problem) -> str:
+    """What the pairs differ in, in words: how they were made says it."""
+    assert problem.pairs is not None
+    store = problem.pairs.store
+    same, across = store.options.get("same"), store.options.get("across")
+    if store.strategy == "same-id":
+        return "a row and its other view in these pairs"
+    if store.strategy == "table" or not across:
+        return "these pairs"
+    return f"{store.strategy} pairs across {across}{f' with the same {same}' if same else ''}"
 
 
 def _one_answer(problem: Problem, whole: Part, best: Fit) -> str | None:
@@ -331,17 +516,33 @@ def _one_answer(problem: Problem, whole: Part, best: Fit) -> str | None:
     return problem.target.classes[int(told[0])] if len(told) == 1 else None
 
 
-def _warn_pick(problem: Problem, whole: Part, setting: _Setting, best: Fit, reporter: Reporter) -> None:
-    """Say when the pick is a constant, or lies at the end of what was tried."""
-    if (answer := _one_answer(problem, whole, best)) is not None:
-        reporter.warn(f"the chosen probe says {answer!r} of every validation row: it is a constant")
-    last = max(setting.ranks)
-    if setting.rule == ONLY or best.rank != last or len(setting.ranks) < 2:
+def _warn_unconverged(
+    candidates: Sequence[Candidate], best: Fit, options: FitOptions, reporter: Reporter
+) -> None:
+    missed = sum(not candidate.converged for candidate in candidates)
+    if best.converged and not missed:
         return
-    if last < setting.available:
+    if options.chosen_solver == "adam":
+        reporter.warn(f"{missed} of {len(candidates)} probes diverged: lower --lr")
+        return
+    about = "not the chosen one" if best.converged else "the chosen one among them"
+    reporter.warn(
+        f"{max(missed, 1)} of {len(candidates)} probes did not reach the tolerance {options.tolerance:g} "
+        f"in {options.max_iter} iterations, {about}: raise --max-iter, or --weight-decay"
+    )
+
+
+def _warn_pick(contest: _Contest, best: Fit, answer: str | None, reporter: Reporter) -> None:
+    """Say when the pick is a constant, or lies at the end of what was tried."""
+    if answer is not None:
+        reporter.warn(f"the chosen probe says {answer!r} of every validation row: it is a constant")
+    last, available = max(contest.ranks), contest.available
+    if contest.rule == ONLY or best.rank != last or len(contest.ranks) < 2:
+        return
+    if last < available:
         reporter.warn(
-            f"rank {last} is the largest that was tried, of {setting.available} that these pairs allow: "
-            f"--rank 0:{setting.available} tries more"
+            f"rank {last} is the largest that was tried, of {available} that these pairs allow: "
+            f"--rank 0:{available} tries more"
         )
     else:
         reporter.note(
@@ -349,28 +550,29 @@ def _warn_pick(problem: Problem, whole: Part, setting: _Setting, best: Fit, repo
         )
 
 
-def _flags(problem: Problem, options: FitOptions, rule: str) -> tuple[str, ...]:
+def _flags(problem: Problem, rule: str) -> tuple[str, ...]:
     """What a reader of this probe's numbers must know."""
-    flags = []
-    if rule == "oracle":
-        flags.append("ORACLE: chosen by looking at the test rows")
-    if options.overlap == "keep" and problem.copies:
-        flags.append(f"OVERLAP: {problem.copies} training images are validation or test images")
-    if options.overlap == "keep" and problem.pairs is not None and problem.pairs.overlapping:
-        flags.append(f"OVERLAP: {problem.pairs.overlapping} pairs have a validation or test row as a member")
+    flags = ["ORACLE: chosen by looking at the test rows"] if rule == "oracle" else []
+    if problem.options.overlap == "keep":
+        if problem.copies:
+            flags.append(f"OVERLAP: {problem.copies} training images are validation or test images")
+        if problem.pairs is not None and (overlapping := problem.pairs.overlapping):
+            flags.append(f"OVERLAP: {overlapping} pairs have a validation or test row as a member")
     return tuple(flags)
 
 
 def _probe(problem: Problem, whole: Part, report: FitReport, best: Fit) -> Probe:
     options, filters = problem.options, problem.filters
-    resolved = as_json(options) | {
+    trained = ("lr", "epochs", "batch_size", "seed") if report.solver == "adam" else ("tolerance", "max_iter")
+    judged = dataclasses.asdict(dataclasses.replace(report, candidates=()))
+    selection = ("rule", "oracle", "note", "folds", "chosen", "verdict", "controls")
+    resolved = {
         "method": report.method,
         "solver": report.solver,
         "train": filters.train,
         "val": filters.val,
         "target": report.target,
     }
-    trained = ("lr", "epochs", "batch_size", "seed") if report.solver == "adam" else ("tolerance", "max_iter")
     record = {
         "method": report.method,
         "hyper_parameters": {
@@ -380,40 +582,46 @@ def _probe(problem: Problem, whole: Part, report: FitReport, best: Fit) -> Probe
             **{name: getattr(options, name) for name in trained},
         },
         "selection": {
-            "rule": report.rule,
-            "oracle": report.oracle,
-            "note": report.note,
-            "folds": report.folds,
-            "chosen": report.chosen,
-            "path": [candidate_json(candidate) for candidate in report.candidates],
+            **{name: judged[name] for name in selection},
+            "path": report.path_json(),
             "groups": options.groups,
-            **judged_json(report.judged),
         },
         "flags": list(report.flags),
-        "envs": options.envs,
-        "options": resolved,
+        "options": as_json(options) | resolved,
     }
     return probe_of(problem, whole, best, record)
 
 
 def probe_of(problem: Problem, part: Part, best: Fit, record: Mapping[str, Any]) -> Probe:
     """A probe fitted on a part of a problem, whose rows and pairs it records; ``record`` says how."""
-    filters, scaling, spectrum = problem.filters, part.scaling, part.spectrum
+    filters, scaling, spectrum, pairs = problem.filters, part.scaling, part.spectrum, problem.pairs
+    parts = {"train": problem.train, "val": problem.val}
+    paired = pairs and {
+        "path": str(problem.options.pairs),
+        "content_sha256": pairs.store.content_sha256,
+        "used": part.pairs,
+        "used_sha256": pairs_digest(problem),
+        "held_out": int(pairs.held_out.sum()),
+        "left_out": int((~pairs.usable).sum()),
+        "strategy": pairs.store.strategy,
+        "sources": [dict(source) for source in pairs.store.sources],
+        "numerical_rank": part.rank,
+    }
     meta = {
-        "encoder": problem.origin.encoder,
-        "fingerprint": problem.origin.fingerprint,
+        "encoder": problem.encoder,
+        "fingerprint": fingerprint(problem.encoder),
         "scaling": {"kind": scaling.kind, "factor": scaling.factor},
         **record,
         "rank": best.rank,
         "converged": best.converged,
-        "rows": rows_record(problem),
+        "rows": {name: record_ids(rows.ids) for name, rows in parts.items() if rows is not None},
         "data": {
             "features": {
-                "path": problem.origin.path,
-                "content_sha256": problem.origin.content_sha256,
+                "path": str(problem.options.features),
+                "content_sha256": problem.content_sha256,
                 "train_sha256": rows_digest(problem),
             },
-            "pairs": _pairs_json(problem, part),
+            "pairs": paired,
             "train": filters.train,
             "val": filters.val,
             "test": filters.test,
@@ -424,9 +632,7 @@ def probe_of(problem: Problem, part: Part, best: Fit, record: Mapping[str, Any])
     return Probe(
         weight=best.weight,
         bias=best.bias,
-        basis=np.zeros((problem.origin.dim, 0))
-        if spectrum is None
-        else np.ascontiguousarray(spectrum.basis[:, : best.rank]),
+        basis=np.ascontiguousarray(part.basis(best.rank)),
         singular_values=np.zeros(0) if spectrum is None else spectrum.singular_values[: spectrum.rank],
         mean=scaling.mean,
         scale=scaling.scale,
@@ -437,67 +643,41 @@ def probe_of(problem: Problem, part: Part, best: Fit, record: Mapping[str, Any])
     )
 
 
-def _pairs_json(problem: Problem, part: Part) -> dict[str, Any] | None:
-    pairs = problem.pairs
-    if pairs is None:
-        return None
-    return {
-        "path": str(problem.options.pairs),
-        "content_sha256": pairs.store.content_sha256,
-        "used": part.pairs,
-        "used_sha256": pairs_digest(problem),
-        "held_out": int(pairs.held_out.sum()),
-        "left_out": pairs.excluded,
-        "strategy": pairs.store.strategy,
-        "sources": [dict(source) for source in pairs.store.sources],
-        "numerical_rank": part.rank,
-    }
-
-
-def _save_controls(folder: Path, problem: Problem, report: FitReport, setting: _Setting) -> None:
+def _save_controls(folder: Path, problem: Problem, report: FitReport) -> None:
     """Write each control as a probe, fitted on all of its rows: NAME.safetensors."""
-    if report.judged is None or not report.judged.controls:
+    if not report.controls:
         raise InputError("there are no controls to save", found="no pairs, or pairs that can't be measured")
-    rows = control_rows(problem)
+    rows, solver = _control_rows(problem), _erm_solver(problem.options)
     folder.mkdir(parents=True, exist_ok=True)
-    for control in report.judged.controls:
-        own = rows.get(control.name, problem.train)
+    for control in report.controls:
+        own, decay = rows.get(control.name, problem.train), control.weight_decay
         part = problem.part(own, None)
-        if control.weight_decay is None:
-            best = constant_fit(part)
+        if decay is None:
+            best = _constant_fit(part)
         else:
-            best = train_path(
-                part,
-                setting.options,
-                method="erm",
-                solver=setting.controls_solver,
-                ranks=[0],
-                decays=[control.weight_decay],
-            )[0]
+            best = train_path(part, problem.options, method="erm", solver=solver, ranks=[0], decays=[decay])[
+                0
+            ]
         path = folder / f"{control.name}.safetensors"
         record = dataclasses.replace(
             report,
             output=str(path),
             method=control.name,
-            solver=setting.controls_solver,
+            solver=solver,
             rank=0,
             weight_decay=best.weight_decay,
-            rule=ONLY if control.weight_decay is None else "bound",
+            rule=ONLY if decay is None else "bound",
             oracle=False,
             note=f"control of {report.output}",
             # The constant had no others to be chosen among; the others' weight decays had.
-            candidates=(Candidate(rank=0, weight_decay=0.0, converged=True),)
-            if control.weight_decay is None
-            else (),
+            candidates=(Candidate(rank=0, weight_decay=0.0, converged=True),) if decay is None else (),
             chosen=0,
             converged=best.converged,
             train_rows=len(own.ids),
-            judged=None,
+            verdict=None,
+            controls=(),
         )
-        options = dataclasses.replace(
-            problem.options,
-            pairs=None,
-            upweight=problem.options.groups if control.name == UPWEIGHTED else problem.options.upweight,
-        )
+        upweight = problem.options.groups if control.name == UPWEIGHTED else problem.options.upweight
+        options = dataclasses.replace(problem.options, pairs=None, upweight=upweight)
         alone = dataclasses.replace(problem, train=own, pairs=None, options=options)
         write_probe(path, _probe(alone, part, record, best))

@@ -1,25 +1,16 @@
-"""The options of ``ncm fit``.
-
-The options of ``ncm eval``.
-
-The options of ``ncm predict``.
-"""
+"""The options of ``ncm fit``, ``ncm eval`` and ``ncm predict``."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from ncm_cli.baselines.options import HYPER, lacking
-from ncm_cli.errors import UsageError
+from ncm_cli.errors import UsageError, unknown
 from ncm_cli.images.options import parse_batch_size, parse_workers
 from ncm_cli.options import argument, option, parse_device, parse_names, parse_numbers, parse_ranks
 
-METHODS = ("ncm", "erm", "irm", "vrex", "groupdro", "fish", "lisa", "matchdg", "leace")
-EXACT_METHODS = ("ncm", "erm", "leace")
-"""The methods that the exact solver fits; the others are trained by steps."""
+METHODS = ("ncm", "erm")
 RULES = ("bound", "in-domain", "worst-group", "oracle")
 SCALINGS = ("none", "norm", "standard")
 SOLVERS = ("lbfgs", "adam")
@@ -28,6 +19,9 @@ OVERLAPS = ("exclude", "error", "keep")
 
 WEIGHT_DECAYS = {"lbfgs": "1e-4,1e-3,1e-2,1e-1,1", "adam": "1e-4"}
 """The weight decays that are tried when none are given, by solver."""
+
+SOLVER_OPTIONS = {"lbfgs": ("tolerance", "max_iter"), "adam": ("lr", "epochs", "batch_size", "device")}
+"""The options that only one solver reads."""
 
 TOLERANCE = 1e-8
 """Gradient norm to reach, as a share of the rows' root mean square norm: probabilities then agree with the
@@ -38,7 +32,21 @@ MAX_ITER = 1000
 _ROWS = "Rows"
 _CHOICE = "Rank and selection"
 _TRAINING = "Training"
-_METHODS = "Other methods"
+
+
+def parse_method(text: str) -> str:
+    """``ncm`` or ``erm``; of another method that there is, the command that trains it is named."""
+    from ncm_cli.baselines.options import METHODS as SWEPT
+
+    if text in METHODS:
+        return text
+    if text in SWEPT:
+        raise UsageError(
+            f"ncm fit doesn't train {text!r}",
+            expected=" | ".join(METHODS),
+            fix=f"ncm sweep --methods {text} ... --save-probes DIR",
+        )
+    raise unknown("method", text, METHODS, error=UsageError)
 
 
 def parse_decays(text: str) -> tuple[float, ...]:
@@ -47,13 +55,6 @@ def parse_decays(text: str) -> tuple[float, ...]:
     if min(decays) < 0:
         raise UsageError("--weight-decay must be at least 0", found=text)
     return decays
-
-
-def _hyper(name: str, default: float, *, help: str, group: str = _METHODS) -> Any:
-    """A hyper-parameter of a method, in the range that the catalogue gives it."""
-    kind = HYPER[name]
-    least, above = (None, kind.low) if kind.open_low else (kind.low, None)
-    return option(default, help=help, group=group, least=least, above=above, most=kind.high)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,9 @@ class FitOptions:
     )
     output: Path = option(help="Probe to write.", role="output", flags=("-o",))
     method: str | None = option(
-        None, help="Method; without it, ncm if there are pairs and erm if not.", choices=METHODS
+        None,
+        help=f"Method; without it, ncm if there are pairs and erm if not. ({' | '.join(METHODS)})",
+        parse=parse_method,
     )
     rank: str = option(
         "auto",
@@ -156,33 +159,13 @@ class FitOptions:
         TOLERANCE, above=0, help="lbfgs: gradient norm to reach, relative to the rows' norm.", group=_TRAINING
     )
     max_iter: int = option(MAX_ITER, least=1, help="lbfgs: most iterations for one probe.", group=_TRAINING)
-    lr: float = _hyper("lr", 1e-3, help="adam: learning rate.", group=_TRAINING)
+    lr: float = option(1e-3, above=0, help="adam: learning rate.", group=_TRAINING)
     epochs: int = option(100, least=1, help="adam: passes over the training rows.", group=_TRAINING)
     batch_size: int = option(256, least=0, help="adam: rows in a batch; 0 for all.", group=_TRAINING)
     seed: int = option(
         0, least=0, help="Seed of the folds of pairs, and for adam of the batches.", group=_TRAINING
     )
     device: str = option("auto", help="adam: auto, cpu or cuda.", group=_TRAINING, parse=parse_device)
-    envs: str | None = option(
-        None,
-        help="Columns whose combinations are the environments of irm, vrex, groupdro, fish and lisa.",
-        group=_METHODS,
-        metavar="COLUMNS",
-        parse=parse_names,
-    )
-    erase: str | None = option(
-        None,
-        help="Columns whose combinations leace erases from the features.",
-        group=_METHODS,
-        metavar="COLUMNS",
-        parse=parse_names,
-    )
-    penalty: float = _hyper("penalty", 1.0, help="irm, vrex, matchdg: weight of the penalty.")
-    anneal: int = _hyper("anneal", 0, help="irm, vrex: steps before the penalty counts.")
-    eta: float = _hyper("eta", 1e-2, help="groupdro: step size of the groups' weights.")
-    meta_lr: float = _hyper("meta_lr", 0.5, help="fish: step towards the inner weights.")
-    p_sel: float = _hyper("p_sel", 0.5, help="lisa: probability of mixing within labels.")
-    alpha: float = _hyper("alpha", 2.0, help="lisa: mixing weights come from Beta(alpha, alpha).")
 
     @property
     def chosen_method(self) -> str:
@@ -191,8 +174,8 @@ class FitOptions:
 
     @property
     def chosen_solver(self) -> str:
-        """``--solver``; without it ``lbfgs`` where the problem is convex, else ``adam``."""
-        return self.solver or ("lbfgs" if self.chosen_method in EXACT_METHODS else "adam")
+        """``--solver``, exact where nothing else is said."""
+        return self.solver or "lbfgs"
 
     @property
     def decays(self) -> tuple[float, ...]:
@@ -205,13 +188,18 @@ class FitOptions:
         ranks = parse_ranks(self.rank)
         return len(self.decays) > 1 or (self.chosen_method == "ncm" and (ranks is None or len(ranks) > 1))
 
+    @property
+    def idle(self) -> set[str]:
+        """Names of the options that this solver and scaling don't read."""
+        other = "adam" if self.chosen_solver == "lbfgs" else "lbfgs"
+        return {*SOLVER_OPTIONS[other], *(() if self.scaling == "norm" else ("scale_factor",))}
+
     def refusals(self) -> Iterator[UsageError]:
         """Why these options can't be used together."""
-        method, solver = self.chosen_method, self.chosen_solver
-        yield from lacking(method, self)
-        if solver == "lbfgs" and method not in EXACT_METHODS:
-            yield UsageError(f"{method} has no exact solver", fix="--solver adam")
-        if solver == "adam" and self.task == "regression":
+        method, without_pairs = self.chosen_method, self.pairs is None
+        if method == "ncm" and without_pairs:
+            yield UsageError("ncm needs --pairs", fix="--pairs FILE")
+        if self.solver == "adam" and self.task == "regression":
             yield UsageError("regression is solved exactly", found=f"--method {method}", fix="--solver lbfgs")
         if method != "ncm" and parse_ranks(self.rank) not in (None, (0,)):
             yield UsageError(
@@ -219,11 +207,11 @@ class FitOptions:
                 found=f"--rank {self.rank}",
                 expected="--method ncm",
             )
-        if self.save_controls is not None and self.pairs is None:
+        if self.save_controls is not None and without_pairs:
             yield UsageError(
                 "--save-controls needs pairs, which controls are measured on", fix="--pairs PAIRS.h5"
             )
-        if self.select == "bound" and self.pairs is None and self.several:
+        if self.select == "bound" and without_pairs and self.several:
             yield UsageError("--select bound needs pairs", fix="--pairs P.h5, or --select in-domain")
         if self.select == "worst-group" and not self.groups:
             yield UsageError(

@@ -1,55 +1,73 @@
-"""The pairs of a fit: which of them count, and the rows that their members are.
-
-Everything a fit is made from: training, validation and test rows, and pairs.
+"""Everything a fit is made from: training, validation and test rows, and pairs; and fitting it.
 
 `fit`, `sweep` and `bound` read one `Problem` and take `Part`s of it: all rows and pairs for a final fit, or
-what a fold leaves. So a refit is of the very problem that the fit recorded.
+what a fold leaves. `train_path` fits a part, so that a refit is of the very problem that the fit recorded.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.errors import InputError, MismatchError
-from ncm_cli.options import parse_names, parse_ranks
-from ncm_cli.probes import selection
+from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError, listing
+from ncm_cli.options import parse_device, parse_names
 from ncm_cli.probes.apply import Scaling, fit_scaling, require_same_encoder
 from ncm_cli.probes.metrics import PairRows, Rows
-from ncm_cli.probes.options import FitOptions
+from ncm_cli.probes.options import METHODS, FitOptions
+from ncm_cli.probes.path import Fit, fit_path
 from ncm_cli.probes.projection import Spectrum, spectrum
-from ncm_cli.probes.rows import (
-    Filters,
-    column_codes,
-    content_nodes,
-    drop_copies,
-    fit_target,
-    known_rows,
-    select_rows,
-    training_only,
-    valued_rows,
-)
-from ncm_cli.probes.selection import Fold
+from ncm_cli.probes.selection import Fold, deal, set_aside
 from ncm_cli.progress import Reporter
-from ncm_cli.store.columns import Target, group_weights, make_groups, read_target
-from ncm_cli.store.digests import array_digest, digest_of, fingerprint, without_view
+from ncm_cli.store.columns import (
+    Column,
+    Target,
+    classes_among,
+    group_weights,
+    label_name,
+    make_groups,
+    read_target,
+    split_filter,
+    split_values,
+    unrecognised,
+    unused_filter,
+)
+from ncm_cli.store.digests import array_digest, digest_of, without_view
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import Probe, record_ids
 
+if TYPE_CHECKING:
+    from ncm_cli.baselines.config import TrainData
+
+Array = NDArray[np.float64]
 Codes = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-AUTO_DENSE = 32
-"""``--rank auto`` tries every rank up to this one, then ever wider steps."""
 
-AUTO_MOST = 64
-"""The most ranks that ``--rank auto`` tries."""
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Filters:
+    """The row filters in force (None: no such rows) and the rows they select, as masks over the store."""
+
+    train: str
+    val: str | None = None
+    test: str | None = None
+    train_rows: Mask
+    val_rows: Mask | None = None
+    test_rows: Mask | None = None
+    unused: str = ""
+    """A filter of rows that have no part to play, for hints."""
+
+    def apart(self) -> Mask:
+        """(N,) the validation and test rows."""
+        nothing = np.zeros_like(self.train_rows)
+        return np.any(
+            [nothing, *(mask for mask in (self.val_rows, self.test_rows) if mask is not None)], axis=0
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,10 +94,6 @@ class Pairs:
     node_b: Codes
     overlapping: int
 
-    @property
-    def excluded(self) -> int:
-        return int((~self.usable).sum())
-
     def members(self, which: Mask, scaling: Scaling) -> PairRows:
         """Scaled members of some of the pairs."""
         return PairRows(
@@ -93,19 +107,416 @@ class Pairs:
         return spectrum((rows.a - rows.b).T, magnitude=scaling.magnitude(raw))
 
 
-def load_pairs(
-    options: FitOptions, features: FeatureStore, filters: Filters, reporter: Reporter
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RawRows:
+    """Some rows of the store, features as stored (n, d) float32.
+
+    ``y`` (n,) holds class codes or values; ``node`` (n,) which rows are one image; ``group`` (n, crossings)
+    the groups of ``--groups``; ``codes`` (n,) those of the columns that options such as ``upweight`` name, by
+    the option.
+    """
+
+    ids: tuple[str, ...]
+    X: NDArray[np.float32]
+    y: NDArray[Any]
+    node: Codes
+    group: Codes | None = None
+    codes: Mapping[str, Codes] = dataclasses.field(default_factory=dict)
+
+    def scaled(self, scaling: Scaling) -> Rows:
+        return Rows(X=scaling.apply(self.X), y=self.y, group=self.group)
+
+    def take(self, mask: Mask) -> RawRows:
+        """The rows of a mask (n,)."""
+        return RawRows(
+            ids=tuple(np.array(self.ids, dtype=object)[mask]),
+            X=self.X[mask],
+            y=self.y[mask],
+            node=self.node[mask],
+            group=None if self.group is None else self.group[mask],
+            codes={name: codes[mask] for name, codes in self.codes.items()},
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Scaled rows to train on and the spectrum of the pairs that span the basis.
+
+    Attributes
+    ----------
+    X : float64 (n, d)
+    y : (n,)
+    weights : float64 (n,) or None
+        Of up-weighted training: every group of the part counts alike.
+    codes
+        As in `RawRows`.
+    spectrum
+        None without pairs.
+    pairs
+        How many span it.
+    """
+
+    scaling: Scaling
+    X: Array
+    y: NDArray[Any]
+    n_classes: int
+    weights: Array | None
+    codes: Mapping[str, Codes]
+    spectrum: Spectrum | None
+    pairs: int
+
+    @property
+    def rank(self) -> int:
+        """The numerical rank of the pairs, 0 without."""
+        return self.spectrum.rank if self.spectrum else 0
+
+    def basis(self, rank: int | None = None) -> Array:
+        """(d, rank) the first directions of the pairs, or all; none without pairs."""
+        return np.zeros((self.X.shape[1], 0)) if self.spectrum is None else self.spectrum.basis[:, :rank]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """The rows and pairs of a fit."""
+
+    content_sha256: str
+    """Of the feature store."""
+    encoder: dict[str, Any]
+    options: FitOptions
+    filters: Filters
+    target: Target
+    train: RawRows
+    val: RawRows | None
+    test: RawRows | None
+    pairs: Pairs | None
+    extra: RawRows | None
+    """Labelled rows of the pairs' members that are neither training, validation nor test rows."""
+    copies: int
+    spectra: dict[Fold, Spectrum] = dataclasses.field(default_factory=dict)
+    """Of what folds leave: each is decomposed once."""
+
+    @property
+    def regression(self) -> bool:
+        return not self.target.classes
+
+    def whole(self) -> Part:
+        """All rows and all usable pairs."""
+        return self.part(self.train, None if self.pairs is None else self.pairs.usable)
+
+    def without(self, fold: Fold, rows: RawRows | None = None) -> Part:
+        """What a fold leaves to fit on; or of other rows than the training rows, without pairs."""
+        every = rows or self.train
+        left = every.take(~np.isin(every.node, fold.apart))
+        if not len(left.ids) or (not self.regression and len(np.unique(left.y)) < 2):
+            raise InputError(
+                "a fold of the pairs leaves fewer than two classes to train on",
+                where=self.options.features,
+                found=f"{len(left.ids):,} of {len(every.ids):,} training rows",
+                fix="pairs of fewer training rows, or rows that are not trained on; or --select in-domain",
+            )
+        part = self.part(left, None)
+        if rows is not None or self.pairs is None:
+            return part
+        basis = fold.basis & self.pairs.usable
+        if fold not in self.spectra:
+            self.spectra[fold] = self.pairs.spectrum(basis, part.scaling)
+        return dataclasses.replace(part, spectrum=self.spectra[fold], pairs=int(basis.sum()))
+
+    def part(self, rows: RawRows, pairs: Mask | None, scaling: Scaling | None = None) -> Part:
+        """Some training rows, and some of the pairs (k,); ``scaling`` only where it must not be fitted."""
+        scaling = scaling or fit_scaling(self.options.scaling, self.options.scale_factor, rows.X)
+        found = None if self.pairs is None or pairs is None else self.pairs.spectrum(pairs, scaling)
+        return Part(
+            scaling=scaling,
+            X=scaling.apply(rows.X),
+            y=rows.y,
+            n_classes=len(self.target.classes),
+            weights=group_weights(rows.codes["upweight"]) if "upweight" in rows.codes else None,
+            codes=rows.codes,
+            spectrum=found,
+            pairs=0 if pairs is None else int(pairs.sum()),
+        )
+
+    def folds(self, count: int, seed: int) -> list[Fold]:
+        """The user's held-out pairs as one fold, or the usable pairs cut into ``count``.
+
+        Raises
+        ------
+        InputError
+            Too few pairs that share no row.
+        """
+        assert self.pairs is not None
+        pairs, where = self.pairs, np.flatnonzero(self.pairs.usable)
+        a, b = pairs.node_a[where], pairs.node_b[where]
+        held_out = pairs.held_out[where]
+        found = set_aside(a, b, held_out) if held_out.any() else deal(a, b, count, seed)
+
+        def over_all(mask: Mask) -> Mask:
+            every = np.zeros_like(pairs.usable)
+            every[where] = mask
+            return every
+
+        return [Fold(over_all(fold.measured), over_all(fold.basis), fold.apart) for fold in found]
+
+    def measured(self, fold: Fold, scaling: Scaling) -> PairRows:
+        """The pairs whose members a fold compares."""
+        assert self.pairs is not None
+        return self.pairs.members(fold.measured, scaling)
+
+
+def read_problem(
+    options: FitOptions,
+    *,
+    oracle: bool,
+    reporter: Reporter,
+    columns: Mapping[str, str | None] | None = None,
+    beside: Probe | None = None,
+) -> Problem:
+    """Read what the options name, and refuse what doesn't belong together.
+
+    Parameters
+    ----------
+    columns
+        Of other options than ``upweight`` whose training rows need a value, by the option: see `RawRows`.
+    beside
+        A probe that this problem's stands beside: its classes count, and nothing is kept apart.
+    """
+    with FeatureStore.open(options.features) as store:
+        nodes = content_nodes(store)
+        if beside is None:
+            filters = _select_rows(store, options, oracle, reporter)
+        else:
+            assert options.train is not None
+            filters = Filters(train=options.train, train_rows=_selected(store, options.train))
+        filters, copies = _drop_copies(store, nodes, filters, options.overlap, reporter)
+        if beside is None or options.task == "regression":
+            target = _read_target(store, options, filters.train_rows)
+        else:
+            target = read_target(store, beside.target, beside.classes)
+        pairs = _read_pairs(options, store, nodes, filters, reporter)
+        named = {"upweight": options.upweight, **(columns or {})}
+        codes = {option: _codes(store, names) for option, names in named.items() if names}
+        group = make_groups(store, options.groups).codes if options.groups else None
+
+        def rows(mask: Mask) -> RawRows:
+            where = np.flatnonzero(mask)
+            return RawRows(
+                ids=tuple(store.ids[row] for row in where),
+                X=store.read(where),
+                y=target.y[where],
+                node=nodes[where],
+                group=None if group is None else group[where],
+                codes={option: own[where] for option, own in codes.items()},
+            )
+
+        train = _answered(store, target, filters.train_rows, "training", reporter)
+        for option, own in codes.items():
+            flag, names = f"--{option.replace('_', '-')}", named[option]
+            train = _rows_with(
+                store,
+                train,
+                own >= 0,
+                f"training rows without a value of {names} ({flag})",
+                InputError(f"no training row has a value of {names!r}", where=store.path, found=flag),
+                reporter,
+            )
+        judged = {}
+        for name, mask in (("validation", filters.val_rows), ("test", filters.test_rows if oracle else None)):
+            if mask is not None:
+                judged[name] = rows(_answered(store, target, mask, name, reporter))
+                _tell_groupless(judged[name], name, options.groups, reporter)
+        return Problem(
+            content_sha256=store.content_sha256,
+            encoder=without_view(store.encoder),
+            options=options,
+            filters=filters,
+            target=target,
+            train=rows(train),
+            val=judged.get("validation"),
+            test=judged.get("test"),
+            pairs=pairs,
+            extra=_extra(store, filters, target, pairs, rows),
+            copies=copies,
+        )
+
+
+def _select_rows(store: FeatureStore, options: FitOptions, oracle: bool, reporter: Reporter) -> Filters:
+    """Resolve --train, --val and --test, and refuse rows that have two parts to play."""
+    train = options.train or split_filter(store, "train")
+    if train is None:
+        example = unused_filter(store, np.zeros(store.rows, dtype=bool))
+        raise InputError(
+            "nothing says which rows to train on",
+            where=store.path,
+            found=unrecognised(store, ["train"]) or f"no split column; columns: {listing(store.columns)}",
+            fix=f"--train W and --val W, such as --train '{example}'; or embed a table with a split column, "
+            "as ncm data folder writes it",
+        )
+    train_rows = _selected(store, train)
+    if oracle and options.test is None:
+        example = split_filter(store, "test") or unused_filter(store, train_rows)
+        raise InputError(
+            "--select oracle needs test rows to look at",
+            fix=f"--test '{example}', or a rule that needs no test domain: --select bound",
+        )
+    val = options.val or split_filter(store, "val")
+    test = options.test or split_filter(store, "test")
+    val_rows, test_rows = (None if where is None else _selected(store, where) for where in (val, test))
+    _refuse_shared(store, "validation", val_rows, "training", train_rows)
+    _refuse_shared(store, "validation", val_rows, "test", test_rows)
+    if options.test is not None:
+        _refuse_shared(store, "test", test_rows, "training", train_rows)
+    elif test_rows is not None and (test_rows & train_rows).any():
+        reporter.warn(f"{int((test_rows & train_rows).sum()):,} training rows are rows of {test}")
+        test_rows = test_rows & ~train_rows
+    filters = Filters(
+        train=train, val=val, test=test, train_rows=train_rows, val_rows=val_rows, test_rows=test_rows
+    )
+    what = None if options.test else unrecognised(store, ["test"])
+    if what or val is None:
+        filters = dataclasses.replace(filters, unused=unused_filter(store, train_rows | filters.apart()))
+    if what:
+        say = reporter.warn if None in split_values(store).values() else reporter.note
+        say(f"{what}: nothing is kept apart as test rows; --test W names them: --test '{filters.unused}'")
+    return filters
+
+
+def _selected(store: FeatureStore, where: str) -> Mask:
+    mask = store.mask(where)
+    if not mask.any():
+        raise InputError("a row filter selects no rows", where=store.path, found=repr(where))
+    return mask
+
+
+def _refuse_shared(
+    store: FeatureStore, name: str, rows: Mask | None, other: str, others: Mask | None
+) -> None:
+    if rows is None or others is None or not (rows & others).any():
+        return
+    shared = np.flatnonzero(rows & others)
+    raise InputError(
+        f"{name} rows that are {other} rows as well",
+        where=store.path,
+        found=f"{len(shared):,} rows, such as {store.ids[shared[0]]!r}",
+        expected="rows that play one part: the number would look better than it is",
+        fix="say --train, --val and --test such that no row is in two of them",
+    )
+
+
+def content_nodes(store: FeatureStore) -> Codes:
+    """(N,) a number for each row: equal for rows whose image files are byte for byte the same."""
+    if store.files is None:
+        return np.arange(store.rows)
+    first: dict[str, int] = {}
+    digests = store.files.sha256
+    return np.array([first.setdefault(one, row) if one else row for row, one in enumerate(digests)], np.int64)
+
+
+def _drop_copies(
+    store: FeatureStore, nodes: Codes, filters: Filters, overlap: str, reporter: Reporter
+) -> tuple[Filters, int]:
+    """Leave training rows out whose image is byte-identical to a validation or test row's; how many are."""
+    apart = filters.apart()
+    copies = np.flatnonzero(filters.train_rows & np.isin(nodes, nodes[apart]))
+    if not copies.size:
+        return filters, 0
+    twin = np.flatnonzero(apart & (nodes == nodes[copies[0]]))[0]
+    example = f"{store.ids[copies[0]]!r} is {store.ids[twin]!r}"
+    what = f"{len(copies):,} training images are byte-identical to validation or test images ({example})"
+    refusal = InputError(what, where=store.path, fix="--overlap exclude leaves them out of training")
+    if _keeps(overlap, refusal, "they are left out of training", reporter):
+        return filters, len(copies)
+    train_rows = filters.train_rows.copy()
+    train_rows[copies] = False
+    return dataclasses.replace(filters, train_rows=train_rows), len(copies)
+
+
+def _keeps(overlap: str, refusal: InputError, without: str, reporter: Reporter) -> bool:
+    """Whether ``--overlap`` keeps what a refusal names; it is raised for ``error``, and else said."""
+    if overlap == "error":
+        raise refusal
+    kept = overlap == "keep"
+    reporter.warn(f"{refusal.what}; {'they are kept, as --overlap keep says' if kept else without}")
+    return kept
+
+
+def _read_target(store: FeatureStore, options: FitOptions, train_rows: Mask) -> Target:
+    """The target column as codes in the order of the training rows' classes, or as values for regression."""
+    name = options.target or label_name(store)
+    if options.task == "regression":
+        return read_target(store, name, None)
+    classes = classes_among(store, name, train_rows)
+    if len(classes) < 2:
+        raise InputError(
+            "only one class among the training rows" if classes else "no training row has a label",
+            where=f"{store.path}, column {name!r}",
+            found=f"{classes[0]!r} on all {int(train_rows.sum()):,} rows"
+            if classes
+            else "missing on every row",
+            expected="at least two classes",
+            fix="another --train or --target",
+        )
+    return read_target(store, name, classes)
+
+
+def _rows_with(
+    store: FeatureStore, rows: Mask, known: Mask, lacking: str, refusal: NcmError, reporter: Reporter
+) -> Mask:
+    """The rows of a mask that have a value; how many have none is said, and a mask of none is refused.
+
+    A row without a value takes no part: it must not become a group of its own in silence.
+    """
+    missing = np.flatnonzero(rows & ~known)
+    if missing.size:
+        reporter.warn(f"{missing.size:,} {lacking} are left out, such as {store.ids[missing[0]]!r}")
+    if not (rows & known).any():
+        raise refusal
+    return rows & known
+
+
+def _answered(store: FeatureStore, target: Target, rows: Mask, name: str, reporter: Reporter) -> Mask:
+    """The rows of a mask whose target is known."""
+    column = store.column(target.name)
+    unseen = ""
+    if isinstance(column, Column):
+        codes = np.unique(column.codes[rows & ~target.known])
+        texts = [column.categories[code] for code in codes if code >= 0]
+        unseen = f" or with a class that training lacks ({listing(texts)})" if texts else ""
+    refusal = InputError(
+        f"no {name} row has a known {target.name!r}", where=store.path, fix="another filter or --target"
+    )
+    lacking = f"{name} rows without a {target.name}{unseen}"
+    return _rows_with(store, rows, target.known, lacking, refusal, reporter)
+
+
+def _codes(store: FeatureStore, names: str) -> Codes:
+    """(N,) a code for each combination of the columns ``names``, −1 where one is missing."""
+    if ";" in names:
+        raise InputError(
+            "several crossings where one is meant",
+            found=repr(names),
+            expected="columns between commas; crossings are for --groups",
+        )
+    return make_groups(store, names).codes[:, 0]
+
+
+def _tell_groupless(rows: RawRows, name: str, columns: str | None, reporter: Reporter) -> None:
+    if rows.group is None:
+        return
+    missing = int((rows.group < 0).any(axis=1).sum())
+    if not (rows.group >= 0).any():
+        raise InputError(f"no {name} row has a value of {columns!r}", found="--groups")
+    if missing:
+        reporter.warn(f"{missing:,} {name} rows without a value of {columns} (--groups) are in no group")
+
+
+def _read_pairs(
+    options: FitOptions, features: FeatureStore, nodes: Codes, filters: Filters, reporter: Reporter
 ) -> Pairs | None:
     """Read the pair store, check that it belongs to the features, and leave leaking pairs out.
 
-    Members are looked up by id in the feature store that is used now, whenever the pairs were made.
-
-    Raises
-    ------
-    MismatchError
-        The pairs were embedded by another encoder.
-    InputError
-        Pairs that leak under ``--overlap error``, or no pair left.
+    Members are looked up by id in the feature store that is used now, whenever the pairs were made; ids that
+    it lacks get numbers beyond its rows.
     """
     if options.pairs is None:
         return None
@@ -113,14 +524,26 @@ def load_pairs(
     require_same_encoder(
         str(features.path), features.encoder, str(options.pairs), store.encoder, ignore_view=True
     )
-    node_a, node_b = member_nodes(store, features)
+    strangers: dict[str, int] = {}
+
+    def nodes_of(ids: Sequence[str]) -> Codes:
+        rows = features.positions(ids).tolist()
+        beyond = features.rows
+        return np.array(
+            [
+                beyond + strangers.setdefault(id, len(strangers)) if row < 0 else int(nodes[row])
+                for id, row in zip(ids, rows, strict=True)
+            ]
+        )
+
+    node_a, node_b = nodes_of(store.id_a), nodes_of(store.id_b)
     strange = int((node_a >= features.rows).sum() + (node_b >= features.rows).sum())
     if strange:
         reporter.note(
             f"{strange:,} of {2 * len(node_a):,} members of pairs are no rows of {features.path.name}: that "
             "they are no validation or test rows can't be checked"
         )
-    apart = content_nodes(features)[filters.apart()]
+    apart = nodes[filters.apart()]
     leaking = np.isin(node_a, apart) | np.isin(node_b, apart)
     usable = np.ones(len(store.id_a), dtype=bool)
     if leaking.any():
@@ -129,13 +552,10 @@ def load_pairs(
             f"{int(leaking.sum()):,} pairs have a member among the validation or test rows, "
             f"such as ({store.id_a[first]!r}, {store.id_b[first]!r})"
         )
-        if options.overlap == "error":
-            raise InputError(what, where=options.pairs, fix="--overlap exclude leaves them out")
-        if options.overlap == "keep":
-            reporter.warn(f"{what}; they are kept, as --overlap keep says")
-        else:
+        refusal = InputError(what, where=options.pairs, fix="--overlap exclude leaves them out")
+        without = "they are left out (--overlap keep would use them)"
+        if not _keeps(options.overlap, refusal, without, reporter):
             usable = ~leaking
-            reporter.warn(f"{what}; they are left out (--overlap keep would use them)")
     if not (usable & ~store.holdout).any():
         raise InputError(
             "no pair is left to find directions with",
@@ -152,318 +572,6 @@ def load_pairs(
         node_b=node_b,
         overlapping=int(leaking.sum()),
     )
-
-
-def member_nodes(store: PairStore, features: FeatureStore) -> tuple[Codes, Codes]:
-    """(k,) each: the rows that the members of pairs are; ids that ``features`` lacks get numbers beyond."""
-    nodes = content_nodes(features)
-    strange: dict[str, int] = {}
-
-    def node(id: str, row: int) -> int:
-        return features.rows + strange.setdefault(id, len(strange)) if row < 0 else int(nodes[row])
-
-    found = [
-        np.array([node(*member) for member in zip(ids, features.positions(ids).tolist(), strict=True)])
-        for ids in (store.id_a, store.id_b)
-    ]
-    return found[0], found[1]
-
-
-def resolve_ranks(text: str, method: str, available: int, reporter: Reporter) -> tuple[int, ...]:
-    """The ranks to try, of at most ``available``.
-
-    Raises
-    ------
-    InputError
-        No rank of those asked for is available.
-    """
-    asked = parse_ranks(text)
-    if method != "ncm":
-        return (0,)
-    if asked is None:
-        return auto_ranks(available)
-    possible = tuple(rank for rank in asked if rank <= available)
-    if not possible:
-        raise InputError(
-            "a rank above the pairs' numerical rank",
-            found=f"--rank {text}",
-            expected=f"at most {available}",
-            fix=f"--rank {available}, or a grid such as 0:{available}, or more pairs",
-        )
-    if len(possible) < len(asked):
-        reporter.note(
-            f"ranks above {available}, the numerical rank of the pairs that a fold leaves to fit on, are "
-            f"skipped ({len(asked) - len(possible)} of {len(asked)})"
-        )
-    return possible
-
-
-def auto_ranks(available: int) -> tuple[int, ...]:
-    """0 to ``available``: each up to `AUTO_DENSE`, then geometric steps, at most `AUTO_MOST` ranks."""
-    if available < AUTO_MOST:
-        return tuple(range(available + 1))
-    sparse = np.geomspace(AUTO_DENSE, available, AUTO_MOST - AUTO_DENSE)
-    return tuple(sorted({*range(AUTO_DENSE + 1), *(round(float(rank)) for rank in sparse)}))
-
-
-Array = NDArray[np.float64]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Origin:
-    """What is remembered of the feature store in the probe."""
-
-    path: str
-    content_sha256: str
-    encoder: dict[str, Any]
-    fingerprint: str
-    dim: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RawRows:
-    """Some rows of the store, features as stored (n, d) float32.
-
-    ``y`` (n,) holds class codes or values; ``group`` (n, crossings), ``upweight``, ``environment``, ``erase``
-    and ``dro_group`` (n,) codes of the columns that play these parts, where named; ``node`` (n,) which rows
-    are one image.
-    """
-
-    ids: tuple[str, ...]
-    X: NDArray[np.float32]
-    y: NDArray[Any]
-    node: Codes
-    group: Codes | None = None
-    upweight: Codes | None = None
-    environment: Codes | None = None
-    erase: Codes | None = None
-    dro_group: Codes | None = None
-
-    def scaled(self, scaling: Scaling) -> Rows:
-        return Rows(X=scaling.apply(self.X), y=self.y, group=self.group)
-
-    def take(self, mask: Mask) -> RawRows:
-        """The rows of a mask (n,)."""
-        parts = {
-            field.name: value[mask]
-            for field in dataclasses.fields(self)
-            if field.name != "ids" and (value := getattr(self, field.name)) is not None
-        }
-        return RawRows(ids=tuple(np.array(self.ids, dtype=object)[mask]), **parts)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """Scaled rows to train on and the spectrum of the pairs that span the basis.
-
-    Attributes
-    ----------
-    X : float64 (n, d)
-    y : (n,)
-    weights : float64 (n,) or None
-        Of up-weighted training: every group of the part counts alike.
-    environments, erase, dro_groups : int64 (n,) or None
-    spectrum
-        None without pairs.
-    pairs
-        How many span it.
-    """
-
-    scaling: Scaling
-    X: Array
-    y: NDArray[Any]
-    n_classes: int
-    weights: Array | None
-    environments: Codes | None
-    erase: Codes | None
-    dro_groups: Codes | None
-    spectrum: Spectrum | None
-    pairs: int
-
-    @property
-    def rank(self) -> int:
-        """The numerical rank of the pairs, 0 without."""
-        return self.spectrum.rank if self.spectrum else 0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
-    """The rows and pairs of a fit."""
-
-    origin: Origin
-    options: FitOptions
-    filters: Filters
-    target: Target
-    train: RawRows
-    val: RawRows | None
-    test: RawRows | None
-    pairs: Pairs | None
-    extra: RawRows | None
-    """Labelled rows of the pairs' members that are neither training, validation nor test rows."""
-    copies: int
-
-    @property
-    def regression(self) -> bool:
-        return not self.target.classes
-
-    def whole(self, scaling: Scaling | None = None) -> Part:
-        """All rows and all usable pairs."""
-        return self.part(self.train, None if self.pairs is None else self.pairs.usable, scaling)
-
-    def without(self, fold: Fold, rows: RawRows | None = None) -> Part:
-        """What a fold leaves to fit on, of the training rows or of others."""
-        assert self.pairs is not None
-        rows = rows or self.train
-        left = rows.take(~np.isin(rows.node, fold.apart))
-        if not len(left.ids) or (not self.regression and len(np.unique(left.y)) < 2):
-            raise InputError(
-                "a fold of the pairs leaves fewer than two classes to train on",
-                where=self.origin.path,
-                found=f"{len(left.ids):,} of {len(rows.ids):,} training rows",
-                fix="pairs of fewer training rows, or rows that are not trained on; or --select in-domain",
-            )
-        return self.part(left, fold.basis & self.pairs.usable)
-
-    def part(self, rows: RawRows, pairs: Mask | None, scaling: Scaling | None = None) -> Part:
-        """Some training rows, and some of the pairs (k,); ``scaling`` only where it must not be fitted."""
-        scaling = scaling or fit_scaling(self.options.scaling, self.options.scale_factor, rows.X)
-        used = self.pairs if pairs is not None else None
-        return Part(
-            scaling=scaling,
-            X=scaling.apply(rows.X),
-            y=rows.y,
-            n_classes=len(self.target.classes),
-            weights=None if rows.upweight is None else group_weights(rows.upweight),
-            environments=rows.environment,
-            erase=rows.erase,
-            dro_groups=rows.dro_group,
-            spectrum=None if used is None or pairs is None else used.spectrum(pairs, scaling),
-            pairs=0 if pairs is None else int(pairs.sum()),
-        )
-
-    def folds(self, count: int, seed: int) -> list[Fold]:
-        """The user's held-out pairs as one fold, or the usable pairs cut into ``count``.
-
-        Raises
-        ------
-        InputError
-            Too few pairs that share no row.
-        """
-        assert self.pairs is not None
-        pairs, where = self.pairs, np.flatnonzero(self.pairs.usable)
-        a, b = pairs.node_a[where], pairs.node_b[where]
-        if pairs.held_out.any():
-            found = selection.set_aside(a, b, pairs.held_out[where])
-        else:
-            found = selection.deal(a, b, count, seed)
-
-        def over_all(mask: Mask) -> Mask:
-            every = np.zeros_like(pairs.usable)
-            every[where] = mask
-            return every
-
-        return [Fold(over_all(fold.measured), over_all(fold.basis), fold.apart) for fold in found]
-
-    def fold_rank(self, fold: Fold) -> int:
-        """The numerical rank of the pairs that a fold leaves."""
-        assert self.pairs is not None
-        rows = self.train.take(~np.isin(self.train.node, fold.apart))
-        scaling = fit_scaling(self.options.scaling, self.options.scale_factor, rows.X)
-        return self.pairs.spectrum(fold.basis & self.pairs.usable, scaling).rank
-
-    def measured(self, fold: Fold, scaling: Scaling) -> PairRows:
-        """The pairs whose members a fold compares."""
-        assert self.pairs is not None
-        return self.pairs.members(fold.measured, scaling)
-
-
-def read_problem(
-    options: FitOptions,
-    *,
-    oracle: bool,
-    reporter: Reporter,
-    dro_groups: str | None = None,
-    beside: Probe | None = None,
-) -> Problem:
-    """Read what the options name, and refuse what doesn't belong together.
-
-    Parameters
-    ----------
-    dro_groups
-        The columns of groupdro's groups, where a sweep names them.
-    beside
-        A probe that this problem's stands beside: its classes count, and nothing is kept apart.
-    """
-    with FeatureStore.open(options.features) as store:
-        if beside is None:
-            filters = select_rows(store, options, oracle=oracle, reporter=reporter)
-        else:
-            filters = training_only(store, options)
-        filters, copies = drop_copies(store, filters, options.overlap, reporter)
-        if beside is None or options.task == "regression":
-            target = fit_target(store, options, filters.train_rows)
-        else:
-            target = read_target(store, beside.target, beside.classes)
-        pairs = load_pairs(options, store, filters, reporter)
-        columns = {name: getattr(options, name, dro_groups) for name in PARTS}
-        codes = {name: column_codes(store, names) for name, names in columns.items() if name != "groups"}
-        codes["groups"] = make_groups(store, options.groups).codes if options.groups else None
-        nodes = content_nodes(store)
-
-        def rows(mask: Mask) -> RawRows:
-            where = np.flatnonzero(mask)
-            parts = {PARTS[name]: None if code is None else code[where] for name, code in codes.items()}
-            ids = tuple(store.ids[row] for row in where)
-            return RawRows(ids=ids, X=store.read(where), y=target.y[where], node=nodes[where], **parts)
-
-        train = known_rows(store, target, filters.train_rows, "training", reporter)
-        for name in ("upweight", "envs", "erase", "dro_groups"):
-            train = valued_rows(store, codes[name], train, name, columns[name], reporter)
-        judged = {"validation": filters.val_rows, "test": filters.test_rows if oracle else None}
-        val, test = (
-            None if mask is None else rows(known_rows(store, target, mask, name, reporter))
-            for name, mask in judged.items()
-        )
-        _tell_groupless(val, "validation", options.groups, reporter)
-        _tell_groupless(test, "test", options.groups, reporter)
-        return Problem(
-            origin=Origin(
-                path=str(options.features),
-                content_sha256=store.content_sha256,
-                encoder=without_view(store.encoder),
-                fingerprint=fingerprint(without_view(store.encoder)),
-                dim=store.dim,
-            ),
-            options=options,
-            filters=filters,
-            target=target,
-            train=rows(train),
-            val=val,
-            test=test,
-            pairs=pairs,
-            extra=_extra(store, filters, target, pairs, rows),
-            copies=copies,
-        )
-
-
-PARTS = {
-    "groups": "group",
-    "upweight": "upweight",
-    "envs": "environment",
-    "erase": "erase",
-    "dro_groups": "dro_group",
-}
-"""The options that name columns of the rows, and what their codes are called here."""
-
-
-def _tell_groupless(rows: RawRows | None, name: str, columns: str | None, reporter: Reporter) -> None:
-    if rows is None or rows.group is None:
-        return
-    missing = int((rows.group < 0).any(axis=1).sum())
-    if not (rows.group >= 0).any():
-        raise InputError(f"no {name} row has a value of {columns!r}", found="--groups")
-    if missing:
-        reporter.warn(f"{missing:,} {name} rows without a value of {columns} (--groups) are in no group")
 
 
 def _extra(
@@ -486,21 +594,25 @@ def _extra(
     return rows(chosen) if chosen.any() else None
 
 
-def rows_record(problem: Problem) -> dict[str, str]:
-    """The ids of the training and validation rows, for `ncm_cli.store.probe.seen_rows`."""
-    parts = {"train": problem.train, "val": problem.val}
-    return {name: record_ids(rows.ids) for name, rows in parts.items() if rows is not None}
-
-
 def rows_digest(problem: Problem) -> str:
     """SHA-256 over the training rows in the order of their ids: ids, features, answers and weights."""
     rows = problem.train
     order = np.argsort(np.array(rows.ids))
-    values = [rows.X, rows.y] + ([] if rows.upweight is None else [group_weights(rows.upweight)])
+    values = [rows.X, rows.y] + [
+        group_weights(codes) for codes in [rows.codes.get("upweight")] if codes is not None
+    ]
     # By blocks, so that a large store isn't copied.
     blocks = np.array_split(order, len(order) // 8192 + 1)
     digests = [array_digest(value[block]) for value in values for block in blocks]
     return digest_of([record_ids(rows.ids), *problem.target.classes, *digests])
+
+
+def pairs_digest(problem: Problem) -> str | None:
+    """SHA-256 over the members of the pairs that span the final basis; None without pairs."""
+    if problem.pairs is None:
+        return None
+    store, which = problem.pairs.store, problem.pairs.usable
+    return digest_of([array_digest(members[which]) for members in (store.features_a, store.features_b)])
 
 
 def reread_problem(
@@ -511,14 +623,32 @@ def reread_problem(
     Raises
     ------
     MismatchError
-        The probe doesn't say what it was fitted on, or rows or pairs are not those it was fitted on.
+        The probe doesn't say what it was fitted on, ``fit`` doesn't have its method, or rows or pairs are not
+        those it was fitted on.
     """
-    options = _recorded_options(probe, features, pairs)
+    recorded: Mapping[str, Any] = probe.meta.get("options") or {}
+    data: Mapping[str, Any] = probe.meta.get("data") or {}
+    if not {"features", "method", "solver", "train"} <= set(recorded) or "train_sha256" not in (
+        data.get("features") or {}
+    ):
+        raise MismatchError(
+            "the probe doesn't record what it was fitted on, so it can't be fitted again",
+            found=f"a probe of ncm {probe.ncm_version}",
+            fix="fit it again with ncm fit",
+        )
+    names = {field.name for field in dataclasses.fields(FitOptions)}
+    values = {name: value for name, value in recorded.items() if name in names}
+    values |= {"features": features, "pairs": pairs, "output": Path(str(values["output"])), "select": None}
     if where is not None:
-        options = dataclasses.replace(options, train=where, pairs=None, method="erm")
+        options = FitOptions(**values | {"train": where, "pairs": None, "method": "erm"})
         return read_problem(options, oracle=False, reporter=reporter, beside=probe)
-    problem = read_problem(options, oracle=False, reporter=reporter)
-    data = probe.meta["data"]
+    if values["method"] not in METHODS:
+        raise MismatchError(
+            "a probe of a method that ncm fit doesn't train can't be fitted again",
+            found=f"method {values['method']}",
+            expected=f"method {' or '.join(METHODS)}",
+        )
+    problem = read_problem(FitOptions(**values), oracle=False, reporter=reporter)
     fitted = data.get("pairs") or {}
     used = 0 if problem.pairs is None else int(problem.pairs.usable.sum())
     fix = "name the stores that the probe was fitted on, or fit it again on these"
@@ -541,24 +671,101 @@ def reread_problem(
     return problem
 
 
-def pairs_digest(problem: Problem) -> str | None:
-    """SHA-256 over the members of the pairs that span the final basis; None without pairs."""
-    if problem.pairs is None:
-        return None
-    store, which = problem.pairs.store, problem.pairs.usable
-    return digest_of([array_digest(members[which]) for members in (store.features_a, store.features_b)])
+def train_path(
+    part: Part,
+    options: FitOptions,
+    *,
+    method: str,
+    solver: str,
+    ranks: Iterable[int],
+    decays: Sequence[float],
+    tolerance: float | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> list[Fit]:
+    """Fit every rank and weight decay, by rank and then weight decay.
 
-
-def _recorded_options(probe: Probe, features: Path, pairs: Path | None) -> FitOptions:
-    recorded: Mapping[str, Any] = probe.meta.get("options") or {}
-    names = {field.name for field in dataclasses.fields(FitOptions)}
-    known = (probe.meta.get("data") or {}).get("features") or {}
-    if not {"features", "method", "solver", "train"} <= set(recorded) or "train_sha256" not in known:
-        raise MismatchError(
-            "the probe doesn't record what it was fitted on, so it can't be fitted again",
-            found=f"a probe of ncm {probe.ncm_version}",
-            fix="fit it again with ncm fit",
+    ``advance`` is told of finished work: fits, or with adam fits times epochs.
+    """
+    ranks = sorted(ranks)
+    if solver != "adam":
+        return fit_path(
+            part.X,
+            part.y,
+            part.n_classes,
+            part.basis(),
+            ranks,
+            decays,
+            weights=part.weights,
+            task=options.task,
+            tolerance=tolerance or options.tolerance,
+            max_iter=options.max_iter,
+            advance=advance,
         )
-    values = {name: value for name, value in recorded.items() if name in names}
-    values |= {"features": features, "pairs": pairs, "output": Path(str(values["output"])), "select": None}
-    return FitOptions(**values)
+    from ncm_cli.baselines.config import Config, Schedule
+    from ncm_cli.baselines.trainer import train
+
+    shared: dict[str, Any] = {"method": method, "seed": options.seed, "lr": options.lr}
+    upweighted = part.weights is not None
+    trained = train(
+        [
+            Config(rank=rank, weight_decay=decay, upweighted=upweighted, **shared)
+            for rank in ranks
+            for decay in decays
+        ],
+        train_data(part),
+        Schedule(epochs=options.epochs, batch_size=options.batch_size),
+        device=resolve_device(options.device),
+        advance=advance,
+    )
+    return [
+        Fit(
+            rank=one.config.rank,
+            weight_decay=one.config.weight_decay,
+            weight=np.asarray(one.weight, np.float64),
+            bias=np.asarray(one.bias, np.float64),
+            converged=not one.diverged,
+            iterations=one.steps,
+            gradient_norm=float("nan"),
+        )
+        for one in trained
+    ]
+
+
+def train_data(part: Part) -> TrainData:
+    """What the trainer takes of a part.
+
+    The whole spectrum, whichever ranks are asked for: a rank's probe doesn't depend on its neighbours.
+    """
+    from ncm_cli.baselines.config import TrainData
+
+    basis = moments = None
+    if part.spectrum is not None and part.rank:
+        basis = part.basis(part.rank)
+        moments = part.spectrum.singular_values[: part.rank] ** 2 / part.pairs
+    return TrainData(
+        features=part.X,
+        targets=part.y,
+        n_classes=part.n_classes,
+        environments=part.codes.get("envs"),
+        dro_groups=part.codes.get("dro_groups"),
+        row_weights=part.weights,
+        basis=basis,
+        pair_moments=moments,
+    )
+
+
+def resolve_device(name: str) -> str:
+    """``cuda`` or ``cpu``; asking for CUDA where there is none is an error.
+
+    Raises
+    ------
+    UsageError
+        An unknown name, or CUDA without CUDA.
+    """
+    import torch
+
+    if parse_device(name) == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name != "cpu" and not torch.cuda.is_available():
+        raise UsageError("no CUDA device here", found=f"--device {name}", fix="--device cpu")
+    return name

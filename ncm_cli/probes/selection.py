@@ -1,15 +1,13 @@
-"""Folds of pairs for cross-fitting: what is measured is never what was fitted on.
-
-A flip rate on rows that were trained on is no estimate: features that interpolate flip none of them. So for
-each fold neither its pairs (in the basis) nor the rows of its members (in training) are used, and its flips
-are those of a probe that has seen neither.
-
-Choosing rank and weight decay together, with or without the test domain.
+"""Choosing rank and weight decay together, with or without the test domain, and what the choice is worth.
 
 The 0-1 bound needs neither test rows nor groups: for any classifier,
 ``P(wrong on x_e+) <= P(wrong on its training-domain twin) + P(the two predictions differ)``, so validation
-error plus the share of pairs whose prediction flips bounds the error on the test domain. Both are measured on
-folds (`ncm_cli.probes.selection`).
+error plus the share of pairs whose prediction flips bounds the error on the test domain.
+
+A flip rate on rows that were trained on is no estimate: features that interpolate flip none of them. So a
+candidate is fitted once for each fold of the pairs, on neither its pairs (in the basis) nor the rows of its
+members (in training), and every measured pair counts once. Its validation error is the mean over the folds.
+Estimates of such parts are cross-fitted (Chernozhukov et al. 2018, section 1).
 """
 
 from __future__ import annotations
@@ -23,17 +21,27 @@ from numpy.typing import NDArray
 from ncm_cli.errors import InputError
 from ncm_cli.pairs.matching import components
 from ncm_cli.probes import metrics
-from ncm_cli.probes.metrics import Rows
+from ncm_cli.probes.metrics import Z95, PairRows, Rows, wilson
 from ncm_cli.probes.path import Fit
 
+Array = NDArray[np.float64]
 Codes = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 HANGS_TOGETHER = 2.0
 """A set of connected pairs of more than this many folds' share is divided by rows instead."""
 
+FEWEST = 32
+"""Below this many independent pairs neither directions nor flips can be told from chance."""
 
-@dataclasses.dataclass(frozen=True, slots=True)
+HARDLY = 0.01
+"""A gain of the error bound below this, one answer in a hundred, is none that anybody would notice."""
+
+HARDLY_SHARE = 0.05
+"""For regression, the same as a share of the bound at rank 0."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Fold:
     """One part of the pairs to measure, and what is left to fit on.
 
@@ -72,20 +80,19 @@ def deal(a: Codes, b: Codes, count: int, seed: int) -> list[Fold]:
     rng = np.random.default_rng(seed)
     together = components(a, b)
     sizes = np.bincount(together)
-    nodes = np.unique(np.concatenate([a, b]))
+    nodes, ends = np.unique(np.concatenate([a, b]), return_inverse=True)
+    end_a, end_b = ends.reshape(2, -1)
     part_of = np.zeros(len(nodes), dtype=np.int64)
     load = np.zeros(count)
     large = sizes > HANGS_TOGETHER / count * len(a)
     for number in rng.permutation(len(sizes)):
-        own = np.searchsorted(
-            nodes, np.unique(np.concatenate([a[together == number], b[together == number]]))
-        )
+        own = np.unique(np.concatenate([end_a[together == number], end_b[together == number]]))
         if large[number] and len(own) > 2 * count:
             part_of[own[rng.permutation(len(own))]] = np.arange(len(own)) % count
         else:
             part_of[own] = int(load.argmin())
             load[part_of[own[0]]] += sizes[number]
-    part_a, part_b = part_of[np.searchsorted(nodes, a)], part_of[np.searchsorted(nodes, b)]
+    part_a, part_b = part_of[end_a], part_of[end_b]
     folds = []
     for part in range(count):
         measured = (part_a == part) & (part_b == part)
@@ -131,9 +138,6 @@ def units(a: Codes, b: Codes, folds: Sequence[Fold]) -> Codes:
     return np.concatenate(found)
 
 
-Array = NDArray[np.float64]
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
     """One setting and what is known of it; None where there were no rows or pairs to tell.
@@ -174,64 +178,6 @@ class Candidate:
     test_mse: float | None = None
 
 
-def bound_of(error: Array, change: Array, *, regression: bool) -> Array:
-    """The bound on the test domain's error from validation error and change over pairs, elementwise.
-
-    Error rates add up; mean squared errors do by their roots.
-    """
-    return np.asarray((np.sqrt(error) + np.sqrt(change)) ** 2 if regression else error + change)
-
-
-def log_loss_bound(log_loss: Array, shift: Array, n_logits: int) -> Array:
-    """``log_loss + L sqrt(shift)``, ``shift`` being the mean over pairs of ``|W delta|^2``."""
-    return np.asarray(log_loss + (1.0 if n_logits == 1 else np.sqrt(2.0)) * np.sqrt(shift))
-
-
-def stacked(fits: Sequence[Fit]) -> tuple[Array, Array]:
-    """Weights (R, C, d) and biases (R, C)."""
-    return np.stack([fit.weight for fit in fits]), np.stack([fit.bias for fit in fits])
-
-
-def score_path(fits: Sequence[Fit], *, val: Rows | None = None, test: Rows | None = None) -> list[Candidate]:
-    """What validation rows and (oracle only) test rows say of every fit, in its order."""
-    weight, bias = stacked(fits)
-    facts: dict[str, Array] = {}
-    for name, rows in (("val", val), ("test", test)):
-        if rows is None:
-            continue
-        regression = rows.y.dtype.kind == "f"
-        errors, losses = metrics.row_errors(weight, bias, rows)
-        mean = errors.mean(axis=1)
-        facts[f"{name}_{'mse' if regression else 'accuracy'}"] = mean if regression else 1 - mean
-        if name == "val":
-            if not regression:
-                facts["val_log_loss"] = losses.mean(axis=1)
-            if rows.group is not None:
-                worst = worst_group_error(errors, rows.group)
-                facts["worst_group"] = worst if regression else 1 - worst
-    return candidates_of(fits, facts)
-
-
-def candidates_of(fits: Sequence[Fit], facts: dict[str, Array]) -> list[Candidate]:
-    """A candidate for each fit, with facts (R,) by name; rounding of shares is taken off at 1e-15."""
-    return [
-        Candidate(
-            rank=fit.rank,
-            weight_decay=fit.weight_decay,
-            converged=fit.converged,
-            **{name: round(float(values[index]), 15) for name, values in facts.items()},
-        )
-        for index, fit in enumerate(fits)
-    ]
-
-
-def worst_group_error(errors: Array, group: Codes) -> Array:
-    """(R,) the highest mean among the groups of rows, (n,) or (n, crossings); −1 is no group."""
-    codes = group if group.ndim == 2 else group[:, None]
-    parts = [(codes == code).any(axis=1) for code in np.unique(codes[codes >= 0])]
-    return np.max([errors[:, part].mean(axis=1) for part in parts], axis=0)
-
-
 RULES: dict[str, dict[str, tuple[str, int]]] = {
     "bound": {"classification": ("bound_01", 1), "regression": ("bound_mse", 1)},
     "in-domain": {"classification": ("val_accuracy", -1), "regression": ("val_mse", 1)},
@@ -262,3 +208,387 @@ def choose(candidates: Sequence[Candidate], rule: str, task: str) -> int:
         return round(sign * value, 12), np.inf if known is None else known, candidate.rank, index
 
     return min(range(len(candidates)), key=key)
+
+
+def bound_of(error: Array, change: Array, *, regression: bool) -> Array:
+    """The bound on the test domain's error from validation error and change over pairs, elementwise.
+
+    Error rates add up; mean squared errors do by their roots.
+    """
+    return np.asarray((np.sqrt(error) + np.sqrt(change)) ** 2 if regression else error + change)
+
+
+def log_loss_bound(log_loss: Array, shift: Array, n_logits: int) -> Array:
+    """``log_loss + L sqrt(shift)``, ``shift`` being the mean over pairs of ``|W delta|^2``."""
+    return np.asarray(log_loss + (1.0 if n_logits == 1 else np.sqrt(2.0)) * np.sqrt(shift))
+
+
+def stacked(fits: Sequence[Fit]) -> tuple[Array, Array]:
+    """Weights (R, C, d) and biases (R, C)."""
+    return np.stack([fit.weight for fit in fits]), np.stack([fit.bias for fit in fits])
+
+
+def score_path(fits: Sequence[Fit], *, val: Rows | None = None, test: Rows | None = None) -> list[Candidate]:
+    """What validation rows and (oracle only) test rows say of every fit, in its order."""
+    weight, bias = stacked(fits)
+    facts: dict[str, Array] = {}
+    for name, rows in (("val", val), ("test", test)):
+        if rows is None:
+            continue
+        regression = rows.y.dtype.kind == "f"
+        errors, losses = metrics.row_errors(weight, bias, rows)
+        mean = errors.mean(axis=1)
+        facts[f"{name}_{'mse' if regression else 'accuracy'}"] = mean if regression else 1 - mean
+        if name == "val" and not regression:
+            facts["val_log_loss"] = losses.mean(axis=1)
+        if name == "val" and rows.group is not None:
+            worst = worst_group_error(errors, rows.group)
+            facts["worst_group"] = worst if regression else 1 - worst
+    return _candidates(fits, facts)
+
+
+def _candidates(fits: Sequence[Fit], facts: dict[str, Array]) -> list[Candidate]:
+    """A candidate for each fit, with facts (R,) by name; rounding of shares is taken off at 1e-15."""
+    return [
+        Candidate(
+            rank=fit.rank,
+            weight_decay=fit.weight_decay,
+            converged=fit.converged,
+            **{name: round(float(values[index]), 15) for name, values in facts.items()},
+        )
+        for index, fit in enumerate(fits)
+    ]
+
+
+def worst_group_error(errors: Array, group: Codes) -> Array:
+    """(R,) the highest mean among the groups of rows, (n,) or (n, crossings); −1 is no group."""
+    codes = group if group.ndim == 2 else group[:, None]
+    parts = [(codes == code).any(axis=1) for code in np.unique(codes[codes >= 0])]
+    return np.max([errors[:, part].mean(axis=1) for part in parts], axis=0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """One fold's measurements of R candidates, in the order of ``fits``.
+
+    Attributes
+    ----------
+    errors : float64 (R, n) or None
+        Of the validation rows, as `metrics.row_errors`; None without validation rows.
+    losses : float64 (R,) or None
+        Mean log loss of the validation rows.
+    changes, shifts : float64 (R, m)
+        As `metrics.pair_shifts`.
+    """
+
+    fits: Sequence[Fit]
+    errors: Array | None
+    losses: Array | None
+    changes: Array
+    shifts: Array
+
+
+def measure(fits: Sequence[Fit], val: Rows | None, pairs: PairRows, *, regression: bool) -> Measured:
+    """Judge the probes that were fitted on what a fold leaves."""
+    weight, bias = stacked(fits)
+    errors, losses = (None, None) if val is None else metrics.row_errors(weight, bias, val)
+    changes, shifts = metrics.pair_shifts(weight, bias, pairs, regression=regression)
+    means = None if losses is None else losses.mean(axis=1)
+    return Measured(fits=fits, errors=errors, losses=means, changes=changes, shifts=shifts)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class CrossFit:
+    """R candidates over all folds.
+
+    Attributes
+    ----------
+    candidates
+        In the order of the fits.
+    errors : float64 (R, n) or None
+        Mean over the folds of each validation row's error (or squared error).
+    changes : float64 (R, m)
+        Of each measured pair: 1 where its members are predicted differently, or the squared difference.
+    unit : int64 (m,)
+        Pairs that hang together by a row have one number: they count as one in the intervals.
+    """
+
+    candidates: tuple[Candidate, ...]
+    errors: Array | None
+    changes: Array
+    unit: Codes
+    regression: bool
+
+    @classmethod
+    def join(cls, folds: Sequence[Measured], unit: Codes, *, regression: bool) -> CrossFit:
+        """Put the folds' measurements together."""
+        changes = np.concatenate([fold.changes for fold in folds], axis=1)
+        shift = np.concatenate([fold.shifts for fold in folds], axis=1).mean(axis=1)
+        change = changes.mean(axis=1)
+        facts = {"pair_mse" if regression else "flip_rate": change}
+        errors = None
+        if folds[0].errors is not None:
+            errors = np.mean([fold.errors for fold in folds if fold.errors is not None], axis=0)
+            error = errors.mean(axis=1)
+            facts |= {"val_mse": error} if regression else {"val_accuracy": 1 - error}
+            facts["bound_mse" if regression else "bound_01"] = bound_of(error, change, regression=regression)
+            if not regression:
+                loss = np.mean([fold.losses for fold in folds if fold.losses is not None], axis=0)
+                facts["val_log_loss"] = loss
+                facts["log_loss_bound"] = log_loss_bound(loss, shift, len(folds[0].fits[0].bias))
+        fits = [
+            dataclasses.replace(same[0], converged=all(fit.converged for fit in same))
+            for same in zip(*(fold.fits for fold in folds), strict=True)
+        ]
+        candidates = tuple(_candidates(fits, facts))
+        return cls(candidates=candidates, errors=errors, changes=changes, unit=unit, regression=regression)
+
+    @property
+    def pairs(self) -> int:
+        """m, the measured pairs."""
+        return len(self.unit)
+
+    @property
+    def units(self) -> int:
+        """Sets of measured pairs that share no row with others."""
+        return len(np.unique(self.unit))
+
+    def best(self, rank: int) -> int:
+        """The candidate of this rank with the least bound."""
+        own = [index for index, candidate in enumerate(self.candidates) if candidate.rank == rank]
+        task = "regression" if self.regression else "classification"
+        return own[choose([self.candidates[index] for index in own], "bound", task)]
+
+    def change(self, index: int) -> Estimate:
+        """Flip rate of a candidate (or mean squared change) with its interval.
+
+        Wilson's interval with as many pairs as independent ones would be worth (Kish's effective number:
+        pairs over the design effect of their units; Korn and Graubard 1998).
+        """
+        values = self.changes[index]
+        mean, error = float(values.mean()), _clustered_error(values, self.unit)
+        if self.regression:
+            return _normal(mean, error)
+        worth = float(self.units)
+        if 0 < mean < 1:
+            worth = min(self.pairs, mean * (1 - mean) / error**2) if error > 0 else float(self.pairs)
+        return Estimate(mean, *wilson(mean * worth, worth))
+
+    def error(self, index: int) -> Estimate:
+        """Validation error of a candidate with its interval."""
+        assert self.errors is not None
+        return error_estimate(self.errors[index], regression=self.regression)
+
+    def bound(self, index: int) -> Estimate:
+        """Their sum (for MSEs, of the roots) with its interval: distances to the ends, squared and added.
+
+        Zou and Donner (2008), Construction of confidence limits about effect measures, Statistics in
+        Medicine 27 (MOVER).
+        """
+        parts = np.array([dataclasses.astuple(part) for part in (self.error(index), self.change(index))])
+        if self.regression:
+            parts = np.sqrt(np.maximum(parts, 0))
+        value, low, high = parts.T
+        ends = [
+            value.sum(),
+            max(float(value.sum() - np.hypot(*(value - low))), 0.0),
+            value.sum() + np.hypot(*(high - value)),
+        ]
+        return Estimate(*(float(end**2 if self.regression else end) for end in ends))
+
+    def gain(self, index: int, other: int) -> Estimate:
+        """How much lower one candidate's bound is than another's, paired on the same rows and pairs.
+
+        First order: the interval is the normal one of the rows' and the units' paired differences.
+        """
+        assert self.errors is not None
+        (by_error, by_change), (own_by_error, own_by_change) = self._slopes(other), self._slopes(index)
+        rows = by_error * self.errors[other] - own_by_error * self.errors[index]
+        pairs = by_change * self.changes[other] - own_by_change * self.changes[index]
+        spread = np.hypot(_clustered_error(rows, np.arange(len(rows))), _clustered_error(pairs, self.unit))
+        return _normal(self.bound(other).value - self.bound(index).value, float(spread))
+
+    def _slopes(self, index: int) -> tuple[float, float]:
+        """Derivatives of the bound by validation error and by change."""
+        if not self.regression or self.errors is None:
+            return 1.0, 1.0
+        a, b = (max(float(part[index].mean()), 1e-300) for part in (self.errors, self.changes))
+        return 1 + float(np.sqrt(b / a)), 1 + float(np.sqrt(a / b))
+
+
+def error_estimate(errors: Array, *, regression: bool) -> Estimate:
+    """The mean of rows' errors (n,) with Wilson's interval, or of squared errors with the normal one."""
+    mean, n = float(errors.mean()), len(errors)
+    if regression:
+        return _normal(mean, _clustered_error(errors, np.arange(n)))
+    return Estimate(mean, *wilson(mean * n, n))
+
+
+def _normal(mean: float, error: float) -> Estimate:
+    return Estimate(mean, mean - Z95 * error, mean + Z95 * error)
+
+
+def _clustered_error(values: Array, unit: Codes) -> float:
+    """Standard error of the mean of ``values`` (m,) when those of one unit are not independent."""
+    _, number = np.unique(unit, return_inverse=True)
+    totals = np.bincount(number, weights=values - values.mean())
+    count = len(totals)
+    if count < 2:
+        return float("inf")
+    return float(np.sqrt(count / (count - 1) * (totals**2).sum()) / len(values))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Whether the pairs helped, in words, from validation rows and pairs only.
+
+    Attributes
+    ----------
+    code
+        ``helps``; ``no-gain``: the bound is hardly lower than ERM's; ``constant``: no better than always the
+        same answer; ``too-few``: too few independent pairs; ``undecided``: the interval is wider than the
+        gain; ``unmeasured``: no validation rows, or pairs that can't be divided into folds.
+    text
+        The same in a sentence.
+    about
+        Which shift it is about.
+    bound, erm_bound
+        With their intervals, of the pick and of rank 0.
+    gain
+        How much lower the pick's bound is than ERM's, paired.
+    """
+
+    code: str
+    text: str
+    about: str
+    pairs: int
+    units: int
+    bound: Estimate | None = None
+    erm_bound: Estimate | None = None
+    flip_rate: Estimate | None = None
+    erm_flip_rate: Estimate | None = None
+    val_error: Estimate | None = None
+    erm_val_error: Estimate | None = None
+    gain: Estimate | None = None
+    constant_error: float | None = None
+
+
+def judge(
+    found: CrossFit,
+    pick: int,
+    erm: int,
+    constant: float | None,
+    answer: str,
+    shift: str,
+    *,
+    least_bound: bool = True,
+    one_answer: bool = False,
+) -> Verdict:
+    """The verdict on candidate ``pick`` beside candidate ``erm``, which removes nothing.
+
+    Parameters
+    ----------
+    constant
+        Validation error (or MSE) of always the same answer, which no shift can change.
+    answer
+        That answer, for the text.
+    shift
+        What the pairs differ in, for the text.
+    least_bound
+        The pick was chosen as the least bound of all ranks, so that what it doesn't reach no rank does.
+    one_answer
+        The pick gives every validation row the same answer.
+    """
+    if found.errors is None or constant is None:
+        return unmeasured(found.pairs, found.units, "no validation rows", shift)
+    bound, erm_bound = found.bound(pick), found.bound(erm)
+    flips, erm_flips = found.change(pick), found.change(erm)
+    error, erm_error = found.error(pick), found.error(erm)
+    gain = found.gain(pick, erm)
+    regression = found.regression
+    hardly, least = (HARDLY_SHARE * x if regression else HARDLY for x in (constant, erm_bound.value))
+    # Probes of folds that are nearly constant come out a hair below the constant itself.
+    useless = one_answer or bound.value > constant - hardly
+    # What remains of the gain without validation error is the pairs' own part.
+    gains = not min(gain.value, gain.value - (erm_error.value - error.value)) < least
+    word, what = ("MSE", "mean squared change") if regression else ("error", "flip rate")
+    always = f"always answering {answer}"
+    if found.units < FEWEST:
+        alone = found.units == found.pairs
+        apart = f"{found.units} pairs" if alone else f"{found.units} sets of {found.pairs} pairs"
+        code = "too-few"
+        text = (
+            f"It can't be told whether the pairs help: {apart} that share no row, where {FEWEST} are needed."
+        )
+        if bound.value >= constant:
+            text += f" The bound is no lower than that of {always} ({constant:.3g})."
+    elif useless and least_bound:
+        code = "constant"
+        text = (
+            f"The pairs don't help: no rank that was tried beats {always} ({word} {constant:.3g}): these "
+            "pairs differ in the label's own directions, or the label can't be told without them."
+        )
+    elif useless:
+        code = "constant"
+        text = (
+            f"The pairs don't help this probe: its bound, {bound.value:.3g}, is hardly lower than that of "
+            f"{always} ({constant:.3g}). --select bound chooses by the bound."
+        )
+    elif not gains and pick == erm and least_bound:
+        code = "no-gain"
+        text = (
+            f"The pairs don't help: no rank that was tried has a lower bound than {erm_bound.value:.3g}, "
+            "with nothing removed."
+        )
+    elif not gains:
+        code = "no-gain"
+        text = (
+            f"The pairs don't help: the bound went from {erm_bound.value:.3g} with nothing removed to "
+            f"{bound.value:.3g}, the {what} from {erm_flips.value:.3g} to {flips.value:.3g}."
+        )
+    elif gain.low <= 0:
+        code = "undecided"
+        text = (
+            f"It can't be told whether the pairs help: the bound fell by {gain.value:.3g}, 95 % interval "
+            f"{gain.low:.3g} to {gain.high:.3g}."
+        )
+    else:
+        code = "helps"
+        text = (
+            f"The pairs help: {what} fell from {erm_flips.value:.3g} to {flips.value:.3g}, validation {word} "
+            f"went from {erm_error.value:.3g} to {error.value:.3g}, and the bound fell by {gain.value:.3g} "
+            f"({gain.low:.3g} to {gain.high:.3g})."
+        )
+    return dataclasses.replace(
+        unmeasured(found.pairs, found.units, "", shift),
+        code=code,
+        text=text,
+        bound=bound,
+        erm_bound=erm_bound,
+        flip_rate=flips,
+        erm_flip_rate=erm_flips,
+        val_error=error,
+        erm_val_error=erm_error,
+        gain=gain,
+        constant_error=constant,
+    )
+
+
+def unmeasured(pairs: int, units: int, why: str, shift: str) -> Verdict:
+    """The verdict where the bound can't be measured."""
+    return Verdict(
+        code="unmeasured",
+        text=f"It can't be told whether the pairs help: {why}.",
+        about=f"This is about rows that differ from training rows as {shift} do, and about no other shift.",
+        pairs=pairs,
+        units=units,
+    )

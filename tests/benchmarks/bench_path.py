@@ -21,9 +21,8 @@ import warnings
 import numpy as np
 import scipy.special
 
-from ncm_cli.probes.judge import FOLD_TOLERANCE
+from ncm_cli.probes.fit import FOLD_TOLERANCE, auto_ranks
 from ncm_cli.probes.path import Fit, fit_path
-from ncm_cli.probes.problem import auto_ranks
 from ncm_cli.probes.projection import complement, spectrum
 from ncm_cli.probes.selection import deal
 

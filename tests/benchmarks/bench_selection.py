@@ -26,13 +26,11 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
-from ncm_cli.probes.crossfit import CrossFit
-from ncm_cli.probes.judge import crossfit, judge_pick
+from ncm_cli.probes.fit import crossfit, judge_pick, resolve_ranks
 from ncm_cli.probes.metrics import Z95, row_errors
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.probes.problem import read_problem, resolve_ranks
-from ncm_cli.probes.selection import choose, stacked
-from ncm_cli.probes.train import train_path
+from ncm_cli.probes.problem import read_problem, train_path
+from ncm_cli.probes.selection import CrossFit, choose, stacked
 from ncm_cli.progress import SILENT
 from ncm_cli.store.columns import Column
 from ncm_cli.store.digests import fingerprint
@@ -158,33 +156,23 @@ def outcome(features: Path, pairs: Path, scaling: str, seed: int) -> Outcome:
     )
     problem = read_problem(options, oracle=True, reporter=SILENT)
     whole, folds = problem.whole(), problem.folds(options.folds, seed)
-    available = min(whole.rank, *(problem.fold_rank(fold) for fold in folds))
+    available = min(whole.rank, *(problem.without(fold).rank for fold in folds))
     ranks = resolve_ranks("auto", "ncm", available, SILENT)
     settings = {"method": "ncm", "solver": "lbfgs", "ranks": ranks, "decays": DECAYS}
-    found = crossfit(problem, folds, options, **settings)
+    found = crossfit(problem, folds, **settings)
     fits = train_path(whole, options, tolerance=1e-6, **settings)
     assert problem.test is not None
     errors = row_errors(*stacked(fits), problem.test.scaled(whole.scaling))[0].mean(axis=1)
     picks = {name: rule(found) for name, rule in RULES.items()}
     pick = picks["least bound"]
     bound = found.bound(pick)
-    assert bound is not None
-    judged = judge_pick(
-        problem,
-        folds,
-        options,
-        found,
-        fits[pick].rank,
-        fits[pick].weight_decay,
-        solver="lbfgs",
-        decays=DECAYS,
-    )
+    verdict, _ = judge_pick(problem, folds, found, fits[pick].rank, fits[pick].weight_decay)
     return Outcome(
         errors={name: float(errors[index]) for name, index in picks.items()},
         best=float(errors.min()),
         bound=bound.value,
         upper=bound.high,
-        verdict=judged.verdict.code,
+        verdict=verdict.code,
     )
 
 
@@ -194,7 +182,6 @@ def _within(found: CrossFit, sign: int) -> int:
 
     def close(index: int) -> bool:
         gain = found.gain(least, index)
-        assert gain is not None
         return gain.value <= (gain.high - gain.low) / 2 / Z95 + 1e-12
 
     near = [index for index in range(len(found.candidates)) if close(index)]

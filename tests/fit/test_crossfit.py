@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from ncm_cli.probes import judge as common_crossfit
-from ncm_cli.probes.crossfit import CrossFit, measure
-from ncm_cli.probes.judge import crossfit
+from ncm_cli.probes import fit as fitting
+from ncm_cli.probes.fit import crossfit
 from ncm_cli.probes.metrics import PairRows, Rows, wilson
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.path import Fit
-from ncm_cli.probes.problem import Problem, read_problem
-from ncm_cli.probes.selection import Candidate, units
+from ncm_cli.probes.problem import Problem, read_problem, train_path
+from ncm_cli.probes.selection import Candidate, CrossFit, measure, units
 from ncm_cli.progress import SILENT
 
 RANKS, DECAYS = (0, 2, 3), (1e-2, 1e-1)
@@ -95,12 +94,12 @@ def _reference(problem: Problem, folds: list[Any]) -> dict[tuple[int, float], di
 def test_crossfit_is_what_its_definition_says(
     on_disk: Any, classes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(common_crossfit, "FOLD_TOLERANCE", 0.0)
+    monkeypatch.setattr(fitting, "FOLD_TOLERANCE", 0.0)
     problem = _problem(on_disk, classes)
     folds = problem.folds(4, 1)
     assert len(folds) == 4
     setting = {"method": "ncm", "solver": "lbfgs", "ranks": RANKS, "decays": DECAYS}
-    found = crossfit(problem, folds, problem.options, **setting)
+    found = crossfit(problem, folds, **setting)
     expected = _reference(problem, folds)
     assert [(c.rank, c.weight_decay) for c in found.candidates] == list(expected)
     for candidate in found.candidates:
@@ -123,7 +122,7 @@ def test_the_looser_tolerance_of_folds_changes_hardly_a_decision(on_disk: Any) -
     problem = _problem(on_disk, 2)
     folds = problem.folds(5, 0)
     setting = {"method": "ncm", "solver": "lbfgs", "ranks": RANKS, "decays": DECAYS}
-    found = crossfit(problem, folds, problem.options, **setting)
+    found = crossfit(problem, folds, **setting)
     for candidate, own in zip(found.candidates, _reference(problem, folds).values(), strict=True):
         assert candidate.flip_rate == pytest.approx(own["change"], abs=1 / 44)
         assert candidate.val_accuracy == pytest.approx(1 - own["error"], abs=1 / 50)
@@ -151,9 +150,9 @@ def test_features_that_interpolate_hide_their_flips_from_all_but_folds(on_disk: 
     whole = problem.whole()
     assert problem.pairs is not None
     everything = problem.pairs.members(problem.pairs.usable, whole.scaling)
-    naive = measure(common_crossfit.train_path(whole, options, **setting), None, everything, regression=False)
+    naive = measure(train_path(whole, options, **setting), None, everything, regression=False)
     assert naive.changes.sum() == 0, "the probes of all rows flip none of their own rows' pairs"
-    found = crossfit(problem, folds, options, **setting)
+    found = crossfit(problem, folds, **setting)
     assert all((candidate.flip_rate or 0) > 0.25 for candidate in found.candidates)
 
 
@@ -200,9 +199,9 @@ def test_intervals_of_bounds_and_gains_cover(rng: np.random.Generator) -> None:
     calmer = changes * np.repeat(rng.random((draws, pairs // 2)) < 0.4, 2, axis=1)
     found = joined(np.concatenate([changes, calmer]), unit, np.concatenate([errors, better]), False)
     bounds = [found.bound(index) for index in range(draws)]
-    assert np.mean([one is not None and one.low <= 0.45 <= one.high for one in bounds]) >= 0.93
+    assert np.mean([one.low <= 0.45 <= one.high for one in bounds]) >= 0.93
     gains = [found.gain(draws + index, index) for index in range(draws)]
-    assert np.mean([one is not None and one.low <= 0.18 <= one.high for one in gains]) >= 0.92
+    assert np.mean([one.low <= 0.18 <= one.high for one in gains]) >= 0.92
 
 
 @pytest.fixture
@@ -241,8 +240,6 @@ def test_the_ends_of_a_bound_are_movers(errors: int, flips: int, regression: boo
     pairs = (np.arange(20) < flips).astype(float)[None] * (scale if regression else 1)
     found = joined(pairs, np.arange(20), rows, regression)
     error, change, bound = found.error(0), found.change(0), found.bound(0)
-    assert error is not None
-    assert bound is not None
     root = (lambda x: max(x, 0.0) ** 0.5) if regression else (lambda x: x)
     back = (lambda x: x * x) if regression else (lambda x: x)
     value = root(error.value) + root(change.value)
@@ -264,8 +261,6 @@ def test_a_gain_is_positive_where_the_first_is_better(regression: bool, rng: np.
         np.concatenate([calmer, changes]), np.arange(80), np.concatenate([errors, errors]), regression
     )
     gain, loss, none = found.gain(0, 1), found.gain(1, 0), found.gain(0, 0)
-    assert gain is not None
-    assert loss is not None
     bounds = [found.bound(index) for index in (0, 1)]
     assert gain.value == pytest.approx(bounds[1].value - bounds[0].value)
     assert 0 < gain.low < gain.value < gain.high
@@ -277,22 +272,6 @@ def test_a_gain_is_positive_where_the_first_is_better(regression: bool, rng: np.
         assert gain.high - gain.value == pytest.approx(1.96 * lost.std(ddof=1) / np.sqrt(80), rel=1e-3), (
             "the rows are the same, so only the pairs that differ count"
         )
-
-
-def test_without_validation_rows_there_is_no_bound() -> None:
-    found = joined(np.zeros((2, 5)), np.arange(5), None, False)
-    assert (found.error(0), found.bound(0), found.gain(0, 1)) == (None, None, None)
-
-
-def test_candidates_beside_others_keep_their_measurements(rng: np.random.Generator) -> None:
-    parts = [
-        joined((rng.random((2, 40)) < 0.3).astype(float), np.arange(40), rng.random((2, 30)).round(), False)
-        for _ in range(2)
-    ]
-    both = parts[0].beside(parts[1])
-    assert [candidate.rank for candidate in both.candidates] == [0, 1, 0, 1]
-    assert both.bound(3) == parts[1].bound(1)
-    assert both.bound(0) == parts[0].bound(0)
 
 
 floats = st.floats(-100, 100, width=32)

@@ -12,11 +12,10 @@ import pytest
 from ncm_cli.errors import InputError, MismatchError, UsageError
 from ncm_cli.options import check
 from ncm_cli.probes.apply import logits
-from ncm_cli.probes.fit import FitReport, fit
+from ncm_cli.probes.fit import FitReport, auto_ranks, fit
 from ncm_cli.probes.metrics import accuracy, decide
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.path import fit_path
-from ncm_cli.probes.problem import auto_ranks
 from ncm_cli.probes.projection import spectrum
 from ncm_cli.progress import Reporter
 from ncm_cli.store.features import FeatureStore
@@ -253,9 +252,9 @@ def test_pairs_that_cant_be_cut_into_folds_say_what_to_do(on_disk: Any) -> None:
     assert "one --rank and one --weight-decay" in str(refused.value)
     single = run(on_disk, pairs=together, rank="3", weight_decay="1e-2")
     assert (single.report.rule, single.report.folds) == ("only-candidate", 0)
-    assert single.report.judged is not None
-    assert single.report.judged.verdict.code == "unmeasured"
-    assert "too few pairs to be cut into folds" in single.report.judged.verdict.text
+    assert single.report.verdict is not None
+    assert single.report.verdict.code == "unmeasured"
+    assert "too few pairs to be cut into folds" in single.report.verdict.text
     assert run(on_disk, pairs=together, select="in-domain").report.rule == "in-domain"
 
 
@@ -346,8 +345,6 @@ def test_ncm_without_pairs_and_ranks_without_ncm_are_refused(on_disk: Any) -> No
         run(on_disk, pairs=None, method="ncm")
     with pytest.raises(UsageError, match="removes no directions"):
         run(on_disk, method="erm", rank="3")
-    with pytest.raises(UsageError, match="has no exact solver"):
-        run(on_disk, method="irm", envs="place", solver="lbfgs")
     with pytest.raises(UsageError, match="did you mean 'bound'"):
         run(on_disk, select="bounds")
 
@@ -360,39 +357,14 @@ def test_erm_with_pairs_still_measures_its_flip_rate(on_disk: Any) -> None:
     assert made.report.pick.flip_rate > 0.3
 
 
-@pytest.mark.parametrize("method", ["irm", "vrex", "groupdro", "fish", "lisa", "matchdg"])
-def test_other_methods_are_trained(on_disk: Any, method: str) -> None:
-    made = run(on_disk, method=method, envs="place", epochs=3, device="cpu")
-    assert made.report.solver == "adam"
-    assert made.probe.meta["method"] == method
-    assert np.isfinite(made.probe.weight).all()
-    if method != "matchdg":
-        with pytest.raises(UsageError, match=f"{method} needs --envs"):
-            run(on_disk, method=method, epochs=1, device="cpu")
-
-
-def test_leace_erases_a_column_before_fitting(on_disk: Any) -> None:
-    pytest.importorskip("concept_erasure")
-    made = on_disk.planted
-    X, y = made.rows(900, 0.9)
-    style = (X @ made.directions[:, 1] > 0).astype(int)
-    columns = {
-        "label": [str(code) for code in y],
-        "place": [("land", "water")[code] for code in style],
-        "split": ["train" if i < 600 else "val" for i in range(900)],
-    }
-    path = on_disk.store("e.h5", X, columns)
-    erm = run(on_disk, features=path, pairs=None, weight_decay="1e-3")
-    leace = run(on_disk, features=path, pairs=None, weight_decay="1e-3", method="leace", erase="place")
-    moved = [
-        abs(probe.weight[0] @ (X[style == 1].mean(0) - X[style == 0].mean(0)))
-        for probe in (erm.probe, leace.probe)
-    ]
-    assert moved[0] > 1, "the column must show in the scores before it is erased"
-    assert moved[1] < 0.3 * moved[0]
-    assert leace.report.solver == "lbfgs"
-    with pytest.raises(UsageError, match="leace needs --erase"):
-        run(on_disk, method="leace")
+@pytest.mark.parametrize("method", ["irm", "vrex", "groupdro", "fish", "lisa", "matchdg", "leace", "dfr"])
+def test_other_methods_are_the_sweeps(on_disk: Any, method: str) -> None:
+    with pytest.raises(UsageError, match=f"ncm fit doesn't train '{method}'") as refused:
+        run(on_disk, method=method)
+    assert refused.value.fix == f"ncm sweep --methods {method} ... --save-probes DIR"
+    with pytest.raises(UsageError, match="no method named 'nmc'") as refused:
+        run(on_disk, method="nmc")
+    assert refused.value.fix == "did you mean 'ncm'?"
 
 
 def test_auto_ranks_are_dense_then_sparse() -> None:
@@ -405,9 +377,9 @@ def test_auto_ranks_are_dense_then_sparse() -> None:
 
 
 def test_options_that_nothing_reads_are_said(on_disk: Any) -> None:
-    made = run(on_disk, rank="2", weight_decay="1e-2", lr=0.5, eta=0.3, scale_factor=3.0)
+    made = run(on_disk, rank="2", weight_decay="1e-2", lr=0.5, scale_factor=3.0)
     (said,) = [text for text in made.heard.warnings if "no effect" in text]
-    assert said == "no effect with --method ncm --solver lbfgs: --scale-factor, --lr, --eta"
+    assert said == "no effect with --method ncm --solver lbfgs: --scale-factor, --lr"
     assert not any("no effect" in text for text in run(on_disk, rank="2", weight_decay="1e-2").heard.warnings)
 
 

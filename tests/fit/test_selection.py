@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError
-from ncm_cli.probes.crossfit import CrossFit, measure
 from ncm_cli.probes.metrics import PairRows, Rows, decide
 from ncm_cli.probes.path import Fit
-from ncm_cli.probes.selection import Candidate, choose, score_path
+from ncm_cli.probes.selection import Candidate, CrossFit, choose, measure, score_path
 from ncm_cli.store.columns import group_weights
 
 

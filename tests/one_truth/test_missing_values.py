@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError
+from ncm_cli.probes.options import FitOptions
+from ncm_cli.probes.problem import read_problem
 
 ADAM = {"epochs": 3, "device": "cpu"}
 MISSING = {3, 8, 20, 95, 96, 97, 140, 150}
@@ -24,18 +26,15 @@ def _place(world: Any, lost: str = "") -> list[str]:
     [
         {"upweight": "place"},
         {"upweight": "label,place"},
-        {"method": "irm", "envs": "place", **ADAM},
-        {"method": "groupdro", "envs": "domain,place", **ADAM},
-        {"method": "leace", "erase": "place"},
+        {"upweight": "place", "solver": "adam", **ADAM},
     ],
-    ids=lambda options: str(next(name for name in ("upweight", "envs", "erase") if name in options)),
+    ids=str,
 )
 def test_training_rows_without_a_value_are_left_out(world: Any, options: dict[str, Any]) -> None:
     features = world.store(place=_place(world))
     probe, report = world.fit(features, "with", weight_decay="1e-2", **options)
     assert report.train_rows == 87
-    flag = next(name for name in ("upweight", "envs", "erase") if name in options)
-    said = f"3 training rows without a value of {options[flag]} (--{flag}) are left out, such as 'r3'"
+    said = f"3 training rows without a value of {options['upweight']} (--upweight) are left out, such as 'r3'"
     assert said in world.heard.warnings
     split = ["" if row in MISSING and name == "train" else name for row, name in enumerate(_split(world))]
     without = world.store("without.h5", place=_place(world), split=split)
@@ -44,6 +43,18 @@ def test_training_rows_without_a_value_are_left_out(world: Any, options: dict[st
     lost = world.store("lost.h5", place=_place(world, "lost"))
     own, _ = world.fit(lost, "lost", weight_decay="1e-2", **options)
     assert not np.allclose(own.weight, probe.weight, rtol=1e-3), "a group of their own would count"
+
+
+@pytest.mark.parametrize("option", ["envs", "dro_groups"])
+def test_so_are_those_without_a_value_of_another_methods_columns(world: Any, option: str) -> None:
+    given = FitOptions(features=world.store(place=_place(world)), output=world.folder / "p")
+    columns = {option: "domain,place", "erase": None}
+    problem = read_problem(given, oracle=False, reporter=world.heard, columns=columns)
+    flag = f"--{option.replace('_', '-')}"
+    said = f"3 training rows without a value of domain,place ({flag}) are left out, such as 'r3'"
+    assert said in world.heard.warnings
+    assert list(problem.train.codes) == [option]
+    assert len(problem.train.codes[option]) == len(problem.train.ids) == 87
 
 
 def _split(world: Any) -> list[str]:
@@ -68,7 +79,7 @@ def test_rows_without_a_value_of_groups_are_in_no_group(world: Any, members: lis
     assert evaluated.n == 40
     assert evaluated.worst_group.value == pytest.approx(report.pick.worst_group)
     assert evaluated.scores["accuracy"] == pytest.approx(report.pick.val_accuracy)
-    control = next(one for one in report.judged.controls if one.name == "erm-upweighted")
+    control = next(one for one in report.controls if one.name == "erm-upweighted")
     assert control.weight_decay == 1e-2
     world.fit(
         features,
@@ -85,9 +96,8 @@ def test_rows_without_a_value_of_groups_are_in_no_group(world: Any, members: lis
 
 def test_a_column_without_any_value_is_refused(world: Any) -> None:
     features = world.store(place=["" if row < 90 else "a" for row in range(len(world.X))])
-    for options in ({"upweight": "place"}, {"method": "irm", "envs": "place", **ADAM}):
-        with pytest.raises(InputError, match="no training row has a value of 'place'"):
-            world.fit(features, weight_decay="1e-2", **options)
+    with pytest.raises(InputError, match="no training row has a value of 'place'"):
+        world.fit(features, weight_decay="1e-2", upweight="place")
     empty = world.store("empty.h5", place=["a" if row < 90 else "" for row in range(len(world.X))])
     with pytest.raises(InputError, match="no validation row has a value of 'place'"):
         world.fit(empty, groups="place", weight_decay="1e-2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from ncm_cli.errors import InputError, MismatchError
 from ncm_cli.main import run
+from ncm_cli.store.probe import write_probe
 
 KEYS = ("theta_m_theta", "term_1", "term_2", "bound", "test_risk")
 ADAM = {"solver": "adam", "epochs": 4, "lr": 0.02, "device": "cpu", "weight_decay": "1e-2"}
@@ -146,8 +148,17 @@ def test_pairs_that_changed_are_refused(made: tuple[Any, Any], members: list[tup
 def test_methods_that_remove_no_directions_are_refused(made: tuple[Any, Any]) -> None:
     world, features = made
     pairs = world.folder / "pairs.h5"
-    for name, options in (("erm", {"method": "erm"}), ("irm", {"method": "irm", "envs": "domain", **ADAM})):
-        world.fit(features, pairs=pairs, **{"weight_decay": "1e-2"} | options)
+    for name in ("erm", "irm"):
+        made_by_fit, _ = world.fit(features, pairs=pairs, weight_decay="1e-2", method="erm")
+        options = made_by_fit.meta["options"] | {"method": name, "envs": "domain"}
+        meta = made_by_fit.meta | {"method": name, "options": options}
+        write_probe(world.folder / "probe", dataclasses.replace(made_by_fit, meta=meta))
+        if name == "irm":
+            with pytest.raises(MismatchError, match="a method that ncm fit doesn't train") as refused:
+                world.bound(features, pairs=pairs)
+            assert refused.value.found == "method irm"
+        else:
+            assert np.isfinite(world.bound(features, pairs=pairs)["bound"])
         for asked in ({"ranks": "0:2"}, {"pair_counts": "3"}):
             with pytest.raises(MismatchError, match="removes no directions") as refused:
                 world.bound(features, pairs=pairs, **asked)

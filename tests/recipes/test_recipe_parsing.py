@@ -427,7 +427,7 @@ def test_values_are_checked_as_the_command_line_checks_them_all_at_once(tmp_path
         "  - embed:\n      source: data/manifest.csv\n      model: pixels:x\n      augment: greyscale\n"
         "      device: gpu\n      output: f.h5\n"
         "  - fit:\n      features: f.h5\n      select: bond\n      weight_decay: abc\n      rank: 4-8\n"
-        "      train: split\n      val: splt=val\n      p_sel: 1.5\n      output: p.safetensors\n"
+        "      train: split\n      val: splt=val\n      lr: -1.5\n      output: p.safetensors\n"
         "  - sweep: {features: f.h5, search: [lr=0, rank=1:4], momentum: 1, methods: 'erm,x', output: s.h5}\n"
         "  - eval: {probe: p.safetensors, features: f.h5, groups: colour, output: e.json}\n"
     )
@@ -439,7 +439,7 @@ def test_values_are_checked_as_the_command_line_checks_them_all_at_once(tmp_path
         *((line, f"steps[2].embed.{name}") for line, name in ((6, "model"), (7, "augment"), (8, "device"))),
         *((line, f"steps[3].fit.{name}") for line, name in ((12, "select"), (13, "weight_decay"))),
         *((line, f"steps[3].fit.{name}") for line, name in ((14, "rank"), (15, "train"), (16, "val"))),
-        (17, "steps[3].fit.p_sel"),
+        (17, "steps[3].fit.lr"),
         *((19, f"steps[4].sweep.{name}") for name in ("search", "momentum", "methods")),
         (20, "steps[5].eval.groups"),
     }
@@ -452,7 +452,10 @@ def test_values_are_checked_as_the_command_line_checks_them_all_at_once(tmp_path
     ("step", "match"),
     [
         ("fit: {features: f.h5, method: ncm, output: o}", r"fit: ncm needs --pairs"),
-        ("fit: {features: f.h5, method: irm, output: o}", r"fit: irm needs --envs"),
+        (
+            "fit: {features: f.h5, method: irm, output: o}",
+            r"ncm sweep --methods irm .* --save-probes DIR",
+        ),
         ("fit: {features: f.h5, select: worst-group, output: o}", r"fit\.select: --select worst-group needs"),
         ("fit: {features: f.h5, select: bound, output: o}", r"fit\.select: --select bound needs pairs"),
         ("pairs: {features: f.h5, match: random, output: o}", r"pairs\.match: --match random in one store"),
