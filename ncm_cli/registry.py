@@ -233,7 +233,7 @@ BUILDERS = {
     "pacs": Command(
         "PACS: a manifest with splits over domain/class/file.",
         "datasets.options:PacsOptions",
-        "datasets.pacs:build",
+        "datasets.image_folder:build_pacs",
         """
         ncm data pacs PACS -o data
             80 % training, 20 % validation in each domain
@@ -243,7 +243,7 @@ BUILDERS = {
         "ncm embed data/manifest.csv -o features.h5",
     ),
 }
-"""The builders of ``ncm data``; their ``work`` is called by that of ``data``."""
+"""The builders of ``ncm data``: their ``work`` is ``build(options, folder, reporter)``, called by data's."""
 
 STEPS = tuple(name for name, command in COMMANDS.items() if command.work)
 """The steps that a recipe may hold."""
@@ -261,9 +261,10 @@ def work_of(name: str) -> Callable[..., Any]:
     return _load(COMMANDS[name].work)
 
 
-def builder_of(options: Any) -> Callable[..., Any]:
-    """The function ``work(options, *, reporter)`` of the builder that these options are for."""
-    return next(_load(one.work) for one in BUILDERS.values() if type(options) is _load(one.options))
+def builder_of(options: Any) -> tuple[str, Callable[..., Any]]:
+    """The name and the function ``build(options, folder, reporter)`` of the builder with these options."""
+    every = BUILDERS.items()
+    return next((name, _load(one.work)) for name, one in every if type(options) is _load(one.options))
 
 
 def _load(address: str | None) -> Any:

@@ -14,11 +14,11 @@ ROWS_SHOWN = 40
 def run(options: Any, ui: Ui) -> None:
     """Make the data set and show its counts."""
     built = data(options, reporter=ui.reporter)
-    for table in built.tables:
-        more = len(table.rows) - ROWS_SHOWN
-        footer = f"and {more:,} more: --json has all" if more > 0 else None
-        names = sum(isinstance(cell, str) for cell in table.rows[0])
-        ui.table(table.columns, table.rows[:ROWS_SHOWN], title=table.title, footer=footer, left=names)
+    made = built.contents
+    more = len(made.rows) - ROWS_SHOWN
+    footer = f"and {more:,} more: --json has all" if more > 0 else None
+    names = sum(isinstance(cell, str) for cell in made.rows[0])
+    ui.table(made.columns, made.rows[:ROWS_SHOWN], title=made.title, footer=footer, left=names)
     for role, path in built.files.items():
         ui.note(f"{role}: {path}")
     if ui.json:

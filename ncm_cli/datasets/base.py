@@ -1,23 +1,20 @@
-"""A data set folder is made beside its final place and renamed when it is complete.
-
-``ncm data``: make one of the data sets on disk.
-"""
+"""``ncm data``: a data set's folder is made beside its final place, and renamed when it is complete."""
 
 from __future__ import annotations
 
 import json
 import os.path
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from ncm_cli import __version__
 from ncm_cli.errors import InputError, listing
+from ncm_cli.options import as_json, check
 from ncm_cli.probes.projection import blas_threads
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.registry import builder_of
@@ -28,52 +25,68 @@ MARKER = "dataset.json"
 FORMAT = "ncm-data"
 FORMAT_VERSION = 1
 
+SUFFIXES = {".jpg", ".jpeg", ".png"}
+"""Of the images of published data sets."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a builder has put into its folder: numbers for JSON, and a table of counts to show."""
+
+    facts: dict[str, int]
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[object, ...]]
+
+
+@dataclass(frozen=True, slots=True)
 class Built:
-    """What a builder wrote."""
+    """A data set on disk."""
 
     builder: str
     output: Path
     files: dict[str, Path]
     """Role (``manifest``, ``pairs`` ...) to file."""
-    facts: dict[str, Any]
-    """Counts and settings, ready for JSON."""
-    tables: tuple[CountTable, ...] = field(default=())
+    seed: int
+    contents: Contents
 
     def to_json(self) -> dict[str, Any]:
+        counts = [dict(zip(self.contents.columns, row, strict=True)) for row in self.contents.rows]
         return {
             "builder": self.builder,
             "output": str(self.output),
             "files": {role: str(path) for role, path in self.files.items()},
-            **self.facts,
-            "counts": {table.title: table.to_json() for table in self.tables},
+            **self.contents.facts,
+            "seed": self.seed,
+            "counts": {self.contents.title: counts},
         }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CountTable:
-    """Rows of counts to show, such as the size of each group."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[object, ...], ...]
-
-    def to_json(self) -> list[dict[str, object]]:
-        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
-
-
-@contextmanager
-def building(output: Path, builder: str, options: dict[str, Any]) -> Iterator[Path]:
-    """A new folder that becomes ``output`` when the block ends without an error.
+def data(options: Any, *, reporter: Reporter = SILENT) -> Built:
+    """Make the data set to which the class of ``options`` belongs.
 
     An earlier folder of any builder is replaced, unless something else was put into it; so are empty ones.
     """
+    check(options)
+    name, build = builder_of(options)
+    output: Path = options.output
+    # Builders decompose small matrices at most.
+    with blas_threads(0), _complete(output, name, as_json(options)) as folder:
+        contents = build(options, folder, reporter)
+    files = {path.stem: path for path in sorted(output.iterdir()) if path.is_file() and path.name != MARKER}
+    return Built(name, output, files, options.seed, contents)
+
+
+@contextmanager
+def _complete(output: Path, builder: str, options: dict[str, Any]) -> Iterator[Path]:
+    """A new folder that becomes ``output`` when the block ends without an error."""
     _refuse_foreign(output)
     output.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".partial", dir=output.parent))
-    try:
-        made.chmod(0o755)
+    with tempfile.TemporaryDirectory(
+        prefix=f".{output.name}.", suffix=".partial", dir=output.parent, ignore_cleanup_errors=True
+    ) as around:
+        made = Path(around, "new")
+        made.mkdir()
         yield made
         header = {
             "ncm_format": FORMAT,
@@ -85,9 +98,9 @@ def building(output: Path, builder: str, options: dict[str, Any]) -> Iterator[Pa
             "entries": sorted(path.name for path in made.iterdir()),
         }
         (made / MARKER).write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
-        _replace(made, output)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+        if output.exists():
+            output.rename(Path(around, "old"))
+        made.rename(output)
 
 
 def _refuse_foreign(output: Path) -> None:
@@ -96,7 +109,12 @@ def _refuse_foreign(output: Path) -> None:
         return
     if not output.is_dir():
         raise InputError("a file where the data set's folder should go", where=output, fix="another --output")
-    others = {path.name for path in output.iterdir()} - _entries(output)
+    try:
+        entries = json.loads((output / MARKER).read_text(encoding="utf-8"))["entries"]
+        known = {MARKER, *entries}
+    except (OSError, ValueError, KeyError, TypeError):
+        known = set()
+    others = {path.name for path in output.iterdir()} - known
     if others:
         raise InputError(
             "the output folder holds other files",
@@ -107,33 +125,6 @@ def _refuse_foreign(output: Path) -> None:
         )
 
 
-def _entries(output: Path) -> set[str]:
-    """What an earlier build wrote into a folder."""
-    try:
-        header = json.loads((output / MARKER).read_text(encoding="utf-8"))
-        return {MARKER, *header["entries"]}
-    except (OSError, ValueError, KeyError, TypeError):
-        return set()
-
-
-def _replace(made: Path, output: Path) -> None:
-    if not output.exists():
-        made.rename(output)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".old", dir=output.parent))
-    output.rename(old / "data")
-    made.rename(output)
-    shutil.rmtree(old, ignore_errors=True)
-
-
 def absolute(path: Path) -> str:
     """A path for a manifest whose images stay where they are; links are kept."""
     return os.path.normpath(path.absolute())
-
-
-def data(options: Any, *, reporter: Reporter = SILENT) -> Built:
-    """Make the data set to which the class of ``options`` belongs."""
-    # Builders decompose small matrices at most.
-    with blas_threads(0):
-        built: Built = builder_of(options)(options, reporter=reporter)
-    return built

@@ -1,148 +1,156 @@
-"""A manifest with seeded splits over any folder of images."""
+"""A manifest with seeded splits over a folder of images: anyone's, or PACS (``domain/class/file``)."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from ncm_cli.datasets.base import Built, CountTable, absolute, building
-from ncm_cli.datasets.options import FolderOptions
+from ncm_cli.datasets.base import SUFFIXES, Contents, absolute
+from ncm_cli.datasets.options import FolderOptions, PacsOptions
 from ncm_cli.errors import InputError, listing, unknown
-from ncm_cli.images.files import list_images
+from ncm_cli.images.files import check_depth, printable, walk_images
+from ncm_cli.images.manifest import alike_categories
 from ncm_cli.images.options import parse_layout
-from ncm_cli.options import Term, as_json, check, parse_where
-from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.options import parse_where
+from ncm_cli.progress import Reporter
 from ncm_cli.store.tables import read_table, write_csv
 
 SPLITS = ("train", "val", "test")
 
-Group = tuple[str, ...]
-"""One value for each level of the layout."""
+PACS_COLUMNS = ("id", "path", "label", "domain", "split")
+
+PUBLISHED = {"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929}
+"""Images of each domain (Li et al., Deeper, Broader and Artier Domain Generalization, 2017); 9,991 in all."""
+
+Folders = tuple[str, ...]
+"""The folders of an image, one for each level of the layout. Those in the same folders are split together."""
 
 
-def build(options: FolderOptions, reporter: Reporter = SILENT) -> Built:
+def build(options: FolderOptions, folder: Path, reporter: Reporter) -> Contents:
     """Write the manifest; the images stay where they are, and are named by absolute paths.
 
-    Every combination of the layout's columns is split on its own. With ``--test`` the rows that it names are
-    the test rows, and a share of the others is for validation.
+    Images in the same folders are split on their own. With ``--test`` the rows that it names are the test
+    rows, and a share of the others is for validation.
 
     Raises
     ------
-    UsageError
-        Fractions out of range, a layout that names the columns of a manifest.
     InputError
         No images, images at another depth, a filter that names no column or no row.
     """
-    check(options)
     layout = parse_layout(options.layout)
-    if not options.source.is_dir():
-        raise InputError("no such folder", where=options.source, expected="a folder of images")
-    images, others = list_images(options.source, len(layout))
-    if others:
-        reporter.note(f"{len(others)} other files are left out")
-    lost = [image for image in images if not (options.source / image).exists()]
-    if lost:
-        what = f"links that lead nowhere: {listing(lost)}"
-        if len(lost) == len(images):
-            raise InputError("no image in the folder is there", where=options.source, found=what)
-        reporter.warn(f"left out, {what}")
-        images = sorted(set(images) - set(lost))
-    values = [dict(zip(layout, image.split("/"), strict=False)) for image in images]
-    kept = _selected(options.where, "--where", values, layout)
-    counts = None if options.counts is None else _read_counts(options.counts, layout)
-    if counts is not None:
-        _require_known(counts, {tuple(values[row].values()) for row in kept}, options)
-        kept = [row for row in kept if tuple(values[row].values()) in counts]
-    groups = [tuple(values[row].values()) for row in kept]
-    if counts is not None:
-        splits = _counted(groups, counts, options)
+    found = {image: tuple(image.split("/")[:-1]) for image in _images(options.source, len(layout), reporter)}
+    kept = _selected(options.where, "--where", found, layout)
+    if options.counts is not None:
+        counts = _read_counts(options.counts, layout)
+        known = sorted(" / ".join(own) for own in set(kept.values()))
+        for strange in (name for name in map(" / ".join, counts) if name not in known):
+            raise unknown("group of images", strange, known, where=options.counts)
+        kept = {image: own for image, own in kept.items() if own in counts}
+        splits = _counted(kept, counts, options)
     else:
-        held_out = set(_selected(options.test, "--test", values, layout)) if options.test else None
-        splits = _splits(options, groups, kept, held_out)
-        for gap in _gaps(options, layout, groups, splits):
+        test = _selected(options.test, "--test", found, layout) if options.test else None
+        splits = _shared(options, kept, test)
+        for gap in _gaps(options, layout, kept, splits):
             reporter.warn(gap)
-    rows = [
-        (images[row], absolute(options.source / images[row]), *values[row].values(), split)
-        for row, split in zip(kept, splits, strict=True)
-    ]
-    with building(options.output, "folder", as_json(options)) as made:
-        write_csv(made / "manifest.csv", ("id", "path", *layout, "split"), rows)
-    return Built(
-        builder="folder",
-        output=options.output,
-        files={"manifest": options.output / "manifest.csv"},
-        facts={"rows": len(rows), "images_found": len(images), "seed": options.seed},
-        tables=(_counts(layout, rows),),
+    columns = {name: [own[level] for own in kept.values()] for level, name in enumerate(layout)}
+    for warning in alike_categories(columns, "label", ()):
+        reporter.warn(warning)
+    rows = [(image, absolute(options.source / image), *own, splits[image]) for image, own in kept.items()]
+    write_csv(folder / "manifest.csv", ("id", "path", *layout, "split"), rows)
+    counted = Counter((own, splits[image]) for image, own in kept.items())
+    names = [*SPLITS, *sorted(set(splits.values()) - set(SPLITS))]
+    return Contents(
+        {"rows": len(rows), "images_found": len(found)},
+        "rows",
+        (" / ".join(layout), *names),
+        [(" / ".join(own), *(counted[own, name] for name in names)) for own in sorted(set(kept.values()))],
     )
 
 
+def _images(source: Path, depth: int, reporter: Reporter) -> list[str]:
+    """The images that can be named in a manifest; a warning names the others."""
+    if not source.is_dir():
+        raise InputError("no such folder", where=source, expected="a folder of images")
+    images, others = walk_images(source)
+    if others:
+        reporter.note(f"{len(others)} other files are left out")
+    unwritable = [image for image in images if printable(image) != image]
+    images = [image for image in images if printable(image) == image]
+    lost = [image for image in images if not (source / image).exists()]
+    images = sorted(set(images) - set(lost))
+    for what, names in (("names that aren't UTF-8", unwritable), ("links that lead nowhere", lost)):
+        if names:
+            every = f"{what}: {listing(map(printable, names), limit=len(names))}"
+            if not images:
+                raise InputError("no image in the folder is there", where=source, found=every)
+            reporter.warn(f"left out, {every}")
+    check_depth(source, images, depth)
+    return images
+
+
 def _selected(
-    where: str | None, flag: str, values: list[dict[str, str]], layout: tuple[str, ...]
-) -> list[int]:
-    """The rows that meet a filter."""
-    terms = parse_where(where or "")
-    for term in terms:
+    where: str | None, flag: str, found: Mapping[str, Folders], layout: Folders
+) -> dict[str, Folders]:
+    """The images that meet a filter."""
+    kept = dict(found)
+    for term in parse_where(where or ""):
         if term.column not in layout:
             raise unknown("folder level", term.column, layout, where=f"{flag} {where}")
-        known = sorted({row[term.column] for row in values})
+        level = layout.index(term.column)
+        known = sorted({own[level] for own in found.values()})
         for value in term.values:
             if value not in known:
                 raise unknown(term.column, value, known, where=f"{flag} {where}")
-    rows = [i for i, row in enumerate(values) if all(_meets(row, term) for term in terms)]
-    if not rows:
+        kept = {name: own for name, own in kept.items() if (own[level] in term.values) != term.negated}
+    if not kept:
         raise InputError("no image meets the filter", where=f"{flag} {where}")
-    return rows
+    return kept
 
 
-def _meets(row: dict[str, str], term: Term) -> bool:
-    return (row[term.column] in term.values) != term.negated
+def _shuffled(
+    kept: Mapping[str, Folders], order: Iterable[Folders], seed: int
+) -> Iterator[tuple[Folders, list[str]]]:
+    """The images in the same folders, in random order."""
+    together: dict[Folders, list[str]] = {}
+    for image, own in kept.items():
+        together.setdefault(own, []).append(image)
+    rng = np.random.default_rng(seed)
+    for own in order:
+        yield own, [together[own][i] for i in rng.permutation(len(together[own]))]
 
 
-def _splits(
-    options: FolderOptions, groups: list[Group], rows: list[int], held_out: set[int] | None
-) -> list[str]:
-    """The split of each row, drawn within its group."""
-    rng = np.random.default_rng(options.seed)
-    splits = ["train"] * len(rows)
-    for _, members in sorted(_members(groups).items()):
-        own = rng.permutation(members).tolist()
-        if held_out is None:
-            test = set(own[: round(len(own) * options.test_fraction)])
-        else:
-            test = {i for i in own if rows[i] in held_out}
-        rest = [i for i in own if i not in test]
-        for i in test:
-            splits[i] = "test"
-        for i in rest[: round(len(rest) * options.val_fraction)]:
-            splits[i] = "val"
+def _shared(
+    options: FolderOptions, kept: Mapping[str, Folders], test: Collection[str] | None
+) -> dict[str, str]:
+    """The split of each image: shares of those in the same folders."""
+    splits = dict.fromkeys(kept, "train")
+    for _, images in _shuffled(kept, sorted(set(kept.values())), options.seed):
+        drawn = images[: round(len(images) * options.test_fraction)]
+        tested = {image for image in (drawn if test is None else images) if test is None or image in test}
+        rest = [image for image in images if image not in tested]
+        splits |= dict.fromkeys(tested, "test")
+        splits |= dict.fromkeys(rest[: round(len(rest) * options.val_fraction)], "val")
     return splits
 
 
-def _members(groups: list[Group]) -> dict[Group, list[int]]:
-    """The rows of each group."""
-    members: dict[Group, list[int]] = {}
-    for i, group in enumerate(groups):
-        members.setdefault(group, []).append(i)
-    return members
-
-
 def _gaps(
-    options: FolderOptions, layout: tuple[str, ...], groups: list[Group], splits: list[str]
+    options: FolderOptions, layout: Folders, kept: Mapping[str, Folders], splits: Mapping[str, str]
 ) -> Iterator[str]:
-    """A warning for each split of which a group has no rows though it should, and what it would need.
+    """A warning for each split that lacks images of some folders though it should have them, and its need.
 
-    With ``--test`` groups that are held out as a whole need test rows alone, and of these each label some.
+    With ``--test`` folders that are held out as a whole need test rows alone, and of these each label some.
     """
-    sizes, counted = Counter(groups), Counter(zip(groups, splits, strict=True))
-    split_up = [group for group in sizes if options.test is None or counted[group, "test"] < sizes[group]]
+    sizes = Counter(kept.values())
+    counted = Counter((own, splits[image]) for image, own in kept.items())
+    split_up = [own for own in sizes if options.test is None or counted[own, "test"] < sizes[own]]
     shares = {"train": 1 - options.val_fraction, "val": options.val_fraction}
     if options.test is None:
         shares["test"] = options.test_fraction
     for split, share in shares.items():
-        lacking = {group: sizes[group] for group in split_up if not counted[group, split]}
+        lacking = {own: sizes[own] for own in split_up if not counted[own, split]}
         if lacking and share:
             # Shares are rounded: from here on it is one row.
             least = int(0.5 / share) + 1
@@ -153,34 +161,33 @@ def _gaps(
             )
     if options.test is not None and "label" in layout:
         level = layout.index("label")
-        tested = {group[level] for group in sizes if counted[group, "test"]}
-        lacking = Counter((group[level],) for group in groups if group[level] not in tested)
+        tested = {own[level] for own in sizes if counted[own, "test"]}
+        lacking = Counter((own[level],) for own in kept.values() if own[level] not in tested)
         if lacking:
             yield f"no test rows of {_sized(lacking)}: no image of them meets --test {options.test}"
 
 
-def _sized(sizes: Mapping[Group, int]) -> str:
-    return listing(f"{' / '.join(group)} ({n:,})" for group, n in sorted(sizes.items()))
+def _sized(sizes: Mapping[Folders, int]) -> str:
+    return listing(f"{' / '.join(own)} ({n:,})" for own, n in sorted(sizes.items()))
 
 
-def _read_counts(path: Path, layout: tuple[str, ...]) -> dict[Group, dict[str, int]]:
-    """Of each group (one value a level), how many images go into each split."""
+def _read_counts(path: Path, layout: Folders) -> dict[Folders, dict[str, int]]:
+    """How many of the images in the same folders go into each split."""
     table = read_table(path, what="table of counts")
     splits = [name for name in table.columns if name not in layout]
-    lacking = [name for name in layout if name not in table.columns]
-    if lacking or not splits:
+    if not splits or not set(layout) <= set(table.columns):
         raise InputError(
             "a table of counts without the columns it needs",
             where=path,
             found=listing(table.columns),
             expected=f"{', '.join(layout)}, and one column for each split such as train, val, test",
         )
-    found = {}
+    counts: dict[Folders, dict[str, int]] = {}
     for index, row in enumerate(table.rows):
-        group = tuple(row[name] for name in layout)
+        own = tuple(row[name] for name in layout)
         try:
             numbers = {name: int(row[name] or 0) for name in splits}
-            if min(numbers.values()) < 0 or group in found:
+            if min(numbers.values()) < 0 or own in counts:
                 raise ValueError
         except ValueError:
             raise InputError(
@@ -189,41 +196,71 @@ def _read_counts(path: Path, layout: tuple[str, ...]) -> dict[Group, dict[str, i
                 found=", ".join(row.values()),
                 expected="a group that no other row names, and whole numbers of images",
             ) from None
-        found[group] = numbers
-    return found
+        counts[own] = numbers
+    return counts
 
 
-def _require_known(counts: Iterable[Group], known: set[Group], options: FolderOptions) -> None:
-    for group in counts:
-        if group not in known:
-            names = sorted(" / ".join(other) for other in known)
-            raise unknown("group of images", " / ".join(group), names, where=options.counts)
-
-
-def _counted(groups: list[Group], counts: dict[Group, dict[str, int]], options: FolderOptions) -> list[str]:
-    """The split of each row: so many at random of each group, the others ``pool``."""
-    rng = np.random.default_rng(options.seed)
-    splits = ["pool"] * len(groups)
-    members = _members(groups)
-    for group, numbers in counts.items():
-        own = rng.permutation(members[group]).tolist()
-        if sum(numbers.values()) > len(own):
+def _counted(
+    kept: Mapping[str, Folders], counts: dict[Folders, dict[str, int]], options: FolderOptions
+) -> dict[str, str]:
+    """The split of each image: so many at random of those in the same folders, the others ``pool``."""
+    splits = dict.fromkeys(kept, "pool")
+    for own, images in _shuffled(kept, counts, options.seed):
+        names = [name for name, number in counts[own].items() for _ in range(number)]
+        if len(names) > len(images):
             raise InputError(
-                f"too few images of {' / '.join(group)}",
+                f"too few images of {' / '.join(own)}",
                 where=options.source,
-                found=len(own),
-                expected=f"{sum(numbers.values())}, as {options.counts} says",
+                found=len(images),
+                expected=f"{len(names)}, as {options.counts} says",
             )
-        for name, number in numbers.items():
-            for i in own[:number]:
-                splits[i] = name
-            own = own[number:]
+        splits |= zip(images, names, strict=False)
     return splits
 
 
-def _counts(layout: tuple[str, ...], rows: list[tuple[str, ...]]) -> CountTable:
-    counted = Counter((row[2:-1], row[-1]) for row in rows)
-    groups = sorted({row[2:-1] for row in rows})
-    splits = [*SPLITS, *sorted({row[-1] for row in rows} - set(SPLITS))]
-    table = [(" / ".join(group), *(counted[group, split] for split in splits)) for group in groups]
-    return CountTable(title="rows", columns=(" / ".join(layout), *splits), rows=tuple(table))
+def build_pacs(options: PacsOptions, folder: Path, reporter: Reporter) -> Contents:
+    """Write the manifest; the images stay where they are, and are named by absolute paths.
+
+    Each class of each domain is split on its own. Warns where the counts aren't the published ones.
+    """
+    root = options.pacs
+    if not root.is_dir():
+        raise InputError("no such folder", where=root, expected="the PACS folder: domain/class/file")
+    files = sorted(path.relative_to(root) for path in root.glob("*/*/*") if path.suffix.lower() in SUFFIXES)
+    found = {
+        path.as_posix(): path.parts[:2]
+        for path in files
+        if not any(part.startswith(".") for part in path.parts)
+    }
+    if not found:
+        inner = sorted(path.name for path in root.iterdir() if path.is_dir())
+        raise InputError(
+            "no images in domain/class/file",
+            where=root,
+            found=f"folders {', '.join(inner)}" if inner else "no folders",
+            expected="photo/dog/056_0001.jpg and so on",
+        )
+    sizes = Counter(domain for domain, _ in found.values())
+    if dict(sizes) != PUBLISHED:
+        have = ", ".join(f"{domain} {sizes[domain]:,} of {n:,}" for domain, n in PUBLISHED.items())
+        extra = sorted(set(sizes) - set(PUBLISHED))
+        other = f"; and other domains: {', '.join(extra)}" if extra else ""
+        reporter.warn(f"this isn't the published PACS of 9,991 images: {have}{other}")
+    splits: dict[str, str] = {}
+    for _, images in _shuffled(found, dict.fromkeys(found.values()), options.seed):
+        drawn = images[: options.limit]
+        splits |= dict.fromkeys(drawn, "train")
+        splits |= dict.fromkeys(drawn[: round(len(drawn) * options.val_fraction)], "val")
+    kept = {image: own for image, own in found.items() if image in splits}
+    rows = [
+        (image, absolute(root / image), label, domain, splits[image])
+        for image, (domain, label) in kept.items()
+    ]
+    write_csv(folder / "manifest.csv", PACS_COLUMNS, rows)
+    counted = Counter((domain, splits[image]) for image, (domain, _) in kept.items())
+    return Contents(
+        {"rows": len(rows), "images_found": len(found)},
+        "rows",
+        ("domain", "train", "val", "published"),
+        [(d, counted[d, "train"], counted[d, "val"], PUBLISHED.get(d)) for d in sorted(sizes)],
+    )

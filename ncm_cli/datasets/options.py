@@ -215,8 +215,6 @@ class FolderOptions:
 _MODEL = "The model"
 _SIZES = "Sizes"
 
-NOISE_UNITS = ("sigma", "absolute")
-
 
 def parse_levels(text: str) -> tuple[float, ...]:
     """``0,0.1,1``: spectral norms of noise."""
@@ -251,12 +249,8 @@ class SyntheticOptions:
         "0.1",
         metavar="LEVELS",
         parse=parse_levels,
-        help="Spectral norm of the pairs' noise matrix, one or more: 0,0.1,1.",
-    )
-    noise_unit: str = option(
-        "sigma",
-        choices=NOISE_UNITS,
-        help="Unit of --noise: sigma is the clean pairs' smallest spurious singular value, σ_|I|.",
+        help="Spectral norm of the pairs' noise matrix, one or more: 0,0.1,1. The unit is the clean pairs' "
+        "smallest spurious singular value, σ_|I|.",
     )
 
     dim: int = option(100, group=_MODEL, help="Dimensions of the features.")

@@ -13,26 +13,24 @@ other domain, and twins differ by (σ − σ')u in the spurious subspace only.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.datasets.base import Built, CountTable, building
+from ncm_cli.datasets.base import Contents
 from ncm_cli.datasets.options import SyntheticOptions
-from ncm_cli.options import as_json, check, parse_numbers
-from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.options import as_json, parse_numbers
+from ncm_cli.probes.projection import FEATURE_EPS, Array
+from ncm_cli.progress import Reporter
 from ncm_cli.store.columns import Column
 from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.features import write_features
 from ncm_cli.store.pairs import PairStore, write_pairs
 
-Array = NDArray[np.float64]
-
 CLASSES = ("-1", "1")
-
-FLOAT32_EPS = float(np.finfo(np.float32).eps)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,10 +54,8 @@ class Model:
     def __init__(self, options: SyntheticOptions, rng: np.random.Generator) -> None:
         self._rng = rng
         self._spurious = options.spurious
-        invariant = options.dim - options.spurious
-        self._theta = rng.normal(size=invariant)
-        gaussian = rng.normal(size=(options.dim, options.dim))
-        mixing, upper = np.linalg.qr(gaussian)
+        self._theta = rng.normal(size=options.dim - options.spurious)
+        mixing, upper = np.linalg.qr(rng.normal(size=(options.dim, options.dim)))
         # Fixing the signs makes the map uniform over the orthonormal matrices and the same on every platform.
         self._mixing = mixing * np.sign(np.diag(upper))
 
@@ -69,8 +65,8 @@ class Model:
         label = (invariant @ self._theta > 0).astype(np.int32)
         return Latents(invariant, label, self._rng.normal(size=(n, self._spurious)))
 
-    def observe(self, rows: Latents, scale: float | Array) -> NDArray[np.float32]:
-        """Features (n, d) of ``rows`` in the domain, or domains (n, 1), of that spurious scale."""
+    def observe(self, rows: Latents, scale: float) -> NDArray[np.float32]:
+        """Features (n, d) of ``rows`` in the domain of that spurious scale."""
         centre = (2.0 * rows.label - 1)[:, None] / self._spurious
         latent = np.hstack([rows.invariant, centre + scale * rows.exogenous])
         return (latent @ self._mixing.T).astype(np.float32)
@@ -82,192 +78,143 @@ class Part:
 
     split: str
     domain: str
-    latents: Latents
+    ids: list[str]
+    label: NDArray[np.int32]
     features: NDArray[np.float32]
 
-    @property
-    def ids(self) -> list[str]:
-        return [f"{self.split}-{self.domain}-{row:05d}" for row in range(len(self.latents))]
 
-
-def build(options: SyntheticOptions, reporter: Reporter = SILENT) -> Built:
+def build(options: SyntheticOptions, folder: Path, reporter: Reporter) -> Contents:
     """Write features.h5, oracle.h5, clean.h5 and a noisy store for each level.
 
     ``split`` is train, val, test, ``twin`` (of the test rows, in a training domain) or ``oracle`` (training
     rows of the test domain); ``domain`` is the spurious scale.
     """
-    check(options)
     scales = parse_numbers(options.scales)
     rng = np.random.default_rng(options.seed)
     model = Model(options, rng)
-    encoder = {
-        "kind": "synthetic",
-        "model": "linear-spurious",
-        "seed": options.seed,
-        "dim": options.dim,
-        "spurious": options.spurious,
-    }
-    parts, oracle = _parts(options, scales, model, rng)
-    levels = _level_names(options)
-    with building(options.output, "synthetic", as_json(options)) as folder:
-        _write_features(folder / "features.h5", parts, encoder, options)
-        write_pairs(folder / "oracle.h5", oracle.store(encoder, options, holdout=0, facts={}))
-        clean = _train_pairs(options, scales, model)
-        write_pairs(folder / "clean.h5", clean.store(encoder, options, options.holdout_pairs, {"noise": 0.0}))
-        for name, level in levels.items():
-            noisy, facts = add_noise(clean, options, level)
-            write_pairs(
-                folder / f"noisy-{name}.h5", noisy.store(encoder, options, options.holdout_pairs, facts)
-            )
-            reporter.detail(f"noisy-{name}.h5: spectral norm of the noise {facts['epsilon_norm']:.4g}")
-    names = ("features", "oracle", "clean", *(f"noisy-{name}" for name in levels))
-    rows = tuple((part.split, part.domain, len(part.latents)) for part in parts)
-    return Built(
-        builder="synthetic",
-        output=options.output,
-        files={name: options.output / f"{name}.h5" for name in names},
-        facts={
-            "rows": sum(len(part.latents) for part in parts),
-            "pairs": options.pairs,
-            "seed": options.seed,
-        },
-        tables=(CountTable(title="rows", columns=("split", "domain", "n"), rows=rows),),
-    )
 
+    def observed(split: str, rows: Latents, scale: float) -> Part:
+        ids = [f"{split}-{scale:g}-{row:05d}" for row in range(len(rows))]
+        return Part(split, f"{scale:g}", ids, rows.label, model.observe(rows, scale))
 
-def _level_names(options: SyntheticOptions) -> dict[str, float]:
-    return {f"{level:g}": level for level in parse_numbers(options.noise)}
-
-
-def _parts(
-    options: SyntheticOptions, scales: tuple[float, ...], model: Model, rng: np.random.Generator
-) -> tuple[list[Part], Members]:
-    parts = []
-    for split, n in (("train", options.rows), ("val", options.val_rows)):
-        for scale in scales:
-            latents = model.draw(n)
-            parts.append(Part(split, f"{scale:g}", latents, model.observe(latents, scale)))
-    far = f"{options.test_scale:g}"
-    latents = model.draw(options.rows * len(scales))
-    parts.append(Part("oracle", far, latents, model.observe(latents, options.test_scale)))
+    parts = [
+        observed(split, model.draw(n), scale)
+        for split, n in (("train", options.rows), ("val", options.val_rows))
+        for scale in scales
+    ]
+    parts.append(observed("oracle", model.draw(options.rows * len(scales)), options.test_scale))
     latents = model.draw(options.test_rows)
-    test = Part("test", far, latents, model.observe(latents, options.test_scale))
+    test = observed("test", latents, options.test_scale)
     # P(e) is the training domains' share: each twin's domain is drawn evenly.
     domain = rng.integers(0, len(scales), size=options.test_rows)
-    twin_parts = []
-    members: dict[str, list[Any]] = {"a": [], "b": [], "id_a": [], "id_b": [], "label": []}
+    twins, twinned = [], []
     for code, scale in enumerate(scales):
-        chosen = np.flatnonzero(domain == code)
-        own = Latents(latents.invariant[chosen], latents.label[chosen], latents.exogenous[chosen])
-        twin = Part("twin", f"{scale:g}", own, model.observe(own, scale))
-        twin_parts.append(twin)
-        members["a"].append(test.features[chosen])
-        members["b"].append(twin.features)
-        members["id_a"] += [test.ids[row] for row in chosen]
-        members["id_b"] += twin.ids
-        members["label"].append(own.label)
-    oracle = Members(
-        np.concatenate(members["a"]),
-        np.concatenate(members["b"]),
-        tuple(members["id_a"]),
-        tuple(members["id_b"]),
-        np.concatenate(members["label"]),
-        "oracle",
-    )
-    return [*parts, test, *(part for part in twin_parts if len(part.latents))], oracle
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Members:
-    """Pairs before they are a store."""
-
-    a: NDArray[np.float32]
-    b: NDArray[np.float32]
-    id_a: tuple[str, ...]
-    id_b: tuple[str, ...]
-    label: NDArray[np.int32]
-    strategy: str
-
-    def store(
-        self, encoder: dict[str, Any], options: SyntheticOptions, holdout: int, facts: dict[str, Any]
-    ) -> PairStore:
-        """The pair store with its last ``holdout`` pairs held out."""
-        held = np.arange(len(self.a)) >= len(self.a) - holdout
-        singular = _spectrum((self.a - self.b)[~held].T.astype(np.float64))
-        labels = tuple(CLASSES[code] for code in self.label)
-        return PairStore(
-            features_a=self.a,
-            features_b=self.b,
-            id_a=self.id_a,
-            id_b=self.id_b,
-            label_a=labels,
-            label_b=labels,
-            holdout=held,
-            singular_values=singular,
-            strategy=self.strategy,
-            options=as_json(options),
-            encoder=encoder,
-            fingerprint=fingerprint(encoder),
-            sources=[],
-            diagnostics={"pairs": len(self.a), "held_out": holdout, "rank": len(singular), **facts},
-        )
-
-
-def _spectrum(delta: Array) -> Array:
-    """Singular values above numpy's rank rule at float32 precision."""
-    values = np.linalg.svd(delta, full_matrices=False)[1]
-    return values[values > max(delta.shape) * FLOAT32_EPS * values[0]]
-
-
-def _train_pairs(options: SyntheticOptions, scales: tuple[float, ...], model: Model) -> Members:
-    """Clean counterfactual pairs: one row in the first and in the second training domain."""
+        rows = np.flatnonzero(domain == code)
+        own = Latents(latents.invariant[rows], latents.label[rows], latents.exogenous[rows])
+        twins.append(observed("twin", own, scale))
+        twinned += rows.tolist()
+    parts += [test, *(part for part in twins if part.ids)]
+    _write_features(folder / "features.h5", parts, options)
+    ids, label = [test.ids[row] for row in twinned], test.label[twinned]
+    originals = Part("test", test.domain, ids, label, test.features[twinned])
+    ids = [name for part in twins for name in part.ids]
+    copies = Part("twin", "", ids, label, np.concatenate([part.features for part in twins]))
+    write_pairs(folder / "oracle.h5", _pair_store("oracle", originals, copies, options))
     latents = model.draw(options.pairs + options.holdout_pairs)
-    ids = [
-        tuple(f"pair-{row:04d}-{scale:g}" for row in range(len(latents))) for scale in (scales[0], scales[1])
-    ]
-    first, second = model.observe(latents, scales[0]), model.observe(latents, scales[1])
-    return Members(first, second, ids[0], ids[1], latents.label, "clean")
+    names = [[f"pair-{row:04d}-{scale:g}" for row in range(len(latents))] for scale in scales[:2]]
+    first, second = (
+        Part("pair", "", own, latents.label, model.observe(latents, scale))
+        for own, scale in zip(names, scales[:2], strict=True)
+    )
+    clean = _pair_store("clean", first, second, options, holdout=options.holdout_pairs, noise=0.0)
+    write_pairs(folder / "clean.h5", clean)
+    for level in parse_numbers(options.noise):
+        noisy = add_noise(clean, options, level)
+        write_pairs(folder / f"noisy-{level:g}.h5", noisy)
+        norm = noisy.diagnostics["epsilon_norm"]
+        reporter.detail(f"noisy-{level:g}.h5: spectral norm of the noise {norm:.4g}")
+    table: list[tuple[object, ...]] = [(part.split, part.domain, len(part.ids)) for part in parts]
+    facts = {"rows": sum(len(part.ids) for part in parts), "pairs": options.pairs}
+    return Contents(facts, "rows", ("split", "domain", "n"), table)
 
 
-def add_noise(clean: Members, options: SyntheticOptions, level: float) -> tuple[Members, dict[str, Any]]:
-    """The pairs with Gaussian noise on their second members, and its size.
+def _encoder(options: SyntheticOptions) -> dict[str, Any]:
+    named = {name: getattr(options, name) for name in ("seed", "dim", "spurious")}
+    return {"kind": "synthetic", "model": "linear-spurious", **named}
+
+
+def _pair_store(
+    strategy: str, a: Part, b: Part, options: SyntheticOptions, *, holdout: int = 0, **facts: float
+) -> PairStore:
+    """The pair store with its last ``holdout`` pairs held out."""
+    used, labels = len(a.ids) - holdout, tuple(CLASSES[code] for code in a.label)
+    singular = _spectrum(a.features[:used], b.features[:used])
+    encoder = _encoder(options)
+    return PairStore(
+        features_a=a.features,
+        features_b=b.features,
+        id_a=tuple(a.ids),
+        id_b=tuple(b.ids),
+        label_a=labels,
+        label_b=labels,
+        holdout=np.arange(len(a.ids)) >= used,
+        singular_values=singular,
+        strategy=strategy,
+        options=as_json(options),
+        encoder=encoder,
+        fingerprint=fingerprint(encoder),
+        sources=[],
+        diagnostics={"pairs": len(a.ids), "held_out": holdout, "rank": len(singular), **facts},
+    )
+
+
+def _spectrum(a: NDArray[np.float32], b: NDArray[np.float32]) -> Array:
+    """Singular values of the differences, above numpy's rank rule at float32 precision."""
+    delta = (a - b).T.astype(np.float64)
+    values: Array = np.linalg.svd(delta, full_matrices=False)[1]
+    return values[values > max(delta.shape) * FEATURE_EPS * values[0]]
+
+
+def add_noise(clean: PairStore, options: SyntheticOptions, level: float) -> PairStore:
+    """The pairs with Gaussian noise on their second members, and its size in the diagnostics.
 
     The noise matrix ε = Δ̃ − Δ of the pairs to learn from has the spectral norm ``level``, in σ_|I| of their
-    clean differences or absolute; held-out pairs have noise of the same size an entry. Every level is the
-    same draw, multiplied.
+    clean differences; held-out pairs have noise of the same size an entry. Every level is the same draw,
+    multiplied.
     """
-    d, used = clean.a.shape[1], options.pairs
-    values = _spectrum((clean.a - clean.b)[:used].T.astype(np.float64))
+    used, values = options.pairs, clean.singular_values
     sigma = float(values[min(options.spurious, len(values)) - 1])
-    size = level * sigma if options.noise_unit == "sigma" else level
-    noise = np.random.default_rng([options.seed, 1]).normal(size=(len(clean.a), d))
-    noise *= size / np.linalg.norm(noise[:used], 2)
-    noisy = dataclasses.replace(clean, b=(clean.b - noise).astype(np.float32), strategy="noisy")
-    return noisy, {"noise": level, "noise_unit": options.noise_unit, "sigma": sigma, "epsilon_norm": size}
+    noise = np.random.default_rng([options.seed, 1]).normal(size=clean.features_b.shape)
+    noise *= level * sigma / np.linalg.norm(noise[:used], 2)
+    features = (clean.features_b - noise).astype(np.float32)
+    singular = _spectrum(clean.features_a[:used], features[:used])
+    facts = {"rank": len(singular), "noise": level, "sigma": sigma, "epsilon_norm": level * sigma}
+    return dataclasses.replace(
+        clean,
+        features_b=features,
+        singular_values=singular,
+        strategy="noisy",
+        diagnostics={**clean.diagnostics, **facts},
+    )
 
 
-def _write_features(
-    path: Path, parts: list[Part], encoder: dict[str, Any], options: SyntheticOptions
-) -> None:
-    def column(name: str, values: list[str]) -> Column:
-        categories = tuple(sorted(set(values)))
-        code = {category: index for index, category in enumerate(categories)}
-        return Column(name, np.array([code[value] for value in values], dtype=np.int32), categories)
+def _write_features(path: Path, parts: Sequence[Part], options: SyntheticOptions) -> None:
+    def column(name: str, texts: list[str]) -> Column:
+        categories, codes = np.unique(texts, return_inverse=True)
+        return Column(name, codes.astype(np.int32), tuple(categories.tolist()))
 
-    counts = [len(part.latents) for part in parts]
-    columns = [
-        Column("label", np.concatenate([part.latents.label for part in parts]), CLASSES),
-        column("split", [part.split for part, n in zip(parts, counts, strict=True) for _ in range(n)]),
-        column("domain", [part.domain for part, n in zip(parts, counts, strict=True) for _ in range(n)]),
-    ]
     write_features(
         path,
-        ids=[id for part in parts for id in part.ids],
+        ids=[name for part in parts for name in part.ids],
         blocks=(part.features for part in parts),
         dim=options.dim,
-        columns=columns,
+        columns=[
+            Column("label", np.concatenate([part.label for part in parts]), CLASSES),
+            column("split", [part.split for part in parts for _ in part.ids]),
+            column("domain", [part.domain for part in parts for _ in part.ids]),
+        ],
         label_column="label",
         split_column="split",
-        encoder=encoder,
+        encoder=_encoder(options),
         options=as_json(options),
     )

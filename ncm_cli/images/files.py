@@ -185,28 +185,6 @@ def _composed_names(folder: str) -> dict[str, str]:
     return {unicodedata.normalize("NFC", name): name for name in names}
 
 
-def list_images(folder: Path, depth: int) -> tuple[list[str], list[str]]:
-    """The image files under ``depth`` levels of folders, sorted as by `walk_images`, and the other files.
-
-    Raises
-    ------
-    InputError
-        No images, images at another depth or whose names aren't UTF-8 (listed), a link that leads back to a
-        folder above it.
-    """
-    images, others = walk_images(folder)
-    bad = [printable(path) for path in images if printable(path) != path]
-    if bad:
-        raise InputError(
-            f"{len(bad)} {'file name' if len(bad) == 1 else 'file names'} that can't be written as UTF-8",
-            where=folder,
-            found=listing(bad, SHOWN_FILES),
-            fix="rename them, or move them out of the folder",
-        )
-    check_depth(folder, images, depth)
-    return images, others
-
-
 def guessed_layout(folder: Path, images: Sequence[str]) -> tuple[str, ...]:
     """What the folders mean if nobody says: images under one folder have labels, others have none.
 

@@ -191,7 +191,7 @@ def read_manifest(path: Path, choice: Choice, *, root: Path | None, with_files: 
         files = find_files(paths, base, table.row_name, path)
     text = {name: table.values[name] for name in kept}
     label, split = choice.label_col, choice.split_col
-    alike = _alike(text, label, {split, *choice.numeric})
+    alike = alike_categories(text, label, {split, *choice.numeric})
     return Manifest(path, ids, files, text, choice.numeric, label, split, tuple(notes), alike)
 
 
@@ -313,11 +313,13 @@ def read_folder(folder: Path, layout: tuple[str, ...] | None, choice: Choice) ->
     kept = replace(choice, label_col=label, split_col=split).kept(layout)
     text = {name: values for name, values in text.items() if name in kept}
     files = files_of_folder(folder, images)
-    alike = _alike(text, label, {split, *choice.numeric})
+    alike = alike_categories(text, label, {split, *choice.numeric})
     return Manifest(folder, ids, files, text, choice.numeric, label, split, tuple(notes), alike)
 
 
-def _alike(text: dict[str, list[str]], label: str | None, others: Collection[str | None]) -> tuple[str, ...]:
+def alike_categories(
+    text: dict[str, list[str]], label: str | None, others: Collection[str | None]
+) -> tuple[str, ...]:
     """A warning for each column with categories that differ in case, blanks or Unicode form alone.
 
     Columns of free text, with another value in most rows, have none unless they are the label.

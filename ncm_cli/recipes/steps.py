@@ -33,7 +33,7 @@ _PAIRS = ("id_a", "id_b")
 
 def built_columns(job: Job) -> dict[str, Columns]:
     """The columns of the tables and feature stores that a builder makes, by file name."""
-    from ncm_cli.datasets import colored, pacs, waterbirds
+    from ncm_cli.datasets import colored, image_folder, waterbirds
 
     digits = {"pairs.csv": (*_PAIRS, "holdout", "wrong"), "oracle_pairs.csv": _PAIRS}
     without_path = tuple(name for name in colored.COLUMNS if name != "path")
@@ -43,7 +43,7 @@ def built_columns(job: Job) -> dict[str, Columns]:
         "digits": {"manifest.csv": colored.COLUMNS, **digits},
         "colored-mnist": {"manifest.csv": without_path if packed else colored.COLUMNS, **digits},
         "folder": {"manifest.csv": ("id", "path", *layout, "split")},
-        "pacs": {"manifest.csv": pacs.COLUMNS},
+        "pacs": {"manifest.csv": image_folder.PACS_COLUMNS},
         "synthetic": {"features.h5": _in_store(["domain"])},
         "waterbirds-cf": {"manifest.csv": waterbirds.COLUMNS, "pairs.csv": _PAIRS},
     }[job.builder or ""]

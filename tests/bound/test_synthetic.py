@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from ncm_cli.datasets import synthetic
+from ncm_cli.datasets.base import data as data_set
 from ncm_cli.datasets.options import SyntheticOptions
 from ncm_cli.errors import UsageError
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.progress import SILENT
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.theory.bound import bound
@@ -33,7 +33,7 @@ SMALL = {
 
 def _build(folder: Path, **changes: object) -> Path:
     options = SyntheticOptions(output=folder / "data", **{**SMALL, **changes})  # type: ignore[arg-type]
-    synthetic.build(options, SILENT)
+    data_set(options)
     return folder / "data"
 
 
@@ -81,12 +81,6 @@ def test_pairs_span_the_spurious_subspace_and_noise_has_its_norm(tmp_path: Path)
         held = (noisy.delta - clean.delta)[:, noisy.holdout]
         assert held.std() == pytest.approx(epsilon.std(), rel=0.15)
     np.testing.assert_array_equal(read_pairs(data / "noisy-0.h5").delta, clean.delta)
-
-
-def test_absolute_noise(tmp_path: Path) -> None:
-    data = _build(tmp_path, noise="3", noise_unit="absolute")
-    epsilon = read_pairs(data / "noisy-3.h5").delta - read_pairs(data / "clean.h5").delta
-    assert np.linalg.norm(epsilon[:, :40], 2) == pytest.approx(3, rel=1e-3)
 
 
 def test_seeds_decide_everything(tmp_path: Path) -> None:
@@ -173,7 +167,7 @@ def test_paper_figures_on_three_seeds(tmp_path: Path) -> None:
     for seed in range(3):
         (tmp_path / str(seed)).mkdir()
         options = SyntheticOptions(output=tmp_path / str(seed) / "data", seed=seed, noise="0,0.01,0.1,1")
-        synthetic.build(options, SILENT)
+        data_set(options)
         for level in ("0", "0.01", "0.1", "1"):
             paths = _bound(
                 options.output,

@@ -14,11 +14,10 @@ import pytest
 from PIL import Image
 
 from ncm_cli.datasets import colored
-from ncm_cli.datasets.base import Built
-from ncm_cli.datasets.colored import build_colored_mnist, build_digits, plan, read_idx
+from ncm_cli.datasets.base import Built, data
+from ncm_cli.datasets.colored import plan, read_idx
 from ncm_cli.datasets.options import ColoredMnistOptions, DigitsOptions
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.progress import SILENT
 
 
 def _rows(file: Path) -> list[dict[str, str]]:
@@ -27,7 +26,7 @@ def _rows(file: Path) -> list[dict[str, str]]:
 
 
 def _build(tmp_path: Path, **options: Any) -> tuple[Built, dict[str, dict[str, str]], list[dict[str, str]]]:
-    built = build_digits(DigitsOptions(output=tmp_path / "data", **options), SILENT)
+    built = data(DigitsOptions(output=tmp_path / "data", **options))
     rows = {row["id"]: row for row in _rows(built.files["manifest"])}
     return built, rows, _rows(built.files["pairs"])
 
@@ -144,7 +143,7 @@ def test_other_files_are_not_replaced(tmp_path: Path) -> None:
     mine.mkdir()
     (mine / "thesis.tex").write_text("x")
     with pytest.raises(InputError, match="holds other files"):
-        build_digits(DigitsOptions(output=mine), SILENT)
+        data(DigitsOptions(output=mine))
     assert (mine / "thesis.tex").read_text() == "x"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "mine"]
 
@@ -181,13 +180,13 @@ def test_images_and_packed_pixels_agree(
     tmp_path: Path, zipped: bool, inner: str, joint: str, size: int
 ) -> None:
     gray = _fake_mnist(tmp_path / inner, zipped=zipped, joint=joint)
-    built = build_colored_mnist(_mnist_options(tmp_path, size=size), SILENT)
+    built = data(_mnist_options(tmp_path, size=size))
     rows = _rows(built.files["manifest"])
     images = np.stack([_pixels(built.output, row) for row in rows])
     options = dataclasses.replace(
         _mnist_options(tmp_path, size=size, packed=True), output=tmp_path / "packed"
     )
-    packed = build_colored_mnist(options, SILENT)
+    packed = data(options)
     array = np.load(packed.files["pixels"], allow_pickle=False)
     assert array.shape == (len(rows), 2 * size * size)
     assert array.dtype == np.float32
@@ -252,7 +251,7 @@ def _break(tmp_path: Path, how: str) -> None:
 def test_damaged_idx_files_are_named(tmp_path: Path, how: str, match: str) -> None:
     _break(tmp_path, how)
     with pytest.raises(InputError, match=match) as caught:
-        build_colored_mnist(_mnist_options(tmp_path), SILENT)
+        data(_mnist_options(tmp_path))
     assert str(tmp_path / "mnist") in str(caught.value)
     assert not (tmp_path / "out").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["mnist"]
@@ -267,7 +266,7 @@ def test_a_header_that_asks_for_too_much_is_refused_by_length(tmp_path: Path) ->
 
 def test_where_mnist_is_must_be_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="where MNIST is"):
-        build_colored_mnist(ColoredMnistOptions(output=tmp_path / "out"), SILENT)
+        data(ColoredMnistOptions(output=tmp_path / "out"))
 
 
 def test_real_mnist_is_read(tmp_path: Path, mnist_dir: Path) -> None:
@@ -279,7 +278,7 @@ def test_real_mnist_is_read(tmp_path: Path, mnist_dir: Path) -> None:
         pairs=10,
         holdout_pairs=10,
     )
-    built = build_colored_mnist(options, SILENT)
+    built = data(options)
     rows = _rows(built.files["manifest"])
     assert sum(row["split"] == "test" for row in rows) == 200
     # The digit five is the first training image of MNIST.

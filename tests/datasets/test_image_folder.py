@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -242,3 +243,34 @@ def test_links_that_lead_nowhere_are_left_out_and_named(tmp_path: Path) -> None:
             path.unlink()
     with pytest.raises(InputError, match="no image in the folder is there"):
         _warnings(root, layout="label")
+
+
+def test_names_that_are_not_utf8_are_left_out_and_all_named(tmp_path: Path) -> None:
+    root = _make(tmp_path / "photos", {"cat": 20, "dog": 20})
+    bad = [*(b"cat/caf\xe9%d.png" % i for i in range(15)), b"d\xff/1.png"]
+    for name in bad:
+        path = os.path.join(os.fsencode(root), name)  # noqa: PTH118
+        os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+        with open(path, "wb"):  # noqa: PTH123
+            pass
+    (warning,) = _warnings(root, layout="label")
+    assert warning.startswith("left out, names that aren't UTF-8: cat/caf\\xe90.png, ")
+    assert warning.count("caf\\xe9") == 15 and warning.endswith("d\\xff/1.png")
+    rows = _rows(_options(root, layout="label"))
+    assert Counter(row["label"] for row in rows) == {"cat": 20, "dog": 20}
+    for path in root.rglob("[0-9].png"):
+        path.unlink()
+    for path in root.rglob("1?.png"):
+        path.unlink()
+    with pytest.raises(InputError, match="no image in the folder is there") as caught:
+        _warnings(root, layout="label")
+    assert "names that aren't UTF-8" in str(caught.value)
+
+
+@pytest.mark.parametrize("other", ["Polar Bear", "polarbear", "ｐolar bear"])
+def test_names_of_classes_that_look_alike_are_warned_of(tmp_path: Path, other: str) -> None:
+    root = _make(tmp_path / "photos", {"polar bear": 20, other: 20, "dog": 20})
+    (warning,) = _warnings(root, layout="label")
+    assert "values of column 'label' that differ only in case, blanks or Unicode form" in warning
+    assert "polar bear" in warning
+    assert _warnings(root, layout="label", where=f"label!={other}") == []

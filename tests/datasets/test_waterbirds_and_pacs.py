@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.datasets import pacs
+from ncm_cli.datasets import image_folder
 from ncm_cli.datasets import waterbirds as waterbirds_cf
-from ncm_cli.datasets.base import Built
+from ncm_cli.datasets.base import Built, data
 from ncm_cli.datasets.options import PacsOptions, WaterbirdsCfOptions
 from ncm_cli.datasets.waterbirds import cover, paste
 from ncm_cli.errors import InputError, UsageError
@@ -99,7 +99,7 @@ def _build(folder: Path, heard: Reporter | None = None, **options: Any) -> Built
         "waterbirds_count": 2,
         **options,
     }
-    return waterbirds_cf.build(WaterbirdsCfOptions(**given), heard or Reporter())
+    return data(WaterbirdsCfOptions(**given), reporter=heard or Reporter())
 
 
 def _pixels(file: Path) -> np.ndarray[Any, Any]:
@@ -154,7 +154,7 @@ def test_groups_are_counted_and_the_rest_is_unchanged(birds: Path) -> None:
 
 
 def test_backgrounds_are_used_once_and_not_those_of_waterbirds(birds: Path) -> None:
-    taken = waterbirds_cf._pool(
+    taken = waterbirds_cf.draw_places(
         birds / "places",
         "water",
         14,
@@ -369,7 +369,7 @@ def _fake_pacs(root: Path, n: int = 10) -> Path:
 def test_pacs_splits_each_class_of_each_domain(tmp_path: Path) -> None:
     heard = Heard()
     root = _fake_pacs(tmp_path / "PACS")
-    built = pacs.build(PacsOptions(pacs=root, output=tmp_path / "out"), heard)
+    built = data(PacsOptions(pacs=root, output=tmp_path / "out"), reporter=heard)
     rows = _read(built.files["manifest"])
     assert len(rows) == len({row["id"] for row in rows}) == 40
     counts = Counter((row["domain"], row["label"], row["split"]) for row in rows)
@@ -377,8 +377,8 @@ def test_pacs_splits_each_class_of_each_domain(tmp_path: Path) -> None:
     assert all(Path(row["path"]).is_file() for row in rows)
     assert len(heard.warnings) == 1
     assert "photo 20 of 1,670" in heard.warnings[0]
-    again = pacs.build(PacsOptions(pacs=root, output=tmp_path / "again"), heard)
-    other = pacs.build(PacsOptions(pacs=root, output=tmp_path / "other", seed=1), heard)
+    again = data(PacsOptions(pacs=root, output=tmp_path / "again"), reporter=heard)
+    other = data(PacsOptions(pacs=root, output=tmp_path / "other", seed=1), reporter=heard)
     assert _read(again.files["manifest"]) == rows
     assert _read(other.files["manifest"]) != rows
 
@@ -387,27 +387,27 @@ def test_pacs_of_the_published_size_is_not_warned_about(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = Heard()
-    monkeypatch.setattr(pacs, "PUBLISHED", {"photo": 20, "sketch": 20})
-    pacs.build(PacsOptions(pacs=_fake_pacs(tmp_path / "PACS"), output=tmp_path / "out"), heard)
+    monkeypatch.setattr(image_folder, "PUBLISHED", {"photo": 20, "sketch": 20})
+    data(PacsOptions(pacs=_fake_pacs(tmp_path / "PACS"), output=tmp_path / "out"), reporter=heard)
     assert heard.warnings == []
 
 
 def test_pacs_limit(tmp_path: Path) -> None:
     options = PacsOptions(pacs=_fake_pacs(tmp_path / "PACS"), output=tmp_path / "out", limit=5)
-    rows = _read(pacs.build(options, Heard()).files["manifest"])
+    rows = _read(data(options, reporter=Heard()).files["manifest"])
     assert set(Counter((row["domain"], row["label"]) for row in rows).values()) == {5}
 
 
 def test_pacs_without_images(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such folder"):
-        pacs.build(PacsOptions(pacs=tmp_path / "no", output=tmp_path / "out"), Heard())
+        data(PacsOptions(pacs=tmp_path / "no", output=tmp_path / "out"), reporter=Heard())
     (tmp_path / "PACS" / "photo").mkdir(parents=True)
     with pytest.raises(InputError, match="no images in domain/class/file"):
-        pacs.build(PacsOptions(pacs=tmp_path / "PACS", output=tmp_path / "out"), Heard())
+        data(PacsOptions(pacs=tmp_path / "PACS", output=tmp_path / "out"), reporter=Heard())
 
 
 def test_the_sample_of_pacs(tmp_path: Path, pacs_dir: Path) -> None:
-    built = pacs.build(PacsOptions(pacs=pacs_dir, output=tmp_path / "out"), Heard())
+    built = data(PacsOptions(pacs=pacs_dir, output=tmp_path / "out"), reporter=Heard())
     rows = _read(built.files["manifest"])
     assert len(rows) == 2780
     assert {row["domain"] for row in rows} == {"art_painting", "cartoon", "photo", "sketch"}

@@ -87,17 +87,6 @@ def test_c73_a_store_of_equal_content_lends_no_row_to_a_name_that_cannot_be_stor
     assert (report.rows, report.reused, len(report.failed)) == (1, 1, 4)
 
 
-def test_c73_a_built_manifest_lists_all_names_that_it_cannot_hold(tmp_path: Path) -> None:
-    from ncm_cli.datasets.image_folder import build
-    from ncm_cli.datasets.options import FolderOptions
-    from ncm_cli.progress import SILENT
-
-    spoil(tmp_path / "images")
-    with pytest.raises(InputError, match="2 file names that can't be written as UTF-8") as caught:
-        build(FolderOptions(source=tmp_path / "images", output=tmp_path / "d", layout="label"), SILENT)
-    assert "caf\\xe9.png, d\\xff/1.png" in str(caught.value)
-
-
 def test_c73_every_such_image_is_predicted_or_has_its_reason(tmp_path: Path) -> None:
     from ncm_cli.images.feed import read_image
     from ncm_cli.probes.options import PredictOptions
