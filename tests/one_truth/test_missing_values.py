@@ -115,7 +115,8 @@ def test_rows_without_a_label_take_no_part_anywhere(world: Any, members: list[tu
     assert any("2 of 40 rows have no label" in text for text in world.heard.warnings)
     world.oracle(features)
     found = world.bound(features, train="split=train")
-    assert (found.train_rows, found.oracle_pairs) == (87, 40)
+    estimates = found["estimates"]
+    assert (estimates["train_rows"], estimates["oracle_pairs"]) == (87, 40)
     assert any("3 of 90 rows of split=train have no known label" in t for t in world.heard.warnings)
 
 
