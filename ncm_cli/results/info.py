@@ -10,7 +10,7 @@ from ncm_cli.errors import InputError
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.results.options import InfoOptions
 from ncm_cli.store.columns import AnyColumn, Column
-from ncm_cli.store.hdf5 import is_sealed
+from ncm_cli.store.hdf5 import root_attributes
 from ncm_cli.store.recognise import Kind, recognise
 
 
@@ -53,7 +53,9 @@ def _is_sealed(path: Path, kind: Kind, facts: dict[str, Any], reporter: Reporter
         reporter.warn(f"{facts['damaged']:,} rows are damaged, and will be made anew: {path}")
         return False
     sealed = (
-        is_sealed(path) if kind in ("features", "pairs", "sweep") else facts["content_sha256"] is not None
+        "header_sha256" in root_attributes(path)
+        if kind in ("features", "pairs", "sweep")
+        else facts["content_sha256"] is not None
     )
     if not sealed:
         reporter.warn(f"no digests, so changes can't be told (make it again to have them): {path}")

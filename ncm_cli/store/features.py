@@ -1,7 +1,4 @@
-"""Writing a feature store: one pass over the blocks, bounded memory, nothing that isn't finite.
-
-The feature store: one embedding a row, its columns, its files, and the encoder that made it.
-"""
+"""The feature store: one embedding a row, its columns, its files, and the encoder that made it."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ncm_cli import __version__
 from ncm_cli.errors import InputError, listing, unknown
 from ncm_cli.options import parse_where
 from ncm_cli.store.columns import AnyColumn, Column, FailedRow, Files, NumericColumn, check_columns
@@ -26,17 +22,18 @@ from ncm_cli.store.digests import (
     canonical_json,
     damaged,
     digest_of,
-    encode_text,
     fingerprint,
     require_few_columns,
-    text_digest,
 )
-from ncm_cli.store.files import atomic_path, one_line
-from ncm_cli.store.hdf5 import CHUNK_BYTES, H5Reader, H5Writer, reading
-from ncm_cli.store.results import jsonable, now
+from ncm_cli.store.files import one_line
+from ncm_cli.store.hdf5 import CHUNK_BYTES, H5Reader, H5Writer, reading, writing
+from ncm_cli.store.results import jsonable
 
 FORMAT = "ncm-features"
 VERSION = 1
+
+MAX_DIM = 4 << 20
+"""Widest features: a row has to fit a chunk of HDF5's."""
 
 _REASON_CHARACTERS = 500
 
@@ -79,37 +76,29 @@ def write_features(
         No file is left then.
     """
     ids = [str(id) for id in ids]
-    listed = list(columns.values()) if isinstance(columns, Mapping) else list(columns)
-    _check(path, ids, dim, listed, label_column, split_column, files, dtype)
-    stored = np.dtype(dtype)
-    block_rows = max(1, CHUNK_BYTES // (dim * stored.itemsize))
-    with atomic_path(path) as temporary, H5Writer(temporary) as writer:
-        features = writer.create("features", (len(ids), dim), stored, block_rows)
-        hashes = []
-        start = 0
-        for block in _rechunked(_checked(blocks, ids, dim, stored, path), block_rows):
-            writer.put(features, start, block)
-            hashes.append(np.frombuffer(block_digest(block), dtype=np.uint8))
-            start += len(block)
+    columns = list(columns.values()) if isinstance(columns, Mapping) else list(columns)
+    _check(path, ids, dim, columns, {"label": label_column, "split": split_column}, files, dtype)
+    block_rows = max(1, CHUNK_BYTES // (dim * np.dtype(dtype).itemsize))
+    with writing(path, FORMAT, VERSION) as writer:
+        features = writer.create("features", (len(ids), dim), np.dtype(dtype), block_rows)
+        hashes: list[np.ndarray] = []
+        for block in _rechunked(_checked(blocks, ids, dim, np.dtype(dtype), path), block_rows):
+            writer.put(features, len(hashes) * block_rows, block)
+            hashes.append(_block_digest(block))
         writer.array("feature_sha256", np.stack(hashes))
-        _write_rows(writer, ids, listed, files, failed)
+        _write_rows(writer, ids, columns, files, failed)
         writer.json("options", jsonable(options))
         writer.json("request", jsonable(request or {}))
-        content = content_digest(writer.digests, len(ids), dim, dtype, label_column, split_column)
-        writer.finish(
-            {
-                "ncm_format": FORMAT,
-                "ncm_format_version": VERSION,
-                "ncm_version": __version__,
-                "created": now(),
-                "label_column": label_column,
-                "split_column": split_column,
-                "encoder": canonical_json(dict(encoder)),
-                "encoder_fingerprint": fingerprint(encoder),
-                "block_rows": block_rows,
-                "content_sha256": content,
-            }
-        )
+        writer.attrs |= {
+            "label_column": label_column,
+            "split_column": split_column,
+            "encoder": canonical_json(dict(encoder)),
+            "encoder_fingerprint": fingerprint(encoder),
+            "block_rows": block_rows,
+            "content_sha256": _content_digest(
+                writer.digests, len(ids), dim, dtype, label_column, split_column
+            ),
+        }
 
 
 def _check(
@@ -117,8 +106,7 @@ def _check(
     ids: Sequence[str],
     dim: int,
     columns: Sequence[AnyColumn],
-    label: str | None,
-    split: str | None,
+    roles: Mapping[str, str | None],
     files: Files | None,
     dtype: str,
 ) -> None:
@@ -126,10 +114,9 @@ def _check(
         raise InputError("a type that features aren't stored in", found=dtype, expected="float32 or float16")
     if not ids:
         raise InputError("no rows to store", where=path)
-    if dim < 1 or dim * 4 > (16 << 20):
-        raise InputError(
-            "features of a width that can't be stored", where=path, found=dim, expected="1 to 4,194,304"
-        )
+    if not 1 <= dim <= MAX_DIM:
+        expected = f"1 to {MAX_DIM:,}"
+        raise InputError("features of a width that can't be stored", where=path, found=dim, expected=expected)
     if len(set(ids)) != len(ids):
         repeated = [id for id, count in Counter(ids).items() if count > 1]
         raise InputError("repeated ids", where=path, found=listing(repeated), expected="unique ids")
@@ -140,11 +127,10 @@ def _check(
     names = [column.name for column in columns]
     if len(set(names)) != len(names):
         raise InputError("two columns of one name", where=path, found=listing(names))
-    for role, name in (("label", label), ("split", split)):
-        if name is not None and name not in names:
-            raise InputError(
-                f"the {role} column isn't among the columns", found=name, expected=listing(names)
-            )
+    for role, name in roles.items():
+        if name not in (None, *names):
+            what = f"the {role} column isn't among the columns"
+            raise InputError(what, found=name, expected=listing(names))
     lengths = [len(files.path), len(files.size), len(files.mtime_ns), len(files.sha256)] if files else []
     if any(length != len(ids) for length in lengths):
         raise InputError("file records of another length", where=path, found=lengths, expected=len(ids))
@@ -255,13 +241,13 @@ def column_folder(name: str, *, back: bool = False) -> str:
     return name.replace(".", "%2E") if set(name) == {"."} else name
 
 
-def block_digest(block: np.ndarray) -> bytes:
+def _block_digest(block: np.ndarray) -> np.ndarray:
     """SHA-256 of a block's values, little-endian in row-major order, as 32 bytes."""
     little = np.ascontiguousarray(block, dtype=block.dtype.newbyteorder("<"))
-    return hashlib.sha256(little.reshape(-1).view(np.uint8).data).digest()
+    return np.frombuffer(hashlib.sha256(little.reshape(-1).view(np.uint8).data).digest(), dtype=np.uint8)
 
 
-def content_digest(
+def _content_digest(
     digests: Mapping[str, str], rows: int, dim: int, dtype: str, label: str | None, split: str | None
 ) -> str:
     """SHA-256 over ids, features, columns and their roles; not over times, paths or options."""
@@ -273,22 +259,6 @@ def content_digest(
     return digest_of(
         {"arrays": held, "rows": rows, "dim": dim, "dtype": dtype, "label": label or "", "split": split or ""}
     )
-
-
-def computed_digests(
-    ids: Sequence[str], columns: Sequence[AnyColumn], blocks: Iterable[np.ndarray], dtype: str
-) -> dict[str, str]:
-    """The digests that `content_digest` needs, from contents (blocks of the stored size and type)."""
-    hashes = np.stack([np.frombuffer(block_digest(block), dtype=np.uint8) for block in blocks])
-    digests = {"id": text_digest(encode_text(ids, "an id")), "feature_sha256": array_digest(hashes)}
-    for column in columns:
-        folder = f"columns/{column_folder(column.name)}"
-        if isinstance(column, Column):
-            digests[f"{folder}/codes"] = array_digest(np.asarray(column.codes, dtype=np.int32))
-            digests[f"{folder}/categories"] = text_digest(encode_text(column.categories, "a category"))
-        else:
-            digests[f"{folder}/values"] = array_digest(np.asarray(column.values, dtype=np.float64))
-    return digests
 
 
 class FeatureStore(contextlib.AbstractContextManager["FeatureStore"]):
@@ -329,8 +299,9 @@ class FeatureStore(contextlib.AbstractContextManager["FeatureStore"]):
             raise damaged(self.path, f"features of shape {features.shape} and type {self.dtype}")
         self._features = features
         attrs = self._h5.attrs
-        self.label_column = self._text_or_none("label_column")
-        self.split_column = self._text_or_none("split_column")
+        self.label_column, self.split_column = (
+            str(attrs[name]) if name in attrs else None for name in ("label_column", "split_column")
+        )
         self.created = str(attrs.get("created", ""))
         self.ncm_version = str(attrs.get("ncm_version", ""))
         try:
@@ -340,14 +311,10 @@ class FeatureStore(contextlib.AbstractContextManager["FeatureStore"]):
         self.fingerprint = fingerprint(self.encoder)
         if attrs.get("encoder_fingerprint", self.fingerprint) != self.fingerprint:
             raise damaged(self.path, "a fingerprint of another encoder")
-        itemsize = features.dtype.itemsize
-        self._block_rows = int(attrs.get("block_rows", 0)) or max(1, CHUNK_BYTES // (self.dim * itemsize))
+        usual = max(1, CHUNK_BYTES // (self.dim * features.dtype.itemsize))
+        self._block_rows = int(attrs.get("block_rows", 0)) or usual
         if not 0 < self._block_rows <= max(self.rows, CHUNK_BYTES):
             raise damaged(self.path, f"blocks of {self._block_rows} rows")
-
-    def _text_or_none(self, name: str) -> str | None:
-        value = self._h5.attrs.get(name)
-        return None if value is None else str(value)
 
     @functools.cached_property
     def content_sha256(self) -> str:
@@ -356,9 +323,12 @@ class FeatureStore(contextlib.AbstractContextManager["FeatureStore"]):
         return str(stated) if stated else self._computed_content()
 
     def _computed_content(self) -> str:
-        blocks = (self._block(index) for index in range(self._blocks))
-        digests = computed_digests(self.ids, tuple(self.columns.values()), blocks, self.dtype)
-        return content_digest(digests, self.rows, self.dim, self.dtype, self.label_column, self.split_column)
+        digests = self._h5.digests
+        if digests is None:  # another program's: all that counts is read, which tells their digests
+            _ = self.ids, *self.columns.values()
+            hashes = np.stack([_block_digest(self._block(index)) for index in range(self._blocks)])
+            digests = {**self._h5.found, "feature_sha256": array_digest(hashes)}
+        return _content_digest(digests, self.rows, self.dim, self.dtype, self.label_column, self.split_column)
 
     @functools.cached_property
     def ids(self) -> tuple[str, ...]:
@@ -371,7 +341,7 @@ class FeatureStore(contextlib.AbstractContextManager["FeatureStore"]):
     @functools.cached_property
     def columns(self) -> Mapping[str, AnyColumn]:
         """Columns by name, in manifest order; each is read when it is asked for."""
-        return _LazyColumns(self)
+        return _LazyColumns(self._h5, self.rows)
 
     @functools.cached_property
     def options(self) -> dict[str, Any]:
@@ -512,7 +482,7 @@ class FeatureStore(contextlib.AbstractContextManager["FeatureStore"]):
         expected = self._block_digests
         with reading(self.path):
             block = np.asarray(self._features[start : start + self._block_rows])
-        if expected is not None and block_digest(block) != expected[index].tobytes():
+        if expected is not None and not np.array_equal(_block_digest(block), expected[index]):
             last = min(start + self._block_rows, self.rows) - 1
             raise damaged(self.path, f"features of rows {start} to {last} don't match their digest")
         return block
@@ -547,9 +517,9 @@ class FeatureStore(contextlib.AbstractContextManager["FeatureStore"]):
 class _LazyColumns(Mapping[str, AnyColumn]):
     """The columns of a store, each read when it is first asked for."""
 
-    def __init__(self, store: FeatureStore) -> None:
-        self._store = store
-        self._folders = {column_folder(folder, back=True): folder for folder in store._h5.members("columns")}
+    def __init__(self, h5: H5Reader, rows: int) -> None:
+        self._h5, self._rows = h5, rows
+        self._folders = {column_folder(folder, back=True): folder for folder in h5.members("columns")}
         self._loaded: dict[str, AnyColumn] = {}
 
     def __getitem__(self, name: str) -> AnyColumn:
@@ -567,7 +537,7 @@ class _LazyColumns(Mapping[str, AnyColumn]):
         return len(self._folders)
 
     def _load(self, name: str, folder: str) -> AnyColumn:
-        h5, whole = self._store._h5, (self._store.rows,)
+        h5, whole = self._h5, (self._rows,)
         column: AnyColumn
         if f"{folder}/values" in h5:
             column = NumericColumn(name, h5.array(f"{folder}/values", np.float64, shape=whole, kinds="fiu"))
@@ -575,7 +545,7 @@ class _LazyColumns(Mapping[str, AnyColumn]):
             codes = h5.array(f"{folder}/codes", np.int32, shape=whole, kinds="iu")
             column = Column(name, codes, h5.text(f"{folder}/categories"))
         try:
-            check_columns([column], self._store.rows)
+            check_columns([column], self._rows)
         except InputError as error:
-            raise damaged(self._store.path, error.what) from error
+            raise damaged(h5.path, error.what) from error
         return column

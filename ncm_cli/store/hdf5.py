@@ -1,36 +1,30 @@
-"""What an HDF5 file may hold, checked before it is read: no links elsewhere, odd types or huge claims.
-
-Reading HDF5 files of ours, and refusing those of strangers.
+"""HDF5 files whose every byte is accounted for: written so that a full disk is an error, checked before read.
 
 A file of ours has checksummed metadata (the format of HDF5 1.10), Fletcher-32 on every array, fixed-length
 UTF-8 text, and digests of its own: the array ``digests`` holds a JSON object from array name to SHA-256, the
-root attribute ``digests_sha256`` covers it, and ``header_sha256`` covers all other root attributes.
-
-The file under an HDF5 file that is being written.
-
-HDF5 crashes the process when a write fails below it, as on a full disk. So it writes through an object that
-keeps the first error to itself, goes on in memory until the file is closed, and only then lets the error out.
-
-Writing HDF5 files whose every byte is accounted for.
+root attribute ``digests_sha256`` covers it, and ``header_sha256`` covers all other root attributes. A file of
+another program may lack the digests; links elsewhere, odd types and huge claims are refused.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
+import math
 import os
 import signal
-import struct
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO
+from typing import Any
 
 import h5py
 import numpy as np
 
+from ncm_cli import __version__
 from ncm_cli.errors import InputError
 from ncm_cli.store.digests import (
     TEXT_ERRORS,
@@ -41,174 +35,21 @@ from ncm_cli.store.digests import (
     require_version,
     text_digest,
 )
-from ncm_cli.store.files import one_line, require_file
+from ncm_cli.store.files import atomic_path, one_line, require_file
+from ncm_cli.store.results import now
+
+CHUNK_BYTES = 1 << 20
+"""Size of a chunk: what is read, checked and kept in memory at a time."""
 
 MAX_CHUNK_BYTES = 64 << 20
 """Largest chunk or single value: HDF5 holds a whole one in memory."""
 
 MAX_ATTRIBUTES = 200
-MAX_ATTRIBUTE_BYTES = 64 << 10
+MAX_ATTRIBUTE_BYTES = 60_000
 MAX_OBJECTS = 20_000
-MAX_HEAP_BYTES = 4 << 20
 MAX_DEPTH = 4
 
-_HEAP = b"GCOL"
-_FILTERS = {h5py.h5z.FILTER_FLETCHER32: "fletcher32", h5py.h5z.FILTER_SHUFFLE: "shuffle"}
-_CLASSES = {h5py.h5t.INTEGER, h5py.h5t.FLOAT, h5py.h5t.STRING, h5py.h5t.ENUM}
-_LINKS = {h5py.h5l.TYPE_SOFT: "a soft link", h5py.h5l.TYPE_EXTERNAL: "an external link"}
-
-
-def hostile(path: Path, found: str) -> InputError:
-    """The error for a file that holds what no file of ours holds."""
-    return InputError(
-        "a file that won't be read", where=path, found=found, expected="plain arrays in one file"
-    )
-
-
-def check_tree(file: h5py.File, path: Path) -> None:
-    """Refuse links other than hard ones, cycles, deep or endless trees, and anything but groups and arrays.
-
-    Nothing is opened through a link before its kind is known.
-    """
-    pending: list[tuple[h5py.h5g.GroupID, str, int]] = [(file.id, "", 0)]
-    seen: set[Any] = {_address(file.id)}
-    while pending:
-        group, prefix, depth = pending.pop()
-        names: list[bytes] = []
-        group.links.iterate(names.append)
-        for raw in names:
-            name = f"{prefix}{raw.decode('utf-8', 'backslashreplace')}"
-            kind = group.links.get_info(raw).type
-            if kind != h5py.h5l.TYPE_HARD:
-                raise hostile(path, f"{name!r} is {_LINKS.get(kind, 'a link of an unknown kind')}")
-            opened = h5py.h5o.open(group, raw)
-            address = _address(opened)
-            if address in seen or len(seen) > MAX_OBJECTS:
-                raise hostile(
-                    path, f"{name!r} is linked twice" if address in seen else f"over {MAX_OBJECTS:,} objects"
-                )
-            seen.add(address)
-            if isinstance(opened, h5py.h5g.GroupID):
-                if depth >= MAX_DEPTH:
-                    raise hostile(path, f"{name!r} is nested too deeply")
-                pending.append((opened, f"{name}/", depth + 1))
-            elif not isinstance(opened, h5py.h5d.DatasetID):
-                raise hostile(path, f"{name!r} is neither a group nor an array")
-            else:
-                _check_type(opened.get_type(), name, path)
-
-
-def _address(opened: Any) -> Any:
-    return h5py.h5o.get_info(opened).addr
-
-
-def _check_type(kind: Any, name: str, path: Path) -> None:
-    if kind.get_class() not in _CLASSES or (kind.get_class() == h5py.h5t.STRING and kind.is_variable_str()):
-        variable = kind.get_class() == h5py.h5t.STRING
-        raise hostile(
-            path,
-            f"{name!r} holds {'text of variable length' if variable else 'a compound or reference type'}",
-        )
-    if kind.get_size() > MAX_CHUNK_BYTES:
-        raise hostile(path, f"{name!r} has values of {kind.get_size():,} bytes")
-
-
-def check_dataset(dataset: h5py.Dataset, path: Path, file_bytes: int) -> None:
-    """Refuse an array that lies elsewhere, is compressed, or claims more than the file holds."""
-    name = dataset.name.lstrip("/")
-    _check_type(dataset.id.get_type(), name, path)
-    space = dataset.id.get_space()
-    if space.get_simple_extent_type() != h5py.h5s.SIMPLE:
-        raise hostile(path, f"{name!r} is a single value, not an array")
-    plist = dataset.id.get_create_plist()
-    if plist.get_layout() == h5py.h5d.VIRTUAL or plist.get_external_count():
-        raise hostile(path, f"{name!r} lies in other files")
-    for index in range(plist.get_nfilters()):
-        code, _, _, label = plist.get_filter(index)
-        if code not in _FILTERS:
-            raise hostile(path, f"{name!r} is packed with {label.decode('ascii', 'replace') or code}")
-    size = dataset.id.get_type().get_size()
-    claimed = size
-    for length in dataset.shape:
-        claimed *= length
-    if claimed > file_bytes:
-        raise hostile(path, f"{name!r} claims {claimed:,} bytes in a file of {file_bytes:,}")
-    if plist.get_layout() == h5py.h5d.CHUNKED and claimed:
-        chunk = size
-        for length in plist.get_chunk():
-            chunk *= length
-        if chunk > MAX_CHUNK_BYTES:
-            raise hostile(path, f"{name!r} has chunks of {chunk:,} bytes")
-    if claimed and not claimed <= dataset.id.get_storage_size() <= file_bytes:
-        raise hostile(path, f"{name!r} claims {claimed:,} bytes and stores {dataset.id.get_storage_size():,}")
-
-
-def check_attributes(file: h5py.File, path: Path) -> dict[str, Any]:
-    """The root attributes as text and integers; refuses other types and large ones."""
-    count = h5py.h5a.get_num_attrs(file.id)
-    if count > MAX_ATTRIBUTES:
-        raise hostile(path, f"{count:,} root attributes")
-    found: dict[str, Any] = {}
-    heaps_checked = False
-    for index in range(count):
-        attribute = h5py.h5a.open(file.id, index=index)
-        name = attribute.name.decode("utf-8", "backslashreplace")
-        kind = attribute.get_type()
-        scalar = attribute.get_space().get_simple_extent_npoints() == 1
-        plain = kind.get_class() in {h5py.h5t.INTEGER, h5py.h5t.STRING}
-        if not plain or not scalar or attribute.get_storage_size() > MAX_ATTRIBUTE_BYTES:
-            raise hostile(path, f"root attribute {name!r} isn't a short text or an integer")
-        if kind.get_class() == h5py.h5t.STRING and kind.is_variable_str() and not heaps_checked:
-            # Programs other than ours write such text, which lies in a heap without checksums.
-            _check_heaps(path)
-            heaps_checked = True
-        found[name] = _plain(file.attrs[name], name, path)
-    return found
-
-
-def _check_heaps(path: Path) -> None:
-    """Refuse heaps of variable-length text that are large, or whose damage would keep HDF5 busy for ever."""
-    with path.open("rb") as stream:
-        kept, offset = b"", 0
-        while block := stream.read(1 << 20):
-            window = kept + block
-            at = window.find(_HEAP)
-            while at >= 0:
-                place = offset - len(kept) + at
-                _check_heap(stream, place, path)
-                stream.seek(offset + len(block))
-                at = window.find(_HEAP, at + 1)
-            kept, offset = window[-len(_HEAP) + 1 :], offset + len(block)
-
-
-def _check_heap(stream: BinaryIO, place: int, path: Path) -> None:
-    stream.seek(place)
-    _, version, size = struct.unpack("<4sB3xQ", stream.read(16).ljust(16, b"\0"))
-    body = stream.read(min(size, MAX_HEAP_BYTES) - 16) if size > 16 else b""
-    at, whole = 0, version == 1 and len(body) == size - 16
-    while whole and len(body) - at >= 16:
-        index, length = struct.unpack_from("<H6xQ", body, at)
-        # Object 0 is what is free, its own head included; the others are padded to eight bytes.
-        step = length if index == 0 else 16 + (length + 7) // 8 * 8
-        whole, at = 16 <= step <= len(body) - at, at + step
-    if not whole:
-        raise hostile(path, f"a damaged or large heap of text at byte {place:,}")
-
-
-def _plain(value: Any, name: str, path: Path) -> Any:
-    if isinstance(value, np.ndarray):
-        value = value.reshape(-1)[0]
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "surrogateescape")
-    if isinstance(value, str):
-        if len(value) > MAX_ATTRIBUTE_BYTES:
-            raise hostile(path, f"root attribute {name!r} of {len(value):,} characters")
-        return str(value)
-    return int(value)
-
-
-CHUNK_BYTES = 1 << 20
-"""Size of a chunk: what is read, checked and kept in memory at a time."""
+_FILTERS = (h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_SHUFFLE)
 
 READ_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, AttributeError)
 """What h5py raises on damaged files; HDF5 has no class of its own for that."""
@@ -220,47 +61,145 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except READ_ERRORS as error:
-        raise damaged(path, one_line(error)) from error
+        text = one_line(error)
+        if "truncated file" in text:
+            raise InputError(
+                "a file that was cut short", where=path, found=text, fix="make it again"
+            ) from error
+        raise damaged(path, text) from error
+
+
+def _hostile(path: Path, found: str, fix: str | None = None) -> InputError:
+    """The error for a file that holds what no file of ours holds."""
+    return InputError(
+        "a file that won't be read", where=path, found=found, expected="plain arrays in one file", fix=fix
+    )
+
+
+def _check_tree(file: h5py.File, path: Path) -> None:
+    """Refuse links other than hard ones, cycles, deep or endless trees, and anything but groups and arrays.
+
+    Nothing is opened through a link before its kind is known.
+    """
+    pending: list[tuple[h5py.Group, str, int]] = [(file, "", 0)]
+    seen: set[Any] = {h5py.h5o.get_info(file.id).addr}
+    while pending:
+        group, prefix, depth = pending.pop()
+        for leaf in group:
+            name, link = f"{prefix}{leaf}", group.get(leaf, getlink=True)
+            if not isinstance(link, h5py.HardLink):
+                kind = "an external" if isinstance(link, h5py.ExternalLink) else "a soft"
+                raise _hostile(path, f"{name!r} is {kind} link")
+            opened = group[leaf]
+            address = h5py.h5o.get_info(opened.id).addr
+            if address in seen:
+                raise _hostile(path, f"{name!r} is linked twice")
+            if len(seen) > MAX_OBJECTS:
+                raise _hostile(path, f"over {MAX_OBJECTS:,} objects")
+            seen.add(address)
+            if isinstance(opened, h5py.Group):
+                if depth >= MAX_DEPTH:
+                    raise _hostile(path, f"{name!r} is nested too deeply")
+                pending.append((opened, f"{name}/", depth + 1))
+            elif not isinstance(opened, h5py.Dataset):
+                raise _hostile(path, f"{name!r} is neither a group nor an array")
+            elif odd := _odd_type(opened.dtype):
+                raise _hostile(path, f"{name!r} {odd}")
+
+
+def _odd_type(dtype: np.dtype) -> str | None:
+    """What is wrong with the type of an array that isn't one of plain numbers or text of fixed length."""
+    if dtype.kind not in "biufS":
+        text = h5py.check_string_dtype(dtype) is not None
+        return f"holds {'text of variable length' if text else 'a compound or reference type'}"
+    return f"has values of {dtype.itemsize:,} bytes" if dtype.itemsize > MAX_CHUNK_BYTES else None
+
+
+def _odd_storage(dataset: h5py.Dataset, file_bytes: int) -> str | None:
+    """What is wrong with an array that lies elsewhere, is compressed, or claims more than the file holds."""
+    if dataset.shape in (None, ()):
+        return "is a single value, not an array"
+    if dataset.is_virtual or dataset.external:
+        return "lies in other files"
+    plist = dataset.id.get_create_plist()
+    for code, _, _, label in map(plist.get_filter, range(plist.get_nfilters())):
+        if code not in _FILTERS:
+            return f"is packed with {label.decode('ascii', 'replace') or code}"
+    size = dataset.dtype.itemsize
+    claimed, chunk = size * math.prod(dataset.shape), size * math.prod(dataset.chunks or (0,))
+    if claimed > file_bytes:
+        return f"claims {claimed:,} bytes in a file of {file_bytes:,}"
+    if claimed and chunk > MAX_CHUNK_BYTES:
+        return f"has chunks of {chunk:,} bytes"
+    stored = dataset.id.get_storage_size()
+    if claimed and not claimed <= stored <= file_bytes:
+        return f"claims {claimed:,} bytes and stores {stored:,}"
+    return None
+
+
+def _attributes(file: h5py.File, path: Path) -> dict[str, Any]:
+    """The root attributes as text and integers, none of a stranger's; refuses other types and large ones."""
+    if "ncm_format" not in file.attrs:
+        return {}
+    if len(file.attrs) > MAX_ATTRIBUTES:
+        raise _hostile(path, f"{len(file.attrs):,} root attributes")
+    found: dict[str, Any] = {}
+    for name in file.attrs:
+        kind = file.attrs.get_id(name)
+        if h5py.check_string_dtype(kind.dtype) and kind.dtype.kind == "O":
+            # Damage there is seen by no checksum, and can keep HDF5 busy for ever.
+            what = f"root attribute {name!r} of variable length, which lies in a heap of text"
+            raise _hostile(path, what, fix="write it with a fixed length: numpy.bytes_(TEXT)")
+        plain = kind.dtype.kind in "iuS" and kind.shape in ((), (1,))
+        if not plain or kind.get_storage_size() > MAX_ATTRIBUTE_BYTES:
+            raise _hostile(path, f"root attribute {name!r} isn't a short text or an integer")
+        value = np.asarray(file.attrs[name]).reshape(-1)[0]
+        found[name] = value.decode("utf-8", TEXT_ERRORS) if isinstance(value, bytes) else int(value)
+    return found
+
+
+def root_attributes(path: Path) -> dict[str, Any]:
+    """The root attributes of an HDF5 file as text and integers; nothing else is believed or read."""
+    # Never a lock: a reader must not hinder a writer, and some file systems have no locks.
+    with reading(path), h5py.File(path, "r", locking=False) as file:
+        return _attributes(file, path)
 
 
 class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
     """An HDF5 file of one of our formats, opened for reading and checked before anything is believed.
 
-    ``attrs`` holds the root attributes as text and numbers; ``digests`` is None for a file that another
-    program wrote without them.
+    ``attrs`` holds the root attributes as text and numbers, ``digests`` what the file says of its arrays (None
+    where another program wrote it without), and ``found`` the digests of the arrays that have been read.
     """
 
     def __init__(self, path: Path | str, format_name: str, version: int, *, what: str) -> None:
         self.path = require_file(path)
-        self.bytes = self.path.stat().st_size
+        self._bytes = self.path.stat().st_size
+        self.found: dict[str, str] = {}
         with self.path.open("rb") as stream:
             if stream.read(8) != b"\x89HDF\r\n\x1a\n":
                 raise InputError(f"not {what}", where=self.path, found="no HDF5 file", expected=format_name)
-        self._file = _opened(self.path)
+        with reading(self.path):
+            self._file = h5py.File(self.path, "r", locking=False)
         try:
-            self.attrs = self._header(format_name, version, what)
+            with reading(self.path):
+                self.attrs = _attributes(self._file, self.path)
+                self._check_header(format_name, version, what)
+                _check_tree(self._file, self.path)
             self.digests = self._digests()
         except BaseException:
             self.close()
             raise
 
-    def _header(self, format_name: str, version: int, what: str) -> dict[str, Any]:
-        with reading(self.path):
-            attrs = check_attributes(self._file, self.path)
-            found = attrs.get("ncm_format")
-            if found != format_name:
-                raise InputError(
-                    f"not {what}",
-                    where=self.path,
-                    found="an HDF5 file without ncm_format" if found is None else f"ncm_format {found!r}",
-                    expected=format_name,
-                )
-            require_version(attrs.get("ncm_format_version"), version, self.path)
-            check_tree(self._file, self.path)
-        stated = attrs.get("header_sha256")
-        if stated is not None and stated != header_digest(attrs):
+    def _check_header(self, format_name: str, version: int, what: str) -> None:
+        found = self.attrs.get("ncm_format")
+        if found != format_name:
+            said = "an HDF5 file without ncm_format" if found is None else f"ncm_format {found!r}"
+            raise InputError(f"not {what}", where=self.path, found=said, expected=format_name)
+        require_version(self.attrs.get("ncm_format_version"), version, self.path)
+        stated = self.attrs.get("header_sha256")
+        if stated is not None and stated != header_digest(self.attrs):
             raise damaged(self.path, "header attributes that don't match header_sha256")
-        return attrs
 
     def _digests(self) -> dict[str, str] | None:
         if "header_sha256" not in self.attrs:
@@ -290,7 +229,8 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
             found = self._file.get(name)
             if not isinstance(found, h5py.Dataset):
                 raise damaged(self.path, f"no array {name!r}")
-            check_dataset(found, self.path, self.bytes)
+            if odd := _odd_type(found.dtype) or _odd_storage(found, self._bytes):
+                raise _hostile(self.path, f"{name!r} {odd}")
             if found.ndim != ndim or found.dtype.kind not in kinds:
                 raise damaged(self.path, f"{name} of shape {found.shape} and type {found.dtype}")
             return found
@@ -306,7 +246,7 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
         """A whole numeric array, verified, as ``dtype``; None in ``shape`` stands for any length."""
         dtype = np.dtype(dtype)
         raw = self._raw(name, ndim=len(shape), kinds=kinds or dtype.kind)
-        if any(want is not None and want != have for want, have in zip(shape, raw.shape, strict=True)):
+        if any(want not in (None, have) for want, have in zip(shape, raw.shape, strict=True)):
             raise damaged(self.path, f"{name} of shape {raw.shape}, expected {shape}")
         made = np.ascontiguousarray(raw, dtype=dtype)
         self._verify(name, array_digest(made))
@@ -315,15 +255,12 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
     def text(self, name: str, *, rows: int | None = None) -> tuple[str, ...]:
         """A whole array of text, verified."""
         found = self.dataset(name, ndim=1, kinds="S")
-        if rows is not None and found.shape[0] != rows:
+        if rows not in (None, found.shape[0]):
             raise damaged(self.path, f"{name} of {found.shape[0]:,} rows, expected {rows:,}")
+        step = max(1, 8 * CHUNK_BYTES // found.dtype.itemsize)
         with reading(self.path):
-            step = max(1, 8 * CHUNK_BYTES // found.dtype.itemsize)
-            raw = [
-                item
-                for start in range(0, found.shape[0], step)
-                for item in found[start : start + step].tolist()
-            ]
+            parts = (found[start : start + step].tolist() for start in range(0, found.shape[0], step))
+            raw = [item for part in parts for item in part]
             self._verify(name, text_digest(raw))
             return tuple(item.decode("utf-8", TEXT_ERRORS) for item in raw)
 
@@ -334,13 +271,16 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
             return kind()
         raw = self._raw(name, ndim=1, kinds="u")
         self._verify(name, array_digest(raw))
-        with reading(self.path):
+        try:
             found = json.loads(raw.tobytes().decode("utf-8", TEXT_ERRORS))
+        except (ValueError, RecursionError) as error:
+            raise damaged(self.path, f"{name}: {one_line(error)}") from error
         if not isinstance(found, kind):
             raise damaged(self.path, f"{name} of type {type(found).__name__}")
         return found
 
     def _verify(self, name: str, digest: str) -> None:
+        self.found[name] = digest
         if self.digests is not None and self.digests.get(name) != digest:
             raise damaged(self.path, f"{name} doesn't match its digest")
 
@@ -353,56 +293,27 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
         self.close()
 
 
-def _opened(path: Path) -> h5py.File:
-    try:
-        # Never a lock: a reader must not hinder a writer, and some file systems have no locks.
-        return h5py.File(path, "r", locking=False)
-    except READ_ERRORS as error:
-        text = one_line(error)
-        if "truncated" in text:
-            raise InputError(
-                "a file that was cut short", where=path, found=text, fix="make it again"
-            ) from error
-        raise damaged(path, text) from error
+class Sink(io.RawIOBase):
+    """A file for h5py whose methods never raise; ``error`` is what went wrong first.
 
-
-def is_sealed(path: Path) -> bool:
-    """Whether a file of ours has digests of its own; one that another program wrote has none."""
-    with reading(path), _opened(path) as file:
-        return "header_sha256" in file.attrs
-
-
-def peek_format(path: Path) -> str | None:
-    """The ``ncm_format`` of an HDF5 file, or None; nothing else is believed or read."""
-    with reading(path), _opened(path) as file:
-        found = check_attributes(file, path).get("ncm_format")
-        return None if found is None else str(found)
-
-
-class Sink:
-    """A file object for h5py whose methods never raise; ``error`` is what went wrong first."""
+    HDF5 crashes the process when a write fails below it, as on a full disk. So it goes on in memory until it
+    has closed the file, and only then the error gets out.
+    """
 
     def __init__(self, path: Path) -> None:
         self.error: BaseException | None = None
         self._descriptor = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
-        self._position = 0
-        self._size = 0
+        self._position = self._size = 0
         self._unwritten: list[tuple[int, bytes]] = []
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Set the position, as of a file."""
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        self._position = base + offset
+        self._position = offset + (0, self._position, self._size)[whence]
         return self._position
 
-    def tell(self) -> int:
-        """The position."""
-        return self._position
-
-    def write(self, data: memoryview) -> int:
+    def write(self, data: Any) -> int:
         """Write at the position; what can't be written is kept in memory."""
-        raw = memoryview(data).cast("B")
-        done = 0
+        raw, done = memoryview(data).cast("B"), 0
         while self.error is None and done < len(raw):
             try:
                 os.lseek(self._descriptor, self._position + done, os.SEEK_SET)
@@ -415,50 +326,41 @@ class Sink:
         self._size = max(self._size, self._position)
         return len(raw)
 
-    def readinto(self, buffer: memoryview) -> int:
-        """Read at the position what was written there."""
-        into = memoryview(buffer).cast("B")
+    def readinto(self, buffer: Any) -> int:
+        """Read at the position what was written there, zeros beyond."""
+        into, at = memoryview(buffer).cast("B"), self._position
         into[:] = bytes(len(into))
         try:
-            os.lseek(self._descriptor, self._position, os.SEEK_SET)
+            os.lseek(self._descriptor, at, os.SEEK_SET)
             found = os.read(self._descriptor, len(into))
             into[: len(found)] = found
         except BaseException as error:
             self.error = self.error or error
         for start, data in self._unwritten:
-            first, last = max(start, self._position), min(start + len(data), self._position + len(into))
+            first, last = max(start, at), min(start + len(data), at + len(into))
             if first < last:
-                into[first - self._position : last - self._position] = data[first - start : last - start]
+                into[first - at : last - at] = data[first - start : last - start]
         self._position += len(into)
         return len(into)
 
-    def read(self, size: int) -> bytes:
-        """Read at the position what was written there."""
-        buffer = bytearray(size)
-        self.readinto(memoryview(buffer))
-        return bytes(buffer)
-
-    def truncate(self, size: int) -> int:
+    def truncate(self, size: int | None = None) -> int:
         """Set the size."""
+        self._size = self._position if size is None else size
         try:
-            os.ftruncate(self._descriptor, size)
+            os.ftruncate(self._descriptor, self._size)
         except BaseException as error:
             self.error = self.error or error
-        self._size = size
-        return size
-
-    def flush(self) -> None:
-        """Nothing is buffered."""
+        return self._size
 
     def close(self) -> None:
-        """Close the file."""
-        if self._descriptor >= 0:
+        """Close the file; closing twice is fine."""
+        if not self.closed:
             os.close(self._descriptor)
-            self._descriptor = -1
+        super().close()
 
 
 @contextlib.contextmanager
-def interrupts_later() -> Iterator[None]:
+def _interrupts_later() -> Iterator[None]:
     """Let Ctrl-C act after the block: inside HDF5 it would pass for a failed write. For short blocks only."""
     if threading.current_thread() is not threading.main_thread():
         # Only the main thread ever sees KeyboardInterrupt.
@@ -474,16 +376,33 @@ def interrupts_later() -> Iterator[None]:
             before(*came[0])
 
 
-_MAX_ATTRIBUTE_BYTES = 60_000
+@contextlib.contextmanager
+def writing(path: Path | str, format_name: str, version: int) -> Iterator[H5Writer]:
+    """Write an HDF5 file of one of our formats atomically, digests and header when the block ends well."""
+    with atomic_path(path) as temporary:
+        writer = H5Writer(temporary)
+        try:
+            writer.attrs = {
+                "ncm_format": format_name,
+                "ncm_format_version": version,
+                "ncm_version": __version__,
+                "created": now(),
+            }
+            yield writer
+            writer.finish()
+        finally:
+            writer.close()
 
 
-class H5Writer(contextlib.AbstractContextManager["H5Writer"]):
-    """Writes the arrays of one file and, last, its header and digests; a context manager.
+class H5Writer:
+    """Writes the arrays of one file and, last, its header and digests.
 
-    ``path`` is an empty temporary file. A full disk raises OSError, with the file closed properly.
+    ``attrs`` is to be filled with text and integers; None is left out. A full disk raises OSError, with the
+    file closed properly.
     """
 
     def __init__(self, path: Path) -> None:
+        self.attrs: dict[str, str | int | None] = {}
         self.digests: dict[str, str] = {}
         self._sink = Sink(path)
         with self._careful():
@@ -493,7 +412,7 @@ class H5Writer(contextlib.AbstractContextManager["H5Writer"]):
     @contextlib.contextmanager
     def _careful(self) -> Iterator[None]:
         """HDF5 calls that nothing may interrupt; raises what went wrong with the file meanwhile."""
-        with interrupts_later():
+        with _interrupts_later():
             yield
         if self._sink.error is not None:
             raise self._sink.error
@@ -503,15 +422,16 @@ class H5Writer(contextlib.AbstractContextManager["H5Writer"]):
     ) -> h5py.Dataset:
         """An empty checksummed array, to be filled by `put`; its group is made if need be."""
         group, _, leaf = name.rpartition("/")
+        facts: dict[str, Any] = {}
+        if 0 not in shape:
+            chunks = _chunks(shape, np.dtype(dtype).itemsize, chunk_rows)
+            facts = {"chunks": chunks, "fletcher32": True}
         with self._careful():
             parent = self._file
             if group:
                 known = group in self._file
                 parent = self._file[group] if known else self._file.create_group(group, track_order=True)
-            if 0 in shape:
-                return parent.create_dataset(leaf, shape=shape, dtype=dtype)
-            chunks = _chunks(shape, np.dtype(dtype).itemsize, chunk_rows)
-            return parent.create_dataset(leaf, shape=shape, dtype=dtype, chunks=chunks, fletcher32=True)
+            return parent.create_dataset(leaf, shape=shape, dtype=dtype, **facts)
 
     def put(self, dataset: h5py.Dataset, start: int, values: np.ndarray) -> None:
         """Fill the rows of an array from ``start`` on."""
@@ -540,15 +460,15 @@ class H5Writer(contextlib.AbstractContextManager["H5Writer"]):
         text = json.dumps(value, allow_nan=False, ensure_ascii=True)
         self.array(name, np.frombuffer(text.encode("ascii"), dtype=np.uint8))
 
-    def finish(self, attrs: Mapping[str, Any]) -> None:
-        """Write digests and root attributes, and close. Values are text or integers; None is left out."""
+    def finish(self) -> None:
+        """Write digests and root attributes, and close."""
         raw = json.dumps(self.digests, ensure_ascii=True).encode("ascii")
-        whole = {name: value for name, value in attrs.items() if value is not None}
-        whole["digests_sha256"] = hashlib.sha256(raw).hexdigest()
-        whole["header_sha256"] = header_digest(whole)
+        attrs = {name: value for name, value in self.attrs.items() if value is not None}
+        attrs["digests_sha256"] = hashlib.sha256(raw).hexdigest()
+        attrs["header_sha256"] = header_digest(attrs)
         self.put(self.create("digests", (len(raw),), np.uint8), 0, np.frombuffer(raw, dtype=np.uint8))
         with self._careful():
-            for name, value in whole.items():
+            for name, value in attrs.items():
                 self._attribute(name, value)
         self.close()
         if self._sink.error is not None:
@@ -559,23 +479,20 @@ class H5Writer(contextlib.AbstractContextManager["H5Writer"]):
             self._file.attrs.create(name, np.int64(value))
             return
         encoded = value.encode("utf-8", TEXT_ERRORS)
-        if b"\0" in encoded or len(encoded) > _MAX_ATTRIBUTE_BYTES:
+        if b"\0" in encoded or len(encoded) > MAX_ATTRIBUTE_BYTES:
             raise InputError(
                 f"{name} that can't be stored",
                 found=f"{len(encoded):,} bytes",
-                expected=f"at most {_MAX_ATTRIBUTE_BYTES:,} bytes without NUL",
+                expected=f"at most {MAX_ATTRIBUTE_BYTES:,} bytes without NUL",
             )
         dtype = h5py.string_dtype("utf-8", max(1, len(encoded)))
         self._file.attrs.create(name, np.bytes_(encoded), dtype=dtype)
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""
-        with interrupts_later():
+        with _interrupts_later():
             self._file.close()
             self._sink.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _chunks(shape: tuple[int, ...], itemsize: int, rows: int | None) -> tuple[int, ...]:

@@ -21,8 +21,7 @@ from ncm_cli.store.digests import (
     fingerprint,
     text_digest,
 )
-from ncm_cli.store.files import atomic_path
-from ncm_cli.store.hdf5 import H5Reader, H5Writer, reading
+from ncm_cli.store.hdf5 import H5Reader, reading, writing
 from ncm_cli.store.results import jsonable, now
 
 FORMAT = "ncm-pairs"
@@ -93,25 +92,20 @@ class PairStore:
 def write_pairs(path: Path | str, store: PairStore) -> None:
     """Write a pair store atomically; refuses shapes that don't agree and values that aren't finite."""
     _check(store, path)
-    with atomic_path(path) as temporary, H5Writer(temporary) as writer:
+    with writing(path, FORMAT, VERSION) as writer:
         for name, dtype in _ARRAYS.items():
             writer.array(name, np.asarray(getattr(store, name), dtype=dtype))
         for name in _TEXTS:
             writer.text(name, getattr(store, name), what=name.replace("_", " of member "))
         for name in ("options", "sources", "diagnostics"):
             writer.json(name, jsonable(getattr(store, name)))
-        writer.finish(
-            {
-                "ncm_format": FORMAT,
-                "ncm_format_version": VERSION,
-                "ncm_version": __version__,
-                "created": store.created or now(),
-                "strategy": store.strategy,
-                "encoder": canonical_json(store.encoder),
-                "encoder_fingerprint": store.fingerprint,
-                "content_sha256": store.content_sha256,
-            }
-        )
+        writer.attrs |= {
+            "created": store.created or now(),
+            "strategy": store.strategy,
+            "encoder": canonical_json(store.encoder),
+            "encoder_fingerprint": store.fingerprint,
+            "content_sha256": store.content_sha256,
+        }
 
 
 def read_pairs(path: Path | str) -> PairStore:

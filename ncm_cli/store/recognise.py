@@ -8,7 +8,7 @@ from typing import Literal
 from ncm_cli.errors import InputError
 from ncm_cli.store import features, journal, pairs, probe, results, sweep_table
 from ncm_cli.store.files import read_json, require_file
-from ncm_cli.store.hdf5 import peek_format
+from ncm_cli.store.hdf5 import root_attributes
 
 Kind = Literal["features", "pairs", "probe", "result", "sweep", "journal"]
 
@@ -49,7 +49,7 @@ def recognise(path: Path | str) -> Kind:
 
 
 def _of_hdf5(path: Path) -> Kind:
-    found = peek_format(path)
+    found = root_attributes(path).get("ncm_format")
     if found not in _H5_KINDS:
         raise _foreign(path, f"an HDF5 file with ncm_format {found!r}")
     return _H5_KINDS[found]

@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ncm_cli import __version__
 from ncm_cli.errors import InputError
 from ncm_cli.store.files import atomic_path, write_bytes
-from ncm_cli.store.hdf5 import H5Reader, H5Writer, reading
-from ncm_cli.store.results import now
+from ncm_cli.store.hdf5 import H5Reader, reading, writing
 from ncm_cli.store.tables import csv_text
 
 FORMAT = "ncm-sweep"
@@ -44,8 +42,7 @@ class SweepTable:
 
 def write_sweep(path: Path | str, table: SweepTable) -> None:
     """Write the HDF5 file atomically."""
-    with atomic_path(path) as temporary:
-        writer = H5Writer(temporary)
+    with writing(path, FORMAT, VERSION) as writer:
         writer.text("method", table.method, what="methods")
         for name in ("trial", "seed", "diverged", "epochs"):
             writer.array(name, getattr(table, name))
@@ -53,39 +50,25 @@ def write_sweep(path: Path | str, table: SweepTable) -> None:
             for name, values in columns.items():
                 writer.array(f"{folder}/{name}", values)
         writer.json("options", table.options)
-        writer.finish(
-            {
-                "ncm_format": FORMAT,
-                "ncm_format_version": VERSION,
-                "ncm_version": __version__,
-                "created": now(),
-            }
-        )
 
 
 def read_sweep(path: Path | str) -> SweepTable:
     """Read the HDF5 file; refuses another format, a newer version and changed bytes."""
-    path = Path(path)
-    with H5Reader(path, FORMAT, VERSION, what="a sweep's table") as reader, reading(path):
-        method = reader.text("method")
-        rows = len(method)
-        epochs = reader.array("epochs", np.int64, shape=(None,))
-        wide = (rows, len(epochs))
+    with H5Reader(path, FORMAT, VERSION, what="a sweep's table") as h5, reading(h5.path):
+        method, epochs = h5.text("method"), h5.array("epochs", np.int64, shape=(None,))
+        rows, wide = (len(method),), (len(method), len(epochs))
+        hyper = {name: h5.array(f"hyper/{name}", np.float64, shape=rows) for name in h5.members("hyper")}
         return SweepTable(
             method=method,
-            trial=reader.array("trial", np.int64, shape=(rows,)),
-            seed=reader.array("seed", np.int64, shape=(rows,)),
-            hyper={
-                name: reader.array(f"hyper/{name}", np.float64, shape=(rows,))
-                for name in reader.members("hyper")
-            },
-            diverged=reader.array("diverged", np.bool_, shape=(rows,)),
+            trial=h5.array("trial", np.int64, shape=rows),
+            seed=h5.array("seed", np.int64, shape=rows),
+            hyper=hyper,
+            diverged=h5.array("diverged", np.bool_, shape=rows),
             epochs=epochs,
             metrics={
-                name: reader.array(f"metrics/{name}", np.float64, shape=wide)
-                for name in reader.members("metrics")
+                name: h5.array(f"metrics/{name}", np.float64, shape=wide) for name in h5.members("metrics")
             },
-            options=reader.json("options"),
+            options=h5.json("options"),
         )
 
 

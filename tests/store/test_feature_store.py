@@ -213,7 +213,11 @@ def test_c57_ids_in_foreign_files_are_text(write_store: Callable[..., Path], tmp
         file["features"] = np.eye(3, dtype=">f4")
         file["id"] = np.array([id.encode() for id in ids], dtype="S9")
         file.attrs.update(
-            {"ncm_format": "ncm-features", "ncm_format_version": 1, "encoder": '{"kind": "mine"}'}
+            {
+                "ncm_format": np.bytes_("ncm-features"),
+                "ncm_format_version": 1,
+                "encoder": np.bytes_('{"kind": "mine"}'),
+            }
         )
     with FeatureStore.open(ours) as a, FeatureStore.open(foreign) as b:
         assert a.ids == b.ids == tuple(ids)

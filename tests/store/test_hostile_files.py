@@ -185,7 +185,7 @@ HOSTILE: dict[str, tuple[Callable[[h5py.File], object], str]] = {
     "many attributes": (lambda f: [f.attrs.create(f"a{i}", i) for i in range(300)], "root attributes"),
     "future": (_format(ncm_format_version=2), "ncm_format_version 2"),
     "no version": (lambda f: f.attrs.pop("ncm_format_version"), "ncm_format_version None"),
-    "another format": (_format(ncm_format="their-features"), "their-features"),
+    "another format": (_format(ncm_format=np.bytes_("their-features")), "their-features"),
     "no format": (lambda f: f.attrs.pop("ncm_format"), "without ncm_format"),
     "another header": (lambda f: f.attrs.create("label_column", np.bytes_(b"place")), "header_sha256"),
     "a column that was added": (

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from ncm_cli.errors import InputError, MismatchError
 from ncm_cli.main import run
 from ncm_cli.results.lines import read_sources
-from ncm_cli.store.hdf5 import H5Writer
+from ncm_cli.store.hdf5 import writing
 from ncm_cli.store.pairs import read_pairs, write_pairs
 from ncm_cli.store.probe import read_probe, write_probe
 from ncm_cli.store.results import HEADER, jsonable, read_result, write_result
@@ -47,8 +47,7 @@ def test_pairs_without_a_spectrum(tmp_path: Path, samples: SimpleNamespace) -> N
 def test_pairs_of_an_earlier_version_are_read(tmp_path: Path, samples: SimpleNamespace) -> None:
     # They also held the differences and their left singular vectors.
     given, path = samples.pair_store(), tmp_path / "p.h5"
-    path.touch()
-    with H5Writer(path) as writer:
+    with writing(path, "ncm-pairs", 1) as writer:
         for name in ("features_a", "features_b", "delta", "holdout", "singular_values"):
             writer.array(name, getattr(given, name))
         writer.array("basis", np.eye(6))
@@ -56,16 +55,12 @@ def test_pairs_of_an_earlier_version_are_read(tmp_path: Path, samples: SimpleNam
             writer.text(name, getattr(given, name), what=name)
         for name in ("options", "sources", "diagnostics"):
             writer.json(name, getattr(given, name))
-        writer.finish(
-            {
-                "ncm_format": "ncm-pairs",
-                "ncm_format_version": 1,
-                "strategy": given.strategy,
-                "encoder": json.dumps(given.encoder),
-                "encoder_fingerprint": given.fingerprint,
-                "content_sha256": given.content_sha256,
-            }
-        )
+        writer.attrs |= {
+            "strategy": given.strategy,
+            "encoder": json.dumps(given.encoder),
+            "encoder_fingerprint": given.fingerprint,
+            "content_sha256": given.content_sha256,
+        }
     found = read_pairs(path)
     assert found.content_sha256 == given.content_sha256
     np.testing.assert_array_equal(found.delta, (given.features_a - given.features_b).T)
