@@ -1,13 +1,9 @@
-"""Whether the process that left a name somewhere is still at work.
+"""Files that appear whole or not at all, one writer at a time, and JSON without NaN.
 
-Files that appear whole or not at all: temporary name, fsync, rename.
-
-One writer at a time on each output.
-
-The lock is a file ``.NAME.lock`` beside the output that says which process holds it. Where the file system
-has locks, the holder also has a record lock on it: that ends with the process however it ends, and no child
-inherits it. Where it has none, the file's exclusive creation is the lock, and one left behind by a killed
-process is told by its id.
+A file is written under a temporary name beside it, synced and renamed. The lock of an output is a file
+``.NAME.lock`` beside it that says which process holds it. Where the file system has locks, the holder also
+has a record lock on it: that ends with the process however it ends, and no child inherits it. Where it has
+none, the file's exclusive creation is the lock, and one left by a killed process is told by its id.
 """
 
 from __future__ import annotations
@@ -30,10 +26,25 @@ from typing import Any
 
 from ncm_cli.errors import InputError
 
+FULL = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file is larger than this system allows (ulimit -f, or the file system's own limit)",
+}
+"""What a refused write means, by errno."""
 
-def host() -> str:
-    """This machine's name."""
-    return socket.gethostname()
+_ABANDONED_SECONDS = 24 * 3600
+"""Age from which a temporary file that another host's process made, and hasn't touched since, is given up."""
+
+_TRY_SECONDS = 1.0
+"""How long a lock that is changing hands is waited for."""
+
+_UNNAMED_SECONDS = 30.0
+"""Age from which a lock file without a holder's name was left by a process killed while it wrote the name."""
+
+_ours: dict[tuple[int, str], dict[str, Any]] = {}
+"""What this process holds, by its id and the lock file: to the system its threads are one holder, which loses
+a record lock when it closes any descriptor of the file. So none of these files may be opened again."""
 
 
 def place() -> str:
@@ -41,7 +52,7 @@ def place() -> str:
     namespace = ""
     with contextlib.suppress(OSError):
         namespace = str(Path("/proc/self/ns/pid").readlink())
-    return hashlib.blake2b(f"{host()} {namespace}".encode(), digest_size=4).hexdigest()
+    return hashlib.blake2b(f"{socket.gethostname()} {namespace}".encode(), digest_size=4).hexdigest()
 
 
 def start_time(pid: int) -> str:
@@ -73,19 +84,6 @@ def _state_and_start(pid: int) -> tuple[str, str]:
         return "", ""
 
 
-FULL = {
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the disk quota is used up",
-    errno.EFBIG: "the file is larger than this system allows (ulimit -f, or the file system's own limit)",
-}
-"""What a refused write means, by errno."""
-
-_READ_BYTES = 1 << 20
-
-_ABANDONED_SECONDS = 24 * 3600
-"""Age from which a temporary file that another host's process made, and hasn't touched since, is given up."""
-
-
 @contextlib.contextmanager
 def atomic_path(path: Path | str) -> Iterator[Path]:
     """A temporary path in the folder of ``path``, renamed onto it when the block ends well.
@@ -96,16 +94,18 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
 
     Raises `InputError` when the disk is full, and when ``path`` is a folder, a device or a circle of links.
     """
-    target = writable_target(Path(path))
+    target, pid = _writable_target(Path(path)), os.getpid()
     remove_leftovers(target)
-    temporary = target.with_name(_temporary_name(target.name))
+    made_by = f"{place()}-{pid}-{start_time(pid)}-{secrets.token_hex(4)}"
+    temporary = target.with_name(f".{_short(target.name)}.{made_by}.tmp")
     try:
         with full_disk_is_an_input_error(target):
             # Created by this process, so that the name is its own and the umask applies.
             os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
             yield temporary
-            _keep_mode(target, temporary)
-            sync_file(temporary)
+            with contextlib.suppress(OSError):
+                temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+            _sync(temporary, os.O_RDWR)
             temporary.replace(target)
             sync_folder(target.parent)
     finally:
@@ -118,8 +118,10 @@ def full_disk_is_an_input_error(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        number = error.errno if error.errno in FULL else _errno_in_text(error)
-        if number not in FULL:
+        # HDF5 mentions the number in its message instead of setting it.
+        told = (number for number in FULL if error.errno == number or f"errno = {number}" in str(error))
+        number = next(told, None)
+        if number is None:
             raise
         raise InputError(
             FULL[number],
@@ -129,13 +131,7 @@ def full_disk_is_an_input_error(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _errno_in_text(error: BaseException) -> int | None:
-    """The errno that HDF5 mentions in its message instead of setting it."""
-    text = str(error)
-    return next((number for number in FULL if f"errno = {number}" in text), None)
-
-
-def writable_target(path: Path) -> Path:
+def _writable_target(path: Path) -> Path:
     """The file that writing ``path`` replaces; refuses what is no file, makes missing parent folders."""
     target = Path(os.path.realpath(path))
     with contextlib.suppress(FileNotFoundError):
@@ -147,18 +143,12 @@ def writable_target(path: Path) -> Path:
             what = "the output is a link that leads back to itself"
             raise InputError(what, where=path, fix="remove it, or name another file") from None
         if stat.S_ISDIR(mode):
-            raise InputError(
-                "the output is a folder", where=path, expected="a file name", fix=f"{path / 'NAME'}"
-            )
+            what = "the output is a folder"
+            raise InputError(what, where=path, expected="a file name", fix=f"{path / 'NAME'}")
         if not stat.S_ISREG(mode):
             raise InputError("the output isn't a regular file", where=path, expected="a file name")
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
-
-
-def _temporary_name(name: str) -> str:
-    pid = os.getpid()
-    return f".{_short(name)}.{place()}-{pid}-{start_time(pid)}-{secrets.token_hex(4)}.tmp"
 
 
 def _short(name: str) -> str:
@@ -186,14 +176,8 @@ def remove_leftovers(path: Path | str) -> None:
                         Path(entry.path).unlink()
 
 
-def _keep_mode(target: Path, temporary: Path) -> None:
-    with contextlib.suppress(OSError):
-        temporary.chmod(stat.S_IMODE(target.stat().st_mode))
-
-
-def sync_file(path: Path) -> None:
-    """Put a file's bytes on the disk."""
-    descriptor = os.open(path, os.O_RDWR)
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
     finally:
@@ -204,11 +188,7 @@ def sync_folder(folder: Path) -> None:
     """Put a folder's entries on the disk, where the system can."""
     # Windows and some network file systems can't open or sync a folder; the rename is atomic even there.
     with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync(folder, os.O_RDONLY)
 
 
 def write_bytes(path: Path | str, data: bytes) -> None:
@@ -230,22 +210,18 @@ def read_json(path: Path | str, *, limit: int = 1 << 30) -> Any:
     Raises `InputError` for a file that isn't there, is too large, or isn't JSON.
     """
     path = require_file(path)
-    if path.stat().st_size > limit:
-        raise InputError(
-            "a JSON file too large to be ours", where=path, found=f"{path.stat().st_size:,} bytes"
-        )
+    if (size := path.stat().st_size) > limit:
+        raise InputError("a JSON file too large to be ours", where=path, found=f"{size:,} bytes")
     try:
-        return json.loads(path.read_bytes().decode("utf-8"), parse_constant=_no_constant, parse_float=_finite)
+        return json.loads(path.read_bytes().decode("utf-8"), parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise InputError("not a JSON file that can be read", where=path, found=one_line(error)) from None
 
 
-def _no_constant(token: str) -> float:
-    raise ValueError(f"{token} is not JSON")
-
-
 def _finite(token: str) -> float:
-    return value if math.isfinite(value := float(token)) else _no_constant(token)
+    if not math.isfinite(value := float(token)):
+        raise ValueError(f"{token} is not JSON")
+    return value
 
 
 def require_file(path: Path | str) -> Path:
@@ -276,20 +252,9 @@ def sha256_file(path: Path | str) -> str:
     """SHA-256 of a file's bytes, as 64 hex digits, in bounded memory."""
     digest = hashlib.sha256()
     with Path(path).open("rb") as stream:
-        while block := stream.read(_READ_BYTES):
+        while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-_TRY_SECONDS = 1.0
-"""How long a lock that is changing hands is waited for."""
-
-_UNNAMED_SECONDS = 30.0
-"""Age from which a lock file without a holder's name was left by a process killed while it wrote the name."""
-
-_ours: dict[tuple[int, str], dict[str, Any]] = {}
-"""What this process holds, by its id and the lock file: to the system its threads are one holder, which loses
-a record lock when it closes any descriptor of the file. So none of these files may be opened again."""
 
 
 def lock_path(output: Path | str) -> Path:
@@ -310,14 +275,15 @@ def writer_lock(output: Path | str) -> Iterator[None]:
     Raises `InputError`, naming process and host, when another process has it. The lock of a process that is
     no more is taken over.
     """
-    path = lock_path(writable_target(Path(output)))
-    key, me = (os.getpid(), str(path)), _me()
-    first = _ours.setdefault(key, me)
+    path, pid = lock_path(_writable_target(Path(output))), os.getpid()
+    since = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    me = {"pid": pid, "host": socket.gethostname(), "started": start_time(pid), "since": since}
+    first = _ours.setdefault((pid, str(path)), me)
     if first is not me:
         raise _refused(path, output, first)
     try:
         with full_disk_is_an_input_error(path):
-            descriptor = _acquire(path, output)
+            descriptor = _acquire(path, output, me)
         try:
             yield
         finally:
@@ -325,51 +291,57 @@ def writer_lock(output: Path | str) -> Iterator[None]:
                 path.unlink()
             os.close(descriptor)
     finally:
-        del _ours[key]
+        del _ours[pid, str(path)]
 
 
-def _acquire(path: Path, output: Path | str) -> int:
+def _acquire(path: Path, output: Path | str, me: dict[str, Any]) -> int:
+    """A descriptor of the lock file, which says ``me`` now."""
     deadline = time.monotonic() + _TRY_SECONDS
     while True:
-        descriptor, created = _opened(path)
-        holder, taken = _holder(descriptor), False
         try:
-            taken = _take(descriptor, created, holder, path)
-        finally:
-            if not taken:
-                os.close(descriptor)
-        if taken:
-            return descriptor
+            descriptor, created = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True
+        except FileExistsError:
+            try:
+                descriptor, created = os.open(path, os.O_RDWR), False
+            except FileNotFoundError:  # it has been released in between
+                continue
+        holder = _holder(descriptor)
+        try:
+            if _is_free(descriptor, created, holder, path):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps(me).encode("ascii", "replace"), 0)
+                os.fsync(descriptor)
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
         if time.monotonic() > deadline:
             raise _refused(path, output, holder)
         time.sleep(0.05)
 
 
-def _opened(path: Path) -> tuple[int, bool]:
-    """A descriptor of the lock file, and whether this call made it."""
-    while True:
-        with contextlib.suppress(FileExistsError):
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True
-        with contextlib.suppress(FileNotFoundError):  # it has been released in between
-            return os.open(path, os.O_RDWR), False
-
-
-def _take(descriptor: int, created: bool, holder: dict[str, Any] | None, path: Path) -> bool:
-    """Whether the lock is ours now."""
+def _is_free(descriptor: int, created: bool, holder: dict[str, Any] | None, path: Path) -> bool:
+    """Whether the lock is ours now; what a dead process left is moved away for the next try."""
     locked = _record_lock(descriptor)
     if locked is False or not _is_same_file(descriptor, path):
         return False
-    if holder is not None and holder["host"] != host():  # whose locks may not be seen here
+    if holder is not None and holder["host"] != socket.gethostname():  # whose locks may not be seen here
         return False
-    if locked is None and not created:
-        age = time.time() - os.fstat(descriptor).st_mtime
-        if is_dead(holder["pid"], holder["started"]) if holder else age > _UNNAMED_SECONDS:
-            _remove_stale(descriptor, path)
-        return False
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(_me()).encode("ascii", "replace"), 0)
-    os.fsync(descriptor)
-    return True
+    if locked or created:
+        return True
+    age = time.time() - os.fstat(descriptor).st_mtime
+    if is_dead(holder["pid"], holder["started"]) if holder else age > _UNNAMED_SECONDS:
+        # The move is atomic, so of two processes that found it stale one gets it. Should the file have been
+        # replaced in between by a living process's, it is put back.
+        aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(aside)
+            if not _is_same_file(descriptor, aside):
+                with contextlib.suppress(OSError):
+                    os.link(aside, path)
+            aside.unlink()
+    return False
 
 
 def _record_lock(descriptor: int) -> bool | None:
@@ -391,27 +363,6 @@ def _is_same_file(descriptor: int, path: Path) -> bool:
     return False
 
 
-def _remove_stale(descriptor: int, path: Path) -> None:
-    """Move a dead process's lock file away, so that the next try can make its own.
-
-    The move is atomic, so of two processes that found it stale one gets it. Should the file have been
-    replaced in between by a living process's, it is put back.
-    """
-    aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    with contextlib.suppress(FileNotFoundError):
-        path.rename(aside)
-        if not _is_same_file(descriptor, aside):
-            with contextlib.suppress(OSError):
-                os.link(aside, path)
-        aside.unlink()
-
-
-def _me() -> dict[str, Any]:
-    pid = os.getpid()
-    since = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    return {"pid": pid, "host": host(), "started": start_time(pid), "since": since}
-
-
 def _holder(descriptor: int) -> dict[str, Any] | None:
     """What the lock file says of its holder; None where it says nothing that can be read."""
     try:
@@ -422,7 +373,7 @@ def _holder(descriptor: int) -> dict[str, Any] | None:
 
 
 def _refused(path: Path, output: Path | str, holder: dict[str, Any] | None) -> InputError:
-    here = holder is not None and holder["host"] == host()
+    here = holder is not None and holder["host"] == socket.gethostname()
     who = "process {pid} on host {host}, since {since}".format(**holder) if holder else "another process"
     fix = "wait for it, or stop it" if here else f"wait for it; if it is no more, delete {path}"
     return InputError("another process is writing this output", where=output, found=who, fix=fix)

@@ -168,8 +168,8 @@ def root_attributes(path: Path) -> dict[str, Any]:
 class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
     """An HDF5 file of one of our formats, opened for reading and checked before anything is believed.
 
-    ``attrs`` holds the root attributes as text and numbers, ``digests`` what the file says of its arrays (None
-    where another program wrote it without), and ``found`` the digests of the arrays that have been read.
+    ``attrs`` holds the root attributes as text and numbers, ``digests`` what the file says of its arrays, or
+    None where another program wrote it without, and ``found`` the digests of the arrays that have been read.
     """
 
     def __init__(self, path: Path | str, format_name: str, version: int, *, what: str) -> None:
