@@ -1,7 +1,4 @@
-"""What people see: tables, progress, errors. The only module that knows rich.
-
-A singular spectrum as a plot in text.
-"""
+"""What people see: tables, progress, errors, a singular spectrum as text. The only module that knows rich."""
 
 from __future__ import annotations
 
@@ -37,65 +34,36 @@ GAP = "  "
 NARROW = 16
 """Text is wrapped at blanks into columns no narrower than this."""
 
-_ID = re.compile(r"\bid(_[ab])?\b")
-_WORDS = re.compile(r"[^\W\d]{2,}\s+[^\W\d]{2,}")
-
 LOG_SECONDS = 60.0
 """Seconds between two progress lines when stderr is no terminal."""
 
-_ASCII = str.maketrans(
-    {
-        **dict.fromkeys("─━", "-"),
-        **dict.fromkeys("│┃", "|"),
-        **dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╰╯", "+"),
-        "▶": ">",
-        "◀": "<",
-        "█": "#",
-        "–": "-",
-        "×": "x",
-        "…": "...",
-        "±": "+-",
-        "≤": "<=",
-        "θ": "theta",
-        "λ": "lambda",
-        "σ": "sigma",
-        "ε": "eps",
-        "√": "sqrt",
-        "→": "->",
-        "‖": "|",
-        "Λ": "Lambda",
-        "ᵀ": "^T",
-        "²": "^2",
-        "₁": "_1",
-        "\u0303": "~",
-        "δ": "delta",
-        "≥": ">=",
-        "−": "-",
-        "·": "*",
-        "⊥": "_perp",
-    }
-)
+BAR = 36
+"""Characters of the longest bar of a spectrum; the whole line stays under 80 columns."""
 
+EVERY = 12
+"""Leading singular values that all get a line; further ones are thinned out."""
 
-def _is_utf8(stream: IO[str]) -> bool:
-    return (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "") == "utf8"
+_SPELT = """
+    …... ±+- ≤<= ≥>= →-> √sqrt ᵀ^T ²^2 ₁_1 \u0303~ ⊥_perp θtheta λlambda ΛLambda σsigma εeps δdelta
+"""
+"""Characters, each before what stands for it."""
 
-
-def _can_show(text: str, stream: IO[str]) -> bool:
-    """Whether a stream can show ``text``: it is UTF-8, and the text has no name of a file that isn't."""
-    if not _is_utf8(stream):
-        return False
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
+_ASCII: dict[int, int | str] = {
+    **str.maketrans("─━│┃┌┐└┘├┤┬┴┼╭╮╰╯▶◀█–×‖−·", "--||+++++++++++++><#-x|-*"),
+    **{ord(word[0]): word[1:] for word in _SPELT.split()},
+}
 
 # Names of files and values of tables may hold anything; a terminal would obey these characters.
 _CONTROL = {
     code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"
 } | {code: f"\\u{code:04x}" for code in (0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))}
+
+_ID = re.compile(r"\bid(_[ab])?\b")
+_WORDS = re.compile(r"[^\W\d]{2,}\s+[^\W\d]{2,}")
+
+
+def _is_utf8(stream: IO[str]) -> bool:
+    return (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "") == "utf8"
 
 
 def plain(text: str, stream: IO[str] | None = None) -> str:
@@ -104,11 +72,9 @@ def plain(text: str, stream: IO[str] | None = None) -> str:
     Control characters other than tabs and line ends, and marks that turn the direction of writing, are
     shown as escapes.
     """
-    target = stream or sys.stdout
-    text = text.translate(_CONTROL)
-    if not _is_utf8(target):
-        text = text.translate(_ASCII)
-    encoding = getattr(target, "encoding", None) or "ascii"
+    stream = stream or sys.stdout
+    encoding = getattr(stream, "encoding", None) or "ascii"
+    text = text.translate(_CONTROL) if _is_utf8(stream) else text.translate(_CONTROL).translate(_ASCII)
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
@@ -122,8 +88,8 @@ class Ui:
     """The two streams of one command, and how much is said on them."""
 
     def __init__(self, *, quiet: bool = False, verbose: bool = False, json: bool = False) -> None:
-        self.quiet = quiet
         self.json = json
+        self.silent = json or quiet
         self.reporter: Reporter = ConsoleReporter(quiet=quiet, verbose=verbose)
         self._out = _console(sys.stdout)
 
@@ -132,8 +98,8 @@ class Ui:
         from ncm_cli.store.results import jsonable
 
         value = jsonable(value)
-        text = json_module.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
-        if not (text.isascii() or _can_show(text, sys.stdout)):
+        text = json_module.dumps(value, indent=2, allow_nan=False, ensure_ascii=not _is_utf8(sys.stdout))
+        if re.search("[\ud800-\udfff]", text):  # the name of a file that isn't UTF-8
             text = json_module.dumps(value, indent=2, allow_nan=False)
         sys.stdout.write(text + "\n")
 
@@ -152,7 +118,7 @@ class Ui:
         to fit a terminal or ``COLUMNS``: then headings and texts are wrapped at blanks, numbers and ids
         never. What still has no room, long names and the last columns, is listed below the table.
         """
-        if self.json or self.quiet:
+        if self.silent:
             return
         # Without the blanks a number stays together with its deviation.
         cells = [[_one_line(cell_text(cell).replace(" ± ", "±")) for cell in row] for row in rows]
@@ -160,27 +126,21 @@ class Ui:
             _Column(_one_line(name), [row[index] for row in cells], left=index < left)
             for index, name in enumerate(columns)
         ]
-        shown, notes = _fitted(made, self._width())
+        given = os.environ.get("COLUMNS", "")
+        room = int(given) if given.isdecimal() and int(given) else sys.maxsize
+        shown, notes = _fitted(made, self._out.width if sys.stdout.isatty() else room)
         if title:
             self.text(title)
-        *heading, last = _lines([column.heading for column in shown], shown, bottom=True)
-        for line in (*heading, last):
+        for line in _lines([column.heading for column in shown], shown, bottom=True):
             self._out.print(Text(line, "bold"), soft_wrap=True)
         self.text("─" * (sum(column.width for column in shown) + len(GAP) * (len(shown) - 1)))
         for row in range(len(rows)):
             self.text("\n".join(_lines([column.cells[row] for column in shown], shown)))
         self.text("\n".join([*notes, *([footer] if footer else []), ""]))
 
-    def _width(self) -> int | None:
-        """The columns there are room for; None off a terminal, unless ``COLUMNS`` says otherwise."""
-        if sys.stdout.isatty():
-            return self._out.width
-        given = os.environ.get("COLUMNS", "")
-        return int(given) if given.isdecimal() and int(given) else None
-
     def text(self, text: str) -> None:
         """Print lines on stdout as they are, unless ``--json`` or ``--quiet``."""
-        if not (self.json or self.quiet):
+        if not self.silent:
             print(plain(text))
 
     def note(self, text: str) -> None:
@@ -205,6 +165,10 @@ def _one_line(text: str) -> str:
     return plain(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
+def _longest_word(text: str) -> int:
+    return max(map(cell_len, text.split()), default=0)
+
+
 @dataclasses.dataclass(slots=True)
 class _Column:
     """A column of a table that is being laid out."""
@@ -219,16 +183,16 @@ class _Column:
         """Whether its cells may be wrapped at blanks: numbers and ids may not."""
         return not _ID.search(self.heading) and (self.left or any(map(_WORDS.search, self.cells)))
 
+    @property
     def natural(self) -> int:
         """Its width with every cell on one line."""
         return max(map(cell_len, self.cells), default=0)
 
+    @property
     def least(self) -> int:
         """Its width with the heading, and the cells that may be, wrapped at every blank."""
-        cells = self.natural()
-        if self.wraps:
-            cells = min(cells, max([NARROW, *map(_longest_word, self.cells)]))
-        return max(_longest_word(self.heading), cells)
+        words = max([NARROW, *map(_longest_word, self.cells)]) if self.wraps else sys.maxsize
+        return max(_longest_word(self.heading), min(self.natural, words))
 
     def abbreviate(self, limit: int, legend: dict[str, str]) -> None:
         """Replace what is wider than ``limit`` and can't be wrapped by numbers of the legend."""
@@ -242,27 +206,22 @@ class _Column:
             self.cells = [short(cell, self.wraps) for cell in self.cells]
 
 
-def _longest_word(text: str) -> int:
-    return max(map(cell_len, text.split()), default=0)
-
-
-def _fitted(columns: list[_Column], width: int | None) -> tuple[list[_Column], list[str]]:
-    """The columns as they fit into ``width``, with their widths; and what the reader of them must know."""
+def _fitted(columns: list[_Column], room: int) -> tuple[list[_Column], list[str]]:
+    """The columns as they fit, with their widths; and what the reader of them must know."""
     shown, legend, dropped = list(columns), dict[str, str](), list[str]()
-    room = sys.maxsize if width is None else width
 
     def excess(widths: Iterable[int]) -> int:
         return sum(widths) + len(GAP) * (len(shown) - 1) - room
 
-    for column in sorted(shown, key=_Column.least, reverse=True):
-        if (over := excess(map(_Column.least, shown))) > 0:
-            column.abbreviate(max(room // 4, column.least() - over), legend)
-    while excess(map(_Column.least, shown)) > 0 and len(shown) > 1 and not shown[-1].left:
+    for column in sorted(shown, key=lambda column: column.least, reverse=True):
+        if (over := excess(column.least for column in shown)) > 0:
+            column.abbreviate(max(room // 4, column.least - over), legend)
+    while excess(column.least for column in shown) > 0 and len(shown) > 1 and not shown[-1].left:
         dropped.insert(0, shown.pop().heading)
     for column in shown:
-        column.width = max(cell_len(column.heading), column.natural())
+        column.width = max(cell_len(column.heading), column.natural)
     # Headings are wrapped before texts are, the widest first.
-    for floor in ([max(column.least(), column.natural()) for column in shown], [*map(_Column.least, shown)]):
+    for floor in ([max(one.least, one.natural) for one in shown], [one.least for one in shown]):
         while excess(column.width for column in shown) > 0:
             loose = [column for column, least in zip(shown, floor, strict=True) if column.width > least]
             if not loose:
@@ -309,28 +268,28 @@ class _Rate(ProgressColumn):
         return Text("" if speed is None else f"{speed:,.0f} {task.fields['unit']}/s", style="cyan")
 
 
+@dataclasses.dataclass
 class _LoggedTask(Task):
     """Progress for logs: one line a minute."""
 
-    def __init__(self, label: str, total: int | None, unit: str) -> None:
-        self._label, self._total, self._unit = label, total, unit
-        self._done = 0
-        self._start = self._last = time.monotonic()
+    label: str
+    total: int | None
+    unit: str
+    done: int = 0
+    start: float = dataclasses.field(default_factory=time.monotonic)
+    last: float = dataclasses.field(default_factory=time.monotonic)
 
     def advance(self, n: int = 1) -> None:
-        self._done += n
+        self.done += n
         now = time.monotonic()
-        if now - self._last < LOG_SECONDS:
+        if now - self.last < LOG_SECONDS:
             return
-        self._last = now
-        rate = self._done / (now - self._start)
-        left = f", {(self._total - self._done) / rate / 60:.0f} min left" if self._total and rate else ""
-        of = f" of {self._total:,}" if self._total else ""
-        print(
-            f"{self._label}: {self._done:,}{of} {self._unit}, {rate:,.1f}/s{left}",
-            file=sys.stderr,
-            flush=True,
-        )
+        self.last = now
+        rate = self.done / (now - self.start)
+        left = f", {(self.total - self.done) / rate / 60:.0f} min left" if self.total and rate else ""
+        of = f" of {self.total:,}" if self.total else ""
+        line = f"{self.label}: {self.done:,}{of} {self.unit}, {rate:,.1f}/s{left}"
+        print(line, file=sys.stderr, flush=True)
 
 
 class _BarTask(Task):
@@ -356,13 +315,8 @@ class ConsoleReporter(Reporter):
         elif not self._console.is_terminal:
             yield _LoggedTask(label, total, unit)
         else:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                _Rate(),
-                TimeRemainingColumn(),
-            )
+            name = TextColumn("{task.description}")
+            columns = (name, BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
             with Progress(*columns, console=self._console, transient=True) as progress:
                 yield _BarTask(progress, label, total, unit)
 
@@ -371,58 +325,30 @@ class ConsoleReporter(Reporter):
             self._console.print(plain(message, sys.stderr), soft_wrap=True)
 
     def detail(self, message: str) -> None:
-        if self._verbose and not self._quiet:
+        if self._verbose:
             self.note(message)
 
     def warn(self, message: str) -> None:
-        self._console.print(
-            Text.assemble(("warning: ", "bold yellow"), plain(message, sys.stderr)), soft_wrap=True
-        )
+        text = Text.assemble(("warning: ", "bold yellow"), plain(message, sys.stderr))
+        self._console.print(text, soft_wrap=True)
 
 
-BAR = 36
-"""Characters of the longest bar; the whole line stays under 80 columns."""
+def scree(values: Sequence[float], *, gap: int = 0) -> str:
+    """Lines with rank, singular value (in descending order), share of the squared total so far, and a bar.
 
-EVERY = 12
-"""Leading values that all get a line; further ones are thinned out."""
-
-
-def scree(values: Sequence[float], *, gap: int = 0, total: float | None = None) -> str:
-    """Lines with rank, singular value, share of the squared total so far, and a bar.
-
-    Parameters
-    ----------
-    values
-        Singular values in descending order.
-    gap
-        The rank behind which the largest gap is; marked if not 0.
-    total
-        Sum of squares of all singular values; of ``values`` if left out.
+    Of many ranks the first dozen are shown, then about every factor of 1.4, and the last. The rank ``gap``
+    is marked, if not 0: the largest gap is behind it.
     """
-    if not len(values):
+    n = len(values)
+    if not n:
         return "no direction: every difference is zero"
-    shown = _shown(len(values), gap)
-    whole = total or sum(value * value for value in values) or 1.0
-    sums, running = {}, 0.0
-    for index, value in enumerate(values, start=1):
-        running += value * value
-        sums[index] = running
+    squares = [value * value for value in values]
+    total = sum(squares) or 1.0
+    thinned = {int(EVERY * 2 ** (i / 2)) for i in range(2 * n.bit_length())}
     lines = [f"{'rank':>5}  {'sigma':>10}  {'share':>6}"]
-    for rank in shown:
-        value = values[rank - 1]
-        bar = "█" * max(1, round(BAR * value / values[0])) if value > 0 else ""
-        mark = "  <- largest gap" if rank == gap else ""
-        lines.append(f"{rank:>5}  {value:>10.4g}  {sums[rank] / whole:>6.1%}  {bar}{mark}")
+    for rank, value in enumerate(values, start=1):
+        if rank <= EVERY or rank in thinned | {n, gap}:
+            bar = "█" * max(1, round(BAR * value / values[0])) if value > 0 else ""
+            mark = "  <- largest gap" if rank == gap else ""
+            lines.append(f"{rank:>5}  {value:>10.4g}  {sum(squares[:rank]) / total:>6.1%}  {bar}{mark}")
     return "\n".join(lines)
-
-
-def _shown(n: int, gap: int) -> list[int]:
-    """The first dozen ranks, then about every factor of 1.4 (2, 2.8, 4 ...), the gap and the last."""
-    ranks = set(range(1, min(n, EVERY) + 1)) | {n}
-    step = float(EVERY)
-    while step < n:
-        ranks.add(int(step))
-        step *= 2**0.5
-    if 0 < gap <= n:
-        ranks.add(gap)
-    return sorted(ranks)

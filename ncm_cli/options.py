@@ -1,22 +1,20 @@
-"""Row filters: ``split=test & domain!=sketch``, ``place=land|water``.
-
-Small grammars of option values: ranks, grids of numbers, lists of names.
-
-Declares the options of a command once, for the command line, recipes, provenance and the reference.
+"""Declares the options of a command once, for the command line, recipes, provenance and the reference.
 
 A command's options are a frozen, keyword-only dataclass whose fields are made by `argument` and `option`.
-The field's name is the long option (``id_col`` is ``--id-col``) and the key in a recipe.
+The field's name is the long option (``id_col`` is ``--id-col``) and the key in a recipe. Here are also the
+small grammars of values: row filters, ranks, grids of numbers, lists of names, devices.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import operator
 import os.path
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, Union
 
@@ -33,28 +31,24 @@ class Term:
 
 
 def parse_where(text: str) -> tuple[Term, ...]:
-    """The terms of a filter, all of which a row must meet; an empty text is no term.
+    """The terms of a row filter (``split=test & place!=land|water``), all of which a row must meet.
 
-    Raises `UsageError` for text that isn't terms joined by ``&``.
+    An empty text is no term. Raises `UsageError` for text that isn't terms joined by ``&``.
     """
-    if not text.strip():
-        return ()
-    return tuple(_term(part, text) for part in text.split("&"))
-
-
-def _term(part: str, text: str) -> Term:
-    column, equals, values = part.partition("=")
-    negated = column.endswith("!")
-    name = column.removesuffix("!").strip()
-    alternatives = tuple(value.strip() for value in values.split("|"))
-    if not equals or not name or not all(alternatives):
-        raise UsageError(
-            "a row filter that can't be read",
-            where=part.strip() or "an empty term",
-            found=repr(text),
-            expected="terms like split=test or place!=land|water, joined by &",
-        )
-    return Term(name, alternatives, negated)
+    terms = []
+    for part in text.split("&") if text.strip() else ():
+        column, equals, alternatives = part.partition("=")
+        name = column.removesuffix("!").strip()
+        values = tuple(value.strip() for value in alternatives.split("|"))
+        if not equals or not name or not all(values):
+            raise UsageError(
+                "a row filter that can't be read",
+                where=part.strip() or "an empty term",
+                found=repr(text),
+                expected="terms like split=test or place!=land|water, joined by &",
+            )
+        terms.append(Term(name, values, column.endswith("!")))
+    return tuple(terms)
 
 
 MOST_VALUES = 100_000
@@ -66,21 +60,19 @@ def parse_ranks(text: str) -> tuple[int, ...] | None:
     if text.strip() == "auto":
         return None
     ranks: set[int] = set()
-    for part in text.split(","):
-        try:
-            numbers = [int(piece) for piece in part.split(":")]
-            if not 1 <= len(numbers) <= 3 or min(numbers) < 0:
+    try:
+        for part in text.split(","):
+            start, *more = map(int, part.split(":"))
+            stop, step = (*more, *(start, 1)[len(more) :])
+            if start < 0 or step < 1 or stop < start or (stop - start) // step >= MOST_VALUES:
                 raise ValueError
-            start, stop, step = (*numbers, numbers[0])[:2] + ((numbers[2],) if len(numbers) == 3 else (1,))
-            if step < 1 or stop < start or (stop - start) // step >= MOST_VALUES:
-                raise ValueError
-        except ValueError:
-            raise UsageError(
-                "a rank grid that can't be read",
-                found=repr(text),
-                expected=f"16, or 2:24, or 0:64:8, or 0,8,56, or auto; at most {MOST_VALUES:,} ranks",
-            ) from None
-        ranks.update(range(start, stop + 1, step))
+            ranks.update(range(start, stop + 1, step))
+    except ValueError:
+        raise UsageError(
+            "a rank grid that can't be read",
+            found=repr(text),
+            expected=f"16, or 2:24, or 0:64:8, or 0,8,56, or auto; at most {MOST_VALUES:,} ranks",
+        ) from None
     return tuple(sorted(ranks))
 
 
@@ -96,7 +88,7 @@ def parse_numbers(text: str) -> tuple[float, ...]:
             values = [10 ** (start + (stop - start) * i / steps) for i in range(int(count))]
         else:
             values = [float(part) for part in text.split(",")]
-        if not values or any(not math.isfinite(value) for value in values):
+        if not all(map(math.isfinite, values)):
             raise ValueError
     except ValueError:
         raise UsageError(
@@ -120,8 +112,6 @@ def parse_device(text: str) -> str:
     return text
 
 
-Role = Literal["value", "input", "output", "name-or-input"]
-
 COLUMN_METAVARS = ("COLUMN", "COLUMNS", "WHERE")
 """What an option shows that takes a column, columns between commas, or a row filter."""
 
@@ -135,12 +125,23 @@ class Spec:
     help: str
     positional: bool = False
     flags: tuple[str, ...] = ()
+    """Short forms beside the long option, such as ``("-o",)``."""
     group: str = "Options"
+    """The heading under which ``--help`` lists it."""
     metavar: str | None = None
+    """What ``--help`` shows for the value. `COLUMN_METAVARS` say that the option names columns, and recipes
+    check them before anything runs."""
     columns_of: str | None = None
+    """The option whose file has these columns."""
     choices: tuple[str, ...] = ()
-    role: Role = "value"
+    """The values allowed, checked on the command line and in recipes alike."""
+    role: Literal["value", "input", "output", "name-or-input"] = "value"
+    """``input`` for a file or folder that is read, ``output`` for one that is written: recipes resolve the
+    paths by it and know from it when a step is up to date. ``name-or-input``: text that is either a name (of
+    weights) or a file that is read."""
     parse: Callable[[str], object] | None = None
+    """For text with a small grammar: called once to check it before any work starts; the field keeps the
+    text. Row filters have theirs by their metavar."""
     least: float | None = None
     above: float | None = None
     most: float | None = None
@@ -156,70 +157,18 @@ BOUNDS = {
 """What may bound a number: words, and what must hold of (number, bound)."""
 
 
-def option(
-    default: Any = REQUIRED,
-    *,
-    help: str,
-    flags: Sequence[str] = (),
-    group: str = "Options",
-    metavar: str | None = None,
-    columns_of: str = "features",
-    choices: Sequence[str] = (),
-    role: Role = "value",
-    parse: Callable[[str], object] | None = None,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    below: float | None = None,
-) -> Any:
-    """A field that is a long option.
-
-    Parameters
-    ----------
-    default
-        Left out: the option is required.
-    flags
-        Short forms beside the long one, such as ``("-o",)``.
-    group
-        The heading under which ``--help`` lists it.
-    metavar
-        What ``--help`` shows for the value. `COLUMN_METAVARS` say that the option names columns, and recipes
-        check them before anything runs.
-    columns_of
-        The option whose file has these columns.
-    choices
-        The values allowed, checked on the command line and in recipes alike.
-    role
-        ``input`` for a file or folder that is read, ``output`` for one that is written: recipes resolve
-        the paths by it and know from it when a step is up to date. ``name-or-input``: text that is either a
-        name (of weights) or a file that is read.
-    parse
-        For text with a small grammar (ranks, filters): called once to check it before any work starts.
-        The field keeps the text. Row filters have theirs by their metavar.
-    least, above, most, below
-        Bounds of a number; the first and the third belong to what is allowed.
-    """
-    spec = Spec(
-        help=help,
-        flags=tuple(flags),
-        group=group,
-        metavar=metavar,
-        columns_of=columns_of if metavar in COLUMN_METAVARS else None,
-        choices=tuple(choices),
-        role=role,
-        parse=parse_where if metavar == "WHERE" else parse,
-        least=least,
-        above=above,
-        most=most,
-        below=below,
-    )
-    return dataclasses.field(default=default, metadata={"spec": spec})
+def option(default: Any = REQUIRED, **facts: Any) -> Any:
+    """A field that is a long option, with the facts of `Spec`; without a default it is required."""
+    if facts.get("metavar") in COLUMN_METAVARS:
+        facts.setdefault("columns_of", "features")
+    if facts.get("metavar") == "WHERE":
+        facts["parse"] = parse_where
+    return dataclasses.field(default=default, metadata={"spec": Spec(**facts)})
 
 
-def argument(default: Any = REQUIRED, *, help: str, metavar: str | None = None, role: Role = "value") -> Any:
+def argument(default: Any = REQUIRED, **facts: Any) -> Any:
     """A field that is a positional argument on the command line and a plain key in a recipe."""
-    spec = Spec(help=help, positional=True, metavar=metavar, role=role)
-    return dataclasses.field(default=default, metadata={"spec": spec})
+    return option(default, positional=True, **facts)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -240,18 +189,7 @@ class Field:
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.rstrip("_").replace("_", "-")
-
-
-def _plain(annotation: Any) -> tuple[type, bool, bool]:
-    """(item type, optional, repeated) of ``T``, ``T | None`` or ``tuple[T, ...]``."""
-    if typing.get_origin(annotation) in (Union, types.UnionType):
-        inner = [a for a in typing.get_args(annotation) if a is not type(None)]
-        kind, _, repeated = _plain(inner[0])
-        return kind, True, repeated
-    if typing.get_origin(annotation) is tuple:
-        return typing.get_args(annotation)[0], False, True
-    return annotation, False, False
+        return "--" + self.name.replace("_", "-")
 
 
 def fields_of(options: type) -> list[Field]:
@@ -259,7 +197,11 @@ def fields_of(options: type) -> list[Field]:
     hints = typing.get_type_hints(options)
     found = []
     for field in dataclasses.fields(options):
-        kind, optional, repeated = _plain(hints[field.name])
+        # T, T | None or tuple[T, ...]
+        kind, arguments = hints[field.name], typing.get_args(hints[field.name])
+        optional = typing.get_origin(kind) in (Union, types.UnionType)
+        repeated = typing.get_origin(kind) is tuple
+        kind = arguments[0] if arguments else kind
         found.append(Field(field.name, field.metadata["spec"], kind, optional, repeated, field.default))
     return found
 
@@ -310,8 +252,8 @@ def check(options: Any) -> Any:
     """
     for field in fields_of(type(options)):
         value = getattr(options, field.name)
-        if value is not None:
-            for item in value if field.repeated else (value,):
+        for item in value if field.repeated else (value,):
+            if item is not None:
                 check_value(field, item)
     for error in refusals(options):
         raise error
@@ -321,22 +263,17 @@ def check(options: Any) -> Any:
 def refuse_replacing(options: Any) -> None:
     """A `UsageError` if a file that is to be written is one that is read."""
     fields = fields_of(type(options))
-    inputs = [
-        (field, path) for field in fields if field.spec.role != "output" for path in _files(options, field)
-    ]
-    for output in (
-        path for field in fields if field.spec.role == "output" for path in _files(options, field)
-    ):
-        for field, path in inputs:
-            if path.samefile(output):
+    written = [path for field in fields if field.spec.role == "output" for path in _files(options, field)]
+    for field in fields:
+        read = _files(options, field) if field.spec.role in ("input", "name-or-input") else []
+        for output in written:
+            if any(path.samefile(output) for path in read):
                 name = field.spec.metavar or field.name.upper() if field.spec.positional else field.flag
                 raise UsageError(f"the output would replace {name}", where=output, fix="name another file")
 
 
 def _files(options: Any, field: Field) -> list[Path]:
     """The files there are among the paths in one field."""
-    if field.spec.role == "value":
-        return []
     value = getattr(options, field.name)
     paths = [Path(item) for item in (value if field.repeated else (value,)) if item]
     return [path for path in paths if path.is_file()]
@@ -351,13 +288,5 @@ def given_flags(options: Any, names: Iterable[str]) -> list[str]:
 
 def as_json(options: Any) -> dict[str, Any]:
     """The resolved options of a command, ready for JSON (paths as text)."""
-    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    return {name: _jsonable(value) for name, value in values.items()}
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, tuple):
-        return [_jsonable(item) for item in value]
-    return value
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(options), default=str))
+    return plain
