@@ -6,27 +6,35 @@ The Python API is imported lazily, so that ``import ncm_cli`` stays cheap.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ncm_cli.probes.estimator import NCMClassifier, NCMRegressor, SpuriousProjection
+    from ncm_cli.store.features import FeatureStore
+    from ncm_cli.store.pairs import PairStore
+    from ncm_cli.store.probe import Probe
 
 __version__ = "0.2.0"
 
-_API = {
-    "FeatureStore": "ncm_cli.store.features",
-    "PairStore": "ncm_cli.store.pairs",
-    "Probe": "ncm_cli.store.probe",
-    "NCMClassifier": "ncm_cli.probes.estimator",
-    "NCMRegressor": "ncm_cli.probes.estimator",
-    "SpuriousProjection": "ncm_cli.probes.estimator",
-}
+__all__ = [
+    "FeatureStore",
+    "NCMClassifier",
+    "NCMRegressor",
+    "PairStore",
+    "Probe",
+    "SpuriousProjection",
+    "__version__",
+]
 
-__all__ = ["__version__", *_API]
+_HOMES = {"FeatureStore": "store.features", "PairStore": "store.pairs", "Probe": "store.probe"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _API:
-        return getattr(importlib.import_module(_API[name]), name)
-    raise AttributeError(f"module 'ncm_cli' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'ncm_cli' has no attribute {name!r}")
+    home = _HOMES.get(name, "probes.estimator")
+    return getattr(importlib.import_module(f"ncm_cli.{home}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

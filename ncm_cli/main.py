@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import errno
+import importlib
+import inspect
 import io
 import os
 import sys
+import textwrap
 import warnings
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ncm_cli import __version__
-from ncm_cli.commands import add_commands
-from ncm_cli.errors import NcmError
+from ncm_cli.errors import NcmError, UsageError
+from ncm_cli.options import Field, at_home, check, fields_of, refuse_replacing
+from ncm_cli.registry import BUILDERS, COMMANDS, Command, options_of
 
 PICTURE = r"""
   images ──▶ ncm embed ──▶ features.h5 ──▶ ncm pairs ──▶ pairs.h5
@@ -32,29 +37,22 @@ PICTURE = r"""
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
 
+_SPACE = "free some space and run the same command again"
+_RIGHT = "another place, or the right to read or write there"
+
 EXPECTED_OS_ERRORS = {
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the disk quota is used up",
-    errno.ENOENT: "no such file or folder",
-    errno.EACCES: "permission denied",
-    errno.EPERM: "permission denied",
-    errno.EEXIST: "a file where a folder is expected",
-    errno.EISDIR: "a folder where a file is expected",
-    errno.ENOTDIR: "a file where a folder is expected",
-    errno.EROFS: "the file system is read-only",
-    errno.ENAMETOOLONG: "the file name is too long",
+    errno.ENOSPC: ("the disk is full", _SPACE),
+    errno.EDQUOT: ("the disk quota is used up", _SPACE),
+    errno.ENOENT: ("no such file or folder", None),
+    errno.EACCES: ("permission denied", _RIGHT),
+    errno.EPERM: ("permission denied", _RIGHT),
+    errno.EEXIST: ("a file where a folder is expected", "another place to write to, or move that file away"),
+    errno.EISDIR: ("a folder where a file is expected", None),
+    errno.ENOTDIR: ("a file where a folder is expected", None),
+    errno.EROFS: ("the file system is read-only", "another place to write to"),
+    errno.ENAMETOOLONG: ("the file name is too long", None),
 }
-
-
-_FIXES = {
-    errno.ENOSPC: "free some space and run the same command again",
-    errno.EDQUOT: "free some space and run the same command again",
-    errno.EACCES: "another place, or the right to read or write there",
-    errno.EPERM: "another place, or the right to read or write there",
-    errno.EROFS: "another place to write to",
-    errno.EEXIST: "another place to write to, or move that file away",
-}
-"""What to do about some of them."""
+"""What the system may refuse, and what to do about it. Any other `OSError` is a bug."""
 
 
 def _version(asked: bool) -> None:
@@ -64,7 +62,10 @@ def _version(asked: bool) -> None:
 
 
 def build_app(only: str | None = None) -> typer.Typer:
-    """The command tree; with ``only``, the options of just that command are loaded."""
+    """The command tree; with ``only``, the options of just that command are loaded.
+
+    The others are then listed by name and summary alone, which keeps ``ncm --help`` quick.
+    """
     app = typer.Typer(
         name="ncm",
         add_completion=True,
@@ -86,8 +87,89 @@ def build_app(only: str | None = None) -> typer.Typer:
 
             typer.echo(plain(PICTURE))
 
-    add_commands(app, only)
+    for name, command in COMMANDS.items():
+        if only not in (None, name):
+            app.command(name, short_help=command.sentence)(lambda: None)
+        elif name == "data":
+            builders = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help=command.sentence)
+            for builder, own in BUILDERS.items():
+                _add(builders, builder, own, options_of(f"data {builder}"), name)
+            app.add_typer(builders, name=name, short_help=command.sentence)
+        else:
+            _add(app, name, command, options_of(name), name)
     return app
+
+
+def _add(app: typer.Typer, name: str, command: Command, options: type, module: str) -> None:
+    """One command, done by ``run(options, ui)`` of its module, which returns an exit code or None."""
+    fields = fields_of(options)
+
+    def invoke(**values: Any) -> None:
+        from ncm_cli.console import Ui
+
+        ui = Ui(quiet=values.pop("quiet"), verbose=values.pop("verbose"), json=values.pop("json_", False))
+        given = {field.name: at_home(field, values[field.name]) for field in fields}
+        given |= {field.name: tuple(given[field.name] or ()) for field in fields if field.repeated}
+        made = check(options(**given))
+        refuse_replacing(made)
+        code = importlib.import_module(f"ncm_cli.commands.{module}").run(made, ui)
+        if code:
+            raise typer.Exit(code)
+
+    parameters = [*map(_parameter, fields), *_shared(command.json)]
+    invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    invoke.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    examples = textwrap.indent(inspect.cleandoc(command.examples), "  ")
+    text = f"{command.sentence}\n\n\b\nExamples:\n{examples}\n\nNext: {command.next_step}"
+    app.command(
+        name,
+        help=text.replace("[", "\\["),  # brackets are markup to typer
+        short_help=command.sentence,
+        no_args_is_help=any(field.required for field in fields),
+    )(invoke)
+
+
+def _parameter(field: Field) -> inspect.Parameter:
+    spec = field.spec
+    kind: Any = list[field.type] if field.repeated else field.type  # type: ignore[name-defined]
+    choices = f" ({' | '.join(spec.choices)})" if spec.choices else ""
+    shared: dict[str, Any] = {"help": (spec.help + choices).replace("[", "\\["), "metavar": spec.metavar}
+    if field.type is Path:
+        # What can't be read is bad input, as what isn't there; click would call it a usage error.
+        shared |= {"show_default": not field.required, "readable": False}
+    if spec.positional:
+        info: Any = typer.Argument(**shared)
+    else:
+        flag = f"{field.flag}/--no-{field.flag[2:]}" if field.type is bool else field.flag
+        panel = None if spec.group == "Options" else spec.group
+        info = typer.Option(flag, *spec.flags, rich_help_panel=panel, **shared)
+    default = inspect.Parameter.empty if field.required else field.default
+    if field.repeated and not field.required:
+        default = list(field.default)
+        if not default:
+            info.show_default = False
+    return _keyword(field.name, kind | None if field.optional and not field.repeated else kind, info, default)
+
+
+def _keyword(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+    )
+
+
+def _shared(json: bool) -> list[inspect.Parameter]:
+    """The options that every command has."""
+    every = [
+        ("quiet", ("--quiet", "-q"), "Only warnings, errors and what --json prints."),
+        ("verbose", ("--verbose", "-v"), "Say more of what is done."),
+        ("json_", ("--json",), "Print the result as JSON on stdout."),
+    ]
+    return [
+        _keyword(
+            name, bool, typer.Option(*flags, help=text, rich_help_panel="Output", show_default=False), False
+        )
+        for name, flags, text in (every if json else every[:2])
+    ]
 
 
 def _named(argv: list[str]) -> str | None:
@@ -101,7 +183,11 @@ def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with the code of DESIGN's table."""
     _guard_streams()
     code = run(sys.argv[1:] if argv is None else argv)
-    _drop_what_is_left()
+    try:
+        sys.stdout.flush()
+    except (NcmError, OSError):  # it takes nothing more: Python would complain of what is left at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.stdout.flush()
     sys.exit(code)
 
 
@@ -117,7 +203,7 @@ def run(argv: list[str]) -> int:
     except NcmError as error:
         return _refused(error)
     except (KeyboardInterrupt, typer.Abort):
-        return _interrupted()
+        result = INTERRUPTED
     except BrokenPipeError:
         return 0  # who read stdout has had enough
     except SystemExit as error:
@@ -128,7 +214,7 @@ def run(argv: list[str]) -> int:
     except OSError as error:
         if error.errno not in EXPECTED_OS_ERRORS:
             raise
-        what, fix = EXPECTED_OS_ERRORS[error.errno], _FIXES.get(error.errno)
+        what, fix = EXPECTED_OS_ERRORS[error.errno]
         return _refused(NcmError(what, where=error.filename, found=error.strerror, fix=fix))
     except MemoryError:
         return _refused(NcmError("out of memory", fix="fewer rows (--where) or a smaller --batch-size"))
@@ -137,11 +223,21 @@ def run(argv: list[str]) -> int:
         # both are told by what they can do.
         if not (hasattr(error, "format_message") and hasattr(error, "exit_code")):
             raise
-        return _usage(error)
+        context, message = getattr(error, "ctx", None), error.format_message()
+        command = context.command_path if context else "ncm"
+        # Without a message the help was shown, in place of a command that names nothing.
+        return _refused(UsageError(message, fix=f"{command} --help")) if message else UsageError.exit_code
     # Some versions of typer turn an interrupt into its exit code without a word.
     if result == INTERRUPTED:
-        return _interrupted()
+        print("interrupted: run the same command again to go on", file=sys.stderr)
     return result if isinstance(result, int) else 0
+
+
+def _refused(error: NcmError) -> int:
+    from ncm_cli.console import print_error
+
+    print_error(error.title, error.what, error.lines())
+    return error.exit_code
 
 
 class _Stdout(io.FileIO):
@@ -179,39 +275,3 @@ def _guard_streams() -> None:
         kept = {"encoding": sys.stdout.encoding, "errors": sys.stdout.errors}
         kept["line_buffering"] = sys.stdout.line_buffering or sys.stdout.write_through
     sys.stdout = io.TextIOWrapper(io.BufferedWriter(_Stdout(1, "w", closefd=False)), **kept)
-
-
-def _drop_what_is_left() -> None:
-    """Empty the buffer of a stdout that takes nothing more: Python would complain of it at its end."""
-    try:
-        sys.stdout.flush()
-    except (NcmError, OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.stdout.flush()
-
-
-def _interrupted() -> int:
-    print("interrupted: run the same command again to go on", file=sys.stderr)
-    return INTERRUPTED
-
-
-def _usage(error: Exception) -> int:
-    from ncm_cli.console import print_error
-
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context else "ncm"
-    message = error.format_message()  # type: ignore[attr-defined]
-    if message:  # none where the help was shown in place of a command that names nothing
-        print_error("usage", message, [("try", f"{command} --help")])
-    return 2
-
-
-def _refused(error: NcmError) -> int:
-    from ncm_cli.console import print_error
-
-    print_error(error.title, error.what, error.lines())
-    return error.exit_code
-
-
-if __name__ == "__main__":
-    main()

@@ -52,7 +52,7 @@ MATHEMATICS = {
 """These know no file and no console."""
 
 OWNERS = {
-    "typer": {"main", "commands"},
+    "typer": {"main"},
     "rich": {"console"},
     "h5py": {"store"},
     "safetensors": {"store", "images"},
