@@ -1,17 +1,12 @@
-"""Nearest neighbours among many rows, in blocks.
-
-Making pairs at random or by the nearest neighbour, and splitting pairs.
+"""Making pairs: at random, by the nearest neighbour, or by MatchDG's alternation; and splitting pairs.
 
 Rows live in *cells*: a cell holds the rows of one value of the ``same`` columns and one value of
 the ``across`` columns, in one of two stores. Rows of two cells can be paired when ``same`` agrees
 and the rest differs.
 
-MatchDG's alternation on frozen features: match, fit a representation, match again.
-
-Mahajan, Tople, Sharma (2021), Domain generalization using causal matching, Algorithm 1, phase I.
-There a network is trained with a contrastive loss on the matches and the matches are renewed by
-nearest neighbours in it. Here the features stay frozen and the representation is linear, so each
-fit has a closed form:
+MatchDG's alternation (Mahajan, Tople, Sharma 2021, Domain generalization using causal matching, Algorithm 1,
+phase I) trains a network with a contrastive loss on the matches and renews them by nearest neighbours in it.
+Here the features stay frozen and the representation is linear, so each fit has a closed form:
 
 1. Within each class the domain with the most rows is the base. Every row of it gets one match in each other
    domain, at random at first (as there).
@@ -39,6 +34,7 @@ from numpy.typing import NDArray
 
 Positions = NDArray[np.int64]
 Float32 = NDArray[np.float32]
+Array = NDArray[np.float64]
 Advance = Callable[[int], None]
 
 BLOCK_ROWS = 1024
@@ -48,93 +44,17 @@ BLOCK_COLUMNS = 8192
 SHORTLIST = 4
 """Candidates by float32 similarity that are ranked again in float64, where close ones can be told apart."""
 
+CHANGED = 0.01
+"""Share of matches that may still change when the alternation counts as converged."""
 
-def prepare(features: Float32, metric: str) -> Float32:
-    """Rows for a neighbour search: of unit length for ``cosine``, centred for ``euclidean``.
-
-    Centring leaves distances as they are and keeps float32's digits for the differences. A zero row
-    stays zero and is at cosine 0 from everything.
-    """
-    if metric == "euclidean":
-        centre = np.zeros(features.shape[1])
-        for start in range(0, len(features), BLOCK_COLUMNS):
-            centre += features[start : start + BLOCK_COLUMNS].sum(axis=0, dtype=np.float64)
-        return features - (centre / max(len(features), 1)).astype(np.float32)
-    norms = np.sqrt(np.einsum("ij,ij->i", features, features, dtype=np.float64))
-    return features / np.where(norms == 0, 1, norms).astype(np.float32)[:, None]
+RIDGE = 1e-3
+"""Added to Σ as a share of its mean eigenvalue: with fewer rows than dimensions Σ has no inverse,
+and in directions of next to no variance two rows agree by chance."""
 
 
-def nearest_rows(
-    rows: Float32,
-    queries: Positions,
-    candidates: Positions,
-    metric: str,
-    advance: Advance | None = None,
-    apart: Positions | None = None,
-) -> tuple[Positions, NDArray[np.float64]]:
-    """For each of ``queries``, the nearest of ``candidates`` (ascending) other than itself, and its distance.
-
-    With codes ``apart`` (rows,), the nearest of another code. −1 and infinity where there is none.
-    """
-    codes = np.arange(len(rows)) if apart is None else apart
-    neighbour = np.full(len(queries), -1, dtype=np.int64)
-    distance = np.full(len(queries), np.inf)
-    for start in range(0, len(queries), BLOCK_ROWS):
-        block = slice(start, start + BLOCK_ROWS)
-        neighbour[block], distance[block] = _nearest_block(rows, queries[block], candidates, metric, codes)
-        if advance:
-            advance(len(queries[block]))
-    return neighbour, distance
-
-
-def _nearest_block(
-    rows: Float32, block: Positions, candidates: Positions, metric: str, codes: Positions
-) -> tuple[Positions, NDArray[np.float64]]:
-    """The nearest candidate of another code for each of ``block``: a float32 shortlist, ranked in float64."""
-    keep = min(SHORTLIST, len(candidates))
-    best = np.full((len(block), keep), -np.inf, dtype=np.float32)
-    where = np.full((len(block), keep), -1, dtype=np.int64)
-    queries = rows[block]
-    index = np.arange(len(block))
-    for start in range(0, len(candidates), BLOCK_COLUMNS):
-        chunk = candidates[start : start + BLOCK_COLUMNS]
-        keys = rows[chunk]
-        score = queries @ keys.T
-        if metric == "euclidean":
-            # Ascending in distance: |q|² is the same for the whole row.
-            score -= 0.5 * np.einsum("ij,ij->i", keys, keys)
-        score[codes[chunk][None, :] == codes[block][:, None]] = -np.inf
-        for _ in range(min(keep, len(chunk))):
-            top = score.argmax(axis=1)
-            value = score[index, top]
-            weakest = best.argmin(axis=1)
-            better = value > best[index, weakest]
-            if not better.any():
-                break
-            best[index[better], weakest[better]] = value[better]
-            where[index[better], weakest[better]] = chunk[top[better]]
-            score[index, top] = -np.inf
-    return _rank_exactly(rows, block, where, metric)
-
-
-def _rank_exactly(
-    rows: Float32, block: Positions, where: Positions, metric: str
-) -> tuple[Positions, NDArray[np.float64]]:
-    queries = rows[block].astype(np.float64)
-    distance = np.full(where.shape, np.inf)
-    for column in range(where.shape[1]):
-        there = where[:, column] >= 0
-        keys = rows[where[there, column]].astype(np.float64)
-        if metric == "euclidean":
-            distance[there, column] = np.sqrt(((queries[there] - keys) ** 2).sum(axis=1))
-        else:
-            distance[there, column] = 1 - (queries[there] * keys).sum(axis=1)
-    least = distance.min(axis=1, keepdims=True)
-    # Equal up to the rounding of unit rows to float32: the first row wins, whatever the block sizes.
-    tied = distance <= least + 1e-12
-    chosen = np.where(tied & (where >= 0), where, np.iinfo(np.int64).max).min(axis=1)
-    chosen = np.where(np.isfinite(least[:, 0]), chosen, -1)
-    return chosen, least[:, 0]
+def blocks(n: int, size: int) -> Iterator[slice]:
+    """Slices that cut n rows into blocks."""
+    return (slice(start, start + size) for start in range(0, n, size))
 
 
 def components(a: Positions, b: Positions) -> Positions:
@@ -190,26 +110,11 @@ class Pool:
 
     def cells(self) -> Iterator[list[Positions]]:
         """For each value of ``same``, in order, the rows (ascending) of each of its cells."""
-        if not len(self.same):
-            return
         order = np.lexsort((self.across, self.side, self.same))
         keys = np.stack([self.same, self.side, self.across])[:, order]
-        new_cell = np.flatnonzero((np.diff(keys, axis=1) != 0).any(axis=0)) + 1
-        pieces = np.split(order, new_cell)
-        group: list[Positions] = []
-        for piece in pieces:
-            if group and self.same[group[0][0]] != self.same[piece[0]]:
-                yield group
-                group = []
-            group.append(np.sort(piece))
-        if group:
-            yield group
-
-    def compatible(self, cell: Positions, other: Positions) -> bool:
-        """Whether a row of one cell may be paired with a row of the other."""
-        i, j = cell[0], other[0]
-        apart = self.any_across or self.across[i] != self.across[j]
-        return apart and (not self.two_sided or self.side[i] != self.side[j])
+        cells = np.split(order, np.flatnonzero((np.diff(keys, axis=1) != 0).any(axis=0)) + 1)
+        for _, group in itertools.groupby(cells if len(order) else [], lambda cell: self.same[cell[0]]):
+            yield list(group)
 
     def most_pairs(self) -> Positions:
         """(values of ``same``,) how many pairs each allows at most, every row in one of them.
@@ -305,79 +210,120 @@ def _part_equals(a: Positions, b: Positions, group: Positions, cell: Positions) 
             b[waiting], b[partners] = b[partners], b[waiting]
 
 
+def prepare(features: Float32, metric: str) -> Float32:
+    """Rows for a neighbour search: of unit length for ``cosine``, centred for ``euclidean``.
+
+    Centring leaves distances as they are and keeps float32's digits for the differences. A zero row
+    stays zero and is at cosine 0 from everything.
+    """
+    if metric == "euclidean":
+        centre = sum(features[block].sum(axis=0, dtype=np.float64) for block in blocks(len(features), 8192))
+        return np.asarray(features - (centre / max(len(features), 1)).astype(np.float32))
+    norms = np.sqrt(np.einsum("ij,ij->i", features, features, dtype=np.float64))
+    return features / np.where(norms == 0, 1, norms).astype(np.float32)[:, None]
+
+
+def nearest_rows(
+    rows: Float32, queries: Positions, candidates: Positions, metric: str, apart: Positions | None = None
+) -> tuple[Positions, Array]:
+    """For each of ``queries``, the nearest of ``candidates`` (ascending) other than itself, and its distance.
+
+    With codes ``apart`` (rows,), the nearest of another code. −1 and infinity where there is none. Our own
+    search: scikit-learn's can bar no codes, doesn't take the first of equally near rows, and isn't faster.
+    """
+    codes = np.arange(len(rows)) if apart is None else apart
+    found = [
+        _nearest_block(rows, queries[b], candidates, metric, codes) for b in blocks(len(queries), BLOCK_ROWS)
+    ]
+    neighbours, distances = zip((np.empty(0, np.int64), np.empty(0)), *found, strict=True)
+    return np.concatenate(neighbours), np.concatenate(distances)
+
+
+def _nearest_block(
+    rows: Float32, block: Positions, candidates: Positions, metric: str, codes: Positions
+) -> tuple[Positions, Array]:
+    """The same for one block of queries: a shortlist by float32 similarity, ranked in float64."""
+    keep = min(SHORTLIST, len(candidates))
+    best = np.full((len(block), keep), -np.inf, dtype=np.float32)
+    where = np.full((len(block), keep), -1, dtype=np.int64)
+    queries, index = rows[block], np.arange(len(block))
+    for part in blocks(len(candidates), BLOCK_COLUMNS):
+        chunk = candidates[part]
+        keys = rows[chunk]
+        score = queries @ keys.T
+        if metric == "euclidean":
+            # Ascending in distance: |q|² is the same for the whole row.
+            score -= 0.5 * np.einsum("ij,ij->i", keys, keys)
+        score[codes[chunk][None, :] == codes[block][:, None]] = -np.inf
+        for _ in range(min(keep, len(chunk))):
+            top = score.argmax(axis=1)
+            value = score[index, top]
+            weakest = best.argmin(axis=1)
+            better = value > best[index, weakest]
+            if not better.any():
+                break
+            best[index[better], weakest[better]] = value[better]
+            where[index[better], weakest[better]] = chunk[top[better]]
+            score[index, top] = -np.inf
+    exact, keys = queries[:, None].astype(np.float64), rows[where]
+    if metric == "euclidean":
+        distance = np.sqrt(((exact - keys) ** 2).sum(axis=2))
+    else:
+        distance = 1 - (exact * keys).sum(axis=2)
+    distance[where < 0] = np.inf
+    least = distance.min(axis=1)
+    # Equal up to the rounding of unit rows to float32: the first row wins, whatever the block sizes.
+    tied = (distance <= least[:, None] + 1e-12) & (where >= 0)
+    first = np.where(tied, where, len(rows)).min(axis=1)
+    return np.where(np.isfinite(least), first, -1), least
+
+
 def nearest_pairs(
     rows: Float32, pool: Pool, metric: str, anchors: Positions | None = None, advance: Advance | None = None
-) -> tuple[Positions, Positions, NDArray[np.float64]]:
+) -> tuple[Positions, Positions, Array]:
     """The nearest row that each anchor may be paired with; anchors without one are left out.
 
     Parameters
     ----------
     rows
-        (n, d) of `neighbours.prepare` with the same ``metric``.
+        (n, d) of `prepare` with the same ``metric``.
     anchors
-        Rows whose neighbour is wanted, ascending; by default all (with two stores: all of the first).
+        Rows whose neighbour is wanted; by default all (with two stores: all of the first).
     advance
         Called with the number of anchors done.
 
     Returns
     -------
-    Anchors (m,), their neighbours (m,) and distances (m,): 1 − cosine, or Euclidean. Of equally
+    Anchors (m,), ascending, their neighbours (m,) and distances (m,): 1 − cosine, or Euclidean. Of equally
     near neighbours the first row is taken. Memory beside ``rows`` is bounded by the block size.
     """
-    wanted = np.ones(len(rows), dtype=bool) if anchors is None else np.zeros(len(rows), dtype=bool)
-    if anchors is not None:
-        wanted[anchors] = True
-    elif pool.two_sided:
-        wanted = pool.side == 0
-    found_a, found_b, found_distance = [], [], []
-    for group in pool.cells():
-        everyone = np.sort(np.concatenate(group))
-        for cells in _batches(group, pool):
-            queries = np.concatenate(cells)
-            candidates = everyone
-            if pool.two_sided:
-                candidates = everyone[pool.side[everyone] != pool.side[queries[0]]]
-            apart = None if pool.any_across else pool.across
-            if len(cells) == 1 and apart is not None:
-                candidates = candidates[apart[candidates] != apart[queries[0]]]
-            queries = queries[wanted[queries]]
-            if len(candidates):
-                neighbour, distance = nearest_rows(rows, queries, candidates, metric, advance, apart)
-                real = neighbour >= 0
-                found_a.append(queries[real])
-                found_b.append(neighbour[real])
-                found_distance.append(distance[real])
-            elif advance:
-                advance(len(queries))
-    if not found_a:
-        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
-    a, b, distance = np.concatenate(found_a), np.concatenate(found_b), np.concatenate(found_distance)
-    order = np.argsort(a, kind="stable")
-    return a[order], b[order], distance[order]
+    wanted = pool.side == 0 if anchors is None else np.isin(np.arange(len(rows)), anchors)
+    codes = np.arange(len(rows)) if pool.any_across else pool.across
+    neighbour, distance = np.full(len(rows), -1), np.full(len(rows), np.inf)
+    for cells in pool.cells():
+        group = np.concatenate(cells)
+        queries, everyone = group[wanted[group]], np.sort(group)
+        if pool.two_sided:
+            everyone = everyone[pool.side[everyone] == 1]
+        for own in (queries[part] for part in blocks(len(queries), BLOCK_ROWS)):
+            # Queries come in the order of their codes; small cells share their candidates, since gathering
+            # others for each would cost more than the distances.
+            alike = codes[own[0]] == codes[own[-1]]
+            others = everyone[codes[everyone] != codes[own[0]]] if alike else everyone
+            if len(others):
+                neighbour[own], distance[own] = _nearest_block(rows, own, others, metric, codes)
+            if advance:
+                advance(len(own))
+    found = np.flatnonzero(neighbour >= 0)
+    return found, neighbour[found], distance[found]
 
 
-def _batches(group: list[Positions], pool: Pool) -> Iterator[list[Positions]]:
-    """The cells of one value of ``same`` in batches of one side, of at most `BLOCK_ROWS` rows or one cell.
-
-    Small cells share their candidates: gathering others for each would cost more than the distances.
-    """
-    batch: list[Positions] = []
-    for cell in group:
-        full = sum(map(len, batch)) + len(cell) > BLOCK_ROWS
-        if batch and (full or pool.side[batch[0][0]] != pool.side[cell[0]]):
-            yield batch
-            batch = []
-        batch.append(cell)
-    yield batch
-
-
-def unique_pairs(a: Positions, b: Positions) -> NDArray[np.bool_]:
-    """(k,) False for a pair that repeats an earlier one, either way round."""
-    keys = np.stack([np.minimum(a, b), np.maximum(a, b)])
-    _, first = np.unique(keys, axis=1, return_index=True)
-    fresh = np.zeros(len(a), dtype=bool)
-    fresh[first] = True
-    return fresh
+def repeated(a: Positions, b: Positions, *, either_way: bool) -> NDArray[np.bool_]:
+    """(k,) pairs that repeat an earlier one, also the other way round with ``either_way``."""
+    keys = np.stack([np.minimum(a, b), np.maximum(a, b)]) if either_way else np.stack([a, b])
+    again = np.ones(len(a), dtype=bool)
+    again[np.unique(keys, axis=1, return_index=True)[1]] = False
+    return again
 
 
 def stratified_parts(pool: Pool, fraction: float, rng: np.random.Generator) -> NDArray[np.bool_]:
@@ -388,11 +334,10 @@ def stratified_parts(pool: Pool, fraction: float, rng: np.random.Generator) -> N
     afterwards.
     """
     held = np.zeros(len(pool.same), dtype=bool)
-    for group in pool.cells():
-        for cell in group:
-            # Rounded at random, so that cells of one or two rows are not always on the same side.
-            n = int(np.floor(fraction * len(cell) + rng.random()))
-            held[rng.permutation(cell)[:n]] = True
+    for cell in itertools.chain.from_iterable(pool.cells()):
+        # Rounded at random, so that cells of one or two rows are not always on the same side.
+        n = int(np.floor(fraction * len(cell) + rng.random()))
+        held[rng.permutation(cell)[:n]] = True
     return held
 
 
@@ -406,119 +351,95 @@ def as_codes(columns: Sequence[NDArray[np.int64]], n: int) -> Positions:
     return np.where(known, codes, -1)
 
 
-Array = NDArray[np.float64]
-
-CHANGED = 0.01
-"""Share of matches that may still change when the alternation counts as converged."""
-
-RIDGE = 1e-3
-"""Added to Σ as a share of its mean eigenvalue: with fewer rows than dimensions Σ has no inverse,
-and in directions of next to no variance two rows agree by chance."""
-
-BLOCK = 8192
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Alternation:
-    """Settings: the distance in the representation, the most rounds, and its dimensions.
-
-    Few dimensions are better: random matches within a class can only show what the class decides (one
-    direction fewer than classes). Any further direction starts as chance, and matching by it confirms it.
-    """
-
-    metric: str = "euclidean"
-    rounds: int = 10
-    dims: int = 2
-
-
 @dataclasses.dataclass(frozen=True)
 class Matched:
-    """The last matches, and how the alternation went."""
+    """The last matches of the alternation, and how it went."""
 
     a: Positions
     b: Positions
     changed: tuple[float, ...]
     """Share of the matches that changed in each round."""
-    converged: bool
     mean: Array
     weight: Array
     """(d, m): the representation is (x − mean) @ weight."""
-    settings: Alternation
+
+    @property
+    def converged(self) -> bool:
+        return not self.changed or self.changed[-1] <= CHANGED
 
     def match(self, features: Float32, pool: Pool) -> tuple[Positions, Positions]:
         """Match other rows in the representation found, base rows with each other domain as before."""
-        a, b = _nearest(embed(features, self.mean, self.weight), pool, self.settings.metric)
-        return _oriented(a, b, pool)
+        return _oriented(*_nearest(features, self.mean, self.weight, pool), pool)
 
 
 def alternate(
     features: Float32,
     pool: Pool,
-    settings: Alternation,
     rng: np.random.Generator,
-    advance: Callable[[int], None] | None = None,
+    *,
+    rounds: int,
+    dims: int,
+    advance: Advance | None = None,
 ) -> Matched:
     """Run the alternation on (n, d) features; ``pool`` says which rows may be matched.
 
+    Few ``dims`` are better: random matches within a class can only show what the class decides (one
+    direction fewer than classes). Any further direction starts as chance, and matching by it confirms it.
     ``advance`` is called with 1 after each round.
     """
-    a, b = _at_random(pool, rng)
+    a, b = _base_pairs(pool, lambda base, other: other[rng.integers(len(other), size=len(base))])
     changed: list[float] = []
-    mean, weight = fit(features, a, b, settings.dims)
-    for _ in range(settings.rounds if len(a) else 0):
-        new_a, new_b = _nearest(embed(features, mean, weight), pool, settings.metric)
+    mean, weight = represent(features, a, b, dims)
+    for _ in range(rounds if len(a) else 0):
+        before = b
         # Both list the same base rows and domains in the same order.
-        changed.append(float((new_b != b).mean()))
-        a, b = new_a, new_b
+        a, b = _nearest(features, mean, weight, pool)
+        changed.append(float((before != b).mean()))
         if advance:
             advance(1)
         if changed[-1] <= CHANGED:
             break
-        mean, weight = fit(features, a, b, settings.dims)
-    converged = not changed or changed[-1] <= CHANGED
-    a, b = _oriented(a, b, pool)
-    return Matched(a, b, tuple(changed), converged, mean, weight, settings)
+        mean, weight = represent(features, a, b, dims)
+    return Matched(*_oriented(a, b, pool), tuple(changed), mean, weight)
 
 
-def _bases(pool: Pool) -> Iterator[tuple[Positions, list[Positions]]]:
-    """For each class, its largest cell that can be matched, and the cells it is matched with."""
-    matchable = pool.most_pairs() > 0
-    for group in itertools.compress(pool.cells(), matchable):
+def _base_pairs(
+    pool: Pool, match: Callable[[Positions, Positions], Positions]
+) -> tuple[Positions, Positions]:
+    """Each class's largest cell that can be matched, with what ``match`` finds for its rows in each other."""
+    left, right = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for group in itertools.compress(pool.cells(), pool.most_pairs() > 0):
         for base in sorted(group, key=len, reverse=True):
-            others = [cell for cell in group if (cell is not base) and pool.compatible(base, cell)]
+            others = [cell for cell in group if cell is not base and _compatible(pool, base[0], cell[0])]
+            for other in others:
+                left.append(base)
+                right.append(match(base, other))
             if others:
-                yield base, others
                 break
+    return np.concatenate(left), np.concatenate(right)
 
 
-def _at_random(pool: Pool, rng: np.random.Generator) -> tuple[Positions, Positions]:
-    left, right = [], []
-    for base, others in _bases(pool):
-        for other in others:
-            left.append(base)
-            right.append(other[rng.integers(len(other), size=len(base))])
-    return _joined(left), _joined(right)
+def _compatible(pool: Pool, i: int, j: int) -> bool:
+    apart = pool.any_across or pool.across[i] != pool.across[j]
+    return bool(apart and (not pool.two_sided or pool.side[i] != pool.side[j]))
 
 
-def _nearest(embedded: Float32, pool: Pool, metric: str) -> tuple[Positions, Positions]:
-    rows = prepare(embedded, metric)
-    left, right = [], []
-    for base, others in _bases(pool):
-        for other in others:
-            left.append(base)
-            right.append(nearest_rows(rows, base, other, metric)[0])
-    return _joined(left), _joined(right)
+def _nearest(features: Float32, mean: Array, weight: Array, pool: Pool) -> tuple[Positions, Positions]:
+    """Base rows and the nearest row of each other domain, in the representation."""
+    embedded = np.empty((len(features), weight.shape[1]), dtype=np.float32)
+    for block in blocks(len(features), 8192):
+        embedded[block] = (features[block] - mean) @ weight
+    rows = prepare(embedded, "euclidean")
+    return _base_pairs(pool, lambda base, other: nearest_rows(rows, base, other, "euclidean")[0])
 
 
 def _oriented(a: Positions, b: Positions, pool: Pool) -> tuple[Positions, Positions]:
     """With two stores, members of the first store first."""
-    if not pool.two_sided or not len(a):
-        return a, b
-    swap = pool.side[a] == 1
+    swap = (pool.side[a] == 1) & pool.two_sided
     return np.where(swap, b, a), np.where(swap, a, b)
 
 
-def fit(features: Float32, a: Positions, b: Positions, dims: int) -> tuple[Array, Array]:
+def represent(features: Float32, a: Positions, b: Positions, dims: int) -> tuple[Array, Array]:
     """The linear representation of the matches: mean (d,) and weight (d, m), m at most ``dims``.
 
     m is 1 at least, even if no direction is alike in matched rows.
@@ -527,15 +448,13 @@ def fit(features: Float32, a: Positions, b: Positions, dims: int) -> tuple[Array
     if not len(a):
         return np.zeros(d), np.eye(d)[:, : min(dims, d)]
     mean = np.zeros(d)
-    for start in range(0, len(a), BLOCK):
-        block = slice(start, start + BLOCK)
+    for block in blocks(len(a), 8192):
         mean += features[a[block]].sum(axis=0, dtype=np.float64)
         mean += features[b[block]].sum(axis=0, dtype=np.float64)
     mean /= 2 * len(a)
     total, cross = np.zeros((d, d)), np.zeros((d, d))
-    for start in range(0, len(a), BLOCK):
-        x = features[a[start : start + BLOCK]] - mean
-        y = features[b[start : start + BLOCK]] - mean
+    for block in blocks(len(a), 8192):
+        x, y = features[a[block]] - mean, features[b[block]] - mean
         total += x.T @ x + y.T @ y
         cross += x.T @ y
     total /= 2 * len(a)
@@ -548,15 +467,3 @@ def fit(features: Float32, a: Positions, b: Positions, dims: int) -> tuple[Array
     kept = max(1, min(dims, int((alike > 0).sum())))
     top = directions[:, ::-1][:, :kept]
     return mean, root @ top * np.sqrt(np.maximum(alike[::-1][:kept], 0))
-
-
-def embed(features: Float32, mean: Array, weight: Array) -> Float32:
-    """(n, m) float32 representation of (n, d) features, block by block."""
-    out = np.empty((len(features), weight.shape[1]), dtype=np.float32)
-    for start in range(0, len(features), BLOCK):
-        out[start : start + BLOCK] = (features[start : start + BLOCK] - mean) @ weight
-    return out
-
-
-def _joined(parts: list[Positions]) -> Positions:
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)

@@ -10,7 +10,6 @@ from ncm_cli.errors import UsageError
 from ncm_cli.options import argument, option
 
 MATCHES = ("random", "nearest", "same-id", "iterative")
-METRICS = ("cosine", "euclidean")
 STRADDLES = ("exclude", "error", "keep")
 
 _MATCHING = "Matching"
@@ -71,12 +70,6 @@ class PairsOptions:
     )
     count: int | None = option(
         None, least=1, help="Number of pairs; without it, as many as there can be.", group=_MATCHING
-    )
-    metric: str | None = option(
-        None,
-        help="Distance; without it, cosine for nearest and euclidean for iterative.",
-        choices=METRICS,
-        group=_MATCHING,
     )
     rounds: int = option(10, least=1, help="Most rounds of iterative.", group=_MATCHING)
     dims: int | None = option(

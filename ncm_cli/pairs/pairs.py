@@ -1,9 +1,13 @@
-"""``ncm pairs``: matched rows -> differences, their spectrum, and what speaks for and against them."""
+"""``ncm pairs``: matched rows -> differences, their spectrum, and what speaks for and against them.
+
+Can these pairs be trusted? A pair store says which repeat others, which have no difference, and which are
+likely wrong matches, as JSON values.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,49 +15,36 @@ from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError
 from ncm_cli.options import as_json, check, given_flags
-from ncm_cli.pairs.diagnostics import diagnose
-from ncm_cli.pairs.match import match
+from ncm_cli.pairs.matching import blocks, repeated
+from ncm_cli.pairs.members import Members, find_members, hold_out, straddling
 from ncm_cli.pairs.options import PairsOptions, parse_holdout
-from ncm_cli.pairs.table import Members, Side, hold_out, pairs_from_table, shared_ids, straddling
 from ncm_cli.probes.apply import require_same_encoder
-from ncm_cli.probes.projection import Spectrum, spectrum
+from ncm_cli.probes.projection import Spectrum, spectrum, svd
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.store.columns import NumericColumn
+from ncm_cli.store.columns import Column
 from ncm_cli.store.digests import fingerprint, without_view
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import PairStore, write_pairs
-from ncm_cli.store.tables import read_table
+
+Array = NDArray[np.float64]
+Codes = NDArray[np.int64]
+
+LEADING = 16
+"""Directions of the other pairs that should explain a right match's difference."""
+
+FOLDS = 5
+BLOCK = 8192
+"""Pairs that are turned to float64 at a time."""
+
+LISTED = 1000
+"""Pairs that one diagnostic names; its count is always of all of them."""
+
+SUSPECTS = 0.15
+"""Share of the pairs that the list of likely wrong matches holds."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PairsReport:
-    """What was written, for the summary."""
-
-    output: Path
-    pairs: int
-    held_out: int
-    strategy: str
-    singular_values: NDArray[np.float64]
-    diagnostics: dict[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as JSON values."""
-        return {
-            "output": str(self.output),
-            "strategy": self.strategy,
-            "pairs": self.pairs,
-            "held_out": self.held_out,
-            "singular_values": self.singular_values.tolist(),
-            "diagnostics": self.diagnostics,
-        }
-
-
-STRATEGY_OPTIONS = {"nearest": {"metric"}, "iterative": {"metric", "rounds", "dims"}}
-"""The options that only some strategies read."""
-
-
-def pairs(options: PairsOptions, *, reporter: Reporter = SILENT) -> PairsReport:
-    """Make pairs, describe them, and write the pair store.
+def pairs(options: PairsOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
+    """Make pairs, describe them, and write the pair store; what ``--json`` prints.
 
     Raises
     ------
@@ -65,106 +56,200 @@ def pairs(options: PairsOptions, *, reporter: Reporter = SILENT) -> PairsReport:
         Two stores of different encoders.
     """
     check(options)
-    idle = given_flags(
-        options, {"metric", "rounds", "dims"} - STRATEGY_OPTIONS.get(options.match or "", set())
-    )
-    if idle:
+    if options.match != "iterative" and (idle := given_flags(options, {"rounds", "dims"})):
         source = "a table" if options.match is None else f"--match {options.match}"
         reporter.warn(f"no effect with {source}: {', '.join(idle)}")
-    with FeatureStore.open(options.features) as store_a:
-        if options.features_b is None or _same_file(options.features, options.features_b):
+    first, second = options.features, options.features_b
+    with FeatureStore.open(first) as store_a:
+        if second is None or (first.exists() and second.exists() and first.samefile(second)):
             check(dataclasses.replace(options, features_b=None))
-            return _pairs(options, store_a, store_a, reporter)
-        with FeatureStore.open(options.features_b) as store_b:
-            require_same_encoder(
-                str(options.features),
-                store_a.encoder,
-                str(options.features_b),
-                store_b.encoder,
-                ignore_view=True,
-            )
-            return _pairs(options, store_a, store_b, reporter)
-
-
-def _same_file(a: Path, b: Path) -> bool:
-    return a.exists() and b.exists() and a.samefile(b)
+            return _pairs(options, (store_a, store_a), reporter)
+        with FeatureStore.open(second) as store_b:
+            encoders = (store_a.encoder, store_b.encoder)
+            require_same_encoder(str(first), encoders[0], str(second), encoders[1], ignore_view=True)
+            return _pairs(options, (store_a, store_b), reporter)
 
 
 def _pairs(
-    options: PairsOptions, store_a: FeatureStore, store_b: FeatureStore, reporter: Reporter
-) -> PairsReport:
-    members = _members(options, store_a, store_b, reporter)
-    members, straddlers = straddling(store_a, store_b, members, options.test, options.straddling, reporter)
-    together = shared_ids(store_a, store_b, members)
+    options: PairsOptions, stores: tuple[FeatureStore, FeatureStore], reporter: Reporter
+) -> dict[str, Any]:
+    members = find_members(options, stores, reporter)
+    members = straddling(members, options.test, options.straddling, reporter)
+    together = members.components()
     members = hold_out(members, together, parse_holdout(options.holdout), options.seed, reporter)
     assert members.holdout is not None
     if members.holdout.all():
         raise InputError("every pair is held out, so none is left for the basis")
-    features_a, features_b = store_a.read(members.a), store_b.read(members.b)
+    features_a, features_b = stores[0].read(members.a), stores[1].read(members.b)
     with np.errstate(over="ignore"):  # an infinite difference is refused just below
         delta = np.ascontiguousarray((features_a - features_b).T)
-    found = _spectrum(delta, features_a, ~members.holdout)
-    diagnostics = diagnose(
-        store_a, store_b, members, delta, together, found, straddlers, seed=options.seed, reporter=reporter
-    )
-    base = without_view(store_a.encoder)
+    # The size of the members bounds how exactly their differences can be known in float32.
+    square = np.einsum("kd,kd->", features_a, features_a, dtype=np.float64) / max(features_a.size, 1)
+    fitted = delta[:, ~members.holdout] if members.holdout.any() else delta
+    found = spectrum(fitted, magnitude=float(np.sqrt(square)))
+    labels = [_labels(stores[0], members.a), _labels(stores[1], members.b)]
+    diagnostics = _diagnose(members, labels, delta, together, found, options.seed, reporter)
+    base = without_view(stores[0].encoder)
+    ids_a, ids_b = zip(*members.ids(), strict=True)
+    strategy = options.match or "table"
     written = PairStore(
         features_a=features_a,
         features_b=features_b,
-        id_a=tuple(store_a.ids[i] for i in members.a),
-        id_b=tuple(store_b.ids[i] for i in members.b),
-        label_a=_labels(store_a, members.a),
-        label_b=_labels(store_b, members.b),
+        id_a=ids_a,
+        id_b=ids_b,
+        label_a=labels[0],
+        label_b=labels[1],
         holdout=members.holdout,
         singular_values=found.singular_values[: found.rank],
-        strategy=options.match or "table",
+        strategy=strategy,
         options=as_json(options),
         encoder=base,
         fingerprint=fingerprint(base),
         sources=[
             {"path": str(store.path), "content_sha256": store.content_sha256}
-            for store in ([store_a] if store_a is store_b else [store_a, store_b])
+            for store in dict.fromkeys(stores)
         ],
         diagnostics=diagnostics,
     )
     write_pairs(options.output, written)
-    return PairsReport(
-        output=options.output,
-        pairs=len(members),
-        held_out=int(members.holdout.sum()),
-        strategy=written.strategy,
-        singular_values=written.singular_values,
-        diagnostics=diagnostics,
-    )
+    return {
+        "output": str(options.output),
+        "strategy": strategy,
+        "pairs": len(members),
+        "held_out": int(members.holdout.sum()),
+        "singular_values": written.singular_values.tolist(),
+        "diagnostics": diagnostics,
+    }
 
 
-def _spectrum(
-    delta: NDArray[np.float32], features_a: NDArray[np.float32], fitted: NDArray[np.bool_]
-) -> Spectrum:
-    # The size of the members bounds how exactly their differences can be known in float32.
-    square = np.einsum("kd,kd->", features_a, features_a, dtype=np.float64) / max(features_a.size, 1)
-    return spectrum(delta if fitted.all() else delta[:, fitted], magnitude=float(np.sqrt(square)))
-
-
-def _members(
-    options: PairsOptions, store_a: FeatureStore, store_b: FeatureStore, reporter: Reporter
-) -> Members:
-    if options.source is None:
-        return match(options, store_a, store_b, reporter)
-    table = read_table(options.source, what="table of pairs")
-    if options.holdout_col is None and "holdout" in table.columns:
-        reporter.warn("the table's column 'holdout' isn't used: --holdout-col holdout uses it")
-    a = Side(column=options.a_col, option="--a-col", store=store_a)
-    b = Side(column=options.b_col, option="--b-col", store=store_b)
-    return pairs_from_table(table, a, b, holdout_col=options.holdout_col)
-
-
-def _labels(store: FeatureStore, rows: NDArray[np.int64]) -> tuple[str, ...]:
+def _labels(store: FeatureStore, rows: Codes) -> tuple[str, ...]:
     """Labels of the rows; '' where the store has none."""
     if store.label_column is None:
         return ("",) * len(rows)
     column = store.columns[store.label_column]
-    if isinstance(column, NumericColumn):
-        return tuple("" if value != value else repr(value) for value in column.values[rows].tolist())
-    names = [*column.categories, ""]
-    return tuple(names[code] for code in column.codes[rows])
+    if isinstance(column, Column):
+        names = [*column.categories, ""]
+        return tuple(names[code] for code in column.codes[rows])
+    return tuple("" if value != value else repr(value) for value in column.values[rows].tolist())
+
+
+def _diagnose(
+    members: Members,
+    labels: list[tuple[str, ...]],
+    delta: NDArray[np.float32],
+    together: Codes,
+    found: Spectrum,
+    seed: int,
+    reporter: Reporter,
+) -> dict[str, Any]:
+    """All diagnostics of k pairs with differences ``delta`` (d, k); warns of those that need a look."""
+    n, values = len(members), found.singular_values
+    same = identical(delta)
+    again = repeated(members.a, members.b, either_way=members.stores[0] is members.stores[1])
+    unlike = None
+    names = [store.label_column for store in members.stores]
+    if all(name and isinstance(s.columns[name], Column) for s, name in zip(members.stores, names, strict=True)):
+        a, b = (np.array(own, dtype=object) for own in labels)
+        unlike = (a != b) & (a != "") & (b != "")
+    if again.any():
+        reporter.warn(f"{int(again.sum())} of {n} pairs repeat an earlier one and count twice")
+    if same.all():
+        reporter.warn("no pair's members differ in their features: nothing can be removed")
+    elif same.any():
+        reporter.warn(f"{int(same.sum())} of {n} pairs have members with identical features")
+    if unlike is not None and unlike.any():
+        reporter.warn(f"the members of {int(unlike.sum())} of {n} pairs have different labels")
+    residual = unexplained(delta, together, seed=seed)
+    known = np.flatnonzero(~np.isnan(residual))
+    order = known[np.argsort(-residual[known], kind="stable")]
+    suspects = order[: min(LISTED, max(10, int(np.ceil(SUSPECTS * len(order)))))]
+    # How much larger the singular value at the gap is than the one behind it (at least the tolerance).
+    floor = max([found.tolerance, *values[found.gap : found.gap + 1].tolist()])
+
+    def flagged(mask: NDArray[np.bool_]) -> dict[str, Any]:
+        return _listed(members.ids(np.flatnonzero(mask)[:LISTED]), int(mask.sum()))
+
+    return {
+        "pairs": n,
+        "held_out": 0 if members.holdout is None else int(members.holdout.sum()),
+        "rank": found.rank,
+        "tolerance": found.tolerance,
+        "gap": found.gap,
+        "gap_ratio": float(values[found.gap - 1]) / floor if found.gap and floor > 0 else None,
+        "label_disagreement": None if unlike is None else flagged(unlike),
+        "straddling": _listed(members.straddlers, len(members.straddlers)),
+        "repeated": flagged(again),
+        "identical": flagged(same),
+        "suspects": [
+            {"id_a": a, "id_b": b, "residual": float(residual[j])}
+            for (a, b), j in zip(members.ids(suspects), suspects, strict=True)
+        ],
+        "median_residual": float(np.median(residual[known])) if len(known) else None,
+        "matching": members.facts,
+    }
+
+
+def _listed(ids: Sequence[tuple[str, str]], count: int) -> dict[str, Any]:
+    return {"count": count, "pairs": [{"id_a": a, "id_b": b} for a, b in ids[:LISTED]]}
+
+
+def identical(delta: NDArray[np.floating]) -> NDArray[np.bool_]:
+    """(k,) pairs whose two members have the same features, so that they say nothing; ``delta`` is (d, k)."""
+    return np.asarray(~delta.any(axis=0))
+
+
+def unexplained(
+    delta: NDArray[np.floating],
+    together: Codes,
+    *,
+    leading: int = LEADING,
+    folds: int = FOLDS,
+    seed: int = 0,
+) -> Array:
+    """How little of each pair's difference the other pairs explain: (k,) in [0, 1], NaN without a difference.
+
+    The pairs are dealt into folds. A pair's residual is ``‖δ − U Uᵀ δ‖ / ‖δ‖`` where U holds the
+    leading left singular vectors of the differences in the *other* folds, each scaled to unit
+    length so that a few long ones (wrong matches tend to be long) don't take the leading
+    directions. A right match moves along the directions that the right matches share; a wrong one
+    also changes what the picture shows.
+
+    Parameters
+    ----------
+    delta
+        (d, k) differences.
+    together
+        (k,) pairs with the same number stay in one fold (they share a row, so one would explain the other).
+    leading
+        Directions; fewer where the other folds have fewer than twice as many pairs, so that the
+        wrong ones among them can't be explained by themselves.
+    """
+    d, k = delta.shape
+    norms = np.sqrt(np.einsum("dk,dk->k", delta, delta, dtype=np.float64))
+    # Sets of pairs are dealt in random order, so that folds have about the same number of them.
+    sets = int(together.max(initial=-1)) + 1
+    of_set = np.empty(sets, dtype=np.int64)
+    of_set[np.random.default_rng(seed).permutation(sets)] = np.arange(sets) % folds
+    fold = of_set[together]
+    residual = np.full(k, np.nan)
+    live = norms > 0
+    for number in np.unique(fold[live]):
+        inside, others = np.flatnonzero(live & (fold == number)), np.flatnonzero(live & (fold != number))
+        basis = _leading(delta, norms, others, min(leading, d, len(others) // 2))
+        for part in (inside[block] for block in blocks(len(inside), BLOCK)):
+            explained = ((basis.T @ (delta[:, part].astype(np.float64) / norms[part])) ** 2).sum(axis=0)
+            residual[part] = np.sqrt(np.clip(1 - explained, 0, 1))
+    return residual
+
+
+def _leading(delta: NDArray[np.floating], norms: Array, chosen: Codes, count: int) -> Array:
+    """(d, count) leading left singular vectors of the chosen differences at unit length."""
+    d = len(delta)
+    if len(chosen) <= d:
+        return svd(delta[:, chosen].astype(np.float64) / norms[chosen])[0][:, :count]
+    gram = np.zeros((d, d))
+    for part in (chosen[block] for block in blocks(len(chosen), BLOCK)):
+        unit = delta[:, part].astype(np.float64) / norms[part]
+        gram += unit @ unit.T
+    # Squaring costs digits only in the small directions, and only the leading ones are used.
+    return np.linalg.eigh(gram)[1][:, ::-1][:, :count]

@@ -79,15 +79,14 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--domains", type=int, default=4)
-    parser.add_argument("--metric", choices=("cosine", "euclidean"), default="cosine")
     given = parser.parse_args()
     rows = given.rows or (3000 if given.smoke else 100_000)
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "f.h5"
         write_store(store, rows, given.dim, given.classes, given.domains)
         command = ["pairs", "--match", "nearest", "--same", "label", "--across", "domain"]
-        command += ["--metric", given.metric, "-f", str(store), "-o", f"{folder}/p.h5", "--json"]
-        setting = {name: getattr(given, name) for name in ("dim", "classes", "domains", "metric")}
+        command += ["-f", str(store), "-o", f"{folder}/p.h5", "--json"]
+        setting = {name: getattr(given, name) for name in ("dim", "classes", "domains")}
         print(json.dumps({"rows": rows, **setting, **measure(command)}))
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from ncm_cli.console import scree
 from ncm_cli.main import run
-from ncm_cli.pairs.diagnostics import identical, repeated, unexplained
+from ncm_cli.pairs.matching import repeated
+from ncm_cli.pairs.pairs import identical, unexplained
 from ncm_cli.store.pairs import read_pairs
 
 Make = Callable[..., Path]

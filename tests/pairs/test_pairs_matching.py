@@ -15,8 +15,6 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.pairs import matching
-from ncm_cli.pairs import matching as iterative
-from ncm_cli.pairs import matching as neighbours
 from ncm_cli.pairs.matching import Pool
 from ncm_cli.pairs.options import PairsOptions
 from ncm_cli.pairs.pairs import pairs
@@ -217,7 +215,7 @@ def test_nearest_equals_brute_force(metric: str, seed: int, monkeypatch: pytest.
     n = 90
     x = (rng.normal(size=(n, 5)) + 3).astype(np.float32)
     pool = Pool(rng.integers(0, 2, n), rng.integers(0, 3, n), np.zeros(n, int))
-    a, b, distance = matching.nearest_pairs(neighbours.prepare(x, metric), pool, metric)
+    a, b, distance = matching.nearest_pairs(matching.prepare(x, metric), pool, metric)
     y = x.astype(float)
     if metric == "cosine":
         unit = y / np.linalg.norm(y, axis=1, keepdims=True)
@@ -237,7 +235,7 @@ def test_nearest_of_any_pool_equals_brute_force(pool: Pool, metric: str, block: 
     x = np.random.default_rng(n).normal(size=(n, 3)).astype(np.float32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(matching, "BLOCK_ROWS", block)
-        a, b, distance = matching.nearest_pairs(neighbours.prepare(x, metric), pool, metric)
+        a, b, distance = matching.nearest_pairs(matching.prepare(x, metric), pool, metric)
     y = x.astype(float)
     if metric == "cosine":
         y /= np.linalg.norm(y, axis=1, keepdims=True)
@@ -255,7 +253,7 @@ def test_nearest_tells_close_neighbours_apart_far_from_the_origin() -> None:
     rng = np.random.default_rng(6)
     x = (rng.normal(size=(40, 4)) * 1e-2 + 50).astype(np.float32)
     pool = Pool(np.zeros(40, int), np.arange(40) % 2, np.zeros(40, int))
-    a, b, _ = matching.nearest_pairs(neighbours.prepare(x, "euclidean"), pool, "euclidean")
+    a, b, _ = matching.nearest_pairs(matching.prepare(x, "euclidean"), pool, "euclidean")
     true = np.linalg.norm(x[:, None].astype(float) - x[None], axis=2)
     true[(pool.across[:, None] == pool.across)] = np.inf
     assert (true[a, b] <= true.min(axis=1) * (1 + 1e-3)).all()
@@ -266,14 +264,14 @@ def test_of_equally_near_rows_the_first_is_taken_whatever_the_blocks(monkeypatch
     pool = Pool(np.zeros(9, int), np.array([0] * 3 + [1] * 6), np.zeros(9, int))
     for columns in (1, 2, 100):
         monkeypatch.setattr(neighbours, "BLOCK_COLUMNS", columns)
-        _, b, _ = matching.nearest_pairs(neighbours.prepare(x, "cosine"), pool, "cosine")
+        _, b, _ = matching.nearest_pairs(matching.prepare(x, "cosine"), pool, "cosine")
         assert b.tolist() == [3, 3, 3] + [0] * 6
 
 
 def test_zero_rows_have_neighbours_too() -> None:
     x = np.zeros((4, 3), dtype=np.float32)
     pool = Pool(np.zeros(4, int), np.array([0, 0, 1, 1]), np.zeros(4, int))
-    a, b, distance = matching.nearest_pairs(neighbours.prepare(x, "cosine"), pool, "cosine")
+    a, b, distance = matching.nearest_pairs(matching.prepare(x, "cosine"), pool, "cosine")
     assert a.tolist() == [0, 1, 2, 3] and np.isfinite(distance).all() and b.tolist() == [2, 2, 0, 0]
 
 
@@ -371,16 +369,14 @@ def _hidden_twins(seed: int, n: int = 150) -> tuple[np.ndarray, Pool]:
 @pytest.mark.parametrize("seed", range(3))
 def test_iterative_finds_what_members_share_where_the_nearest_are_lost(seed: int) -> None:
     x, pool = _hidden_twins(seed)
-    result = iterative.alternate(
-        x, pool, iterative.Alternation(rounds=20, dims=2), np.random.default_rng(seed)
-    )
+    result = matching.alternate(x, pool, np.random.default_rng(seed), rounds=20, dims=2)
     shared = np.linalg.norm(result.weight[:4]) ** 2 / np.linalg.norm(result.weight) ** 2
     assert shared > 0.95
 
     def apart(a: np.ndarray, b: np.ndarray) -> float:
         return float(np.median(np.linalg.norm(x[a, :4] - x[b, :4], axis=1)))
 
-    a, b, _ = matching.nearest_pairs(neighbours.prepare(x, "euclidean"), pool, "euclidean")
+    a, b, _ = matching.nearest_pairs(matching.prepare(x, "euclidean"), pool, "euclidean")
     assert apart(result.a, result.b) < 0.85 * apart(a, b)
     # Each object has one twin in 50 rows of its class: the true one is found far more often than by chance.
     assert (np.abs(result.a - result.b) == 150).mean() > 0.08 > 1.5 * (np.abs(a - b) == 150).mean()
@@ -431,7 +427,7 @@ def test_training_rows_are_matched_unless_others_are_asked_for(match: str, make_
 def test_options_that_a_strategy_does_not_read_are_said(make_store: Make) -> None:
     x, columns = _data(9, n=120)
     store = make_store("f.h5", x, **columns)
-    _, heard = _run(store, "random", same="label", across="domain", metric="cosine", rounds=3)
-    assert "no effect with --match random: --metric, --rounds" in heard.warnings
-    _, heard = _run(store, "nearest", same="label", across="domain", metric="cosine")
+    _, heard = _run(store, "random", same="label", across="domain", dims=2, rounds=3)
+    assert "no effect with --match random: --rounds, --dims" in heard.warnings
+    _, heard = _run(store, "iterative", same="label", across="domain", dims=2)
     assert not any("no effect" in text for text in heard.warnings)
