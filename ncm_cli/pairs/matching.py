@@ -217,8 +217,10 @@ def prepare(features: Float32, metric: str) -> Float32:
     stays zero and is at cosine 0 from everything.
     """
     if metric == "euclidean":
-        centre = sum(features[block].sum(axis=0, dtype=np.float64) for block in blocks(len(features), 8192))
-        return np.asarray(features - (centre / max(len(features), 1)).astype(np.float32))
+        centre = np.zeros(features.shape[1])
+        for block in blocks(len(features), BLOCK_COLUMNS):
+            centre += features[block].sum(axis=0, dtype=np.float64)
+        return features - (centre / max(len(features), 1)).astype(np.float32)
     norms = np.sqrt(np.einsum("ij,ij->i", features, features, dtype=np.float64))
     return features / np.where(norms == 0, 1, norms).astype(np.float32)[:, None]
 
@@ -427,7 +429,7 @@ def _compatible(pool: Pool, i: int, j: int) -> bool:
 def _nearest(features: Float32, mean: Array, weight: Array, pool: Pool) -> tuple[Positions, Positions]:
     """Base rows and the nearest row of each other domain, in the representation."""
     embedded = np.empty((len(features), weight.shape[1]), dtype=np.float32)
-    for block in blocks(len(features), 8192):
+    for block in blocks(len(features), BLOCK_COLUMNS):
         embedded[block] = (features[block] - mean) @ weight
     rows = prepare(embedded, "euclidean")
     return _base_pairs(pool, lambda base, other: nearest_rows(rows, base, other, "euclidean")[0])
@@ -448,12 +450,12 @@ def represent(features: Float32, a: Positions, b: Positions, dims: int) -> tuple
     if not len(a):
         return np.zeros(d), np.eye(d)[:, : min(dims, d)]
     mean = np.zeros(d)
-    for block in blocks(len(a), 8192):
+    for block in blocks(len(a), BLOCK_COLUMNS):
         mean += features[a[block]].sum(axis=0, dtype=np.float64)
         mean += features[b[block]].sum(axis=0, dtype=np.float64)
     mean /= 2 * len(a)
     total, cross = np.zeros((d, d)), np.zeros((d, d))
-    for block in blocks(len(a), 8192):
+    for block in blocks(len(a), BLOCK_COLUMNS):
         x, y = features[a[block]] - mean, features[b[block]] - mean
         total += x.T @ x + y.T @ y
         cross += x.T @ y

@@ -233,7 +233,7 @@ def _from_table(table: Table, options: PairsOptions, stores: Stores) -> Members:
             expected="ids of rows in the store, as text: '1' isn't '001'",
             fix="correct or remove these rows",
         )
-    return Members(stores, *found, holdout)
+    return Members(stores, found[0], found[1], holdout)
 
 
 def _hint(name: str, known: Sequence[str]) -> str | None:

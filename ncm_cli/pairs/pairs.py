@@ -148,7 +148,9 @@ def _diagnose(
     again = repeated(members.a, members.b, either_way=members.stores[0] is members.stores[1])
     unlike = None
     names = [store.label_column for store in members.stores]
-    if all(name and isinstance(s.columns[name], Column) for s, name in zip(members.stores, names, strict=True)):
+    if all(
+        name and isinstance(s.columns[name], Column) for s, name in zip(members.stores, names, strict=True)
+    ):
         a, b = (np.array(own, dtype=object) for own in labels)
         unlike = (a != b) & (a != "") & (b != "")
     if again.any():

@@ -209,8 +209,8 @@ def test_random_pairs_of_several_domains_are_close_to_uniform() -> None:
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 @pytest.mark.parametrize("seed", range(3))
 def test_nearest_equals_brute_force(metric: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours, "BLOCK_ROWS", 7)
-    monkeypatch.setattr(neighbours, "BLOCK_COLUMNS", 11)
+    monkeypatch.setattr(matching, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(matching, "BLOCK_COLUMNS", 11)
     rng = np.random.default_rng(seed)
     n = 90
     x = (rng.normal(size=(n, 5)) + 3).astype(np.float32)
@@ -263,7 +263,7 @@ def test_of_equally_near_rows_the_first_is_taken_whatever_the_blocks(monkeypatch
     x = np.ones((9, 3), dtype=np.float32)
     pool = Pool(np.zeros(9, int), np.array([0] * 3 + [1] * 6), np.zeros(9, int))
     for columns in (1, 2, 100):
-        monkeypatch.setattr(neighbours, "BLOCK_COLUMNS", columns)
+        monkeypatch.setattr(matching, "BLOCK_COLUMNS", columns)
         _, b, _ = matching.nearest_pairs(matching.prepare(x, "cosine"), pool, "cosine")
         assert b.tolist() == [3, 3, 3] + [0] * 6
 
