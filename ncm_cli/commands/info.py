@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ncm_cli.results.options import InfoOptions
 
 if TYPE_CHECKING:
     from ncm_cli.console import Ui
-    from ncm_cli.results.info import InfoReport
 
 FAILURES_SHOWN = 10
 CATEGORIES_SHOWN = 8
@@ -22,24 +22,23 @@ SKLEARN_LINES = """With scikit-learn (X: rows of features from the same encoder)
 
 def run(options: InfoOptions, ui: Ui) -> None:
     """Describe a file, or the system."""
-    from ncm_cli.results import info as stage
+    from ncm_cli.results.info import info, system
 
     if options.system:
-        _show_system(stage.system(), ui)
+        _show_system(system(), ui)
     if options.file is None:
         return
-    report = stage.info(options, reporter=ui.reporter)
-    if ui.json:
-        if not options.system:
-            ui.result(report.to_json())
-    else:
-        _show(report, ui)
-    if report.facts["verified"]:
+    facts = info(options, reporter=ui.reporter)
+    if not ui.json:
+        _show(facts, ui)
+    elif not options.system:
+        ui.result(facts)
+    if facts["verified"]:
         ui.note(f"verified: every byte that counts in {options.file} is as it was written")
-    if report.exported is not None:
-        ui.note(f"wrote {report.exported}")
+    if options.output is not None:
+        ui.note(f"wrote {options.output}")
         if options.export == "sklearn":
-            ui.note(_sklearn_lines(report))
+            ui.note(_sklearn_lines(facts, options.output))
 
 
 def _show_system(found: dict[str, Any], ui: Ui) -> None:
@@ -56,8 +55,7 @@ def _show_system(found: dict[str, Any], ui: Ui) -> None:
         ui.text(line)
 
 
-def _show(report: InfoReport, ui: Ui) -> None:
-    facts = report.facts
+def _show(facts: dict[str, Any], ui: Ui) -> None:
     rows = [(name, _short(value)) for name, value in facts.items() if _is_shown(name, value)]
     rows += _choice_rows(facts.get("selection") or {})
     ui.table([facts["format"], ""], rows, title=facts["path"], left=2)
@@ -134,11 +132,11 @@ def _column_cells(name: str, column: dict[str, Any], facts: dict[str, Any]) -> t
     return role, values, column["missing"]
 
 
-def _sklearn_lines(report: InfoReport) -> str:
-    classes = report.facts["classes"]
-    by_norm = (report.facts.get("scaling") or {}).get("kind") == "norm"
+def _sklearn_lines(facts: dict[str, Any], output: Path) -> str:
+    classes = facts["classes"]
+    by_norm = (facts.get("scaling") or {}).get("kind") == "norm"
     return SKLEARN_LINES.format(
-        path=str(report.exported),
+        path=str(output),
         model="LogisticRegression" if classes else "LinearRegression",
         names=("coef_", "intercept_", "classes_") if classes else ("coef_", "intercept_"),
         normalize="  X = X / np.linalg.norm(X, axis=1, keepdims=True)\n" if by_norm else "",

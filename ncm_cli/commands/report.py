@@ -16,24 +16,23 @@ WIDE = 2
 def run(options: ReportOptions, ui: Ui) -> None:
     """Make the report and show it."""
     from ncm_cli.results.report import report
-    from ncm_cli.results.tables import terminal, without_intervals
+    from ncm_cli.results.tables import terminal, text_of, without_intervals
 
     made = report(options, reporter=ui.reporter)
     if ui.json:
         ui.result(made.to_json())
+    elif options.output is None and options.format != "table":
+        ui.text(text_of(made.tables, options.format).rstrip("\n"))
     elif options.output is None:
-        if made.text is not None:
-            ui.text(made.text.rstrip("\n"))
-        else:
-            for table in made.tables:
-                roomy = len(table.columns) - table.left <= WIDE
-                ui.table(
-                    table.columns,
-                    [[terminal(cell, intervals=roomy) for cell in row] for row in table.rows],
-                    title=table.title,
-                    footer=(table.note if roomy else without_intervals(table.note)) or None,
-                    left=table.left,
-                )
+        for table in made.tables:
+            roomy = len(table.columns) - table.left <= WIDE
+            ui.table(
+                table.columns,
+                [[terminal(cell, intervals=roomy) for cell in row] for row in table.rows],
+                title=table.title,
+                footer=(table.note if roomy else without_intervals(table.note)) or None,
+                left=table.left,
+            )
     if options.output is not None:
         ui.note(f"tables: {options.output}")
     for path in made.plots:

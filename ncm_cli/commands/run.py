@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from ncm_cli.recipes.options import RunOptions
 
 if TYPE_CHECKING:
-    from ncm_cli.recipes.document import Expectation, Recipe
-    from ncm_cli.recipes.run import Row, RunReport
+    from ncm_cli.recipes.load import Expectation, Recipe
+    from ncm_cli.recipes.run import RunReport, Summary
 
 MISSED = 3
 
@@ -16,7 +17,7 @@ MISSED = 3
 def run(options: RunOptions, ui: Any) -> int | None:
     """Run the recipe, or print its shell lines; then the closing table."""
     from ncm_cli.recipes.load import load
-    from ncm_cli.recipes.run import run, shell_lines
+    from ncm_cli.recipes.run import chosen, run, shell_lines
 
     recipe = load(
         options.recipe,
@@ -26,8 +27,6 @@ def run(options: RunOptions, ui: Any) -> int | None:
         allow_outside=options.allow_outside,
     )
     if options.dry_run:
-        from ncm_cli.recipes.run import chosen
-
         for missing in recipe.missing:
             ui.reporter.warn(missing)
         lines = shell_lines(recipe, chosen(recipe, options.only))
@@ -49,6 +48,8 @@ def run(options: RunOptions, ui: Any) -> int | None:
 
 
 def _show(report: RunReport, ui: Any) -> None:
+    from ncm_cli.results.tables import expected
+
     recipe, found = report.recipe, report.outcome
     if found.rows:
         _show_rows(recipe, found.rows, ui)
@@ -62,7 +63,7 @@ def _show(report: RunReport, ui: Any) -> None:
             [
                 (
                     _what(verdict.expectation),
-                    verdict.expected(),
+                    expected(dataclasses.asdict(verdict.expectation)),
                     verdict.measured,
                     verdict.state,
                     verdict.expectation.source,
@@ -74,7 +75,7 @@ def _show(report: RunReport, ui: Any) -> None:
     ui.text(_where_files_are(report))
 
 
-def _show_rows(recipe: Recipe, rows: tuple[Row, ...], ui: Any) -> None:
+def _show_rows(recipe: Recipe, rows: tuple[Summary, ...], ui: Any) -> None:
     """The closing table; columns that no row fills are left out."""
     cells = list(dict.fromkeys(name for row in rows for name in row.cell))
     headings = list(recipe.columns)
@@ -98,12 +99,12 @@ def _show_rows(recipe: Recipe, rows: tuple[Row, ...], ui: Any) -> None:
     )
 
 
-def _label(row: Row) -> str:
+def _label(row: Summary) -> str:
     """The step's name; a sweep has many methods, so theirs."""
     return row.method if row.swept else row.step
 
 
-def _rule(row: Row) -> str | None:
+def _rule(row: Summary) -> str | None:
     """The selection rule; in capitals where it looks at test rows."""
     if row.rule is None or not row.oracle:
         return row.rule
@@ -133,10 +134,8 @@ def _where_files_are(report: RunReport) -> str:
     lines = [f"files in {recipe.out}:"]
     steps: dict[str, list[str]] = {}
     for job in recipe.jobs:
-        for path in (item for items in job.outputs.values() for item in items):
-            name = str(path.relative_to(recipe.out)) if path.is_relative_to(recipe.out) else str(path)
-            steps.setdefault(job.step, []).append(name)
-    for step, names in steps.items():
+        steps.setdefault(job.step, []).extend(map(recipe.name_of, job.named))
+    for step, names in ((step, names) for step, names in steps.items() if names):
         more = f" ... {names[-1]} ({len(names)})" if len(names) > 1 else ""
         lines.append(f"  {step}: {names[0]}{more}")
     lines.append(f"  everything above, for programs: {report.report.name}")

@@ -1,35 +1,48 @@
-"""Every problem of a recipe is collected, so that one run shows them all.
+"""A recipe's text as nodes with line numbers, its variables, and everything wrong with it at once.
 
-YAML text to a small tree with line numbers: safe, bounded, with YAML 1.2's scalars.
-
-PyYAML's own resolver follows YAML 1.1, where ``no`` is false, ``1:30`` is 90, ``0123`` is octal and ``1e-3``
-is text. Only its parser is used here; the tree is built from its events, so that duplicate keys are seen, and
-neither deep nesting nor a chain of aliases can use much memory.
-
-What a recipe is once it has been read and found right.
+PyYAML parses; what a scalar means follows YAML 1.2, where ``no`` is text and ``1e-3`` a number.
 """
 
 from __future__ import annotations
 
-import json
+import dataclasses
+import functools
+import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ncm_cli.baselines.options import files_of
 from ncm_cli.errors import InputError, nearest
 
 SHOWN = 40
-"""Problems listed before the rest are only counted."""
+"""Mistakes listed before the rest are only counted."""
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 20
+"""A recipe is written by hand: larger, or deeper than four times the deepest, it is something else."""
+
+MOST = 10_000
+"""Values, characters of one value, and cells, once aliases and variables are replaced: these can double."""
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+NUMBER = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_WORDS = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+_VARIABLE = re.compile(r"\$\{([^{}\n]*)\}")
+_OPEN, _CLOSE = "\ue000", "\ue001"
+_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "seq", "map")}
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mistake:
     """One thing wrong at one place; ``line`` is 1-based, 0 where there is none."""
 
     line: int
@@ -42,38 +55,34 @@ class RecipeError(InputError):
 
     title = "bad recipe"
 
-    def __init__(self, file: Path, problems: Iterable[Problem], source: list[str]) -> None:
-        self.file = file
+    def __init__(self, file: Path, problems: Iterable[Mistake], source: str) -> None:
         self.problems = sorted(dict.fromkeys(problems), key=lambda problem: problem.line)
-        self._source = source
+        self._source = source.splitlines()
         count = len(self.problems)
         super().__init__(f"{count} problem{'s' if count > 1 else ''} in {file}")
 
     def lines(self) -> list[tuple[str, str]]:
-        shown = [self._shown(problem) for problem in self.problems[:SHOWN]]
+        shown = []
+        for one in self.problems[:SHOWN]:
+            text = f"{one.path}: {one.what}" if one.path else one.what
+            if 0 < one.line <= len(self._source):
+                snippet = self._source[one.line - 1].strip()
+                # A snippet says which line is meant; a longer one would bury the message.
+                text += f"\n      | {snippet[:100]}{' ...' if len(snippet) > 100 else ''}"
+            shown.append((f"line {one.line}" if one.line else "at", text))
         left = len(self.problems) - SHOWN
         return [*shown, ("and", f"{left} more")] if left > 0 else shown
 
-    def _shown(self, problem: Problem) -> tuple[str, str]:
-        label = f"line {problem.line}" if problem.line else "at"
-        text = f"{problem.path}: {problem.what}" if problem.path else problem.what
-        if 0 < problem.line <= len(self._source):
-            snippet = self._source[problem.line - 1].strip()
-            # A snippet says which line is meant; a longer one would bury the message.
-            text += f"\n      | {snippet[:100]}{' ...' if len(snippet) > 100 else ''}"
-        return label, text
 
+class Mistakes:
+    """Collects what is wrong with one recipe."""
 
-class Problems:
-    """Collects problems of one recipe file."""
-
-    def __init__(self, file: Path, source: str = "") -> None:
-        self.file = file
-        self._source = source.splitlines()
-        self._found: list[Problem] = []
+    def __init__(self, file: Path, source: str) -> None:
+        self._file, self._source = file, source
+        self._found: list[Mistake] = []
 
     def add(self, line: int, path: str, what: str) -> None:
-        self._found.append(Problem(line, path, what))
+        self._found.append(Mistake(line, path, what))
 
     def unknown(self, line: int, path: str, kind: str, name: str, known: Iterable[str]) -> None:
         """A name that isn't there, with the nearest that is, or all of them."""
@@ -85,63 +94,56 @@ class Problems:
     def stop_if_any(self) -> None:
         """Raise `RecipeError` with everything found so far."""
         if self._found:
-            raise RecipeError(self.file, self._found, self._source)
+            raise RecipeError(self._file, self._found, self._source)
 
 
-MAX_BYTES = 1 << 20
-"""A recipe is written by hand; a larger file is something else."""
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """A value and where it stands."""
 
-MAX_DEPTH = 20
-"""Nesting of the deepest recipe is 5."""
-
-MAX_NODES = 50_000
-"""Nodes with every alias counted as a copy: stops alias chains, which grow exponentially."""
-
-Value = str | int | float | bool | None
-
-_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
-NUMBER = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_WORDS: dict[str, Value] = {
-    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
-    **dict.fromkeys(("true", "True", "TRUE"), True),
-    **dict.fromkeys(("false", "False", "FALSE"), False),
-}
-_VARIABLE = re.compile(r"\$\{([^{}\n]*)\}")
-_OPEN, _CLOSE = "\ue000", "\ue001"
-
-
-@dataclass(frozen=True, slots=True)
-class Scalar:
-    """One value: what it means, and the text it was written as."""
-
-    value: Value
-    text: str
+    value: Any
+    """What a scalar means; a list of nodes; or a dict of them by key."""
     line: int
-    base: Path | None = field(default=None, compare=False)
+    text: str = ""
+    """A scalar as it is written."""
+    base: Path | None = None
     """The folder that a relative path is meant from; None: the recipe's own."""
+    keys: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The line of each key of a mapping."""
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether it is one value and not empty."""
+        return self.value is not None and not isinstance(self.value, list | dict)
+
+    @property
+    def is_unresolved(self) -> bool:
+        """Whether it stands for a variable without a value, which has been said."""
+        return self.value is None and "${" in self.text
+
+    @property
+    def items(self) -> list[Node]:
+        """Those of a list; of anything else itself."""
+        return self.value if isinstance(self.value, list) else [self]
+
+    @property
+    def children(self) -> list[Node]:
+        return list(self.value.values()) if isinstance(self.value, dict) else self.value
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Values in it, with every alias and variable written out."""
+        return 1 + sum(child.size for child in self.children) if isinstance(self.value, list | dict) else 1
+
+    def kind(self) -> str:
+        """What it is, in words for a message."""
+        if isinstance(self.value, list | dict):
+            return "a list" if isinstance(self.value, list) else "a mapping"
+        names: dict[type, str] = {bool: "true or false", int: "a number", float: "a number", str: "text"}
+        return "nothing" if self.value is None else f"{names[type(self.value)]} ({self.text[:60]!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class Items:
-    """A sequence."""
-
-    items: tuple[Node, ...]
-    line: int
-
-
-@dataclass(frozen=True, slots=True)
-class Entries:
-    """A mapping, with the line of each key."""
-
-    entries: dict[str, Node]
-    key_lines: dict[str, int]
-    line: int
-
-
-Node = Scalar | Items | Entries
-
-
-def scalar_value(text: str) -> Value:
+def scalar_value(text: str) -> str | int | float | bool | None:
     """The value of a plain scalar by YAML 1.2's core schema, without octal and hexadecimal.
 
     A number too large to be held stays text: ``6e1234`` isn't infinity.
@@ -150,221 +152,234 @@ def scalar_value(text: str) -> Value:
         return _WORDS[text]
     if _INT.fullmatch(text):
         return int(text) if len(text) < 20 else text
-    if NUMBER.fullmatch(text) and math.isfinite(float(text)):
-        return float(text)
-    return text
+    return float(text) if NUMBER.fullmatch(text) and math.isfinite(float(text)) else text
 
 
-def kind_of(node: Node) -> str:
-    """What a node is, in words for a message."""
-    if isinstance(node, Entries):
-        return "a mapping"
-    if isinstance(node, Items):
-        return "a list"
-    names: dict[type, str] = {bool: "true or false", int: "a number", float: "a number", str: "text"}
-    return "nothing" if node.value is None else f"{names[type(node.value)]} ({node.text[:60]!r})"
+def parse(text: str, mistakes: Mistakes, *, base: Path | None = None) -> Node | None:
+    """The one document of ``text``; None after a mistake that leaves nothing to look at.
 
-
-def parse(text: str, problems: Problems, *, base: Path | None = None, first_line: int = 1) -> Node | None:
-    """The one document of ``text``; None after a problem that leaves nothing to look at.
-
-    ``first_line`` 0 marks text from the command line: all its nodes then have line 0.
+    With ``base`` the text is from the command line: paths start there, and all nodes have line 0.
     """
-    if len(text.encode("utf-8", "replace")) > MAX_BYTES:
-        problems.add(0, "", f"larger than {MAX_BYTES >> 20} MiB: not a recipe")
-        return None
     # In a flow mapping a plain ${name} would end at its brace: hide variables' braces from the parser.
     hidden = _VARIABLE.sub(lambda match: f"${_OPEN}{match[1]}{_CLOSE}", text)
-    builder = _Builder(yaml.parse(hidden, Loader=yaml.SafeLoader), problems, base, first_line)
+    done: dict[int, Node] = {}
+
+    def line_of(mark: yaml.Mark | None) -> int:
+        return mark.line + 1 if mark and base is None else 0
+
+    def built(node: yaml.Node, path: str, depth: int) -> Node:
+        if id(node) in done:
+            return done[id(node)]
+        line = line_of(node.start_mark)
+        if depth > MAX_DEPTH:
+            raise RecursionError
+        if node.tag not in _TAGS:
+            mistakes.add(line, path, f"the tag {node.tag!r} isn't allowed; write the value without it")
+        if isinstance(node, yaml.ScalarNode):
+            shown = node.value.replace(_OPEN, "{").replace(_CLOSE, "}")
+            made = Node(scalar_value(shown) if node.style is None else shown, line, shown, base)
+        elif isinstance(node, yaml.SequenceNode):
+            made = Node(
+                [built(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(node.value, 1)], line
+            )
+        else:
+            entries: dict[str, Node] = {}
+            keys: dict[str, int] = {}
+            for key, value in node.value:
+                own, key_line = built(key, path, depth + 1), line_of(key.start_mark)
+                inner = f"{path}.{own.text}" if path else own.text
+                if isinstance(own.value, list | dict):
+                    mistakes.add(key_line, path, f"a key must be text, not {own.kind()}")
+                elif own.text in entries:
+                    mistakes.add(key_line, inner, f"this key is already on line {keys[own.text]}")
+                else:
+                    entries[own.text], keys[own.text] = built(value, inner, depth + 1), key_line
+            made = Node(entries, line, keys=keys)
+        if made.size > MOST:
+            raise yaml.MarkedYAMLError(
+                problem=f"more than {MOST:,} values once aliases are copied", problem_mark=node.start_mark
+            )
+        done[id(node)] = made
+        return made
+
     try:
-        return builder.document()
+        root = yaml.compose(hidden, Loader=yaml.BaseLoader)
+        return None if root is None else built(root, "", 0)
+    except RecursionError:
+        mistakes.add(0, "", f"nested more than {MAX_DEPTH} deep")
     except yaml.MarkedYAMLError as error:
-        problems.add(_line(error.problem_mark, first_line), "", _yaml_problem(error, text))
+        mark, lines = error.problem_mark, text.splitlines()
+        what = f"not YAML: {error.problem}{f' {error.context}' if error.context else ''}"
+        if mark and mark.line < len(lines) and "\t" in lines[mark.line][: mark.column + 1]:
+            what = "a tab; YAML wants spaces for indentation"
+        mistakes.add(line_of(mark), "", what)
     except yaml.YAMLError as error:
-        problems.add(0, "", f"not YAML: {str(error).splitlines()[0]}")
-    except _TooMuchError as error:
-        problems.add(error.line, "", str(error))
+        mistakes.add(0, "", f"not YAML: {str(error).splitlines()[0]}")
     return None
 
 
-class _TooMuchError(Exception):
-    def __init__(self, line: int, what: str) -> None:
-        super().__init__(what)
-        self.line = line
+class Variables:
+    """The variables of a recipe, expanded once, and its matrix."""
 
+    def __init__(self, mistakes: Mistakes, root: Mapping[str, Node], sets: Iterable[str], cwd: Path) -> None:
+        """Take the recipe's values, then a variant's, then those of ``--set``."""
+        self._mistakes = mistakes
+        self.plain = self._mapping(root.get("vars"), "vars")
+        matrix = self._mapping(root.get("matrix"), "matrix")
+        variants = self._mapping(root.get("variants"), "variants")
+        for name in matrix.keys() & self.plain.keys():
+            line = root["matrix"].keys[name]
+            mistakes.add(line, f"matrix.{name}", "this name is also in vars; choose another")
+        chosen = self._chosen(sets, [*self.plain, *matrix, *variants], variants, cwd)
+        for name, node in variants.items():
+            active = (switch := chosen.pop(name, None)) is not None and switch.value is True
+            for inner, value in self._mapping(node, f"variants.{name}").items():
+                if inner not in self.plain and inner not in matrix:
+                    place = (node.keys[inner], f"variants.{name}.{inner}")
+                    mistakes.unknown(*place, "variable", inner, [*self.plain, *matrix])
+                elif active:
+                    (matrix if inner in matrix else self.plain)[inner] = value
+        for name, node in chosen.items():
+            (matrix if name in matrix else self.plain)[name] = node
+        self.matrix: dict[str, list[Node]] = {}
+        self._done: dict[str, Node] = {}
+        self.matrix = {name: self._values(name, node) for name, node in matrix.items()}
+        self.plain = {name: self._expanded(name, ()) for name in self.plain}
 
-def _line(mark: Any, first_line: int) -> int:
-    return mark.line + 1 if mark and first_line else 0
+    def _mapping(self, node: Node | None, path: str) -> dict[str, Node]:
+        if node is None or node.value is None:
+            return {}
+        if not isinstance(node.value, dict):
+            self._mistakes.add(node.line, path, f"expected a mapping of names to values, found {node.kind()}")
+            return {}
+        for name in node.value:
+            if not NAME.fullmatch(name):
+                what = "a name is letters, digits and _, no digit first"
+                self._mistakes.add(node.keys[name], f"{path}.{name}", what)
+        return dict(node.value)
 
-
-def _yaml_problem(error: yaml.MarkedYAMLError, text: str) -> str:
-    mark = error.problem_mark
-    lines = text.splitlines()
-    if mark and mark.line < len(lines) and "\t" in lines[mark.line][: mark.column + 1]:
-        return "a tab; YAML wants spaces for indentation"
-    return f"not YAML: {error.problem}{f' {error.context}' if error.context else ''}"
-
-
-class _Builder:
-    """Builds the tree from parser events."""
-
-    def __init__(
-        self, events: Iterator[yaml.Event], problems: Problems, base: Path | None, first_line: int
-    ) -> None:
-        self._events: Iterator[Any] = events
-        self._problems = problems
-        self._base = base
-        self._first_line = first_line
-        self._anchors: dict[str, tuple[Node, int]] = {}
-        self._nodes = 0
-
-    def document(self) -> Node | None:
-        root: Node | None = None
-        documents = 0
-        for event in self._events:
-            if isinstance(event, yaml.DocumentStartEvent):
-                documents += 1
-                if documents > 1:
-                    line = _line(event.start_mark, self._first_line)
-                    raise _TooMuchError(line, "a second document; a recipe is one YAML document")
-            elif isinstance(event, yaml.NodeEvent):
-                root = self._node(event, "", 0)
-        return root
-
-    def _node(self, event: yaml.NodeEvent, path: str, depth: int) -> Node:
-        line = _line(event.start_mark, self._first_line)
-        if depth > MAX_DEPTH:
-            raise _TooMuchError(line, f"nested more than {MAX_DEPTH} deep")
-        before = self._nodes
-        node = self._made(event, path, depth, line)
-        if self._nodes > MAX_NODES:
-            raise _TooMuchError(line, f"more than {MAX_NODES:,} values once aliases are copied")
-        if event.anchor and not isinstance(event, yaml.AliasEvent):
-            self._anchors[event.anchor] = (node, self._nodes - before)
-        return node
-
-    def _made(self, event: yaml.NodeEvent, path: str, depth: int, line: int) -> Node:
-        if isinstance(event, yaml.AliasEvent):
-            if event.anchor not in self._anchors:
-                raise _TooMuchError(line, f"no anchor named {event.anchor!r} before this alias")
-            node, size = self._anchors[event.anchor]
-            self._nodes += size
-            return node
-        self._nodes += 1
-        tag = getattr(event, "tag", None)
-        if tag and tag not in ("!", "tag:yaml.org,2002:str"):
-            self._problems.add(line, path, f"the tag {tag!r} isn't allowed; write the value without it")
-        if isinstance(event, yaml.ScalarEvent):
-            return self._scalar(event, line)
-        if isinstance(event, yaml.SequenceStartEvent):
-            return self._items(path, depth, line)
-        return self._entries(path, depth, line)
-
-    def _scalar(self, event: yaml.ScalarEvent, line: int) -> Scalar:
-        text = event.value.replace(_OPEN, "{").replace(_CLOSE, "}")
-        plain = event.implicit[0] and not event.tag
-        return Scalar(scalar_value(text) if plain else text, text, line, self._base)
-
-    def _items(self, path: str, depth: int, line: int) -> Items:
-        items: list[Node] = []
-        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
-            items.append(self._node(event, f"{path}[{len(items) + 1}]", depth + 1))
-        return Items(tuple(items), line)
-
-    def _entries(self, path: str, depth: int, line: int) -> Entries:
-        entries: dict[str, Node] = {}
-        lines: dict[str, int] = {}
-        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
-            key = self._node(event, path, depth + 1)
-            key_line = _line(event.start_mark, self._first_line)
-            name = key.text if isinstance(key, Scalar) else "?"
-            inner = f"{path}.{name}" if path else name
-            value = self._node(next(self._events), inner, depth + 1)
-            if not isinstance(key, Scalar):
-                self._problems.add(key_line, path, f"a key must be text, not {kind_of(key)}")
-            elif name in entries:
-                self._problems.add(key_line, inner, f"this key is already on line {lines[name]}")
+    def _chosen(
+        self, sets: Iterable[str], known: list[str], variants: Mapping[str, Node], cwd: Path
+    ) -> dict[str, Node]:
+        chosen: dict[str, Node] = {}
+        for text in sets:
+            name, equals, value = text.partition("=")
+            if not equals:
+                self._mistakes.add(0, f"--set {text}", "expected --set name=value")
+            elif name not in known:
+                self._mistakes.unknown(0, f"--set {text}", "variable", name, known)
             else:
-                entries[name], lines[name] = value, key_line
-        return Entries(entries, lines, line)
+                chosen[name] = parse(value, self._mistakes, base=cwd) or Node(None, 0)
+                if name in variants and not isinstance(chosen[name].value, bool):
+                    what = "a variant is switched on by true or off by false"
+                    self._mistakes.add(0, f"--set {text}", what)
+        return chosen
+
+    def _values(self, name: str, node: Node) -> list[Node]:
+        path, values = f"matrix.{name}", list[Node]()
+        node = self.fill(node, path, {}, ("matrix",))
+        for item in node.items:
+            if not item.is_scalar:
+                what = f"expected a list of values, found {item.kind()} in it"
+                self._mistakes.add(item.line, path, what)
+            elif any(item.text == other.text for other in values):
+                self._mistakes.add(item.line, path, f"the value {item.text!r} twice")
+            else:
+                values.append(item)
+        if not node.items:
+            self._mistakes.add(node.line, path, "no value")
+        return values
+
+    def _expanded(self, name: str, within: tuple[str, ...]) -> Node:
+        """A variable without variables in it, but for the matrix's."""
+        node = self.plain[name]
+        if name in within:
+            chain = " -> ".join([*within[within.index(name) :], name])
+            self._mistakes.add(node.line, f"vars.{name}", f"defined by itself: {chain}")
+            return Node(None, node.line, f"${{{name}}}")
+        if name not in self._done:
+            self._done[name] = self.fill(node, f"vars.{name}", {}, (*within, name))
+        return self._done[name]
+
+    def fill(self, node: Node, path: str, cell: Mapping[str, Node], within: tuple[str, ...] = ()) -> Node:
+        """A node with every variable replaced; those of the matrix stay that the cell doesn't have.
+
+        ``within`` names the variables that are being expanded.
+        """
+        if isinstance(node.value, dict):
+            entries = {
+                name: self.fill(one, f"{path}.{name}", cell, within) for name, one in node.value.items()
+            }
+            made = dataclasses.replace(node, value=entries)
+        elif isinstance(node.value, list):
+            items = [self.fill(one, f"{path}[{i}]", cell, within) for i, one in enumerate(node.value, 1)]
+            made = dataclasses.replace(node, value=items)
+        else:
+            return self._filled(node, path, cell, within)
+        if made.size > MOST:
+            self._mistakes.add(node.line, path, f"more than {MOST:,} values once variables are replaced")
+            self._mistakes.stop_if_any()
+        return made
+
+    def _filled(self, node: Node, path: str, cell: Mapping[str, Node], within: tuple[str, ...]) -> Node:
+        unresolved = Node(None, node.line, node.text)
+        text, base = node.text, node.base
+        for use in reversed(list(_VARIABLE.finditer(node.text))):
+            value = self._looked_up(use[1].strip(), node.line, path, cell, within)
+            if value is None or (value.is_unresolved and use[0] != node.text.strip()):
+                return unresolved
+            if use[0] == node.text.strip():
+                return _moved(value, node.line)
+            if not value.is_scalar:
+                what = f"{use[0]} is {value.kind()}, which can't stand inside text"
+                self._mistakes.add(node.line, path, what)
+                return unresolved
+            base = value.base if use.start() == 0 else base
+            text = text[: use.start()] + value.text + text[use.end() :]
+            if len(text) > MOST:
+                what = f"longer than {MOST:,} characters once variables are replaced"
+                self._mistakes.add(node.line, path, what)
+                return Node(None, node.line, "${...}")
+        return node if text is node.text else Node(text, node.line, text, base)
+
+    def _looked_up(
+        self, name: str, line: int, path: str, cell: Mapping[str, Node], within: tuple[str, ...]
+    ) -> Node | None:
+        if name in cell:
+            return cell[name]
+        if name in self.matrix:
+            return Node(f"${{{name}}}", line, f"${{{name}}}")
+        if name in self.plain:
+            found = self._expanded(name, within) if within else self.plain[name]
+            return self.fill(found, path, cell) if cell else found
+        self._mistakes.unknown(line, path, "variable", name, [*self.plain, *self.matrix])
+        return None
+
+    def cells(self, node: Node) -> list[dict[str, Node]]:
+        """One dict for each combination of the values of the matrix variables that a node depends on."""
+        found, waiting = set[str](), _names_in(node)
+        while waiting:
+            if (name := waiting.pop()) not in found:
+                found.add(name)
+                waiting |= _names_in(self.plain[name]) if name in self.plain else set()
+        names = [name for name in self.matrix if name in found]
+        count = math.prod(len(self.matrix[name]) for name in names)
+        if count > MOST:
+            self._mistakes.add(0, "matrix", f"{count:,} cells; at most {MOST:,} can be run")
+            self._mistakes.stop_if_any()
+        combinations = itertools.product(*(self.matrix[name] for name in names))
+        return [dict(zip(names, values, strict=True)) for values in combinations]
 
 
-REPORT, STATE = "report.json", ".ncm-run.json"
-"""What a run writes itself: what it found, and what its steps have read and written."""
+def _moved(node: Node, line: int) -> Node:
+    """A variable's value at the place of its use, where its mistakes are reported."""
+    if isinstance(node.value, list):
+        return Node([_moved(item, line) for item in node.value], line)
+    return node if isinstance(node.value, dict) else dataclasses.replace(node, line=line)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """One step in one cell of the matrix: one command line."""
-
-    step: str
-    """The step's name, unique in the recipe."""
-    kind: str
-    """The subcommand: ``embed``, ``fit`` ..., or ``data``."""
-    builder: str | None
-    """Of ``data`` steps."""
-    cell: dict[str, str]
-    """The matrix variables that the step uses, with their values here as the recipe writes them."""
-    options: Any
-    """The options dataclass of the subcommand, with usable paths."""
-    inputs: dict[str, tuple[Path, ...]]
-    """Files and folders that are read, absolute, by option."""
-    outputs: dict[str, tuple[Path, ...]]
-    """Files and folders that are written, absolute, by option."""
-    line: int
-
-    @property
-    def written(self) -> tuple[Path, ...]:
-        """Every file and folder that it writes; beside the table of a sweep others of its name."""
-        found = [path for paths in self.outputs.values() for path in paths]
-        return tuple(one for path in found for one in (files_of(path) if self.kind == "sweep" else (path,)))
-
-    @property
-    def title(self) -> str:
-        """The step and its cell, for people."""
-        cell = ", ".join(f"{name} {value}" for name, value in self.cell.items())
-        return f"{self.step} ({cell})" if cell else self.step
-
-    @property
-    def key(self) -> str:
-        """The same for machines: unique in a recipe, and stable between runs."""
-        return json.dumps([self.step, self.cell], ensure_ascii=False)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Expectation:
-    """A published or known value, and where to find ours."""
-
-    metric: str
-    """A name in an eval or bound result, dotted for inner ones; ``worst_group`` is its accuracy."""
-    filters: dict[str, str]
-    """``where``, ``method``, ``rule``, ``step`` or matrix variables that pick the results to average."""
-    applies: bool
-    """Whether the run's variables are those that the value is for, such as the model."""
-    value: float | None
-    tolerance: float | None
-    min: float | None
-    max: float | None
-    source: str
-    line: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
-    """A recipe, ready to run into one folder."""
-
-    name: str
-    file: Path
-    sha256: str
-    out: Path
-    """The run's folder, absolute."""
-    vars: dict[str, Any]
-    """Variables without a matrix, as written; None for an empty one."""
-    matrix: dict[str, tuple[str, ...]]
-    jobs: tuple[Job, ...]
-    """In the order in which they run."""
-    columns: dict[str, str]
-    """Columns of the closing table: heading to row filter."""
-    expect: tuple[Expectation, ...]
-    missing: tuple[str, ...] = ()
-    """Inputs that aren't there, each with its line; only of a recipe that was read for its shell lines."""
+def _names_in(node: Node) -> set[str]:
+    """The variables that a node uses."""
+    if isinstance(node.value, list | dict):
+        return set[str]().union(*map(_names_in, node.children))
+    return {name.strip() for name in _VARIABLE.findall(node.text)}

@@ -2,11 +2,8 @@
 
 What a finished job read and wrote is kept in one state file in the run's folder. Contents are compared by
 SHA-256. A file isn't read again where size, device, inode, mtime and ctime are those at which it was read
-before, and both times were at least `SETTLED_NS` past then. A rewritten file gets a new ctime, which no
-program can set back; the age makes sure that it differs from the old one (git's index has the same rule). So
-the shortcut may read a file without need, but overlooks no change, unless the file system has no ctime of its
-own (FAT, sshfs) and somebody sets the mtime of a file of the same size back. Copies have other times and
-inodes: they are read once, and are up to date if their contents are the same.
+before, and both times were at least `SETTLED_NS` past then: a rewritten file gets a new ctime, which no
+program can set back, and the age makes sure that it differs from the old one (git's index has the same rule).
 """
 
 from __future__ import annotations
@@ -18,14 +15,14 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ncm_cli.errors import InputError, NcmError
 from ncm_cli.options import fields_of
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.recipes.document import STATE, Job
+from ncm_cli.recipes.steps import STATE, Job
 from ncm_cli.store.files import sha256_file
 from ncm_cli.store.results import read_document, write_document
 
@@ -59,11 +56,9 @@ class State:
     """
 
     def __init__(self, out: Path, reporter: Reporter = SILENT) -> None:
-        self._out = out
-        self._reporter = reporter
-        self._path = out / STATE
+        self._out, self._reporter, self._path = out, reporter, out / STATE
         self._jobs: dict[str, dict[str, Any]] = {}
-        self._digests: dict[str, tuple[str, str]] = {}
+        self._digests: dict[str, list[str]] = {}
         self._seen: dict[str, str] = {}
         self.is_new = not self._path.exists()
         """Whether nothing was run into this folder before."""
@@ -77,8 +72,7 @@ class State:
                     found=error.what,
                     fix="another --out; or move the run's folder away, and everything is run again",
                 ) from error
-            self._jobs = found["jobs"]
-            self._digests = {path: (str(a), str(b)) for path, (a, b) in found["digests"].items()}
+            self._jobs, self._digests = found["jobs"], found["digests"]
 
     def save(self) -> None:
         """Write the record; a reader sees the old one or the new one."""
@@ -86,7 +80,7 @@ class State:
 
     def made(self, path: Path) -> bool:
         """Whether the run made what is at a path, and outside its folder nobody has changed it since."""
-        name = _relative(path, self._out)
+        name = self._name(path)
         for known in self._jobs.values():
             if name in known.get("claims", ()):
                 return True
@@ -105,74 +99,66 @@ class State:
                     inputs[f"{name}[{number}]"] = self.digest(path)
         if images is not None:
             source, *root = (path for name in ("source", "root") for path in job.inputs.get(name, ()))
-            inputs["images"] = self._digest_of(f"images of {source} from {root}", images)
-        return Stamp(_options_digest(job, self._out), inputs)
+            inputs["images"] = self._digest(f"images of {source} from {root}", images, folder=True)
+        return Stamp(self._options_digest(job), inputs)
 
     def why_stale(self, job: Job, stamp: Stamp) -> str | None:
         """Why the job has to run; None when it is up to date."""
-        known = self._jobs.get(job.key)
-        if known is None:
-            return "not run yet"
-        if known.get("unfinished"):
-            return "it was interrupted"
-        if known.get("options") != stamp.options:
-            return "its options changed"
-        if known.get("inputs") != stamp.inputs:
-            return "its inputs changed"
+        known = self.facts(job)
+        reasons = {
+            "not run yet": not known,
+            "it was interrupted": known.get("unfinished"),
+            "its options changed": known.get("options") != stamp.options,
+            "its inputs changed": known.get("inputs") != stamp.inputs,
+        }
         outputs = known.get("outputs", {})
-        for path in job.written:
-            if not path.exists():
-                return f"{path.name} is missing"
-            if outputs.get(_relative(path, self._out)) != self.digest(path):
-                return f"{path.name} was changed"
-        return None
+        reasons |= {f"{path.name} is missing": not path.exists() for path in job.written}
+        for why in (why for why, holds in reasons.items() if holds):
+            return why
+        changed = (path for path in job.written if outputs.get(self._name(path)) != self.digest(path))
+        return next((f"{path.name} was changed" for path in changed), None)
 
     def has_other_options(self, job: Job, stamp: Stamp) -> bool:
         """Whether the job was run before with other options."""
-        return self._jobs.get(job.key, {}).get("options") not in (None, stamp.options)
+        return self.facts(job).get("options") not in (None, stamp.options)
+
+    def starting(self, job: Job) -> None:
+        """Before a job runs: should it be killed, what it wrote is its own, but not taken for up to date."""
+        claims = [self._name(path) for path in job.written]
+        self._jobs.setdefault(job.key, {}).update(unfinished=True, claims=claims)
+        self.save()
 
     def finished(self, job: Job, stamp: Stamp, **facts: Any) -> None:
         """Record a job that has just run, and save."""
         self._seen.clear()
-        self._jobs[job.key] = {
-            **dataclasses.asdict(stamp),
-            "outputs": {
-                _relative(path, self._out): self.digest(path) for path in job.written if path.exists()
-            },
-            **facts,
-        }
+        outputs = {self._name(path): self.digest(path) for path in job.written if path.exists()}
+        self._jobs[job.key] = {**dataclasses.asdict(stamp), "outputs": outputs, **facts}
         self.save()
 
     def facts(self, job: Job) -> dict[str, Any]:
-        """What is recorded of a finished job; empty if nothing is."""
-        return dict(self._jobs.get(job.key, {}))
-
-    def starting(self, job: Job) -> None:
-        """Before a job runs: should it be killed, what it wrote is its own, but not taken for up to date."""
-        claims = [_relative(path, self._out) for path in job.written]
-        self._jobs.setdefault(job.key, {}).update(unfinished=True, claims=claims)
-        self.save()
+        """What is recorded of a job; empty if nothing is."""
+        return self._jobs.get(job.key, {})
 
     def digest(self, path: Path) -> str:
         """Digest of a file's or folder's contents, looked at anew after each job."""
-        return self._digest_of(str(path), _files(path) if path.is_dir() else None)
+        folder = path.is_dir()
+        return self._digest(str(path), list(_walk(str(path))) if folder else [("", str(path))], folder=folder)
 
-    def _digest_of(self, key: str, files: Iterable[NamedFile] | None) -> str:
-        """Digest of many files and their names; without them, of the one file whose path the key is."""
-        if key not in self._seen:
-            self._seen[key] = self._digest_anew(key, None if files is None else list(files))
-        return self._seen[key]
-
-    def _digest_anew(self, key: str, files: list[NamedFile] | None) -> str:
+    def _digest(self, key: str, files: list[NamedFile], *, folder: bool) -> str:
+        """Digest of many files and their names; without ``folder``, of one file alone."""
+        if key in self._seen:
+            return self._seen[key]
         now = time.time_ns()
-        signature, changed = _signature([("", key)] if files is None else files)
-        known = self._digests.pop(key, None)
-        if known is None or known[0] != signature:
-            known = (signature, _file_digest(key) if files is None else self._contents(files))
+        signature, changed = _signature(files)
+        known = self._digests.pop(key, ["", ""])
+        settled = True
+        if known[0] != signature:
+            known = [signature, self._contents(files) if folder else _file_digest(files[0][1])]
             # On Windows ctime is the time of creation, which says nothing of a change.
-            if os.name != "posix" or changed > now - SETTLED_NS:
-                return known[1]
-        self._digests[key] = known
+            settled = os.name == "posix" and changed <= now - SETTLED_NS
+        if settled:
+            self._digests[key] = known
+        self._seen[key] = known[1]
         return known[1]
 
     def _contents(self, files: list[NamedFile]) -> str:
@@ -183,36 +169,41 @@ class State:
                 task.advance()
         return digest.hexdigest()
 
+    def _options_digest(self, job: Job) -> str:
+        values: dict[str, Any] = {}
+        for field in fields_of(type(job.options)):
+            value = None if field.name in job.inputs else getattr(job.options, field.name)
+            if field.name in job.outputs:
+                # Relative to the run's folder: a run that is moved stays up to date.
+                value = [self._name(path) for path in job.outputs[field.name]]
+            if (job.kind, field.name) not in NEUTRAL:
+                values[field.name] = value
+        body = {"kind": job.kind, "builder": job.builder, "values": values, "formats": _formats()}
+        return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()
 
-def _files(folder: Path) -> Iterator[NamedFile]:
+    def _name(self, path: Path) -> str:
+        return str(path.relative_to(self._out) if path.is_relative_to(self._out) else path)
+
+
+def _walk(folder: str, prefix: str = "", above: frozenset[str] = frozenset()) -> Iterator[NamedFile]:
     """A folder's files by their names relative to it, in the order of these; links are followed.
 
     Hidden files are left out, and so are data set markers: a marker holds the time at which its data set was
     made, which isn't part of its contents.
     """
-    yield from _walk(str(folder), "", frozenset())
-
-
-def _walk(folder: str, prefix: str, above: frozenset[str]) -> Iterator[NamedFile]:
     here = os.path.realpath(folder)
-    if here in above:
-        # A link that leads back: what is behind it has been seen.
-        return
-    try:
-        names = sorted(os.listdir(folder))  # noqa: PTH208
-    except OSError:
-        return
-    for name in names:
-        path = f"{folder}/{name}"
-        if name.startswith(".") or name == "dataset.json":
-            continue
-        if os.path.isdir(path):  # noqa: PTH112
-            yield from _walk(path, f"{prefix}{name}/", above | {here})
-        else:
-            yield f"{prefix}{name}", path
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(folder)) if here not in above else ():  # noqa: PTH208
+            path = f"{folder}/{name}"
+            if name.startswith(".") or name == "dataset.json":
+                continue
+            if os.path.isdir(path):  # noqa: PTH112
+                yield from _walk(path, f"{prefix}{name}/", above | {here})
+            else:
+                yield f"{prefix}{name}", path
 
 
-def _signature(files: Iterable[NamedFile]) -> tuple[str, int]:
+def _signature(files: list[NamedFile]) -> tuple[str, int]:
     """(digest of names and of what tells a changed file without reading it, latest time among them in ns)"""
     digest, changed = hashlib.sha256(), 0
     for name, path in files:
@@ -227,11 +218,9 @@ def _signature(files: Iterable[NamedFile]) -> tuple[str, int]:
 
 def _file_digest(path: str) -> str:
     """SHA-256 of a file; a word for what can't be read, such as a link to nothing."""
-    try:
+    with contextlib.suppress(OSError):
         if stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
             return sha256_file(path)
-    except OSError:
-        pass
     return "unreadable"
 
 
@@ -249,25 +238,6 @@ def _named_images(job: Job) -> list[NamedFile] | None:
 
             return [(image.id, image.path) for image in find_images(job.options)]
     return None
-
-
-def _options_digest(job: Job, out: Path) -> str:
-    values: dict[str, Any] = {}
-    for field in fields_of(type(job.options)):
-        value = getattr(job.options, field.name)
-        if field.name in job.outputs:
-            # Relative to the run's folder: a run that is moved stays up to date.
-            value = [_relative(path, out) for path in job.outputs[field.name]]
-        elif field.name in job.inputs:
-            value = None
-        if (job.kind, field.name) not in NEUTRAL:
-            values[field.name] = value
-    body = {"kind": job.kind, "builder": job.builder, "values": values, "formats": _formats()}
-    return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _relative(path: Path, out: Path) -> str:
-    return str(path.relative_to(out)) if path.is_relative_to(out) else str(path)
 
 
 def _formats() -> dict[str, int]:

@@ -1,164 +1,68 @@
-"""The ``table`` and ``expect`` parts of a recipe: what is shown at the end, and known values beside it.
-
-Read a recipe file: structure, variables, steps and expectations, with every problem at once.
-"""
+"""Reads a recipe file: variables, steps, the closing table and known values, with every mistake at once."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import parse_where
-from ncm_cli.recipes.document import (
-    MAX_BYTES,
-    Entries,
-    Expectation,
-    Items,
-    Node,
-    Problems,
-    Recipe,
-    Scalar,
-    kind_of,
-    parse,
-    scalar_value,
-)
-from ncm_cli.recipes.steps import Steps
-from ncm_cli.recipes.variables import Variables
+from ncm_cli.recipes.document import MAX_BYTES, Mistakes, Node, Variables, parse, scalar_value
+from ncm_cli.recipes.steps import Job, Steps
 
+KEYS = ("name", "vars", "matrix", "variants", "steps", "table", "expect")
 DEFAULT_TABLE = {"in-domain": "split=val", "test": "split=test"}
 
 _NUMBERS = ("value", "tolerance", "min", "max")
-_TEXTS = ("metric", "source")
 _FILTERS = ("where", "method", "rule", "step", "rank")
-
-
-def read_table(node: Node | None, variables: Variables, problems: Problems) -> dict[str, str]:
-    """Heading to row filter of the closing table."""
-    if node is None:
-        return dict(DEFAULT_TABLE)
-    node = variables.fill(node, "table", {})
-    if not isinstance(node, Entries) or not node.entries:
-        problems.add(node.line, "table", f"expected headings with row filters, found {kind_of(node)}")
-        return {}
-    table = {}
-    for heading, value in node.entries.items():
-        if not isinstance(value, Scalar) or value.value is None:
-            problems.add(value.line, f"table.{heading}", f"expected a row filter, found {kind_of(value)}")
-            continue
-        try:
-            parse_where(value.text)
-        except UsageError as error:
-            problems.add(value.line, f"table.{heading}", f"{error.what}: {error.found}")
-        table[heading] = value.text
-    return table
-
-
-def read_expect(
-    node: Node | None, variables: Variables, steps: Sequence[str], problems: Problems
-) -> tuple[Expectation, ...]:
-    """The known values that the closing table is compared with."""
-    if node is None:
-        return ()
-    if not isinstance(node, Items):
-        problems.add(node.line, "expect", f"expected a list, found {kind_of(node)}")
-        return ()
-    found = []
-    for number, item in enumerate(node.items, 1):
-        path = f"expect[{number}]"
-        filled = variables.fill(item, path, {})
-        if not isinstance(filled, Entries):
-            problems.add(filled.line, path, f"expected a mapping, found {kind_of(filled)}")
-            continue
-        one = _one(filled, path, variables, steps, problems)
-        if one is not None:
-            found.append(one)
-    return tuple(found)
-
-
-def _one(
-    node: Entries, path: str, variables: Variables, steps: Sequence[str], problems: Problems
-) -> Expectation | None:
-    known = [*_TEXTS, *_NUMBERS, *_FILTERS, *variables.matrix, *variables.plain]
-    numbers: dict[str, float | None] = dict.fromkeys(_NUMBERS)
-    texts: dict[str, str] = {}
-    right = True
-    for key, value in node.entries.items():
-        inner, line = f"{path}.{key}", node.key_lines[key]
-        if key not in known:
-            problems.unknown(line, inner, "key", key, known)
-            right = False
-        elif not isinstance(value, Scalar) or value.value is None:
-            problems.add(line, inner, f"expected a value, found {kind_of(value)}")
-            right = False
-        elif key not in _NUMBERS:
-            texts[key] = value.text
-            other = _other_spelling(value.text, variables.matrix.get(key, ()))
-            if other is not None:
-                problems.add(line, inner, f"the matrix writes this value as {other!r}; write it likewise")
-                right = False
-        elif isinstance(value.value, int | float) and not isinstance(value.value, bool):
-            numbers[key] = float(value.value)
-        else:
-            problems.add(line, inner, f"expected a number, found {kind_of(value)}")
-            right = False
-    step = texts.get("step")
-    if step is not None and step not in steps:
-        problems.unknown(node.key_lines["step"], f"{path}.step", "step", step, steps)
-        right = False
-    if not right:
-        return None
-    for what, wrong in _wrong(texts, numbers).items():
-        if wrong:
-            problems.add(node.line, path, what)
-            right = False
-    if not right:
-        return None
-    source = texts.pop("source", "")
-    metric = texts.pop("metric")
-    return Expectation(
-        metric=metric,
-        applies=_take_variables(texts, variables),
-        filters=texts,
-        source=source,
-        line=node.line,
-        **numbers,
-    )
-
-
-def _other_spelling(text: str, cells: Sequence[Scalar]) -> str | None:
-    """How the matrix writes a number that an expectation writes otherwise: its cells go by their text."""
-    value = scalar_value(text)
-    if isinstance(value, str) or any(cell.text == text for cell in cells):
-        return None
-    return next((cell.text for cell in cells if scalar_value(cell.text) == value), None)
-
-
-def _take_variables(texts: dict[str, str], variables: Variables) -> bool:
-    """Take the keys that are variables out of the filters; whether the variables have those values."""
-    names = [name for name in texts if name in variables.plain and name not in _FILTERS]
-    wanted = {name: texts.pop(name) for name in names}
-    found = ((variables.plain[name], text) for name, text in wanted.items())
-    return all(isinstance(node, Scalar) and node.text == text for node, text in found)
-
-
-def _wrong(texts: dict[str, str], numbers: dict[str, float | None]) -> dict[str, bool]:
-    """Sentences about one expectation, each with whether it applies."""
-    value, tolerance, low, high = (numbers[name] for name in _NUMBERS)
-    return {
-        "metric is required, such as metric: accuracy": "metric" not in texts,
-        "value and tolerance, or min, or max is required": value is None and low is None and high is None,
-        "value needs a tolerance": value is not None and tolerance is None,
-        "tolerance needs a value": tolerance is not None and value is None,
-        "tolerance can't be negative": tolerance is not None and tolerance < 0,
-    }
-
-
-KEYS = ("name", "vars", "matrix", "variants", "steps", "table", "expect")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expectation:
+    """A published or known value, and where to find ours."""
+
+    metric: str
+    """A name in an eval or bound result, dotted for inner ones; ``worst_group`` is its accuracy."""
+    filters: dict[str, str]
+    """``where``, ``method``, ``rule``, ``step`` or matrix variables that pick the results to average."""
+    applies: bool
+    """Whether the run's variables are those that the value is for, such as the model."""
+    value: float | None = None
+    tolerance: float | None = None
+    min: float | None = None
+    max: float | None = None
+    source: str
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """A recipe, ready to run into one folder."""
+
+    name: str
+    file: Path
+    sha256: str
+    out: Path
+    """The run's folder, absolute."""
+    vars: dict[str, Any]
+    """Variables without a matrix, as written; None for an empty one."""
+    matrix: dict[str, tuple[str, ...]]
+    jobs: tuple[Job, ...]
+    """In the order in which they run."""
+    columns: dict[str, str]
+    """Columns of the closing table: heading to row filter."""
+    expect: tuple[Expectation, ...]
+    missing: tuple[str, ...] = ()
+    """Inputs that aren't there, each with its line; only of a recipe that was read for its shell lines."""
+
+    def name_of(self, path: Path) -> str:
+        """A path relative to the run's folder if it lies in it."""
+        return str(path.relative_to(self.out) if path.is_relative_to(self.out) else path)
 
 
 def load(
@@ -181,95 +85,170 @@ def load(
     cwd
         The folder that ``out``, and paths in ``sets``, are relative to; left out, the current one.
     dry_run
-        Inputs that aren't there are no problem, only listed: the shell lines are the same without them.
+        Inputs that aren't there are no mistake, only listed: the shell lines are the same without them.
     allow_outside
         Steps may write outside the run's folder.
 
     Raises
     ------
     RecipeError
-        With every problem found, each with its line, key path and the nearest valid key.
+        With every mistake found, each with its line, key path and the nearest valid key.
     """
     here = Path.cwd() if cwd is None else cwd
-    text, digest = _read(file)
-    problems = Problems(file, text)
-    root = parse(text, problems)
+    raw = _read(file)
+    text = raw.decode("utf-8-sig")
+    mistakes = Mistakes(file, text)
+    root = parse(text, mistakes)
     if root is None:
-        # Text that isn't YAML leaves nothing further to look at.
-        problems.stop_if_any()
-    if not isinstance(root, Entries):
-        found = "nothing" if root is None else kind_of(root)
-        problems.add(1, "", f"a recipe is a mapping with name and steps; found {found}")
-        root = Entries({}, {}, 1)
-        problems.stop_if_any()
-    for key in root.entries:
+        mistakes.stop_if_any()
+    if root is None or not isinstance(root.value, dict):
+        found = root.kind() if root else "nothing"
+        mistakes.add(1, "", f"a recipe is a mapping with name and steps; found {found}")
+        mistakes.stop_if_any()
+    assert root is not None
+    parts: dict[str, Node] = root.value
+    for key in parts:
         if key not in KEYS:
-            problems.unknown(root.key_lines[key], key, "key", key, KEYS)
-    name = _name(root, file, problems)
-    variables = Variables(problems)
-    get = root.entries.get
-    variables.read(get("vars"), get("matrix"), get("variants"), sets, here)
-    folder = (here / (Path("runs") / name if out is None else out)).absolute()
+            mistakes.unknown(root.keys[key], key, "key", key, KEYS)
+    name = parts.get("name", Node(None, root.line))
+    if "name" not in parts:
+        mistakes.add(root.line, "name", "a recipe needs a name, such as name: my-study")
+    elif not name.is_scalar or not _NAME.fullmatch(name.text):
+        mistakes.add(name.line, "name", f"a name is letters, digits, . _ and -; found {name.kind()}")
+        name = Node(None, name.line)
+    variables = Variables(mistakes, parts, sets, here)
+    folder = (here / (Path("runs") / (name.text or file.stem) if out is None else out)).absolute()
     steps = Steps(
         variables,
-        problems,
+        mistakes,
         recipe_folder=file.absolute().parent,
         out=folder,
         cwd=here,
         dry_run=dry_run,
         allow_outside=allow_outside,
     )
-    jobs = steps.read(get("steps"), root.line)
+    jobs = steps.read(parts.get("steps"), root.line)
     recipe = Recipe(
-        name=name,
+        name=name.text,
         file=file,
-        sha256=digest,
+        sha256=hashlib.sha256(raw).hexdigest(),
         out=folder,
         vars={key: _plain(node) for key, node in variables.plain.items()},
         matrix={key: tuple(item.text for item in items) for key, items in variables.matrix.items()},
         jobs=tuple(jobs),
-        columns=read_table(get("table"), variables, problems),
-        expect=read_expect(get("expect"), variables, steps.names, problems),
+        columns=_table(parts.get("table"), variables, mistakes),
+        expect=_expectations(parts.get("expect"), variables, steps.names, mistakes),
         missing=tuple(steps.missing),
     )
-    problems.stop_if_any()
+    mistakes.stop_if_any()
     return recipe
 
 
-def _read(file: Path) -> tuple[str, str]:
+def _read(file: Path) -> bytes:
     if not file.is_file():
         found = "a folder" if file.is_dir() else "no such file"
         raise InputError("the recipe can't be read", where=file, found=found, expected="a YAML file")
-    if file.stat().st_size > MAX_BYTES:
-        raise InputError(
-            "this isn't a recipe",
-            where=file,
-            found=f"{file.stat().st_size:,} bytes",
-            expected=f"at most {MAX_BYTES:,}",
-        )
+    if (size := file.stat().st_size) > MAX_BYTES:
+        expected = f"at most {MAX_BYTES:,}"
+        raise InputError("this isn't a recipe", where=file, found=f"{size:,} bytes", expected=expected)
     raw = file.read_bytes()
     try:
-        return raw.decode("utf-8-sig"), hashlib.sha256(raw).hexdigest()
+        raw.decode("utf-8")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         raise InputError("the recipe isn't UTF-8 text", where=f"{file}, line {line}") from None
-
-
-def _name(root: Entries, file: Path, problems: Problems) -> str:
-    node = root.entries.get("name")
-    if node is None:
-        problems.add(root.line, "name", "a recipe needs a name, such as name: my-study")
-        return file.stem
-    if not isinstance(node, Scalar) or not _NAME.fullmatch(node.text):
-        problems.add(node.line, "name", f"a name is letters, digits, . _ and -; found {kind_of(node)}")
-        return file.stem
-    return node.text
+    return raw
 
 
 def _plain(node: Node) -> Any:
     """A tree as it is written, for the provenance record."""
-    if isinstance(node, Scalar):
-        return None if node.value is None else node.text
-    if isinstance(node, Items):
-        return [_plain(item) for item in node.items]
-    return {key: _plain(value) for key, value in node.entries.items()}
+    if isinstance(node.value, list):
+        return [_plain(item) for item in node.value]
+    if isinstance(node.value, dict):
+        return {key: _plain(value) for key, value in node.value.items()}
+    return None if node.value is None else node.text
+
+
+def _table(node: Node | None, variables: Variables, mistakes: Mistakes) -> dict[str, str]:
+    """Heading to row filter of the closing table."""
+    if node is None:
+        return DEFAULT_TABLE
+    node = variables.fill(node, "table", {})
+    if not isinstance(node.value, dict) or not node.value:
+        mistakes.add(node.line, "table", f"expected headings with row filters, found {node.kind()}")
+        return {}
+    for heading, value in node.value.items():
+        if not value.is_scalar:
+            mistakes.add(value.line, f"table.{heading}", f"expected a row filter, found {value.kind()}")
+            continue
+        try:
+            parse_where(value.text)
+        except UsageError as error:
+            mistakes.add(value.line, f"table.{heading}", f"{error.what}: {error.found}")
+    return {heading: value.text for heading, value in node.value.items()}
+
+
+def _expectations(
+    node: Node | None, variables: Variables, steps: Sequence[str], mistakes: Mistakes
+) -> tuple[Expectation, ...]:
+    """The known values that the closing table is compared with."""
+    if node is None:
+        return ()
+    if not isinstance(node.value, list):
+        mistakes.add(node.line, "expect", f"expected a list, found {node.kind()}")
+        return ()
+    found = []
+    for number, item in enumerate(node.value, 1):
+        path = f"expect[{number}]"
+        filled = variables.fill(item, path, {})
+        if not isinstance(filled.value, dict):
+            mistakes.add(filled.line, path, f"expected a mapping, found {filled.kind()}")
+        elif (one := _expectation(filled, path, variables, steps, mistakes)) is not None:
+            found.append(one)
+    return tuple(found)
+
+
+def _expectation(
+    node: Node, path: str, variables: Variables, steps: Sequence[str], mistakes: Mistakes
+) -> Expectation | None:
+    known = ["metric", "source", *_NUMBERS, *_FILTERS, *variables.matrix, *variables.plain]
+    numbers: dict[str, float] = {}
+    texts: dict[str, str] = {}
+    for key, value in node.value.items():
+        inner, line = f"{path}.{key}", node.keys[key]
+        if key not in known:
+            mistakes.unknown(line, inner, "key", key, known)
+        elif not value.is_scalar:
+            mistakes.add(line, inner, f"expected a value, found {value.kind()}")
+        elif key not in _NUMBERS:
+            texts[key] = value.text
+            if key == "step" and value.text not in steps:
+                mistakes.unknown(line, inner, "step", value.text, steps)
+            cells = [cell.text for cell in variables.matrix.get(key, ())]
+            number = scalar_value(value.text)
+            same = [text for text in cells if scalar_value(text) == number and not isinstance(number, str)]
+            if same and value.text not in cells:  # cells go by their text
+                mistakes.add(line, inner, f"the matrix writes this value as {same[0]!r}; write it likewise")
+        elif isinstance(value.value, int | float) and not isinstance(value.value, bool):
+            numbers[key] = float(value.value)
+        else:
+            mistakes.add(line, inner, f"expected a number, found {value.kind()}")
+    if len(numbers) + len(texts) < len(node.value):
+        return None
+    tolerance = numbers.get("tolerance")
+    wrong = {
+        "metric is required, such as metric: accuracy": "metric" not in texts,
+        "value and tolerance, or min, or max is required": not numbers.keys() & {"value", "min", "max"},
+        "value needs a tolerance": "value" in numbers and tolerance is None,
+        "tolerance needs a value": tolerance is not None and "value" not in numbers,
+        "tolerance can't be negative": tolerance is not None and tolerance < 0,
+    }
+    for what in [what for what, applies in wrong.items() if applies]:
+        mistakes.add(node.line, path, what)
+    metric, source = texts.pop("metric", ""), texts.pop("source", "")
+    # Keys that are variables pick no results: they say of which runs the value is.
+    own = {name: texts.pop(name) for name in list(texts) if name in variables.plain and name not in _FILTERS}
+    applies = all(variables.plain[name].is_scalar and variables.plain[name].text == own[name] for name in own)
+    return Expectation(
+        metric=metric, applies=applies, filters=texts, source=source, line=node.line, **numbers
+    )

@@ -1,42 +1,34 @@
-"""What a run found: one row for each method, and known values beside measured ones.
-
-report.json: what a run was made of and what it found, for other programs and for the record.
-
-A recipe as the shell script that it stands for.
-
-Runs a recipe's jobs in order, in this process.
-"""
+"""Runs a recipe's jobs in order, in this process; what they found, beside known values; their shell lines."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import os
-import platform
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ncm_cli.errors import InputError, NcmError, UsageError, listing, unknown
 from ncm_cli.options import Field, as_json, fields_of
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.recipes.document import REPORT, Expectation, Job, Recipe
 from ncm_cli.recipes.freshness import Stamp, State
+from ncm_cli.recipes.load import Expectation, Recipe
+from ncm_cli.recipes.steps import REPORT, Job
 from ncm_cli.registry import work_of
-from ncm_cli.results.lines import SEED, WHERE, Facts, Mean, Run, facts_of, lines
+from ncm_cli.results.info import versions
+from ncm_cli.results.lines import SEED, WHERE, Facts, Mean, Run, facts_of, repetitions
 
 REPRODUCED, MISSED, NOT_RUN = "reproduced", "missed", "not run"
 
 SLACK = 1e-9
 """Added to a tolerance, so that .85 against .84 within .01 isn't missed by rounding."""
 
-_SWEPT = ("accuracy", "log_loss", "worst_group")
-
-_SHORT = {"worst_group": "worst_group.accuracy"}
+SOME_ROWS_FAILED = 5
+"""The exit code of a run of which some step had more rows that failed than were allowed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,20 +37,16 @@ class Measured:
 
     kind: str
     """``eval`` or ``bound``; what a sweep evaluated counts as ``eval``."""
-    step: str
-    method: str
-    rule: str | None
-    rank: int | None
-    where: str
+    names: Mapping[str, Any]
+    """What expectations pick results by: ``step``, ``method``, ``rule``, ``rank``, ``--where`` (tidied)."""
     cell: dict[str, str]
     metrics: dict[str, Any]
-    file: Path
     facts: Facts
-    grouped: bool = False
+    grouped: bool
     """Whether groups were asked for; without, the worst group is the worst class."""
     swept: bool = False
     """Whether a sweep wrote it."""
-    oracle: bool = False
+    oracle: bool
     """Whether the rows that it is measured on were looked at to choose."""
     seen: int = 0
     """How many of the rows were also used in training or for choosing."""
@@ -66,13 +54,26 @@ class Measured:
     def metric(self, name: str) -> float | None:
         """A metric by its name in the result, dotted for inner ones."""
         found: Any = self.metrics
-        for part in _SHORT.get(name, name).split("."):
+        for part in ("worst_group.accuracy" if name == "worst_group" else name).split("."):
             found = found.get(part) if isinstance(found, dict) else None
         return float(found) if isinstance(found, int | float) and math.isfinite(found) else None
 
+    def fits(self, filters: Mapping[str, str]) -> bool:
+        """Whether an expectation's filters pick it."""
+        own = {**self.cell, **self.names, "rank": str(self.names["rank"])}
+        where = filters.get("where")
+        others = {name: text for name, text in filters.items() if name != "where"}
+        return (where is None or self.is_on(where)) and all(own.get(name) == others[name] for name in others)
+
+    def is_on(self, where: str) -> bool:
+        """Whether its rows are those of a filter, in which matrix variables may stand."""
+        for name, value in self.cell.items():
+            where = where.replace(f"${{{name}}}", value)
+        return bool(self.names[WHERE] == _tidy(where))
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class Summary:
     """A line of the closing table: one method in one cell, over the seeds, and nothing but seeds."""
 
     step: str
@@ -102,22 +103,13 @@ class Verdict:
     measured: Mean | None
     state: str
 
-    def expected(self) -> str:
-        """The value as text."""
-        found = self.expectation
-        if found.value is not None:
-            return f"{found.value:g}±{found.tolerance:g}"
-        bounds = (("≥", found.min), ("≤", found.max))
-        return ", ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
     """Everything that the closing table shows."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[Summary, ...]
     verdicts: tuple[Verdict, ...]
-    measured: tuple[Measured, ...]
 
     @property
     def missed(self) -> int:
@@ -132,59 +124,60 @@ class Outcome:
 
 def outcome(recipe: Recipe) -> Outcome:
     """Read the results that are there."""
-    measured = tuple(_with_names(one) for one in _measurements(recipe))
-    rows = tuple(_rows(recipe, measured))
-    verdicts = tuple(verdict for one in recipe.expect for verdict in _verdicts(one, measured))
-    return Outcome(rows=rows, verdicts=verdicts, measured=measured)
+    measured = list(_measurements(recipe))
+    rows = []
+    groups: dict[tuple[Any, ...], list[Measured]] = {}
+    for one in measured:
+        if one.kind == "eval":
+            names = (one.names["step"], one.names["method"], one.names["rule"])
+            groups.setdefault((*names, *_without_seed(one.cell).items()), []).append(one)
+    for found in groups.values():
+        for same in repetitions(found, lambda one: tuple(_headings(recipe, one))):
+            rows.append(_summary(recipe, same.members, same.differs))
+    verdicts = [verdict for one in recipe.expect for verdict in _verdicts(one, measured)]
+    return Outcome(rows=tuple(rows), verdicts=tuple(verdicts))
 
 
-def _measurements(recipe: Recipe) -> Iterable[Measured]:
+def _measurements(recipe: Recipe) -> Iterator[Measured]:
     """What eval, bound and sweep steps wrote."""
-    makers = {path: job for job in recipe.jobs for paths in job.outputs.values() for path in paths}
-    sweeps = {path.with_suffix(".json"): job for path, job in makers.items() if job.kind == "sweep"}
-    run = Run.of(recipe.out, {path: (job.step, job.cell) for path, job in (makers | sweeps).items()})
-    for job in recipe.jobs:
-        for path in job.outputs.get("output", ()):
-            if job.kind in ("eval", "bound") and path.is_file():
-                yield _from_probe(job, path, makers, run)
-            elif job.kind == "sweep" and path.with_suffix(".json").is_file():
-                yield from _from_sweep(job, path.with_suffix(".json"), run)
-
-
-def _from_probe(job: Job, path: Path, makers: dict[Path, Job], run: Run) -> Measured:
     from ncm_cli.store.probe import read_probe
     from ncm_cli.store.results import read_result
 
-    (probe,) = job.inputs["probe"]
-    maker = makers.get(probe)
-    body = read_result(path)
-    known = dict(body["probe"])
-    if "selection" not in known and probe.is_file():
-        known["selection"] = (read_probe(probe).meta.get("selection") or {}).get("rule")
-    return Measured(
-        kind=job.kind,
-        step=maker.step if maker else job.step,
-        method=str(known.get("method") or ""),
-        rule=known.get("selection"),
-        rank=known.get("rank"),
-        where=_tidy(getattr(job.options, "where", None) or ""),
-        cell=job.cell,
-        metrics=body,
-        grouped=bool(getattr(job.options, "groups", None)),
-        file=path,
-        facts=facts_of(path, body, run),
-        oracle=bool(body.get("oracle")),
-        seen=sum((body.get("overlap") or {}).values()),
-    )
+    makers = {path: job for job in recipe.jobs for path in job.named}
+    sweeps = {path.with_suffix(".json"): job for path, job in makers.items() if job.kind == "sweep"}
+    made = {recipe.name_of(path): (job.step, job.cell) for path, job in (makers | sweeps).items()}
+    run = Run(recipe.out, made)
+    for job in recipe.jobs:
+        for path in job.outputs.get("output", ()):
+            if job.kind == "sweep" and path.with_suffix(".json").is_file():
+                yield from _swept(job, path.with_suffix(".json"), run)
+            elif job.kind in ("eval", "bound") and path.is_file():
+                (probe,) = job.inputs["probe"]
+                body = read_result(path)
+                known = dict(body["probe"])
+                if "selection" not in known and probe.is_file():
+                    known["selection"] = (read_probe(probe).meta.get("selection") or {}).get("rule")
+                facts = facts_of(path, body, run)
+                names = {
+                    "step": makers[probe].step if probe in makers else job.step,
+                    "method": str(known.get("method") or ""),
+                    "rule": known.get("selection"),
+                    WHERE: _tidy(getattr(job.options, "where", None) or ""),
+                }
+                yield Measured(
+                    kind=job.kind,
+                    names={**names, "rank": known.get("rank")},
+                    cell=job.cell,
+                    metrics=body,
+                    grouped=bool(getattr(job.options, "groups", None)),
+                    # The names tell results apart as well.
+                    facts=dataclasses.replace(facts, fixed={**facts.fixed, **names}),
+                    oracle=bool(body.get("oracle")),
+                    seen=sum((body.get("overlap") or {}).values()),
+                )
 
 
-def _with_names(one: Measured) -> Measured:
-    """With the names that expectations pick results by among its facts: they tell results apart as well."""
-    names = {"step": one.step, "method": one.method, "rule": one.rule, WHERE: one.where}
-    return dataclasses.replace(one, facts=dataclasses.replace(one.facts, fixed={**one.facts.fixed, **names}))
-
-
-def _from_sweep(job: Job, path: Path, run: Run) -> Iterable[Measured]:
+def _swept(job: Job, path: Path, run: Run) -> Iterator[Measured]:
     """For each method, rule and seed of a sweep: its validation rows and its test rows."""
     from ncm_cli.store.results import read_result
 
@@ -193,29 +186,23 @@ def _from_sweep(job: Job, path: Path, run: Run) -> Iterable[Measured]:
     wheres = {"val": job.options.val or "split=val", "test": job.options.test or "split=test"}
     for row in found["rows"]:
         for number, seed in enumerate(row["seeds"]):
-            cell = {SEED: str(seed), **job.cell}
-            one = dataclasses.replace(facts, seed=f"{facts.seed}, {seed}")
             for which, where in wheres.items():
-                known = {name: _at(row["values"].get(f"{which}_{name}"), number) for name in _SWEPT}
+                values = {
+                    name: None if (own := row["values"].get(f"{which}_{name}")) is None else own[number]
+                    for name in ("accuracy", "log_loss", "worst_group")
+                }
+                names = {"step": job.step, "method": row["method"], "rule": row["rule"], WHERE: _tidy(where)}
+                fixed = {**facts.fixed, **names}
                 yield Measured(
                     kind="eval",
-                    step=job.step,
-                    method=row["method"],
-                    rule=row["rule"],
-                    rank=row["hyper_parameters"].get("rank"),
-                    where=_tidy(where),
-                    cell=cell,
-                    metrics={**known, "worst_group": {"accuracy": known["worst_group"]}},
-                    file=path,
-                    facts=one,
+                    names={**names, "rank": row["hyper_parameters"].get("rank")},
+                    cell={SEED: str(seed), **job.cell},
+                    metrics={**values, "worst_group": {"accuracy": values["worst_group"]}},
                     grouped=bool(job.options.groups),
+                    facts=dataclasses.replace(facts, seed=f"{facts.seed}, {seed}", fixed=fixed),
                     swept=True,
                     oracle=row["oracle"],
                 )
-
-
-def _at(values: list[Any] | None, number: int) -> Any:
-    return None if values is None else values[number]
 
 
 def _tidy(where: str) -> str:
@@ -223,190 +210,122 @@ def _tidy(where: str) -> str:
     return "&".join(part.strip() for part in where.split("&"))
 
 
-def _in_cell(text: str, cell: dict[str, str]) -> str:
-    for name, value in cell.items():
-        text = text.replace(f"${{{name}}}", value)
-    return _tidy(text)
-
-
 def _without_seed(cell: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in cell.items() if name != SEED}
 
 
-def _rows(recipe: Recipe, measured: tuple[Measured, ...]) -> Iterable[Row]:
-    groups: dict[tuple[Any, ...], list[Measured]] = {}
-    for one in measured:
-        if one.kind != "eval":
-            continue
-        cell = _without_seed(one.cell)
-        groups.setdefault((one.step, one.method, one.rule, *cell.items()), []).append(one)
-    for found in groups.values():
-        for line in lines(found, lambda one: tuple(_headings(recipe, one))):
-            yield _row(recipe, line.members, line.differs)
-
-
 def _headings(recipe: Recipe, one: Measured) -> list[str]:
     """The columns of the closing table that a result stands in."""
-    return [heading for heading, where in recipe.columns.items() if one.where == _in_cell(where, one.cell)]
+    return [heading for heading, where in recipe.columns.items() if one.is_on(where)]
 
 
-def _row(recipe: Recipe, found: list[Measured], differs: dict[str, str]) -> Row:
+def _summary(recipe: Recipe, found: list[Measured], differs: dict[str, str]) -> Summary:
     first = found[0]
-    columns: dict[str, Mean | None] = {}
-    worst, seen = None, False
-    for heading in recipe.columns:
-        own = [one for one in found if heading in _headings(recipe, one)]
-        columns[heading] = Mean.of(one.metric("accuracy") for one in own)
-        worst = Mean.of(one.metric("worst_group") for one in own if one.grouped)
-        seen = any(one.seen for one in own)
+    columns = {
+        heading: [one for one in found if heading in _headings(recipe, one)] for heading in recipe.columns
+    }
+    last = list(columns.values())[-1]
     # One rank for each probe, however many results it has.
-    ranks = {one.facts.seed: one.rank for one in found}
-    return Row(
-        step=first.step,
-        method=first.method,
-        rule=first.rule,
+    ranks = {one.facts.seed: one.names["rank"] for one in found}
+    return Summary(
+        step=first.names["step"],
+        method=first.names["method"],
+        rule=first.names["rule"],
         cell={**_without_seed(first.cell), **differs},
         seeds=len(ranks),
         rank=Mean.of(ranks.values()),
-        columns=columns,
-        worst_group=worst,
+        columns={heading: Mean.of(one.metric("accuracy") for one in own) for heading, own in columns.items()},
+        worst_group=Mean.of(one.metric("worst_group") for one in last if one.grouped),
         swept=first.swept,
         oracle=any(one.oracle for one in found),
-        seen=seen,
+        seen=any(one.seen for one in last),
     )
 
 
-def _verdicts(expectation: Expectation, measured: tuple[Measured, ...]) -> Iterable[Verdict]:
+def _verdicts(expectation: Expectation, measured: Iterable[Measured]) -> Iterator[Verdict]:
     """One verdict; several where the expectation fits results that are no repetitions of one another."""
-    own = [one for one in measured if expectation.applies and _fits(one, expectation.filters)]
+    own = [one for one in measured if expectation.applies and one.fits(expectation.filters)]
     own = [one for one in own if one.metric(expectation.metric) is not None]
     if not own:
         yield Verdict(expectation=expectation, measured=None, state=NOT_RUN)
-    column = (lambda one: None) if "where" in expectation.filters else None
-    for line in lines(own, column):
-        mean = Mean.of(one.metric(expectation.metric) for one in line.members)
+    for same in repetitions(own, (lambda one: None) if "where" in expectation.filters else None):
+        mean = Mean.of(one.metric(expectation.metric) for one in same.members)
         assert mean is not None
         yield Verdict(
-            expectation=dataclasses.replace(expectation, filters={**expectation.filters, **line.differs}),
+            expectation=dataclasses.replace(expectation, filters={**expectation.filters, **same.differs}),
             measured=mean,
             state=REPRODUCED if _within(mean.mean, expectation) else MISSED,
         )
 
 
-def _fits(one: Measured, filters: dict[str, str]) -> bool:
-    own = {**one.cell, "step": one.step, "method": one.method, "rule": one.rule, "rank": str(one.rank)}
-    for name, wanted in filters.items():
-        if name == "where":
-            if one.where != _in_cell(wanted, one.cell):
-                return False
-        elif own.get(name) != wanted:
-            return False
-    return True
-
-
 def _within(value: float, expectation: Expectation) -> bool:
-    if expectation.value is not None:
-        assert expectation.tolerance is not None
-        if abs(value - expectation.value) > expectation.tolerance + SLACK:
-            return False
-    if expectation.min is not None and value < expectation.min - SLACK:
-        return False
-    return expectation.max is None or value <= expectation.max + SLACK
+    low, high = expectation.min, expectation.max
+    return (
+        (expectation.value is None or abs(value - expectation.value) <= (expectation.tolerance or 0) + SLACK)
+        and (low is None or value >= low - SLACK)
+        and (high is None or value <= high + SLACK)
+    )
 
 
-PACKAGES = ("ncm-cli", "numpy", "scipy", "scikit-learn", "torch", "open_clip_torch", "timm", "h5py", "pillow")
-
-
-def write_report(path: Path, recipe: Recipe, state: State, found: Outcome) -> None:
+def write_report(recipe: Recipe, state: State, found: Outcome) -> None:
     """Write the outcome, and for every file the recipe, step, options, seed and input digests behind it."""
     from ncm_cli.store.results import write_result
 
+    files = [
+        {
+            "file": recipe.name_of(path),
+            "step": job.step,
+            "kind": job.builder or job.kind,
+            "cell": job.cell,
+            "seed": getattr(job.options, "seed", None),
+            "options": as_json(job.options),
+            "inputs": state.facts(job).get("inputs"),
+            "sha256": state.facts(job).get("outputs", {}).get(recipe.name_of(path)),
+            "seconds": state.facts(job).get("seconds"),
+        }
+        for job in recipe.jobs
+        for path in job.named
+    ]
     provenance = {
         "recipe": {"name": recipe.name, "file": str(recipe.file), "sha256": recipe.sha256},
         "vars": recipe.vars,
-        "matrix": {name: list(values) for name, values in recipe.matrix.items()},
+        "matrix": recipe.matrix,
         "versions": versions(),
-        "files": [entry for job in recipe.jobs for entry in _files(job, recipe, state)],
+        "files": files,
     }
-    write_result(path, "run", {**found.to_json(), "provenance": provenance})
+    write_result(recipe.out / REPORT, "run", {**found.to_json(), "provenance": provenance})
 
 
-def versions() -> dict[str, str | None]:
-    """Python's and the packages' versions."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
-
-
-def _files(job: Job, recipe: Recipe, state: State) -> list[dict[str, Any]]:
-    facts = state.facts(job)
-    entries = []
-    for path in (item for items in job.outputs.values() for item in items):
-        name = str(path.relative_to(recipe.out)) if path.is_relative_to(recipe.out) else str(path)
-        entries.append(
-            {
-                "file": name,
-                "step": job.step,
-                "kind": job.builder or job.kind,
-                "cell": job.cell,
-                "seed": getattr(job.options, "seed", None),
-                "options": as_json(job.options),
-                "inputs": facts.get("inputs"),
-                "sha256": (facts.get("outputs") or {}).get(name),
-                "seconds": facts.get("seconds"),
-            }
-        )
-    return entries
-
-
-def shell_lines(recipe: Recipe, jobs: tuple[Job, ...], *, cwd: Path | None = None) -> list[str]:
+def shell_lines(recipe: Recipe, jobs: Sequence[Job], *, cwd: Path | None = None) -> list[str]:
     """Lines for bash that do what the jobs do, and write the same files."""
     here = Path.cwd() if cwd is None else cwd
-    lines = [f"cd {shlex.quote(str(here))}", f"mkdir -p {shlex.quote(str(_shown(recipe.out, here)))}"]
-    return [*lines, *(shlex.join(command_line(job)) for job in jobs)]
+    out = recipe.out.relative_to(here) if recipe.out.is_relative_to(here) else recipe.out
+    lines = [f"cd {shlex.quote(str(here))}", f"mkdir -p {shlex.quote(str(out))}"]
+    return [*lines, *(shlex.join(_command_line(job)) for job in jobs)]
 
 
-def _shown(path: Path, here: Path) -> Path:
-    return path.relative_to(here) if path.is_relative_to(here) else path
-
-
-def command_line(job: Job) -> list[str]:
+def _command_line(job: Job) -> list[str]:
     """The command line of one job: options that have their default are left out."""
     command = ["ncm", job.kind, *([job.builder] if job.builder else [])]
-    fields = fields_of(type(job.options))
     positional: list[str] = []
     flagged: list[str] = []
-    for field in fields:
+    for field in fields_of(type(job.options)):
         value = getattr(job.options, field.name)
         if field.spec.positional:
             positional += _texts(field, value)
-        elif field.required or value != field.default:
-            flagged += _flagged(field, value)
+        elif value is not None and (field.required or value != field.default):
+            if field.type is bool:
+                flagged.append(field.flag if value else f"--no-{field.flag[2:]}")
+            else:
+                flagged += [word for text in _texts(field, value) for word in (field.flag, text)]
     if any(text.startswith("-") for text in positional):
         # After -- nothing is taken for an option.
         return [*command, *flagged, "--", *positional]
     return [*command, *positional, *flagged]
 
 
-def _flagged(field: Field, value: Any) -> list[str]:
-    if value is None:
-        return []
-    if field.type is bool:
-        return [field.flag if value else f"--no-{field.flag[2:]}"]
-    return [word for text in _texts(field, value) for word in (field.flag, text)]
-
-
 def _texts(field: Field, value: Any) -> list[str]:
-    if value is None:
-        return []
-    return [str(item) for item in value] if field.repeated else [str(value)]
-
-
-SOME_ROWS_FAILED = 5
+    return [] if value is None else [str(item) for item in (value if field.repeated else (value,))]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -438,16 +357,13 @@ class RunReport:
 
 def chosen(recipe: Recipe, only: Sequence[str]) -> tuple[Job, ...]:
     """The jobs of the steps named, or of a kind; all of them if none is named."""
-    names = dict.fromkeys([job.step for job in recipe.jobs] + [job.kind for job in recipe.jobs])
+    steps = dict.fromkeys(job.step for job in recipe.jobs)
+    names = {**steps, **dict.fromkeys(job.kind for job in recipe.jobs)}
     for name in only:
         if name not in names:
             raise unknown("step", name, names, where=recipe.file, error=UsageError)
-    if not only:
-        return recipe.jobs
-    named = {name for name in only if any(job.step == name for job in recipe.jobs)}
-    return tuple(
-        job for job in recipe.jobs if job.step in named or (job.kind in only and job.kind not in named)
-    )
+    kinds = [name for name in only if name not in steps]
+    return tuple(job for job in recipe.jobs if not only or job.step in only or job.kind in kinds)
 
 
 def run(
@@ -491,7 +407,7 @@ def run(
         if skipped:
             reporter.note(f"{len(skipped)} of {len(jobs)} steps were up to date")
         found = outcome(recipe)
-        write_report(recipe.out / REPORT, recipe, state, found)
+        write_report(recipe, state, found)
     return RunReport(
         recipe=recipe,
         ran=tuple(ran),
@@ -527,7 +443,7 @@ def _named(label: str, reporter: Reporter) -> Iterator[None]:
 
 
 def _require_inputs(job: Job) -> None:
-    for path in (item for items in job.inputs.values() for item in items):
+    for path in job.read:
         if not path.exists():
             raise InputError(
                 f"an input of step {job.step!r} isn't there",
@@ -538,8 +454,7 @@ def _require_inputs(job: Job) -> None:
 
 def _confirm(recipe: Recipe, job: Job) -> None:
     """Make a job's outputs as new as what they come from: make knows what is up to date by times alone."""
-    sources = [recipe.file, *(path for paths in job.inputs.values() for path in paths)]
-    newest = max(path.stat().st_mtime_ns for path in sources if path.exists())
+    newest = max(path.stat().st_mtime_ns for path in (recipe.file, *job.read) if path.exists())
     for path in job.written:
         if path.exists() and path.stat().st_mtime_ns < newest:
             os.utime(path)
@@ -554,16 +469,11 @@ def _run_one(job: Job, stamp: Stamp, state: State, reporter: Reporter) -> None:
         # Its own shortcut takes an image of the same size and time for unchanged.
         options = dataclasses.replace(options, verify_content=True)
     state.starting(job)
-    for path in (item for items in job.outputs.values() for item in items):
+    for path in job.named:
         path.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     report = work_of(job.kind)(options, reporter=reporter)
-    code = exit_code(report)
+    code = SOME_ROWS_FAILED if getattr(report, "too_many_failed", False) else 0
     if code:
         reporter.warn(f"{job.title}: some rows failed (ncm info says which); the run goes on with the others")
     state.finished(job, stamp, exit_code=code, seconds=round(time.monotonic() - start, 3))
-
-
-def exit_code(report: Any) -> int:
-    """5 when a stage's report says that more rows failed than were allowed, else 0."""
-    return SOME_ROWS_FAILED if getattr(report, "too_many_failed", False) else 0

@@ -1,11 +1,9 @@
-"""Which results are repetitions of one another, and the mean over them.
+"""What a report is made from, and which results are repetitions of one another.
 
 A mean is taken over results that differ in a declared seed and in what that seed may change, and in nothing
 else that they record. In a run of a recipe the seed is the matrix variable ``seed``, and it may change every
 file that the recipe makes. Elsewhere it is the ``--seed`` that the probe was fitted with, and it may change
 the probe alone: other features are other data. One seed's result given twice counts once.
-
-What a report is made from: result files, probes and pair stores, sorted by kind.
 """
 
 from __future__ import annotations
@@ -40,6 +38,12 @@ NEUTRAL = frozenset({"compare", "explain", SEED})
 
 WHERE = "--where"
 
+ORACLE = "ORACLE"
+"""Marks whatever was chosen by, or trained on, test rows."""
+
+RESULTS = ("eval", "bound", "sweep", "run")
+"""The kinds of results that reports are made from."""
+
 _FIT = "fit "
 """Begins the names of what is known of the probe: a line is of one probe, whatever its columns."""
 
@@ -52,6 +56,7 @@ _DESCRIBING = (
 )
 """What stands in a result beside its numbers."""
 
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
 M = TypeVar("M", bound="Mean")
 
@@ -106,12 +111,10 @@ class Run:
 
     folder: Path
     made: Mapping[str, tuple[str, Mapping[str, str]]]
-    """File, relative to the folder, to the step and the cell of the matrix that made it."""
+    """File, relative to the folder if it lies in it, to the step and the cell of the matrix that made it."""
 
-    @classmethod
-    def of(cls, folder: Path, made: Mapping[Path, tuple[str, Mapping[str, str]]]) -> Run:
-        """From absolute paths."""
-        return cls(folder, {_relative(path, folder): entry for path, entry in made.items()})
+    def name_of(self, file: Path) -> str:
+        return _relative(file, self.folder)
 
 
 def facts_of(file: Path, body: Mapping[str, Any], run: Run | None = None) -> Facts:
@@ -142,8 +145,7 @@ def facts_of(file: Path, body: Mapping[str, Any], run: Run | None = None) -> Fac
 
 def facts_of_probe(file: Path, probe: Probe) -> Facts:
     """The facts of a probe itself."""
-    options = probe.meta.get("options") or {}
-    gathered = _Gathered(file, _run_of(file), options.get("output"))
+    gathered = _Gathered(file, _run_of(file), (probe.meta.get("options") or {}).get("output"))
     seed = gathered.fit(probe)
     gathered.seeded[f"{_FIT}probe"] = Input(str(file), probe.sha256)
     return gathered.facts(seed)
@@ -159,7 +161,7 @@ class _Gathered:
         self.fixed: dict[str, Any] = {}
         self.seeded: dict[str, Any] = {}
         if run is not None:
-            name = _relative(file.absolute(), run.folder)
+            name = run.name_of(file.absolute())
             self._cell = run.made[name][1]
             # The run may have been moved, or be looked at from elsewhere: what its command was told counts.
             if written is not None and f"{os.sep}{written}".endswith(f"{os.sep}{name}"):
@@ -190,8 +192,8 @@ class _Gathered:
         here = Path(path)
         if self._run is not None:
             self.fixed[f"{_FIT}step"] = self._maker(path)
-            name = self._inside(path)
-            here = here if name is None else self._run.folder / name
+            inside = self._inside(path)
+            here = here if inside is None else self._run.folder / inside
         with contextlib.suppress(NcmError):
             found = read_probe(here)
             return found if digest in (None, found.sha256) else None
@@ -209,20 +211,13 @@ class _Gathered:
 
     def facts(self, seed: str | None) -> Facts:
         """All that was collected; ``seed`` is the one that counts if no run declares one."""
-        run = self._run
-        return Facts(
-            file=self._file,
-            run=None if run is None else run.folder,
-            seed=seed if run is None else self._cell.get(SEED),
-            fixed=self.fixed,
-            seeded=self.seeded,
-        )
+        folder = None if self._run is None else self._run.folder
+        return Facts(self._file, folder, self._cell.get(SEED) if folder else seed, self.fixed, self.seeded)
 
     def _inside(self, path: str) -> str | None:
         """The name in the run's folder of a file that the command was told of."""
-        if self._base is None or not path.startswith(self._base):
-            return None
-        return path.removeprefix(self._base)
+        inside = self._base is not None and path.startswith(self._base)
+        return path.removeprefix(self._base or "") if inside else None
 
     def _maker(self, path: str) -> str | None:
         """The step, and the cell but for the seed, that made a file or the folder around it."""
@@ -242,17 +237,14 @@ def _run_of(file: Path) -> Run | None:
         # A record that isn't there or can't be read declares nothing. Of a run that is going on, as where one
         # of its steps asks, the report isn't there yet or is an earlier run's.
         with contextlib.suppress(NcmError, OSError, ValueError, KeyError, TypeError, AttributeError):
-            found = _state(folder / _STATE) if holds(folder / _REPORT) else _report(folder / _REPORT)
-            entries = {name: (step, cell, digest) for name, step, cell, digest in found}
-            if entries[_relative(file, folder)][2] == sha256_file(file):
-                return Run(folder, {name: (step, cell) for name, (step, cell, _) in entries.items()})
+            entries = _state(folder / _STATE) if holds(folder / _REPORT) else _report(folder / _REPORT)
+            found = {name: (step, cell, digest) for name, step, cell, digest in entries}
+            if found[_relative(file, folder)][2] == sha256_file(file):
+                return Run(folder, {name: (step, cell) for name, (step, cell, _) in found.items()})
     return None
 
 
-_Entry = tuple[str, str, dict[str, str], str | None]
-
-
-def _state(path: Path) -> Iterator[_Entry]:
+def _state(path: Path) -> Iterator[tuple[str, str, dict[str, str], str | None]]:
     for key, job in read_json(path)["jobs"].items():
         if key.startswith("["):  # keys of version 0.1 can't be read back
             step, cell = json.loads(key)
@@ -260,14 +252,14 @@ def _state(path: Path) -> Iterator[_Entry]:
                 yield name, step, cell, digest
 
 
-def _report(path: Path) -> Iterator[_Entry]:
+def _report(path: Path) -> Iterator[tuple[str, str, dict[str, str], str | None]]:
     for entry in read_result(path, kind="run")["provenance"]["files"]:
         cell = {name: str(value) for name, value in entry["cell"].items()}
         yield entry["file"], entry["step"], cell, entry["sha256"]
 
 
 def _relative(path: Path, folder: Path) -> str:
-    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 
 class HasFacts(Protocol):
@@ -281,18 +273,18 @@ T = TypeVar("T", bound=HasFacts)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Line(Generic[T]):
-    """Repetitions of one another, at most one of each seed in a column."""
+class Repetitions(Generic[T]):
+    """Results that are repetitions of one another, at most one of each seed in a column."""
 
     differs: dict[str, str]
-    """What tells this line from the others, in as few words as do; empty for a single line."""
+    """What tells them from others, in as few words as do; empty where there are no others."""
     members: list[T]
     again: list[T]
     """Results that are there already, left out."""
 
 
-def lines(found: Sequence[T], column: Callable[[T], Hashable] | None = None) -> list[Line[T]]:
-    """Results as lines of repetitions, so that no column of a line mixes anything but declared seeds.
+def repetitions(found: Sequence[T], column: Callable[[T], Hashable] | None = None) -> list[Repetitions[T]]:
+    """Results apart, so that no column of a line mixes anything but declared seeds.
 
     Parameters
     ----------
@@ -302,15 +294,39 @@ def lines(found: Sequence[T], column: Callable[[T], Hashable] | None = None) -> 
     """
     skipped = set() if column is None else {WHERE}
     place = column or (lambda one: None)
-    sets: list[list[T]] = []
+
+    def split(some: list[T], part: str, seed: Callable[[T], str | None]) -> list[list[T]]:
+        """Apart by each of a part of their facts that differs for one seed and in one column."""
+
+        def key(one: T, name: str) -> Hashable:
+            return _key(getattr(one.facts, part).get(name))
+
+        def differs(name: str) -> bool:
+            scopes: dict[Hashable, Hashable] = {}
+            for one in some:
+                scope = (seed(one), None if name.startswith(_FIT) else place(one))
+                if scopes.setdefault(scope, key(one, name)) != key(one, name):
+                    return True
+            return False
+
+        names = dict.fromkeys(
+            name for one in some for name in getattr(one.facts, part) if name not in skipped
+        )
+        differing = [name for name in names if differs(name)]
+        return _by(some, lambda one: tuple(key(one, name) for name in differing))
+
     # A seed of one run says nothing of another run, nor of what was made by hand or declares none.
-    for own in _by(found, lambda one: (one.facts.run, one.facts.seed is None)):
-        for part in _split(own, "fixed", lambda one: None, place, skipped):
-            sets += _split(part, "seeded", lambda one: one.facts.seed, place, skipped)
+    sets = [
+        own
+        for some in _by(found, lambda one: (one.facts.run, one.facts.seed is None))
+        for part in split(some, "fixed", lambda one: None)
+        for own in split(part, "seeded", lambda one: one.facts.seed)
+    ]
     made = []
     for differs, own in zip(_differences(sets, skipped), sets, strict=True):
         each = _by(own, lambda one: (place(one), one.facts.seed))
-        made.append(Line(differs, [same[0] for same in each], [one for same in each for one in same[1:]]))
+        again = [one for same in each for one in same[1:]]
+        made.append(Repetitions(differs, [same[0] for same in each], again))
     return made
 
 
@@ -322,68 +338,40 @@ def _by(found: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
     return list(groups.values())
 
 
-def _split(
-    found: Sequence[T],
-    part: str,
-    seed: Callable[[T], str | None],
-    place: Callable[[T], Hashable],
-    skipped: set[str],
-) -> list[list[T]]:
-    """Results apart by each of a part of their facts that differs for one seed and in one column."""
-    facts = {id(one): getattr(one.facts, part) for one in found}
-    differing = []
-    for name in dict.fromkeys(name for own in facts.values() for name in own):
-        seen: dict[Hashable, Hashable] = {}
-        for one in found:
-            scope = (seed(one), None if name.startswith(_FIT) else place(one))
-            key = _key(facts[id(one)].get(name))
-            if name not in skipped and seen.setdefault(scope, key) != key:
-                differing.append(name)
-                break
-    return _by(found, lambda one: tuple(_key(facts[id(one)].get(name)) for name in differing))
-
-
 def _key(value: Any) -> Hashable:
     return (value.digest or value.path) if isinstance(value, Input) else canonical_json(value)
 
 
-def _differences(sets: Sequence[Sequence[T]], skipped: set[str]) -> list[dict[str, str]]:
+def _differences(sets: Sequence[Sequence[HasFacts]], skipped: set[str]) -> list[dict[str, str]]:
     """For each set, what tells it from the others: the first names that do, and no more than needed."""
     found: list[dict[str, str]] = [{} for _ in sets]
     keys: list[tuple[Hashable, ...]] = [() for _ in sets]
     for name, values in _candidates(sets, skipped):
         finer = [(*key, _key(value)) for key, value in zip(keys, values, strict=True)]
-        texts = _texts(values)
-        for index, key in enumerate(keys):
-            told = len({own for own, same in zip(finer, keys, strict=True) if same == key}) > 1
+        for index, text in enumerate(_texts(values)):
+            told = len({own for own, same in zip(finer, keys, strict=True) if same == keys[index]}) > 1
             # An option that isn't given has to be said; a cell without the variable goes without.
             if told and (values[index] is not None or not name.isidentifier()):
-                found[index][name] = texts[index]
+                found[index][name] = text
         keys = finer
     return found
 
 
-def _candidates(sets: Sequence[Sequence[T]], skipped: set[str]) -> Iterator[tuple[str, list[Any]]]:
+def _candidates(sets: Sequence[Sequence[HasFacts]], skipped: set[str]) -> Iterator[tuple[str, list[Any]]]:
     """Names with one value for each set: the cell's, the run, what else is fixed or seeded, the file."""
-    fixed, seeded = (
-        [[getattr(one.facts, part) for one in own] for own in sets] for part in ("fixed", "seeded")
-    )
-    names = dict.fromkeys(name for own in fixed for one in own for name in one)
-    cell = [name for name in names if name.isidentifier()]
-    yield from _single(fixed, cell)
-    yield "run folder", [None if (run := own[0].facts.run) is None else Input(str(run)) for own in sets]
-    yield from _single(fixed, [name for name in names if name not in skipped.union(cell)])
-    others = dict.fromkeys(name for own in seeded for one in own for name in one)
-    yield from _single(seeded, [name for name in others if name != "numbers"])
-    yield "result file", [Input(str(own[0].facts.file)) for own in sets]
 
+    def single(part: str, wanted: Callable[[str], bool]) -> Iterator[tuple[str, list[Any]]]:
+        facts = [[getattr(one.facts, part) for one in own] for own in sets]
+        for name in dict.fromkeys(name for own in facts for one in own for name in one if wanted(name)):
+            if all(len({_key(one.get(name)) for one in own}) == 1 for own in facts):
+                yield name, [own[0].get(name) for own in facts]
 
-def _single(
-    facts: Sequence[Sequence[Mapping[str, Any]]], names: Iterable[str]
-) -> Iterator[tuple[str, list[Any]]]:
-    for name in names:
-        if all(len({_key(one.get(name)) for one in own}) == 1 for own in facts):
-            yield name, [own[0].get(name) for own in facts]
+    firsts = [own[0].facts for own in sets]
+    yield from single("fixed", str.isidentifier)
+    yield "run folder", [None if one.run is None else Input(str(one.run)) for one in firsts]
+    yield from single("fixed", lambda name: not name.isidentifier() and name not in skipped)
+    yield from single("seeded", lambda name: name != "numbers")
+    yield "result file", [Input(str(one.file)) for one in firsts]
 
 
 def _texts(values: Sequence[Any]) -> list[str]:
@@ -403,12 +391,6 @@ def _texts(values: Sequence[Any]) -> list[str]:
     return [text(value) for value in values]
 
 
-ORACLE = "ORACLE"
-"""Marks whatever was chosen by, or trained on, test rows."""
-
-RESULTS = ("eval", "bound", "sweep", "run")
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Found:
     """One result file, or a probe with its metadata for a body."""
@@ -424,19 +406,17 @@ class Found:
 
     def label(self, by: str) -> str:
         """What names this result's line."""
-        probe = self.body.get("probe") or {}
+        probe, options = self.body.get("probe") or {}, self.body.get("options") or {}
         if by == "method":
             return str(probe.get("method") or "probe")
-        options = self.body.get("options") or {}
         if by == "pairs" and options.get("pairs"):
             return Path(options["pairs"]).stem
-        by = "probe" if by == "pairs" else by
-        return Path(probe.get("path") or self.path).stem if by == "probe" else self.path.stem
+        return self.path.stem if by == "file" else Path(probe.get("path") or self.path).stem
 
 
 @dataclasses.dataclass(slots=True)
 class Sources:
-    """Everything that was read."""
+    """Everything that was read: results by their kind, probes and pair stores."""
 
     evals: list[Found] = dataclasses.field(default_factory=list)
     bounds: list[Found] = dataclasses.field(default_factory=list)
@@ -468,14 +448,15 @@ class Sources:
 def read_sources(paths: Sequence[Path]) -> Sources:
     """Read files and folders; of a folder, every result of ours in it is read and the rest passed over.
 
-    Raises
-    ------
-    InputError
-        A file that isn't ours or that no report is made from, or nothing to report.
+    Raises `InputError` for a file that isn't ours or that no report is made from, and for nothing to report.
     """
-    sources = Sources()
-    for path, named in _files(paths):
-        _read_one(path, sources, named=named)
+    sources, seen = Sources(), set[Path]()
+    for path in paths:
+        for file in sorted(path.rglob("*.json")) if path.is_dir() else [path]:
+            hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+            if file not in seen and not hidden:
+                seen.add(file)
+                _read_one(file, sources, named=not path.is_dir())
     if not any(getattr(sources, field.name) for field in dataclasses.fields(sources)):
         raise InputError(
             "nothing to report",
@@ -485,68 +466,30 @@ def read_sources(paths: Sequence[Path]) -> Sources:
     return sources
 
 
-def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
-    """(file, whether it was named itself), each once."""
-    seen = set()
-    for path in paths:
-        inside = sorted(path.rglob("*.json")) if path.is_dir() else [path]
-        for file in inside:
-            if file not in seen and not any(part.startswith(".") for part in file.relative_to(path).parts):
-                seen.add(file)
-                yield file, not path.is_dir()
-
-
 def _read_one(path: Path, sources: Sources, *, named: bool) -> None:
-    try:
+    kind: str = ""
+    with contextlib.suppress(*(() if named else (InputError,))):
         kind = recognise(path)
-    except InputError:
-        if named:
-            raise
-        return
     if kind == "probe":
         probe = read_probe(path)
         sources.probes.append(Found(path, probe.meta, facts_of_probe(path, probe)))
     elif kind == "pairs":
         sources.pairs.append((path, read_pairs(path)))
-    elif kind == "result":
-        body = read_result(path)
-        target = f"{body.get('kind')}s"
-        if body.get("kind") in RESULTS:
-            getattr(sources, target).append(Found(path, body, facts_of(path, body)))
-        elif named:
-            raise InputError(
-                "a result that no report is made from",
-                where=path,
-                found=body.get("kind"),
-                expected=", ".join(RESULTS),
-            )
+    elif kind == "result" and (body := read_result(path)).get("kind") in RESULTS:
+        getattr(sources, f"{body['kind']}s").append(Found(path, body, facts_of(path, body)))
     elif named:
         raise InputError(
-            "a file that no report is made from",
+            "a result that no report is made from"
+            if kind == "result"
+            else "a file that no report is made from",
             where=path,
-            found=f"{kind} of ncm",
-            expected="results (.json), probes or pair stores",
+            found=body.get("kind") if kind == "result" else f"{kind} of ncm",
+            expected="results of ncm eval, bound, sweep or run, probes or pair stores",
         )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Spread(Mean):
-    """A mean over repetitions, or one value with its interval."""
-
-    low: float | None = None
-    high: float | None = None
-
-
-def spread(values: Iterable[float | None], interval: tuple[float, float] | None = None) -> Spread | None:
-    """The spread of the values that are known; ``interval`` is used for a single one."""
-    found = Spread.of(values)
-    if found is None or found.n > 1 or interval is None:
-        return found
-    return dataclasses.replace(found, low=interval[0], high=interval[1])
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Group:
+class Line:
     """One line of a table or plot: results that are repetitions of one another in each of its columns."""
 
     label: str
@@ -562,7 +505,7 @@ class Group:
         return f"{self.rule} {ORACLE}" if self.oracle else self.rule
 
 
-def grouped(found: Iterable[Found], by: str, reporter: Reporter, *, columns: bool = False) -> list[Group]:
+def lines_of(found: Iterable[Found], by: str, reporter: Reporter, *, columns: bool = False) -> list[Line]:
     """Results as lines, in the order in which labels occur; what differs in a number alone by that number.
 
     With ``columns``, evals of other rows stand in other columns of a line. Results that are given twice are
@@ -572,26 +515,15 @@ def grouped(found: Iterable[Found], by: str, reporter: Reporter, *, columns: boo
     for one in found:
         rule = (one.body.get("probe") or {}).get("selection") or ""
         kinds.setdefault((one.label(by), rule, one.body.get("oracle") is True), []).append(one)
-    groups, again = [], []
+    lines, again = [], []
     for (label, rule, oracle), own in kinds.items():
-        for line in lines(own, (lambda one: one.where) if columns else None):
-            name = ", ".join([label, *(f"{what} {value}" for what, value in line.differs.items())])
-            groups.append(Group(name, rule, oracle, tuple(line.members)))
-            again += [str(one.path) for one in line.again]
+        for same in repetitions(own, (lambda one: one.where) if columns else None):
+            name = ", ".join([label, *(f"{what} {value}" for what, value in same.differs.items())])
+            lines.append(Line(name, rule, oracle, tuple(same.members)))
+            again += [str(one.path) for one in same.again]
     if again:
         reporter.note(f"the same result again, counted once: {listing(again)}")
-    places: dict[tuple[str, ...], int] = {}
-    for group in groups:
-        places.setdefault(_words(group), len(places))
-    return sorted(groups, key=lambda group: (places[_words(group)], _numbers(group)))
-
-
-def _words(group: Group) -> tuple[str, ...]:
-    return tuple(_NUMBER.split(group.label)[::2])
-
-
-def _numbers(group: Group) -> list[float]:
-    return [float(text) for text in _NUMBER.findall(group.label)]
-
-
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
+    words = [tuple(_NUMBER.split(line.label)[::2]) for line in lines]
+    numbers = [[float(text) for text in _NUMBER.findall(line.label)] for line in lines]
+    order = sorted(range(len(lines)), key=lambda index: (words.index(words[index]), numbers[index]))
+    return [lines[index] for index in order]

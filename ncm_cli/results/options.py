@@ -1,31 +1,15 @@
-"""Options of ``ncm report``.
-
-The options of ``ncm info``.
-"""
+"""Options of ``ncm report`` and ``ncm info``."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
 
-from ncm_cli.errors import UsageError, unknown
-from ncm_cli.options import argument, option, parse_names
+from ncm_cli.errors import UsageError
+from ncm_cli.options import argument, option
 
 FORMATS = ("table", "markdown", "latex", "csv")
 BY = ("method", "probe", "pairs", "file")
-METRICS = (
-    *("accuracy", "worst_group", "adjusted_accuracy", "balanced_accuracy", "log_loss"),
-    *("mse", "r2", "adjusted_mse"),
-)
-
-
-def parse_metrics(text: str) -> tuple[str, ...]:
-    """``accuracy,worst_group``: names of an eval result."""
-    names = parse_names(text)
-    for name in names:
-        if name not in METRICS:
-            raise unknown("metric", name, METRICS, where="--metrics")
-    return names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,12 +32,6 @@ class ReportOptions:
         "method",
         choices=BY,
         help="What names a line; means are over seeds, and what else differs has a line of its own.",
-    )
-    metrics: str | None = option(
-        None,
-        parse=parse_metrics,
-        metavar="NAMES",
-        help="Metrics of eval results to show; without it accuracy and worst_group, or mse and r2.",
     )
 
 

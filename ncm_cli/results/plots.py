@@ -1,16 +1,11 @@
-"""How every figure looks: readable in grey, with line styles, markers and hatches beside colours.
-
-The figures themselves: arrays in, PNG and SVG out.
-
-Which figures the sources of a report give, and what goes into each.
-"""
+"""The figures of a report: readable in grey, with line styles, markers and hatches beside colours."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli.progress import Reporter
-from ncm_cli.results.lines import Found, Group, Mean, Sources, grouped
+from ncm_cli.results.lines import Found, Line, Mean, Sources, lines_of
 from ncm_cli.results.tables import TIE
 from ncm_cli.store.files import atomic_path
 
@@ -29,6 +24,9 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
+Curves = dict[str, Array]
+"""Quantities along one axis: ``x`` (points), each other (repetitions, points), NaN where unknown."""
+
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#7F7F7F", "#CC79A7", "#8C510A")
 """Okabe and Ito's, which colour-blind readers tell apart; neighbours differ in grey as well."""
 
@@ -37,6 +35,7 @@ DASHES = ((0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2)), (0, (4, 2, 1
 LINES = ("-", "--", "-.", ":", *DASHES)
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "+++", "|||", "---")
 FILLS = ("#FFFFFF", "#BDBDBD", "#E3E3E3", "#8F8F8F", "#D0D0D0", "#F2F2F2", "#A8A8A8", "#C6C6C6", "#DADADA")
+GREY = "#555555"
 
 MARKS = 12
 """Markers on one line at most: a denser line would hide its style."""
@@ -50,6 +49,7 @@ STYLE: dict[str, Any] = {
     "grid.color": "#E6E6E6",
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,
+    "axes.xmargin": 0.02,
     "lines.linewidth": 1.5,
     "lines.markersize": 4.2,
     "legend.frameon": False,
@@ -61,7 +61,11 @@ STYLE: dict[str, Any] = {
     "figure.constrained_layout.use": True,
 }
 
-PNG_DPI = 180
+FORMATS: dict[str, dict[str, Any]] = {
+    "png": {"dpi": 180, "metadata": {"Software": None}},
+    "svg": {"metadata": {"Date": None}},
+}
+"""Written without a date, so that the same data give the same bytes."""
 
 
 @contextmanager
@@ -81,35 +85,16 @@ def figure(width: float, height: float, **grid: Any) -> Iterator[tuple[Figure, A
 
 
 def save(made: Figure, folder: Path, name: str) -> list[Path]:
-    """Write ``name.png`` and ``name.svg``: the same bytes for the same data."""
-    written = []
-    formats: dict[str, dict[str, Any]] = {
-        "png": {"dpi": PNG_DPI, "metadata": {"Software": None}},
-        "svg": {"metadata": {"Date": None}},
-    }
-    for suffix, options in formats.items():
-        path = folder / f"{name}.{suffix}"
+    """Write ``name.png`` and ``name.svg``."""
+    written = [folder / f"{name}.{suffix}" for suffix in FORMATS]
+    for path, (suffix, options) in zip(written, FORMATS.items(), strict=True):
         with atomic_path(path) as temporary:
             made.savefig(temporary, format=suffix, **options)
-        written.append(path)
     return written
 
 
-def slug(text: str) -> str:
-    """``text`` as a part of a file name."""
-    return re.sub(r"[^\w.=-]+", "-", text).strip("-.") or "plot"
-
-
 def line(
-    axes: Axes,
-    x: Array,
-    runs: Array,
-    *,
-    index: int,
-    label: str | None,
-    style: Any = None,
-    marker: bool = True,
-    width: float = 1.5,
+    axes: Axes, x: Array, runs: Array, *, index: int, label: str | None, style: Any = None, thin: bool = False
 ) -> None:
     """The mean of ``runs`` (repetitions, points) over ``x``, shaded by one standard deviation.
 
@@ -127,10 +112,10 @@ def line(
         mean,
         color=colour,
         linestyle=LINES[index % len(LINES)] if style is None else style,
-        marker=MARKERS[index % len(MARKERS)] if marker else None,
+        marker=None if thin else MARKERS[index % len(MARKERS)],
         markevery=max(1, -(-len(x) // MARKS)),
         markerfacecolor="white",
-        linewidth=width,
+        linewidth=1.0 if thin else 1.5,
         label=label,
     )
     if len(runs) > 1:
@@ -145,23 +130,7 @@ def legend_below(made: Figure, axes: Axes, columns: int = 3) -> None:
         made.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(handles)))
 
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-
 HEADS = {"rank": "rank r (dimensions removed)", "pairs": "number of pairs k"}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Curves:
-    """Repetitions of quantities along one x: each value is (repetitions, points), NaN where unknown."""
-
-    x: Array
-    values: dict[str, Array]
-
-    def known(self, name: str) -> bool:
-        """Whether some repetition has the quantity everywhere it is defined."""
-        return name in self.values and bool(np.isfinite(self.values[name]).any())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -173,14 +142,22 @@ class References:
     spurious_dim: int | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Bar:
-    """One bar's height and the lengths of its error bar; ``n`` rows where it is of a single result."""
-
-    value: float
-    below: float
-    above: float
-    n: int | None
+def _upright(axes: Axes, x: float, text: str | None, *, colour: str = GREY, top: bool = False) -> None:
+    """A line up at ``x``, and a text beside it."""
+    axes.axvline(x, color=colour, linestyle=(0, (1, 2) if top else (2, 2)), linewidth=1)
+    right = top and x > np.mean(axes.get_xlim())
+    if text is not None:
+        axes.annotate(
+            text,
+            (x, 0.985 if top else 0.015),
+            xycoords=("data", "axes fraction"),
+            xytext=(-4 if right else 4, 0),
+            textcoords="offset points",
+            ha="right" if right else "left",
+            va="top" if top else "baseline",
+            fontsize=8,
+            color=colour,
+        )
 
 
 def accuracy(
@@ -193,104 +170,59 @@ def accuracy(
     in_domain: str = "in-domain",
 ) -> list[Path]:
     """Accuracy against ``key``: for one label also the 0-1 bound, for several one colour each."""
+    several = len(lines) > 1
     with figure(5.6, 4.1) as (made, axes):
-        several = len(lines) > 1
-        if several:
-            _several(axes, lines, in_domain)
-        else:
-            _single(axes, next(iter(lines.values())), in_domain)
-        _horizontal(axes, references)
+        for index, (label, own) in enumerate(lines.items()):
+            if several:
+                line(axes, own["x"], 1 - own["test_error"], index=index, style="-", label=label)
+                continue
+            line(axes, own["x"], 1 - own["twin_error"], index=2, style="--", label=in_domain)
+            line(axes, own["x"], 1 - own["test_error"], index=0, style="-", label="test domain")
+            guarantee = 1 - own["zero_one_bound"]
+            line(axes, own["x"], guarantee, index=1, style=":", label="1 − (0-1 bound)")
+            if np.isfinite(guarantee).any():
+                least = own["x"][int(np.nanargmax(np.nanmean(guarantee, axis=0)))]
+                _upright(axes, least, f"least bound: r = {least:g}", colour=COLOURS[1], top=True)
+        for index, own in enumerate(lines.values() if several else ()):
+            text = None if index else f"the same, {in_domain}"
+            dashed = (0, (4, 2))
+            line(axes, own["x"], 1 - own["twin_error"], index=index, style=dashed, thin=True, label=text)
+        for value, label, style in (
+            (references.oracle, "ORACLE: trained on the test domain", (0, (8, 3))),
+            (references.erm, "ERM, test domain", (0, (1, 1.5))),
+        ):
+            if value is not None:
+                axes.axhline(value, color=GREY, linestyle=style, linewidth=1.1, label=label)
         if references.spurious_dim is not None:
-            axes.axvline(references.spurious_dim, color="#555555", linestyle=(0, (2, 2)), linewidth=1)
-            axes.annotate(
-                f"|I| = {references.spurious_dim}",
-                (references.spurious_dim, 0.015),
-                xycoords=("data", "axes fraction"),
-                xytext=(4, 0),
-                textcoords="offset points",
-                fontsize=8,
-            )
+            _upright(axes, references.spurious_dim, f"|I| = {references.spurious_dim}")
         axes.set(xlabel=HEADS[key], ylabel="test accuracy" if several else "accuracy")
-        axes.margins(x=0.02)
         legend_below(made, axes, columns=2 if several else 3)
         return save(made, folder, name)
 
 
-def _several(axes: Axes, lines: Mapping[str, Curves], in_domain: str) -> None:
-    for index, (label, own) in enumerate(lines.items()):
-        line(axes, own.x, 1 - own.values["test_error"], index=index, style="-", label=label)
-    for index, own in enumerate(lines.values()):
-        inside = 1 - own.values["twin_error"]
-        text = None if index else f"the same, {in_domain}"
-        line(axes, own.x, inside, index=index, style=(0, (4, 2)), marker=False, width=1.0, label=text)
-
-
-def _single(axes: Axes, own: Curves, in_domain: str) -> None:
-    if own.known("twin_error"):
-        line(axes, own.x, 1 - own.values["twin_error"], index=2, style="--", label=in_domain)
-    if own.known("test_error"):
-        line(axes, own.x, 1 - own.values["test_error"], index=0, style="-", label="test domain")
-    if own.known("zero_one_bound"):
-        guarantee = 1 - own.values["zero_one_bound"]
-        line(axes, own.x, guarantee, index=1, style=":", label="1 − (0-1 bound)")
-        least = own.x[int(np.nanargmax(np.nanmean(guarantee, axis=0)))]
-        axes.axvline(least, color=COLOURS[1], linestyle=(0, (1, 2)), linewidth=1)
-        axes.annotate(
-            f"least bound: r = {least:g}",
-            (least, 0.985),
-            xycoords=("data", "axes fraction"),
-            xytext=(-4 if least > own.x.mean() else 4, 0),
-            textcoords="offset points",
-            ha="right" if least > own.x.mean() else "left",
-            va="top",
-            fontsize=8,
-            color=COLOURS[1],
-        )
-
-
-def _horizontal(axes: Axes, references: References) -> None:
-    for value, label, style in (
-        (references.oracle, "ORACLE: trained on the test domain", (0, (8, 3))),
-        (references.erm, "ERM, test domain", (0, (1, 1.5))),
-    ):
-        if value is not None:
-            axes.axhline(value, color="#555555", linestyle=style, linewidth=1.1, label=label)
+_LOSSES = {"bound": "Term I + Term II", "term_1": "Term I", "term_2": "Term II"}
+_SHARES = {"zero_one_bound": "0-1 bound", "twin_error": "twins' error", "flip_rate": "flip rate"}
 
 
 def tradeoff(folder: Path, name: str, label: str, own: Curves, references: References) -> list[Path]:
     """Term I + Term II against the measured test risk, and the 0-1 bound against the measured test error."""
-    classes = own.known("zero_one_bound")
-    with figure(7.4 if classes else 4.2, 3.7, ncols=2 if classes else 1, squeeze=False) as (made, axes):
-        left = axes[0, 0]
-        for index, (key, text, style) in enumerate(
-            (
-                ("bound", "Term I + Term II", "-"),
-                ("term_1", "Term I", "--"),
-                ("term_2", "Term II", "-."),
-                ("test_risk", "test risk, measured", "-"),
-            )
-        ):
-            line(left, own.x, _positive(own.values[key]), index=(1, 2, 4, 0)[index], style=style, label=text)
-        left.set(xlabel=HEADS["rank"], ylabel="loss", yscale="log", title=f"Theorem 1: {label}")
-        panels = [left]
-        if classes:
-            right = axes[0, 1]
-            panels.append(right)
-            for index, (key, text, style) in enumerate(
-                (
-                    ("zero_one_bound", "0-1 bound", "-"),
-                    ("twin_error", "twins' error", "--"),
-                    ("flip_rate", "flip rate", "-."),
-                    ("test_error", "test error, measured", "-"),
-                )
+    panels = [(_LOSSES | {"test_risk": "test risk, measured"}, "loss", "Theorem 1")]
+    if np.isfinite(own["zero_one_bound"]).any():
+        panels.append((_SHARES | {"test_error": "test error, measured"}, "share of rows", "0-1 bound"))
+    with figure(1 + 3.2 * len(panels), 3.7, ncols=len(panels), squeeze=False) as (made, axes):
+        for panel, (quantities, ylabel, title) in zip(axes[0], panels, strict=True):
+            for (quantity, text), index, style in zip(
+                quantities.items(), (1, 2, 4, 0), ("-", "--", "-.", "-"), strict=True
             ):
-                line(right, own.x, own.values[key], index=(1, 2, 4, 0)[index], style=style, label=text)
-            right.set(xlabel=HEADS["rank"], ylabel="share of rows", title=f"0-1 bound: {label}")
-            right.set_ylim(bottom=0)
-        for panel in panels:
-            panel.margins(x=0.02)
+                values = own[quantity] if ylabel != "loss" else _positive(own[quantity])
+                line(panel, own["x"], values, index=index, style=style, label=text)
+            panel.set(xlabel=HEADS["rank"], ylabel=ylabel, title=f"{title}: {label}")
+            if ylabel == "loss":
+                panel.set_yscale("log")
+            else:
+                panel.set_ylim(bottom=0)
             if references.spurious_dim is not None:
-                panel.axvline(references.spurious_dim, color="#555555", linestyle=(0, (2, 2)), linewidth=1)
+                _upright(panel, references.spurious_dim, None)
             panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
         return save(made, folder, name)
 
@@ -307,9 +239,18 @@ def spectrum(folder: Path, name: str, spectra: Mapping[str, Array]) -> list[Path
             position = np.arange(1, len(values) + 1, dtype=np.float64)
             line(axes, position, _positive(values)[None, :], index=index, label=label)
         axes.set(xlabel="index", ylabel="singular value of the pairs' differences", yscale="log")
-        axes.margins(x=0.02)
         legend_below(made, axes)
         return save(made, folder, name)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar's height and the ends of its error bar; ``n`` rows where it is of a single result."""
+
+    value: float
+    low: float
+    high: float
+    n: int | None
 
 
 def group_bars(folder: Path, name: str, where: str, bars: Mapping[str, Mapping[str, Bar]]) -> list[Path]:
@@ -319,12 +260,14 @@ def group_bars(folder: Path, name: str, where: str, bars: Mapping[str, Mapping[s
     inches = min(14.0, max(4.6, 1.2 + len(groups) * (0.35 + 0.3 * len(bars))))
     with figure(inches, 3.8) as (made, axes):
         for index, (label, own) in enumerate(bars.items()):
-            known = [(position, own[group]) for position, group in enumerate(groups) if group in own]
+            known = [own[group] for group in groups if group in own]
+            # A foreign result may have an interval beside its value.
+            errors = [[max(bar.value - bar.low, 0), max(bar.high - bar.value, 0)] for bar in known]
             axes.bar(
-                [position + (index - (len(bars) - 1) / 2) * width for position, _ in known],
-                [bar.value for _, bar in known],
+                [i + (index - (len(bars) - 1) / 2) * width for i, group in enumerate(groups) if group in own],
+                [bar.value for bar in known],
                 width * 0.94,
-                yerr=np.array([[bar.below for _, bar in known], [bar.above for _, bar in known]]),
+                yerr=np.transpose(errors),
                 label=label,
                 facecolor=FILLS[index % len(FILLS)],
                 edgecolor="black",
@@ -332,47 +275,41 @@ def group_bars(folder: Path, name: str, where: str, bars: Mapping[str, Mapping[s
                 linewidth=0.8,
                 error_kw={"elinewidth": 1, "capsize": 2.5},
             )
-        single = all(bar.n is not None for own in bars.values() for bar in own.values())
-        axes.set_xticks(range(len(groups)), [_tick(group, bars) for group in groups])
-        kind = "95 % Wilson intervals" if single else "standard deviation over repetitions"
-        axes.set(ylabel="accuracy", title=f"{where} ({kind})")
-        axes.set_ylim(0, 1.02)
+        sizes = {group: {own[group].n for own in bars.values() if group in own} for group in groups}
+        shown = {group: next(iter(found)) if len(found) == 1 else None for group, found in sizes.items()}
+        ticks = [group if size is None else f"{group}\nn = {size:,}" for group, size in shown.items()]
+        axes.set_xticks(range(len(groups)), ticks)
+        repeated = any(None in found for found in sizes.values())
+        kind = "standard deviation over repetitions" if repeated else "95 % Wilson intervals"
+        axes.set(ylabel="accuracy", title=f"{where} ({kind})", ylim=(0, 1.02))
         axes.grid(axis="x", visible=False)
         legend_below(made, axes, columns=4)
         return save(made, folder, name)
 
 
-def _tick(group: str, bars: Mapping[str, Mapping[str, Bar]]) -> str:
-    sizes = {own[group].n for own in bars.values() if group in own}
-    size = sizes.pop() if len(sizes) == 1 else None
-    return group if size is None else f"{group}\nn = {size:,}"
-
-
-def convergence(folder: Path, name: str, epochs: Array, runs: Mapping[str, dict[str, Any]]) -> list[Path]:
+def convergence(
+    folder: Path, name: str, epochs: Array, runs: Mapping[str, Mapping[str, Array]]
+) -> list[Path]:
     """Validation and, where known, test accuracy of each method's in-domain pick along training."""
-    known = [
-        (key, title)
-        for key, title in (("val_accuracy", "validation"), ("test_accuracy", "test domain"))
-        if any(np.isfinite(own[key]).any() for own in runs.values())
-    ]
+    titles = {"val_accuracy": "validation", "test_accuracy": "test domain"}
+    known = [key for key in titles if any(np.isfinite(own[key]).any() for own in runs.values())]
     with figure(1.2 + 3.3 * len(known), 3.9, ncols=len(known), squeeze=False) as (made, axes):
-        for panel, (key, title) in zip(axes[0], known, strict=True):
+        for panel, key in zip(axes[0], known, strict=True):
             for index, (label, own) in enumerate(runs.items()):
                 line(panel, epochs, own[key], index=index, label=label)
-            panel.set(xlabel="epoch", ylabel="accuracy", title=title)
-            panel.margins(x=0.02)
+            panel.set(xlabel="epoch", ylabel="accuracy", title=titles[key])
         legend_below(made, axes[0, 0], columns=4)
         return save(made, folder, name)
 
 
 def draw(
-    sources: Sources, evals: Sequence[Group], bounds: Sequence[Group], folder: Path, reporter: Reporter
+    sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], folder: Path, reporter: Reporter
 ) -> Iterator[Path]:
     """Draw every figure that the sources have data for; yields the files."""
     count = 0
     for paths in (
         _bound_figures(bounds, folder),
-        _probe_figures(grouped(sources.probes, "file", reporter), folder),
+        _probe_figures(lines_of(sources.probes, "file", reporter), folder),
         _group_figures(evals, folder),
         _spectrum_figure(sources, folder),
         _convergence_figures(sources, folder),
@@ -384,42 +321,40 @@ def draw(
         reporter.warn("nothing to draw: plots need paths (ncm bound --ranks), groups, sweeps or pair stores")
 
 
-def curves(rows: Sequence[Sequence[dict[str, Any]]], key: str) -> Curves:
-    """Repetitions of a path as arrays over the union of their x values, NaN where a repetition lacks one."""
-    x = sorted({int(row[key]) for path in rows for row in path})
-    at = {value: index for index, value in enumerate(x)}
-    names = [name for name in rows[0][0] if name not in (key, "converged")]
-    values = {name: np.full((len(rows), len(x)), np.nan) for name in names}
-    for run, path in enumerate(rows):
+def _slug(text: str) -> str:
+    """``text`` as a part of a file name."""
+    return re.sub(r"[^\w.=-]+", "-", text).strip("-.") or "plot"
+
+
+def _curves(paths: Sequence[Sequence[dict[str, Any]]], key: str) -> Curves:
+    """Repetitions of a path as arrays over the union of their x values."""
+    x = sorted({int(row[key]) for path in paths for row in path})
+    names = [name for name in paths[0][0] if name not in (key, "converged")]
+    found = {name: np.full((len(paths), len(x)), np.nan) for name in names}
+    for run, path in enumerate(paths):
         for row in path:
             for name in names:
                 if row.get(name) is not None:
-                    values[name][run, at[int(row[key])]] = row[name]
-    return Curves(x=np.array(x, dtype=np.float64), values=values)
+                    found[name][run, x.index(int(row[key]))] = row[name]
+    return {**found, "x": np.array(x, dtype=np.float64)}
 
 
-def _titles(groups: Sequence[Group]) -> list[tuple[str, Sequence[Found]]]:
-    """Lines by a name that each has for itself: with the selection rule where only that differs."""
-    labels = [group.label for group in groups]
-    return [
-        (f"{group.label}, {group.selection}" if labels.count(group.label) > 1 else group.label, group.found)
-        for group in groups
-    ]
+def _titles(lines: Sequence[Line]) -> list[str]:
+    """A name that each line has for itself: with the selection rule where only that differs."""
+    labels = [one.label for one in lines]
+    return [f"{one.label}, {one.selection}" if labels.count(one.label) > 1 else one.label for one in lines]
 
 
-def _references(groups: Sequence[Group]) -> References:
-    """The straight lines, each where all groups have the same: no mean is taken over what isn't repeated."""
+def references_of(lines: Sequence[Line]) -> References:
+    """The straight lines, each where all have the same: no mean is taken over what isn't repeated."""
 
     def shared(value: Callable[[Found], float | None]) -> float | None:
-        means = [mean for group in groups if (mean := Mean.of(map(value, group.found)))]
-        same = means and all(abs(one.mean - means[0].mean) < TIE for one in means)
-        return means[0].mean if same else None
+        means = [mean.mean for one in lines if (mean := Mean.of(map(value, one.found)))]
+        return means[0] if means and all(abs(mean - means[0]) < TIE for mean in means) else None
 
+    found = [one.body for own in lines for one in own.found]
     given = {
-        one.body["spurious_dim"]
-        for group in groups
-        for one in group.found
-        if (one.body.get("estimates") or {}).get("spurious_dim") == "given"
+        body["spurious_dim"] for body in found if (body.get("estimates") or {}).get("spurious_dim") == "given"
     }
     return References(
         oracle=shared(lambda one: _complement((one.body.get("oracle") or {}).get("test_error"))),
@@ -428,36 +363,30 @@ def _references(groups: Sequence[Group]) -> References:
     )
 
 
-def _bound_figures(groups: Sequence[Group], folder: Path) -> Iterator[Path]:
-    titles = _titles(groups)
+def _bound_figures(lines: Sequence[Line], folder: Path) -> Iterator[Path]:
+    titles = _titles(lines)
+
+    def paths(of: Line, field: str) -> list[Any]:
+        return [one.body[field] for one in of.found if one.body.get(field)]
+
     for key, field, name in (("rank", "path", "accuracy-rank"), ("pairs", "pair_counts", "accuracy-pairs")):
-        lines = {
-            title: curves(paths, key)
-            for title, own in titles
-            if (paths := [one.body[field] for one in own if one.body.get(field)])
-        }
-        lines = {title: line for title, line in lines.items() if line.known("test_error")}
-        if lines:
-            yield from accuracy(folder, name, lines, _references(groups), key=key)
-    for group, (title, own) in zip(groups, titles, strict=True):
-        paths = [one.body["path"] for one in own if one.body.get("path")]
-        if paths:
-            name = "bound-tradeoff" if len(groups) == 1 else f"bound-tradeoff-{slug(title)}"
-            yield from tradeoff(folder, name, title, curves(paths, "rank"), _references([group]))
+        every = {title: paths(own, field) for title, own in zip(titles, lines, strict=True)}
+        curves = {title: _curves(found, key) for title, found in every.items() if found}
+        curves = {title: own for title, own in curves.items() if np.isfinite(own["test_error"]).any()}
+        if curves:
+            yield from accuracy(folder, name, curves, references_of(lines), key=key)
+    for own, title in zip(lines, titles, strict=True):
+        if found := paths(own, "path"):
+            name = "bound-tradeoff" if len(lines) == 1 else f"bound-tradeoff-{_slug(title)}"
+            yield from tradeoff(folder, name, title, _curves(found, "rank"), references_of([own]))
 
 
-def _probe_figures(groups: Sequence[Group], folder: Path) -> Iterator[Path]:
-    for title, found in _titles(groups):
-        repeated = [path for one in found if (path := _rank_path(one.body))]
-        if repeated:
-            yield from accuracy(
-                folder,
-                f"rank-path-{slug(title)}",
-                {title: curves(repeated, "rank")},
-                References(),
-                key="rank",
-                in_domain="validation",
-            )
+def _probe_figures(lines: Sequence[Line], folder: Path) -> Iterator[Path]:
+    for title, own in zip(_titles(lines), lines, strict=True):
+        if paths := [path for one in own.found if (path := _rank_path(one.body))]:
+            curves = {title: _curves(paths, "rank")}
+            name = f"rank-path-{_slug(title)}"
+            yield from accuracy(folder, name, curves, References(), key="rank", in_domain="validation")
 
 
 def _rank_path(meta: dict[str, Any]) -> list[dict[str, Any]] | None:
@@ -483,15 +412,18 @@ def _complement(value: float | None) -> float | None:
     return None if value is None else 1 - value
 
 
-def _group_figures(groups: Sequence[Group], folder: Path) -> Iterator[Path]:
-    for where in dict.fromkeys(one.where for group in groups for one in group.found):
-        bars = {title: _bars([one for one in own if one.where == where]) for title, own in _titles(groups)}
+def _group_figures(lines: Sequence[Line], folder: Path) -> Iterator[Path]:
+    for where in dict.fromkeys(one.where for own in lines for one in own.found):
+        bars = {
+            title: bars_of(one for one in own.found if one.where == where)
+            for title, own in zip(_titles(lines), lines, strict=True)
+        }
         bars = {label: own for label, own in bars.items() if len(own) > 1}
         if bars:
-            yield from group_bars(folder, f"groups-{slug(where)}", where, bars)
+            yield from group_bars(folder, f"groups-{_slug(where)}", where, bars)
 
 
-def _bars(found: Sequence[Found]) -> dict[str, Bar]:
+def bars_of(found: Iterable[Found]) -> dict[str, Bar]:
     """Each group's accuracy: mean and deviation over repetitions, or the interval of a single result."""
     values: dict[str, list[dict[str, Any]]] = {}
     for one in found:
@@ -501,16 +433,15 @@ def _bars(found: Sequence[Found]) -> dict[str, Bar]:
                 values.setdefault(name, []).append(group)
     bars = {}
     for name, groups in values.items():
-        made = Mean.of(group["accuracy"] for group in groups)
-        assert made is not None
-        if made.sd is not None:
-            bars[name] = Bar(made.mean, made.sd, made.sd, None)
+        mean = Mean.of(group["accuracy"] for group in groups)
+        assert mean is not None
+        if mean.sd is not None:
+            bars[name] = Bar(mean.mean, mean.mean - mean.sd, mean.mean + mean.sd, None)
         else:
             (own,) = groups
-            low, high = own.get("ci_low"), own.get("ci_high")
-            below = made.mean - low if low is not None else 0.0
-            above = high - made.mean if high is not None else 0.0
-            bars[name] = Bar(made.mean, below, above, int(own["n"]))
+            ends = own.get("ci_low"), own.get("ci_high")
+            low, high = (mean.mean if end is None else float(end) for end in ends)
+            bars[name] = Bar(mean.mean, low, high, int(own["n"]))
     return bars
 
 
@@ -518,23 +449,19 @@ def _spectrum_figure(sources: Sources, folder: Path) -> Iterator[Path]:
     spectra: dict[str, Array] = {}
     for path, store in sources.pairs:
         # Stores of one name, as from several seeds, differ by little: the first stands for them.
-        spectra.setdefault(path.stem, store.singular_values)
-    spectra = {label: values for label, values in spectra.items() if len(values) > 1}
+        if len(store.singular_values) > 1:
+            spectra.setdefault(path.stem, store.singular_values)
     if spectra:
         yield from spectrum(folder, "spectrum", spectra)
 
 
 def _convergence_figures(sources: Sources, folder: Path) -> Iterator[Path]:
     for found, table in sources.histories():
-        if len(table.epochs) < 2:
-            continue
-        method = np.array(table.method)
-        picks = [pick for pick in found.body.get("rows") or [] if pick["rule"] == "in-domain"]
-        runs: dict[str, dict[str, Array]] = {}
-        for pick in picks:
+        method, runs = np.array(table.method), {}
+        for pick in found.body.get("rows") or []:
             rows = (method == pick["method"]) & (table.trial == pick["trial"]) & ~table.diverged
-            if rows.any():
+            if pick["rule"] == "in-domain" and rows.any():
                 runs[pick["method"]] = {name: values[rows] for name, values in table.metrics.items()}
-        if runs:
-            name = f"convergence-{slug(found.path.stem)}"
+        if runs and len(table.epochs) > 1:
+            name = f"convergence-{_slug(found.path.stem)}"
             yield from convergence(folder, name, table.epochs.astype(np.float64), runs)

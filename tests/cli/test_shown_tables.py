@@ -74,7 +74,7 @@ COMMANDS = {
     "eval": "eval probe.safetensors -f f.h5 --where split=test --groups label,domain",
     "info": "info f.h5",
     "info probe": "info probe.safetensors",
-    "report": "report result.json p.h5 --metrics accuracy,worst_group,balanced_accuracy,log_loss",
+    "report": "report result.json p.h5",
     "sweep": "sweep -f f.h5 -p p.h5 --methods erm,irm,ncm --envs domain --groups label,domain "
     "--test split=test --trials 2 --seeds 2 --epochs 1 -o sweep.h5",
     "bound": "bound probe.safetensors -f f.h5 --oracle-pairs p.h5 --bootstrap 20",

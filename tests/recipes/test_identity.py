@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ncm_cli.errors import UsageError
 from ncm_cli.options import check
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.recipes.document import Recipe, RecipeError, scalar_value
-from ncm_cli.recipes.load import load
+from ncm_cli.recipes.document import RecipeError, scalar_value
+from ncm_cli.recipes.load import Recipe, load
 from ncm_cli.recipes.run import shell_lines
 
 

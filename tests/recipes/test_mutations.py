@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ncm_cli.recipes.document import Recipe, RecipeError
-from ncm_cli.recipes.load import load
+from ncm_cli.recipes.document import RecipeError
+from ncm_cli.recipes.load import Recipe, load
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 

@@ -21,8 +21,7 @@ from PIL import Image
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.progress import Reporter
 from ncm_cli.recipes import freshness
-from ncm_cli.recipes.document import Recipe
-from ncm_cli.recipes.load import load
+from ncm_cli.recipes.load import Recipe, load
 from ncm_cli.recipes.run import RunReport, run, shell_lines
 from ncm_cli.store.files import sha256_file
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError
-from ncm_cli.recipes.document import Problems, Recipe, RecipeError, Scalar, parse, scalar_value
-from ncm_cli.recipes.load import load
+from ncm_cli.recipes.document import Mistakes, Node, RecipeError, parse, scalar_value
+from ncm_cli.recipes.load import Recipe, load
 
 STEPS = """
   - data: {builder: digits, output: data}
@@ -243,12 +243,12 @@ def test_weights_are_a_name_or_a_file(tmp_path: Path) -> None:
         ("# only a comment\n", "found nothing"),
         ("- 1\n", "found a list"),
         ("word", "found text"),
-        ("name: x\n---\nname: y\n", "a second document"),
+        ("name: x\n---\nname: y\n", "found another document"),
         ("name: x\nvars:\n\ta: 1\n", "a tab; YAML wants spaces"),
         ("name: [x", "not YAML"),
-        ("name: *x", "no anchor named 'x'"),
+        ("name: *x", "found undefined alias 'x'"),
         ("name: !!python/object/apply:os.system [ls]", "isn't allowed"),
-        ("name: x\nsteps: " + "[" * 100, "nested more than"),
+        ("name: x\nsteps: " + "[" * 100 + "]" * 100, "nested more than"),
         ("name: x\nsteps: 3\n", "expected a list with one entry for each step, found a number"),
         ("steps: []\n", "a recipe needs a name"),
         ("name: x\nsteps:\n  - {}\n", "expected one step, found none"),
@@ -330,9 +330,8 @@ def test_a_huge_matrix_is_refused(tmp_path: Path) -> None:
 
 
 def test_private_characters_are_not_taken_for_braces() -> None:
-    problems = Problems(Path("r"))
-    node = parse('a: "${x} and {y}"', problems)
-    assert node.entries["a"] == Scalar("${x} and {y}", "${x} and {y}", 1)  # type: ignore[union-attr]
+    node = parse('a: "${x} and {y}"', Mistakes(Path("r"), ""))
+    assert node.value["a"] == Node("${x} and {y}", 1, "${x} and {y}")  # type: ignore[union-attr]
 
 
 def test_expectations_are_checked(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ import pytest
 
 from ncm_cli.baselines.plan import plan
 from ncm_cli.progress import SILENT
-from ncm_cli.recipes.document import Recipe
-from ncm_cli.recipes.load import load
+from ncm_cli.recipes.load import Recipe, load
 from ncm_cli.recipes.run import run, shell_lines
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"

@@ -215,10 +215,21 @@ def test_regression_paths_have_no_accuracy_figure(tmp_path: Path) -> None:
 
 
 def test_bars_of_a_group_that_one_method_lacks(tmp_path: Path) -> None:
-    bar = report_figures.Bar(0.5, 0.1, 0.1, 20)
+    bar = report_figures.Bar(0.5, 0.4, 0.6, 20)
     bars = {"erm": {"a": bar, "b": bar}, "ncm": {"a": bar}}
     written = report_figures.group_bars(tmp_path, "g", "split=test", bars)
     _looks_drawn(written[0])
+
+
+@pytest.mark.parametrize("ends", [(0.7, 0.9), (0.1, 0.3)], ids=["below", "above"])
+def test_an_accuracy_outside_its_interval_is_drawn(tmp_path: Path, ends: tuple[float, float]) -> None:
+    """As an altered or foreign result may have it: there is no error bar of a negative length."""
+    low, high = ends
+    groups = [
+        {"group": {"label": name}, "n": 10, "accuracy": 0.5, "ci_low": low, "ci_high": high} for name in "ab"
+    ]
+    write_eval(tmp_path / "a.json", "erm", 0.5, groups=groups)
+    assert _draw(tmp_path, tmp_path / "fig") == ["groups-split=test.png", "groups-split=test.svg"]
 
 
 @pytest.mark.slow

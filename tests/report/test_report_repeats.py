@@ -16,7 +16,7 @@ from ncm_cli.main import run
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.recipes.load import load
 from ncm_cli.recipes.run import run as run_recipe
-from ncm_cli.results.lines import Group, Mean, grouped, read_sources
+from ncm_cli.results.lines import Line, Mean, lines_of, read_sources
 from ncm_cli.results.options import ReportOptions
 from ncm_cli.results.report import report
 from ncm_cli.results.tables import Table
@@ -95,8 +95,8 @@ def test_other_rows_stand_in_other_columns(results: Results) -> None:
     probe = results.probe()
     results.eval("a.json", probe, 0.8, where="split=val")
     results.eval("b.json", probe, 0.6, where="split=test", groups="domain")
-    (row,) = _evals(results.folder, metrics="accuracy").rows
-    assert [(cell.spread.mean, cell.spread.n) for cell in row[3:] if cell.spread] == [(0.8, 1), (0.6, 1)]
+    (row,) = _evals(results.folder).rows
+    assert [(cell.spread.mean, cell.spread.n) for cell in row[3::2] if cell.spread] == [(0.8, 1), (0.6, 1)]
 
 
 def test_two_probes_share_no_row_even_if_they_share_no_column(results: Results) -> None:
@@ -175,7 +175,7 @@ def test_bounds_with_other_options_or_inputs_are_apart(results: Results) -> None
 def test_curves_of_other_pairs_are_other_lines_and_share_no_reference(
     results: Results, tmp_path: Path
 ) -> None:
-    from ncm_cli.results.plots import _references
+    from ncm_cli.results.plots import references_of
 
     for seed in range(2):
         for name, erm in (("a", 0.5), ("b", 0.6)):
@@ -183,10 +183,10 @@ def test_curves_of_other_pairs_are_other_lines_and_share_no_reference(
             summary = {"erm_test_accuracy": erm + seed / 50}
             own = {"summary": summary, "oracle": {"test_error": 0.1}}
             results.bound(f"{name}{seed}.json", probe, 0.5, pairs=tmp_path / f"{name}.h5", body=own)
-    groups = grouped(read_sources([tmp_path]).bounds, "method", SILENT)
+    groups = lines_of(read_sources([tmp_path]).bounds, "method", SILENT)
     assert [group.label for group in groups] == ["ncm, --pairs a.h5", "ncm, --pairs b.h5"]
-    assert [_references([group]).erm for group in groups] == [pytest.approx(0.51), pytest.approx(0.61)]
-    both = _references(groups)
+    assert [references_of([group]).erm for group in groups] == [pytest.approx(0.51), pytest.approx(0.61)]
+    both = references_of(groups)
     assert both.erm is None and both.oracle == pytest.approx(0.9)
 
 
@@ -216,7 +216,7 @@ UNDECLARED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def _members(groups: list[Group]) -> list[set[str]]:
+def _members(groups: list[Line]) -> list[set[str]]:
     return [{one.path.stem for one in group.found} for group in groups]
 
 
@@ -261,7 +261,7 @@ def test_what_differs_undeclared_is_never_averaged(
         if way != "hand":
             results.record(running=way == "running")
         heard = Heard()
-        groups = grouped(
+        groups = lines_of(
             read_sources(sorted(Path(folder).rglob("*[0-9].json"))).evals, "method", heard, columns=True
         )
     wanted = [

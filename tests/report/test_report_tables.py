@@ -13,10 +13,9 @@ import pytest
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.main import run
 from ncm_cli.probes.metrics import wilson
-from ncm_cli.results.lines import Spread
-from ncm_cli.results.options import ReportOptions, parse_metrics
+from ncm_cli.results.options import ReportOptions
 from ncm_cli.results.report import report
-from ncm_cli.results.tables import Cell, Table, _tex, comma_separated, latex, markdown, number
+from ncm_cli.results.tables import Cell, Spread, Table, comma_separated, latex, markdown, number, tex
 from ncm_cli.store.results import write_result
 
 from .conftest import Results
@@ -86,10 +85,10 @@ def test_methods_side_by_side_with_the_best_in_bold(tmp_path: Path) -> None:
 
 def test_lower_is_better_for_losses(tmp_path: Path) -> None:
     made = _report(
-        write_eval(tmp_path / "a.json", "erm", 0.60),
-        write_eval(tmp_path / "b.json", "ncm", 0.75),
-        metrics="log_loss",
+        write_eval(tmp_path / "a.json", "erm", 0.60, task="regression", mse=0.40, r2=0.5),
+        write_eval(tmp_path / "b.json", "ncm", 0.75, task="regression", mse=0.25, r2=0.6),
     )
+    assert made.tables[0].columns[3:] == ("split=test: mse", "split=test: r2")
     erm, ncm = made.tables[0].rows
     assert ncm[3].bold and not erm[3].bold
 
@@ -108,14 +107,14 @@ def test_columns_by_rows_evaluated(tmp_path: Path) -> None:
     write_eval(tmp_path / "a.json", "ncm", 0.8, where="split=val")
     write_eval(tmp_path / "b.json", "ncm", 0.7, where="split=test")
     write_eval(tmp_path / "c.json", "erm", 0.9, where="split=val")
-    table = _report(tmp_path, metrics="accuracy").tables[0]
-    assert table.columns[3:] == ("split=val: accuracy", "split=test: accuracy")
+    table = _report(tmp_path).tables[0]
+    assert table.columns[3::2] == ("split=val: accuracy", "split=test: accuracy")
     assert [row[0].text for row in table.rows if row[0].text.startswith("ncm")] == [
         "ncm, fit probe a.safetensors",
         "ncm, fit probe b.safetensors",
     ]
     erm = next(row for row in table.rows if row[0].text == "erm")
-    assert erm[4].spread is None
+    assert erm[5].spread is None
 
 
 @pytest.mark.parametrize("by", ["probe", "file"])
@@ -143,12 +142,6 @@ def test_a_result_of_another_kind(tmp_path: Path) -> None:
     write_result(tmp_path / "x.json", "info", {})
     with pytest.raises(InputError, match="a result that no report is made from"):
         _report(tmp_path / "x.json")
-
-
-def test_unknown_metric() -> None:
-    assert parse_metrics("accuracy, worst_group") == ("accuracy", "worst_group")
-    with pytest.raises(InputError, match="no metric named 'acuracy'"):
-        parse_metrics("acuracy")
 
 
 def test_bound_results(tmp_path: Path, results: Results) -> None:
@@ -225,7 +218,7 @@ TABLE = Table(
 
 
 def test_latex_escapes_and_balances() -> None:
-    text = latex([TABLE])
+    text = latex(TABLE)
     assert r"\caption{A \& B\_1}" in text
     assert r"50\% \{x\}" in text
     assert r"a\textbackslash{}b\_c\#\$\textasciitilde{}\textasciicircum{}\textbar{}" in text
@@ -240,12 +233,12 @@ def test_latex_escapes_and_balances() -> None:
 
 def test_latex_leaves_no_special_character_bare() -> None:
     for character in "&%$#_{}~^\\":
-        escaped = _tex(f"a{character}b")
+        escaped = tex(f"a{character}b")
         assert escaped not in (f"a{character}b",) and escaped.startswith("a") and escaped.endswith("b")
 
 
 def test_markdown_escapes() -> None:
-    text = markdown([TABLE])
+    text = markdown(TABLE)
     header, rule, *rows = text.splitlines()[2:7]
     assert header == r"| name | 50% \{x\} |" and rule == "|---|---:|"
     assert rows[0].startswith(r"| a\\b\_c\#$~^\| | **0.667 ± 0.012** |")
@@ -253,7 +246,7 @@ def test_markdown_escapes() -> None:
 
 
 def test_csv_has_full_precision_and_no_formulas() -> None:
-    rows = list(csv.reader(io.StringIO(comma_separated([TABLE]))))
+    rows = list(csv.reader(io.StringIO(comma_separated(TABLE))))
     assert rows[0] == ["table", "name", "50% {x}", "50% {x} sd", "50% {x} ci low", "50% {x} ci high"]
     assert float(rows[1][2]) == 2 / 3
     assert rows[2][1] == "'=1+1" and rows[2][4:] == ["0.4", "0.6"]
