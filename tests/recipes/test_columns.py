@@ -93,7 +93,7 @@ def test_the_columns_that_a_store_will_have(tmp_path: Path) -> None:
     )
     text = "name: x\nsteps:\n" + embed.format(more="", out="all.h5")
     text += embed.format(more="col: [place], numeric: [weight],", out="some.h5")
-    fit = "  - fit: {{features: {store}, envs: '{columns}', output: {number}.safetensors}}\n"
+    fit = "  - fit: {{features: {store}, groups: '{columns}', output: {number}.safetensors}}\n"
     (tmp_path / "r.yaml").write_text(
         text
         + fit.format(store="all.h5", columns="label,split,species,place,set,weight", number=1)
@@ -124,7 +124,7 @@ def test_columns_of_stores_that_are_there(tmp_path: Path) -> None:
         request={},
         dtype="float32",
     )
-    text = "name: x\nsteps:\n  - fit: {features: made.h5, envs: '%s', output: p.safetensors}\n"
+    text = "name: x\nsteps:\n  - fit: {features: made.h5, groups: '%s', output: p.safetensors}\n"
     (tmp_path / "r.yaml").write_text(text % "y,age,label")
     load(tmp_path / "r.yaml", cwd=tmp_path)
     (tmp_path / "r.yaml").write_text(text % "y,ages")

@@ -79,8 +79,8 @@ def test_a_finite_spelling_never_becomes_infinity(tmp_path: Path, text: str) -> 
     with pytest.raises(RecipeError, match="more than a number can hold") as caught:
         _load(tmp_path, "[a]", more=more)
     assert [problem.line for problem in caught.value.problems] == [6]
-    with pytest.raises(UsageError, match="--penalty must be finite"):
-        check(FitOptions(features=Path("f"), output=Path("o"), penalty=float(text)))
+    with pytest.raises(UsageError, match="--lr must be finite"):
+        check(FitOptions(features=Path("f"), output=Path("o"), lr=float(text)))
 
 
 @pytest.mark.parametrize("values", ["[1.1, '1.1']", '["a", a]', "[1, 2, 1]"])
