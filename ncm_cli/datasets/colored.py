@@ -32,9 +32,6 @@ from ncm_cli.store.tables import write_csv
 FOLDERS = ("", "raw", "MNIST/raw")
 """Where the files may lie in the folder that is given: torchvision nests them."""
 
-MAX_BYTES = 1 << 30
-"""MNIST's largest file has 47 MB; a header that asks for more than this is damaged."""
-
 SIDE = 28
 """Of MNIST's images."""
 
@@ -46,17 +43,16 @@ members of oracle pairs."""
 COLUMNS = ("id", "path", "label", "split", "domain", "color", "digit")
 
 
-def find_idx(folder: Path, stem: str, kind: str) -> Path:
-    """The file ``stem-kind`` or ``stem.kind``, with or without .gz: ``train-images``, ``idx3-ubyte``."""
-    names = [f"{stem}{joint}{kind}{suffix}" for joint in "-." for suffix in ("", ".gz")]
+def find_idx(folder: Path, name: str) -> Path:
+    """The file ``train-images-idx3-ubyte``, or ``train-images.idx3-ubyte``, or either with .gz."""
+    names = [f"{name.replace('-idx', f'{joint}idx')}{suffix}" for joint in "-." for suffix in ("", ".gz")]
     for path in (folder / inner / name for inner in FOLDERS for name in names):
         if path.is_file():
             return path
-    if not folder.is_dir():
-        raise InputError("no such folder of MNIST files", where=folder, fix="--mnist DIR, or --download")
     raise InputError(
         "one of MNIST's files isn't there",
         where=folder,
+        found=None if folder.is_dir() else "no such folder",
         expected=f"{names[0]} or {names[1]}, there or in raw or MNIST/raw",
         fix="--mnist DIR with the four IDX files, or --download",
     )
@@ -70,16 +66,12 @@ def read_idx(path: Path, dims: int) -> npt.NDArray[np.uint8]:
     """
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-            raw: bytes = file.read(MAX_BYTES + 1)
+            raw: bytes = file.read()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(
             "a gzip file that is cut off or damaged", where=path, found=str(error), fix="get the file again"
         ) from None
-    if len(raw) > MAX_BYTES:
-        raise InputError(
-            "far larger than any of MNIST's files", where=path, found=f"over {MAX_BYTES:,} bytes"
-        )
-    if raw[:3] != b"\0\0\x08" or raw[3:4] != bytes([dims]):
+    if raw[:4] != bytes((0, 0, 8, dims)):
         raise InputError(
             "not one of MNIST's IDX files",
             where=path,
@@ -87,15 +79,13 @@ def read_idx(path: Path, dims: int) -> npt.NDArray[np.uint8]:
             expected=f"00 00 08 {dims:02x}: unsigned bytes in {dims} dimension{'s' if dims > 1 else ''}",
         )
     start = 4 + 4 * dims
-    if len(raw) < start:
-        raise InputError("an IDX file that ends in its header", where=path, found=f"{len(raw)} bytes")
-    shape = struct.unpack(f">{dims}I", raw[4:start])
-    if len(raw) - start != math.prod(shape):
+    shape = struct.unpack(f">{dims}I", raw[4:start]) if len(raw) >= start else ()
+    if not shape or len(raw) - start != math.prod(shape):
         raise InputError(
             "an IDX file that is cut off or damaged",
             where=path,
-            found=f"{len(raw) - start:,} bytes of values",
-            expected=f"{math.prod(shape):,}, for {' × '.join(map(str, shape))}",
+            found=f"{len(raw):,} bytes",
+            expected=f"{start + math.prod(shape):,}, for {' × '.join(map(str, shape))}" if shape else None,
             fix="get the file again",
         )
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
@@ -103,22 +93,16 @@ def read_idx(path: Path, dims: int) -> npt.NDArray[np.uint8]:
 
 def read_split(folder: Path, stem: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """Images (n, 28, 28) and digits (n,) of ``train`` or ``t10k``."""
-    image_path = find_idx(folder, f"{stem}-images", "idx3-ubyte")
-    label_path = find_idx(folder, f"{stem}-labels", "idx1-ubyte")
-    images, labels = read_idx(image_path, 3), read_idx(label_path, 1)
-    if len(images) != len(labels):
+    paths = [find_idx(folder, f"{stem}-{name}-ubyte") for name in ("images-idx3", "labels-idx1")]
+    images, labels = read_idx(paths[0], 3), read_idx(paths[1], 1)
+    most = labels.max(initial=0)
+    if images.shape != (len(labels), SIDE, SIDE) or most > 9:
         raise InputError(
-            "images and labels of different numbers",
-            where=f"{image_path.name} and {label_path.name} in {image_path.parent}",
-            found=f"{len(images):,} images, {len(labels):,} labels",
+            "images and labels that aren't MNIST's",
+            where=" and ".join(map(str, paths)),
+            found=f"{' × '.join(map(str, images.shape))} pixels, {len(labels)} labels up to {most}",
+            expected=f"as many images of {SIDE} × {SIDE} as labels from 0 to 9",
         )
-    if images.shape[1:] != (SIDE, SIDE):
-        raise InputError(
-            "images of another size", where=image_path, found=images.shape[1:], expected=(SIDE, SIDE)
-        )
-    if labels.size and labels.max() > 9:
-        row = int(np.argmax(labels > 9))
-        raise InputError("a label that is no digit", where=f"{label_path}, row {row}", found=int(labels[row]))
     return images, labels.astype(np.int64)
 
 

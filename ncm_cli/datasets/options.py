@@ -1,7 +1,4 @@
-"""Options of the builders of ``ncm data``.
-
-Options of ``ncm data synthetic``.
-"""
+"""Options of the builders of ``ncm data``."""
 
 from __future__ import annotations
 
@@ -17,6 +14,10 @@ SIZES = (14, 28)
 """Sides of the images of ColoredMNIST: MNIST's own, and half of it."""
 
 _OUTPUT = "Folder to make: images, manifest.csv and, where the data set has pairs, pairs.csv."
+_PAIRS = "Pairs to learn from: a training digit and the same digit in the other colour."
+_HOLDOUT = "Further pairs, of digits used nowhere else, held out for choosing the rank."
+_ORACLE = "Test digits paired with themselves as a training domain would colour them, for ncm bound."
+_MODEL, _SIZES = "The model", "Sizes"
 
 
 def parse_shares(text: str) -> tuple[float, ...]:
@@ -33,17 +34,9 @@ class ColoringOptions:
 
     output: Path = option(flags=("-o",), role="output", metavar="DIR", help=_OUTPUT)
     seed: int = option(0, least=0, help="Seed of the splits, the label noise, the colours and the pairs.")
-    pairs: int = option(
-        128, least=0, help="Pairs to learn from: a training digit and the same digit in the other colour."
-    )
-    holdout_pairs: int = option(
-        64, least=0, help="Further pairs, of digits used nowhere else, held out for choosing the rank."
-    )
-    oracle_pairs: int = option(
-        200,
-        least=0,
-        help="Test digits paired with themselves as a training domain would colour them, for ncm bound.",
-    )
+    pairs: int = option(128, least=0, help=_PAIRS)
+    holdout_pairs: int = option(64, least=0, help=_HOLDOUT)
+    oracle_pairs: int = option(200, least=0, help=_ORACLE)
     wrong_fraction: float = option(
         0.0,
         least=0,
@@ -84,17 +77,9 @@ class DigitsOptions(ColoringOptions):
 class ColoredMnistOptions(ColoringOptions):
     """``ncm data colored-mnist``."""
 
-    pairs: int = option(
-        256, least=0, help="Pairs to learn from: a training digit and the same digit in the other colour."
-    )
-    holdout_pairs: int = option(
-        128, least=0, help="Further pairs, of digits used nowhere else, held out for choosing the rank."
-    )
-    oracle_pairs: int = option(
-        500,
-        least=0,
-        help="Test digits paired with themselves as a training domain would colour them, for ncm bound.",
-    )
+    pairs: int = option(256, least=0, help=_PAIRS)
+    holdout_pairs: int = option(128, least=0, help=_HOLDOUT)
+    oracle_pairs: int = option(500, least=0, help=_ORACLE)
     mnist: Path | None = option(
         None, role="input", metavar="DIR", help="Folder with MNIST's four IDX files, gzipped or not."
     )
@@ -210,10 +195,6 @@ class FolderOptions:
             yield UsageError(
                 "--counts says which images are test rows, so --test can't", fix="one of the two"
             )
-
-
-_MODEL = "The model"
-_SIZES = "Sizes"
 
 
 def parse_levels(text: str) -> tuple[float, ...]:

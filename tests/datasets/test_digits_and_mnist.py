@@ -240,18 +240,19 @@ def _break(tmp_path: Path, how: str) -> None:
         ("gz cut", "gzip file that is cut off"),
         ("gz text", "gzip file that is cut off or damaged"),
         ("swapped", "not one of MNIST's IDX files"),
-        ("header", "ends in its header"),
+        ("header", "cut off or damaged"),
         ("empty", "not one of MNIST's IDX files"),
         ("longer", "cut off or damaged"),
-        ("labels", "different numbers"),
-        ("digit", "no digit"),
-        ("size", "images of another size"),
+        ("labels", "300 × 28 × 28 pixels, 299 labels"),
+        ("digit", "300 labels up to 10"),
+        ("size", "300 × 32 × 32 pixels"),
     ],
 )
 def test_damaged_idx_files_are_named(tmp_path: Path, how: str, match: str) -> None:
     _break(tmp_path, how)
-    with pytest.raises(InputError, match=match) as caught:
+    with pytest.raises(InputError) as caught:
         data(_mnist_options(tmp_path))
+    assert match in str(caught.value)
     assert str(tmp_path / "mnist") in str(caught.value)
     assert not (tmp_path / "out").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["mnist"]
