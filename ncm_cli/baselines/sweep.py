@@ -30,7 +30,8 @@ from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.files import sha256_file, writer_lock
 from ncm_cli.store.journal import Journal
 from ncm_cli.store.results import jsonable, write_result
-from ncm_cli.store.sweep_table import require_pyarrow, write_csv, write_parquet, write_sweep
+from ncm_cli.store.sweep_table import require_pyarrow, write_parquet, write_sweep
+from ncm_cli.store.tables import write_csv
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -228,7 +229,7 @@ def _write(options: SweepOptions, table: Any, columns: dict[str, list[Any]], rep
     """The named output comes last: where it is, the others are."""
     writers = {
         ".h5": lambda path: write_sweep(path, table),
-        ".csv": lambda path: write_csv(path, columns),
+        ".csv": lambda path: write_csv(path, list(columns), zip(*columns.values(), strict=True)),
         ".json": lambda path: write_result(path, "sweep", report.to_json()),
     }
     if options.output.suffix == ".parquet":

@@ -38,6 +38,8 @@ from ncm_cli.store.digests import (
 from ncm_cli.store.files import atomic_path, one_line, require_file
 from ncm_cli.store.results import now
 
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+
 CHUNK_BYTES = 1 << 20
 """Size of a chunk: what is read, checked and kept in memory at a time."""
 
@@ -166,7 +168,7 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
         self.path = require_file(path)
         self.found: dict[str, str] = {}
         with self.path.open("rb") as stream:
-            if stream.read(8) != b"\x89HDF\r\n\x1a\n":
+            if stream.read(8) != SIGNATURE:
                 raise InputError(f"not {what}", where=self.path, found="no HDF5 file", expected=format_name)
         with reading(self.path):
             self._file = h5py.File(self.path, "r", locking=False)

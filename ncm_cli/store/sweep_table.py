@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from ncm_cli.errors import InputError
-from ncm_cli.store.files import atomic_path, write_bytes
+from ncm_cli.store.files import atomic_path
 from ncm_cli.store.hdf5 import H5Reader, reading, writing
-from ncm_cli.store.tables import csv_text
 
 FORMAT = "ncm-sweep"
 VERSION = 1
@@ -70,12 +69,6 @@ def read_sweep(path: Path | str) -> SweepTable:
             },
             options=h5.json("options"),
         )
-
-
-def write_csv(path: Path | str, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Write columns of equal length atomically."""
-    text = csv_text(list(columns), zip(*columns.values(), strict=True))
-    write_bytes(path, text.encode("utf-8"))
 
 
 def write_parquet(path: Path | str, columns: Mapping[str, Sequence[Any]]) -> None:

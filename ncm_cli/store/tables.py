@@ -1,6 +1,6 @@
-"""The CSV that ncm writes: one header line, one line end, one way to write a number.
+"""Tables of text. Read: CSV and TSV as people save them, refused by row where they can't be read.
 
-Reads CSV and TSV files as they are: every value is text, and what can't be read is refused by row.
+Written: one header line, one line end, one way to write a number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-from ncm_cli.errors import InputError, NcmError, listing, nearest
+from ncm_cli.errors import InputError, listing, nearest
+from ncm_cli.store.files import write_bytes
 
 
 class CsvWriter:
@@ -47,9 +48,9 @@ def csv_text(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
     return stream.getvalue()
 
 
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
-    """A whole table as a new file."""
-    path.write_text(csv_text(columns, rows), encoding="utf-8", newline="")
+def write_csv(path: Path | str, columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Write a whole table atomically."""
+    write_bytes(path, csv_text(columns, rows).encode("utf-8"))
 
 
 def _cell(value: Any) -> Any:
@@ -147,20 +148,17 @@ class Table:
 
         ``option`` is the command-line option that chooses the column, for the hint.
         """
-        if name not in self.values:
-            raise self._unknown(name, option)
-        return self.values[name]
-
-    def _unknown(self, name: str, option: str | None) -> NcmError:
+        if name in self.values:
+            return self.values[name]
         close = nearest(name, self.columns)
         hints = [f"did you mean {close!r}?"] if close else []
-        if _look_like_values(self.columns):
+        if any(map(_IMAGE_NAME.fullmatch, self.columns)) or all(map(_NUMBER.fullmatch, self.columns)):
             hints.append("the names look like a row's values: put a line with the columns' names above it")
         elif option:
             hints.append(f"name the column with {option}")
         if len(self.columns) == 1:
-            hints.append(self._why_one_column())
-        return InputError(
+            hints.append(f"only one column was found: {self._why_one_column()}")
+        raise InputError(
             f"no column named {name!r}",
             where=self.path,
             expected=f"one of: {listing(self.columns)}",
@@ -169,16 +167,12 @@ class Table:
 
     def _why_one_column(self) -> str:
         (header,) = self.columns
-        words = header.split()
-        if len(words) > 1:
-            for i, value in enumerate(self.values[header]):
-                if (found := len(value.split())) != len(words):
-                    return (
-                        f"only one column was found: {len(words)} words in the header and {found} in "
-                        f"{self.row_name(i)}; write a comma between the columns"
-                    )
-        separators = "s, ".join(DELIMITERS.values())
-        return f"only one column was found: there are no {separators}s in the header"
+        words = len(header.split())
+        for i, value in enumerate(self.values[header] if words > 1 else ()):
+            if (found := len(value.split())) != words:
+                row = self.row_name(i)
+                return f"{words} words in the header and {found} in {row}; write a comma between the columns"
+        return f"there are no {'s, '.join(DELIMITERS.values())}s in the header"
 
 
 def read_table(path: str | os.PathLike[str], *, what: str = "manifest") -> Table:
@@ -233,10 +227,6 @@ def read_header(path: Path) -> tuple[str, ...]:
     return _opened(path, "table").columns
 
 
-def _look_like_values(names: Sequence[str]) -> bool:
-    return any(map(_IMAGE_NAME.fullmatch, names)) or all(map(_NUMBER.fullmatch, names))
-
-
 def has_decimal_comma(text: str) -> bool:
     """Whether text is a number as half of Europe writes it: ``0,5``."""
     return bool(_DECIMAL_COMMA.fullmatch(text))
@@ -268,6 +258,10 @@ class _Source:
     @property
     def columns(self) -> tuple[str, ...]:
         return tuple(self.header[index] for index in self.kept)
+
+    @property
+    def separators(self) -> str:
+        return {**DELIMITERS, BLANK: "blank"}.get(self.delimiter, repr(self.delimiter)) + "s"
 
     def every_record(self) -> Iterator[tuple[int, list[str]]]:
         """(first line, fields) of each record, the header's too; lines that are empty are left out."""
@@ -318,8 +312,11 @@ def _opened(path: Path, what: str) -> _Source:
             fix="one line for each row; a matrix of features goes into an array (--from-array)",
         )
     source = _separated(source, said)
-    if last_comment is not None and _is_header(last_comment, source):
-        source = _separated(last_comment, None)
+    if last_comment is not None:
+        # A line that starts with # and has the table's columns is its header: ``#id,path,label``.
+        names, *rows = last_comment.lengths(source.delimiter)
+        if not last_comment.data.startswith(b"# ") and names > 1 and rows[:1] == [names]:
+            source = _separated(last_comment, None)
     return _named(source)
 
 
@@ -350,51 +347,56 @@ def _are_names(data: bytes) -> bool:
     return any(separator.encode() in line for line in text for separator in (*DELIMITERS, BLANK))
 
 
-def _is_header(comment: _Source, source: _Source) -> bool:
-    """Whether a line that starts with # has the table's columns: ``#id,path,label``."""
-    names, *rows = comment.lengths(source.delimiter)
-    return not comment.data.startswith(b"# ") and names > 1 and rows[:1] == [names]
-
-
 def _read_bytes(path: Path, what: str) -> bytes:
     try:
         mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise InputError(f"the {what} is a folder", where=path, expected="a CSV or TSV file")
-        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
-            raise InputError(f"the {what} is a device", where=path, expected="a CSV or TSV file")
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+            kind = "folder" if stat.S_ISDIR(mode) else "device"
+            raise InputError(f"the {what} is a {kind}", where=path, expected="a CSV or TSV file")
         with path.open("rb") as stream:
             head = stream.read(8)
-            _refuse_other_formats(head, path, what)
+            for signature, kind in _SIGNATURES.items():
+                if head.startswith(signature):
+                    what, expected = f"the {what} isn't a text file", "CSV or TSV, UTF-8"
+                    raise InputError(what, where=path, found=kind, expected=expected)
             return head + stream.read()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"the {what} can't be read", where=path, found=reason.lower()) from None
 
 
-def _refuse_other_formats(head: bytes, path: Path, what: str) -> None:
-    for signature, kind in _SIGNATURES.items():
-        if head.startswith(signature):
-            raise InputError(
-                f"the {what} isn't a text file", where=path, found=kind, expected="CSV or TSV, UTF-8"
-            )
-
-
 def _require_text(data: bytes, path: Path, what: str) -> None:
     if not data.strip():
         raise InputError(f"the {what} is empty", where=path, expected="a header line and rows")
-    head = data[:4096]
-    if data.startswith(_UTF16_OR_32) or head.count(0) * 4 > len(head):
-        raise _encoding(path, what, "UTF-16 or UTF-32", "byte 0", "UTF-16")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        # The position counts from behind a byte order mark, which the decoder has taken off.
-        start = error.start + (3 if data.startswith(b"\xef\xbb\xbf") else 0)
-        line = _line_of(data[:start].decode("utf-8", "replace"))
-        place = f"byte 0x{data[start]:02x} at position {start}, line {line}"
-        raise _encoding(path, what, "another encoding, such as Latin-1", place, "LATIN1") from None
-    if kind := _other_text(text):
+    head, place = data[:4096], "byte 0"
+    found, encoding = "UTF-16 or UTF-32", "UTF-16"
+    if not data.startswith(_UTF16_OR_32) and head.count(0) * 4 <= len(head):
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            # The position counts from behind a byte order mark, which the decoder has taken off.
+            start = error.start + (3 if data.startswith(codecs.BOM_UTF8) else 0)
+            line = _line_of(data[:start].decode("utf-8", "replace"))
+            place = f"byte 0x{data[start]:02x} at position {start}, line {line}"
+            found, encoding = "another encoding, such as Latin-1", "LATIN1"
+        else:
+            return _require_table(text, path, what)
+    raise InputError(
+        f"the {what} isn't UTF-8",
+        where=f"{path}, {place}",
+        found=found,
+        expected="UTF-8",
+        fix=f"save it as UTF-8, for example: iconv -f {encoding} -t UTF-8 OLD.csv > NEW.csv",
+    )
+
+
+def _require_table(text: str, path: Path, what: str) -> None:
+    first, kind = text[:FIELD_LIMIT].strip().split("\n")[0].strip(), None
+    if first.startswith("<"):
+        kind = "HTML or XML"
+    elif first in ("{", "[") or (first.startswith(('{"', "[{")) and first.endswith(("}", "}]", ","))):
+        kind = "JSON"
+    if kind:
         raise InputError(f"the {what} isn't a table", where=path, found=kind, expected="CSV or TSV")
     if "\0" in text:
         position = text.index("\0")
@@ -406,28 +408,8 @@ def _require_text(data: bytes, path: Path, what: str) -> None:
         )
 
 
-def _other_text(text: str) -> str | None:
-    """What a text looks like that is no table of any kind."""
-    first = text[:FIELD_LIMIT].strip().split("\n")[0].strip()
-    if first.startswith("<"):
-        return "HTML or XML"
-    if first in ("{", "[") or (first.startswith(('{"', "[{")) and first.endswith(("}", "}]", ","))):
-        return "JSON"
-    return None
-
-
 def _line_of(before: str) -> int:
     return before.replace("\r\n", "\n").replace("\r", "\n").count("\n") + 1
-
-
-def _encoding(path: Path, what: str, found: str, place: str, name: str) -> InputError:
-    return InputError(
-        f"the {what} isn't UTF-8",
-        where=f"{path}, {place}",
-        found=found,
-        expected="UTF-8",
-        fix=f"save it as UTF-8, for example: iconv -f {name} -t UTF-8 OLD.csv > NEW.csv",
-    )
 
 
 def _separated(source: _Source, said: str | None) -> _Source:
@@ -484,16 +466,13 @@ def _named(source: _Source) -> _Source:
     return replace(source, header=tuple(header), kept=tuple(kept))
 
 
-def _separator_name(delimiter: str) -> str:
-    return {**DELIMITERS, BLANK: "blank"}.get(delimiter, repr(delimiter))
-
-
 def _ragged(source: _Source, record: list[str], index: int, line: int) -> InputError:
-    header, delimiter = source.header, source.delimiter
-    fix = "put quotation marks around a value that holds the separator"
+    header, fix = source.header, "put quotation marks around a value that holds the separator"
     if record[0].startswith("#"):
         fix = f"if line {line} is a comment: sed '{line}d' OLD > NEW"
-    elif delimiter == "," and any(a.isdecimal() and b.isdecimal() for a, b in itertools.pairwise(record)):
+    elif source.delimiter == "," and any(
+        a.isdecimal() and b.isdecimal() for a, b in itertools.pairwise(record)
+    ):
         fix = f"write decimal points in place of decimal commas, or {fix}"
     elif index == 0 and (error := _header_alone(source)):
         return error
@@ -501,7 +480,7 @@ def _ragged(source: _Source, record: list[str], index: int, line: int) -> InputE
         f"row {index + 1} has {len(record)} fields where the header has {len(header)}",
         where=f"{source.path}, line {line}",
         found=listing(map(repr, record)),
-        expected=f"{len(header)} fields separated by {_separator_name(delimiter)}s: {listing(header)}",
+        expected=f"{len(header)} fields separated by {source.separators}: {listing(header)}",
         fix=fix,
     )
 
@@ -521,7 +500,7 @@ def _header_alone(source: _Source) -> InputError | None:
         f"the header has {len(header)} fields where all rows have {fields.pop()}",
         where=f"{source.path}, line {first}",
         found=listing(map(repr, header)),
-        expected=f"names separated by {_separator_name(source.delimiter)}s, such as those rows' values: "
+        expected=f"names separated by {source.separators}, such as those rows' values: "
         + listing(map(repr, rows[0][1])),
         fix=fix,
     )

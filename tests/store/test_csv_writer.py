@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ncm_cli
-from ncm_cli.store.sweep_table import write_csv
-from ncm_cli.store.tables import CsvWriter, csv_text
+from ncm_cli.store.tables import CsvWriter, csv_text, write_csv
 
 
 @pytest.mark.parametrize(
@@ -49,7 +48,7 @@ def test_a_row_has_the_header_s_length() -> None:
 
 
 def test_a_sweep_whose_loss_is_infinite_has_its_table(tmp_path: Path) -> None:
-    write_csv(tmp_path / "t.csv", {"method": ["erm"], "val_log_loss": [math.inf]})
+    write_csv(tmp_path / "t.csv", ["method", "val_log_loss"], [("erm", math.inf)])
     assert (tmp_path / "t.csv").read_text() == "method,val_log_loss\nerm,inf\n"
 
 
