@@ -33,7 +33,6 @@ from ncm_cli.probes.selection import (
     choose,
     error_estimate,
     judge,
-    measure,
     score_path,
     units,
     unmeasured,
@@ -356,7 +355,7 @@ def crossfit(
         ]
         val = None if problem.val is None else problem.val.scaled(part.scaling)
         pairs = problem.measured(fold, part.scaling)
-        measured.append(measure(named, val, pairs, regression=problem.regression))
+        measured.append((named, val, pairs))
     unit = units(problem.pairs.node_a, problem.pairs.node_b, folds)
     return CrossFit.join(measured, unit, regression=problem.regression)
 

@@ -13,7 +13,7 @@ Estimates of such parts are cross-fitted (Chernozhukov et al. 2018, section 1).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -275,35 +275,8 @@ class Estimate:
     low: float
     high: float
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """One fold's measurements of R candidates, in the order of ``fits``.
-
-    Attributes
-    ----------
-    errors : float64 (R, n) or None
-        Of the validation rows, as `metrics.row_errors`; None without validation rows.
-    losses : float64 (R,) or None
-        Mean log loss of the validation rows.
-    changes, shifts : float64 (R, m)
-        As `metrics.pair_shifts`.
-    """
-
-    fits: Sequence[Fit]
-    errors: Array | None
-    losses: Array | None
-    changes: Array
-    shifts: Array
-
-
-def measure(fits: Sequence[Fit], val: Rows | None, pairs: PairRows, *, regression: bool) -> Measured:
-    """Judge the probes that were fitted on what a fold leaves."""
-    weight, bias = stacked(fits)
-    errors, losses = (None, None) if val is None else metrics.row_errors(weight, bias, val)
-    changes, shifts = metrics.pair_shifts(weight, bias, pairs, regression=regression)
-    means = None if losses is None else losses.mean(axis=1)
-    return Measured(fits=fits, errors=errors, losses=means, changes=changes, shifts=shifts)
+    def __str__(self) -> str:
+        return f"{self.value:.3g}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -329,25 +302,37 @@ class CrossFit:
     regression: bool
 
     @classmethod
-    def join(cls, folds: Sequence[Measured], unit: Codes, *, regression: bool) -> CrossFit:
-        """Put the folds' measurements together."""
-        changes = np.concatenate([fold.changes for fold in folds], axis=1)
-        shift = np.concatenate([fold.shifts for fold in folds], axis=1).mean(axis=1)
-        change = changes.mean(axis=1)
-        facts = {"pair_mse" if regression else "flip_rate": change}
-        errors = None
-        if folds[0].errors is not None:
-            errors = np.mean([fold.errors for fold in folds if fold.errors is not None], axis=0)
+    def join(
+        cls,
+        folds: Iterable[tuple[Sequence[Fit], Rows | None, PairRows]],
+        unit: Codes,
+        *,
+        regression: bool,
+    ) -> CrossFit:
+        """Judge each fold's R probes by the validation rows and its pairs, and put the folds together."""
+        paths, by_rows, by_pairs = [], [], []
+        for fits, val, pairs in folds:
+            probes = stacked(fits)
+            paths.append(fits)
+            by_pairs.append(metrics.pair_shifts(*probes, pairs, regression=regression))
+            if val is not None:
+                own, losses = metrics.row_errors(*probes, val)
+                by_rows.append((own, losses.mean(axis=1)))
+        changes, shifts = (np.concatenate(parts, axis=1) for parts in zip(*by_pairs, strict=True))
+        facts, errors = {"pair_mse" if regression else "flip_rate": changes.mean(axis=1)}, None
+        if by_rows:
+            errors, loss = (np.mean(parts, axis=0) for parts in zip(*by_rows, strict=True))
             error = errors.mean(axis=1)
-            facts |= {"val_mse": error} if regression else {"val_accuracy": 1 - error}
-            facts["bound_mse" if regression else "bound_01"] = bound_of(error, change, regression=regression)
-            if not regression:
-                loss = np.mean([fold.losses for fold in folds if fold.losses is not None], axis=0)
-                facts["val_log_loss"] = loss
-                facts["log_loss_bound"] = log_loss_bound(loss, shift, len(folds[0].fits[0].bias))
+            bound = bound_of(error, changes.mean(axis=1), regression=regression)
+            if regression:
+                facts |= {"val_mse": error, "bound_mse": bound}
+            else:
+                drift = log_loss_bound(loss, shifts.mean(axis=1), len(paths[0][0].bias))
+                facts |= {"val_accuracy": 1 - error, "bound_01": bound}
+                facts |= {"val_log_loss": loss, "log_loss_bound": drift}
         fits = [
             dataclasses.replace(same[0], converged=all(fit.converged for fit in same))
-            for same in zip(*(fold.fits for fold in folds), strict=True)
+            for same in zip(*paths, strict=True)
         ]
         candidates = tuple(_candidates(fits, facts))
         return cls(candidates=candidates, errors=errors, changes=changes, unit=unit, regression=regression)
@@ -514,60 +499,60 @@ def judge(
     flips, erm_flips = found.change(pick), found.change(erm)
     error, erm_error = found.error(pick), found.error(erm)
     gain = found.gain(pick, erm)
-    regression = found.regression
-    hardly, least = (HARDLY_SHARE * x if regression else HARDLY for x in (constant, erm_bound.value))
+    regression, alone = found.regression, found.units == found.pairs
+    hardly, least = (HARDLY_SHARE * of if regression else HARDLY for of in (constant, erm_bound.value))
     # Probes of folds that are nearly constant come out a hair below the constant itself.
     useless = one_answer or bound.value > constant - hardly
     # What remains of the gain without validation error is the pairs' own part.
-    gains = not min(gain.value, gain.value - (erm_error.value - error.value)) < least
+    idle = min(gain.value, gain.value - (erm_error.value - error.value)) < least
     word, what = ("MSE", "mean squared change") if regression else ("error", "flip rate")
     always = f"always answering {answer}"
-    if found.units < FEWEST:
-        alone = found.units == found.pairs
-        apart = f"{found.units} pairs" if alone else f"{found.units} sets of {found.pairs} pairs"
-        code = "too-few"
-        text = (
-            f"It can't be told whether the pairs help: {apart} that share no row, where {FEWEST} are needed."
-        )
-        if bound.value >= constant:
-            text += f" The bound is no lower than that of {always} ({constant:.3g})."
-    elif useless and least_bound:
-        code = "constant"
-        text = (
-            f"The pairs don't help: no rank that was tried beats {always} ({word} {constant:.3g}): these "
-            "pairs differ in the label's own directions, or the label can't be told without them."
-        )
-    elif useless:
-        code = "constant"
-        text = (
-            f"The pairs don't help this probe: its bound, {bound.value:.3g}, is hardly lower than that of "
-            f"{always} ({constant:.3g}). --select bound chooses by the bound."
-        )
-    elif not gains and pick == erm and least_bound:
-        code = "no-gain"
-        text = (
-            f"The pairs don't help: no rank that was tried has a lower bound than {erm_bound.value:.3g}, "
-            "with nothing removed."
-        )
-    elif not gains:
-        code = "no-gain"
-        text = (
-            f"The pairs don't help: the bound went from {erm_bound.value:.3g} with nothing removed to "
-            f"{bound.value:.3g}, the {what} from {erm_flips.value:.3g} to {flips.value:.3g}."
-        )
-    elif gain.low <= 0:
-        code = "undecided"
-        text = (
-            f"It can't be told whether the pairs help: the bound fell by {gain.value:.3g}, 95 % interval "
-            f"{gain.low:.3g} to {gain.high:.3g}."
-        )
-    else:
-        code = "helps"
-        text = (
-            f"The pairs help: {what} fell from {erm_flips.value:.3g} to {flips.value:.3g}, validation {word} "
-            f"went from {erm_error.value:.3g} to {error.value:.3g}, and the bound fell by {gain.value:.3g} "
-            f"({gain.low:.3g} to {gain.high:.3g})."
-        )
+    unknown, no = "It can't be told whether the pairs help", "The pairs don't help"
+    cases = (
+        (
+            found.units < FEWEST,
+            "too-few",
+            f"{unknown}: {'' if alone else f'{found.units} sets of '}{found.pairs} pairs that share no row, "
+            f"where {FEWEST} are needed."
+            + f" The bound is no lower than that of {always} ({constant:.3g})."
+            * (bound.value >= constant),
+        ),
+        (
+            useless and least_bound,
+            "constant",
+            f"{no}: no rank that was tried beats {always} ({word} {constant:.3g}): these pairs differ in the "
+            "label's own directions, or the label can't be told without them.",
+        ),
+        (
+            useless,
+            "constant",
+            f"{no} this probe: its bound, {bound}, is hardly lower than that of {always} ({constant:.3g}). "
+            "--select bound chooses by the bound.",
+        ),
+        (
+            idle and pick == erm and least_bound,
+            "no-gain",
+            f"{no}: no rank that was tried has a lower bound than {erm_bound}, with nothing removed.",
+        ),
+        (
+            idle,
+            "no-gain",
+            f"{no}: the bound went from {erm_bound} with nothing removed to {bound}, the {what} from "
+            f"{erm_flips} to {flips}.",
+        ),
+        (
+            gain.low <= 0,
+            "undecided",
+            f"{unknown}: the bound fell by {gain}, 95 % interval {gain.low:.3g} to {gain.high:.3g}.",
+        ),
+        (
+            True,
+            "helps",
+            f"The pairs help: {what} fell from {erm_flips} to {flips}, validation {word} went from "
+            f"{erm_error} to {error}, and the bound fell by {gain} ({gain.low:.3g} to {gain.high:.3g}).",
+        ),
+    )
+    code, text = next((code, text) for holds, code, text in cases if holds)
     return dataclasses.replace(
         unmeasured(found.pairs, found.units, "", shift),
         code=code,

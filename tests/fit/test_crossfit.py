@@ -18,7 +18,7 @@ from ncm_cli.probes.metrics import PairRows, Rows, wilson
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.path import Fit
 from ncm_cli.probes.problem import Problem, read_problem, train_path
-from ncm_cli.probes.selection import Candidate, CrossFit, measure, units
+from ncm_cli.probes.selection import Candidate, CrossFit, units
 from ncm_cli.progress import SILENT
 
 RANKS, DECAYS = (0, 2, 3), (1e-2, 1e-1)
@@ -150,7 +150,8 @@ def test_features_that_interpolate_hide_their_flips_from_all_but_folds(on_disk: 
     whole = problem.whole()
     assert problem.pairs is not None
     everything = problem.pairs.members(problem.pairs.usable, whole.scaling)
-    naive = measure(train_path(whole, options, **setting), None, everything, regression=False)
+    fits = train_path(whole, options, **setting)
+    naive = CrossFit.join([(fits, None, everything)], np.arange(len(everything.a)), regression=False)
     assert naive.changes.sum() == 0, "the probes of all rows flip none of their own rows' pairs"
     found = crossfit(problem, folds, **setting)
     assert all((candidate.flip_rate or 0) > 0.25 for candidate in found.candidates)
@@ -290,13 +291,13 @@ def test_the_regression_bound_holds_on_exact_problems(
 ) -> None:
     """Minkowski's inequality for root mean squared errors, the twins being the validation rows."""
     fit = Fit(0, 1e-2, weight, np.array([bias]), True, 1, 0.0)
-    fold = measure([fit], Rows(X=twins, y=y), PairRows(a=twins, b=shifted), regression=True)
+    fold = [fit], Rows(X=twins, y=y), PairRows(a=twins, b=shifted)
     (candidate,) = CrossFit.join([fold], np.arange(12), regression=True).candidates
     test = np.mean((shifted @ weight[0] + bias - y) ** 2)
     assert candidate.bound_mse is not None
     assert test <= candidate.bound_mse * (1 + 1e-9) + 1e-6
     opposite = Rows(X=twins, y=twins @ weight[0] + bias - (shifted - twins) @ weight[0])
-    fold = measure([fit], opposite, PairRows(a=twins, b=shifted), regression=True)
+    fold = [fit], opposite, PairRows(a=twins, b=shifted)
     (tight,) = CrossFit.join([fold], np.arange(12), regression=True).candidates
     test = np.mean((shifted @ weight[0] + bias - opposite.y) ** 2)
     assert test == pytest.approx(tight.bound_mse, rel=1e-6, abs=1e-6), "and nothing smaller would hold"

@@ -8,7 +8,7 @@ import pytest
 from ncm_cli.errors import InputError
 from ncm_cli.probes.metrics import PairRows, Rows, decide
 from ncm_cli.probes.path import Fit
-from ncm_cli.probes.selection import Candidate, CrossFit, choose, measure, score_path
+from ncm_cli.probes.selection import Candidate, CrossFit, choose, score_path
 from ncm_cli.store.columns import group_weights
 
 
@@ -63,8 +63,7 @@ def scored(
 ) -> tuple[list[Candidate], CrossFit]:
     """What rows alone say of probes, and what rows and one fold of pairs do."""
     regression = val.y.dtype.kind == "f"
-    fold = measure(fits, val, pairs, regression=regression)
-    found = CrossFit.join([fold], np.arange(len(pairs.a)), regression=regression)
+    found = CrossFit.join([(fits, val, pairs)], np.arange(len(pairs.a)), regression=regression)
     return score_path(fits, val=val, test=test), found
 
 
