@@ -196,7 +196,7 @@ def _tell_seedless(ready: Any, cells: list[Cell], history: NDArray[np.float64], 
 
 def _facts(options: SweepOptions, ready: Any) -> dict[str, Any]:
     """What the result was made from."""
-    filters, problem = ready.problem.filters, ready.problem
+    problem = ready.problem
     return {
         "options": as_json(options),
         "classes": list(ready.classes),
@@ -205,9 +205,8 @@ def _facts(options: SweepOptions, ready: Any) -> dict[str, Any]:
             "content_sha256": problem.content_sha256,
             "fingerprint": fingerprint(problem.encoder),
             "target": problem.target.name,
-            "train": filters.train,
-            "val": filters.val,
-            "test": None if problem.test is None else filters.test,
+            **problem.roles.where,
+            "test": None if problem.test is None else problem.roles.where["test"],
             "train_rows": len(ready.whole.X),
             "val_rows": 0 if problem.val is None else len(problem.val.ids),
             "test_rows": 0 if problem.test is None else len(problem.test.ids),

@@ -133,14 +133,20 @@ class FitReport:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Contest:
-    """Which probes are tried, and by which rule one wins."""
+    """Which probes were tried, and the one that the rule chose."""
 
     rule: str
     note: str
     ranks: tuple[int, ...]
-    folds: tuple[Fold, ...]
     available: int
     """The largest rank that can be tried: of all pairs, or of those that a fold leaves."""
+    folds: tuple[Fold, ...]
+    candidates: tuple[Candidate, ...]
+    chosen: int
+    best: Fit
+    """The choice's fit on all rows and pairs."""
+    found: CrossFit | None
+    """The folds' measurements, where the rule needs them."""
 
 
 def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> FitReport:
@@ -159,14 +165,11 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> FitReport:
         reporter.warn(f"no effect with --method {method} --solver {solver}: {', '.join(idle)}")
     problem = read_problem(options, oracle=options.select == "oracle", reporter=reporter)
     whole = problem.whole()
-    contest = _contest(problem, whole, reporter)
-    if solver == "adam":
-        reporter.note(f"training on {resolve_device(options.device)}")
-    candidates, chosen, best, found = _choose(problem, whole, contest, reporter)
+    contest = _hold(problem, whole, reporter)
+    best = contest.best
     answer = _one_answer(problem, whole, best)
-    verdict, controls = _judged(problem, contest, best, found, answer is not None)
-    _warn_unconverged(candidates, best, options, reporter)
-    _warn_pick(contest, best, answer, reporter)
+    verdict, controls = _judged(problem, contest, answer is not None)
+    _warn(contest, options, answer, reporter)
     report = FitReport(
         output=str(options.output),
         method=method,
@@ -179,8 +182,8 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> FitReport:
         rule=contest.rule,
         oracle=contest.rule == "oracle",
         note=contest.note,
-        candidates=tuple(candidates),
-        chosen=chosen,
+        candidates=contest.candidates,
+        chosen=contest.chosen,
         converged=best.converged,
         train_rows=len(problem.train.ids),
         val_rows=0 if problem.val is None else len(problem.val.ids),
@@ -198,24 +201,55 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> FitReport:
     return report
 
 
-def _contest(problem: Problem, whole: Part, reporter: Reporter) -> _Contest:
-    """Resolve rule, folds and ranks."""
+def _hold(problem: Problem, whole: Part, reporter: Reporter) -> _Contest:
+    """Resolve rule, folds and ranks, fit, and choose."""
     options = problem.options
+    method, solver, decays = options.chosen_method, options.chosen_solver, options.decays
     rule, note = resolve_rule(options.select, problem, options.several)
     if note:
         reporter.note(note)
     folds: tuple[Fold, ...] = ()
-    if problem.pairs is not None:
-        try:
-            folds = tuple(problem.folds(options.folds, options.seed))
-        except InputError:
-            if rule == "bound":
-                raise
+    try:
+        folds = tuple(problem.folds(options.folds, options.seed)) if problem.pairs else ()
+    except InputError:
+        if rule == "bound":
+            raise
     available = whole.rank
-    if rule == "bound" and options.chosen_method == "ncm":
+    if rule == "bound" and method == "ncm":
         available = min(available, *(problem.without(fold).rank for fold in folds))
-    ranks = resolve_ranks(options.rank, options.chosen_method, available, reporter)
-    return _Contest(rule=rule, note=note, ranks=ranks, folds=folds, available=available)
+    ranks = resolve_ranks(options.rank, method, available, reporter)
+    if solver == "adam":
+        reporter.note(f"training on {resolve_device(options.device)}")
+    kind: dict[str, Any] = {"method": method, "solver": solver}
+    total = len(decays) * (options.epochs if solver == "adam" else 1)
+    found = None
+    if rule == "bound":
+        tried = sorted({0, *ranks})
+        with reporter.task("fitting folds", len(folds) * len(tried) * total, unit="fits") as bar:
+            found = crossfit(problem, folds, ranks=tried, decays=decays, advance=bar.advance, **kind)
+        candidates = [candidate for candidate in found.candidates if candidate.rank in ranks]
+        pick = candidates[chosen := choose(candidates, rule, options.task)]
+        best = train_path(whole, options, ranks=[pick.rank], decays=[pick.weight_decay], **kind)[0]
+    else:
+        with reporter.task("fitting", len(ranks) * total, unit="fits") as bar:
+            fits = train_path(whole, options, ranks=ranks, decays=decays, advance=bar.advance, **kind)
+        val, test = (
+            None if rows is None else rows.scaled(whole.scaling) for rows in (problem.val, problem.test)
+        )
+        candidates = score_path(fits, val=val, test=test)
+        chosen = 0 if rule == ONLY else choose(candidates, rule, options.task)
+        best = fits[chosen]
+    return _Contest(
+        rule=rule,
+        note=note,
+        ranks=ranks,
+        available=available,
+        folds=folds,
+        candidates=tuple(candidates),
+        chosen=chosen,
+        best=best,
+        found=found,
+    )
 
 
 def resolve_rule(asked: str | None, problem: Problem, several: bool) -> tuple[str, str]:
@@ -234,7 +268,7 @@ def resolve_rule(asked: str | None, problem: Problem, several: bool) -> tuple[st
                 "several combinations of rank and weight decay, and nothing to choose by",
                 where=problem.options.features,
                 found="no validation rows",
-                fix=f"name some with --val W, such as --val '{problem.filters.unused}', "
+                fix=f"name some with --val W, such as --val '{problem.roles.unused}', "
                 "or say one --rank and one --weight-decay",
             )
     if asked is not None and asked != "bound":
@@ -284,38 +318,6 @@ def auto_ranks(available: int) -> tuple[int, ...]:
     return tuple(sorted({*range(AUTO_DENSE + 1), *(round(float(rank)) for rank in sparse)}))
 
 
-def _choose(
-    problem: Problem, whole: Part, contest: _Contest, reporter: Reporter
-) -> tuple[list[Candidate], int, Fit, CrossFit | None]:
-    """The candidates, which one is chosen, its fit on all rows and pairs, and the folds' measurements."""
-    options = problem.options
-    kind: dict[str, Any] = {"method": options.chosen_method, "solver": options.chosen_solver}
-    steps = options.epochs if options.chosen_solver == "adam" else 1
-    if contest.rule != "bound":
-        total = len(contest.ranks) * len(options.decays) * steps
-        with reporter.task("fitting", total, unit="fits") as bar:
-            fits = train_path(
-                whole, options, ranks=contest.ranks, decays=options.decays, advance=bar.advance, **kind
-            )
-        val, test = (
-            None if rows is None else rows.scaled(whole.scaling) for rows in (problem.val, problem.test)
-        )
-        candidates = score_path(fits, val=val, test=test)
-        chosen = 0 if contest.rule == ONLY else choose(candidates, contest.rule, options.task)
-        return candidates, chosen, fits[chosen], None
-    ranks = sorted({0, *contest.ranks})
-    total = len(contest.folds) * len(ranks) * len(options.decays) * steps
-    with reporter.task("fitting folds", total, unit="fits") as bar:
-        found = crossfit(
-            problem, contest.folds, ranks=ranks, decays=options.decays, advance=bar.advance, **kind
-        )
-    candidates = [candidate for candidate in found.candidates if candidate.rank in contest.ranks]
-    chosen = choose(candidates, "bound", options.task)
-    pick = candidates[chosen]
-    best = train_path(whole, options, ranks=[pick.rank], decays=[pick.weight_decay], **kind)[0]
-    return candidates, chosen, best, found
-
-
 def crossfit(
     problem: Problem,
     folds: Sequence[Fold],
@@ -361,16 +363,16 @@ def crossfit(
 
 
 def _judged(
-    problem: Problem, contest: _Contest, best: Fit, found: CrossFit | None, one_answer: bool
+    problem: Problem, contest: _Contest, one_answer: bool
 ) -> tuple[Verdict | None, tuple[Control, ...]]:
     """Verdict and controls; where the rule didn't measure on folds, the pick and ERM are measured now."""
     if problem.pairs is None:
         return None, ()
-    options, least_bound = problem.options, contest.rule == "bound"
+    options, best, least_bound = problem.options, contest.best, contest.rule == "bound"
     try:
         # Pairs that can't be cut say so again.
         folds = contest.folds or problem.folds(options.folds, options.seed)
-        found = found or crossfit(
+        found = contest.found or crossfit(
             problem,
             folds,
             method=options.chosen_method,
@@ -515,33 +517,26 @@ def _one_answer(problem: Problem, whole: Part, best: Fit) -> str | None:
     return problem.target.classes[int(told[0])] if len(told) == 1 else None
 
 
-def _warn_unconverged(
-    candidates: Sequence[Candidate], best: Fit, options: FitOptions, reporter: Reporter
-) -> None:
-    missed = sum(not candidate.converged for candidate in candidates)
-    if best.converged and not missed:
-        return
-    if options.chosen_solver == "adam":
-        reporter.warn(f"{missed} of {len(candidates)} probes diverged: lower --lr")
-        return
-    about = "not the chosen one" if best.converged else "the chosen one among them"
-    reporter.warn(
-        f"{max(missed, 1)} of {len(candidates)} probes did not reach the tolerance {options.tolerance:g} "
-        f"in {options.max_iter} iterations, {about}: raise --max-iter, or --weight-decay"
-    )
-
-
-def _warn_pick(contest: _Contest, best: Fit, answer: str | None, reporter: Reporter) -> None:
-    """Say when the pick is a constant, or lies at the end of what was tried."""
+def _warn(contest: _Contest, options: FitOptions, answer: str | None, reporter: Reporter) -> None:
+    """Say when fits stopped short, the pick is a constant, or it lies at the end of what was tried."""
+    best, count, last = contest.best, len(contest.candidates), max(contest.ranks)
+    missed = sum(not candidate.converged for candidate in contest.candidates)
+    if (missed or not best.converged) and options.chosen_solver == "adam":
+        reporter.warn(f"{missed} of {count} probes diverged: lower --lr")
+    elif missed or not best.converged:
+        about = "not the chosen one" if best.converged else "the chosen one among them"
+        reporter.warn(
+            f"{max(missed, 1)} of {count} probes did not reach the tolerance {options.tolerance:g} "
+            f"in {options.max_iter} iterations, {about}: raise --max-iter, or --weight-decay"
+        )
     if answer is not None:
         reporter.warn(f"the chosen probe says {answer!r} of every validation row: it is a constant")
-    last, available = max(contest.ranks), contest.available
     if contest.rule == ONLY or best.rank != last or len(contest.ranks) < 2:
         return
-    if last < available:
+    if last < contest.available:
         reporter.warn(
-            f"rank {last} is the largest that was tried, of {available} that these pairs allow: "
-            f"--rank 0:{available} tries more"
+            f"rank {last} is the largest that was tried, of {contest.available} that these pairs allow: "
+            f"--rank 0:{contest.available} tries more"
         )
     else:
         reporter.note(
@@ -561,15 +556,15 @@ def _flags(problem: Problem, rule: str) -> tuple[str, ...]:
 
 
 def _probe(problem: Problem, whole: Part, report: FitReport, best: Fit) -> Probe:
-    options, filters = problem.options, problem.filters
+    options, where = problem.options, problem.roles.where
     trained = ("lr", "epochs", "batch_size", "seed") if report.solver == "adam" else ("tolerance", "max_iter")
     judged = dataclasses.asdict(dataclasses.replace(report, candidates=()))
     selection = ("rule", "oracle", "note", "folds", "chosen", "verdict", "controls")
     resolved = {
         "method": report.method,
         "solver": report.solver,
-        "train": filters.train,
-        "val": filters.val,
+        "train": where["train"],
+        "val": where["val"],
         "target": report.target,
     }
     record = {
@@ -593,7 +588,7 @@ def _probe(problem: Problem, whole: Part, report: FitReport, best: Fit) -> Probe
 
 def probe_of(problem: Problem, part: Part, best: Fit, record: Mapping[str, Any]) -> Probe:
     """A probe fitted on a part of a problem, whose rows and pairs it records; ``record`` says how."""
-    filters, scaling, spectrum, pairs = problem.filters, part.scaling, part.spectrum, problem.pairs
+    scaling, spectrum, pairs = part.scaling, part.spectrum, problem.pairs
     parts = {"train": problem.train, "val": problem.val}
     paired = pairs and {
         "path": str(problem.options.pairs),
@@ -621,9 +616,7 @@ def probe_of(problem: Problem, part: Part, best: Fit, record: Mapping[str, Any])
                 "train_sha256": rows_digest(problem),
             },
             "pairs": paired,
-            "train": filters.train,
-            "val": filters.val,
-            "test": filters.test,
+            **problem.roles.where,
             "train_rows": len(problem.train.ids),
             "val_rows": 0 if problem.val is None else len(problem.val.ids),
         },

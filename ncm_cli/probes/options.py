@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,9 +30,11 @@ exact ones to about 2e-6."""
 
 MAX_ITER = 1000
 
-_ROWS = "Rows"
-_CHOICE = "Rank and selection"
-_TRAINING = "Training"
+_choice = functools.partial(option, group="Rank and selection")
+_rows = functools.partial(option, None, group="Rows")
+_where = functools.partial(_rows, metavar="WHERE")
+_columns = functools.partial(_rows, metavar="COLUMNS", parse=parse_names)
+_training = functools.partial(option, group="Training")
 
 
 def parse_method(text: str) -> str:
@@ -71,101 +74,67 @@ class FitOptions:
         help=f"Method; without it, ncm if there are pairs and erm if not. ({' | '.join(METHODS)})",
         parse=parse_method,
     )
-    rank: str = option(
+    rank: str = _choice(
         "auto",
         help="Dimensions to remove: 16, 2:24, 0:64:8, 0,8,56; auto tries 0 to the pairs' rank.",
         parse=parse_ranks,
-        group=_CHOICE,
     )
-    weight_decay: str | None = option(
+    weight_decay: str | None = _choice(
         None,
         help="Weight decays to try: 1e-3, or 1e-4,1e-2, or log:1e-4:1:5. Without it, "
         f"{WEIGHT_DECAYS['lbfgs']} for lbfgs and {WEIGHT_DECAYS['adam']} for adam.",
         parse=parse_decays,
-        group=_CHOICE,
     )
-    select: str | None = option(
+    select: str | None = _choice(
         None,
         help="How to choose; without it, bound if there are pairs. ORACLE looks at the test rows.",
         choices=RULES,
-        group=_CHOICE,
     )
-    folds: int = option(
+    folds: int = _choice(
         5,
         least=2,
         help="Parts that the pairs are cut into for --select bound; held-out pairs take their place.",
-        group=_CHOICE,
     )
-    save_controls: Path | None = option(
-        None,
-        help="Folder for the probes that the choice is compared with.",
-        role="output",
-        metavar="DIR",
-        group=_CHOICE,
+    save_controls: Path | None = _choice(
+        None, help="Folder for the probes that the choice is compared with.", role="output", metavar="DIR"
     )
 
-    train: str | None = option(
-        None,
-        help="Training rows; without it, those of a split named train or training.",
-        group=_ROWS,
-        metavar="WHERE",
+    train: str | None = _where(help="Training rows; without it, those of a split named train or training.")
+    val: str | None = _where(
+        help="Validation rows; without it, those of a split named val, valid, validation or dev."
     )
-    val: str | None = option(
-        None,
-        help="Validation rows; without it, those of a split named val, valid, validation or dev.",
-        group=_ROWS,
-        metavar="WHERE",
+    test: str | None = _where(
+        help="Test rows: needed by --select oracle, else only kept apart; without it, split test or testing."
     )
-    test: str | None = option(
-        None,
-        help="Test rows: needed by --select oracle, else only kept apart; without it, split test or testing.",
-        group=_ROWS,
-        metavar="WHERE",
+    target: str | None = _rows(help="Column to predict; without it, the store's label.", metavar="COLUMN")
+    groups: str | None = _columns(
+        help="Columns whose combinations are the groups, as in eval: of --select worst-group and controls."
     )
-    target: str | None = option(
-        None, help="Column to predict; without it, the store's label.", group=_ROWS, metavar="COLUMN"
-    )
-    groups: str | None = option(
-        None,
-        help="Columns whose combinations are the groups, as in eval: of --select worst-group and controls.",
-        group=_ROWS,
-        metavar="COLUMNS",
-        parse=parse_names,
-    )
-    upweight: str | None = option(
-        None,
-        help="Columns whose combinations count equally in training.",
-        group=_ROWS,
-        metavar="COLUMNS",
-        parse=parse_names,
-    )
+    upweight: str | None = _columns(help="Columns whose combinations count equally in training.")
     overlap: str = option(
         "exclude",
         help="What to do with pairs and byte-identical images that also occur among validation or test rows.",
         choices=OVERLAPS,
-        group=_ROWS,
+        group="Rows",
     )
 
-    task: str = option("classification", help="What is predicted.", choices=TASKS, group=_TRAINING)
-    scaling: str = option("none", help="How features are scaled first.", choices=SCALINGS, group=_TRAINING)
-    scale_factor: float = option(10.0, above=0, help="The rows' norm under --scaling norm.", group=_TRAINING)
-    solver: str | None = option(
+    task: str = _training("classification", help="What is predicted.", choices=TASKS)
+    scaling: str = _training("none", help="How features are scaled first.", choices=SCALINGS)
+    scale_factor: float = _training(10.0, above=0, help="The rows' norm under --scaling norm.")
+    solver: str | None = _training(
         None,
         help="lbfgs is exact and the default of ncm and erm; adam trains on mini-batches, as in the paper.",
         choices=SOLVERS,
-        group=_TRAINING,
     )
-    tolerance: float = option(
-        TOLERANCE, above=0, help="lbfgs: gradient norm to reach, relative to the rows' norm.", group=_TRAINING
+    tolerance: float = _training(
+        TOLERANCE, above=0, help="lbfgs: gradient norm to reach, relative to the rows' norm."
     )
-    max_iter: int = option(MAX_ITER, least=1, help="lbfgs: most iterations for one probe.", group=_TRAINING)
-    lr: float = option(1e-3, above=0, help="adam: learning rate.", group=_TRAINING)
-    epochs: int = option(100, least=1, help="adam: passes over the training rows.", group=_TRAINING)
-    batch_size: int = option(256, least=0, help="adam: rows in a batch; 0 for all.", group=_TRAINING)
-    seed: int = option(
-        0, least=0, help="Seed of the folds of pairs, and for adam of the batches.", group=_TRAINING
-    )
-    device: str = option("auto", help="adam: auto, cpu or cuda.", group=_TRAINING, parse=parse_device)
+    max_iter: int = _training(MAX_ITER, least=1, help="lbfgs: most iterations for one probe.")
+    lr: float = _training(1e-3, above=0, help="adam: learning rate.")
+    epochs: int = _training(100, least=1, help="adam: passes over the training rows.")
+    batch_size: int = _training(256, least=0, help="adam: rows in a batch; 0 for all.")
+    seed: int = _training(0, least=0, help="Seed of the folds of pairs, and for adam of the batches.")
+    device: str = _training("auto", help="adam: auto, cpu or cuda.", parse=parse_device)
 
     @property
     def chosen_method(self) -> str:
@@ -196,28 +165,24 @@ class FitOptions:
 
     def refusals(self) -> Iterator[UsageError]:
         """Why these options can't be used together."""
-        method, without_pairs = self.chosen_method, self.pairs is None
-        if method == "ncm" and without_pairs:
+        method, alone = self.chosen_method, self.pairs is None
+        if method == "ncm" and alone:
             yield UsageError("ncm needs --pairs", fix="--pairs FILE")
         if self.solver == "adam" and self.task == "regression":
             yield UsageError("regression is solved exactly", found=f"--method {method}", fix="--solver lbfgs")
         if method != "ncm" and parse_ranks(self.rank) not in (None, (0,)):
+            found = f"--rank {self.rank}"
             yield UsageError(
-                f"the method {method!r} removes no directions",
-                found=f"--rank {self.rank}",
-                expected="--method ncm",
+                f"the method {method!r} removes no directions", found=found, expected="--method ncm"
             )
-        if self.save_controls is not None and without_pairs:
-            yield UsageError(
-                "--save-controls needs pairs, which controls are measured on", fix="--pairs PAIRS.h5"
-            )
-        if self.select == "bound" and without_pairs and self.several:
+        if self.save_controls is not None and alone:
+            what = "--save-controls needs pairs, which controls are measured on"
+            yield UsageError(what, fix="--pairs PAIRS.h5")
+        if self.select == "bound" and alone and self.several:
             yield UsageError("--select bound needs pairs", fix="--pairs P.h5, or --select in-domain")
         if self.select == "worst-group" and not self.groups:
-            yield UsageError(
-                "--select worst-group needs groups",
-                fix="--groups label,place: columns whose combinations count",
-            )
+            fix = "--groups label,place: columns whose combinations count"
+            yield UsageError("--select worst-group needs groups", fix=fix)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from ncm_cli.probes.selection import Fold, deal, set_aside
 from ncm_cli.progress import Reporter
 from ncm_cli.store.columns import (
     Column,
+    Role,
     Target,
     classes_among,
     group_weights,
@@ -49,25 +50,25 @@ Codes = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Filters:
-    """The row filters in force (None: no such rows) and the rows they select, as masks over the store."""
+SHOWN: dict[Role, str] = {"train": "training", "val": "validation", "test": "test"}
+"""The parts that rows play, in words."""
 
-    train: str
-    val: str | None = None
-    test: str | None = None
-    train_rows: Mask
-    val_rows: Mask | None = None
-    test_rows: Mask | None = None
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Roles:
+    """Which rows of the store play which part."""
+
+    where: dict[Role, str | None]
+    """The row filters in force; None where there is no such row."""
+    rows: dict[Role, Mask]
+    """What they select, (N,)."""
     unused: str = ""
     """A filter of rows that have no part to play, for hints."""
 
+    @property
     def apart(self) -> Mask:
         """(N,) the validation and test rows."""
-        nothing = np.zeros_like(self.train_rows)
-        return np.any(
-            [nothing, *(mask for mask in (self.val_rows, self.test_rows) if mask is not None)], axis=0
-        )
+        return self.rows["val"] | self.rows["test"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,7 +184,7 @@ class Problem:
     """Of the feature store."""
     encoder: dict[str, Any]
     options: FitOptions
-    filters: Filters
+    roles: Roles
     target: Target
     train: RawRows
     val: RawRows | None
@@ -283,17 +284,13 @@ def read_problem(
     """
     with FeatureStore.open(options.features) as store:
         nodes = content_nodes(store)
-        if beside is None:
-            filters = _select_rows(store, options, oracle, reporter)
-        else:
-            assert options.train is not None
-            filters = Filters(train=options.train, train_rows=_selected(store, options.train))
-        filters, copies = _drop_copies(store, nodes, filters, options.overlap, reporter)
+        roles = _roles(store, options, oracle, beside is None, reporter)
+        copies = _drop_copies(store, nodes, roles, options.overlap, reporter)
         if beside is None or options.task == "regression":
-            target = _read_target(store, options, filters.train_rows)
+            target = _target(store, options, roles.rows["train"])
         else:
             target = read_target(store, beside.target, beside.classes)
-        pairs = _read_pairs(options, store, nodes, filters, reporter)
+        pairs = _read_pairs(options, store, nodes, roles, reporter)
         named = {"upweight": options.upweight, **(columns or {})}
         codes = {option: _codes(store, names) for option, names in named.items() if names}
         group = make_groups(store, options.groups).codes if options.groups else None
@@ -309,76 +306,75 @@ def read_problem(
                 codes={option: own[where] for option, own in codes.items()},
             )
 
-        train = _answered(store, target, filters.train_rows, "training", reporter)
-        for option, own in codes.items():
-            flag, names = f"--{option.replace('_', '-')}", named[option]
-            train = _rows_with(
-                store,
-                train,
-                own >= 0,
-                f"training rows without a value of {names} ({flag})",
-                InputError(f"no training row has a value of {names!r}", where=store.path, found=flag),
-                reporter,
-            )
-        judged = {}
-        for name, mask in (("validation", filters.val_rows), ("test", filters.test_rows if oracle else None)):
-            if mask is not None:
-                judged[name] = rows(_answered(store, target, mask, name, reporter))
-                _tell_groupless(judged[name], name, options.groups, reporter)
+        parts: dict[Role, RawRows] = {}
+        for role, mask in roles.rows.items():
+            if roles.where[role] is None or (role == "test" and not oracle):
+                continue
+            known = _answered(store, target, mask, SHOWN[role], reporter)
+            for option, own in codes.items() if role == "train" else ():
+                flag, names = f"--{option.replace('_', '-')}", named[option]
+                refusal = InputError(
+                    f"no training row has a value of {names!r}", where=store.path, found=flag
+                )
+                lacking = f"training rows without a value of {names} ({flag})"
+                known = _rows_with(store, known, own >= 0, lacking, refusal, reporter)
+            parts[role] = rows(known)
+            if role != "train":
+                _tell_groupless(parts[role], SHOWN[role], options.groups, reporter)
         return Problem(
             content_sha256=store.content_sha256,
             encoder=without_view(store.encoder),
             options=options,
-            filters=filters,
+            roles=roles,
             target=target,
-            train=rows(train),
-            val=judged.get("validation"),
-            test=judged.get("test"),
+            train=parts["train"],
+            val=parts.get("val"),
+            test=parts.get("test"),
             pairs=pairs,
-            extra=_extra(store, filters, target, pairs, rows),
+            extra=_extra(store, roles, target, pairs, rows),
             copies=copies,
         )
 
 
-def _select_rows(store: FeatureStore, options: FitOptions, oracle: bool, reporter: Reporter) -> Filters:
-    """Resolve --train, --val and --test, and refuse rows that have two parts to play."""
-    train = options.train or split_filter(store, "train")
-    if train is None:
-        example = unused_filter(store, np.zeros(store.rows, dtype=bool))
+def _roles(store: FeatureStore, options: FitOptions, oracle: bool, apart: bool, reporter: Reporter) -> Roles:
+    """Resolve --train, --val and --test, and refuse rows that have two parts to play.
+
+    Without ``apart`` there are training rows only.
+    """
+    nobody = np.zeros(store.rows, dtype=bool)
+    where = {role: getattr(options, role) or split_filter(store, role) for role in SHOWN}
+    if not apart:
+        where |= {"val": None, "test": None}
+    if where["train"] is None:
         raise InputError(
             "nothing says which rows to train on",
             where=store.path,
             found=unrecognised(store, ["train"]) or f"no split column; columns: {listing(store.columns)}",
-            fix=f"--train W and --val W, such as --train '{example}'; or embed a table with a split column, "
-            "as ncm data folder writes it",
+            fix=f"--train W and --val W, such as --train '{unused_filter(store, nobody)}'; or embed a table "
+            "with a split column, as ncm data folder writes it",
         )
-    train_rows = _selected(store, train)
+    rows = {role: nobody if text is None else _selected(store, text) for role, text in where.items()}
     if oracle and options.test is None:
-        example = split_filter(store, "test") or unused_filter(store, train_rows)
+        example = where["test"] or unused_filter(store, rows["train"])
         raise InputError(
             "--select oracle needs test rows to look at",
             fix=f"--test '{example}', or a rule that needs no test domain: --select bound",
         )
-    val = options.val or split_filter(store, "val")
-    test = options.test or split_filter(store, "test")
-    val_rows, test_rows = (None if where is None else _selected(store, where) for where in (val, test))
-    _refuse_shared(store, "validation", val_rows, "training", train_rows)
-    _refuse_shared(store, "validation", val_rows, "test", test_rows)
+    _refuse_shared(store, rows, "val", "train")
+    _refuse_shared(store, rows, "val", "test")
     if options.test is not None:
-        _refuse_shared(store, "test", test_rows, "training", train_rows)
-    elif test_rows is not None and (test_rows & train_rows).any():
-        reporter.warn(f"{int((test_rows & train_rows).sum()):,} training rows are rows of {test}")
-        test_rows = test_rows & ~train_rows
-    filters = Filters(
-        train=train, val=val, test=test, train_rows=train_rows, val_rows=val_rows, test_rows=test_rows
-    )
-    what = None if options.test else unrecognised(store, ["test"])
-    if what or val is None:
-        filters = dataclasses.replace(filters, unused=unused_filter(store, train_rows | filters.apart()))
+        _refuse_shared(store, rows, "test", "train")
+    elif (both := rows["test"] & rows["train"]).any():
+        reporter.warn(f"{int(both.sum()):,} training rows are rows of {where['test']}")
+        rows["test"] = rows["test"] & ~both
+    what = unrecognised(store, ["test"]) if apart and options.test is None else None
+    unused = ""
+    if what or where["val"] is None:
+        unused = unused_filter(store, np.any(list(rows.values()), axis=0))
     if what:
         say = reporter.warn if None in split_values(store).values() else reporter.note
-        say(f"{what}: nothing is kept apart as test rows; --test W names them: --test '{filters.unused}'")
-    return filters
+        say(f"{what}: nothing is kept apart as test rows; --test W names them: --test '{unused}'")
+    return Roles(where=where, rows=rows, unused=unused)
 
 
 def _selected(store: FeatureStore, where: str) -> Mask:
@@ -388,19 +384,16 @@ def _selected(store: FeatureStore, where: str) -> Mask:
     return mask
 
 
-def _refuse_shared(
-    store: FeatureStore, name: str, rows: Mask | None, other: str, others: Mask | None
-) -> None:
-    if rows is None or others is None or not (rows & others).any():
-        return
-    shared = np.flatnonzero(rows & others)
-    raise InputError(
-        f"{name} rows that are {other} rows as well",
-        where=store.path,
-        found=f"{len(shared):,} rows, such as {store.ids[shared[0]]!r}",
-        expected="rows that play one part: the number would look better than it is",
-        fix="say --train, --val and --test such that no row is in two of them",
-    )
+def _refuse_shared(store: FeatureStore, rows: dict[Role, Mask], role: Role, other: Role) -> None:
+    shared = np.flatnonzero(rows[role] & rows[other])
+    if shared.size:
+        raise InputError(
+            f"{SHOWN[role]} rows that are {SHOWN[other]} rows as well",
+            where=store.path,
+            found=f"{len(shared):,} rows, such as {store.ids[shared[0]]!r}",
+            expected="rows that play one part: the number would look better than it is",
+            fix="say --train, --val and --test such that no row is in two of them",
+        )
 
 
 def content_nodes(store: FeatureStore) -> Codes:
@@ -412,23 +405,18 @@ def content_nodes(store: FeatureStore) -> Codes:
     return np.array([first.setdefault(one, row) if one else row for row, one in enumerate(digests)], np.int64)
 
 
-def _drop_copies(
-    store: FeatureStore, nodes: Codes, filters: Filters, overlap: str, reporter: Reporter
-) -> tuple[Filters, int]:
+def _drop_copies(store: FeatureStore, nodes: Codes, roles: Roles, overlap: str, reporter: Reporter) -> int:
     """Leave training rows out whose image is byte-identical to a validation or test row's; how many are."""
-    apart = filters.apart()
-    copies = np.flatnonzero(filters.train_rows & np.isin(nodes, nodes[apart]))
-    if not copies.size:
-        return filters, 0
-    twin = np.flatnonzero(apart & (nodes == nodes[copies[0]]))[0]
-    example = f"{store.ids[copies[0]]!r} is {store.ids[twin]!r}"
-    what = f"{len(copies):,} training images are byte-identical to validation or test images ({example})"
-    refusal = InputError(what, where=store.path, fix="--overlap exclude leaves them out of training")
-    if _keeps(overlap, refusal, "they are left out of training", reporter):
-        return filters, len(copies)
-    train_rows = filters.train_rows.copy()
-    train_rows[copies] = False
-    return dataclasses.replace(filters, train_rows=train_rows), len(copies)
+    train, apart = roles.rows["train"], roles.apart
+    copies = np.flatnonzero(train & np.isin(nodes, nodes[apart]))
+    if copies.size:
+        twin = np.flatnonzero(apart & (nodes == nodes[copies[0]]))[0]
+        example = f"{store.ids[copies[0]]!r} is {store.ids[twin]!r}"
+        what = f"{len(copies):,} training images are byte-identical to validation or test images ({example})"
+        refusal = InputError(what, where=store.path, fix="--overlap exclude leaves them out of training")
+        if not _keeps(overlap, refusal, "they are left out of training", reporter):
+            train[copies] = False
+    return len(copies)
 
 
 def _keeps(overlap: str, refusal: InputError, without: str, reporter: Reporter) -> bool:
@@ -440,7 +428,7 @@ def _keeps(overlap: str, refusal: InputError, without: str, reporter: Reporter) 
     return kept
 
 
-def _read_target(store: FeatureStore, options: FitOptions, train_rows: Mask) -> Target:
+def _target(store: FeatureStore, options: FitOptions, train_rows: Mask) -> Target:
     """The target column as codes in the order of the training rows' classes, or as values for regression."""
     name = options.target or label_name(store)
     if options.task == "regression":
@@ -511,7 +499,7 @@ def _tell_groupless(rows: RawRows, name: str, columns: str | None, reporter: Rep
 
 
 def _read_pairs(
-    options: FitOptions, features: FeatureStore, nodes: Codes, filters: Filters, reporter: Reporter
+    options: FitOptions, features: FeatureStore, nodes: Codes, roles: Roles, reporter: Reporter
 ) -> Pairs | None:
     """Read the pair store, check that it belongs to the features, and leave leaking pairs out.
 
@@ -543,7 +531,7 @@ def _read_pairs(
             f"{strange:,} of {2 * len(node_a):,} members of pairs are no rows of {features.path.name}: that "
             "they are no validation or test rows can't be checked"
         )
-    apart = nodes[filters.apart()]
+    apart = nodes[roles.apart]
     leaking = np.isin(node_a, apart) | np.isin(node_b, apart)
     usable = np.ones(len(store.id_a), dtype=bool)
     if leaking.any():
@@ -576,7 +564,7 @@ def _read_pairs(
 
 def _extra(
     store: FeatureStore,
-    filters: Filters,
+    roles: Roles,
     target: Target,
     pairs: Pairs | None,
     rows: Callable[[Mask], RawRows],
@@ -590,7 +578,7 @@ def _extra(
     chosen = np.zeros(store.rows, dtype=bool)
     members = np.concatenate([pairs.node_a[pairs.usable], pairs.node_b[pairs.usable]])
     chosen[members[members < store.rows]] = True
-    chosen &= target.known & ~filters.train_rows & ~filters.apart()
+    chosen &= target.known & ~roles.rows["train"] & ~roles.apart
     return rows(chosen) if chosen.any() else None
 
 
