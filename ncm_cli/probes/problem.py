@@ -563,11 +563,7 @@ def _read_pairs(
 
 
 def _extra(
-    store: FeatureStore,
-    roles: Roles,
-    target: Target,
-    pairs: Pairs | None,
-    rows: Callable[[Mask], RawRows],
+    store: FeatureStore, roles: Roles, target: Target, pairs: Pairs | None, rows: Callable[[Mask], RawRows]
 ) -> RawRows | None:
     """The pairs' own labelled rows, where making the pairs took labels of rows outside training."""
     if pairs is None:

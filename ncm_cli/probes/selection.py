@@ -303,11 +303,7 @@ class CrossFit:
 
     @classmethod
     def join(
-        cls,
-        folds: Iterable[tuple[Sequence[Fit], Rows | None, PairRows]],
-        unit: Codes,
-        *,
-        regression: bool,
+        cls, folds: Iterable[tuple[Sequence[Fit], Rows | None, PairRows]], unit: Codes, *, regression: bool
     ) -> CrossFit:
         """Judge each fold's R probes by the validation rows and its pairs, and put the folds together."""
         paths, by_rows, by_pairs = [], [], []
