@@ -53,82 +53,9 @@ FOLD_TOLERANCE = 1e-5
 within about 2e-3 of exact ones."""
 
 CONSTANT, ERM, UPWEIGHTED, PAIR_ROWS = "constant", "erm", "erm-upweighted", "erm-pair-rows"
-"""The controls' names."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Control:
-    """A probe that any pick must beat, measured like it.
-
-    Attributes
-    ----------
-    name
-        ``constant``: always the training rows' commonest class (or mean); ``erm``: nothing removed;
-        ``erm-upweighted``: the same, every group counting alike; ``erm-pair-rows``: the same, also on the
-        labelled rows that the pairs are made of.
-    weight_decay
-        None for the constant.
-    """
-
-    name: str
-    weight_decay: float | None
-    val_error: Estimate
-    flip_rate: Estimate
-    bound: Estimate
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class FitReport:
-    """What was fitted, how it was chosen, and from what."""
-
-    output: str
-    method: str
-    solver: str
-    task: str
-    target: str
-    classes: tuple[str, ...]
-    rank: int
-    weight_decay: float
-    rule: str
-    oracle: bool
-    note: str
-    candidates: tuple[Candidate, ...]
-    chosen: int
-    converged: bool
-    train_rows: int
-    val_rows: int
-    pairs: int
-    """That span the basis: all but those left out."""
-    held_out: int
-    """Of them, held out by the user while the choice was made."""
-    folds: int
-    """The folds of pairs that candidates were measured on; 0 without pairs."""
-    numerical_rank: int
-    verdict: Verdict | None
-    """None without pairs."""
-    controls: tuple[Control, ...]
-    flags: tuple[str, ...]
-
-    @property
-    def pick(self) -> Candidate:
-        return self.candidates[self.chosen]
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything, the whole path included, ready for JSON."""
-        body = dataclasses.asdict(self)
-        del body["candidates"]
-        return body | {"path": self.path_json()}
-
-    def path_json(self) -> list[dict[str, Any]]:
-        """The candidates' known facts; non-finite numbers (a diverged probe's) are left out."""
-        return [
-            {
-                name: value
-                for name, value in dataclasses.asdict(candidate).items()
-                if value is not None and (not isinstance(value, float) or np.isfinite(value))
-            }
-            for candidate in self.candidates
-        ]
+"""The controls, which any pick must beat and which are measured like it: always the training rows' commonest
+class (or mean); nothing removed; the same, every group counting alike; the same, also on the labelled rows
+that the pairs are made of."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,8 +76,11 @@ class _Contest:
     """The folds' measurements, where the rule needs them."""
 
 
-def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> FitReport:
-    """Fit the probes, choose one, and write it.
+def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
+    """Fit the probes, choose one, write it, and return what ``--json`` prints: how it was chosen, from what.
+
+    ``pairs`` are those that span the basis, ``held_out`` of them by the user while the choice was made, and
+    ``folds`` those that candidates were measured on; without pairs there is no ``verdict``.
 
     Raises
     ------
@@ -170,35 +100,41 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> FitReport:
     answer = _one_answer(problem, whole, best)
     verdict, controls = _judged(problem, contest, answer is not None)
     _warn(contest, options, answer, reporter)
-    report = FitReport(
-        output=str(options.output),
-        method=method,
-        solver=solver,
-        task=options.task,
-        target=problem.target.name,
-        classes=problem.target.classes,
-        rank=best.rank,
-        weight_decay=best.weight_decay,
-        rule=contest.rule,
-        oracle=contest.rule == "oracle",
-        note=contest.note,
-        candidates=contest.candidates,
-        chosen=contest.chosen,
-        converged=best.converged,
-        train_rows=len(problem.train.ids),
-        val_rows=0 if problem.val is None else len(problem.val.ids),
-        pairs=whole.pairs,
-        held_out=0 if problem.pairs is None else int(problem.pairs.held_out.sum()),
-        folds=len(contest.folds),
-        numerical_rank=whole.rank,
-        verdict=verdict,
-        controls=controls,
-        flags=_flags(problem, contest.rule),
-    )
-    write_probe(options.output, _probe(problem, whole, report, best))
+    body = {
+        "output": str(options.output),
+        "method": method,
+        "solver": solver,
+        "task": options.task,
+        "target": problem.target.name,
+        "classes": list(problem.target.classes),
+        "rank": best.rank,
+        "weight_decay": best.weight_decay,
+        "rule": contest.rule,
+        "oracle": contest.rule == "oracle",
+        "note": contest.note,
+        "path": [_known(candidate) for candidate in contest.candidates],
+        "chosen": contest.chosen,
+        "converged": best.converged,
+        "train_rows": len(problem.train.ids),
+        "val_rows": 0 if problem.val is None else len(problem.val.ids),
+        "pairs": whole.pairs,
+        "held_out": 0 if problem.pairs is None else int(problem.pairs.held_out.sum()),
+        "folds": len(contest.folds),
+        "numerical_rank": whole.rank,
+        "verdict": verdict and dataclasses.asdict(verdict),
+        "controls": controls,
+        "flags": _flags(problem, contest.rule),
+    }
+    write_probe(options.output, _probe(problem, whole, body, best))
     if options.save_controls is not None:
-        _save_controls(options.save_controls, problem, report)
-    return report
+        _save_controls(options.save_controls, problem, body)
+    return body
+
+
+def _known(candidate: Candidate) -> dict[str, Any]:
+    """A candidate's known facts; non-finite numbers (a diverged probe's) are left out."""
+    facts = dataclasses.asdict(candidate).items()
+    return {name: value for name, value in facts if value is not None and np.isfinite(value)}
 
 
 def _hold(problem: Problem, whole: Part, reporter: Reporter) -> _Contest:
@@ -364,10 +300,10 @@ def crossfit(
 
 def _judged(
     problem: Problem, contest: _Contest, one_answer: bool
-) -> tuple[Verdict | None, tuple[Control, ...]]:
+) -> tuple[Verdict | None, list[dict[str, Any]]]:
     """Verdict and controls; where the rule didn't measure on folds, the pick and ERM are measured now."""
     if problem.pairs is None:
-        return None, ()
+        return None, []
     options, best, least_bound = problem.options, contest.best, contest.rule == "bound"
     try:
         # Pairs that can't be cut say so again.
@@ -386,7 +322,7 @@ def _judged(
         if least_bound:
             raise
         why = f"{error.what} ({error.found})" if error.found else error.what
-        return unmeasured(int(problem.pairs.usable.sum()), 0, why, shift_of(problem)), ()
+        return unmeasured(int(problem.pairs.usable.sum()), 0, why, shift_of(problem)), []
 
 
 def judge_pick(
@@ -398,7 +334,7 @@ def judge_pick(
     *,
     least_bound: bool = True,
     one_answer: bool = False,
-) -> tuple[Verdict, tuple[Control, ...]]:
+) -> tuple[Verdict, list[dict[str, Any]]]:
     """The verdict and the controls for the candidate of ``found`` with this rank and weight decay.
 
     ``least_bound`` says that the candidate was chosen by its bound, ``one_answer`` that its final fit gives
@@ -406,7 +342,7 @@ def judge_pick(
     """
     method, shift = problem.options.chosen_method, shift_of(problem)
     if problem.val is None:
-        return unmeasured(found.pairs, found.units, "no validation rows", shift), ()
+        return unmeasured(found.pairs, found.units, "no validation rows", shift), []
     pick = [(one.rank, one.weight_decay) for one in found.candidates].index((rank, decay))
     erm = found.best(0)
     answer, constant = _constant(problem)
@@ -417,10 +353,7 @@ def judge_pick(
         unused = unmeasured(found.pairs, found.units, f"{method} doesn't use them", shift)
         verdict = dataclasses.replace(verdict, code=unused.code, text=unused.text)
     nothing = Estimate(0.0, 0.0, 0.0)
-    controls = [
-        Control(name=CONSTANT, weight_decay=None, val_error=constant, flip_rate=nothing, bound=constant),
-        _control(ERM, found, erm),
-    ]
+    controls = [_control(CONSTANT, None, constant, nothing, constant), _measured(ERM, found, erm)]
     for name, rows in _control_rows(problem).items():
         own = crossfit(
             problem,
@@ -431,15 +364,15 @@ def judge_pick(
             decays=problem.options.decays,
             rows=rows,
         )
-        controls.append(_control(name, own, own.best(0)))
-    labelled = controls[-1].bound.value if controls[-1].name == PAIR_ROWS else np.inf
+        controls.append(_measured(name, own, own.best(0)))
+    labelled = controls[-1]["bound"]["value"] if controls[-1]["name"] == PAIR_ROWS else np.inf
     if verdict.code == "helps" and verdict.bound and labelled <= verdict.bound.value:
         text = (
             f"{verdict.text} But ERM that is also trained on the pairs' labelled rows has a bound of "
             f"{labelled:.3g}, no higher: whoever has these labels can as well train on them."
         )
         verdict = dataclasses.replace(verdict, text=text)
-    return verdict, tuple(controls)
+    return verdict, controls
 
 
 def _erm_solver(options: FitOptions) -> str:
@@ -447,14 +380,17 @@ def _erm_solver(options: FitOptions) -> str:
     return options.chosen_solver if options.chosen_method == "ncm" else "lbfgs"
 
 
-def _control(name: str, found: CrossFit, index: int) -> Control:
-    return Control(
-        name=name,
-        weight_decay=found.candidates[index].weight_decay,
-        val_error=found.error(index),
-        flip_rate=found.change(index),
-        bound=found.bound(index),
-    )
+def _measured(name: str, found: CrossFit, index: int) -> dict[str, Any]:
+    decay = found.candidates[index].weight_decay
+    return _control(name, decay, found.error(index), found.change(index), found.bound(index))
+
+
+def _control(
+    name: str, weight_decay: float | None, error: Estimate, flips: Estimate, bound: Estimate
+) -> dict[str, Any]:
+    measures = {"val_error": error, "flip_rate": flips, "bound": bound}
+    known = {measure: dataclasses.asdict(estimate) for measure, estimate in measures.items()}
+    return {"name": name, "weight_decay": weight_decay, **known}
 
 
 def _control_rows(problem: Problem) -> dict[str, RawRows]:
@@ -544,7 +480,7 @@ def _warn(contest: _Contest, options: FitOptions, answer: str | None, reporter: 
         )
 
 
-def _flags(problem: Problem, rule: str) -> tuple[str, ...]:
+def _flags(problem: Problem, rule: str) -> list[str]:
     """What a reader of this probe's numbers must know."""
     flags = ["ORACLE: chosen by looking at the test rows"] if rule == "oracle" else []
     if problem.options.overlap == "keep":
@@ -552,36 +488,27 @@ def _flags(problem: Problem, rule: str) -> tuple[str, ...]:
             flags.append(f"OVERLAP: {problem.copies} training images are validation or test images")
         if problem.pairs is not None and (overlapping := problem.pairs.overlapping):
             flags.append(f"OVERLAP: {overlapping} pairs have a validation or test row as a member")
-    return tuple(flags)
+    return flags
 
 
-def _probe(problem: Problem, whole: Part, report: FitReport, best: Fit) -> Probe:
+def _probe(problem: Problem, whole: Part, body: dict[str, Any], best: Fit) -> Probe:
     options, where = problem.options, problem.roles.where
-    trained = ("lr", "epochs", "batch_size", "seed") if report.solver == "adam" else ("tolerance", "max_iter")
-    judged = dataclasses.asdict(dataclasses.replace(report, candidates=()))
-    selection = ("rule", "oracle", "note", "folds", "chosen", "verdict", "controls")
-    resolved = {
-        "method": report.method,
-        "solver": report.solver,
-        "train": where["train"],
-        "val": where["val"],
-        "target": report.target,
-    }
+    trained = (
+        ("lr", "epochs", "batch_size", "seed") if body["solver"] == "adam" else ("tolerance", "max_iter")
+    )
+    selection = ("rule", "oracle", "note", "folds", "chosen", "path", "verdict", "controls")
+    own = {name: body[name] for name in ("method", "solver", "target")}
     record = {
-        "method": report.method,
+        "method": body["method"],
         "hyper_parameters": {
-            "weight_decay": report.weight_decay,
-            "solver": report.solver,
+            "weight_decay": body["weight_decay"],
+            "solver": body["solver"],
             "upweight": options.upweight,
             **{name: getattr(options, name) for name in trained},
         },
-        "selection": {
-            **{name: judged[name] for name in selection},
-            "path": report.path_json(),
-            "groups": options.groups,
-        },
-        "flags": list(report.flags),
-        "options": as_json(options) | resolved,
+        "selection": {**{name: body[name] for name in selection}, "groups": options.groups},
+        "flags": body["flags"],
+        "options": as_json(options) | own | {"train": where["train"], "val": where["val"]},
     }
     return probe_of(problem, whole, best, record)
 
@@ -635,14 +562,15 @@ def probe_of(problem: Problem, part: Part, best: Fit, record: Mapping[str, Any])
     )
 
 
-def _save_controls(folder: Path, problem: Problem, report: FitReport) -> None:
+def _save_controls(folder: Path, problem: Problem, body: dict[str, Any]) -> None:
     """Write each control as a probe, fitted on all of its rows: NAME.safetensors."""
-    if not report.controls:
+    if not body["controls"]:
         raise InputError("there are no controls to save", found="no pairs, or pairs that can't be measured")
     rows, solver = _control_rows(problem), _erm_solver(problem.options)
     folder.mkdir(parents=True, exist_ok=True)
-    for control in report.controls:
-        own, decay = rows.get(control.name, problem.train), control.weight_decay
+    for control in body["controls"]:
+        name, decay = control["name"], control["weight_decay"]
+        own = rows.get(name, problem.train)
         part = problem.part(own, None)
         if decay is None:
             best = _constant_fit(part)
@@ -650,26 +578,20 @@ def _save_controls(folder: Path, problem: Problem, report: FitReport) -> None:
             best = train_path(part, problem.options, method="erm", solver=solver, ranks=[0], decays=[decay])[
                 0
             ]
-        path = folder / f"{control.name}.safetensors"
-        record = dataclasses.replace(
-            report,
-            output=str(path),
-            method=control.name,
-            solver=solver,
-            rank=0,
-            weight_decay=best.weight_decay,
-            rule=ONLY if decay is None else "bound",
-            oracle=False,
-            note=f"control of {report.output}",
-            # The constant had no others to be chosen among; the others' weight decays had.
-            candidates=(Candidate(rank=0, weight_decay=0.0, converged=True),) if decay is None else (),
-            chosen=0,
-            converged=best.converged,
-            train_rows=len(own.ids),
-            verdict=None,
-            controls=(),
-        )
-        upweight = problem.options.groups if control.name == UPWEIGHTED else problem.options.upweight
+        # The constant had no others to be chosen among; the others' weight decays had.
+        only = {"path": [_known(Candidate(rank=0, weight_decay=0.0, converged=True))], "rule": ONLY}
+        record = {
+            "method": name,
+            "solver": solver,
+            "weight_decay": best.weight_decay,
+            "oracle": False,
+            "note": f"control of {body['output']}",
+            "chosen": 0,
+            "verdict": None,
+            "controls": [],
+            **(only if decay is None else {"path": [], "rule": "bound"}),
+        }
+        upweight = problem.options.groups if name == UPWEIGHTED else problem.options.upweight
         options = dataclasses.replace(problem.options, pairs=None, upweight=upweight)
         alone = dataclasses.replace(problem, train=own, pairs=None, options=options)
-        write_probe(path, _probe(alone, part, record, best))
+        write_probe(folder / f"{name}.safetensors", _probe(alone, part, body | record, best))

@@ -703,12 +703,12 @@ def train_path(
     )
     return [
         Fit(
-            rank=one.config.rank,
-            weight_decay=one.config.weight_decay,
-            weight=np.asarray(one.weight, np.float64),
-            bias=np.asarray(one.bias, np.float64),
-            converged=not one.diverged,
-            iterations=one.steps,
+            one.config.rank,
+            one.config.weight_decay,
+            np.asarray(one.weight, np.float64),
+            np.asarray(one.bias, np.float64),
+            not one.diverged,
+            one.steps,
             gradient_norm=float("nan"),
         )
         for one in trained

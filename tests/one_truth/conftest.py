@@ -15,7 +15,7 @@ from ncm_cli.options import check
 from ncm_cli.pairs.options import PairsOptions
 from ncm_cli.pairs.pairs import pairs
 from ncm_cli.probes.evaluate import EvalReport, evaluate
-from ncm_cli.probes.fit import FitReport, fit
+from ncm_cli.probes.fit import fit
 from ncm_cli.probes.options import EvalOptions, FitOptions
 from ncm_cli.progress import Reporter
 from ncm_cli.store.columns import Column, Files, NumericColumn
@@ -120,7 +120,7 @@ class World:
         pairs(check(made), reporter=self.heard)
         return read_pairs(made.output)
 
-    def fit(self, features: Path, name: str = "probe", **options: Any) -> tuple[Probe, FitReport]:
+    def fit(self, features: Path, name: str = "probe", **options: Any) -> tuple[Probe, dict[str, Any]]:
         """``ncm fit``."""
         self.heard = Heard()
         made = check(FitOptions(features=features, output=self.folder / name, **options))

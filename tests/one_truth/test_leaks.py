@@ -57,10 +57,10 @@ def test_a_member_that_is_byte_for_byte_a_row_kept_apart_is_barred(
     world.pairs(features, members=members, straddling="keep")
     probe, report = world.fit(features, pairs=world.folder / "pairs.h5", **ONE)
     assert probe.meta["data"]["pairs"]["left_out"] == 1
-    assert report.train_rows == 89, "nor is the copy trained on"
+    assert report["train_rows"] == 89, "nor is the copy trained on"
     assert any("('r7', 'r52')" in text for text in world.heard.warnings)
     kept, report = world.fit(features, pairs=world.folder / "pairs.h5", overlap="keep", **ONE)
-    assert (kept.meta["data"]["pairs"]["left_out"], report.train_rows) == (0, 90)
+    assert (kept.meta["data"]["pairs"]["left_out"], report["train_rows"]) == (0, 90)
     assert sum(flag.startswith("OVERLAP") for flag in kept.meta["flags"]) == 2
 
 

@@ -33,7 +33,7 @@ def _place(world: Any, lost: str = "") -> list[str]:
 def test_training_rows_without_a_value_are_left_out(world: Any, options: dict[str, Any]) -> None:
     features = world.store(place=_place(world))
     probe, report = world.fit(features, "with", weight_decay="1e-2", **options)
-    assert report.train_rows == 87
+    assert report["train_rows"] == 87
     said = f"3 training rows without a value of {options['upweight']} (--upweight) are left out, such as 'r3'"
     assert said in world.heard.warnings
     split = ["" if row in MISSING and name == "train" else name for row, name in enumerate(_split(world))]
@@ -72,15 +72,15 @@ def test_rows_without_a_value_of_groups_are_in_no_group(world: Any, members: lis
         weight_decay="1e-2",
     )
     assert any("3 validation rows without a value of label,place" in text for text in world.heard.warnings)
-    assert (report.train_rows, report.val_rows) == (90, 40), "they still train, and count for accuracy"
+    assert (report["train_rows"], report["val_rows"]) == (90, 40), "they still train, and count for accuracy"
     evaluated = world.eval(features, where="split=val", groups="label,place")
     assert any("3 rows without a value" in text for text in world.heard.warnings)
     assert sum(group.n for group in evaluated.table) == 37
     assert evaluated.n == 40
-    assert evaluated.worst_group.value == pytest.approx(report.pick.worst_group)
-    assert evaluated.scores["accuracy"] == pytest.approx(report.pick.val_accuracy)
-    control = next(one for one in report.controls if one.name == "erm-upweighted")
-    assert control.weight_decay == 1e-2
+    assert evaluated.worst_group.value == pytest.approx(report["path"][report["chosen"]]["worst_group"])
+    assert evaluated.scores["accuracy"] == pytest.approx(report["path"][report["chosen"]]["val_accuracy"])
+    control = next(one for one in report["controls"] if one["name"] == "erm-upweighted")
+    assert control["weight_decay"] == 1e-2
     world.fit(
         features,
         pairs=world.folder / "pairs.h5",
@@ -108,7 +108,7 @@ def test_rows_without_a_label_take_no_part_anywhere(world: Any, members: list[tu
     features = world.store(label=label)
     world.pairs(features, members=members)
     _, report = world.fit(features, pairs=world.folder / "pairs.h5", rank="1", weight_decay="1e-2")
-    assert (report.train_rows, report.val_rows) == (87, 37)
+    assert (report["train_rows"], report["val_rows"]) == (87, 37)
     assert any("3 training rows without a label are left out" in text for text in world.heard.warnings)
     assert any("3 validation rows without a label are left out" in text for text in world.heard.warnings)
     assert world.eval(features, where="split=test").n == 38

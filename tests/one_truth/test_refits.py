@@ -21,8 +21,8 @@ def _meets(world: Any, features: Any, rank: int, **options: Any) -> None:
     probe, report = world.fit(features, pairs=world.folder / "pairs.h5", rank=str(rank), **options)
     assert probe.rank == rank
     own = world.bound(features, pairs=world.folder / "pairs.h5", ranks=f"{rank}")
-    among = world.bound(features, pairs=world.folder / "pairs.h5", ranks=f"0:{report.numerical_rank}")
-    counts = world.bound(features, pairs=world.folder / "pairs.h5", pair_counts=f"1,{report.pairs}")
+    among = world.bound(features, pairs=world.folder / "pairs.h5", ranks=f"0:{report['numerical_rank']}")
+    counts = world.bound(features, pairs=world.folder / "pairs.h5", pair_counts=f"1,{report['pairs']}")
     headline = {name: own[name] for name in KEYS}
     found = {
         "alone": own["path"][0],
@@ -30,7 +30,7 @@ def _meets(world: Any, features: Any, rank: int, **options: Any) -> None:
         "all pairs": counts["pair_counts"][-1],
     }
     for where, row in found.items():
-        assert (row["rank"], row["pairs"]) == (rank, report.pairs), where
+        assert (row["rank"], row["pairs"]) == (rank, report["pairs"]), where
         for key in KEYS:
             assert row[key] == pytest.approx(headline[key], rel=1e-6), (where, key)
     flat = pytest.approx(headline["theta_m_theta"], rel=0.03)

@@ -99,7 +99,7 @@ def test_a_split_of_digits_is_said_by_pairs_and_refused_by_fit(world: Any) -> No
     assert "'0', '1', '2'" in str(refused.value)
     assert "--train 'split=0'" in str(refused.value), "a hint names a value of this store"
     _, report = world.fit(features, train="split=0", val="split=1", pairs=world.folder / "pairs.h5", rank="1")
-    assert report.train_rows == 90
+    assert report["train_rows"] == 90
     said = next(text for text in world.heard.warnings if "can be recognised" in text)
     assert "--test 'split=2'" in said, "of the rows that are neither training nor validation rows"
     probe, _ = world.fit(

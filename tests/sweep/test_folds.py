@@ -134,11 +134,11 @@ def test_a_long_sweep_in_full_batch_finds_what_fit_finds(
             weight_decay="1e-2,1e-1",
         )
     )
-    found = {(one.rank, one.weight_decay): one for one in report.candidates}
+    found = {(one["rank"], one["weight_decay"]): one for one in report["path"]}
     assert len(found) == len(table.method) == 6
     for i, setting in enumerate(zip(table.hyper["rank"], table.hyper["weight_decay"], strict=True)):
         for name in ("flip_rate", "bound_01", "log_loss_bound"):
-            assert table.metrics[name][i, -1] == pytest.approx(getattr(found[setting], name), abs=0.02)
+            assert table.metrics[name][i, -1] == pytest.approx(found[setting][name], abs=0.02)
 
 
 def test_each_seed_has_its_own_folds(swept: Made, problem: Path, rewrite: Rewrite) -> None:
