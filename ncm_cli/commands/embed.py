@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from ncm_cli.console import Ui
-from ncm_cli.images.embed import embed
+from ncm_cli.images.embed import EmbedReport, embed
 from ncm_cli.images.options import EmbedOptions
-from ncm_cli.images.plan import EmbedReport
 
 SHOWN_FAILURES = 12
 
@@ -17,7 +18,7 @@ def run(options: EmbedOptions, ui: Ui) -> int | None:
         _warn_failures(report, ui)
     ui.text(_summary(report))
     if ui.json:
-        ui.result(report.to_json())
+        ui.result(dataclasses.asdict(report))
     return 5 if report.too_many_failed else None
 
 

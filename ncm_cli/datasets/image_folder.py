@@ -11,8 +11,7 @@ import numpy as np
 from ncm_cli.datasets.base import SUFFIXES, Contents, absolute
 from ncm_cli.datasets.options import FolderOptions, PacsOptions
 from ncm_cli.errors import InputError, listing, unknown
-from ncm_cli.images.files import check_depth, printable, walk_images
-from ncm_cli.images.manifest import alike_categories
+from ncm_cli.images.manifest import alike_categories, check_depth, printable, walk_images
 from ncm_cli.images.options import parse_layout
 from ncm_cli.options import parse_where
 from ncm_cli.progress import Reporter

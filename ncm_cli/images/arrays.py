@@ -1,12 +1,9 @@
-"""Reads feature matrices made elsewhere: ``.npy``, ``.npz``, ``.pt`` and ``.parquet``, without unpickling.
-
-``ncm embed --from-array``: a store of features that were made elsewhere.
-"""
+"""Reads feature matrices made elsewhere: ``.npy``, ``.npz``, ``.pt`` and ``.parquet``, without unpickling."""
 
 from __future__ import annotations
 
 import math
-import time
+import pickle
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,15 +13,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from ncm_cli.errors import InputError, MismatchError, UsageError, listing, unknown
-from ncm_cli.images.manifest import Choice, Manifest, read_manifest
-from ncm_cli.images.options import EmbedOptions
-from ncm_cli.images.plan import EmbedReport, other_settings
-from ncm_cli.options import as_json
-from ncm_cli.progress import Reporter
-from ncm_cli.store.digests import differing_fields
-from ncm_cli.store.features import FeatureStore, write_features
-from ncm_cli.store.files import sha256_file
+from ncm_cli.errors import InputError, listing, unknown
+from ncm_cli.images.weights import pickled_object
+from ncm_cli.store.files import one_line
 
 BLOCK_BYTES = 4 << 20
 """Bytes read at once: large enough for the disk, small beside everything else."""
@@ -71,13 +62,20 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except (InputError, MemoryError):
         raise
+    except pickle.UnpicklingError as error:
+        raise InputError(
+            "the file needs unpickling, which could run any code",
+            where=path,
+            found=pickled_object(error),
+            expected="a tensor, or a dictionary of tensors",
+            fix="save the tensor alone: torch.save(x, ...)",
+        ) from None
     except Exception as error:
         # numpy, torch and pyarrow promise nothing about what they raise on bytes that aren't theirs.
-        text = " ".join(str(error).split())
         raise InputError(
             "the array can't be read",
             where=path,
-            found=text[:300] or type(error).__name__,
+            found=one_line(error, 300) or type(error).__name__,
             expected="a numeric matrix saved without pickled objects",
         ) from error
 
@@ -87,10 +85,8 @@ def _checked(path: Path, shape: tuple[int, ...], dtype: np.dtype | None, name: s
     if dtype is not None and dtype.kind not in "fiu":
         raise InputError("an array that doesn't hold real numbers", where=where, found=f"dtype {dtype}")
     if len(shape) != 2 or not all(shape):
-        raise InputError(
-            "an array of another shape", where=where, found=f"shape {tuple(shape)}",
-            expected="(rows, dimensions), at least one of each",
-        )  # fmt: skip
+        expected = "(rows, dimensions), at least one of each"
+        raise InputError("an array of another shape", where=where, found=f"shape {shape}", expected=expected)
     return int(shape[0]), int(shape[1])
 
 
@@ -104,39 +100,28 @@ def _float32(block: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(block, dtype=np.float32)
 
 
+def _only(path: Path, names: list[str]) -> str:
+    if len(names) != 1 and PREFERRED not in names:
+        raise unknown("array", PREFERRED, names, where=path)
+    return names[0] if len(names) == 1 else PREFERRED
+
+
 def _npy(path: Path) -> ArraySource:
     return _streamed(path, lambda: path.open("rb"))
 
 
 def _npz(path: Path) -> ArraySource:
     with zipfile.ZipFile(path) as archive:
-        names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-    name = _only(path, names)
-
-    def opened() -> IO[bytes]:
-        return zipfile.ZipFile(path).open(f"{name}.npy")
-
-    return _streamed(path, opened, name)
-
-
-def _only(path: Path, names: list[str]) -> str:
-    if len(names) == 1:
-        return names[0]
-    if PREFERRED not in names:
-        raise unknown("array", PREFERRED, names, where=path)
-    return PREFERRED
+        name = _only(path, [name[:-4] for name in archive.namelist() if name.endswith(".npy")])
+    return _streamed(path, lambda: zipfile.ZipFile(path).open(f"{name}.npy"), name)
 
 
 def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     version = np.lib.format.read_magic(stream)
-    read = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }.get(version)
-    if read is None:
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in readers:
         raise ValueError(f"version {version} of the npy format")
-    shape, fortran, dtype = read(stream, max_header_size=HEADER_LIMIT)
-    return shape, fortran, dtype
+    return readers[version](stream, max_header_size=HEADER_LIMIT)
 
 
 def _streamed(path: Path, opened: Callable[[], IO[bytes]], name: str = "") -> ArraySource:
@@ -147,70 +132,66 @@ def _streamed(path: Path, opened: Callable[[], IO[bytes]], name: str = "") -> Ar
         raise InputError("an array of Python objects would need unpickling", where=path)
     rows, dim = _checked(path, shape, dtype, name)
     if fortran and rows > 1 and dim > 1:
-        return _column_major(path, opened, (rows, dim), name)
+        if not name:
+            return _sliced(path, np.load(path, mmap_mode="r", allow_pickle=False))
+        # Rows of a compressed column-major matrix can't be had without all of it.
+        with opened() as stream:
+            return _sliced(path, np.lib.format.read_array(stream, allow_pickle=False))
 
     def blocks() -> Iterator[np.ndarray]:
-        step = _block_rows(dim, dtype.itemsize)
+        step, width = _block_rows(dim, dtype.itemsize), dim * dtype.itemsize
         with _readable(path), opened() as stream:
             _header(stream)
             for start in range(0, rows, step):
                 count = min(step, rows - start)
-                data = stream.read(count * dim * dtype.itemsize)
-                if len(data) < count * dim * dtype.itemsize:
-                    raise ValueError(f"the file ends at row {start + len(data) // (dim * dtype.itemsize)}")
+                data = stream.read(count * width)
+                if len(data) < count * width:
+                    raise ValueError(f"the file ends at row {start + len(data) // width}")
                 yield _float32(np.frombuffer(data, dtype).reshape(count, dim))
 
     return ArraySource(path, rows, dim, blocks)
 
 
-def _column_major(
-    path: Path, opened: Callable[[], IO[bytes]], shape: tuple[int, int], name: str
-) -> ArraySource:
-    if not name:
-        matrix = np.load(path, mmap_mode="r", allow_pickle=False)
-    else:
-        # Rows of a compressed column-major matrix can't be had without all of it.
-        with opened() as stream:
-            matrix = np.lib.format.read_array(stream, allow_pickle=False)
-    return _sliced(path, shape, lambda start, stop: matrix[start:stop])
+def _sliced(path: Path, matrix: Any) -> ArraySource:
+    """Rows of a (rows, dim) matrix of numpy's or torch's."""
+    rows, dim = matrix.shape
 
-
-def _sliced(path: Path, shape: tuple[int, int], take: Callable[[int, int], np.ndarray]) -> ArraySource:
     def blocks() -> Iterator[np.ndarray]:
-        step = _block_rows(shape[1])
-        for start in range(0, shape[0], step):
-            yield _float32(take(start, min(start + step, shape[0])))
+        step = _block_rows(dim)
+        for start in range(0, rows, step):
+            part = matrix[start : start + step]
+            yield _float32(part if isinstance(part, np.ndarray) else part.float().numpy())
 
-    return ArraySource(path, *shape, blocks)
+    return ArraySource(path, rows, dim, blocks)
 
 
 def _pt(path: Path) -> ArraySource:
-    import pickle
-
     import torch
 
     try:
-        try:
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:
-            # Files older than torch 1.6 can't be mapped.
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise InputError(
-            "the file needs unpickling, which could run any code", where=path,
-            expected="a tensor, or a dictionary of tensors", fix="save the tensor alone: torch.save(x, ...)",
-        ) from None  # fmt: skip
-    tensor: Any = loaded
+        loaded: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError:
+        # Files older than torch 1.6 can't be mapped.
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    tensor = loaded
     if isinstance(loaded, dict):
         matrices = {str(k): v for k, v in loaded.items() if isinstance(v, torch.Tensor) and v.ndim == 2}
-        tensor = matrices[_only(path, list(matrices))]
+        tensor = matrices[_only(path, list(matrices))] if matrices else loaded
     if not isinstance(tensor, torch.Tensor):
-        raise InputError("no tensor in the file", where=path, found=type(tensor).__name__)
+        kind = type(loaded).__name__
+        if isinstance(loaded, dict):
+            kind += " with " + listing(f"{name!r}: {type(value).__name__}" for name, value in loaded.items())
+        raise InputError(
+            "no matrix in the file",
+            where=path,
+            found=f"a {kind}",
+            expected="a tensor (rows, dimensions), or a dictionary of tensors",
+            fix="save the tensor alone: torch.save(x, ...)",
+        )
     if tensor.is_complex() or tensor.dtype == torch.bool or tensor.layout != torch.strided:
         raise InputError("a tensor that doesn't hold real numbers", where=path, found=str(tensor.dtype))
-    shape = _checked(path, tuple(tensor.shape), None)
-    plain = tensor.detach()
-    return _sliced(path, shape, lambda start, stop: plain[start:stop].to(torch.float32).numpy())
+    _checked(path, tuple(tensor.shape), None)
+    return _sliced(path, tensor.detach())
 
 
 def _parquet(path: Path) -> ArraySource:
@@ -218,19 +199,16 @@ def _parquet(path: Path) -> ArraySource:
         import pyarrow.parquet as parquet
         import pyarrow.types as types
     except ImportError:
-        raise InputError(
-            "Parquet files need pyarrow", where=path, fix="pip install 'ncm-cli[parquet]'"
-        ) from None
+        fix = "pip install 'ncm-cli[parquet]'"
+        raise InputError("Parquet files need pyarrow", where=path, fix=fix) from None
     file = parquet.ParquetFile(path)
     schema = file.schema_arrow
     lists = [f.name for f in schema if types.is_list(f.type) or types.is_fixed_size_list(f.type)]
     names = [_only(path, lists)] if lists else list(schema.names)
-    rows = file.metadata.num_rows
     first = next(file.iter_batches(batch_size=1, columns=names), None)
     if first is None:
         raise InputError("no rows in the file", where=path)
-    dim = _matrix(first, bool(lists)).shape[1]
-    _checked(path, (rows, dim), None)
+    rows, dim = _checked(path, (file.metadata.num_rows, _matrix(first, bool(lists)).shape[1]), None)
 
     def blocks() -> Iterator[np.ndarray]:
         with _readable(path):
@@ -244,11 +222,8 @@ def _parquet(path: Path) -> ArraySource:
 
 
 def _matrix(batch: Any, is_list: bool) -> np.ndarray:
-    if is_list:
-        rows = [np.asarray(row) for row in batch.column(0).to_pylist()]
-        matrix = np.stack(rows)
-    else:
-        matrix = np.stack([np.asarray(column.to_pylist()) for column in batch.columns], axis=1)
+    columns = batch.column(0).to_pylist() if is_list else [column.to_pylist() for column in batch.columns]
+    matrix = np.stack([np.asarray(values) for values in columns], axis=0 if is_list else 1)
     if matrix.dtype == object:
         matrix = np.array([[math.nan if x is None else x for x in row] for row in matrix], dtype=np.float64)
     if matrix.dtype.kind not in "fiu":
@@ -263,144 +238,3 @@ _OPENERS: dict[str, Callable[[Path], ArraySource]] = {
     ".pth": _pt,
     ".parquet": _parquet,
 }
-
-
-def embed_array(options: EmbedOptions, choice: Choice, *, started: float, reporter: Reporter) -> EmbedReport:
-    """Write a store from a matrix whose rows are in manifest order.
-
-    Its fingerprint records the name given; without one, the matrix's own digest, so that stores of unknown
-    origin are never taken for each other's.
-
-    Raises
-    ------
-    InputError
-        Other numbers of rows, rows that aren't finite, rows of zeros that are to be normalised: by id.
-    MismatchError
-        The output holds features of another name.
-    """
-    assert options.from_array is not None
-    if options.source.is_dir():
-        raise UsageError(
-            "--from-array needs a manifest", found=f"{options.source} is a folder",
-            fix="write a CSV with the ids and labels in the order of the array's rows",
-        )  # fmt: skip
-    source = open_array(options.from_array)
-    manifest = read_manifest(options.source, choice, root=None, with_files=False)
-    for note in manifest.notes:
-        reporter.note(note)
-    for warning in manifest.warnings:
-        reporter.warn(warning)
-    if source.rows != len(manifest):
-        raise InputError(
-            "the array and the manifest have other numbers of rows",
-            where=source.path,
-            found=f"{source.rows:,} rows in the array, {len(manifest):,} in {options.source}",
-            expected="one row of features for each row of the manifest, in the same order",
-        )
-    description = _description(options, source)
-    if options.encoder_name is None:
-        reporter.note(f"no --encoder-name: the features are called {description['model']}")
-    _require_same_name(options, description)
-    columns = manifest.columns(range(len(manifest)))
-    with reporter.task("writing", source.rows) as task:
-        write_features(
-            options.output,
-            ids=manifest.ids,
-            blocks=_counted(_usable_blocks(source, manifest, options), task),
-            dim=source.dim,
-            columns=columns,
-            label_column=manifest.label_column,
-            split_column=manifest.split_column,
-            encoder=description,
-            options=as_json(options),
-            request={"encoder": description, "dtype": options.dtype},
-            dtype=options.dtype,  # type: ignore[arg-type]
-        )
-    with FeatureStore.open(options.output) as store:
-        return EmbedReport(
-            path=str(options.output),
-            rows=store.rows,
-            dim=store.dim,
-            new=store.rows,
-            reused=0,
-            removed=0,
-            failed=(),
-            max_failures=options.max_failures,
-            written=True,
-            seconds=time.monotonic() - started,
-            images_per_second=None,
-            device=None,
-            model=str(description["model"]),
-            fingerprint=store.fingerprint,
-            content_sha256=store.content_sha256,
-        )
-
-
-def _description(options: EmbedOptions, source: ArraySource) -> dict[str, Any]:
-    name = options.encoder_name
-    return {
-        "kind": "array",
-        "model": name if name is not None else f"sha256-{sha256_file(source.path)[:16]}",
-        "dim": source.dim,
-        "normalize": options.normalize,
-    }
-
-
-def _require_same_name(options: EmbedOptions, description: dict[str, Any]) -> None:
-    if options.fresh or not options.output.exists():
-        return
-    with FeatureStore.open(options.output) as old:
-        fields = differing_fields(old.encoder, description)
-        fields += differing_fields({"dtype": old.dtype}, {"dtype": options.dtype})
-    if fields:
-        error: MismatchError = other_settings(options.output, fields)
-        raise error
-
-
-def _usable_blocks(source: ArraySource, manifest: Manifest, options: EmbedOptions) -> Iterator[np.ndarray]:
-    """The blocks, normalised if asked for; at the first bad row the rest is searched for more of them."""
-    bad: dict[str, list[str]] = {}
-    start = 0
-    for block in source.blocks():
-        ids = manifest.ids[start : start + len(block)]
-        start += len(block)
-        block = _checked_rows(block, ids, options, bad)
-        if not bad:
-            yield block
-    if not bad:
-        return
-    reason, ids = next(iter(bad.items()))
-    more = sum(len(rows) for rows in bad.values()) - len(ids)
-    raise InputError(
-        f"{len(ids)} {'row' if len(ids) == 1 else 'rows'} of the array {reason}",
-        where=source.path,
-        found=f"ids {listing(ids)}" + (f"; {more} more rows are bad for other reasons" if more else ""),
-        fix="mend these rows, or leave them out of both the array and the manifest",
-    )
-
-
-def _checked_rows(
-    block: np.ndarray, ids: list[str], options: EmbedOptions, bad: dict[str, list[str]]
-) -> np.ndarray:
-    def note(rows: np.ndarray, reason: str) -> None:
-        if rows.any():
-            bad.setdefault(reason, []).extend(ids[row] for row in np.flatnonzero(rows))
-
-    finite = np.isfinite(block).all(axis=1)
-    note(~finite, "aren't finite")
-    if options.normalize:
-        # float64: the square of a large float32 overflows, and that of a small one is lost.
-        norms = np.linalg.norm(block.astype(np.float64), axis=1, keepdims=True)
-        note(norms[:, 0] == 0, "are zero and can't be scaled to unit length")
-        with np.errstate(invalid="ignore", divide="ignore"):
-            block = (block / norms).astype(np.float32)
-    if options.dtype == "float16":
-        with np.errstate(over="ignore", invalid="ignore"):
-            note(finite & ~np.isfinite(block.astype(np.float16)).all(axis=1), "are too large for float16")
-    return block
-
-
-def _counted(blocks: Iterator[np.ndarray], task: Any) -> Iterator[np.ndarray]:
-    for block in blocks:
-        yield block
-        task.advance(len(block))

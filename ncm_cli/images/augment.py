@@ -1,9 +1,8 @@
 """Seeded augmentation of decoded pictures, so that anyone gets invariant pairs without taking new pictures.
 
-A chain is written ``NAME[:AMOUNT]`` joined by ``+``, such as ``grayscale`` or ``hue:0.3+blur``, and applied
-from left to right to the decoded RGB picture at its full resolution, before the model's own preprocessing.
-The random numbers of a picture come from (seed, id) alone: the same picture gets the same augmentation in any
-order, batch or process, and another id gets another one.
+A chain is applied from left to right to the decoded RGB picture at its full resolution, before the model's
+own preprocessing. The random numbers of a picture come from (seed, id) alone: the same picture gets the same
+augmentation in any order, batch or process, and another id gets another one.
 """
 
 from __future__ import annotations
@@ -12,52 +11,31 @@ import hashlib
 import io
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from ncm_cli.images.options import KINDS as KINDS
-from ncm_cli.images.options import Step
-from ncm_cli.images.options import parse as parse
+from ncm_cli.images.options import Chain
 
 Random = np.random.Generator
 Transform = Callable[[Image.Image, float, Random], Image.Image]
 
 
-def canonical(chain: tuple[Step, ...]) -> str:
+def canonical(chain: Chain) -> str:
     """A chain in one spelling, with every amount said: two spellings of one augmentation agree."""
-    return "+".join(step.name if step.amount is None else f"{step.name}:{step.amount!r}" for step in chain)
+    return "+".join(name if amount is None else f"{name}:{amount!r}" for name, amount in chain)
 
 
-def apply(chain: tuple[Step, ...], image: Image.Image, *, seed: int, id: str) -> Image.Image:
+def apply(chain: Chain, image: Image.Image, *, seed: int, id: str) -> Image.Image:
     """The picture after every step of the chain; the same object for an empty chain."""
     if not chain:
         return image
-    rng = _generator(seed, id)
-    for step in chain:
-        image = _APPLY[step.name](image, 0.0 if step.amount is None else step.amount, rng)
-    return image
-
-
-def _generator(seed: int, id: str) -> Random:
     digest = hashlib.sha256(f"{seed}\0{id}".encode("utf-8", "surrogatepass")).digest()
-    return np.random.Generator(np.random.PCG64(int.from_bytes(digest, "big")))
-
-
-def _grayscale(image: Image.Image, amount: float, rng: Random) -> Image.Image:
-    return image.convert("L").convert("RGB")
-
-
-def _flip(image: Image.Image, amount: float, rng: Random) -> Image.Image:
-    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-
-
-def _vflip(image: Image.Image, amount: float, rng: Random) -> Image.Image:
-    return image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
-
-
-def _invert(image: Image.Image, amount: float, rng: Random) -> Image.Image:
-    return ImageOps.invert(image)
+    rng = np.random.Generator(np.random.PCG64(int.from_bytes(digest, "big")))
+    for name, amount in chain:
+        image = _TRANSFORMS[name](image, amount or 0.0, rng)
+    return image
 
 
 def _hue(image: Image.Image, amount: float, rng: Random) -> Image.Image:
@@ -67,16 +45,12 @@ def _hue(image: Image.Image, amount: float, rng: Random) -> Image.Image:
     return Image.merge("HSV", (turned, saturation, value)).convert("RGB")
 
 
-def _enhance(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> Transform:
-    def enhance(image: Image.Image, amount: float, rng: Random) -> Image.Image:
-        return enhancer(image).enhance(rng.uniform(1 - amount, 1 + amount))
-
-    return enhance
+def _enhanced_by(enhancer: Callable[[Image.Image], Any]) -> Transform:
+    return lambda image, amount, rng: enhancer(image).enhance(rng.uniform(1 - amount, 1 + amount))
 
 
 def _blur(image: Image.Image, amount: float, rng: Random) -> Image.Image:
-    sigma = amount * min(image.size) * rng.uniform(0.5, 1.0)
-    return image.filter(ImageFilter.GaussianBlur(sigma))
+    return image.filter(ImageFilter.GaussianBlur(amount * min(image.size) * rng.uniform(0.5, 1.0)))
 
 
 def _jpeg(image: Image.Image, amount: float, rng: Random) -> Image.Image:
@@ -111,19 +85,19 @@ def _crop(image: Image.Image, amount: float, rng: Random) -> Image.Image:
     return image.crop((left, top, left + width, top + height))
 
 
-_APPLY: dict[str, Transform] = {
-    "grayscale": _grayscale,
-    "flip": _flip,
-    "vflip": _vflip,
-    "invert": _invert,
+_TRANSFORMS: dict[str, Transform] = {
+    "grayscale": lambda image, amount, rng: image.convert("L").convert("RGB"),
+    "flip": lambda image, amount, rng: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+    "vflip": lambda image, amount, rng: image.transpose(Image.Transpose.FLIP_TOP_BOTTOM),
+    "invert": lambda image, amount, rng: ImageOps.invert(image),
     "hue": _hue,
-    "brightness": _enhance(ImageEnhance.Brightness),
-    "contrast": _enhance(ImageEnhance.Contrast),
-    "saturation": _enhance(ImageEnhance.Color),
+    "brightness": _enhanced_by(ImageEnhance.Brightness),
+    "contrast": _enhanced_by(ImageEnhance.Contrast),
+    "saturation": _enhanced_by(ImageEnhance.Color),
     "blur": _blur,
     "jpeg": _jpeg,
     "noise": _noise,
     "rotate": _rotate,
     "crop": _crop,
 }
-"""What each of `ncm_cli.images.options.KINDS` does."""
+"""What each of `ncm_cli.images.options.AUGMENTATIONS` does."""

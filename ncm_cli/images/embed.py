@@ -1,84 +1,116 @@
-"""``ncm embed``: images to a feature store; kill it at any moment, repeat it, extend it."""
+"""``ncm embed``: images, or features made elsewhere, to a feature store.
+
+Kill it at any moment, repeat it, extend it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ncm_cli.errors import InputError
-from ncm_cli.images.arrays import embed_array
+import numpy as np
+
+from ncm_cli.errors import InputError, MismatchError, listing
+from ncm_cli.images.arrays import ArraySource, open_array
 from ncm_cli.images.encoder import Encoder, EncoderRequest, load_encoder, request_key
-from ncm_cli.images.manifest import Choice, Manifest, read_source
+from ncm_cli.images.manifest import Manifest, read_source
 from ncm_cli.images.options import EmbedOptions, parse_batch_size, parse_intensity_range, parse_workers
-from ncm_cli.images.plan import (
-    EmbedReport,
-    Plan,
-    Settings,
-    all_failed,
-    is_unchanged,
-    open_old,
-    open_reuse,
-    plan_from_stores,
-)
 from ncm_cli.images.rows import (
+    OLD,
+    OTHER,
     Outcome,
-    Sources,
-    any_decodes,
-    batches_of,
+    RowPlan,
     gathered,
+    is_unfinished,
     make_features,
+    none_decodes,
     open_journal,
-    remove_other_journal,
-    take_finished,
 )
 from ncm_cli.options import as_json, check, refuse_replacing
-from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.store.columns import FailedRow
+from ncm_cli.progress import SILENT, Reporter, Task
+from ncm_cli.store.columns import FailedRow, Files
+from ncm_cli.store.digests import canonical_json, differing_fields
 from ncm_cli.store.features import FeatureStore, write_features
-from ncm_cli.store.files import remove_leftovers, writer_lock
-from ncm_cli.store.journal import Journal
+from ncm_cli.store.files import remove_leftovers, sha256_file, writer_lock
+
+if TYPE_CHECKING:
+    from ncm_cli.store.journal import Journal
+
+_TELLING = ("kind", "model", "precision", "normalize", "view", "intensity_range")
+"""Fields of a request that can't differ between two requests for the same features."""
 
 
-def embed(options: EmbedOptions, *, reporter: Reporter = SILENT) -> EmbedReport:
+@dataclass(frozen=True, kw_only=True)
+class EmbedReport:
+    """What a run made.
+
+    Attributes
+    ----------
+    rows, dim
+        Of the store.
+    new, reused, removed
+        Rows encoded in this run or the interrupted one before it, rows taken from a store, and rows of the
+        old store that the manifest no longer has.
+    failed
+        The images without features, and why.
+    written
+        False when the store already was what it should be.
+    seconds, images_per_second
+        Of the whole run, and while images were read and encoded (None when none were).
+    device
+        None when no model was needed.
+    """
+
+    path: str
+    rows: int
+    dim: int
+    new: int
+    reused: int
+    removed: int
+    failed: tuple[FailedRow, ...]
+    max_failures: int
+    written: bool
+    seconds: float
+    images_per_second: float | None
+    device: str | None
+    model: str
+    fingerprint: str
+    content_sha256: str
+
+    @property
+    def too_many_failed(self) -> bool:
+        """Whether more images failed than were allowed."""
+        return len(self.failed) > self.max_failures
+
+
+def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = SILENT) -> EmbedReport:
     """Make or bring up to date the feature store ``options.output``.
 
     Rows that the existing store, ``--reuse`` or an interrupted run already has are taken as they are; only
     the others are read and encoded. The store is replaced at the end, in one step. An unchanged store stays.
+
+    Parameters
+    ----------
+    verify
+        Compare contents (SHA-256) even where an image's path, size and time are unchanged.
 
     Raises
     ------
     UsageError
         Options that don't go together.
     InputError
-        A manifest, image list, model or output that can't be used; no image that could be embedded.
+        A manifest, image list, array, model or output that can't be used; no image that could be embedded.
     MismatchError
         The output, an unfinished run or ``--reuse`` has other settings.
     """
     started = time.monotonic()
-    _check(options)
-    if options.from_array is not None:
-        with _writing(options):
-            return embed_array(options, Choice.of(options), started=started, reporter=reporter)
-    manifest = read_source(options)
-    for note in manifest.notes:
-        reporter.note(note)
-    for warning in manifest.warnings:
-        reporter.warn(warning)
-    with _writing(options), contextlib.ExitStack() as stack:
-        return _Embedding(options, manifest, reporter, stack, started).run()
-
-
-@contextlib.contextmanager
-def _writing(options: EmbedOptions) -> Iterator[None]:
-    with writer_lock(options.output):
-        remove_leftovers(options.output)
-        yield
-
-
-def _check(options: EmbedOptions) -> None:
     check(options)
     output = options.output
     if options.root is not None and not options.root.is_dir():
@@ -86,177 +118,344 @@ def _check(options: EmbedOptions) -> None:
     if output.is_dir():
         raise InputError("the output is a folder", where=output, fix=f"-o {output / 'features.h5'}")
     refuse_replacing(options)
+    manifest = read_source(options)
+    for note in manifest.notes:
+        reporter.note(note)
+    for warning in manifest.warnings:
+        reporter.warn(warning)
+    with writer_lock(output), contextlib.ExitStack() as stack:
+        remove_leftovers(output)
+        if options.from_array is not None:
+            made = _from_array(options, open_array(options.from_array), manifest, reporter)
+        else:
+            made = _ImageRun(options, manifest, verify, reporter, stack).run()
+    with FeatureStore.open(output) as store:
+        return EmbedReport(
+            path=str(output),
+            rows=store.rows,
+            dim=store.dim,
+            failed=store.failed,
+            max_failures=options.max_failures,
+            seconds=time.monotonic() - started,
+            model=str(store.encoder.get("model")),
+            fingerprint=store.fingerprint,
+            content_sha256=store.content_sha256,
+            **made,
+        )
 
 
 def encoder_request(options: EmbedOptions) -> EncoderRequest:
     """What the options ask of the encoder."""
-    return EncoderRequest(
-        model=options.model,
-        pretrained=options.pretrained,
-        precision=options.precision,
-        normalize=options.normalize,
-        random_init=options.random_init,
-        augment=options.augment,
-        seed=options.seed,
-        intensity_range=parse_intensity_range(options.intensity_range) if options.intensity_range else None,
-    )
+    span = options.intensity_range
+    names = ("model", "pretrained", "precision", "normalize", "random_init", "augment", "seed")
+    asked = {name: getattr(options, name) for name in names}
+    return EncoderRequest(**asked, intensity_range=parse_intensity_range(span) if span else None)
 
 
-class _Embedding:
-    """One run: what is there, what is missing, making it, and writing the store."""
+class _ImageRun:
+    """One run over images: what is there, what is missing, making it, and writing the store."""
 
     def __init__(
         self,
         options: EmbedOptions,
         manifest: Manifest,
+        verify: bool,
         reporter: Reporter,
         stack: contextlib.ExitStack,
-        started: float,
     ) -> None:
-        self.options, self.manifest, self.reporter, self.started = options, manifest, reporter, started
-        self.request = encoder_request(options)
-        self.settings = Settings(request_key(self.request), options.dtype)
-        old = None if options.fresh else open_old(options.output, self.settings)
-        other = None if options.reuse is None else open_reuse(options.reuse, options.dtype)
-        self.old = stack.enter_context(old) if old is not None else None
-        self.other = stack.enter_context(other) if other is not None else None
+        self.options, self.manifest, self.verify, self.reporter = options, manifest, verify, reporter
+        self.stack, self.request = stack, encoder_request(options)
+        self.key = json.loads(canonical_json(request_key(self.request)))
+        self.old = None if options.fresh else self._opened(open_old(options, self.key))
+        self.other = self._opened(open_reuse(options))
         self.encoder: Encoder | None = None
 
-    def run(self) -> EmbedReport:
-        output, key = self.options.output, self.settings.journal_key()
-        if self.options.fresh:
-            remove_other_journal(output, key)
-        with contextlib.ExitStack() as stack:
-            # An unfinished run of other settings is refused before a model is loaded.
-            journal = stack.enter_context(open_journal(output, key, create=False))
-            self._settle()
-            plan = self._plan()
-            pending = plan.pending()
-            if pending and journal is None:
-                journal = stack.enter_context(open_journal(output, key, create=True))
-            outcome = Outcome()
-            if journal is not None and pending and not self._all_still_bad(pending, plan, outcome):
-                outcome = self._make(pending, plan, journal)
-            written = self._write(plan, journal, outcome)
-            outcome.say(self.reporter)
-            if journal is not None:
-                journal.discard()
-        return self._report(plan, outcome, pending, written)
+    def _opened(self, store: FeatureStore | None) -> FeatureStore | None:
+        return None if store is None else self.stack.enter_context(store)
 
-    def _plan(self) -> Plan:
+    def run(self) -> dict[str, Any]:
+        """Bring the store up to date; what the report says of it."""
         assert self.manifest.files is not None
-        return plan_from_stores(
-            self.manifest,
-            self.manifest.files,
-            self.old,
-            self.other,
-            verify_content=self.options.verify_content,
-            reporter=self.reporter,
-        )
+        # An unfinished run of other settings is refused before a model is loaded.
+        journal = self._journal() if is_unfinished(self.options.output) else None
+        self.description = self._describe()
+        plan = RowPlan(self.manifest.ids, self.manifest.files)
+        if self.old is not None:
+            plan.take_unchanged(self.old, verify=self.verify, reporter=self.reporter)
+        if self.other is not None:
+            plan.take_equal(self.other, self.reporter)
+        pending = plan.pending()
+        outcome = Outcome()
+        if pending:
+            journal = journal or self._journal()
+            if not self._all_still_bad(plan, outcome):
+                outcome = self._make(plan, journal)
+        written = self._write(plan, journal, outcome)
+        outcome.say(self.reporter)
+        if journal is not None:
+            journal.discard()
+        kept = set(self.manifest.ids)
+        return {
+            "new": len(pending) - len(outcome.failed),
+            "reused": len(self.manifest) - len(pending),
+            "removed": sum(id not in kept for id in self.old.ids) if self.old is not None else 0,
+            "written": written,
+            "images_per_second": outcome.encoded / outcome.seconds if outcome.seconds else None,
+            "device": self.encoder.device if self.encoder is not None else None,
+        }
 
-    def _settle(self) -> None:
-        """Find the encoder's description, loading the model only where no store tells it."""
-        known = [store for store in (self.old, self.other) if store and self.settings.made(store)]
-        if known:
-            self.description: dict[str, Any] = known[0].encoder
-        else:
-            self.description = self._load().description
-        for store in (self.old, self.other):
-            if store is not None:
-                self.settings.require_same(store, self.description)
+    def _journal(self) -> Journal:
+        key = {"encoder": self.key}  # the type on disk plays no part in float32 rows
+        return self.stack.enter_context(open_journal(self.options.output, key, fresh=self.options.fresh))
+
+    def _made_by_us(self, store: FeatureStore | None) -> bool:
+        """Whether the very same request made a store: its rows are then valid without a look at the model."""
+        return store is not None and store.request.get("encoder") == self.key
+
+    def _describe(self) -> dict[str, Any]:
+        """The encoder's description, loading the model only where no store tells it."""
+        stores = [store for store in (self.old, self.other) if store is not None]
+        known = [store.encoder for store in stores if self._made_by_us(store)]
+        description = known[0] if known else self._load().description
+        for store in stores:
+            if not self._made_by_us(store):
+                require_same(store.path, store.encoder, description)
+        return description
 
     def _load(self) -> Encoder:
         if self.encoder is None:
             self.encoder = load_encoder(self.request, device=self.options.device, reporter=self.reporter)
         return self.encoder
 
-    def _all_still_bad(self, pending: list[int], plan: Plan, outcome: Outcome) -> bool:
+    def _all_still_bad(self, plan: RowPlan, outcome: Outcome) -> bool:
         """Whether all that is missing had failed before and still doesn't decode."""
         failed_before = {row.id for row in self.old.failed} if self.old is not None else set()
-        ids = self.manifest.ids
-        if self.encoder is not None or not all(ids[row] in failed_before for row in pending):
+        pending = plan.pending()
+        if self.encoder is not None or not all(plan.ids[row] in failed_before for row in pending):
             return False
-        workers = parse_workers(self.options.workers)
         ranged = self.request.intensity_range is not None
-        return not any_decodes(pending, ids, plan, outcome, 1 if workers is None else workers, ranged=ranged)
+        return none_decodes(plan.jobs(pending), outcome, parse_workers(self.options.workers), ranged=ranged)
 
-    def _make(self, pending: list[int], plan: Plan, journal: Journal) -> Outcome:
-        encoder = self._load()
-        self.settings.require_unmoved(encoder.description, self.description, self.options.output)
-        batches = batches_of(pending, parse_batch_size(self.options.batch_size) or encoder.batch_size)
-        take_finished(plan, self.manifest.ids, journal, verify_content=self.options.verify_content)
+    def _make(self, plan: RowPlan, journal: Journal) -> Outcome:
+        encoder, rows = self._load(), plan.pending()
+        # An equal request gave this before; the model that loads now may be another.
+        require_same(self.options.output, self.description, encoder.description)
+        size = parse_batch_size(self.options.batch_size) or encoder.batch_size
+        batches = [rows[start : start + size] for start in range(0, len(rows), size)]
+        plan.take_finished(journal, verify=self.verify)
         if journal.damaged:
             self.reporter.warn(f"{journal.damaged:,} finished rows are damaged, and are embedded anew")
-        resumed = len(pending) - len(plan.pending())
-        if resumed:
-            self.reporter.note(f"going on after an interrupted run: {resumed:,} of {len(pending):,} are done")
+        if resumed := len(rows) - len(plan.pending()):
+            self.reporter.note(f"going on after an interrupted run: {resumed:,} of {len(rows):,} are done")
+        workers = parse_workers(self.options.workers)
         return make_features(
-            plan,
-            self.manifest.ids,
-            batches,
-            encoder,
-            journal,
-            workers=parse_workers(self.options.workers),
-            dtype=self.options.dtype,
-            reporter=self.reporter,
+            plan, batches, encoder, journal, workers=workers, dtype=self.options.dtype, reporter=self.reporter
         )
 
-    def _write(self, plan: Plan, journal: Journal | None, outcome: Outcome) -> bool:
+    def _write(self, plan: RowPlan, journal: Journal | None, outcome: Outcome) -> bool:
         """Write the store; False where it would hold what it already holds."""
-        manifest = self.manifest
-        rows = [row for row in range(len(manifest)) if row not in outcome.failed]
-        failed = self._failed(outcome)
+        rows = [row for row in range(len(self.manifest)) if row not in outcome.failed]
+        failed = tuple(outcome.failed[row] for row in sorted(outcome.failed))
         if not rows:
-            raise all_failed(failed, manifest.source, outcome.range_advice())
-        columns = manifest.columns(rows)
+            raise InputError(
+                f"none of the {len(failed)} images could be embedded",
+                where=self.manifest.source,
+                found=listing(f"{row.id}: {row.reason}" for row in failed),
+                fix=outcome.range_advice() or "mend the images or the paths, and run the same command again",
+            )
         files = plan.files(rows)
-        ids = [manifest.ids[row] for row in rows]
-        if self.old is not None and self.settings.made(self.old):
-            labels = (manifest.label_column, manifest.split_column)
-            if is_unchanged(self.old, plan, ids, columns, labels, files, failed):
-                os.utime(self.options.output)  # make knows what is up to date by its time alone
-                return False
-        dim = next(s.dim for s in (self.encoder, self.old, self.other) if s is not None)
-        sources = Sources(self.old, self.other, journal)
+        if self._made_by_us(self.old) and self._is_unchanged(plan, rows, files, failed):
+            os.utime(self.options.output)  # make knows what is up to date by its time alone
+            return False
+        dim = next(made.dim for made in (self.encoder, self.old, self.other) if made is not None)
         with self.reporter.task("writing", len(rows)) as task:
-            write_features(
-                self.options.output,
-                ids=ids,
-                blocks=gathered(plan, rows, manifest.ids, sources, dim, task),
-                dim=dim,
-                columns=columns,
-                label_column=manifest.label_column,
-                split_column=manifest.split_column,
-                encoder=self.description,
-                files=files,
-                failed=failed,
-                options=as_json(self.options),
-                request=self.settings.as_dict(),
-                dtype=self.options.dtype,  # type: ignore[arg-type]
+            blocks = gathered(plan, rows, {OLD: self.old, OTHER: self.other}, journal, dim, task)
+            _write_store(
+                self.options, self.manifest, rows, blocks, dim, self.description, self.key, files, failed
             )
         return True
 
-    def _failed(self, outcome: Outcome) -> list[FailedRow]:
-        return [outcome.failed[row] for row in sorted(outcome.failed)]
+    def _is_unchanged(
+        self, plan: RowPlan, rows: list[int], files: Files, failed: tuple[FailedRow, ...]
+    ) -> bool:
+        """Whether writing would give the store that is there, but for its time and options."""
+        old, manifest = self.old, self.manifest
+        assert old is not None
+        if not (plan.source[rows] == OLD).all() or old.ids != tuple(manifest.ids[row] for row in rows):
+            return False
+        columns = manifest.columns(rows)
+        roles = (manifest.label_column, manifest.split_column)
+        return (
+            (old.failed, old.label_column, old.split_column) == (failed, *roles)
+            and list(old.columns) == list(columns)
+            and all(_alike(old.columns[name], columns[name]) for name in columns)
+            and _alike(old.files, files)
+        )
 
-    def _report(self, plan: Plan, outcome: Outcome, pending: list[int], written: bool) -> EmbedReport:
-        failed = self._failed(outcome)
-        with FeatureStore.open(self.options.output) as store:
-            kept = set(self.manifest.ids)
-            return EmbedReport(
-                path=str(self.options.output),
-                rows=store.rows,
-                dim=store.dim,
-                new=len(pending) - len(failed),
-                reused=len(self.manifest) - len(pending),
-                removed=sum(id not in kept for id in self.old.ids) if self.old is not None else 0,
-                failed=tuple(failed),
-                max_failures=self.options.max_failures,
-                written=written,
-                seconds=time.monotonic() - self.started,
-                images_per_second=outcome.encoded / outcome.seconds if outcome.seconds else None,
-                device=self.encoder.device if self.encoder is not None else None,
-                model=str(store.encoder.get("model")),
-                fingerprint=store.fingerprint,
-                content_sha256=store.content_sha256,
-            )
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two columns, or two sets of file records, hold the same."""
+
+    def same(x: Any, y: Any) -> bool:
+        if isinstance(x, np.ndarray):
+            return np.array_equal(x, y, equal_nan=x.dtype.kind == "f")
+        return bool(x == y)
+
+    names = [field.name for field in dataclasses.fields(a)] if type(a) is type(b) else []
+    return bool(names) and all(same(getattr(a, name), getattr(b, name)) for name in names)
+
+
+def _write_store(
+    options: EmbedOptions,
+    manifest: Manifest,
+    rows: Sequence[int],
+    blocks: Iterable[np.ndarray],
+    dim: int,
+    description: dict[str, Any],
+    key: dict[str, Any],
+    files: Files | None = None,
+    failed: Sequence[FailedRow] = (),
+) -> None:
+    write_features(
+        options.output,
+        ids=[manifest.ids[row] for row in rows],
+        blocks=blocks,
+        dim=dim,
+        columns=manifest.columns(rows),
+        label_column=manifest.label_column,
+        split_column=manifest.split_column,
+        encoder=description,
+        files=files,
+        failed=failed,
+        options=as_json(options),
+        request={"encoder": key, "dtype": options.dtype},
+        dtype=options.dtype,  # type: ignore[arg-type]
+    )
+
+
+def require_same(path: Path, there: dict[str, Any], asked: dict[str, Any]) -> None:
+    """Raise the `MismatchError` that names the fields in which a store differs from what is asked."""
+
+    def short(value: Any) -> str:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        return text if len(text) <= 60 else f"{text[:57]}..."
+
+    fields = differing_fields(there, asked)
+    if fields:
+        lines = [f"{name}: {short(a)} there, {short(b)} asked for" for name, a, b in fields]
+        raise MismatchError(
+            "the store was made with other settings",
+            where=path,
+            found="\n    ".join(["", *lines]),
+            expected="one encoder in one store; nothing was changed",
+            fix="name another output with -o, use the store's settings, or replace the store with --fresh",
+        )
+
+
+def open_old(options: EmbedOptions, key: dict[str, Any]) -> FeatureStore | None:
+    """The store that is to be brought up to date, if there is one.
+
+    Settings that can be compared without loading a model are compared here, so that a wrong model name
+    costs no download.
+    """
+    path = options.output
+    if not path.exists():
+        return None
+    store = _open(path, "the output is there and isn't a feature store that can be brought up to date")
+    with contextlib.ExitStack() as stack:
+        stack.push(store)
+        there = store.request.get("encoder") or {"kind": store.encoder.get("kind")}
+        told = [{name: asked[name] for name in _TELLING if name in asked} for asked in (there, key)]
+        require_same(path, {"dtype": store.dtype} | told[0], {"dtype": options.dtype} | told[1])
+        stack.pop_all()
+    return store
+
+
+def open_reuse(options: EmbedOptions) -> FeatureStore | None:
+    """The store named by ``--reuse``, if any; float16 rows can't become float32 ones again."""
+    if options.reuse is None:
+        return None
+    store = _open(options.reuse, "--reuse names something else than a feature store")
+    narrow = (store.dtype, options.dtype) == ("float16", "float32")
+    if store.files is None or narrow:
+        problem = "float16 rows, where float32 is asked for" if narrow else "no image files"
+        store.close()
+        raise MismatchError("the rows can't be reused", where=options.reuse, found=problem)
+    return store
+
+
+def _open(path: Path, what: str) -> FeatureStore:
+    try:
+        return FeatureStore.open(path)
+    except InputError as error:
+        found = "; ".join([error.what, *(text for label, text in error.lines() if label == "found")])
+        fix = "name another file, delete it, or replace it with --fresh"
+        raise InputError(what, where=path, found=found, fix=fix) from error
+
+
+def _from_array(
+    options: EmbedOptions, source: ArraySource, manifest: Manifest, reporter: Reporter
+) -> dict[str, Any]:
+    """Write a store from a matrix whose rows are in manifest order; what the report says of it.
+
+    Its fingerprint records the name given; without one, the matrix's own digest, so that stores of unknown
+    origin are never taken for each other's.
+    """
+    if source.rows != len(manifest):
+        raise InputError(
+            "the array and the manifest have other numbers of rows",
+            where=source.path,
+            found=f"{source.rows:,} rows in the array, {len(manifest):,} in {options.source}",
+            expected="one row of features for each row of the manifest, in the same order",
+        )
+    name = options.encoder_name
+    if name is None:
+        name = f"sha256-{sha256_file(source.path)[:16]}"
+        reporter.note(f"no --encoder-name: the features are called {name}")
+    description = {"kind": "array", "model": name, "dim": source.dim, "normalize": options.normalize}
+    if options.output.exists() and not options.fresh:
+        with FeatureStore.open(options.output) as old:
+            there, asked = {"dtype": old.dtype}, {"dtype": options.dtype}
+            require_same(options.output, dict(old.encoder) | there, description | asked)
+    with reporter.task("writing", source.rows) as task:
+        blocks = _usable_blocks(source, manifest, options, task)
+        rows = range(source.rows)
+        _write_store(options, manifest, rows, blocks, source.dim, description, description)
+    made = {"new": source.rows, "reused": 0, "removed": 0, "written": True}
+    return made | {"images_per_second": None, "device": None}
+
+
+def _usable_blocks(
+    source: ArraySource, manifest: Manifest, options: EmbedOptions, task: Task
+) -> Iterator[np.ndarray]:
+    """The blocks, normalised if asked for; at the first bad row the rest is searched for more of them."""
+    bad: dict[str, list[str]] = {}
+    start = 0
+    for block in source.blocks():
+        checks = {"aren't finite": ~np.isfinite(block).all(axis=1)}
+        if options.normalize:
+            # float64: the square of a large float32 overflows, and that of a small one is lost.
+            norms = np.linalg.norm(block.astype(np.float64), axis=1, keepdims=True)
+            checks["are zero and can't be scaled to unit length"] = norms[:, 0] == 0
+            with np.errstate(invalid="ignore", divide="ignore"):
+                block = (block / norms).astype(np.float32)
+        if options.dtype == "float16":
+            with np.errstate(over="ignore", invalid="ignore"):
+                fits = np.isfinite(block.astype(np.float16)).all(axis=1)
+            checks["are too large for float16"] = ~fits & ~checks["aren't finite"]
+        for reason, rows in checks.items():
+            if rows.any():
+                bad.setdefault(reason, []).extend(manifest.ids[start + row] for row in np.flatnonzero(rows))
+        start += len(block)
+        if not bad:
+            yield block
+            task.advance(len(block))
+    if bad:
+        reason, ids = next(iter(bad.items()))
+        more = sum(map(len, bad.values())) - len(ids)
+        raise InputError(
+            f"{len(ids)} {'row' if len(ids) == 1 else 'rows'} of the array {reason}",
+            where=source.path,
+            found=f"ids {listing(ids)}" + (f"; {more} more rows are bad for other reasons" if more else ""),
+            fix="mend these rows, or leave them out of both the array and the manifest",
+        )

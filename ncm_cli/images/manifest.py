@@ -2,55 +2,73 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import re
+import stat
+import sys
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
 
 from ncm_cli.errors import InputError, UsageError, listing
-from ncm_cli.images.files import (
-    FoundFiles,
-    absolute_text,
-    check_depth,
-    files_of_folder,
-    find_files,
-    guessed_layout,
-    printable,
-    walk_images,
-)
 from ncm_cli.images.options import EmbedOptions, parse_layout
 from ncm_cli.store.columns import Column, NumericColumn
 from ncm_cli.store.digests import MAX_TEXT_BYTES, require_few_columns
 from ncm_cli.store.tables import Table, has_decimal_comma, read_table
 
+# Names may be bytes here, and a stat a row must stay cheap, so this module keeps to os.path.
+# ruff: noqa: PTH100, PTH116, PTH118, PTH122, PTH206, PTH208
+
+SHOWN_FILES = 100
+"""Missing files named in one message; more than that says little."""
+
+DEEPEST = 64
+"""Levels of folders that are followed."""
+
 CONTINUOUS_CLASSES = 20
 """More distinct fractions than this in a label column are a measurement, not classes."""
+
+IMAGE_SUFFIXES = frozenset(
+    {".apng", ".avif", ".bmp", ".dib", ".gif", ".heic", ".heif", ".ico", ".j2c", ".j2k", ".jfif", ".jp2"}
+    | {".jpc", ".jpe", ".jpeg", ".jpf", ".jpg", ".jpx", ".mpo", ".pbm", ".pgm", ".png", ".pnm", ".ppm"}
+    | {".tga", ".tif", ".tiff", ".webp"}
+)
+"""Names that are taken for images in a folder, besides those without any suffix; content decides the rest."""
 
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
+@dataclass(frozen=True)
+class FoundFiles:
+    """Image files on disk: absolute paths, sizes in bytes and modification times in nanoseconds (N,)."""
+
+    path: list[str]
+    size: np.ndarray
+    mtime_ns: np.ndarray
+
+
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class ColumnNames:
     """Which columns of a table are which; None is the default name, where the table has it."""
 
     id_col: str | None = None
     path_col: str | None = None
     label_col: str | None = None
     split_col: str | None = None
-    col: tuple[str, ...] = ()
     numeric: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, options: EmbedOptions) -> Choice:
+    def of(cls, options: EmbedOptions) -> ColumnNames:
         """What the options of ``ncm embed`` say."""
         return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})
 
-    def resolved(self, columns: Sequence[str], *, with_files: bool) -> Choice:
-        """The choice with the default names that a table has; the id is the path where need be."""
+    def resolved(self, columns: Sequence[str], *, with_files: bool) -> ColumnNames:
+        """The names with the defaults that a table has; the id is the path where need be."""
 
         def default(name: str) -> str | None:
             return name if name in columns else None
@@ -66,9 +84,8 @@ class Choice:
 
     def kept(self, columns: Sequence[str]) -> list[str]:
         """The columns of a table that the store keeps, once the names are resolved."""
-        named = {self.label_col, self.split_col, *self.col, *self.numeric}
-        keys = {self.id_col, self.path_col}
-        return [name for name in columns if name in named or (not self.col and name not in keys)]
+        roles, keys = {self.label_col, self.split_col, *self.numeric}, {self.id_col, self.path_col}
+        return [name for name in columns if name in roles or name not in keys]
 
 
 @dataclass(frozen=True)
@@ -113,7 +130,13 @@ class Manifest:
         made: dict[str, Column | NumericColumn] = {}
         for name, values in self.text.items():
             texts = [values[row] for row in rows]
-            made[name] = _numbers(name, texts) if name in self.numeric else _categories(name, texts)
+            if name in self.numeric:
+                numbers = [float(text) if text else math.nan for text in texts]
+                made[name] = NumericColumn(name, np.array(numbers, np.float64))
+            else:
+                categories = ordered_categories(texts)
+                code = {"": -1} | {category: i for i, category in enumerate(categories)}
+                made[name] = Column(name, np.array([code[text] for text in texts], np.int32), categories)
         return made
 
 
@@ -130,29 +153,22 @@ def ordered_categories(values: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(distinct))
 
 
-def _categories(name: str, values: list[str]) -> Column:
-    categories = ordered_categories(values)
-    code = {"": -1, **{category: i for i, category in enumerate(categories)}}
-    return Column(name, np.array([code[value] for value in values], np.int32), categories)
-
-
-def _numbers(name: str, values: list[str]) -> NumericColumn:
-    return NumericColumn(name, np.array([float(value) if value else math.nan for value in values]))
-
-
 def read_source(options: EmbedOptions) -> Manifest:
-    """The images that ``ncm embed`` reads with these options: of a table, or of a folder."""
-    if not options.source.is_dir():
+    """The rows that ``ncm embed`` reads with these options: of a table, or of a folder."""
+    source, names, with_files = options.source, ColumnNames.of(options), options.from_array is None
+    if not source.is_dir():
         if options.layout is not None:
-            raise UsageError("--layout is for folders", found=f"{options.source} is no folder")
-        return read_manifest(options.source, Choice.of(options), root=options.root)
+            raise UsageError("--layout is for folders", found=f"{source} is no folder")
+        return read_manifest(source, names, root=options.root, with_files=with_files)
+    if not with_files:
+        fix = "write a CSV with the ids and labels in the order of the array's rows"
+        raise UsageError("--from-array needs a manifest", found=f"{source} is a folder", fix=fix)
     if options.root is not None:
-        raise UsageError("--root is for manifests", found=f"{options.source} is a folder")
-    layout = None if options.layout is None else parse_layout(options.layout)
-    return read_folder(options.source, layout, Choice.of(options))
+        raise UsageError("--root is for manifests", found=f"{source} is a folder")
+    return read_folder(source, parse_layout(options.layout) if options.layout else None, names)
 
 
-def read_manifest(path: Path, choice: Choice, *, root: Path | None, with_files: bool = True) -> Manifest:
+def read_manifest(path: Path, names: ColumnNames, *, root: Path | None, with_files: bool = True) -> Manifest:
     """Read a table and look its image files up.
 
     Raises
@@ -163,44 +179,39 @@ def read_manifest(path: Path, choice: Choice, *, root: Path | None, with_files: 
     """
     table = read_table(path)
     notes = [*table.notes]
-    unnamed = choice.id_col is None and "id" not in table.columns
-    choice = choice.resolved(table.columns, with_files=with_files)
-    assert choice.id_col is not None
-    ids = table.column(choice.id_col, option="--path-col" if choice.id_col == choice.path_col else "--id-col")
+    unnamed = names.id_col is None and "id" not in table.columns
+    names = names.resolved(table.columns, with_files=with_files)
+    id_col, path_col, label, split = names.id_col, names.path_col, names.label_col, names.split_col
+    assert id_col is not None
+    ids = table.column(id_col, option="--path-col" if id_col == path_col else "--id-col")
     if unnamed:
-        notes.append(f"no column named 'id': {choice.id_col!r} is the id (--id-col chooses another)")
-    check_ids(ids, table, choice.id_col)
-    if choice.label_col is None:
+        notes.append(f"no column named 'id': {id_col!r} is the id (--id-col chooses another)")
+    check_ids(ids, table, id_col)
+    if label is None:
         notes.append("no column named 'label': the store has no labels (--label-col chooses another)")
-    for option, names in (
-        ("--label-col", [choice.label_col]),
-        ("--split-col", [choice.split_col]),
-        ("--col", choice.col),
-        ("--numeric", choice.numeric),
-    ):
-        for name in names:
-            if name is not None:
-                table.column(name, option=option)
-    kept = choice.kept(table.columns)
+    named = [("--label-col", label), ("--split-col", split), *(("--numeric", name) for name in names.numeric)]
+    for option, name in named:
+        if name is not None:
+            table.column(name, option=option)
+    kept = names.kept(table.columns)
     require_few_columns(len(kept), path)
-    _check_values(table, kept, choice.label_col, choice.numeric)
+    _check_values(table, kept, label, names.numeric)
     files = None
-    if choice.path_col is not None and with_files:
-        paths = table.column(choice.path_col, option="--path-col")
+    if path_col is not None and with_files:
         base = absolute_text(root if root is not None else path.parent)
-        files = find_files(paths, base, table.row_name, path)
+        files = find_files(table.column(path_col, option="--path-col"), base, table.row_name, path)
     text = {name: table.values[name] for name in kept}
-    label, split = choice.label_col, choice.split_col
-    alike = alike_categories(text, label, {split, *choice.numeric})
-    return Manifest(path, ids, files, text, choice.numeric, label, split, tuple(notes), alike)
+    alike = alike_categories(text, label, {split, *names.numeric})
+    return Manifest(path, ids, files, text, names.numeric, label, split, tuple(notes), alike)
 
 
 def check_ids(ids: list[str], table: Table, name: str) -> None:
     """Refuse blank, repeated and overlong ids, all of them at once."""
+    where = f"{table.path}, column {name!r}"
     _check_lengths(table, [name], "choose another column with --id-col")
     blank = [table.row_name(i) for i, value in enumerate(ids) if not value]
     if blank:
-        raise InputError("an id is blank", where=f"{table.path}, column {name!r}", found=listing(blank))
+        raise InputError("an id is blank", where=where, found=listing(blank))
     if len(set(ids)) == len(ids):
         return
     rows: dict[str, list[str]] = {}
@@ -209,7 +220,7 @@ def check_ids(ids: list[str], table: Table, name: str) -> None:
     repeated = [f"{value!r} in {listing(places)}" for value, places in rows.items() if len(places) > 1]
     raise InputError(
         f"{len(repeated)} {'id is' if len(repeated) == 1 else 'ids are'} used more than once",
-        where=f"{table.path}, column {name!r}",
+        where=where,
         found=listing(repeated),
         expected="one row for each id",
         fix="remove the repeated rows, or choose another column with --id-col",
@@ -231,7 +242,11 @@ def _check_lengths(table: Table, names: Sequence[str], fix: str) -> None:
 
 
 def _check_values(table: Table, kept: list[str], label: str | None, numeric: tuple[str, ...]) -> None:
-    _check_lengths(table, kept, "--col with each column to keep leaves the others out")
+    """Refuse words in numeric columns, blank labels, and measurements where classes are meant."""
+    _check_lengths(table, kept, "shorten it, or leave that column out of the table")
+    # Decimal commas go by a command where no comma separates columns.
+    sed = "" if table.delimiter == "," else r": sed -E 's/([0-9]),([0-9])/\1.\2/g' OLD > NEW"
+    points = f"write decimal points{sed}"
     for name in numeric:
         values = table.values[name]
         wrong = [i for i, value in enumerate(values) if value and not is_number(value)]
@@ -241,9 +256,7 @@ def _check_values(table: Table, kept: list[str], label: str | None, numeric: tup
                 f"column {name!r} holds " + ("decimal commas" if commas else "something other than numbers"),
                 where=table.path,
                 found=listing(f"{values[i]!r} in {table.row_name(i)}" for i in wrong),
-                fix=_decimal_points(table)
-                if commas
-                else f"leave it out of --numeric to read {name!r} as categories",
+                fix=points if commas else f"leave it out of --numeric to read {name!r} as categories",
             )
     if label is None:
         return
@@ -256,22 +269,11 @@ def _check_values(table: Table, kept: list[str], label: str | None, numeric: tup
             found=listing(blank),
             fix="fill them in, or embed the rows without a label from a manifest of their own",
         )
-    if label not in numeric:
-        _refuse_measurements(table, label, values)
-
-
-def _decimal_points(table: Table) -> str:
-    """How to get rid of decimal commas, by a command where no comma separates columns."""
-    command = "" if table.delimiter == "," else r": sed -E 's/([0-9]),([0-9])/\1.\2/g' OLD > NEW"
-    return f"write decimal points{command}"
-
-
-def _refuse_measurements(table: Table, label: str, values: list[str]) -> None:
-    """0.0 and 1.0 are classes, and so are a few half stars; 0.13, 0.52 ... are a regression target."""
+    # 0.0 and 1.0 are classes, and so are a few half stars; 0.13, 0.52 ... are a regression target.
     distinct = set(values)
     commas = any(map(has_decimal_comma, distinct))
     numbers = {value: value.replace(",", ".") if has_decimal_comma(value) else value for value in distinct}
-    if not all(map(is_number, numbers.values())):
+    if label in numeric or not all(map(is_number, numbers.values())):
         return
     fractions = {value for value, number in numbers.items() if not float(number).is_integer()}
     if fractions and (len(fractions) > CONTINUOUS_CLASSES or 2 * len(distinct) > len(values)):
@@ -280,41 +282,9 @@ def _refuse_measurements(table: Table, label: str, values: list[str]) -> None:
             f"column {label!r} holds measurements, not classes",
             where=f"{table.path}, {table.row_name(first)}",
             found=f"{values[first]!r}, one of {len(distinct)} different values in {len(values)} rows",
-            fix=(f"{_decimal_points(table)}; then " if commas else "")
+            fix=(f"{points}; then " if commas else "")
             + f"--numeric {label} for a regression target, or --label-col with another column",
         )
-
-
-def read_folder(folder: Path, layout: tuple[str, ...] | None, choice: Choice) -> Manifest:
-    """The images under a folder, whose levels ``layout`` names; ids are the paths from the folder.
-
-    Without a layout, images one folder down have that folder's name as their label, unless others lie
-    elsewhere. Files that can't be read, or whose names aren't UTF-8, are listed too: they fail later.
-    """
-    for option, value in (("--id-col", choice.id_col), ("--path-col", choice.path_col)):
-        if value is not None:
-            raise UsageError(f"{option} is for tables", found=f"{folder} is a folder", fix="leave it out")
-    images, others = walk_images(folder)
-    notes = []
-    if layout is None:
-        layout = guessed_layout(folder, images)
-        notes.append("the folders' names are the labels (--layout label)" if layout else "no labels")
-    else:
-        check_depth(folder, images, len(layout))
-    if others:
-        notes.append(f"{len(others)} other files are left out: {listing(others)}")
-    ids = [printable(image) for image in images]
-    parts = [path.split("/")[:-1] for path in ids]
-    text = {name: [row[level] for row in parts] for level, name in enumerate(layout)}
-    label = _level(choice.label_col, "label", layout, "--label-col", folder)
-    split = _level(choice.split_col, "split", layout, "--split-col", folder)
-    for name in (*choice.col, *choice.numeric):
-        _level(name, name, layout, "--col", folder)
-    kept = replace(choice, label_col=label, split_col=split).kept(layout)
-    text = {name: values for name, values in text.items() if name in kept}
-    files = files_of_folder(folder, images)
-    alike = alike_categories(text, label, {split, *choice.numeric})
-    return Manifest(folder, ids, files, text, choice.numeric, label, split, tuple(notes), alike)
 
 
 def alike_categories(
@@ -324,6 +294,15 @@ def alike_categories(
 
     Columns of free text, with another value in most rows, have none unless they are the label.
     """
+
+    def folded(value: str) -> str:  # without case, blanks, invisible characters and differences of form
+        form = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", value).casefold())
+        return "".join(c for c in form if not c.isspace() and unicodedata.category(c) != "Cf")
+
+    def told_apart(values: Sequence[str]) -> str:  # what looks the same by its code points
+        visible = {unicodedata.normalize("NFKC", value) for value in values}
+        return " and ".join(ascii(value) if len(visible) < len(values) else repr(value) for value in values)
+
     warnings = []
     for name, values in text.items():
         distinct = set(values)
@@ -331,8 +310,8 @@ def alike_categories(
             continue
         same: dict[str, list[str]] = {}
         for value in sorted(distinct):
-            same.setdefault(_folded(value), []).append(value)
-        groups = [" and ".join(_told_apart(group)) for group in same.values() if len(group) > 1]
+            same.setdefault(folded(value), []).append(value)
+        groups = [told_apart(group) for group in same.values() if len(group) > 1]
         if groups:
             warnings.append(
                 f"values of column {name!r} that differ only in case, blanks or Unicode form are categories "
@@ -341,23 +320,236 @@ def alike_categories(
     return tuple(warnings)
 
 
-def _folded(value: str) -> str:
-    """The text without case, blanks, invisible characters and differences of form."""
-    form = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", value).casefold())
-    return "".join(c for c in form if not c.isspace() and unicodedata.category(c) != "Cf")
+def read_folder(folder: Path, layout: tuple[str, ...] | None, names: ColumnNames) -> Manifest:
+    """The images under a folder, whose levels ``layout`` names; ids are the paths from the folder.
+
+    Without a layout, images one folder down have that folder's name as their label, unless others lie
+    elsewhere. Files that can't be read, or whose names aren't UTF-8, are listed too: they fail later.
+    """
+    for option, value in (("--id-col", names.id_col), ("--path-col", names.path_col)):
+        if value is not None:
+            raise UsageError(f"{option} is for tables", found=f"{folder} is a folder", fix="leave it out")
+    images, others = walk_images(folder)
+    notes = []
+    if layout is None:
+        levels = {path.count("/") for path in images}
+        if len(levels) == 1 and min(levels) > 1:  # folders in folders mean something
+            raise InputError(
+                "what the folders mean must be said",
+                where=folder,
+                found=f"images by the number of folders they lie in: {_depths(images)}",
+                fix=_LAYOUT,
+            )
+        layout = ("label",) if levels == {1} else ()
+        notes.append("the folders' names are the labels (--layout label)" if layout else "no labels")
+    else:
+        check_depth(folder, images, len(layout))
+    if others:
+        notes.append(f"{len(others)} other files are left out: {listing(others)}")
+    for option, value in (
+        ("--label-col", names.label_col),
+        ("--split-col", names.split_col),
+        *(("--numeric", name) for name in names.numeric),
+    ):
+        if value is not None and value not in layout:
+            what = f"no folder level named {value!r} ({option})"
+            raise InputError(what, where=folder, expected=f"one of the layout's: {listing(layout)}")
+    ids = [printable(image) for image in images]
+    parts = [path.split("/")[:-1] for path in ids]
+    text = {name: [row[level] for row in parts] for level, name in enumerate(layout)}
+    label = names.label_col or ("label" if "label" in layout else None)
+    split = names.split_col or ("split" if "split" in layout else None)
+    alike = alike_categories(text, label, {split, *names.numeric})
+    files = _files_of_folder(folder, images)
+    return Manifest(folder, ids, files, text, names.numeric, label, split, tuple(notes), alike)
 
 
-def _told_apart(values: Sequence[str]) -> list[str]:
-    """The values as a message shows them: what looks the same by its code points."""
-    visible = {unicodedata.normalize("NFKC", value) for value in values}
-    return [ascii(value) if len(visible) < len(values) else repr(value) for value in values]
+_LAYOUT = "--layout with one name for each level of folders, such as --layout domain/label"
 
 
-def _level(name: str | None, default: str, layout: tuple[str, ...], option: str, folder: Path) -> str | None:
-    if name is not None and name not in layout:
+def check_depth(folder: Path, images: Sequence[str], depth: int) -> None:
+    """Refuse images (listed) that don't lie under ``depth`` levels of folders."""
+    wrong = [printable(path) for path in images if path.count("/") != depth]
+    if wrong:
+        same = len({path.count("/") for path in images}) == 1
         raise InputError(
-            f"no folder level named {name!r} ({option})",
+            f"{len(wrong)} of {len(images)} images don't lie where the layout says",
             where=folder,
-            expected=f"one of the layout's: {listing(layout)}",
+            found=f"{_depths(images)} folders: {listing(wrong)}",
+            expected=f"every image under {depth} folders",
+            fix=_LAYOUT if same else "move them, or name the images in a manifest; ncm embed takes images at "
+            "any depth without --layout, and without labels",
+        )  # fmt: skip
+
+
+def _depths(images: Sequence[str]) -> str:
+    """How many images lie under how many folders: ``3 under 0, 12 under 1``."""
+    levels = [path.count("/") for path in images]
+    return ", ".join(f"{levels.count(level)} under {level}" for level in sorted(set(levels)))
+
+
+def native(path: str) -> str | bytes:
+    """``path`` as the system takes it: bytes where the locale would not let Python encode it."""
+    if sys.getfilesystemencoding().lower().replace("-", "") == "utf8":
+        return path
+    return path.encode("utf-8", "surrogateescape")
+
+
+def printable(name: str) -> str:
+    """``name`` with the bytes that aren't UTF-8 as ``\\xe9``: how such a file is named in a store."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def absolute_text(path: str | os.PathLike[str]) -> str:
+    """The absolute path as text that can be stored; a name that isn't UTF-8 is an `InputError`."""
+    try:
+        return os.fsencode(os.path.abspath(path)).decode("utf-8")
+    except UnicodeDecodeError:
+        what, fix = "a file name that isn't UTF-8", "rename it; names are stored as UTF-8"
+        raise InputError(what, where=repr(os.fsencode(path)), fix=fix) from None
+
+
+def find_files(paths: Sequence[str], base: str, row_name: Callable[[int], str], where: Path) -> FoundFiles:
+    """Look every path up before any work starts.
+
+    A relative path starts from ``base``. Backslashes are tried as slashes, and other Unicode normal forms of
+    the name are tried, since a manifest written on one system is often read on another.
+
+    Raises
+    ------
+    InputError
+        Some are blank, missing, folders or no regular files: all of them are listed.
+    """
+    found: list[str] = []
+    size, mtime_ns = np.zeros((2, len(paths)), np.int64)
+    problems: list[str] = []
+    listings: dict[str, dict[str, str]] = {}
+    for i, path in enumerate(paths):
+        reason = "is missing" if path else "is blank"
+        for candidate in _spellings(path, base, listings) if path else ():
+            try:
+                status = os.stat(native(candidate))
+            except OSError as error:
+                if not isinstance(error, FileNotFoundError):
+                    reason = f"can't be read: {(error.strerror or str(error)).lower()}"
+                continue
+            if stat.S_ISREG(status.st_mode):
+                found.append(candidate)
+                size[i], mtime_ns[i], reason = status.st_size, status.st_mtime_ns, ""
+                break
+            reason = "is a folder" if stat.S_ISDIR(status.st_mode) else "is no regular file"
+        problems += [f"{row_name(i)}: {path!r} {reason}"] if reason else []
+    if problems:
+        more = [f"and {len(problems) - SHOWN_FILES} more"] if len(problems) > SHOWN_FILES else []
+        raise InputError(
+            f"{len(problems)} of {len(paths)} image files can't be used",
+            where=where,
+            found="\n    ".join(["", *problems[:SHOWN_FILES], *more]),
+            expected=f"files, relative paths starting from {base}",
+            fix="--root FOLDER if relative paths start elsewhere; absolute paths are taken as they are",
         )
-    return name or (default if default in layout else None)
+    return FoundFiles(found, size, mtime_ns)
+
+
+def _spellings(path: str, base: str, listings: dict[str, dict[str, str]]) -> Iterator[str]:
+    """The names of a file to try, the likely and cheap one first; ``listings`` keeps folders' names."""
+    for spelling in [path, path.replace("\\", "/")] if "\\" in path and os.sep == "/" else [path]:
+        written = os.path.join(base, spelling)
+        if ".." not in written.split(os.sep):
+            # Behind a link to a folder, ".." isn't what the text says, so such a path is kept.
+            written = os.path.normpath(written)
+        yield written
+        if written.isascii():
+            continue
+        # The file whose name has, in every part, the same composed form.
+        drive, rest = os.path.splitdrive(written)
+        current = drive + os.sep
+        for part in rest.split(os.sep)[1:]:
+            if current not in listings:
+                listings[current] = _composed_names(current)
+            actual = listings[current].get(unicodedata.normalize("NFC", part))
+            if actual is None:
+                break
+            current = os.path.join(current, actual)
+        else:
+            yield current
+
+
+def _composed_names(folder: str) -> dict[str, str]:
+    """The names in a folder, by their composed form (NFC)."""
+    try:
+        names = [os.fsencode(name).decode("utf-8", "surrogateescape") for name in os.listdir(native(folder))]
+    except OSError:
+        return {}
+    return {unicodedata.normalize("NFC", name): name for name in names}
+
+
+def _files_of_folder(folder: Path, images: Sequence[str]) -> FoundFiles:
+    """The images of a folder, as `walk_images` lists them.
+
+    Links that lead nowhere and names that aren't UTF-8 have the size -1, which no stored file has: reading
+    them says what is wrong.
+    """
+    base = absolute_text(folder)
+    found = FoundFiles([f"{base}/{image}" for image in images], *np.full((2, len(images)), -1, np.int64))
+    for i, path in enumerate(found.path):
+        if printable(path) == path:
+            with contextlib.suppress(OSError):
+                status = os.stat(native(path))
+                found.size[i], found.mtime_ns[i] = status.st_size, status.st_mtime_ns
+    return found
+
+
+def walk_images(folder: Path) -> tuple[list[str], list[str]]:
+    """The image files under ``folder`` as sorted relative POSIX paths, and the other files left out.
+
+    Hidden files and folders are left out without a word. Links to folders are followed. Bytes of a name that
+    aren't UTF-8 are escaped as Python does (`printable` shows them).
+
+    Raises
+    ------
+    InputError
+        No images, a folder that can't be read, a link that leads back to a folder above it.
+    """
+    images: list[str] = []
+    others: list[str] = []
+    try:
+        _scan(absolute_text(folder), "", images, others, ())
+    except OSError as error:
+        what = (error.strerror or str(error)).lower()
+        raise InputError("a folder can't be read", where=error.filename, found=what) from None
+    if not images:
+        raise InputError(
+            "no images in the folder",
+            where=folder,
+            found=f"other files: {listing(map(printable, sorted(others)))}" if others else "no files",
+            expected=f"files named like images ({', '.join(sorted(IMAGE_SUFFIXES))}) or without any suffix",
+        )
+    return sorted(images), [printable(other) for other in sorted(others)]
+
+
+def _scan(
+    folder: str, prefix: str, images: list[str], others: list[str], above: tuple[tuple[int, int], ...]
+) -> None:
+    status = os.stat(native(folder))
+    here = (status.st_dev, status.st_ino)
+    if here in above or len(above) > DEEPEST:
+        what = f"more than {DEEPEST} folders inside one another"
+        if here in above:
+            what = "folders without end: a link leads back to a folder above it"
+        raise InputError(what, where=folder, fix="remove it, or use a manifest")
+    with os.scandir(native(folder)) as entries:
+        for entry in entries:
+            name = os.fsencode(entry.name).decode("utf-8", "surrogateescape")
+            if name.startswith("."):
+                continue
+            is_folder = False
+            with contextlib.suppress(
+                OSError
+            ):  # links in a circle: what is wrong is said with the other files
+                is_folder = entry.is_dir()
+            if is_folder:
+                _scan(f"{folder}/{name}", f"{prefix}{name}/", images, others, (*above, here))
+            else:
+                image = os.path.splitext(name)[1].lower() in {*IMAGE_SUFFIXES, ""}
+                (images if image else others).append(prefix + name)

@@ -1,21 +1,35 @@
-"""What encoders that run on torch share: device, precision, one forward pass over a batch."""
+"""Encoders that run on torch: models of timm and of open_clip, and how one is run.
+
+``timm:NAME`` gives a model's pooled features, without its classifier. Any other ``--model`` is open_clip's:
+one of its names, ``hf-hub:ORG/REPO``, ``local-dir:FOLDER`` (with ``open_clip_config.json`` and a checkpoint)
+or the path of a configuration, ``MODEL.json``, in open_clip's ``model_cfg`` layout or its model files'.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
 import os
+import sys
+import tempfile
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
-from ncm_cli.errors import InputError
-from ncm_cli.images import augment
-from ncm_cli.images.encoder import EncoderRequest, check_resize, finish
+from ncm_cli.errors import InputError, listing, nearest, unknown
+from ncm_cli.images import weights
+from ncm_cli.images.encoder import EncoderRequest, check_resize
+from ncm_cli.images.options import DEFAULT_MODEL
 from ncm_cli.options import parse_device
 from ncm_cli.progress import Reporter
+from ncm_cli.store.digests import digest_of
 
 if TYPE_CHECKING:
     import torch
@@ -27,53 +41,81 @@ CUDA_BATCH = 256
 """Fills a current GPU with a ViT-B and fits a ViT-L at 336 pixels in 16 GiB; constant, so that the order of
 sums never depends on how much memory happens to be free."""
 
-
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 """Names of parameters in glibc's malloc.h."""
 
+_ACTIVATIONS = frozenset(
+    {"GELU", "GELUTanh", "QuickGELU", "ReLU", "ReLU6", "SiLU", "Swish", "Mish", "Hardswish", "HardSwish"}
+    | {"ELU", "LeakyReLU", "PReLU", "Tanh"}
+)
+"""By class name: timm and open_clip have classes of their own beside torch's."""
 
-class TorchEncoder:
-    """A network, its own preprocessing, and how to run it.
 
-    Parameters
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model with its weights, as its library makes it.
+
+    Attributes
     ----------
-    network
-        Maps (B, 3, H, W) float32 to (B, dim); already in eval mode and on ``device``.
+    encode
+        Maps (B, 3, H, W) float32 to (B, dim).
     transform
         The model's own published preprocessing: a PIL picture to a (3, H, W) float32 tensor.
+    size
+        (H, W) of its input.
     shortest
         The side that the transform gives a picture's shorter edge, or None where it can't enlarge much.
+    facts
+        What the description says of it.
     """
 
-    def __init__(
-        self,
-        request: EncoderRequest,
-        *,
-        network: Callable[[torch.Tensor], torch.Tensor],
-        transform: Callable[[Image.Image], torch.Tensor],
-        shortest: int | None,
-        dim: int,
-        device: str,
-        description: dict[str, Any],
-    ) -> None:
-        self.description = description
-        self.dim = dim
+    module: torch.nn.Module
+    encode: Callable[[torch.Tensor], torch.Tensor]
+    transform: Callable[[Image.Image], torch.Tensor]
+    size: tuple[int, int]
+    shortest: int | None
+    facts: dict[str, Any]
+
+
+def load_network(request: EncoderRequest, device: str, reporter: Reporter) -> TorchEncoder:
+    """The encoder of a request for a model of timm or open_clip, on the device that is asked for."""
+    import torch
+
+    where = choose_device(device, request.precision, reporter)
+    load = _load_timm if request.kind == "timm" else _load_open_clip
+    model = load(request, reporter)
+    model.module.eval().to(where)
+    if where != "cpu":
+        model.module.to(memory_format=torch.channels_last)
+    return TorchEncoder(request, model, where)
+
+
+class TorchEncoder:
+    """A loaded model on its device, and how to run it."""
+
+    def __init__(self, request: EncoderRequest, model: LoadedModel, device: str) -> None:
+        import torch
+
+        self._request, self._model, self._network = request, model, model.encode
         self.device = device
         self.batch_size = CUDA_BATCH if device.startswith("cuda") else CPU_BATCH
-        self._request = request
-        self._network = network
-        self._transform = transform
-        self._shortest = shortest
-        self._augment = augment.parse(request.augment)
+        facts = model.facts | {
+            "activation": activations(model.module),
+            "image_size": list(model.size),
+        }
+        self.description = request.describe(**facts)
+        # Towers name the length of a feature in different places, so a black picture is run.
+        with torch.inference_mode(), exact(device, request.precision):
+            self.dim = int(model.encode(torch.zeros(1, 3, *model.size, device=device)).shape[1])
         if device == "cpu":
             _keep_freed_memory()
 
     def preprocess(self, image: Image.Image, id: str) -> torch.Tensor:
         """(3, H, W) float32 from a decoded RGB picture; ``id`` seeds an augmentation."""
-        image = augment.apply(self._augment, image, seed=self._request.seed, id=id)
-        if self._shortest is not None:
-            check_resize(image, self._shortest)
-        return self._transform(image)
+        image = self._request.augmented(image, id)
+        if self._model.shortest is not None:
+            check_resize(image, self._model.shortest)
+        return self._model.transform(image)
 
     def encode(self, items: Sequence[torch.Tensor]) -> np.ndarray:
         """(B, dim) float32 features of preprocessed pictures, in order."""
@@ -86,13 +128,18 @@ class TorchEncoder:
                     batch = batch.pin_memory().to(self.device, non_blocking=True)
                     batch = batch.contiguous(memory_format=torch.channels_last)
                 features = self._network(batch).float().cpu().numpy()
-        except (torch.cuda.OutOfMemoryError, MemoryError) as error:
-            raise _out_of_memory(len(items), self.device) from error
-        except RuntimeError as error:
-            if "can't allocate memory" in str(error) or "out of memory" in str(error):
-                raise _out_of_memory(len(items), self.device) from error
-            raise
-        return finish(features, self._request)
+        except (
+            RuntimeError,
+            MemoryError,
+        ) as error:  # torch has one kind for CUDA's memory, and none for the CPU's
+            said = any(words in str(error) for words in ("can't allocate memory", "out of memory"))
+            if not said and not isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+                raise
+            raise InputError(
+                f"not enough memory on {self.device} for a batch of {len(items)}",
+                fix=f"--batch-size {max(1, len(items) // 2)}, or a smaller --precision",
+            ) from error
+        return self._request.finish(features)
 
 
 def _keep_freed_memory() -> None:
@@ -103,9 +150,7 @@ def _keep_freed_memory() -> None:
     """
     import ctypes
 
-    if os.name != "posix":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
@@ -130,57 +175,36 @@ def choose_device(asked: str, precision: str, reporter: Reporter) -> str:
         )
     device = "cpu" if asked == "cpu" or count == 0 else f"cuda:{int(index or 0)}"
     if device == "cpu" and precision == "fp16":
-        raise InputError(
-            "--precision fp16 needs CUDA, and the device is the CPU",
-            fix="--precision bf16, or fp32",
-        )
+        what = "--precision fp16 needs CUDA, and the device is the CPU"
+        raise InputError(what, fix="--precision bf16, or fp32")
     name = f"{device} ({torch.cuda.get_device_name(device)})" if device != "cpu" else "cpu"
     reporter.note(f"device: {name}, {precision}")
     return device
 
 
-@contextmanager
+@contextlib.contextmanager
 def exact(device: str, precision: str) -> Iterator[None]:
     """Arithmetic as ``precision`` says: fp32 means fp32 (no TF32), the others are autocast."""
     import torch
 
-    with ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         if device.startswith("cuda"):
-            stack.enter_context(
-                torch.backends.cudnn.flags(
-                    enabled=True, benchmark=False, deterministic=True, allow_tf32=False
-                )
-            )
-            stack.enter_context(_highest_matmul_precision())
+            cudnn = {"enabled": True, "benchmark": False, "deterministic": True, "allow_tf32": False}
+            stack.enter_context(torch.backends.cudnn.flags(**cudnn))
+            try:
+                stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+                torch.set_float32_matmul_precision("highest")
+            except RuntimeError:  # someone set torch's newer switch, which forbids the older one
+                matmul: Any = torch.backends.cuda.matmul
+                stack.callback(setattr, matmul, "fp32_precision", matmul.fp32_precision)
+                matmul.fp32_precision = "ieee"
         if precision != "fp32":
             kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
             stack.enter_context(torch.autocast(device.partition(":")[0], dtype=kind))
         yield
 
 
-@contextmanager
-def _highest_matmul_precision() -> Iterator[None]:
-    import torch
-
-    try:
-        before = torch.get_float32_matmul_precision()
-    except RuntimeError:  # someone set torch's newer switch, which forbids the older one
-        matmul: Any = torch.backends.cuda.matmul
-        switch = matmul.fp32_precision
-        matmul.fp32_precision = "ieee"
-        try:
-            yield
-        finally:
-            matmul.fp32_precision = switch
-        return
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@contextmanager
+@contextlib.contextmanager
 def own_random_numbers(seed: int) -> Iterator[None]:
     """Random initialisation from ``seed`` that leaves every global generator as it was."""
     import torch
@@ -190,35 +214,433 @@ def own_random_numbers(seed: int) -> Iterator[None]:
         yield
 
 
-_ACTIVATIONS = frozenset(
-    {"GELU", "GELUTanh", "QuickGELU", "ReLU", "ReLU6", "SiLU", "Swish", "Mish", "Hardswish", "HardSwish"}
-    | {"ELU", "LeakyReLU", "PReLU", "Tanh"}
-)
-"""By class name: timm and open_clip have classes of their own beside torch's."""
-
-
 def activations(module: torch.nn.Module) -> str | None:
     """The kinds of activation in a network, such as ``QuickGELU`` or ``GELU``; joined by + if several."""
     return "+".join(sorted(_ACTIVATIONS & {type(part).__name__ for part in module.modules()})) or None
 
 
-def measured_dim(
-    network: Callable[[torch.Tensor], torch.Tensor], size: tuple[int, int], device: str, precision: str
-) -> int:
-    """The length of a feature, found by running a black picture: towers name it in different places."""
-    import torch
-
-    with torch.inference_mode(), exact(device, precision):
-        return int(network(torch.zeros(1, 3, *size, device=device)).shape[1])
-
-
-def numbers(values: Any) -> list[float]:
+def _three(values: Any) -> list[float]:
     """Three floats for a description, from one number or a sequence."""
     return [float(v) for v in values] if isinstance(values, Sequence) else [float(values)] * 3
 
 
-def _out_of_memory(count: int, device: str) -> InputError:
-    return InputError(
-        f"not enough memory on {device} for a batch of {count}",
-        fix=f"--batch-size {max(1, count // 2)}, or a smaller --precision",
+def _load_timm(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
+    """A model without its classifier, with timm's own evaluation transform."""
+    import timm
+    from timm.data import create_transform, resolve_data_config
+
+    name = request.model.removeprefix("timm:")
+    base, _, tag = name.partition(".")
+    if not timm.is_model(base):
+        raise unknown("timm model", base, timm.list_models(), where="--model")
+    tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{base}.*")]
+    if tag and tag not in tags:
+        raise unknown(f"weights tag of the timm model {base}", tag, tags, where="--model")
+    module, sha256 = _timm_with_weights(request, name, base, tags)
+    config = resolve_data_config({}, model=module)
+    config["crop_mode"] = config.get("crop_mode") or "center"
+    height, width = map(int, config["input_size"][-2:])
+    squash = config["crop_mode"] in {"squash", "border"}
+    return LoadedModel(
+        module=module,
+        encode=module,
+        transform=create_transform(**config, is_training=False),
+        size=(height, width),
+        shortest=None if squash else int(max(height, width) / config["crop_pct"]),
+        facts={
+            "kind": "timm",
+            "model": f"timm:{name}",
+            "weights_sha256": sha256,
+            "preprocess": {
+                "resize": config["crop_mode"],
+                "interpolation": config["interpolation"],
+                "crop": float(config["crop_pct"]),
+                "mean": _three(config["mean"]),
+                "std": _three(config["std"]),
+            },
+            "projection": "pooled",
+        },
     )
+
+
+def _timm_with_weights(
+    request: EncoderRequest, name: str, base: str, tags: list[str]
+) -> tuple[torch.nn.Module, str]:
+    """The model, and its weights' SHA-256: the file's, where they come from one that can be found."""
+    import timm
+
+    default = request.weights == "default"
+    if default and not tags:
+        raise InputError(f"timm has no weights for {base}", fix="--pretrained FILE, or --random-init")
+    example = "'default' for timm's own weights, one of its tags, or a checkpoint file"
+    shown = f"timm:{name}" if request.weights is None else f"timm:{base}"
+    source = name if default else weights.chosen_weights(request, shown, tags, example)
+    if isinstance(source, str):
+        return _timm_published(source if default else f"{base}.{source}")
+    with own_random_numbers(request.seed):
+        model = timm.create_model(name, pretrained=False, num_classes=0)
+    if source is None:
+        return model, weights.state_sha256(model)
+    named = weights.tensors(source, f"timm:{name}")
+    classifier: Any = (getattr(model, "pretrained_cfg", {}) or {}).get("classifier") or ()
+    dropped = tuple(f"{head}." for head in ([classifier] if isinstance(classifier, str) else classifier))
+    kept = {key: value for key, value in named.items() if not key.startswith(dropped)}
+    with weights.reading(source, f"timm:{name}"):
+        # Checkpoints in a model's original names: timm keeps the renaming beside the model.
+        rename = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+        if rename is not None and set(kept) != set(model.state_dict()):
+            renamed = rename(dict(named), model)
+            kept = {key: value for key, value in renamed.items() if not key.startswith(dropped)}
+        found = model.load_state_dict(kept, strict=False)
+    weights.require_keys(found.missing_keys, found.unexpected_keys, path=source, model=f"timm:{name}")
+    return model, weights.digest(source)["sha256"]
+
+
+def _timm_published(name: str) -> tuple[torch.nn.Module, str]:
+    """A model with timm's own weights, and their SHA-256."""
+    import timm
+    import torch
+
+    config: Any = timm.get_pretrained_cfg(name)
+    what, option = f"the weights of timm:{name}", f"--model timm:{name.partition('.')[0]}"
+    overlay: dict[str, str] | None = None
+    if config.hf_hub_id:
+        with weights.fetching(what, option):
+            names = [config.hf_hub_filename or "model.safetensors", "pytorch_model.bin"]
+            path = weights.hub_file(config.hf_hub_id, names)
+        # Given as a file, so that timm doesn't ask the hub again.
+        overlay, loading = {"file": str(path)}, weights.reading(path, f"timm:{name}")
+    else:
+        cache = Path(torch.hub.get_dir()) / "checkpoints"
+        path, loading = cache / Path(config.url or "").name, weights.fetching(what, option, cache)
+    with loading, own_random_numbers(0):
+        model = timm.create_model(name, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay)
+    return model, weights.digest(path)["sha256"] if path.is_file() else weights.state_sha256(model)
+
+
+CONFIG_NAME = "open_clip_config.json"
+
+OPENAI_SETTINGS = ("input_resolution", "context_length", "vocab_size")
+"""Entries that only state dicts of OpenAI's own archives hold."""
+
+_PREFERRED = ("open_clip_model", "open_clip_pytorch_model", "model", "pytorch_model")
+"""Stems of the checkpoint that a folder is meant to be loaded from, as open_clip ranks them."""
+
+
+@dataclass(frozen=True)
+class ClipSource:
+    """Where an open_clip model's architecture, preprocessing and weights come from.
+
+    ``config`` is None for a name in open_clip's registry; ``checkpoint`` is None for random weights.
+    """
+
+    name: str
+    config: dict[str, Any] | None = None
+    preprocess: dict[str, Any] = field(default_factory=dict)
+    checkpoint: Path | None = None
+    tag_quick_gelu: bool | None = None
+
+
+def _load_open_clip(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
+    """A model whose features are ``encode_image`` on its own preprocessing."""
+    from open_clip.transform import PreprocessCfg, image_transform_v2
+
+    source = find_clip(request)
+    model = _build(request, source)
+    if source.checkpoint is None:
+        sha256 = weights.state_sha256(model)
+    else:
+        _load_checkpoint(model, source.checkpoint, source.name, reporter)
+        sha256 = weights.digest(source.checkpoint)["sha256"]
+        warn_on_activation(model.visual, source, reporter)
+    config = PreprocessCfg(**model.visual.preprocess_cfg)
+    warn_on_preprocess(source, model.visual.preprocess_cfg, reporter)
+    height, width = map(int, config.input_size[-2:])
+    crop = {"shortest": "center", "longest": "pad", "squash": None}[config.resize_mode]
+    preprocess = {
+        "resize": config.resize_mode,
+        "interpolation": "bilinear" if config.interpolation == "bilinear" else "bicubic",
+        "crop": crop,
+        "mean": _three(config.mean),
+        "std": _three(config.std),
+    }
+    return LoadedModel(
+        module=model,
+        encode=model.encode_image,
+        transform=image_transform_v2(config, is_train=False),
+        size=(height, width),
+        shortest=max(height, width) if config.resize_mode == "shortest" else None,
+        facts={
+            "kind": "open_clip",
+            "model": source.name,
+            "weights_sha256": sha256,
+            "preprocess": preprocess | ({"fill": config.fill_color} if crop == "pad" else {}),
+            "projection": "encode_image",
+        }
+        | ({"config_sha256": digest_of(source.config)} if source.config is not None else {}),
+    )
+
+
+def find_clip(request: EncoderRequest) -> ClipSource:
+    """What to build and load; every error of names, tags, paths and configurations."""
+    model, example = request.model, "a checkpoint file"
+    kind, _, place = model.partition(":")
+    if kind == "hf-hub":
+        with weights.fetching(f"the model {model}", f"--model {model}"):
+            path = weights.hub_file(place, [CONFIG_NAME])
+            names = ["open_clip_model.safetensors", "open_clip_pytorch_model.bin"]
+            checkpoint = None if request.random_init else weights.hub_file(place, names)
+        return ClipSource(model, *_read_config(path), checkpoint)
+    if kind == "local-dir":
+        folder = Path(place).expanduser()
+        if not folder.is_dir():
+            raise InputError("no such model folder", where=folder, expected=f"a folder with {CONFIG_NAME}")
+        if not (folder / CONFIG_NAME).is_file():
+            raise InputError(f"the model folder has no {CONFIG_NAME}", where=folder)
+        config = _read_config(folder / CONFIG_NAME)
+        checkpoint = None if request.random_init else _checkpoint_in(folder)
+        return ClipSource(f"local-dir:{folder.name}", *config, checkpoint)
+    if model.endswith(".json"):
+        path = Path(model).expanduser()
+        if not path.is_file():
+            raise InputError("no such model configuration", where=path, expected="an open_clip .json file")
+        config = _read_config(path)
+        chosen = weights.chosen_weights(request, path.stem, (), example)
+        return ClipSource(path.stem, *config, None if chosen is None else Path(chosen))
+    return _registered(request, model)
+
+
+def _registered(request: EncoderRequest, model: str) -> ClipSource:
+    from open_clip import list_models, list_pretrained_tags_by_model
+    from open_clip.pretrained import download_pretrained, get_pretrained_cfg
+
+    name = model.replace("/", "-")
+    names = list_models()
+    if name not in names:
+        if Path(model).expanduser().is_dir():
+            fix = f"--model local-dir:{model} if it holds {CONFIG_NAME}"
+            raise InputError("--model names a folder", where=model, fix=fix)
+        close = nearest(name, names)
+        raise InputError(
+            f"open_clip has no model named {model!r}",
+            where="--model",
+            expected=f"one of {len(names)} names such as {DEFAULT_MODEL}, timm:NAME, pixels:SIZE, "
+            "hf-hub:ORG/REPO, local-dir:FOLDER or a configuration .json",
+            fix=f"did you mean {close!r}?" if close else None,
+        )
+    tags = list_pretrained_tags_by_model(name)
+    example = "a checkpoint file" + (f", or one of the tags: {listing(tags, 40)}" if tags else "")
+    found = weights.chosen_weights(request, name, tags, example)
+    if not isinstance(found, str):
+        return ClipSource(name, checkpoint=found)
+    tag = get_pretrained_cfg(name, found)
+    repository, _, file = tag.get("hf_hub", "").rpartition("/")
+    cache = None if repository else Path("~/.cache/clip").expanduser()
+    with weights.fetching(f"the weights of {name} with tag {found!r}", f"--pretrained {found}", cache):
+        if repository:
+            file = file or "open_clip_pytorch_model.bin"
+            safe = (
+                "open_clip_model.safetensors"
+                if file == "open_clip_pytorch_model.bin"
+                else f"{file[:-4]}.safetensors"
+            )
+            names = [safe, file] if file.endswith((".bin", ".pth")) else [file]
+            checkpoint = weights.hub_file(repository, names)
+        else:
+            checkpoint = Path(download_pretrained(tag, cache_dir=cache))
+    return ClipSource(name, None, tag, checkpoint, bool(tag.get("quick_gelu", False)))
+
+
+def _checkpoint_in(folder: Path) -> Path:
+    """The one checkpoint of a model folder: the preferred name, or the only one there is."""
+    files = [path for path in sorted(folder.iterdir()) if path.suffix in weights.CHECKPOINT_SUFFIXES]
+    for stem in _PREFERRED:
+        named = [path for path in files if path.stem == stem]
+        if named:
+            return min(named, key=lambda path: path.suffix != ".safetensors")
+    if len(files) == 1:
+        return files[0]
+    raise InputError(
+        "the model folder holds several checkpoints" if files else "the model folder holds no checkpoint",
+        where=folder,
+        found=listing(path.name for path in files) if files else None,
+        expected="one checkpoint, or one called open_clip_model.safetensors",
+    )
+
+
+def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The model and preprocessing parts of an open_clip configuration file."""
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise InputError("the model configuration can't be read as JSON", where=path, found=error) from error
+    config = read.get("model_cfg", read) if isinstance(read, dict) else None
+    needed = ("embed_dim", "vision_cfg", "text_cfg")
+    if not isinstance(config, dict) or not all(name in config for name in needed):
+        raise InputError(
+            "not an open_clip model configuration", where=path, expected=f"the keys {', '.join(needed)}"
+        )
+    preprocess = read.get("preprocess_cfg")
+    return config, preprocess if isinstance(preprocess, dict) else {}
+
+
+def _build(request: EncoderRequest, source: ClipSource) -> Any:
+    """The model of a source with random weights, its preprocessing set."""
+    import open_clip
+
+    preprocess = source.preprocess or None
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(quiet_root_logger())
+        stack.enter_context(own_random_numbers(request.seed))
+        name = source.name
+        if source.config is not None:
+            # open_clip takes a configuration from its registry, which is global, or from a folder.
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ncm-")))
+            whole = {"model_cfg": source.config, "preprocess_cfg": source.preprocess}
+            (folder / CONFIG_NAME).write_text(json.dumps(whole), encoding="utf-8")
+            name = f"local-dir:{folder}"
+        try:
+            return open_clip.create_model(
+                name, load_weights=False, pretrained_text=False, force_preprocess_cfg=preprocess
+            )
+        except Exception as error:  # towers of other libraries fail in their own ways
+            what = f"open_clip can't build the model {source.name}"
+            raise InputError(what, found=weights.plain_words(error)) from error
+
+
+def _load_checkpoint(model: Any, path: Path, name: str, reporter: Reporter) -> None:
+    """Load the checkpoint by open_clip's own rules; the image tower must be complete."""
+    from open_clip.factory import load_checkpoint
+    from open_clip.model import convert_to_custom_text_state_dict
+
+    kind = weights.checkpoint_kind(path)
+    with weights.reading(path, name):
+        if kind == "torchscript":
+            # OpenAI's own archives: half-precision tensors and three entries that are settings, not weights.
+            state = weights.torchscript_tensors(path)
+            state = {key: value.float() for key, value in state.items() if key not in OPENAI_SETTINGS}
+            if not hasattr(model, "positional_embedding"):
+                state = convert_to_custom_text_state_dict(state)
+            found = model.load_state_dict(state, strict=False)
+        else:
+            found = load_checkpoint(model, str(path), strict=False, weights_only=True)
+    if not found:  # big_vision's NumPy files, which open_clip checks itself
+        return
+    lacking = [key for key in found.missing_keys if key.startswith("visual.")]
+    weights.require_keys(lacking, found.unexpected_keys, path=path, model=name)
+    if found.missing_keys:
+        reporter.detail(f"{path.name} has no text tower: the image tower is all that is used")
+
+
+def warn_on_activation(tower: torch.nn.Module, source: ClipSource, reporter: Reporter) -> None:
+    """Warn where the weights' activation is known to be the other one, or can't be known and might be.
+
+    OpenAI trained CLIP with QuickGELU, x·sigmoid(1.702 x). The weights have the same names and shapes as with
+    GELU, so loading them under a plain-GELU name gives plausible, worse features without an error.
+    """
+    import open_clip
+
+    used = {"QuickGELU", "GELU"} & {type(part).__name__ for part in tower.modules()}
+    if not used:  # then it can't matter
+        return
+    assert source.checkpoint is not None
+    quick, name, file = "QuickGELU" in used, source.name, source.checkpoint.name
+    trained, evidence = source.tag_quick_gelu, "its tag"
+    if trained is None:
+        trained, evidence = evidence_in(source.checkpoint)
+    names = {True: "QuickGELU", False: "GELU"}
+    other = name.removesuffix("-quickgelu") if quick else f"{name}-quickgelu"
+    if trained is not None and trained != quick:
+        reporter.warn(
+            f"QuickGELU mismatch: the model {name} uses {names[quick]}, but the weights were trained with "
+            f"{names[trained]} ({evidence}): features will be wrong. Use --model {other}"
+        )
+    # Nothing rules the other one out where the configuration leaves it unsaid, and open_clip either registers
+    # the architecture under both or doesn't know it at all.
+    config = source.config or open_clip.get_model_config(name) or {}
+    shipped = Path(open_clip.__file__).parent / "model_configs" / f"{name}.json"
+    likely = f"{name}-quickgelu" in open_clip.list_models() or not shipped.is_file()
+    if trained is None and not quick and "quick_gelu" not in config and likely:
+        reporter.warn(
+            f"{file} doesn't say whether it was trained with GELU or QuickGELU; GELU is used, as the model "
+            f"{name} says. For weights trained with QuickGELU, such as OpenAI's, use --model {other}"
+        )
+
+
+def evidence_in(path: Path) -> tuple[bool | None, str]:
+    """Whether a local checkpoint was trained with QuickGELU (None: it doesn't say), and how that is known."""
+    from open_clip import pretrained
+
+    # OpenAI's own files by their digest, which is part of their address.
+    models = pretrained.list_pretrained_models_by_tag("openai")
+    urls = [pretrained.get_pretrained_url(model, "openai") for model in models]
+    digests = {url.split("/")[-2] for url in urls if "openaipublic" in url}
+    if digests and weights.digest(path)["sha256"] in digests:
+        return True, "it is OpenAI's own file"
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            index = next((name for name in names if name.endswith("data.pkl")), None)
+            entries = archive.read(index) if index else b""
+        if any(name.endswith("/constants.pkl") for name in names):
+            return True, "it is a TorchScript archive, as OpenAI's are"
+        if all(name.encode() in entries for name in OPENAI_SETTINGS):
+            return True, "it holds the settings of an OpenAI archive"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        model = json.loads((path.parent / CONFIG_NAME).read_text(encoding="utf-8"))["model_cfg"]
+        return bool(model.get("quick_gelu", False)), f"{CONFIG_NAME} beside it says so"
+    text = f"{path.resolve().parent.name}/{path.name}".lower().replace("-", "_")
+    if "quickgelu" in text or "quick_gelu" in text:
+        return True, "its name says so"
+    tags: dict[str, set[bool]] = {}
+    for model, tag in pretrained.list_pretrained():
+        quick = bool(pretrained.get_pretrained_cfg(model, tag).get("quick_gelu", False))
+        tags.setdefault(tag, set()).add(quick)
+    # Short tags (v1, meta) turn up in unrelated names; a tag used with both activations tells nothing.
+    telling = (kinds for tag, kinds in tags.items() if len(tag) > 5 and tag in text and len(kinds) == 1)
+    said = {kind for kinds in telling for kind in kinds}
+    return (said.pop(), "its name holds a tag of open_clip's") if len(said) == 1 else (None, "")
+
+
+def warn_on_preprocess(source: ClipSource, used: dict[str, Any], reporter: Reporter) -> None:
+    """Warn where a local file gets open_clip's default preprocessing, but the model's own tags all differ.
+
+    A checkpoint file says nothing of preprocessing, and open_clip fills in CLIP's (SigLIP, for one, has its
+    own).
+    """
+    from open_clip import list_pretrained_tags_by_model
+    from open_clip.pretrained import get_pretrained_cfg
+
+    if source.checkpoint is None or source.preprocess or source.config is not None:
+        return
+
+    def listed(value: Any) -> Any:  # tuples and lists compare equal
+        return list(value) if isinstance(value, list | tuple) else value
+
+    names = ("mean", "std", "interpolation", "resize_mode")
+    tags = [get_pretrained_cfg(source.name, tag) for tag in list_pretrained_tags_by_model(source.name)]
+    differ = [name for name in names if tags and all(listed(t[name]) != listed(used[name]) for t in tags)]
+    if differ:
+        reporter.warn(
+            f"{source.checkpoint.name} gets CLIP's default preprocessing, but the published weights of "
+            f"{source.name} differ in: {', '.join(differ)}. If it was trained like those, put it in a folder "
+            f"with {CONFIG_NAME} that has a preprocess_cfg, and use --model local-dir:FOLDER"
+        )
+
+
+@contextlib.contextmanager
+def quiet_root_logger() -> Iterator[None]:
+    """Drop what open_clip logs on the root logger, such as that no weights were loaded (they are, later)."""
+    root = logging.getLogger()
+    handler = logging.NullHandler()  # without a handler, logging.warning would install one for good
+
+    def other(record: logging.LogRecord) -> bool:
+        return "open_clip" not in record.pathname
+
+    root.addHandler(handler)
+    root.addFilter(other)
+    try:
+        yield
+    finally:
+        root.removeFilter(other)
+        root.removeHandler(handler)

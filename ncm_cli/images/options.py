@@ -1,23 +1,20 @@
-"""What ``--augment`` takes: a chain ``NAME[:AMOUNT]`` joined by ``+``, such as ``hue:0.3+blur``.
-
-The options of ``ncm embed``.
-"""
+"""The options of ``ncm embed``, and the small grammars of their values."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ncm_cli.errors import UsageError, listing, unknown
 from ncm_cli.options import argument, given_flags, option, parse_device
 
 
-@dataclass(frozen=True)
-class Kind:
-    """One augmentation: the meaning, default and range of its amount (None: takes none)."""
+class Augmentation(NamedTuple):
+    """The meaning, default and range of an augmentation's amount (None: takes none)."""
 
     summary: str
     default: float | None = None
@@ -25,52 +22,41 @@ class Kind:
     high: float = 1.0
 
 
-@dataclass(frozen=True)
-class Step:
-    """One augmentation of a chain with its amount."""
-
-    name: str
-    amount: float | None
-
-
-KINDS: dict[str, Kind] = {
-    "grayscale": Kind("luminance in all three channels"),
-    "flip": Kind("mirrored left to right, every picture"),
-    "vflip": Kind("mirrored top to bottom, every picture"),
-    "invert": Kind("the negative"),
-    "hue": Kind("largest turn of the hue, as a share of the colour circle", 0.5, 0, 0.5),
-    "brightness": Kind("largest relative change", 0.5),
-    "contrast": Kind("largest relative change", 0.5),
-    "saturation": Kind("largest relative change", 0.5),
-    "blur": Kind("largest Gaussian sigma, as a share of the shorter side", 0.02, 0, 0.5),
-    "jpeg": Kind("quality of the recompression", 10, 0, 95),
-    "noise": Kind("standard deviation, as a share of the range 0..255", 0.1),
-    "rotate": Kind("largest turn either way, in degrees", 30, 0, 180),
-    "crop": Kind("least share of the area that is kept", 0.5),
+AUGMENTATIONS: dict[str, Augmentation] = {
+    "grayscale": Augmentation("luminance in all three channels"),
+    "flip": Augmentation("mirrored left to right, every picture"),
+    "vflip": Augmentation("mirrored top to bottom, every picture"),
+    "invert": Augmentation("the negative"),
+    "hue": Augmentation("largest turn of the hue, as a share of the colour circle", 0.5, 0, 0.5),
+    "brightness": Augmentation("largest relative change", 0.5),
+    "contrast": Augmentation("largest relative change", 0.5),
+    "saturation": Augmentation("largest relative change", 0.5),
+    "blur": Augmentation("largest Gaussian sigma, as a share of the shorter side", 0.02, 0, 0.5),
+    "jpeg": Augmentation("quality of the recompression", 10, 0, 95),
+    "noise": Augmentation("standard deviation, as a share of the range 0..255", 0.1),
+    "rotate": Augmentation("largest turn either way, in degrees", 30, 0, 180),
+    "crop": Augmentation("least share of the area that is kept", 0.5),
 }
-"""Every augmentation by name."""
+
+Chain = tuple[tuple[str, float | None], ...]
+"""Augmentations by name, each with its amount, in the order in which they are applied."""
 
 
-def parse(spec: str | None) -> tuple[Step, ...]:
-    """The steps of a chain such as ``hue:0.3+blur``; empty for None. Raises UsageError on a malformed one."""
-    if spec is None:
-        return ()
-    return tuple(_parse_step(part.strip(), spec) for part in spec.split("+"))
+def parse_augment(spec: str | None) -> Chain:
+    """The steps of a chain ``NAME[:AMOUNT]`` joined by ``+``, such as ``hue:0.3+blur``; empty for None."""
+    return () if spec is None else tuple(_parse_step(part.strip(), spec) for part in spec.split("+"))
 
 
-def _parse_step(text: str, spec: str) -> Step:
+def _parse_step(text: str, spec: str) -> tuple[str, float | None]:
+    where = f"--augment {spec}"
     name, colon, amount = text.partition(":")
-    if name not in KINDS:
-        raise unknown("augmentation", name, KINDS, where=f"--augment {spec}", error=UsageError)
-    kind = KINDS[name]
-    if kind.default is None:
-        if colon:
-            raise UsageError(
-                f"augmentation {name!r} takes no amount", where=f"--augment {spec}", fix=f"--augment {name}"
-            )
-        return Step(name, None)
+    if name not in AUGMENTATIONS:
+        raise unknown("augmentation", name, AUGMENTATIONS, where=where, error=UsageError)
+    kind = AUGMENTATIONS[name]
     if not colon:
-        return Step(name, kind.default)
+        return name, kind.default
+    if kind.default is None:
+        raise UsageError(f"augmentation {name!r} takes no amount", where=where, fix=f"--augment {name}")
     try:
         value = float(amount)
     except ValueError:
@@ -78,11 +64,11 @@ def _parse_step(text: str, spec: str) -> Step:
     if not kind.low < value <= kind.high:  # NaN compares false
         raise UsageError(
             f"the amount of augmentation {name!r} is out of range",
-            where=f"--augment {spec}",
+            where=where,
             found=amount or "nothing",
             expected=f"a number above {kind.low:g}, up to {kind.high:g} ({kind.summary})",
         )
-    return Step(name, value)
+    return name, value
 
 
 DEFAULT_MODEL = "ViT-B-32-quickgelu"
@@ -96,12 +82,12 @@ _ARRAY = "Features made elsewhere"
 
 FOR_IMAGES = (
     "model", "pretrained", "precision", "random_init", "augment", "intensity_range", "layout", "root",
-    "reuse", "verify_content",
+    "reuse",
 )  # fmt: skip
 """Options that mean nothing when no image is read."""
 
 
-def parse_auto(text: str, *, least: int, what: str) -> int | None:
+def _parse_auto(text: str, *, least: int, what: str) -> int | None:
     """``auto`` as None, otherwise a whole number of at least ``least``."""
     if text == "auto":
         return None
@@ -110,14 +96,11 @@ def parse_auto(text: str, *, least: int, what: str) -> int | None:
     return int(text)
 
 
-def parse_batch_size(text: str) -> int | None:
-    """Images in a batch; None for ``auto``."""
-    return parse_auto(text, least=1, what="--batch-size")
+parse_batch_size = partial(_parse_auto, least=1, what="--batch-size")
+"""Images in a batch; None for ``auto``."""
 
-
-def parse_workers(text: str) -> int | None:
-    """Threads that read images; None for ``auto``."""
-    return parse_auto(text, least=0, what="--workers")
+parse_workers = partial(_parse_auto, least=0, what="--workers")
+"""Threads that read images; None for ``auto``."""
 
 
 def parse_layout(text: str) -> tuple[str, ...]:
@@ -181,6 +164,10 @@ def parse_intensity_range(text: str) -> tuple[float, float]:
     return low, high
 
 
+def _column(help: str) -> Any:
+    return option(None, help=help, group=_TABLE, metavar="COLUMN", columns_of="source")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbedOptions:
     """Options of ``ncm embed``; the fields are the long options and the recipe's keys."""
@@ -202,25 +189,10 @@ class EmbedOptions:
         None, help="Folder that relative image paths start from (the manifest's folder).",
         group=_TABLE, role="input",
     )  # fmt: skip
-    id_col: str | None = option(
-        None, help="Column of ids (id, if there is one; otherwise the path is the id).",
-        group=_TABLE, metavar="COLUMN", columns_of="source",
-    )  # fmt: skip
-    path_col: str | None = option(
-        None, help="Column of image paths (path).", group=_TABLE, metavar="COLUMN", columns_of="source"
-    )
-    label_col: str | None = option(
-        None, help="Column of labels (label, if there is one).",
-        group=_TABLE, metavar="COLUMN", columns_of="source",
-    )  # fmt: skip
-    split_col: str | None = option(
-        None, help="Column of splits (split, if there is one).",
-        group=_TABLE, metavar="COLUMN", columns_of="source",
-    )  # fmt: skip
-    col: tuple[str, ...] = option(
-        (), help="Another column to keep; may be repeated. Without it, all are kept.",
-        group=_TABLE, metavar="COLUMN", columns_of="source",
-    )  # fmt: skip
+    id_col: str | None = _column("Column of ids (id, if there is one; otherwise the path is the id).")
+    path_col: str | None = _column("Column of image paths (path).")
+    label_col: str | None = _column("Column of labels (label, if there is one).")
+    split_col: str | None = _column("Column of splits (split, if there is one).")
     numeric: tuple[str, ...] = option(
         (), help="Column of numbers rather than categories, such as a regression target; may be repeated.",
         group=_TABLE, metavar="COLUMN", columns_of="source",
@@ -241,7 +213,7 @@ class EmbedOptions:
     )  # fmt: skip
     augment: str | None = option(
         None, help="Change each image before it is embedded, to pair it with itself.",
-        group=_ENCODER, parse=parse,
+        group=_ENCODER, parse=parse_augment,
     )  # fmt: skip
     seed: int = option(0, least=0, help="Seed of the augmentation and of random weights.", group=_ENCODER)
     dtype: str = option(
@@ -255,9 +227,6 @@ class EmbedOptions:
     max_failures: int = option(0, least=0, help="Images that may fail before the exit code is 5.", group=_RUN)
     reuse: Path | None = option(
         None, help="Take rows of equal content and encoder from this store.", group=_RUN, role="input"
-    )
-    verify_content: bool = option(
-        False, help="Compare contents (SHA-256) even where size and time are unchanged.", group=_RUN
     )
     fresh: bool = option(
         False, help="Start over: replace a store or an unfinished run of other settings.", group=_RUN

@@ -16,12 +16,18 @@ from typing import IO, Any
 import numpy as np
 
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError
+from ncm_cli.images.decode import sniff
 from ncm_cli.images.encoder import EncoderRequest, load_encoder
-from ncm_cli.images.feed import Job, default_workers, encode_batches
-from ncm_cli.images.files import IMAGE_SUFFIXES, absolute_text, find_files, printable, walk_images
-from ncm_cli.images.formats import sniff
-from ncm_cli.images.manifest import check_ids
+from ncm_cli.images.manifest import (
+    IMAGE_SUFFIXES,
+    absolute_text,
+    check_ids,
+    find_files,
+    printable,
+    walk_images,
+)
 from ncm_cli.images.options import parse_batch_size, parse_workers
+from ncm_cli.images.rows import ImageJob, encode_batches
 from ncm_cli.probes import metrics
 from ncm_cli.probes.apply import logits, require_same_encoder
 from ncm_cli.probes.options import PredictOptions
@@ -50,7 +56,7 @@ def is_image(path: Path) -> bool:
     return sniff(head) is not None or path.suffix.lower() in IMAGE_SUFFIXES
 
 
-def find_images(options: PredictOptions) -> list[Job]:
+def find_images(options: PredictOptions) -> list[ImageJob]:
     """The images of a folder (at any depth), of a manifest, or the single one.
 
     Raises `InputError` for a folder without images, and for ids or files of a manifest that are missing,
@@ -60,7 +66,7 @@ def find_images(options: PredictOptions) -> list[Job]:
     if source.is_dir():
         return _folder(source)
     if is_image(source):
-        return [Job(0, source.name, absolute_text(source))]
+        return [ImageJob(0, source.name, absolute_text(source))]
     table = read_table(source)
     paths = table.column(options.path_col, option="--path-col")
     id_col = options.id_col or ("id" if "id" in table.columns else options.path_col)
@@ -68,15 +74,17 @@ def find_images(options: PredictOptions) -> list[Job]:
     check_ids(ids, table, id_col)
     base = absolute_text(options.root if options.root is not None else source.parent)
     found = find_files(paths, base, table.row_name, source)
-    return [Job(i, name, path) for i, (name, path) in enumerate(zip(ids, found.path, strict=True))]
+    return [ImageJob(i, name, path) for i, (name, path) in enumerate(zip(ids, found.path, strict=True))]
 
 
-def _folder(folder: Path) -> list[Job]:
+def _folder(folder: Path) -> list[ImageJob]:
     base = absolute_text(folder)
-    return [Job(i, printable(name), f"{base}/{name}") for i, name in enumerate(walk_images(folder)[0])]
+    return [ImageJob(i, printable(name), f"{base}/{name}") for i, name in enumerate(walk_images(folder)[0])]
 
 
-def encode(options: PredictOptions, probe: Probe, jobs: list[Job], reporter: Reporter) -> Iterator[Batch]:
+def encode(
+    options: PredictOptions, probe: Probe, jobs: list[ImageJob], reporter: Reporter
+) -> Iterator[Batch]:
     """Features of the images by the probe's encoder, batch by batch; the first item loads the encoder.
 
     Raises `MismatchError` where the encoder that loads isn't the one whose features the probe was
@@ -91,8 +99,7 @@ def encode(options: PredictOptions, probe: Probe, jobs: list[Job], reporter: Rep
     size = parse_batch_size(options.batch_size) or encoder.batch_size
     workers = parse_workers(options.workers)
     batches = [jobs[start : start + size] for start in range(0, len(jobs), size)]
-    threads = default_workers() if workers is None else workers
-    for batch in encode_batches(encoder, batches, workers=threads):
+    for batch in encode_batches(encoder, batches, workers=workers):
         for image in batch.images:
             if image.note:
                 reporter.warn(f"{image.job.id}: {image.note}")

@@ -32,7 +32,7 @@ VERSION = 3
 SETTLED_NS = 10 * 10**9
 """The coarsest file times are 2 s (FAT); the rest is for clocks of file servers that differ a little."""
 
-NEUTRAL = {("embed", name) for name in ("workers", "batch_size", "max_failures", "verify_content", "fresh")}
+NEUTRAL = {("embed", name) for name in ("workers", "batch_size", "max_failures", "fresh")}
 """Options that say how a result is reached and not what it is."""
 
 NamedFile = tuple[str, str]

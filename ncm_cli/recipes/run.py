@@ -465,14 +465,13 @@ def _run_one(job: Job, stamp: Stamp, state: State, reporter: Reporter) -> None:
     if job.kind == "embed" and state.has_other_options(job, stamp):
         # The store there is this recipe's own, of an earlier wording: embed would refuse to replace it.
         options = dataclasses.replace(options, fresh=True)
-    if job.kind == "embed" and options.from_array is None:
-        # Its own shortcut takes an image of the same size and time for unchanged.
-        options = dataclasses.replace(options, verify_content=True)
+    # Its own shortcut takes an image of the same size and time for unchanged.
+    more = {"verify": True} if job.kind == "embed" else {}
     state.starting(job)
     for path in job.named:
         path.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
-    report = work_of(job.kind)(options, reporter=reporter)
+    report = work_of(job.kind)(options, reporter=reporter, **more)
     code = SOME_ROWS_FAILED if getattr(report, "too_many_failed", False) else 0
     if code:
         reporter.warn(f"{job.title}: some rows failed (ncm info says which); the run goes on with the others")

@@ -18,7 +18,7 @@ from typing import Any
 
 from ncm_cli.baselines.options import files_of
 from ncm_cli.errors import NcmError, UsageError
-from ncm_cli.images.manifest import Choice
+from ncm_cli.images.manifest import ColumnNames
 from ncm_cli.options import Field, check_value, fields_of, parse_names, parse_where, refusals
 from ncm_cli.recipes.document import NUMBER, Mistakes, Node, Variables, scalar_value
 from ncm_cli.registry import BUILDERS, STEPS, options_of
@@ -237,10 +237,10 @@ class ColumnCheck:
         found = self._columns_of(job, "source")
         if found is None:
             return None
-        choice = Choice.of(job.options)
+        names = ColumnNames.of(job.options)
         if job.options.layout is None:
-            choice = choice.resolved(found, with_files=job.options.from_array is None)
-        return (*choice.kept(found), *ALIASES)
+            names = names.resolved(found, with_files=job.options.from_array is None)
+        return (*names.kept(found), *ALIASES)
 
 
 def _named_columns(field: Field, value: Any) -> Iterable[str]:

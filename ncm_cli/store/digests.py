@@ -95,7 +95,7 @@ def require_few_columns(count: int, where: Path | str) -> None:
             where=where,
             found=f"{count:,}",
             expected=f"at most {MAX_COLUMNS:,}",
-            fix="--col with each column to keep; a matrix of features goes into an array (--from-array)",
+            fix="leave some out of the table; a matrix of features goes into an array (--from-array)",
         )
 
 

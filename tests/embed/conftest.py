@@ -64,11 +64,11 @@ class Pictures:
         given = {"source": self.manifest, "output": self.output, "model": "pixels:2", "workers": "2"}
         return EmbedOptions(**(given | changes))
 
-    def embed(self, **changes: Any) -> Any:
+    def embed(self, *, verify: bool = False, **changes: Any) -> Any:
         from ncm_cli.images.embed import embed
 
         self.said = Recorder()
-        return embed(self.options(**changes), reporter=self.said)
+        return embed(self.options(**changes), verify=verify, reporter=self.said)
 
 
 @pytest.fixture

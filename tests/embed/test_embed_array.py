@@ -222,6 +222,25 @@ def test_arrays_of_other_kinds_are_refused(tmp_path: Path, array: np.ndarray, me
         open_array(saved(tmp_path, array, "npy"))
 
 
+@pytest.mark.parametrize(
+    ("thing", "found"),
+    [
+        ("module", r"an object of torch\.nn\.modules\.linear\.Linear"),
+        ([1, 2], "found: a list$"),
+        ({"a": 3, "b": [1]}, "found: a dict with 'a': int, 'b': list$"),
+        ({}, "found: a dict with none$"),
+    ],
+)
+def test_a_pt_without_a_plain_matrix_names_what_it_holds_and_the_file(
+    tmp_path: Path, thing: object, found: str
+) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save(torch.nn.Linear(2, 2) if thing == "module" else thing, tmp_path / "bad.pt")
+    with pytest.raises(InputError, match=f"(?m){found}") as caught:
+        make(tmp_path, tmp_path / "bad.pt")
+    assert f"where: {tmp_path / 'bad.pt'}" in str(caught.value)
+
+
 @pytest.mark.parametrize("kind", ["npy", "npz", "pt", "parquet"])
 def test_damaged_files_are_refused(tmp_path: Path, matrix: np.ndarray, kind: str) -> None:
     path = saved(tmp_path, matrix, kind)

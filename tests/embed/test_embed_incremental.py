@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError, MismatchError
-from ncm_cli.images import feed
+from ncm_cli.images import rows as image_rows
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.journal import journal_folder
 
@@ -23,13 +23,13 @@ from ncm_cli.store.journal import journal_folder
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that are decoded from now on."""
     names: list[str] = []
-    plain = feed.read_image
+    plain = image_rows.read_image
 
     def counting(job: Any, encoder: Any) -> Any:
         names.append(Path(job.path).name)
         return plain(job, encoder)
 
-    monkeypatch.setattr(feed, "read_image", counting)
+    monkeypatch.setattr(image_rows, "read_image", counting)
     return names
 
 
@@ -100,7 +100,7 @@ def test_a_touched_or_moved_file_is_compared_by_content(make_pictures: Any, deco
     assert not pictures.embed().written
 
 
-def test_content_that_changed_behind_size_and_time_is_found_by_verify_content(
+def test_content_that_changed_behind_size_and_time_is_found_when_contents_are_verified(
     make_pictures: Any, decoded: list[str], contents: Callable[[Path], Any]
 ) -> None:
     pictures = make_pictures(6)
@@ -115,7 +115,7 @@ def test_content_that_changed_behind_size_and_time_is_found_by_verify_content(
     assert path.stat().st_size == status.st_size
     decoded.clear()
     assert not pictures.embed().written
-    report = pictures.embed(verify_content=True)
+    report = pictures.embed(verify=True)
     assert report.written and decoded == ["3.png"]
     assert contents(pictures.output)["features"] != before["features"]
 

@@ -33,12 +33,12 @@ def test_no_weights_and_no_cuda_are_errors_before_any_image(make_pictures: Any) 
 def test_a_resumed_run_gives_the_bits_of_a_clean_one(
     make_pictures: Any, contents: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ncm_cli.images import network as torch_
+    from ncm_cli.images import network
 
     pictures = make_pictures(30)
     (pictures.folder / "9.png").write_bytes(b"broken")
     pictures.embed(output=pictures.folder / "clean.h5", batch_size="7", **MODEL)
-    plain = torch_.TorchEncoder.encode
+    plain = network.TorchEncoder.encode
     for last in (1, 2, 1):
         seen = []
 
@@ -49,7 +49,7 @@ def test_a_resumed_run_gives_the_bits_of_a_clean_one(
             return plain(self, items)
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(torch_.TorchEncoder, "encode", encode)
+            patch.setattr(network.TorchEncoder, "encode", encode)
             pictures.embed(batch_size="7", **MODEL)
     pictures.embed(batch_size="7", **MODEL)
     assert contents(pictures.output) == contents(pictures.folder / "clean.h5")

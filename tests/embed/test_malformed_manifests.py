@@ -73,7 +73,6 @@ options = st.fixed_dictionaries(
         "id_col": st.sampled_from(["id", "path", "x/y", "é"]),
         "label_col": st.sampled_from(["label", "split", "id", "é"]),
         "split_col": st.sampled_from(["split", "label"]),
-        "col": st.sampled_from([(), ("x/y",), ("id", "path")]),
         "numeric": st.sampled_from([(), ("label",), ("split", "id")]),
     },
 )

@@ -70,8 +70,7 @@ def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> TinyClip:
     import torch
     from safetensors.torch import save_file
 
-    from ncm_cli.images.network import own_random_numbers
-    from ncm_cli.images.open_clip import _quiet_root_logger
+    from ncm_cli.images.network import own_random_numbers, quiet_root_logger
 
     root = tmp_path_factory.mktemp("clip")
     folder = root / "own"
@@ -87,7 +86,7 @@ def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> TinyClip:
     (root / "tiny-quickgelu.json").write_text(json.dumps(TINY | {"quick_gelu": True}))
     import open_clip
 
-    with own_random_numbers(7), _quiet_root_logger():
+    with own_random_numbers(7), quiet_root_logger():
         state = open_clip.create_model(f"local-dir:{folder}", load_weights=False).state_dict()
     save_file(state, folder / "open_clip_model.safetensors")
     save_file(state, root / "plain.safetensors")
@@ -116,10 +115,10 @@ def reference() -> Callable[..., tuple[Any, Any]]:
     """Makes the model and transform that open_clip itself makes for a name and a checkpoint."""
     import open_clip
 
-    from ncm_cli.images.open_clip import _quiet_root_logger
+    from ncm_cli.images.network import quiet_root_logger
 
     def make(name: str, checkpoint: Path | None = None) -> tuple[Any, Any]:
-        with _quiet_root_logger():
+        with quiet_root_logger():
             pretrained = str(checkpoint) if checkpoint else None
             model, _, transform = open_clip.create_model_and_transforms(name, pretrained=pretrained)
         return model.eval(), transform

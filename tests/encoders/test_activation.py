@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.images import open_clip as activation
 from ncm_cli.images.encoder import EncoderRequest, load_encoder
+from ncm_cli.images.network import OPENAI_SETTINGS, evidence_in
 from ncm_cli.progress import SILENT
 from ncm_cli.store.digests import fingerprint
 
@@ -77,7 +77,7 @@ def test_c41_openais_own_archives_are_known(
     class Archive(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            for name in activation.OPENAI_SETTINGS:
+            for name in OPENAI_SETTINGS:
                 self.register_buffer(name, torch.tensor(3))
             self.visual = torch.nn.Module()
 
@@ -141,7 +141,7 @@ def test_c41_names_of_files_tell_what_open_clip_knows_of_them(
     name: str, quick: bool | None, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(b"x")
-    assert activation.evidence_in(tmp_path / name)[0] is quick
+    assert evidence_in(tmp_path / name)[0] is quick
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 from ncm_cli.errors import UsageError
-from ncm_cli.images import augment
+from ncm_cli.images.augment import apply
 from ncm_cli.images.encoder import EncoderRequest, load_encoder, request_key
+from ncm_cli.images.options import AUGMENTATIONS, parse_augment
 from ncm_cli.progress import SILENT
 from ncm_cli.store.digests import differing_fields, fingerprint
 
@@ -22,12 +23,12 @@ FIXED = {"grayscale", "flip", "vflip", "invert", "jpeg"}
 
 
 def augmented(spec: str, image: Image.Image, seed: int = 0, id: str = "a") -> np.ndarray:
-    out = augment.apply(augment.parse(spec), image, seed=seed, id=id)
+    out = apply(parse_augment(spec), image, seed=seed, id=id)
     assert out.mode == "RGB"
     return np.asarray(out)
 
 
-@pytest.mark.parametrize("name", augment.KINDS)
+@pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_the_same_seed_and_id_give_the_same_bits_and_others_do_not(name: str, picture: Picture) -> None:
     image = picture(40, 60)
     before = np.asarray(image).copy()
@@ -64,7 +65,7 @@ def test_a_turned_hue_keeps_the_value_channel(picture: Picture) -> None:
 
 def test_sizes_are_kept_but_for_a_crop_which_keeps_the_shape(picture: Picture) -> None:
     image = picture(80, 120)
-    for name in augment.KINDS:
+    for name in AUGMENTATIONS:
         height, width, _ = augmented(name, image).shape
         if name == "crop":
             assert 80 * 120 * 0.49 < height * width < 80 * 120
@@ -88,7 +89,7 @@ def test_rotation_brings_in_no_flat_corners(picture: Picture) -> None:
 @pytest.mark.parametrize("size", [(1, 1), (1, 50), (50, 1), (3, 2)])
 def test_tiny_pictures_survive_every_augmentation(size: tuple[int, int]) -> None:
     image = Image.new("RGB", size, (200, 10, 10))
-    for name in augment.KINDS:
+    for name in AUGMENTATIONS:
         augmented(name, image)
 
 
@@ -109,7 +110,7 @@ def test_tiny_pictures_survive_every_augmentation(size: tuple[int, int]) -> None
 )
 def test_malformed_chains_are_usage_errors(spec: str, message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
-        augment.parse(spec)
+        parse_augment(spec)
 
 
 def test_spellings_of_one_chain_agree_and_the_view_is_all_that_differs() -> None:

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, ImageOps, PngImagePlugin
 
-from ncm_cli.images.decode import decode, exif_orientation, note_of
+from ncm_cli.images.decode import MAX_PIXELS, DecodeError, decode, exif_orientation, to_rgb
 from ncm_cli.images.encoder import EncoderRequest, load_encoder
-from ncm_cli.images.formats import MAX_PIXELS, DecodeError, to_rgb
 from ncm_cli.progress import SILENT
 
 Picture = Callable[..., Image.Image]
@@ -428,9 +427,9 @@ def test_the_first_frame_is_used_with_a_note(name: str, picture: Picture) -> Non
     frames = [picture(20, 30, seed) for seed in range(3)]
     data = saved(frames[0], name, save_all=True, append_images=frames[1:])
     image = decode(data)
-    assert "only the first" in (note_of(image) or "")
+    assert "only the first" in image.info["note"]
     np.testing.assert_array_equal(pixels(image), pixels(decode(saved(frames[0], name))))
-    assert note_of(decode(saved(frames[0], name))) is None
+    assert decode(saved(frames[0], name)).info == {}
     if name != "TIFF":
         with pytest.raises(DecodeError, match="truncated"):
             decode(data[: int(len(data) * 0.9)])

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from ncm_cli.errors import InputError, UsageError
+from ncm_cli.images.decode import DecodeError
 from ncm_cli.images.encoder import EncoderRequest, load_encoder
-from ncm_cli.images.formats import DecodeError
 from ncm_cli.progress import SILENT
 from ncm_cli.store.digests import differing_fields, fingerprint
 
@@ -94,14 +94,14 @@ def test_c44_a_models_own_preprocessing_is_used_and_stored(tiny_clip, picture: P
 def test_c44_default_preprocessing_on_a_model_with_another_is_warned_about(heard) -> None:
     import open_clip
 
-    from ncm_cli.images.open_clip import Source, _warn_on_preprocess
+    from ncm_cli.images.network import ClipSource, warn_on_preprocess
 
     used = vars(open_clip.transform.PreprocessCfg())
-    _warn_on_preprocess(Source("ViT-B-16-SigLIP", checkpoint=Path("w.safetensors")), used, heard)
+    warn_on_preprocess(ClipSource("ViT-B-16-SigLIP", checkpoint=Path("w.safetensors")), used, heard)
     assert re.search(
         "w.safetensors gets CLIP's default .* differ in: mean, std, resize_mode", heard.warnings[0]
     )
-    _warn_on_preprocess(Source("ViT-B-32", checkpoint=Path("w.safetensors")), used, heard)
+    warn_on_preprocess(ClipSource("ViT-B-32", checkpoint=Path("w.safetensors")), used, heard)
     assert len(heard.warnings) == 1
 
 

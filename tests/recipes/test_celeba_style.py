@@ -23,7 +23,6 @@ steps:
       path_col: image_id
       label_col: Blond_Hair
       split_col: partition
-      col: [Male]
       output: features.h5
   - pairs: {features: features.h5, match: nearest, same: Blond_Hair, across: Male, where: partition=0, holdout: "0.25", output: pairs.h5}
   - name: NCM

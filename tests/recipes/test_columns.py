@@ -85,14 +85,14 @@ def test_a_filter_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_the_columns_that_a_store_will_have(tmp_path: Path) -> None:
-    """The label by its own name or as ``label``; not the ids and paths, nor what ``col`` leaves out."""
+    """The label by its own name or as ``label``; not the ids and paths."""
     (tmp_path / "birds.csv").write_text("name;file;species;place;set;weight\n1;a.png;crow;land;train;3\n")
     embed = (
         "  - embed: {{source: birds.csv, id_col: name, path_col: file, label_col: species, split_col: set, "
         "{more} model: 'pixels:2', output: {out}}}\n"
     )
     text = "name: x\nsteps:\n" + embed.format(more="", out="all.h5")
-    text += embed.format(more="col: [place], numeric: [weight],", out="some.h5")
+    text += embed.format(more="numeric: [weight],", out="some.h5")
     fit = "  - fit: {{features: {store}, groups: '{columns}', output: {number}.safetensors}}\n"
     (tmp_path / "r.yaml").write_text(
         text

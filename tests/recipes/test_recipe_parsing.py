@@ -305,7 +305,7 @@ def _text_bomb() -> str:
 @pytest.mark.parametrize("bomb", [_alias_bomb, _variable_bomb, _text_bomb])
 def test_bombs_are_refused_in_little_memory(tmp_path: Path, bomb: object) -> None:
     last = re.findall(r"  (a\d+):", bomb())[-1]  # type: ignore[operator]
-    text = bomb() + f"\nsteps:\n  - embed: {{source: x, output: y, col: ${{{last}}}}}\n"  # type: ignore[operator]
+    text = bomb() + f"\nsteps:\n  - embed: {{source: x, output: y, numeric: ${{{last}}}}}\n"  # type: ignore[operator]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(RecipeError, match="problem"):
         _load(tmp_path, text)
