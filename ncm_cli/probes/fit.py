@@ -11,7 +11,7 @@ import numpy as np
 
 from ncm_cli.errors import InputError
 from ncm_cli.options import as_json, check, given_flags, parse_ranks
-from ncm_cli.probes.metrics import decide
+from ncm_cli.probes.metrics import PairRows, Rows, decide
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.path import Fit
 from ncm_cli.probes.problem import (
@@ -270,8 +270,9 @@ def crossfit(
     ``rows`` are others to train on than the problem's, for ERM.
     """
     assert problem.pairs is not None
-    measured = []
-    for fold in folds:
+    val = problem.val
+
+    def measured(fold: Fold) -> tuple[list[Fit], Rows | None, PairRows]:
         part = problem.without(fold, rows)
         # Where a fold's pairs have fewer directions than a rank asks for, all of them are removed.
         capped = [min(rank, part.rank) for rank in ranks]
@@ -291,11 +292,10 @@ def crossfit(
             for rank, own in zip(ranks, capped, strict=True)
             for decay in decays
         ]
-        val = None if problem.val is None else problem.val.scaled(part.scaling)
-        pairs = problem.measured(fold, part.scaling)
-        measured.append((named, val, pairs))
+        return named, val and val.scaled(part.scaling), problem.measured(fold, part.scaling)
+
     unit = units(problem.pairs.node_a, problem.pairs.node_b, folds)
-    return CrossFit.join(measured, unit, regression=problem.regression)
+    return CrossFit.join(map(measured, folds), unit, regression=problem.regression)
 
 
 def _judged(
@@ -352,18 +352,11 @@ def judge_pick(
     if method != "ncm":
         unused = unmeasured(found.pairs, found.units, f"{method} doesn't use them", shift)
         verdict = dataclasses.replace(verdict, code=unused.code, text=unused.text)
-    nothing = Estimate(0.0, 0.0, 0.0)
-    controls = [_control(CONSTANT, None, constant, nothing, constant), _measured(ERM, found, erm)]
+    controls = [_control(CONSTANT, None, constant, Estimate(0.0, 0.0, 0.0), constant)]
+    controls.append(_measured(ERM, found, erm))
+    plain: dict[str, Any] = {"method": "erm", "solver": _erm_solver(problem.options), "ranks": [0]}
     for name, rows in _control_rows(problem).items():
-        own = crossfit(
-            problem,
-            folds,
-            method="erm",
-            solver=_erm_solver(problem.options),
-            ranks=[0],
-            decays=problem.options.decays,
-            rows=rows,
-        )
+        own = crossfit(problem, folds, decays=problem.options.decays, rows=rows, **plain)
         controls.append(_measured(name, own, own.best(0)))
     labelled = controls[-1]["bound"]["value"] if controls[-1]["name"] == PAIR_ROWS else np.inf
     if verdict.code == "helps" and verdict.bound and labelled <= verdict.bound.value:
