@@ -292,7 +292,8 @@ def crossfit(
             for rank, own in zip(ranks, capped, strict=True)
             for decay in decays
         ]
-        return named, val and val.scaled(part.scaling), problem.measured(fold, part.scaling)
+        judged = None if val is None else val.scaled(part.scaling)
+        return named, judged, problem.measured(fold, part.scaling)
 
     unit = units(problem.pairs.node_a, problem.pairs.node_b, folds)
     return CrossFit.join(map(measured, folds), unit, regression=problem.regression)
