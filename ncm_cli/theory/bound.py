@@ -25,84 +25,12 @@ from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.columns import Target, number, read_target, split_filter
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import PairStore, read_pairs
-from ncm_cli.store.probe import Probe, read_probe, seen_rows
+from ncm_cli.store.probe import read_probe, seen_rows
 from ncm_cli.store.results import write_result
 from ncm_cli.theory import intervals, theorem
 from ncm_cli.theory.options import BoundOptions, parse_grid
 
 Array = NDArray[np.float64]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class OraclePairs:
-    """Test rows and their twins, scaled as the probe says, with the label that both share."""
-
-    test: Array
-    """x₊ (n, d)."""
-    twin: Array
-    """x₋ (n, d)."""
-    target: NDArray
-    """Class codes in the probe's order (n,), or targets for regression."""
-    ids: tuple[str, ...]
-    """Of the test rows."""
-    disagreeing: int
-    """Pairs whose members have different labels; the test row's is used."""
-    unlabelled: int
-    """Pairs left out because neither member's label is known."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Measured:
-    """What one probe does on the oracle pairs and on the rows of Term I."""
-
-    terms: theorem.Terms
-    test_logits: Array
-    twin_logits: Array
-    test_loss: Array
-    twin_loss: Array
-    train_loss: Array | None
-    """On the training rows, where Term I is taken on them."""
-    zero_one: dict[str, float] | None
-    """None for regression."""
-
-    @property
-    def test_risk(self) -> float:
-        return float(np.mean(self.test_loss))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Measure:
-    """What the probe and its refits are measured on."""
-
-    loss: theorem.Loss
-    oracle: OraclePairs
-    moment: theorem.SecondMoment
-    train: tuple[Array, NDArray] | None
-    """Scaled rows (N, d) and their answers for Term I; None takes it on the twins."""
-
-    def __call__(
-        self, weight: Array, bias: Array, basis: Array, spurious_dim: int = 0, aligned: float | None = None
-    ) -> Measured:
-        """Measure weights (C, d) and a bias (C,); ``spurious_dim`` decides s, ``aligned`` may be known."""
-
-        def logits(rows: Array) -> Array:
-            return rows @ weight.T + bias
-
-        oracle, rows = self.oracle, self.loss.rows
-        test, twin = logits(oracle.test), logits(oracle.twin)
-        twin_loss = rows(twin, oracle.target)
-        train_loss = None if self.train is None else rows(logits(self.train[0]), self.train[1])
-        terms = theorem.theorem(
-            loss=self.loss,
-            weight=weight,
-            basis=basis,
-            moment=self.moment,
-            term_1=float(np.mean(twin_loss if train_loss is None else train_loss)),
-            spurious_dim=spurious_dim,
-            aligned=aligned,
-        )
-        errors = None if self.loss.name == "squared" else theorem.zero_one(test, twin, oracle.target)
-        return Measured(terms, test, twin, rows(test, oracle.target), twin_loss, train_loss, errors)
 
 
 def bound(options: BoundOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
@@ -119,346 +47,357 @@ def bound(options: BoundOptions, *, reporter: Reporter = SILENT) -> dict[str, An
         ``--ranks``, ``--pair-counts`` or ``--clean-pairs`` without ``--pairs``, or |I| above the dimension.
     """
     check(options)
-    probe = read_probe(options.probe)
     with FeatureStore.open(options.features) as features:
-        require_same_encoder(
-            str(options.probe), probe.meta["encoder"], str(options.features), features.encoder
-        )
-        target = read_target(features, probe.target, None if probe.task == "regression" else probe.classes)
-        oracle = _oracle_pairs(options, probe, features, target, reporter)
-        problem = None if options.pairs is None else _fitted_problem(options, options.pairs, probe)
-        with blas_threads(oracle.test.size):
-            body = _compute(options, probe, features, target, oracle, problem, reporter)
+        judged = _Judged(options, features, reporter)
+        with blas_threads(judged.test.size):
+            body = judged.body()
     if options.output:
         write_result(options.output, "bound", body)
     return body
 
 
-def _compute(
-    options: BoundOptions,
-    probe: Probe,
-    features: FeatureStore,
-    target: Target,
-    oracle: OraclePairs,
-    problem: Problem | None,
-    reporter: Reporter,
-) -> dict[str, Any]:
-    classified = "logistic" if len(probe.weight) == 1 else "cross-entropy"
-    loss = theorem.LOSSES["squared" if probe.task == "regression" else classified]
-    differences = oracle.test - oracle.twin
-    moment = theorem.second_moment(theorem.row_blocks(differences))
-    dim = theorem.spurious_dimension(moment.values) if options.spurious_dim is None else options.spurious_dim
-    if dim > features.dim:
-        raise UsageError(
-            "--spurious-dim is more than the features have dimensions",
-            found=dim,
-            expected=f"at most {features.dim}",
-        )
-    train = None
-    if options.train is not None:
-        train = _training_rows(options.train, probe, features, target, reporter)
-    measure = Measure(loss, oracle, moment, train)
-    aligned, direction = theorem.misalignment(moment, probe.basis)
-    own = measure(probe.weight, probe.bias, probe.basis, dim, aligned)
-    terms, risk = own.terms, own.test_risk
-    found: dict[str, intervals.Interval] = {}
-    if options.bootstrap:
-        if own.zero_one:
-            found |= intervals.share_intervals(own.test_logits, own.twin_logits, oracle.target)
-        found |= intervals.intervals(
-            loss=loss,
-            terms=terms,
-            weight=probe.weight,
-            basis=probe.basis,
-            moment=moment,
-            direction=direction,
-            differences=differences,
-            test_loss=own.test_loss,
-            twin_loss=own.twin_loss,
-            train_loss=own.train_loss,
-            replicates=options.bootstrap,
-            seed=options.seed,
-        )
-    exact, given = own.train_loss is None, options.spurious_dim is not None
-    return {
-        **dataclasses.asdict(terms),
-        "noise_corollary": _noise(options, loss, terms, moment, problem, probe),
-        "test_risk": risk,
-        "slack": terms.bound - risk,
-        "holds": theorem.holds(risk, terms.bound),
-        "exact": exact,
-        "zero_one": own.zero_one,
-        "estimates": {
-            "oracle_pairs": len(differences),
-            "term_1_on": "twins" if exact else "training rows",
-            "train_rows": None if own.train_loss is None else len(own.train_loss),
-            "spurious_dim": "given" if given else "estimated",
-            "tolerance": None if given else theorem.SPURIOUS_TOLERANCE,
-            "disagreeing_pairs": oracle.disagreeing,
-            "unlabelled_pairs": oracle.unlabelled,
-            "eigenvalues": moment.values.tolist(),
-        },
-        "intervals": {name: list(interval) for name, interval in found.items()},
-        "bootstrap": {
-            "level": intervals.LEVEL,
-            "replicates": options.bootstrap,
-            "seed": options.seed,
-        },
-        **_paths(options, probe, problem, measure, reporter),
-        "oracle": _oracle_probe(options, probe, features, measure, own, reporter),
-        "probe": {
-            "path": str(options.probe),
-            "sha256": probe.sha256,
-            "method": probe.meta.get("method"),
-            "rank": probe.basis.shape[1],
-        },
-        "options": as_json(options),
-    }
+@dataclasses.dataclass(frozen=True, slots=True)
+class Measured:
+    """What one probe does on the oracle pairs and on the rows of Term I."""
+
+    terms: theorem.Terms
+    logits: tuple[Array, Array]
+    """Of the test rows and of their twins, (n, C)."""
+    losses: tuple[Array, Array, Array | None]
+    """Of the test rows, of their twins, and of the training rows where Term I is taken on them."""
+    zero_one: dict[str, float] | None
+    """None for regression."""
+
+    @property
+    def test_risk(self) -> float:
+        return float(np.mean(self.losses[0]))
 
 
-def _matching_pairs(path: Path, options: BoundOptions, probe: Probe) -> PairStore:
-    """A pair store of the probe's encoder."""
-    store = read_pairs(path)
-    require_same_encoder(str(options.probe), probe.meta["encoder"], str(path), store.encoder)
-    return store
+class _Judged:
+    """A probe, what it is measured on, and what was fitted; each part of the result is a method.
 
+    ``test`` and ``twin`` (n, d) are the members of the oracle pairs, scaled as the probe says, with the
+    ``answers`` (n,) that both share: class codes in the probe's order, or numbers.
+    """
 
-def _oracle_pairs(
-    options: BoundOptions, probe: Probe, features: FeatureStore, target: Target, reporter: Reporter
-) -> OraclePairs:
-    """The oracle pairs with labels by the test row's id in ``features``, else as the pair store has them."""
-    path = options.oracle_pairs
-    store = _matching_pairs(path, options, probe)
-    _require_test_rows_first(path, store, probe, features, reporter)
-    own = _answers(store.id_a, store.label_a, probe, features, target)
-    twin = _answers(store.id_b, store.label_b, probe, features, target)
-    known = own.known | twin.known
-    if not known.any():
-        raise InputError(
-            "no oracle pair has a label that the probe knows",
-            where=path,
-            found=f"ids such as {listing(store.id_a[:3])}",
-            expected=f"rows of {features.path} with a value of {probe.target!r}",
-        )
-    if unlabelled := int((~known).sum()):
-        reporter.warn(f"{unlabelled:,} of {len(known):,} oracle pairs have no known label and are left out")
-    if disagreeing := int((own.known & twin.known & (own.y != twin.y)).sum()):
-        reporter.warn(
-            f"{disagreeing:,} oracle pairs have members of different labels; the theorem takes them as "
-            "equal, so the test row's label is used for both"
-        )
-    return OraclePairs(
-        test=scale_like(probe, store.features_a[known]),
-        twin=scale_like(probe, store.features_b[known]),
-        target=np.where(own.known, own.y, twin.y)[known],
-        ids=tuple(np.array(store.id_a, dtype=object)[known]),
-        disagreeing=disagreeing,
-        unlabelled=unlabelled,
-    )
+    def __init__(self, options: BoundOptions, features: FeatureStore, reporter: Reporter) -> None:
+        self.options, self.features, self.reporter = options, features, reporter
+        self.probe = probe = read_probe(options.probe)
+        self._require_encoder(options.features, features.encoder)
+        name = "logistic" if len(probe.weight) == 1 else "cross-entropy"
+        self.loss = theorem.LOSSES["squared" if probe.task == "regression" else name]
+        self.target = read_target(features, probe.target, probe.classes or None)
+        self._read_oracle_pairs()
+        self.problem = None if options.pairs is None else self._fitted_problem(options.pairs)
 
+    def _require_encoder(self, path: Path, encoder: dict[str, Any]) -> None:
+        require_same_encoder(str(self.options.probe), self.probe.meta["encoder"], str(path), encoder)
 
-def _require_test_rows_first(
-    path: Path, store: PairStore, probe: Probe, features: FeatureStore, reporter: Reporter
-) -> None:
-    """Refuse pairs the wrong way round; warn of rows the probe was trained on, as far as that is known."""
-    test = (probe.meta.get("data") or {}).get("test") or split_filter(features, "test")
-    turned = 0
-    if test and not _among(features, test, store.id_a):
-        turned = _among(features, test, store.id_b)
-    if turned:
-        raise InputError(
-            "oracle pairs the wrong way round",
-            where=path,
-            found=f"{turned:,} of {len(store.id_b):,} second members are rows of {test}, no first member is",
-            expected="test rows as first members (a), their twins in a training domain as second ones (b)",
-            fix="make the pairs again with the columns swapped: ncm pairs --a-col id_b --b-col id_a",
-        )
-    if seen := int(seen_rows(probe, "train", store.id_a).sum()):
-        reporter.warn(
-            f"{seen:,} of {len(store.id_a):,} oracle pairs have a first member that the probe was trained "
-            "on: the risk measured there isn't that of the test domain"
-        )
+    def _pairs(self, path: Path) -> PairStore:
+        store = read_pairs(path)
+        self._require_encoder(path, store.encoder)
+        return store
 
+    def _read_oracle_pairs(self) -> None:
+        """The oracle pairs with answers by the test row's id, else as the pair store has them."""
+        path, probe, reporter = self.options.oracle_pairs, self.probe, self.reporter
+        store = self._pairs(path)
+        self._require_test_rows_first(path, store)
+        own, twin = self._answers(store.id_a, store.label_a), self._answers(store.id_b, store.label_b)
+        known = own.known | twin.known
+        if not known.any():
+            raise InputError(
+                "no oracle pair has a label that the probe knows",
+                where=path,
+                found=f"ids such as {listing(store.id_a[:3])}",
+                expected=f"rows of {self.features.path} with a value of {probe.target!r}",
+            )
+        unlabelled = int((~known).sum())
+        disagreeing = int((own.known & twin.known & (own.y != twin.y)).sum())
+        if unlabelled:
+            reporter.warn(
+                f"{unlabelled:,} of {len(known):,} oracle pairs have no known label and are left out"
+            )
+        if disagreeing:
+            reporter.warn(
+                f"{disagreeing:,} oracle pairs have members of different labels; the theorem takes them as "
+                "equal, so the test row's label is used for both"
+            )
+        self.counts = {"disagreeing_pairs": disagreeing, "unlabelled_pairs": unlabelled}
+        self.test = scale_like(probe, store.features_a[known])
+        self.twin = scale_like(probe, store.features_b[known])
+        self.answers = np.where(own.known, own.y, twin.y)[known]
+        self.test_ids = [name for name, labelled in zip(store.id_a, known, strict=True) if labelled]
 
-def _among(features: FeatureStore, where: str, ids: Sequence[str]) -> int:
-    """How many of the ids are rows of the filter; 0 if it was written for another store."""
-    try:
-        mask = features.mask(where)
-    except NcmError:
-        return 0
-    positions = features.positions(ids)
-    return int(mask[positions[positions >= 0]].sum())
+    def _require_test_rows_first(self, path: Path, store: PairStore) -> None:
+        """Refuse pairs the wrong way round; warn of rows the probe was trained on, as far as is known."""
+        test = (self.probe.meta.get("data") or {}).get("test") or split_filter(self.features, "test")
+        turned = 0 if test is None or self._among(test, store.id_a) else self._among(test, store.id_b)
+        if turned:
+            raise InputError(
+                "oracle pairs the wrong way round",
+                where=path,
+                found=f"{turned:,} of {store.pairs:,} second members are rows of {test}, no first member is",
+                expected="test rows as first members (a), their twins in a training domain as second (b)",
+                fix="make the pairs again with the columns swapped: ncm pairs --a-col id_b --b-col id_a",
+            )
+        if seen := int(seen_rows(self.probe, "train", store.id_a).sum()):
+            self.reporter.warn(
+                f"{seen:,} of {store.pairs:,} oracle pairs have a first member that the probe was trained "
+                "on: the risk measured there isn't that of the test domain"
+            )
 
-
-def _answers(
-    ids: Sequence[str], labels: Sequence[str], probe: Probe, features: FeatureStore, target: Target
-) -> Target:
-    """Answers by id in the store; of ids that it lacks, by the label that the pair store keeps."""
-    code = {name: index for index, name in enumerate(probe.classes)}
-
-    def stored(label: str) -> float:
+    def _among(self, where: str, ids: Sequence[str]) -> int:
+        """How many of the ids are rows of the filter; 0 if it was written for another store."""
         try:
-            return code.get(label, -1) if probe.classes else number(label)
-        except ValueError:
-            return float("nan")
+            mask = self.features.mask(where)
+        except NcmError:
+            return 0
+        positions = self.features.positions(ids)
+        return int(mask[positions[positions >= 0]].sum())
 
-    positions = features.positions(ids)
-    absent = (positions < 0) | ~target.known[positions]
-    kept = np.array([stored(label) for label in labels], dtype=target.y.dtype)
-    return dataclasses.replace(target, y=np.where(absent, kept, target.y[positions]))
+    def _answers(self, ids: Sequence[str], labels: Sequence[str]) -> Target:
+        """Answers by id in the store; of ids that it lacks, by the label that the pair store keeps."""
+        classes, target = self.probe.classes, self.target
+        code = {name: index for index, name in enumerate(classes)}
 
+        def stored(label: str) -> float:
+            try:
+                return code.get(label, -1) if classes else number(label)
+            except ValueError:
+                return float("nan")
 
-def _training_rows(
-    where: str, probe: Probe, features: FeatureStore, target: Target, reporter: Reporter
-) -> tuple[Array, NDArray]:
-    """The labelled rows of ``--train``, scaled, and their answers."""
-    chosen = features.mask(where)
-    labelled = chosen & target.known
-    rows, known = int(chosen.sum()), int(labelled.sum())
-    if not known:
-        raise InputError(
-            "no rows for Term I",
-            where=f"--train {where}",
-            found=f"{rows:,} rows, none of known {target.name}",
+        positions = self.features.positions(ids)
+        absent = (positions < 0) | ~target.known[positions]
+        kept = np.array([stored(label) for label in labels], dtype=target.y.dtype)
+        return dataclasses.replace(target, y=np.where(absent, kept, target.y[positions]))
+
+    def _fitted_problem(self, path: Path) -> Problem:
+        """The problem that the probe was fitted on, read again, once it is known that the pairs are its."""
+        options, meta = self.options, self.probe.meta
+        if (options.ranks or options.pair_counts) and meta.get("method") != "ncm":
+            raise MismatchError(
+                "a probe that removes no directions can't be fitted again along ranks or pairs",
+                found=f"method {meta.get('method')}",
+                expected="method ncm: a probe of ncm fit --pairs P.h5 --method ncm",
+            )
+        store = self._pairs(path)
+        fitted = (meta.get("data") or {}).get("pairs") or {}
+        expected = fitted.get("content_sha256")
+        if expected not in (None, store.content_sha256):
+            raise MismatchError(
+                "not the pairs that the probe was fitted with",
+                where=path,
+                found=f"content {store.content_sha256[:12]}",
+                expected=f"content {expected[:12]}, which was {fitted.get('path')}",
+                fix="name that pair store, or fit the probe again with these pairs",
+            )
+        return reread_problem(self.probe, options.features, path, reporter=SILENT)
+
+    def body(self) -> dict[str, Any]:
+        """The whole result."""
+        options, probe = self.options, self.probe
+        differences = self.test - self.twin
+        self.moment = theorem.second_moment(theorem.row_blocks(differences))
+        dim, estimated = options.spurious_dim, options.spurious_dim is None
+        if dim is None:
+            dim = theorem.spurious_dimension(self.moment.values)
+        if dim > self.features.dim:
+            raise UsageError(
+                "--spurious-dim is more than the features have dimensions",
+                found=dim,
+                expected=f"at most {self.features.dim}",
+            )
+        self.train = None if options.train is None else self._training_rows(options.train)
+        own = self._measure(probe.weight, probe.bias, probe.basis, dim)
+        terms, risk, train_loss = own.terms, own.test_risk, own.losses[2]
+        found: dict[str, intervals.Interval] = {}
+        if options.bootstrap:
+            if own.zero_one:
+                found |= intervals.share_intervals(*own.logits, self.answers)
+            found |= intervals.intervals(
+                loss=self.loss,
+                terms=terms,
+                weight=probe.weight,
+                basis=probe.basis,
+                moment=self.moment,
+                differences=differences,
+                losses=own.losses,
+                replicates=options.bootstrap,
+                seed=options.seed,
+            )
+        return {
+            **dataclasses.asdict(terms),
+            "noise_corollary": self._noise(terms),
+            "test_risk": risk,
+            "slack": terms.bound - risk,
+            "holds": theorem.holds(risk, terms.bound),
+            "exact": train_loss is None,
+            "zero_one": own.zero_one,
+            "estimates": {
+                "oracle_pairs": len(differences),
+                "term_1_on": "twins" if train_loss is None else "training rows",
+                "train_rows": None if train_loss is None else len(train_loss),
+                "spurious_dim": "estimated" if estimated else "given",
+                "tolerance": theorem.SPURIOUS_TOLERANCE if estimated else None,
+                **self.counts,
+                "eigenvalues": self.moment.values.tolist(),
+            },
+            "intervals": {name: list(interval) for name, interval in found.items()},
+            "bootstrap": {"level": intervals.LEVEL, "replicates": options.bootstrap, "seed": options.seed},
+            **self._paths(),
+            "oracle": self._oracle(options.oracle_train, own) if options.oracle_train else None,
+            "probe": {
+                "path": str(options.probe),
+                "sha256": probe.sha256,
+                "method": probe.meta.get("method"),
+                "rank": probe.basis.shape[1],
+            },
+            "options": as_json(options),
+        }
+
+    def _training_rows(self, where: str) -> tuple[Array, NDArray]:
+        """The labelled rows of ``--train``, scaled, and their answers."""
+        chosen = self.features.mask(where)
+        labelled = chosen & self.target.known
+        rows, known, name = int(chosen.sum()), int(labelled.sum()), self.target.name
+        if not known:
+            found = f"{rows:,} rows, none of them with a known {name}"
+            raise InputError("no rows for Term I", where=f"--train {where}", found=found)
+        if known < rows:
+            left_out = f"{rows - known:,} of {rows:,} rows of {where}"
+            self.reporter.warn(f"{left_out} have no known {name} and are left out of Term I")
+        return scale_like(self.probe, self.features.read(labelled)), self.target.y[labelled]
+
+    def _measure(self, weight: Array, bias: Array, basis: Array, spurious_dim: int = 0) -> Measured:
+        """Measure weights (C, d) and a bias (C,); ``spurious_dim`` decides s (of `term_2_upper`)."""
+        test, twin = (rows @ weight.T + bias for rows in (self.test, self.twin))
+        test_loss, twin_loss = (self.loss.rows(logits, self.answers) for logits in (test, twin))
+        train_loss = None
+        if self.train is not None:
+            train_loss = self.loss.rows(self.train[0] @ weight.T + bias, self.train[1])
+        terms = theorem.theorem(
+            loss=self.loss,
+            weight=weight,
+            basis=basis,
+            moment=self.moment,
+            term_1=float(np.mean(twin_loss if train_loss is None else train_loss)),
+            spurious_dim=spurious_dim,
         )
-    if known < rows:
-        reporter.warn(
-            f"{rows - known:,} of {rows:,} rows of {where} have no known {target.name} and are left out of "
-            "Term I"
-        )
-    return scale_like(probe, features.read(labelled)), target.y[labelled]
+        errors = theorem.zero_one(test, twin, self.answers) if self.probe.classes else None
+        return Measured(terms, (test, twin), (test_loss, twin_loss, train_loss), errors)
 
+    def _noise(self, terms: theorem.Terms) -> dict[str, Any]:
+        """The noise corollary, clean pairs being matched with the fit's by their ids."""
+        path, pairs = self.options.clean_pairs, self.problem.pairs if self.problem else None
+        if path is None or pairs is None:
+            return theorem.no_noise_corollary("no clean pairs are given (--clean-pairs with --pairs)")
+        clean, noisy, used = self._pairs(path), pairs.store, np.flatnonzero(pairs.usable)
+        position: dict[tuple[str, str], int] = {}
+        for row, ids in enumerate(zip(clean.id_a, clean.id_b, strict=True)):
+            position.setdefault(ids, row)
+        wanted = [(noisy.id_a[row], noisy.id_b[row]) for row in used]
+        if missing := [ids for ids in wanted if ids not in position]:
+            raise MismatchError(
+                "the clean pairs aren't those of the noisy pairs",
+                where=path,
+                found=f"no clean pair {missing[0]}, and {len(missing) - 1:,} more missing",
+                expected="the same ids in --pairs and --clean-pairs",
+            )
 
-def _fitted_problem(options: BoundOptions, path: Path, probe: Probe) -> Problem:
-    """The problem that the probe was fitted on, read again, once it is known that the pairs are its own."""
-    if (options.ranks or options.pair_counts) and probe.meta.get("method") != "ncm":
-        raise MismatchError(
-            "a probe that removes no directions can't be fitted again along ranks or pairs",
-            found=f"method {probe.meta.get('method')}",
-            expected="method ncm: a probe of ncm fit --pairs P.h5 --method ncm",
-        )
-    store = _matching_pairs(path, options, probe)
-    fitted = (probe.meta.get("data") or {}).get("pairs") or {}
-    expected = fitted.get("content_sha256")
-    if expected is not None and expected != store.content_sha256:
-        raise MismatchError(
-            "not the pairs that the probe was fitted with",
-            where=path,
-            found=f"content {store.content_sha256[:12]}",
-            expected=f"content {expected[:12]}, which was {fitted.get('path')}",
-            fix="name that pair store, or fit the probe again with these pairs",
-        )
-    return reread_problem(probe, options.features, path, reporter=SILENT)
+        def delta(store: PairStore, rows: Any) -> Array:
+            a, b = (scale_like(self.probe, members[rows]) for members in (store.features_a, store.features_b))
+            return np.asarray((a - b).T)
 
-
-def _noise(
-    options: BoundOptions,
-    loss: theorem.Loss,
-    terms: theorem.Terms,
-    moment: theorem.SecondMoment,
-    problem: Problem | None,
-    probe: Probe,
-) -> dict[str, Any]:
-    """The noise corollary, clean pairs being matched with the fit's by their ids."""
-    if options.clean_pairs is None or problem is None or problem.pairs is None:
-        unknown = ("value", "bound", "epsilon_norm", "sigma_s", "sigma_s_next", "condition_limit")
-        reasons = ["no clean pairs are given (--clean-pairs with --pairs)"]
-        nothing = dict.fromkeys((*unknown, "clean_rank", "clean_distance"))
-        return {"applicable": False, **nothing, "reasons": reasons}
-    clean = _matching_pairs(options.clean_pairs, options, probe)
-    noisy, used = problem.pairs.store, np.flatnonzero(problem.pairs.usable)
-    # Of repeated pairs the first is taken.
-    position = {ids: row for row, ids in reversed([*enumerate(zip(clean.id_a, clean.id_b, strict=True))])}
-    ids = [(noisy.id_a[row], noisy.id_b[row]) for row in used]
-    if missing := [one for one in ids if one not in position]:
-        raise MismatchError(
-            "the clean pairs aren't those of the noisy pairs",
-            where=options.clean_pairs,
-            found=f"no clean pair {missing[0]}, and {len(missing) - 1:,} more missing",
-            expected="the same ids in --pairs and --clean-pairs",
+        return theorem.noise_corollary(
+            loss=self.loss,
+            terms=terms,
+            moment=self.moment,
+            noisy=delta(noisy, used),
+            clean=delta(clean, [position[ids] for ids in wanted]),
         )
 
-    def delta(store: PairStore, rows: Sequence[int] | NDArray[np.int64]) -> Array:
-        return (scale_like(probe, store.features_a[rows]) - scale_like(probe, store.features_b[rows])).T
+    def _refit(
+        self, problem: Problem, part: Part, ranks: Sequence[int], advance: Callable[[int], None] | None = None
+    ) -> list[Fit]:
+        """Fits at these ranks, by the probe's method (ERM where the problem has no pairs)."""
+        meta = self.probe.meta
+        return train_path(
+            part,
+            problem.options,
+            method="erm" if problem.pairs is None else "ncm",
+            solver=meta["options"]["solver"],
+            ranks=ranks,
+            decays=[float(meta["hyper_parameters"]["weight_decay"])],
+            advance=advance,
+        )
 
-    return theorem.noise_corollary(
-        loss=loss,
-        terms=terms,
-        moment=moment,
-        noisy=delta(noisy, used),
-        clean=delta(clean, [position[one] for one in ids]),
-    )
+    def _paths(self) -> dict[str, Any]:
+        """``path`` along ranks, its ``summary``, and ``pair_counts``: empty where they aren't asked for."""
+        path: list[dict[str, Any]] = []
+        counts: list[dict[str, Any]] = []
+        options, problem, reporter = self.options, self.problem, self.reporter
+        if problem is not None and problem.pairs is not None:
+            usable, scaling = problem.pairs.usable, scaling_of(self.probe)
+            if options.ranks:
+                part = problem.part(problem.train, usable, scaling)
+                asked = parse_grid(options.ranks)
+                ranks = [rank for rank in asked if rank <= part.rank]
+                if len(ranks) < len(asked):
+                    reporter.note(
+                        f"ranks above {part.rank} are skipped: the pairs' differences have that rank"
+                    )
+                with reporter.task("ranks", len(ranks), "ranks") as task:
+                    fits = self._refit(problem, part, ranks, task.advance) if ranks else []
+                path = [self._row(fit, part) for fit in fits]
+            if options.pair_counts:
+                there, asked = int(usable.sum()), parse_grid(options.pair_counts)
+                possible = [count for count in asked if count <= there]
+                if len(possible) < len(asked):
+                    reporter.note(f"counts above {there} are skipped: there are no more pairs")
+                with reporter.task("pair counts", len(possible), "fits") as task:
+                    for count in possible:
+                        part = problem.part(problem.train, usable & (np.cumsum(usable) <= count), scaling)
+                        rank = min(count, self.probe.rank, part.rank)
+                        counts.append(self._row(self._refit(problem, part, [rank])[0], part))
+                        task.advance()
+        return {"path": path, "summary": _summary(path), "pair_counts": counts}
 
+    def _row(self, fit: Fit, part: Part) -> dict[str, Any]:
+        """The bound and the measurements of one refit."""
+        found = self._measure(fit.weight, fit.bias, part.basis(fit.rank))
+        terms, errors = found.terms, found.zero_one or {}
+        return {
+            "rank": fit.rank,
+            "pairs": part.pairs,
+            "converged": fit.converged,
+            **{name: getattr(terms, name) for name in ("term_1", "theta_m_theta", "term_2", "bound")},
+            "test_risk": found.test_risk,
+            **{name: errors.get(name) for name in ("twin_error", "flip_rate", "test_error")},
+            "zero_one_bound": errors.get("bound"),
+        }
 
-def _refit(
-    probe: Probe,
-    problem: Problem,
-    part: Part,
-    ranks: Sequence[int],
-    advance: Callable[[int], None] | None = None,
-) -> list[Fit]:
-    """Fits at these ranks, by the probe's method (ERM where the problem has no pairs)."""
-    return train_path(
-        part,
-        problem.options,
-        method="erm" if problem.pairs is None else "ncm",
-        solver=probe.meta["options"]["solver"],
-        ranks=ranks,
-        decays=[float(probe.meta["hyper_parameters"]["weight_decay"])],
-        advance=advance,
-    )
-
-
-def _paths(
-    options: BoundOptions, probe: Probe, problem: Problem | None, measure: Measure, reporter: Reporter
-) -> dict[str, Any]:
-    """``path`` along ranks, its ``summary``, and ``pair_counts``: empty where they aren't asked for."""
-    path: list[dict[str, Any]] = []
-    counts: list[dict[str, Any]] = []
-    if problem is not None and problem.pairs is not None:
-        usable, scaling = problem.pairs.usable, scaling_of(probe)
-        if options.ranks:
-            part = problem.part(problem.train, usable, scaling)
-            asked = parse_grid(options.ranks)
-            ranks = [rank for rank in asked if rank <= part.rank]
-            if len(ranks) < len(asked):
-                reporter.note(f"ranks above {part.rank} are skipped: the pairs' differences have that rank")
-            with reporter.task("ranks", len(ranks), "ranks") as task:
-                fits = _refit(probe, problem, part, ranks, task.advance) if ranks else []
-            path = [_path_row(fit, part, measure) for fit in fits]
-        if options.pair_counts:
-            there, asked = int(usable.sum()), parse_grid(options.pair_counts)
-            possible = [count for count in asked if count <= there]
-            if len(possible) < len(asked):
-                reporter.note(f"counts above {there} are skipped: there are no more pairs")
-            with reporter.task("pair counts", len(possible), "fits") as task:
-                for count in possible:
-                    part = problem.part(problem.train, usable & (np.cumsum(usable) <= count), scaling)
-                    rank = min(count, probe.basis.shape[1], part.rank)
-                    counts.append(_path_row(_refit(probe, problem, part, [rank])[0], part, measure))
-                    task.advance()
-    return {"path": path, "summary": _summary(path), "pair_counts": counts}
-
-
-def _path_row(fit: Fit, part: Part, measure: Measure) -> dict[str, Any]:
-    """The bound and the measurements of one refit."""
-    basis = np.zeros((part.X.shape[1], 0)) if part.spectrum is None else part.spectrum.basis[:, : fit.rank]
-    found = measure(fit.weight, fit.bias, basis)
-    terms, errors = found.terms, found.zero_one or {}
-    return {
-        "rank": fit.rank,
-        "pairs": part.pairs,
-        "converged": fit.converged,
-        "term_1": terms.term_1,
-        "theta_m_theta": terms.theta_m_theta,
-        "term_2": terms.term_2,
-        "bound": terms.bound,
-        "test_risk": found.test_risk,
-        "twin_error": errors.get("twin_error"),
-        "flip_rate": errors.get("flip_rate"),
-        "zero_one_bound": errors.get("bound"),
-        "test_error": errors.get("test_error"),
-    }
+    def _oracle(self, where: str, own: Measured) -> dict[str, Any]:
+        """What a probe that is trained on other rows of the test domain, nothing removed, reaches there."""
+        positions = self.features.positions(self.test_ids)
+        found = positions[positions >= 0]
+        shared = found[self.features.mask(where)[found]]
+        if len(shared):
+            raise InputError(
+                "the oracle would be trained on the rows it is measured on",
+                where=f"--oracle-train {where}",
+                found=f"{len(shared):,} of the oracle pairs' test rows, such as "
+                f"{self.features.ids[shared[0]]!r}",
+                expected="other rows of the test domain",
+            )
+        problem = reread_problem(self.probe, self.options.features, None, where=where, reporter=self.reporter)
+        part = problem.part(problem.train, None, scaling_of(self.probe))
+        row = self._row(self._refit(problem, part, [0])[0], part)
+        error = row["test_error"]
+        # By how much its test accuracy is above the bounded probe's.
+        gap = own.zero_one["test_error"] - error if own.zero_one else None
+        known = {"where": where, "train_rows": len(part.X), "test_risk": row["test_risk"]}
+        return {**known, "test_error": error, "gap": gap}
 
 
 def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, float | int | None] | None:
@@ -482,40 +421,4 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, float | int | None] | 
         "bound_regret": float(test[best] - test[least]),
         "in_domain_drop": float(own[0] - own[-1]),
         "in_domain_rise": float(np.max(own - np.minimum.accumulate(own))),
-    }
-
-
-def _oracle_probe(
-    options: BoundOptions,
-    probe: Probe,
-    features: FeatureStore,
-    measure: Measure,
-    own: Measured,
-    reporter: Reporter,
-) -> dict[str, Any] | None:
-    """What a probe that is trained on other rows of the test domain, nothing removed, reaches there."""
-    where, oracle = options.oracle_train, measure.oracle
-    if not where:
-        return None
-    positions = features.positions(oracle.ids)
-    shared = [row for row in positions[positions >= 0] if features.mask(where)[row]]
-    if shared:
-        raise InputError(
-            "the oracle would be trained on the rows it is measured on",
-            where=f"--oracle-train {where}",
-            found=f"{len(shared):,} of the oracle pairs' test rows, such as {features.ids[shared[0]]!r}",
-            expected="other rows of the test domain",
-        )
-    problem = reread_problem(probe, options.features, None, where=where, reporter=reporter)
-    part = problem.part(problem.train, None, scaling_of(probe))
-    fit = _refit(probe, problem, part, [0])[0]
-    found = measure(fit.weight, fit.bias, np.zeros((features.dim, 0)))
-    error = found.zero_one["test_error"] if found.zero_one else None
-    return {
-        "where": where,
-        "train_rows": len(part.X),
-        "test_risk": found.test_risk,
-        "test_error": error,
-        # Its test accuracy less the bounded probe's.
-        "gap": own.zero_one["test_error"] - error if own.zero_one and error is not None else None,
     }

@@ -84,11 +84,8 @@ def intervals(
     weight: Array,
     basis: Array,
     moment: SecondMoment,
-    direction: Array,
     differences: NDArray,
-    test_loss: Array,
-    twin_loss: Array,
-    train_loss: Array | None,
+    losses: tuple[Array, Array, Array | None],
     replicates: int,
     seed: int,
 ) -> dict[str, Interval]:
@@ -96,19 +93,16 @@ def intervals(
 
     Parameters
     ----------
-    weight, basis, moment
-        As `theorem` had them.
-    direction : float64 (d,)
-        In which `misalignment` is attained.
-    differences : (n, d)
-    test_loss, twin_loss : float64 (n,)
-        Of the pairs' members.
-    train_loss : float64 (N,) or None
-        Losses of the training rows when Term I is taken on them; resampled on their own.
+    terms
+        What `theorem` said of weight, basis and moment, the second moment of ``differences`` (n, d).
+    losses
+        Of the test rows (n,), of their twins (n,), and of the training rows (N,) when Term I is taken on
+        them: these are resampled on their own.
     """
     if len(differences) < 2:
         return {}
-    influence = _influence(differences, weight, basis, moment, terms.s, direction)
+    test_loss, twin_loss, train_loss = losses
+    influence = _influence(differences, weight, basis, moment, terms.s)
     stacked = np.column_stack([influence, test_loss, twin_loss])
     rng = np.random.default_rng(seed)
     means: list[Array] = []
@@ -137,10 +131,9 @@ def intervals(
     }
 
 
-def _influence(
-    differences: NDArray, weight: Array, basis: Array, moment: SecondMoment, s: int, direction: Array
-) -> Array:
+def _influence(differences: NDArray, weight: Array, basis: Array, moment: SecondMoment, s: int) -> Array:
     """(n, 5) what each pair adds to n times (vᵀMv, λ₁, λ_{s+1}, σ_min before centring, tr(WMWᵀ))."""
+    _, direction = misalignment(moment, basis)
     following = moment.vectors[:, s : s + 1] if s < len(moment.values) else np.zeros((len(direction), 1))
     probes = np.hstack([direction[:, None], moment.vectors[:, :1], following])
     turning = _turning(basis, moment, s)

@@ -184,18 +184,13 @@ def theorem(
     moment: SecondMoment,
     term_1: float,
     spurious_dim: int,
-    aligned: float | None = None,
 ) -> Terms:
-    """All terms of Theorem 1 for weights (C, d) with ``weight @ basis == 0``, basis (d, r) orthonormal.
-
-    ``aligned`` is the `misalignment`, where it is known already.
-    """
+    """All terms of Theorem 1 for weights (C, d) with ``weight @ basis == 0``, basis (d, r) orthonormal."""
     rank = basis.shape[1]
     s = min(rank, spurious_dim, len(moment.values))
     norm = float(np.linalg.norm(weight))
     quadratic = float(np.sum(((weight @ moment.vectors) ** 2) @ moment.values))
-    if aligned is None:
-        aligned, _ = misalignment(moment, basis)
+    aligned, _ = misalignment(moment, basis)
     distance = subspace_distance(basis[:, :s], moment.vectors[:, :s])
     lambda_1, lambda_next = moment.value(0), moment.value(s)
     upper = lambda_1 * distance**2 + lambda_next
@@ -251,6 +246,12 @@ SAME_SUBSPACE = 1e-3
 """Largest distance at which the clean pairs and M count as spanning one subspace. Features on disk are
 float32, so a difference of two rows of norm 10 is off by about 1e-6: a direction that the pairs move along by
 more than 1e-3 turns by less than this."""
+
+
+def no_noise_corollary(reason: str) -> dict[str, Any]:
+    """`noise_corollary` where nothing is known of the clean pairs."""
+    names = ("value", "bound", "epsilon_norm", "sigma_s", "sigma_s_next", "condition_limit", "clean_rank")
+    return {"applicable": False, **dict.fromkeys((*names, "clean_distance")), "reasons": [reason]}
 
 
 def noise_corollary(

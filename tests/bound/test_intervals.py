@@ -84,11 +84,8 @@ class Sample:
             weight=self.world.weight,
             basis=self.world.basis,
             moment=moment,
-            direction=bound.misalignment(moment, self.world.basis)[1],
             differences=self.differences,
-            test_loss=LOSS.rows(test, self.codes),
-            twin_loss=LOSS.rows(twin, self.codes),
-            train_loss=None,
+            losses=(LOSS.rows(test, self.codes), LOSS.rows(twin, self.codes), None),
             replicates=replicates,
             seed=seed,
         )
