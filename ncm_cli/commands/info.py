@@ -1,10 +1,14 @@
-"""``ncm info``."""
+"""``ncm info``: a file of ours by the attributes of its own object, or versions and devices."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ncm_cli.errors import InputError
 from ncm_cli.results.options import InfoOptions
 
 if TYPE_CHECKING:
@@ -12,6 +16,9 @@ if TYPE_CHECKING:
 
 FAILURES_SHOWN = 10
 CATEGORIES_SHOWN = 8
+
+COMMON = ("rows", "dim", "columns", "encoder", "fingerprint", "failed")
+"""Facts that every format has, null where there is nothing of the kind."""
 
 SKLEARN_LINES = """With scikit-learn (X: rows of features from the same encoder):
   z = np.load({path!r})
@@ -22,13 +29,11 @@ SKLEARN_LINES = """With scikit-learn (X: rows of features from the same encoder)
 
 def run(options: InfoOptions, ui: Ui) -> None:
     """Describe a file, or the system."""
-    from ncm_cli.results.info import info, system
-
     if options.system:
-        _show_system(system(), ui)
+        _show_system(ui)
     if options.file is None:
         return
-    facts = info(options, reporter=ui.reporter)
+    facts = describe(options.file, options, ui)
     if not ui.json:
         _show(facts, ui)
     elif not options.system:
@@ -41,18 +46,112 @@ def run(options: InfoOptions, ui: Ui) -> None:
             ui.note(_sklearn_lines(facts, options.output))
 
 
-def _show_system(found: dict[str, Any], ui: Ui) -> None:
+def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
+    """The facts of a file, which is read back if asked, and exported if it is a probe.
+
+    Raises `InputError` for what isn't a file of ours, or is damaged.
+    """
+    from ncm_cli.store import hdf5, journal, pairs, probe, results, sweep_table
+    from ncm_cli.store.recognise import recognise
+
+    kind = recognise(path)
+    if options.export is not None and kind != "probe":
+        raise InputError("--export needs a probe", where=path, found=f"a file of kind {kind}")
+    ui.reporter.detail(f"{path}: {kind}")
+    facts: dict[str, Any]
+    if kind == "features":
+        facts = _features(path, options.verify, ui)
+    elif kind == "pairs":
+        store = pairs.read_pairs(path)
+        facts = {"rows": store.pairs, "held_out": int(store.holdout.sum())}
+        facts |= _attributes(store, "dim rank strategy sources diagnostics encoder fingerprint")
+        facts |= _attributes(store, "content_sha256 created ncm_version options")
+        facts["singular_values"] = store.singular_values.tolist()
+    elif kind == "probe":
+        own = probe.read_probe(path)
+        facts = _attributes(own, "dim task target classes rank encoder fingerprint created ncm_version")
+        facts |= {name: value for name, value in own.meta.items() if name not in (*facts, "rows")}
+        facts |= {"classes": list(own.classes), "content_sha256": own.sha256}
+        if options.export is not None and options.output is not None:
+            probe.EXPORTERS[options.export](options.output, own)
+    elif kind == "sweep":
+        table = sweep_table.read_sweep(path)
+        methods = {name: table.method.count(name) for name in dict.fromkeys(table.method)}
+        facts = {"rows": len(table.method), "methods": methods, "seeds": sorted(set(table.seed.tolist()))}
+        facts |= {"checkpoints": len(table.epochs), "diverged": int(table.diverged.sum())}
+        facts["options"] = table.options
+    elif kind == "journal":
+        found = journal.read_facts(path)
+        names = ("output", "rows", "dim", "damaged", "key", "content_sha256", "ncm_version")
+        facts = {name: found.get(name) for name in names}
+    else:
+        found = results.read_result(path)
+        facts = {name: found.get(name) for name in ("kind", "created", "ncm_version", "content_sha256")}
+        facts |= {"rows": found.get("n"), "names": [name for name in found if name not in results.HEADER]}
+    sealed = facts.get("content_sha256") is not None
+    if kind in ("features", "pairs", "sweep"):
+        sealed = "header_sha256" in hdf5.root_attributes(path)
+    if options.verify and facts.get("damaged"):
+        ui.reporter.warn(f"{facts['damaged']:,} rows are damaged, and will be made anew: {path}")
+    elif options.verify and not sealed:
+        ui.reporter.warn(f"no digests, so changes can't be told (make it again to have them): {path}")
+    size = sum(file.stat().st_size for file in (path.iterdir() if path.is_dir() else [path]))
+    verified = options.verify and sealed and not facts.get("damaged")
+    head = {"format": f"ncm-{kind}", "path": str(path), "bytes": size, **dict.fromkeys(COMMON)}
+    return {**head, **facts, "verified": verified}
+
+
+def _attributes(found: Any, names: str) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in names.split()}
+
+
+def _features(path: Path, verify: bool, ui: Ui) -> dict[str, Any]:
+    from ncm_cli.store.features import FeatureStore
+
+    names = "rows dim dtype columns label_column split_column encoder fingerprint"
+    with FeatureStore.open(path) as store:
+        if verify:
+            with ui.reporter.task("verifying", total=store.rows, unit="rows") as task:
+                store.verify(task.advance)
+        facts = _attributes(store, f"{names} content_sha256 created ncm_version options")
+        facts["columns"] = {name: _column(column) for name, column in store.columns.items()}
+        facts["failed"] = [dataclasses.asdict(row) for row in store.failed]
+    return facts
+
+
+def _column(column: Any) -> dict[str, Any]:
+    from ncm_cli.store.columns import Column
+
+    if isinstance(column, Column):
+        return {"kind": "categorical", "counts": column.counts(), "missing": column.missing}
+    present = column.values[column.values == column.values]
+    low, high = (float(present.min()), float(present.max())) if present.size else (None, None)
+    return {"kind": "numeric", "min": low, "max": high, "missing": column.missing}
+
+
+def _show_system(ui: Ui) -> None:
+    from ncm_cli import __version__
+    from ncm_cli.recipes.run import versions
+
+    known = {"ncm": __version__, **versions()}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    devices = [f"cpu: {platform.machine()}, {cores} cores"]
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        devices.append(f"torch can't be imported: {error}")
+    else:
+        for index in range(torch.cuda.device_count()):
+            facts = torch.cuda.get_device_properties(index)
+            devices.append(f"cuda:{index}: {facts.name}, {facts.total_memory / 2**30:.1f} GiB")
+        if not torch.cuda.is_available():
+            devices.append(f"cuda: none (torch was built for {torch.version.cuda or 'the CPU alone'})")
     if ui.json:
-        ui.result(found)
+        ui.result({"versions": known, "platform": platform.platform(), "devices": devices})
         return
-    ui.table(
-        ["package", "version"],
-        [(name, version or "not installed") for name, version in found["versions"].items()],
-        left=2,
-    )
-    ui.text(found["platform"])
-    for line in found["devices"]:
-        ui.text(line)
+    rows = [(name, version or "not installed") for name, version in known.items()]
+    ui.table(["package", "version"], rows, left=2)
+    ui.text("\n".join([platform.platform(), *devices]))
 
 
 def _show(facts: dict[str, Any], ui: Ui) -> None:

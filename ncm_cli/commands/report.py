@@ -15,8 +15,7 @@ WIDE = 2
 
 def run(options: ReportOptions, ui: Ui) -> None:
     """Make the report and show it."""
-    from ncm_cli.results.report import report
-    from ncm_cli.results.tables import terminal, text_of, without_intervals
+    from ncm_cli.results.report import report, terminal, text_of, without_intervals
 
     made = report(options, reporter=ui.reporter)
     if ui.json:

@@ -48,7 +48,7 @@ def run(options: RunOptions, ui: Any) -> int | None:
 
 
 def _show(report: RunReport, ui: Any) -> None:
-    from ncm_cli.results.tables import expected
+    from ncm_cli.results.report import expected
 
     recipe, found = report.recipe, report.outcome
     if found.rows:

@@ -9,7 +9,6 @@ program can set back, and the age makes sure that it differs from the old one (g
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
@@ -39,14 +38,9 @@ NamedFile = tuple[str, str]
 """What a file is called among those it is compared with, and its path."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Stamp:
-    """What decides whether a job is up to date."""
-
-    options: str
-    """Digest of everything but the inputs' contents."""
-    inputs: dict[str, str]
-    """Path of each input to the digest of its contents."""
+Stamp = dict[str, Any]
+"""What decides whether a job is up to date: ``inputs``, the digest of the contents of each; ``options``, the
+digest of everything else."""
 
 
 class State:
@@ -100,7 +94,7 @@ class State:
         if images is not None:
             source, *root = (path for name in ("source", "root") for path in job.inputs.get(name, ()))
             inputs["images"] = self._digest(f"images of {source} from {root}", images, folder=True)
-        return Stamp(self._options_digest(job), inputs)
+        return {"options": self._options_digest(job), "inputs": inputs}
 
     def why_stale(self, job: Job, stamp: Stamp) -> str | None:
         """Why the job has to run; None when it is up to date."""
@@ -108,8 +102,8 @@ class State:
         reasons = {
             "not run yet": not known,
             "it was interrupted": known.get("unfinished"),
-            "its options changed": known.get("options") != stamp.options,
-            "its inputs changed": known.get("inputs") != stamp.inputs,
+            "its options changed": known.get("options") != stamp["options"],
+            "its inputs changed": known.get("inputs") != stamp["inputs"],
         }
         outputs = known.get("outputs", {})
         reasons |= {f"{path.name} is missing": not path.exists() for path in job.written}
@@ -117,10 +111,6 @@ class State:
             return why
         changed = (path for path in job.written if outputs.get(self._name(path)) != self.digest(path))
         return next((f"{path.name} was changed" for path in changed), None)
-
-    def has_other_options(self, job: Job, stamp: Stamp) -> bool:
-        """Whether the job was run before with other options."""
-        return self.facts(job).get("options") not in (None, stamp.options)
 
     def starting(self, job: Job) -> None:
         """Before a job runs: should it be killed, what it wrote is its own, but not taken for up to date."""
@@ -132,7 +122,7 @@ class State:
         """Record a job that has just run, and save."""
         self._seen.clear()
         outputs = {self._name(path): self.digest(path) for path in job.written if path.exists()}
-        self._jobs[job.key] = {**dataclasses.asdict(stamp), "outputs": outputs, **facts}
+        self._jobs[job.key] = {**stamp, "outputs": outputs, **facts}
         self.save()
 
     def facts(self, job: Job) -> dict[str, Any]:

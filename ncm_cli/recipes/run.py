@@ -5,22 +5,23 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import platform
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ncm_cli.errors import InputError, NcmError, UsageError, listing, unknown
 from ncm_cli.options import Field, as_json, fields_of
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.recipes.freshness import Stamp, State
+from ncm_cli.recipes.freshness import State
 from ncm_cli.recipes.load import Expectation, Recipe
 from ncm_cli.recipes.steps import REPORT, Job
 from ncm_cli.registry import work_of
-from ncm_cli.results.info import versions
-from ncm_cli.results.lines import SEED, WHERE, Facts, Mean, Run, facts_of, repetitions
+from ncm_cli.results.lines import SEED, WHERE, Facts, Made, Mean, facts_of, repetitions
 
 REPRODUCED, MISSED, NOT_RUN = "reproduced", "missed", "not run"
 
@@ -146,7 +147,7 @@ def _measurements(recipe: Recipe) -> Iterator[Measured]:
     makers = {path: job for job in recipe.jobs for path in job.named}
     sweeps = {path.with_suffix(".json"): job for path, job in makers.items() if job.kind == "sweep"}
     made = {recipe.name_of(path): (job.step, job.cell) for path, job in (makers | sweeps).items()}
-    run = Run(recipe.out, made)
+    run = (recipe.out, made)
     for job in recipe.jobs:
         for path in job.outputs.get("output", ()):
             if job.kind == "sweep" and path.with_suffix(".json").is_file():
@@ -157,7 +158,7 @@ def _measurements(recipe: Recipe) -> Iterator[Measured]:
                 known = dict(body["probe"])
                 if "selection" not in known and probe.is_file():
                     known["selection"] = (read_probe(probe).meta.get("selection") or {}).get("rule")
-                facts = facts_of(path, body, run)
+                facts = facts_of(path, body, run=run)
                 names = {
                     "step": makers[probe].step if probe in makers else job.step,
                     "method": str(known.get("method") or ""),
@@ -177,12 +178,12 @@ def _measurements(recipe: Recipe) -> Iterator[Measured]:
                 )
 
 
-def _swept(job: Job, path: Path, run: Run) -> Iterator[Measured]:
+def _swept(job: Job, path: Path, run: tuple[Path, Made]) -> Iterator[Measured]:
     """For each method, rule and seed of a sweep: its validation rows and its test rows."""
     from ncm_cli.store.results import read_result
 
     found = read_result(path, kind="sweep")
-    facts = facts_of(path, found, run)
+    facts = facts_of(path, found, run=run)
     wheres = {"val": job.options.val or "split=val", "test": job.options.test or "split=test"}
     for row in found["rows"]:
         for number, seed in enumerate(row["seeds"]):
@@ -267,6 +268,21 @@ def _within(value: float, expectation: Expectation) -> bool:
     )
 
 
+PACKAGES = (
+    *("ncm-cli", "torch", "torchvision", "open_clip_torch", "timm"),
+    *("numpy", "scipy", "scikit-learn", "h5py", "safetensors", "pillow"),
+)
+
+
+def versions() -> dict[str, str | None]:
+    """Python's and the packages' versions; None for what isn't installed."""
+    found: dict[str, str | None] = {"python": platform.python_version(), **dict.fromkeys(PACKAGES)}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
 def write_report(recipe: Recipe, state: State, found: Outcome) -> None:
     """Write the outcome, and for every file the recipe, step, options, seed and input digests behind it."""
     from ncm_cli.store.results import write_result
@@ -340,8 +356,11 @@ class RunReport:
     exit_code: int
     """0, or 5 when rows failed in some step, now or when it last ran."""
     outcome: Outcome
-    report: Path
     seconds: float
+
+    @property
+    def report(self) -> Path:
+        return self.recipe.out / REPORT
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -384,24 +403,19 @@ def run(
     if recipe.out.exists() and not recipe.out.is_dir():
         raise InputError("a file where the run's folder should go", where=recipe.out, fix="another --out")
     recipe.out.mkdir(parents=True, exist_ok=True)
-    ran, skipped, code = [], [], 0
+    ran, skipped = list[str](), list[str]()
+    code = 0
     with writer_lock(recipe.out / REPORT):
         state = State(recipe.out, reporter)
         _refuse_foreign(recipe, jobs, state)
         for number, job in enumerate(jobs, 1):
             label = f"step {number} of {len(jobs)}: {job.title}"
-            with _named(label, reporter):
-                _require_inputs(job)
-                stamp = state.stamp(job)
-                why = "forced" if force else state.why_stale(job, stamp)
-                if why is None:
-                    _confirm(recipe, job)
-                    skipped.append(job.title)
-                    reporter.detail(f"{label}: up to date")
-                else:
-                    reporter.note(f"{label}{'' if why == 'not run yet' else f' ({why})'}")
-                    _run_one(job, stamp, state, reporter)
-                    ran.append(job.title)
+            try:
+                why = _refreshed(job, recipe, state, label, force, reporter)
+            except NcmError:
+                reporter.warn(f"{label} failed; the steps before it are kept")
+                raise
+            (ran if why else skipped).append(job.title)
             code = code or int(state.facts(job).get("exit_code", 0))
         state.save()
         if skipped:
@@ -414,7 +428,6 @@ def run(
         skipped=tuple(skipped),
         exit_code=code,
         outcome=found,
-        report=recipe.out / REPORT,
         seconds=time.monotonic() - start,
     )
 
@@ -432,17 +445,10 @@ def _refuse_foreign(recipe: Recipe, jobs: Sequence[Job], state: State) -> None:
         )
 
 
-@contextmanager
-def _named(label: str, reporter: Reporter) -> Iterator[None]:
-    """Say which step an error belongs to."""
-    try:
-        yield
-    except NcmError:
-        reporter.warn(f"{label} failed; the steps before it are kept")
-        raise
-
-
-def _require_inputs(job: Job) -> None:
+def _refreshed(
+    job: Job, recipe: Recipe, state: State, label: str, force: bool, reporter: Reporter
+) -> str | None:
+    """Run a job if it is stale; returns why it was."""
     for path in job.read:
         if not path.exists():
             raise InputError(
@@ -450,19 +456,18 @@ def _require_inputs(job: Job) -> None:
                 where=path,
                 fix="run the recipe without --only, or name the step that writes it as well",
             )
-
-
-def _confirm(recipe: Recipe, job: Job) -> None:
-    """Make a job's outputs as new as what they come from: make knows what is up to date by times alone."""
-    newest = max(path.stat().st_mtime_ns for path in (recipe.file, *job.read) if path.exists())
-    for path in job.written:
-        if path.exists() and path.stat().st_mtime_ns < newest:
-            os.utime(path)
-
-
-def _run_one(job: Job, stamp: Stamp, state: State, reporter: Reporter) -> None:
-    options = job.options
-    if job.kind == "embed" and state.has_other_options(job, stamp):
+    stamp, options = state.stamp(job), job.options
+    why = "forced" if force else state.why_stale(job, stamp)
+    if why is None:
+        reporter.detail(f"{label}: up to date")
+        # As new as what it comes from: make knows what is up to date by times alone.
+        newest = max(path.stat().st_mtime_ns for path in (recipe.file, *job.read) if path.exists())
+        for path in job.written:
+            if path.exists() and path.stat().st_mtime_ns < newest:
+                os.utime(path)
+        return None
+    reporter.note(f"{label}{'' if why == 'not run yet' else f' ({why})'}")
+    if job.kind == "embed" and state.facts(job).get("options") not in (None, stamp["options"]):
         # The store there is this recipe's own, of an earlier wording: embed would refuse to replace it.
         options = dataclasses.replace(options, fresh=True)
     # Its own shortcut takes an image of the same size and time for unchanged.
@@ -476,3 +481,4 @@ def _run_one(job: Job, stamp: Stamp, state: State, reporter: Reporter) -> None:
     if code:
         reporter.warn(f"{job.title}: some rows failed (ncm info says which); the run goes on with the others")
     state.finished(job, stamp, exit_code=code, seconds=round(time.monotonic() - start, 3))
+    return why

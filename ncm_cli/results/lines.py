@@ -105,132 +105,106 @@ class Facts:
     """What the seed may have changed: equal in results of one seed."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Run:
-    """What is recorded of the files in a run's folder."""
-
-    folder: Path
-    made: Mapping[str, tuple[str, Mapping[str, str]]]
-    """File, relative to the folder if it lies in it, to the step and the cell of the matrix that made it."""
-
-    def name_of(self, file: Path) -> str:
-        return _relative(file, self.folder)
+Made = Mapping[str, tuple[str, Mapping[str, str]]]
+"""Files of a run, relative to its folder if they lie in it, to the step and the cell that made them."""
 
 
-def facts_of(file: Path, body: Mapping[str, Any], run: Run | None = None) -> Facts:
-    """The facts of an eval's, a bound's or a sweep's result; ``run`` is looked for where it isn't given.
+class _Origin:
+    """Where a file comes from: the run that made it, if one did, and the names of files in it."""
 
-    What the probe was fitted with is read from the probe, if it is still the one that the result is of.
-    """
-    options = dict(body.get("options") or {})
-    gathered = _Gathered(file, run or _run_of(file), options.get("output"))
-    gathered.fixed["result of"] = body.get("kind")
-    known = body.get("probe") or {}
-    path, digest = known.get("path") or options.get("probe"), known.get("sha256")
-    options.pop("probe", None)
-    for name in ("where", "target"):
-        options[name] = body.get(name, options.get(name))
-    options["reference"] = (body.get("reference") or {}).get("where", options.get("reference"))
-    data = body.get("features") or body.get("data") or {}
-    gathered.options(str(body.get("kind")), options, {"features": data.get("content_sha256")})
-    seed = None
-    if path is not None:
-        probe = gathered.probe(path, digest)
-        gathered.fixed[f"{_FIT}options"] = "unknown" if probe is None else "known"
-        seed = None if probe is None else gathered.fit(probe)
-    numbers = {name: value for name, value in body.items() if name not in _DESCRIBING}
-    gathered.seeded["numbers"] = digest_of(numbers)
-    return gathered.facts(seed)
-
-
-def facts_of_probe(file: Path, probe: Probe) -> Facts:
-    """The facts of a probe itself."""
-    gathered = _Gathered(file, _run_of(file), (probe.meta.get("options") or {}).get("output"))
-    seed = gathered.fit(probe)
-    gathered.seeded[f"{_FIT}probe"] = Input(str(file), probe.sha256)
-    return gathered.facts(seed)
-
-
-class _Gathered:
-    """Collects facts; ``written`` is the file's path as the command that wrote it was told."""
-
-    def __init__(self, file: Path, run: Run | None, written: str | None) -> None:
-        self._file, self._run = file, run
+    def __init__(self, file: Path, written: str | None, run: tuple[Path, Made] | None) -> None:
+        """``written`` is the file's path as the command that wrote it was told."""
+        self.folder: Path | None = run[0] if run else None
+        self.made: Made = run[1] if run else {}
         self._base: str | None = None
-        self._cell: Mapping[str, str] = {}
-        self.fixed: dict[str, Any] = {}
-        self.seeded: dict[str, Any] = {}
-        if run is not None:
-            name = run.name_of(file.absolute())
-            self._cell = run.made[name][1]
+        self.cell: Mapping[str, str] = {}
+        if self.folder is not None:
+            name = relative(file.absolute(), self.folder)
+            self.cell = self.made[name][1]
             # The run may have been moved, or be looked at from elsewhere: what its command was told counts.
             if written is not None and f"{os.sep}{written}".endswith(f"{os.sep}{name}"):
                 self._base = written.removesuffix(name)
-            self.fixed |= {name: value for name, value in self._cell.items() if name != SEED}
 
-    def options(
-        self, kind: str, options: Mapping[str, Any], digests: Mapping[str, str | None], prefix: str = ""
-    ) -> None:
-        """Take a command's options; ``digests`` are of the files among them, where they are recorded."""
-        known = fields_of(options_of(kind)) if kind in STEPS else ()
-        roles = {field.name: field.spec.role for field in known}
-        for name, value in options.items():
-            key = f"{prefix}--{name.replace('_', '-')}"
-            if name in NEUTRAL or roles.get(name) == "output":
-                continue
-            if roles.get(name) != "input" or value is None:
-                self.fixed[key] = value
-            elif self._run is None:
-                self.fixed[key] = Input(value, digests.get(name))
-            else:
-                self.fixed[key] = self._maker(value)
-                self.seeded[key] = Input(value, digests.get(name))
-
-    def probe(self, path: str, digest: str | None) -> Probe | None:
-        """Take a result's probe; returns it unless it isn't there any more or has been replaced."""
-        self.seeded[f"{_FIT}probe"] = Input(path, digest)
-        here = Path(path)
-        if self._run is not None:
-            self.fixed[f"{_FIT}step"] = self._maker(path)
-            inside = self._inside(path)
-            here = here if inside is None else self._run.folder / inside
-        with contextlib.suppress(NcmError):
-            found = read_probe(here)
-            return found if digest in (None, found.sha256) else None
-        return None
-
-    def fit(self, probe: Probe) -> str | None:
-        """Take what a probe was fitted with; returns its seed."""
-        options, data = probe.meta.get("options") or {}, probe.meta.get("data") or {}
-        digests = {name: (data.get(name) or {}).get("content_sha256") for name in ("features", "pairs")}
-        self.options("fit", options, digests, _FIT)
-        # A run may make its encoder as well: of synthetic data, or with random weights.
-        known = self.fixed if self._run is None else self.seeded
-        known[f"{_FIT}encoder"] = Input(str(probe.encoder.get("model")), probe.fingerprint)
-        return None if options.get(SEED) is None else str(options[SEED])
-
-    def facts(self, seed: str | None) -> Facts:
-        """All that was collected; ``seed`` is the one that counts if no run declares one."""
-        folder = None if self._run is None else self._run.folder
-        return Facts(self._file, folder, self._cell.get(SEED) if folder else seed, self.fixed, self.seeded)
-
-    def _inside(self, path: str) -> str | None:
+    def inside(self, path: str) -> str | None:
         """The name in the run's folder of a file that the command was told of."""
-        inside = self._base is not None and path.startswith(self._base)
-        return path.removeprefix(self._base or "") if inside else None
+        known = self._base is not None and path.startswith(self._base)
+        return path.removeprefix(self._base or "") if known else None
 
-    def _maker(self, path: str) -> str | None:
+    def maker(self, path: str) -> str | None:
         """The step, and the cell but for the seed, that made a file or the folder around it."""
-        assert self._run is not None
-        inside = self._inside(path)
+        inside = self.inside(path)
         for name in () if inside is None else (inside, *map(str, PurePath(inside).parents)):
-            if name in self._run.made:
-                step, cell = self._run.made[name]
+            if name in self.made:
+                step, cell = self.made[name]
                 return ", ".join([step, *(f"{name} {value}" for name, value in cell.items() if name != SEED)])
         return None
 
 
-def _run_of(file: Path) -> Run | None:
+def facts_of(
+    file: Path, body: Mapping[str, Any], *, run: tuple[Path, Made] | None = None, itself: Probe | None = None
+) -> Facts:
+    """The facts of an eval's, a bound's or a sweep's result; or of a probe ``itself`` and its meta.
+
+    ``run`` is the folder and files of the run that made it, looked for where it isn't given. What a result's
+    probe was fitted with is read from the probe, if it is still the one that the result is of.
+    """
+    options = dict(body.get("options") or {})
+    origin = _Origin(file, options.get("output"), run or _run_of(file))
+    by_hand = origin.folder is None
+    fixed: dict[str, Any] = {name: value for name, value in origin.cell.items() if name != SEED}
+    seeded: dict[str, Any] = {}
+
+    def take(kind: str, given: Mapping[str, Any], digests: Mapping[str, Any], prefix: str = "") -> None:
+        roles = (
+            {field.name: field.spec.role for field in fields_of(options_of(kind))} if kind in STEPS else {}
+        )
+        for name, value in given.items():
+            key, role = f"{prefix}--{name.replace('_', '-')}", roles.get(name)
+            if name in NEUTRAL or role == "output":
+                continue
+            if role != "input" or value is None:
+                fixed[key] = value
+            else:
+                (fixed if by_hand else seeded)[key] = Input(
+                    value, (digests.get(name) or {}).get("content_sha256")
+                )
+                if not by_hand:
+                    fixed[key] = origin.maker(value)
+
+    probe, seed = itself, None
+    if itself is not None:
+        seeded[f"{_FIT}probe"] = Input(str(file), itself.sha256)
+    else:
+        kind, known = str(body.get("kind")), body.get("probe") or {}
+        fixed["result of"] = body.get("kind")
+        path, digest = known.get("path") or options.get("probe"), known.get("sha256")
+        options.pop("probe", None)
+        options |= {name: body.get(name, options.get(name)) for name in ("where", "target")}
+        options["reference"] = (body.get("reference") or {}).get("where", options.get("reference"))
+        take(kind, options, {"features": body.get("features") or body.get("data")})
+        seeded["numbers"] = digest_of({name: body[name] for name in body if name not in _DESCRIBING})
+        if path is not None:
+            seeded[f"{_FIT}probe"] = Input(path, digest)
+            if not by_hand:
+                fixed[f"{_FIT}step"] = origin.maker(path)
+            inside = origin.inside(path)
+            with contextlib.suppress(NcmError):
+                probe = read_probe(
+                    path if inside is None or origin.folder is None else origin.folder / inside
+                )
+            probe = probe if probe is not None and digest in (None, probe.sha256) else None
+            fixed[f"{_FIT}options"] = "unknown" if probe is None else "known"
+    if probe is not None:
+        fitted = probe.meta.get("options") or {}
+        take("fit", fitted, probe.meta.get("data") or {}, _FIT)
+        # A run may make its encoder as well: of synthetic data, or with random weights.
+        encoder = Input(str(probe.encoder.get("model")), probe.fingerprint)
+        (fixed if by_hand else seeded)[f"{_FIT}encoder"] = encoder
+        seed = None if fitted.get(SEED) is None else str(fitted[SEED])
+    return Facts(file, origin.folder, seed if by_hand else origin.cell.get(SEED), fixed, seeded)
+
+
+def _run_of(file: Path) -> tuple[Path, Made] | None:
     """The run that made a file, and whose record still is of that file; None if there is none."""
     file = file.absolute()
     for folder in file.parents:
@@ -239,8 +213,8 @@ def _run_of(file: Path) -> Run | None:
         with contextlib.suppress(NcmError, OSError, ValueError, KeyError, TypeError, AttributeError):
             entries = _state(folder / _STATE) if holds(folder / _REPORT) else _report(folder / _REPORT)
             found = {name: (step, cell, digest) for name, step, cell, digest in entries}
-            if found[_relative(file, folder)][2] == sha256_file(file):
-                return Run(folder, {name: (step, cell) for name, (step, cell, _) in found.items()})
+            if found[relative(file, folder)][2] == sha256_file(file):
+                return folder, {name: (step, cell) for name, (step, cell, _) in found.items()}
     return None
 
 
@@ -258,7 +232,8 @@ def _report(path: Path) -> Iterator[tuple[str, str, dict[str, str], str | None]]
         yield entry["file"], entry["step"], cell, entry["sha256"]
 
 
-def _relative(path: Path, folder: Path) -> str:
+def relative(path: Path, folder: Path) -> str:
+    """A path relative to a folder if it lies in it, else as it is."""
     return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 
@@ -383,7 +358,7 @@ def _texts(values: Sequence[Any]) -> list[str]:
 
     def text(value: Any) -> str:
         if isinstance(value, Input):
-            return _relative(Path(value.path), Path(base)) if by_path else str(value.digest or value.path)[:8]
+            return relative(Path(value.path), Path(base)) if by_path else str(value.digest or value.path)[:8]
         if value is None or isinstance(value, bool):
             return {None: "none", True: "yes", False: "no"}[value]
         return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -472,7 +447,7 @@ def _read_one(path: Path, sources: Sources, *, named: bool) -> None:
         kind = recognise(path)
     if kind == "probe":
         probe = read_probe(path)
-        sources.probes.append(Found(path, probe.meta, facts_of_probe(path, probe)))
+        sources.probes.append(Found(path, probe.meta, facts_of(path, probe.meta, itself=probe)))
     elif kind == "pairs":
         sources.pairs.append((path, read_pairs(path)))
     elif kind == "result" and (body := read_result(path)).get("kind") in RESULTS:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ncm_cli.progress import Reporter
 from ncm_cli.results.lines import Found, Line, Mean, Sources, lines_of
-from ncm_cli.results.tables import TIE
+from ncm_cli.results.report import TIE
 from ncm_cli.store.files import atomic_path
 
 if TYPE_CHECKING:
@@ -142,22 +142,29 @@ class References:
     spurious_dim: int | None = None
 
 
-def _upright(axes: Axes, x: float, text: str | None, *, colour: str = GREY, top: bool = False) -> None:
+def _upright(axes: Axes, x: float, text: str, *, colour: str = GREY, top: bool = False) -> None:
     """A line up at ``x``, and a text beside it."""
     axes.axvline(x, color=colour, linestyle=(0, (1, 2) if top else (2, 2)), linewidth=1)
     right = top and x > np.mean(axes.get_xlim())
-    if text is not None:
-        axes.annotate(
-            text,
-            (x, 0.985 if top else 0.015),
-            xycoords=("data", "axes fraction"),
-            xytext=(-4 if right else 4, 0),
-            textcoords="offset points",
-            ha="right" if right else "left",
-            va="top" if top else "baseline",
-            fontsize=8,
-            color=colour,
-        )
+    axes.annotate(
+        text,
+        (x, 0.985 if top else 0.015),
+        xycoords=("data", "axes fraction"),
+        xytext=(-4 if right else 4, 0),
+        textcoords="offset points",
+        ha="right" if right else "left",
+        va="top" if top else "baseline",
+        fontsize=8,
+        color=colour,
+    )
+
+
+def _lines(
+    axes: Axes, own: Curves, looks: dict[str, tuple[str, int, str]], of: Callable[[Array], Array]
+) -> None:
+    """Quantities, by (label, index, style), each after ``of``."""
+    for name, (label, index, style) in looks.items():
+        line(axes, own["x"], of(own[name]), index=index, style=style, label=label)
 
 
 def accuracy(
@@ -172,21 +179,18 @@ def accuracy(
     """Accuracy against ``key``: for one label also the 0-1 bound, for several one colour each."""
     several = len(lines) > 1
     with figure(5.6, 4.1) as (made, axes):
-        for index, (label, own) in enumerate(lines.items()):
-            if several:
-                line(axes, own["x"], 1 - own["test_error"], index=index, style="-", label=label)
-                continue
-            line(axes, own["x"], 1 - own["twin_error"], index=2, style="--", label=in_domain)
-            line(axes, own["x"], 1 - own["test_error"], index=0, style="-", label="test domain")
-            guarantee = 1 - own["zero_one_bound"]
-            line(axes, own["x"], guarantee, index=1, style=":", label="1 − (0-1 bound)")
-            if np.isfinite(guarantee).any():
-                least = own["x"][int(np.nanargmax(np.nanmean(guarantee, axis=0)))]
-                _upright(axes, least, f"least bound: r = {least:g}", colour=COLOURS[1], top=True)
+        for index, (label, own) in enumerate(lines.items() if several else ()):
+            _lines(axes, own, {"test_error": (label, index, "-")}, _complement)
         for index, own in enumerate(lines.values() if several else ()):
             text = None if index else f"the same, {in_domain}"
             dashed = (0, (4, 2))
             line(axes, own["x"], 1 - own["twin_error"], index=index, style=dashed, thin=True, label=text)
+        for own in () if several else lines.values():
+            looks = {"twin_error": (in_domain, 2, "--"), "test_error": ("test domain", 0, "-")}
+            _lines(axes, own, looks | {"zero_one_bound": ("1 − (0-1 bound)", 1, ":")}, _complement)
+            if np.isfinite(bound := own["zero_one_bound"]).any():
+                least = own["x"][int(np.nanargmin(np.nanmean(bound, axis=0)))]
+                _upright(axes, least, f"least bound: r = {least:g}", colour=COLOURS[1], top=True)
         for value, label, style in (
             (references.oracle, "ORACLE: trained on the test domain", (0, (8, 3))),
             (references.erm, "ERM, test domain", (0, (1, 1.5))),
@@ -200,29 +204,33 @@ def accuracy(
         return save(made, folder, name)
 
 
-_LOSSES = {"bound": "Term I + Term II", "term_1": "Term I", "term_2": "Term II"}
-_SHARES = {"zero_one_bound": "0-1 bound", "twin_error": "twins' error", "flip_rate": "flip rate"}
+_LOSSES = {
+    "bound": ("Term I + Term II", 1, "-"),
+    "term_1": ("Term I", 2, "--"),
+    "term_2": ("Term II", 4, "-."),
+    "test_risk": ("test risk, measured", 0, "-"),
+}
+_SHARES = {
+    "zero_one_bound": ("0-1 bound", 1, "-"),
+    "twin_error": ("twins' error", 2, "--"),
+    "flip_rate": ("flip rate", 4, "-."),
+    "test_error": ("test error, measured", 0, "-"),
+}
 
 
 def tradeoff(folder: Path, name: str, label: str, own: Curves, references: References) -> list[Path]:
     """Term I + Term II against the measured test risk, and the 0-1 bound against the measured test error."""
-    panels = [(_LOSSES | {"test_risk": "test risk, measured"}, "loss", "Theorem 1")]
-    if np.isfinite(own["zero_one_bound"]).any():
-        panels.append((_SHARES | {"test_error": "test error, measured"}, "share of rows", "0-1 bound"))
-    with figure(1 + 3.2 * len(panels), 3.7, ncols=len(panels), squeeze=False) as (made, axes):
-        for panel, (quantities, ylabel, title) in zip(axes[0], panels, strict=True):
-            for (quantity, text), index, style in zip(
-                quantities.items(), (1, 2, 4, 0), ("-", "--", "-.", "-"), strict=True
-            ):
-                values = own[quantity] if ylabel != "loss" else _positive(own[quantity])
-                line(panel, own["x"], values, index=index, style=style, label=text)
-            panel.set(xlabel=HEADS["rank"], ylabel=ylabel, title=f"{title}: {label}")
-            if ylabel == "loss":
-                panel.set_yscale("log")
-            else:
-                panel.set_ylim(bottom=0)
+    panels = 2 if np.isfinite(own["zero_one_bound"]).any() else 1
+    with figure(1 + 3.2 * panels, 3.7, ncols=panels, squeeze=False) as (made, axes):
+        _lines(axes[0, 0], own, _LOSSES, _positive)
+        axes[0, 0].set(ylabel="loss", yscale="log", title=f"Theorem 1: {label}")
+        if panels > 1:
+            _lines(axes[0, 1], own, _SHARES, np.asarray)
+            axes[0, 1].set(ylabel="share of rows", ylim=(0, None), title=f"0-1 bound: {label}")
+        for panel in axes[0]:
+            panel.set_xlabel(HEADS["rank"])
             if references.spurious_dim is not None:
-                _upright(panel, references.spurious_dim, None)
+                _upright(panel, references.spurious_dim, "")
             panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
         return save(made, folder, name)
 
@@ -408,7 +416,7 @@ def _rank_path(meta: dict[str, Any]) -> list[dict[str, Any]] | None:
     ]
 
 
-def _complement(value: float | None) -> float | None:
+def _complement(value: Any) -> Any:
     return None if value is None else 1 - value
 
 

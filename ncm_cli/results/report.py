@@ -1,16 +1,423 @@
-"""``ncm report``: results -> tables and plots."""
+"""``ncm report``: the tables of results, and how they are written: Markdown, LaTeX, CSV or plain text."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ncm_cli.probes.metrics import wilson
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.results.lines import lines_of, read_sources
+from ncm_cli.results.lines import ORACLE, Found, Line, Mean, Sources, lines_of, read_sources
 from ncm_cli.results.options import ReportOptions
-from ncm_cli.results.tables import Table, tables, text_of
 from ncm_cli.store.files import write_bytes
+from ncm_cli.store.tables import csv_text
+
+INTERVALS = "brackets are 95 % intervals over rows"
+
+TIE = 5e-4
+"""Values this close look the same with three decimals: all of them are bold."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Spread(Mean):
+    """A mean over repetitions, or one value with its interval."""
+
+    low: float | None = None
+    high: float | None = None
+
+
+def spread(values: Iterable[float | None], interval: Sequence[float] | None = None) -> Spread | None:
+    """The spread of the values that are known; ``interval`` is used for a single one."""
+    found = Spread.of(values)
+    if found is None or found.n > 1 or interval is None:
+        return found
+    return Spread(found.mean, low=interval[0], high=interval[1])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell: text, or a number with its spread."""
+
+    text: str = ""
+    spread: Spread | None = None
+    bold: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Table:
+    """A table before it has a format. The first ``left`` columns are text."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    left: int = 1
+    note: str = ""
+
+
+Row = list[Cell]
+
+
+def _cells(*values: str | Spread | None) -> Row:
+    return [Cell(value) if isinstance(value, str) else Cell(spread=value) for value in values]
+
+
+def tables(sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], by: str) -> list[Table]:
+    """Every table that the sources give; ``evals`` and ``bounds`` are theirs as lines."""
+    made = [_evals(evals)] if evals else []
+    made += [_sweep(found) for found in sources.sweeps]
+    made += [_bounds(bounds, by), _paths(bounds, by)] if bounds else []
+    made += [_verdicts(found) for found in sources.runs if found.body.get("expect")]
+    made += [_choices(sources.probes), _pairs(sources)]
+    return [table for table in made if table.rows or table.title.startswith("Sweep")]
+
+
+def _evals(lines: Sequence[Line]) -> Table:
+    found = [one for line in lines for one in line.found]
+    regression = all(one.body.get("task") == "regression" for one in found)
+    names = ("mse", "r2") if regression else ("accuracy", "worst_group")
+    wheres = list(dict.fromkeys(one.where for one in found))
+    rows = []
+    for line in lines:
+        row = _cells(line.label, line.selection, _ranks(line.found))
+        for where in wheres:
+            here = [one.body for one in line.found if one.where == where]
+            for name in names:
+                interval = _interval(here[0], name) if len(here) == 1 else None
+                row += _cells(spread([_number(body, name) for body in here], interval))
+        rows.append(row)
+    _embolden(rows, 3, [name == "mse" for _ in wheres for name in names], [not one.oracle for one in lines])
+    columns = [f"{where}: {name.replace('_', ' ')}" for where in wheres for name in names]
+    return _table("Methods", ("method", "selection", "rank", *columns), rows, 3, _spread_note(rows))
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Row], left: int, note: str = "") -> Table:
+    return Table(title, tuple(columns), tuple(map(tuple, rows)), left, note)
+
+
+def _number(body: dict[str, Any], name: str) -> float | None:
+    value = body.get(name)
+    return value.get("accuracy") if isinstance(value, dict) else value
+
+
+def _interval(body: dict[str, Any], name: str) -> tuple[float, float] | None:
+    """The 95 % interval of an accuracy over independent rows."""
+    if name == "accuracy" and body.get("n") and body.get("accuracy") is not None:
+        return wilson(round(body["accuracy"] * body["n"]), body["n"])
+    if name == "worst_group" and body.get("worst_group"):
+        for group in body.get("groups", []):
+            if group["group"] == body["worst_group"]["group"] and group.get("ci_low") is not None:
+                return group["ci_low"], group["ci_high"]
+    return None
+
+
+def _ranks(found: Iterable[Found]) -> str:
+    known = ((one.body.get("probe") or {}).get("rank") for one in found)
+    ranks = sorted({int(rank) for rank in known if rank is not None})
+    return " to ".join(map(str, dict.fromkeys([*ranks[:1], *ranks[-1:]])))
+
+
+def _spread_note(rows: Sequence[Row]) -> str:
+    spreads = [cell.spread for row in rows for cell in row if cell.spread]
+    most = max((one.n for one in spreads), default=1)
+    fewer = "up to " if any(1 < one.n < most for one in spreads) else ""
+    parts = {
+        f"± is the standard deviation over {fewer}{most} seeds": most > 1,
+        INTERVALS: any(one.low is not None for one in spreads),
+        f"{ORACLE}: chosen by test rows, never bold": any(
+            c.text.endswith(ORACLE) for row in rows for c in row
+        ),
+    }
+    return "; ".join(part for part, applies in parts.items() if applies)
+
+
+def _embolden(rows: Sequence[Row], first: int, lower: Sequence[bool], may_win: Sequence[bool]) -> None:
+    """Mark the best of each column from ``first`` on, among the rows that may win."""
+    for column, less in enumerate(lower, first):
+        own = [(row, row[column].spread) for row, may in zip(rows, may_win, strict=True) if may]
+        means = [(row, known.mean) for row, known in own if known is not None]
+        best = (min if less else max)((mean for _, mean in means), default=0.0)
+        for row, mean in means:
+            if len(means) > 1 and abs(mean - best) < TIE:
+                row[column] = dataclasses.replace(row[column], bold=True)
+
+
+def _choices(probes: Sequence[Found]) -> Table:
+    """Of each probe with a verdict: what was measured when it was chosen, beside its controls."""
+    rows = []
+    for found in probes:
+        selection = found.body.get("selection") or {}
+        if verdict := selection.get("verdict"):
+            controls = {one["name"]: one["bound"] for one in selection.get("controls", [])}
+            measured = [verdict["flip_rate"], verdict["bound"], controls.get("erm"), controls.get("constant")]
+            rule = f"{ORACLE} {selection['rule']}" if selection.get("oracle") else str(selection["rule"])
+            spreads = [spread([one["value"]], (one["low"], one["high"])) if one else None for one in measured]
+            rows.append(_cells(str(found.path), rule, str(found.body.get("rank")), *spreads, verdict["code"]))
+    columns = ("probe", "selection", "rank", "flip rate", "bound", "ERM's bound", "constant's", "verdict")
+    title = "Did the pairs help? (validation rows and pairs only)"
+    return _table(title, columns, rows, 3, "brackets are 95 % intervals")
+
+
+_BOUND = {
+    "Term I": ("term_1", None, "term_1"),
+    "Term II": ("term_2", None, "term_2"),
+    "bound": ("bound", None, "bound"),
+    "test risk": ("test_risk", None, "test_risk"),
+    "0-1 bound": ("zero_one", "bound", "zero_one_bound"),
+    "test error": ("zero_one", "test_error", "test_error"),
+}
+"""Heading to name in a bound's result, name within that, and name of its interval."""
+
+
+def _bounds(lines: Sequence[Line], by: str) -> Table:
+    rows = []
+    for line in lines:
+        bodies = [one.body for one in line.found]
+        held = sum(bool(body.get("holds")) for body in bodies)
+        exact = "exact" if all(body.get("exact") for body in bodies) else "up to sampling error"
+        row = _cells(line.label, _ranks(line.found), f"{held} of {len(bodies)}, {exact}")
+        for name, inner, interval in _BOUND.values():
+            values = [(body.get(name) or {}).get(inner) if inner else body.get(name) for body in bodies]
+            known = (bodies[0].get("intervals") or {}).get(interval) if len(bodies) == 1 else None
+            row += _cells(spread(values, known))
+        rows.append(row)
+    title = "Bound on the test-domain risk (Theorem 1)"
+    return _table(title, (by, "rank", "holds", *_BOUND), rows, 3, _spread_note(rows))
+
+
+_PATH = {
+    "ERM": "erm_test_accuracy",
+    "at least 0-1 bound": "bound_test_accuracy",
+    "its rank": "bound_rank",
+    f"best on the path ({ORACLE})": "best_test_accuracy",
+    f"best rank ({ORACLE})": "best_rank",
+    "lost to the best": "bound_regret",
+}
+
+
+def _paths(lines: Sequence[Line], by: str) -> Table:
+    rows = []
+    for line in lines:
+        if summaries := [one.body["summary"] for one in line.found if one.body.get("summary")]:
+            values = (spread([summary.get(name) for summary in summaries]) for name in _PATH.values())
+            rows.append(_cells(line.label, *values))
+    return _table("Test accuracy along the ranks", (by, *_PATH), rows, 1, _spread_note(rows))
+
+
+_SWEEP = {
+    "val_accuracy": "validation accuracy",
+    "val_worst_group": "validation worst group",
+    "test_accuracy": "test accuracy",
+    "test_worst_group": "test worst group",
+}
+
+
+def _sweep(found: Found) -> Table:
+    picks = found.body.get("rows") or []
+    names = [name for name in _SWEEP if any(pick["metrics"].get(name) is not None for pick in picks)]
+    made: list[Row] = []
+    for rule in dict.fromkeys(pick["rule"] for pick in picks):
+        rows = [_pick(pick, names) for pick in picks if pick["rule"] == rule]
+        # Under an oracle rule all methods look at the test rows alike: among them the comparison is fair.
+        _embolden(rows, 3, [False] * len(names), [True] * len(rows))
+        made += rows
+    spreads = any(cell.spread and cell.spread.sd is not None for row in made for cell in row)
+    note = f"bold is best of a rule; {ORACLE}: chosen by test rows"
+    return _table(
+        f"Sweep {found.path.stem}: {found.body.get('configurations', 0):,} configurations",
+        ("rule", "method", "hyper-parameters", *(_SWEEP[name] for name in names)),
+        made,
+        3,
+        f"± is the standard deviation over seeds; {note}" if spreads else note,
+    )
+
+
+def _pick(pick: dict[str, Any], names: Sequence[str]) -> Row:
+    seeds = pick.get("seeds")
+    n = len(seeds) if isinstance(seeds, list) else int(seeds or 1)
+    hyper = ", ".join(f"{name} {value:.3g}" for name, value in pick["hyper_parameters"].items())
+    row = _cells(f"{pick['rule']} {ORACLE}" if pick.get("oracle") else pick["rule"], pick["method"], hyper)
+    for name in names:
+        value = pick["metrics"].get(name)
+        sd = (pick.get("sd") or {}).get(name) if n > 1 else None
+        row += _cells(None if value is None else Spread(float(value), sd, n))
+    return row
+
+
+def _verdicts(found: Found) -> Table:
+    rows = []
+    for verdict in found.body["expect"]:
+        known, measured = verdict["expectation"], verdict.get("measured")
+        filters = ", ".join(f"{name} {value}" for name, value in known["filters"].items())
+        rows.append(
+            [
+                *_cells(f"{known['metric']}{': ' if filters else ''}{filters}", known.get("source") or ""),
+                Cell(verdict["state"], bold=verdict["state"] == "missed"),
+                *_cells(
+                    expected(known),
+                    Spread(measured["mean"], measured.get("sd"), measured["n"]) if measured else None,
+                ),
+            ]
+        )
+    name = (found.body.get("provenance") or {}).get("recipe", {}).get("name", found.path.parent.name)
+    columns = ("what", "source", "state", "known", "measured")
+    return _table(f"Known values, recipe {name}", columns, rows, 3)
+
+
+def expected(known: dict[str, Any]) -> str:
+    """A known value with its tolerance, or its bounds, as text."""
+    if known.get("value") is not None:
+        return f"{known['value']:g} ± {known['tolerance']:g}"
+    bounds = (("at least", known.get("min")), ("at most", known.get("max")))
+    return ", ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+
+
+def _pairs(sources: Sources) -> Table:
+    rows = []
+    for path, store in sources.pairs:
+        counts = [f"{count:,}" for count in (store.pairs, int(store.holdout.sum()), store.rank)]
+        ends = [Spread(float(store.singular_values[i])) if store.rank else None for i in (0, -1)]
+        rows.append(_cells(path.stem, store.strategy, *counts, *ends))
+    columns = ("pairs", "strategy", "count", "held out", "rank", "largest σ", "smallest σ")
+    return _table("Pairs", columns, rows, 2)
+
+
+_WORDS = ("backslash", "asciitilde", "asciicircum", "less", "greater", "bar", "quotedbl")
+_SYMBOLS = ("pm", "times", "leq", "geq", "sigma", "lambda", "theta", "varepsilon")
+_LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    **{one: f"\\text{name}{{}}" for one, name in zip('\\~^<>|"', _WORDS, strict=True)},
+    **{one: f"$\\{name}$" for one, name in zip("±×≤≥σλθε", _SYMBOLS, strict=True)},
+    "−": "$-$",
+    "–": "--",
+}
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#])")
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def number(value: float) -> str:
+    """Three decimals, or three digits for very large and very small numbers."""
+    if float(value).is_integer() and abs(value) < 1e4:
+        return f"{value:.0f}" if abs(value) >= 2 else f"{value:.3f}"
+    return f"{value:.3f}" if 1e-3 <= abs(value) < 1e3 or value == 0 else f"{value:.3g}"
+
+
+def plain(cell: Cell, *, intervals: bool = True) -> str:
+    """A cell as text without bold: ``0.663 ± 0.012``, ``0.663 [0.641, 0.684]``."""
+    own = cell.spread
+    if own is None:
+        return cell.text
+    if own.sd is not None:
+        return f"{number(own.mean)} ± {number(own.sd)}"
+    if intervals and own.low is not None and own.high is not None:
+        return f"{number(own.mean)} [{number(own.low)}, {number(own.high)}]"
+    return number(own.mean)
+
+
+def terminal(cell: Cell, *, intervals: bool = True) -> str:
+    """The same, the best marked with a star: a log has no bold. ``intervals`` False leaves brackets out."""
+    return f"{plain(cell, intervals=intervals)}{' *' if cell.bold else ''}"
+
+
+def without_intervals(note: str) -> str:
+    """A table's note for a table that is shown without its intervals."""
+    return "; ".join(part for part in note.split("; ") if part != INTERVALS)
+
+
+def _grid(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:
+    """The texts of headings and rows; ``bold`` is a format for the best."""
+    rows = [
+        [bold.format(escape(plain(cell))) if cell.bold else escape(plain(cell)) for cell in row]
+        for row in table.rows
+    ]
+    return [[escape(column) for column in table.columns], *rows]
+
+
+def markdown(table: Table) -> str:
+    """A table as GitHub shows it."""
+    heading, *rows = (f"| {' | '.join(row)} |" for row in _grid(table, _md, "**{}**"))
+    rule = "|".join(["---"] * table.left + ["---:"] * (len(table.columns) - table.left))
+    note = ["", _md(table.note) + "."] if table.note else []
+    return "\n".join([f"**{_md(table.title)}**", "", heading, f"|{rule}|", *rows, *note])
+
+
+def _md(text: str) -> str:
+    return _MARKDOWN.sub(r"\\\1", text).replace("\n", " ")
+
+
+def latex(table: Table) -> str:
+    """A ``booktabs`` table for pdflatex with UTF-8."""
+    heading, *rows = (f"    {' & '.join(row)} \\\\" for row in _grid(table, tex, r"\textbf{{{}}}"))
+    shape = "l" * table.left + "r" * (len(table.columns) - table.left)
+    note = [rf"  \par\smallskip\footnotesize {tex(table.note)}."] if table.note else []
+    return "\n".join(
+        [
+            *(r"\begin{table}", r"  \centering", rf"  \caption{{{tex(table.title)}}}"),
+            *(rf"  \begin{{tabular}}{{{shape}}}", r"    \toprule", heading, r"    \midrule", *rows),
+            *(r"    \bottomrule", r"  \end{tabular}", *note, r"\end{table}"),
+        ]
+    )
+
+
+def tex(text: str) -> str:
+    """``text`` with what is special to LaTeX escaped."""
+    return "".join(_LATEX.get(character, character) for character in text.replace("\n", " "))
+
+
+def aligned(table: Table) -> str:
+    """Plain text in columns."""
+    cells = [list(table.columns), *([terminal(cell) for cell in row] for row in table.rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    sides = ["<" if column < table.left else ">" for column in range(len(widths))]
+    lines = [
+        "  ".join(
+            f"{text:{side}{width}}" for text, side, width in zip(row, sides, widths, strict=True)
+        ).rstrip()
+        for row in cells
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join([table.title, "", *lines, *([table.note] if table.note else [])])
+
+
+_PARTS = {"": "mean", " sd": "sd", " ci low": "low", " ci high": "high"}
+
+
+def comma_separated(table: Table) -> str:
+    """Full precision, spreads in columns of their own."""
+    parts = [
+        (index, name)
+        for index in range(len(table.columns))
+        for name, attribute in _PARTS.items()
+        if not name or any(getattr(row[index].spread, attribute, None) is not None for row in table.rows)
+    ]
+    columns = ["table", *(f"{table.columns[index]}{name}" for index, name in parts)]
+    rows = ([table.title, *(_csv_value(row[index], name) for index, name in parts)] for row in table.rows)
+    return csv_text(columns, rows).rstrip("\n")
+
+
+def _csv_value(cell: Cell, part: str) -> str | float | None:
+    if cell.spread is not None:
+        return getattr(cell.spread, _PARTS[part])
+    text = cell.text if part == "" else ""
+    # A spreadsheet would take such text for a formula.
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
+
+
+WRITERS: dict[str, tuple[str, Callable[[Table], str]]] = {
+    "table": ("", aligned),
+    "markdown": ("", markdown),
+    "latex": ("% needs \\usepackage{booktabs} and \\usepackage[T1]{fontenc}\n\n", latex),
+    "csv": ("", comma_separated),
+}
+"""By format: what begins the text, and a table's text."""
+
+
+def text_of(tables: Sequence[Table], form: str) -> str:
+    """All tables in one of the formats, a blank line between."""
+    head, write = WRITERS[form]
+    return head + "\n\n".join(map(write, tables)) + "\n"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
