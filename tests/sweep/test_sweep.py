@@ -107,16 +107,12 @@ def test_rank_zero_has_erms_numbers(swept: Made, problem: Path) -> None:
         np.testing.assert_array_equal(values[erm], values[ncm])
 
 
-@pytest.mark.parametrize("method", ["erm", "ncm", "irm", "vrex", "groupdro", "fish", "lisa", "matchdg"])
+@pytest.mark.parametrize("method", ["erm", "ncm"])
 def test_fit_trains_what_a_sweep_trains(swept: Made, problem: Path, method: str) -> None:
     """And a rank's probe doesn't depend on the ranks beside it."""
     rank = ("rank=2",) if method == "ncm" else ()
-    penalty = ("penalty=1",) if method in ("irm", "vrex", "matchdg") else ()
-    search = ("lr=0.01", "weight_decay=1e-3", *rank, *penalty)
-    others = {"irm": ("anneal=0",), "vrex": ("anneal=0",), "groupdro": ("eta=0.01",)}
-    others |= {"fish": ("meta_lr=0.5",), "lisa": ("p_sel=0.5",)}
-    envs = None if method in ("erm", "ncm", "matchdg") else "domain"
-    sweep(swept(methods=method, search=search + others.get(method, ()), seeds=1, folds=0, envs=envs))
+    search = ("lr=0.01", "weight_decay=1e-3", *rank)
+    sweep(swept(methods=method, search=search, seeds=1, folds=0, envs=None))
     fitted = FitOptions(
         features=problem / "f.h5",
         pairs=problem / "p.h5",
@@ -130,12 +126,11 @@ def test_fit_trains_what_a_sweep_trains(swept: Made, problem: Path, method: str)
         epochs=4,
         batch_size=64,
         device="cpu",
-        envs=envs,
     )
-    candidates = fit(fitted).candidates
-    found = next(one for one in candidates if one.rank == (2 if method == "ncm" else 0))
+    path = fit(fitted)["path"]
+    found = next(one for one in path if one["rank"] == (2 if method == "ncm" else 0))
     table = read_sweep(problem / "s.h5").metrics
-    assert table["val_log_loss"][0, -1] == pytest.approx(found.val_log_loss, abs=1e-12)
+    assert table["val_log_loss"][0, -1] == pytest.approx(found["val_log_loss"], abs=1e-12)
 
 
 def test_pairs_change_no_baseline(swept: Made, problem: Path) -> None:
