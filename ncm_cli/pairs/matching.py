@@ -226,37 +226,26 @@ def prepare(features: Float32, metric: str) -> Float32:
 
 
 def nearest_rows(
-    rows: Float32, queries: Positions, candidates: Positions, metric: str, apart: Positions | None = None
+    rows: Float32, queries: Positions, candidates: Positions, metric: str, codes: Positions
 ) -> tuple[Positions, Array]:
-    """For each of ``queries``, the nearest of ``candidates`` (ascending) other than itself, and its distance.
+    """For each of a block of queries, the nearest candidate of another code (rows,), and its distance.
 
-    With codes ``apart`` (rows,), the nearest of another code. −1 and infinity where there is none. Our own
-    search: scikit-learn's can bar no codes, doesn't take the first of equally near rows, and isn't faster.
+    Candidates are ascending; −1 and infinity where there is none. A shortlist by float32 similarity is ranked
+    in float64. Our own search, as scikit-learn's can bar no codes, doesn't take the first of equally near
+    rows, and isn't faster.
     """
-    codes = np.arange(len(rows)) if apart is None else apart
-    found = [
-        _nearest_block(rows, queries[b], candidates, metric, codes) for b in blocks(len(queries), BLOCK_ROWS)
-    ]
-    neighbours, distances = zip((np.empty(0, np.int64), np.empty(0)), *found, strict=True)
-    return np.concatenate(neighbours), np.concatenate(distances)
-
-
-def _nearest_block(
-    rows: Float32, block: Positions, candidates: Positions, metric: str, codes: Positions
-) -> tuple[Positions, Array]:
-    """The same for one block of queries: a shortlist by float32 similarity, ranked in float64."""
     keep = min(SHORTLIST, len(candidates))
-    best = np.full((len(block), keep), -np.inf, dtype=np.float32)
-    where = np.full((len(block), keep), -1, dtype=np.int64)
-    queries, index = rows[block], np.arange(len(block))
+    best = np.full((len(queries), keep), -np.inf, dtype=np.float32)
+    where = np.full((len(queries), keep), -1, dtype=np.int64)
+    wanted, index = rows[queries], np.arange(len(queries))
     for part in blocks(len(candidates), BLOCK_COLUMNS):
         chunk = candidates[part]
         keys = rows[chunk]
-        score = queries @ keys.T
+        score = wanted @ keys.T
         if metric == "euclidean":
             # Ascending in distance: |q|² is the same for the whole row.
             score -= 0.5 * np.einsum("ij,ij->i", keys, keys)
-        score[codes[chunk][None, :] == codes[block][:, None]] = -np.inf
+        score[codes[chunk][None, :] == codes[queries][:, None]] = -np.inf
         for _ in range(min(keep, len(chunk))):
             top = score.argmax(axis=1)
             value = score[index, top]
@@ -267,7 +256,7 @@ def _nearest_block(
             best[index[better], weakest[better]] = value[better]
             where[index[better], weakest[better]] = chunk[top[better]]
             score[index, top] = -np.inf
-    exact, keys = queries[:, None].astype(np.float64), rows[where]
+    exact, keys = wanted[:, None].astype(np.float64), rows[where]
     if metric == "euclidean":
         distance = np.sqrt(((exact - keys) ** 2).sum(axis=2))
     else:
@@ -313,7 +302,7 @@ def nearest_pairs(
             alike = codes[own[0]] == codes[own[-1]]
             others = everyone[codes[everyone] != codes[own[0]]] if alike else everyone
             if len(others):
-                neighbour[own], distance[own] = _nearest_block(rows, own, others, metric, codes)
+                neighbour[own], distance[own] = nearest_rows(rows, own, others, metric, codes)
             if advance:
                 advance(len(own))
     found = np.flatnonzero(neighbour >= 0)
@@ -431,8 +420,13 @@ def _nearest(features: Float32, mean: Array, weight: Array, pool: Pool) -> tuple
     embedded = np.empty((len(features), weight.shape[1]), dtype=np.float32)
     for block in blocks(len(features), BLOCK_COLUMNS):
         embedded[block] = (features[block] - mean) @ weight
-    rows = prepare(embedded, "euclidean")
-    return _base_pairs(pool, lambda base, other: nearest_rows(rows, base, other, "euclidean")[0])
+    rows, itself = prepare(embedded, "euclidean"), np.arange(len(features))
+
+    def match(base: Positions, other: Positions) -> Positions:
+        own = (base[block] for block in blocks(len(base), BLOCK_ROWS))
+        return np.concatenate([nearest_rows(rows, one, other, "euclidean", itself)[0] for one in own])
+
+    return _base_pairs(pool, match)
 
 
 def _oriented(a: Positions, b: Positions, pool: Pool) -> tuple[Positions, Positions]:

@@ -302,7 +302,8 @@ def _joint_codes(stores: Stores, names: str) -> tuple[Rows, Rows]:
     return codes[: stores[0].rows], codes[stores[0].rows :]
 
 
-Pairs = tuple[Rows, Rows]
+Found = tuple[list[tuple[Rows, Rows]], dict[str, Any]]
+"""Pairs of the fitted and of the held-out part, as positions in it, and what there is to say."""
 
 
 class _Matcher:
@@ -310,8 +311,7 @@ class _Matcher:
 
     def __init__(self, options: PairsOptions, stores: Stores, reporter: Reporter) -> None:
         self.options, self.stores, self.reporter = options, stores, reporter
-        own = stores[:1] if stores[0] is stores[1] else stores
-        rows = [np.flatnonzero(store.mask(self._where(store))) for store in own]
+        rows = [np.flatnonzero(store.mask(self._where(store))) for store in dict.fromkeys(stores)]
         same, across = self._codes(options.same, rows), self._codes(options.across, rows)
         side = np.repeat(np.arange(len(rows)), [len(part) for part in rows])
         known = (same >= 0) & (across >= 0)
@@ -362,100 +362,96 @@ class _Matcher:
     def run(self) -> Members:
         """Split the rows into a fitted and a held-out part, match each by itself, and put them together."""
         wanted = parse_holdout(self.options.holdout)
-        rng = np.random.default_rng(self.options.seed)
-        held = matching.stratified_parts(self.pool, self._fraction(wanted), rng)
-        parts = [np.flatnonzero(~held), np.flatnonzero(held)]
+        self.rng = np.random.default_rng(self.options.seed)
+        held = matching.stratified_parts(self.pool, self._fraction(wanted), self.rng)
+        self.parts = [np.flatnonzero(~held), np.flatnonzero(held)]
+        self.pools = [self.pool.subset(part) for part in self.parts]
         matchers = {"random": self._random, "nearest": self._nearest, "iterative": self._iterative}
-        found, facts = matchers[str(self.options.match)](parts, rng)
+        found, facts = matchers[str(self.options.match)]()
+        counts = self._counts(wanted, *(len(a) for a, _ in found))
         kept = []
-        for (a, b), part, count in zip(
-            found, parts, self._counts(wanted, [len(a) for a, _ in found]), strict=True
-        ):
-            chosen = np.sort(rng.permutation(len(a))[:count]) if count < len(a) else slice(None)
+        for (a, b), part, count in zip(found, self.parts, counts, strict=True):
+            chosen = np.sort(self.rng.permutation(len(a))[:count]) if count < len(a) else slice(None)
             kept.append((part[a[chosen]], part[b[chosen]]))
         a, b = (np.concatenate(own) for own in zip(*kept, strict=True))
-        holdout = np.repeat([False, True], [len(own) for own, _ in kept])
-        return Members(self.stores, self.rows[a], self.rows[b], holdout, facts)
+        facts = {"strategy": self.options.match, **facts}
+        return Members(self.stores, self.rows[a], self.rows[b], np.repeat([False, True], counts), facts)
 
     def _fraction(self, wanted: float) -> float:
         """The share of rows to set aside, a little more than needed where a number of pairs is asked for."""
         if wanted < 1:
             return float(wanted)
         n = int((self.side == 0).sum())
-        halved = self.options.match == "random" and self.stores[0] is self.stores[1]
+        halved = self.options.match == "random" and not self.pool.two_sided
         expected = self.options.count or (n // 2 if halved else n)
         if wanted >= expected:
-            raise InputError(
-                f"--holdout {wanted} leaves no pair for the basis", found=f"about {expected} pairs"
-            )
+            found = f"about {expected} pairs"
+            raise InputError(f"--holdout {wanted} leaves no pair for the basis", found=found)
         # Rows of a cell don't all find partners; what is too much is left out again.
         spare = 1.0 if self.options.count else 1.3
         return min(spare * wanted / expected, 0.9)
 
-    def _counts(self, wanted: float, there: list[int]) -> list[int]:
+    def _counts(self, wanted: float, fitted: int, held: int) -> tuple[int, int]:
         """How many fitted and held-out pairs to keep of those found."""
         total = self.options.count
-        fitted, held = there
-        if total is None:
-            held = held if wanted < 1 else min(int(wanted), held)
-        else:
-            _require_enough(total, sum(there))
-            held = min(round(wanted * total) if wanted < 1 else int(wanted), held)
-            fitted = min(total - held, fitted)
-            held = min(total - fitted, there[1])
+        goal = (
+            held if wanted < 1 and total is None else round(wanted * (total or 1) if wanted < 1 else wanted)
+        )
+        if total is not None:
+            _require_enough(total, fitted + held)
+            fitted = min(total - min(goal, held), fitted)
+            goal = max(goal, total - fitted)
+        held = min(goal, held)
         if fitted == 0:
             raise InputError("no pair is left for the basis", found=f"{held} held-out pairs")
         if wanted and held == 0:
             self.reporter.warn("too few rows to hold pairs out: none is held out")
         elif wanted >= 1 and held < wanted:
             self.reporter.warn(f"only {held} of the {int(wanted)} pairs wanted are held out")
-        return [fitted, held]
+        return fitted, held
 
-    def _random(self, parts: list[Rows], rng: np.random.Generator) -> tuple[list[Pairs], dict[str, Any]]:
-        found = [matching.random_pairs(self.pool.subset(part), rng) for part in parts]
-        return found, {"strategy": "random", "reuse": "each row at most once"}
+    def _random(self) -> Found:
+        found = [matching.random_pairs(pool, self.rng) for pool in self.pools]
+        return found, {"reuse": "each row at most once"}
 
-    def _nearest(self, parts: list[Rows], rng: np.random.Generator) -> tuple[list[Pairs], dict[str, Any]]:
+    def _nearest(self) -> Found:
         prepared = matching.prepare(self._features(), "cosine")
         found, distances = [], []
-        for part in parts:
-            anchors = np.flatnonzero(self.side[part] == 0)
+        for part, pool in zip(self.parts, self.pools, strict=True):
+            anchors = np.flatnonzero(pool.side == 0)
             if self.options.count is not None:
                 # Two rows that are each other's nearest make one pair: up to twice the number is needed.
                 enough = int(np.ceil(2 * self.options.count * len(part) / len(prepared))) + 64
-                anchors = rng.permutation(anchors)[:enough]
+                anchors = self.rng.permutation(anchors)[:enough]
             rows = prepared if len(part) == len(prepared) else prepared[part]
             with self.reporter.task("matching", len(anchors)) as task:
-                a, b, distance = matching.nearest_pairs(
-                    rows, self.pool.subset(part), "cosine", anchors, task.advance
-                )
+                a, b, distance = matching.nearest_pairs(rows, pool, "cosine", anchors, task.advance)
             fresh = ~matching.repeated(a, b, either_way=True)
             found.append((a[fresh], b[fresh]))
             distances.append(distance[fresh])
         every = np.concatenate(distances)
         middle = float(np.median(every)) if len(every) else None
-        return found, {"strategy": "nearest", "metric": "cosine", "median_distance": middle}
+        return found, {"metric": "cosine", "median_distance": middle}
 
-    def _iterative(self, parts: list[Rows], rng: np.random.Generator) -> tuple[list[Pairs], dict[str, Any]]:
+    def _iterative(self) -> Found:
         rounds = self.options.rounds
         dims = self.options.dims or max(2, len(np.unique(self.pool.same)) - 1)
-        features = self._features()
-        pools = [self.pool.subset(part) for part in parts]
+        fitted, held = (self._features()[part] for part in self.parts)
         with self.reporter.task("rounds", rounds, "rounds") as task:
             result = matching.alternate(
-                features[parts[0]], pools[0], rng, rounds=rounds, dims=dims, advance=task.advance
+                fitted, self.pools[0], self.rng, rounds=rounds, dims=dims, advance=task.advance
             )
-        changed = result.changed
+        changed = list(result.changed)
         if not result.converged:
             self.reporter.warn(
                 f"the matches still changed in round {len(changed)} "
                 f"({changed[-1]:.0%} of them): more --rounds may help"
             )
-        facts = {"strategy": "iterative", "metric": "euclidean", "rounds": rounds, "dims": dims}
-        facts |= {"changed": list(changed), "converged": result.converged}
-        return [(result.a, result.b), result.match(features[parts[1]], pools[1])], facts
+        facts = {"metric": "euclidean", "rounds": rounds, "dims": dims}
+        facts |= {"changed": changed, "converged": result.converged}
+        return [(result.a, result.b), result.match(held, self.pools[1])], facts
 
     def _features(self) -> NDArray[np.float32]:
         """(n, d) features of the pool's rows."""
-        parts = [store.read(self.rows[self.side == i]) for i, store in enumerate(self.stores)]
-        return parts[0] if self.stores[0] is self.stores[1] else np.concatenate(parts)
+        parts = [store.read(self.rows[self.side == i]) for i, store in enumerate(dict.fromkeys(self.stores))]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
