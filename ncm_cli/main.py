@@ -226,7 +226,11 @@ def run(argv: list[str]) -> int:
         context, message = getattr(error, "ctx", None), error.format_message()
         command = context.command_path if context else "ncm"
         # Without a message the help was shown, in place of a command that names nothing.
-        return _refused(UsageError(message, fix=f"{command} --help")) if message else UsageError.exit_code
+        if not message:
+            return UsageError.exit_code
+        moved = getattr(options_of("fit"), "moved", {}) if command == "ncm fit" else {}
+        fix = moved.get(getattr(error, "option_name", None), f"{command} --help")
+        return _refused(UsageError(message, fix=fix))
     # Some versions of typer turn an interrupt into its exit code without a word.
     if result == INTERRUPTED:
         print("interrupted: run the same command again to go on", file=sys.stderr)

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from ncm_cli.errors import UsageError, unknown
 from ncm_cli.images.options import parse_batch_size, parse_workers
@@ -30,6 +31,9 @@ exact ones to about 2e-6."""
 
 MAX_ITER = 1000
 
+SWEPT = "ncm sweep --methods {} ... --save-probes DIR"
+"""What trains the other methods."""
+
 _choice = functools.partial(option, group="Rank and selection")
 _rows = functools.partial(option, None, group="Rows")
 _where = functools.partial(_rows, metavar="WHERE")
@@ -39,16 +43,13 @@ _training = functools.partial(option, group="Training")
 
 def parse_method(text: str) -> str:
     """``ncm`` or ``erm``; of another method that there is, the command that trains it is named."""
-    from ncm_cli.baselines.options import METHODS as SWEPT
+    from ncm_cli.baselines.options import METHODS as EVERY
 
     if text in METHODS:
         return text
-    if text in SWEPT:
-        raise UsageError(
-            f"ncm fit doesn't train {text!r}",
-            expected=" | ".join(METHODS),
-            fix=f"ncm sweep --methods {text} ... --save-probes DIR",
-        )
+    if text in EVERY:
+        what, known = f"ncm fit doesn't train {text!r}", " | ".join(METHODS)
+        raise UsageError(what, expected=known, fix=SWEPT.format(text))
     raise unknown("method", text, METHODS, error=UsageError)
 
 
@@ -63,6 +64,12 @@ def parse_decays(text: str) -> tuple[float, ...]:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FitOptions:
     """Options of ``ncm fit``; the fields are the long options and the recipe's keys."""
+
+    moved: ClassVar = dict.fromkeys(
+        ("--envs", "--erase", "--penalty", "--anneal", "--eta", "--meta-lr", "--p-sel", "--alpha"),
+        SWEPT.format("METHOD"),
+    )
+    """What takes the place of an option that a command line may still have."""
 
     features: Path = option(help="Feature store with the rows.", role="input", flags=("-f",))
     pairs: Path | None = option(

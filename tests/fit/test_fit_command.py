@@ -75,6 +75,24 @@ def test_refusals(
     assert not (on_disk.folder / "probe").exists()
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--method", "irm"],
+        ["--method", "irm", "--envs", "place"],
+        ["--penalty=10", "--method", "matchdg"],
+        ["--method", "leace", "--erase", "place"],
+    ],
+)
+def test_an_old_line_for_another_method_names_the_command_that_has_it(
+    on_disk: Any, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    assert run(with_pairs(on_disk, *more)) == 2
+    err = capsys.readouterr().err
+    assert "ncm sweep --methods" in err
+    assert "--save-probes DIR" in err
+
+
 def test_pairs_of_another_encoder_exit_with_4(on_disk: Any, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = on_disk.planted.pairs(10)
     other = on_disk.pair_store("o.h5", a, b, encoder={"kind": "array", "model": "another"})

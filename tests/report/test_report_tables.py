@@ -14,8 +14,7 @@ from ncm_cli.errors import InputError, UsageError
 from ncm_cli.main import run
 from ncm_cli.probes.metrics import wilson
 from ncm_cli.results.options import ReportOptions
-from ncm_cli.results.report import report
-from ncm_cli.results.report import Cell, Spread, Table, comma_separated, latex, markdown, number, tex
+from ncm_cli.results.report import Cell, Spread, Table, comma_separated, latex, markdown, number, report, tex
 from ncm_cli.store.results import write_result
 
 from .conftest import Results
