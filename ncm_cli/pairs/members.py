@@ -394,9 +394,9 @@ class _Matcher:
     def _counts(self, wanted: float, fitted: int, held: int) -> tuple[int, int]:
         """How many fitted and held-out pairs to keep of those found."""
         total = self.options.count
-        goal = (
-            held if wanted < 1 and total is None else round(wanted * (total or 1) if wanted < 1 else wanted)
-        )
+        goal = int(wanted)
+        if wanted < 1:
+            goal = held if total is None else round(wanted * total)
         if total is not None:
             _require_enough(total, fitted + held)
             fitted = min(total - min(goal, held), fitted)
@@ -436,7 +436,8 @@ class _Matcher:
     def _iterative(self) -> Found:
         rounds = self.options.rounds
         dims = self.options.dims or max(2, len(np.unique(self.pool.same)) - 1)
-        fitted, held = (self._features()[part] for part in self.parts)
+        features = self._features()
+        fitted, held = (features[part] for part in self.parts)
         with self.reporter.task("rounds", rounds, "rounds") as task:
             result = matching.alternate(
                 fitted, self.pools[0], self.rng, rounds=rounds, dims=dims, advance=task.advance
