@@ -1,1 +1,1 @@
-"""pairs"""
+"""Which rows are paired, and what speaks for and against the pairs."""

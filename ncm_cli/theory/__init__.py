@@ -1,1 +1,1 @@
-"""theory"""
+"""The test-domain bound of the paper: its terms, their intervals, and ``ncm bound``."""
