@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -65,6 +66,7 @@ def _part(path: Path) -> str:
     return relative.parts[0] if len(relative.parts) > 1 else relative.stem
 
 
+@functools.cache
 def _imports(path: Path) -> set[str]:
     return _named(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 

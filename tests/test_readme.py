@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from ncm_cli.main import run
+from ncm_cli.registry import BUILDERS, COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -39,6 +40,17 @@ def test_help_shows_every_option_and_two_examples(name: str, capsys: pytest.Capt
     assert "Examples:" in shown
     assert len(re.findall(rf"^\s+ncm {name}\b", shown, flags=re.MULTILINE)) >= 2
     assert "Next:" in shown
+
+
+@pytest.mark.parametrize("name", list(reference.commands()))
+def test_examples_name_options_that_there_are(name: str) -> None:
+    command, builder = name.split()[0], name.split()[-1]
+    examples = (BUILDERS[builder] if command == "data" else COMMANDS[command]).examples
+    known = {"--json"}
+    for field in reference.fields_of(reference.commands()[name][1]):
+        known |= {field.flag, *field.spec.flags}
+    lines = " ".join(re.findall(r"^ *ncm (?:.*\\\n)*.*$", examples, flags=re.MULTILINE))
+    assert set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", lines)) <= known
 
 
 def test_links_lead_somewhere() -> None:

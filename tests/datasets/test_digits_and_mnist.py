@@ -101,6 +101,7 @@ def test_wrong_pairs_match_another_digit_image(tmp_path: Path) -> None:
         assert np.array_equal(left, right) == (pair["wrong"] == "0")
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
     one, first, _ = _build(tmp_path / "a", seed=2)
     two, second, _ = _build(tmp_path / "b", seed=2)
@@ -111,6 +112,7 @@ def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
         assert (one.output / row["path"]).read_bytes() == (two.output / row["path"]).read_bytes()
 
 
+@pytest.mark.slow
 def test_digits_are_scikit_learns(tmp_path: Path) -> None:
     from sklearn.datasets import load_digits
 
@@ -270,6 +272,7 @@ def test_where_mnist_is_must_be_said(tmp_path: Path) -> None:
         data(ColoredMnistOptions(output=tmp_path / "out"))
 
 
+@pytest.mark.slow
 def test_real_mnist_is_read(tmp_path: Path, mnist_dir: Path) -> None:
     options = ColoredMnistOptions(
         output=tmp_path / "out",
