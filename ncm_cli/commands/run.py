@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ncm_cli.recipes.options import RunOptions
 
 if TYPE_CHECKING:
-    from ncm_cli.recipes.load import Expectation, Recipe
+    from ncm_cli.recipes.load import Recipe
     from ncm_cli.recipes.run import RunReport, Summary
 
 MISSED = 3
@@ -48,7 +48,7 @@ def run(options: RunOptions, ui: Any) -> int | None:
 
 
 def _show(report: RunReport, ui: Any) -> None:
-    from ncm_cli.results.report import expected
+    from ncm_cli.results.report import known_values, terminal
 
     recipe, found = report.recipe, report.outcome
     if found.rows:
@@ -58,20 +58,8 @@ def _show(report: RunReport, ui: Any) -> None:
             last = list(recipe.columns)[-1]
             ui.reporter.warn(f"{_label(row)}: rows of {last!r} were also used in training or for choosing")
     if found.verdicts:
-        ui.table(
-            ("expected", "value", "measured", "", "source"),
-            [
-                (
-                    _what(verdict.expectation),
-                    expected(dataclasses.asdict(verdict.expectation)),
-                    verdict.measured,
-                    verdict.state,
-                    verdict.expectation.source,
-                )
-                for verdict in found.verdicts
-            ],
-            title="known values",
-        )
+        table = known_values(recipe.name, map(dataclasses.asdict, found.verdicts))
+        ui.table(**terminal(table))
     ui.text(_where_files_are(report))
 
 
@@ -109,23 +97,6 @@ def _rule(row: Summary) -> str | None:
     if row.rule is None or not row.oracle:
         return row.rule
     return {"oracle": "ORACLE", "oracle-worst-group": "ORACLE WG"}.get(row.rule, f"ORACLE {row.rule}")
-
-
-def _what(expectation: Expectation) -> str:
-    """What an expectation is about, in few words: ``ncm, bound, split=test``."""
-    filters = dict(expectation.filters)
-    if "method" in filters:
-        filters.pop("step", None)
-    words = [filters.pop(name) for name in ("step", "method", "rule") if name in filters]
-    where = filters.pop("where", None)
-    for name, value in filters.items():
-        variable = f"${{{name}}}"
-        if where and variable in where:
-            where = where.replace(variable, value)
-        else:
-            words.append(f"{name} {value}")
-    metric = [] if expectation.metric == "accuracy" else [expectation.metric]
-    return ", ".join([*metric, *words, *([where] if where else [])])
 
 
 def _where_files_are(report: RunReport) -> str:

@@ -163,6 +163,7 @@ def parse(text: str, mistakes: Mistakes, *, base: Path | None = None) -> Node | 
     # In a flow mapping a plain ${name} would end at its brace: hide variables' braces from the parser.
     hidden = _VARIABLE.sub(lambda match: f"${_OPEN}{match[1]}{_CLOSE}", text)
     done: dict[int, Node] = {}
+    too_deep = f"nested more than {MAX_DEPTH} deep"
 
     def line_of(mark: yaml.Mark | None) -> int:
         return mark.line + 1 if mark and base is None else 0
@@ -172,7 +173,7 @@ def parse(text: str, mistakes: Mistakes, *, base: Path | None = None) -> Node | 
             return done[id(node)]
         line = line_of(node.start_mark)
         if depth > MAX_DEPTH:
-            raise RecursionError
+            raise yaml.MarkedYAMLError(problem=too_deep, problem_mark=node.start_mark)
         if node.tag not in _TAGS:
             mistakes.add(line, path, f"the tag {node.tag!r} isn't allowed; write the value without it")
         if isinstance(node, yaml.ScalarNode):
@@ -206,7 +207,7 @@ def parse(text: str, mistakes: Mistakes, *, base: Path | None = None) -> Node | 
         root = yaml.compose(hidden, Loader=yaml.BaseLoader)
         return None if root is None else built(root, "", 0)
     except RecursionError:
-        mistakes.add(0, "", f"nested more than {MAX_DEPTH} deep")
+        mistakes.add(0, "", f"not YAML: {too_deep}")
     except yaml.MarkedYAMLError as error:
         mark, lines = error.problem_mark, text.splitlines()
         what = f"not YAML: {error.problem}{f' {error.context}' if error.context else ''}"
@@ -322,14 +323,14 @@ class Variables:
         return made
 
     def _filled(self, node: Node, path: str, cell: Mapping[str, Node], within: tuple[str, ...]) -> Node:
-        unresolved = Node(None, node.line, node.text)
-        text, base = node.text, node.base
-        for use in reversed(list(_VARIABLE.finditer(node.text))):
-            value = self._looked_up(use[1].strip(), node.line, path, cell, within)
-            if value is None or (value.is_unresolved and use[0] != node.text.strip()):
+        uses = list(_VARIABLE.finditer(node.text))
+        values = [self._looked_up(use[1].strip(), node.line, path, cell, within) for use in uses]
+        if values and values[0] is not None and uses[0][0] == node.text.strip():
+            return _moved(values[0], node.line)
+        unresolved, text, base = Node(None, node.line, node.text), node.text, node.base
+        for use, value in reversed(list(zip(uses, values, strict=True))):
+            if value is None or value.is_unresolved:
                 return unresolved
-            if use[0] == node.text.strip():
-                return _moved(value, node.line)
             if not value.is_scalar:
                 what = f"{use[0]} is {value.kind()}, which can't stand inside text"
                 self._mistakes.add(node.line, path, what)

@@ -118,15 +118,7 @@ def load(
         name = Node(None, name.line)
     variables = Variables(mistakes, parts, sets, here)
     folder = (here / (Path("runs") / (name.text or file.stem) if out is None else out)).absolute()
-    steps = Steps(
-        variables,
-        mistakes,
-        recipe_folder=file.absolute().parent,
-        out=folder,
-        cwd=here,
-        dry_run=dry_run,
-        allow_outside=allow_outside,
-    )
+    steps = Steps(variables, mistakes, file.absolute().parent, folder, here, dry_run, allow_outside)
     jobs = steps.read(parts.get("steps"), root.line)
     recipe = Recipe(
         name=name.text,

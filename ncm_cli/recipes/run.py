@@ -116,12 +116,6 @@ class Outcome:
     def missed(self) -> int:
         return sum(verdict.state == MISSED for verdict in self.verdicts)
 
-    def to_json(self) -> dict[str, Any]:
-        from ncm_cli.store.results import jsonable
-
-        found: dict[str, Any] = jsonable({"rows": self.rows, "expect": self.verdicts})
-        return found
-
 
 def outcome(recipe: Recipe) -> Outcome:
     """Read the results that are there."""
@@ -309,7 +303,9 @@ def write_report(recipe: Recipe, state: State, found: Outcome) -> None:
         "versions": versions(),
         "files": files,
     }
-    write_result(recipe.out / REPORT, "run", {**found.to_json(), "provenance": provenance})
+    write_result(
+        recipe.out / REPORT, "run", {"rows": found.rows, "expect": found.verdicts, "provenance": provenance}
+    )
 
 
 def shell_lines(recipe: Recipe, jobs: Sequence[Job], *, cwd: Path | None = None) -> list[str]:
@@ -363,14 +359,16 @@ class RunReport:
         return self.recipe.out / REPORT
 
     def to_json(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
         return {
             "recipe": self.recipe.name,
-            "out": str(self.recipe.out),
-            "report": str(self.report),
-            "ran": list(self.ran),
-            "up_to_date": list(self.skipped),
+            "out": self.recipe.out,
+            "report": self.report,
+            "ran": self.ran,
+            "up_to_date": self.skipped,
             "seconds": self.seconds,
-            **self.outcome.to_json(),
+            "rows": self.outcome.rows,
+            "expect": self.outcome.verdicts,
         }
 
 

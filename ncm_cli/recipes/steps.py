@@ -187,62 +187,6 @@ def built_columns(job: Job) -> dict[str, Columns]:
     }[job.builder or ""]
 
 
-class ColumnCheck:
-    """Follows columns from tables to feature stores to the steps that name them."""
-
-    def __init__(self, mistakes: Mistakes) -> None:
-        self._mistakes = mistakes
-        self._known: dict[Path, Columns | None] = {}
-
-    def look_at(
-        self, job: Job, fields: Iterable[Field], keys: Mapping[str, int], place: tuple[int, str]
-    ) -> None:
-        """Check one job, in the order of the steps, and remember what it makes.
-
-        The job's own options may be what is right of them.
-        """
-        lines = {name.replace("-", "_"): line for name, line in keys.items()}
-        for field in fields:
-            value, source = getattr(job.options, field.name), field.spec.columns_of
-            if not source or value == field.default or (known := self._columns_of(job, source)) is None:
-                continue
-            whose = source if source in ("features", "layout") else "manifest"
-            at = (lines.get(field.name, place[0]), f"{place[1]}.{field.name}")
-            for name in _named_columns(field, value):
-                if name not in known:
-                    self._mistakes.unknown(*at, f"column of the {whose}", name, known)
-        val, test = (getattr(job.options, name, None) for name in ("val", "test"))
-        if job.kind in ("fit", "sweep") and val and val.split() == (test or "split=test").split():
-            what = f"the validation rows are the test rows: {val}"
-            self._mistakes.add(lines.get("val", place[0]), f"{place[1]}.val", what)
-        for output in job.outputs.get("output", ()):
-            if job.kind == "data":
-                self._known.update({output / name: found for name, found in built_columns(job).items()})
-            elif job.kind == "embed":
-                self._known[output] = self._embedded(job)
-
-    def _columns_of(self, job: Job, option: str) -> Columns | None:
-        """The columns of what an option names; None where they can't be known yet."""
-        if option == "layout" or (option == "source" and getattr(job.options, "layout", None)):
-            return tuple(job.options.layout.split("/"))
-        (file,) = job.inputs.get(option) or (None,)
-        if file is not None and file not in self._known:
-            self._known[file] = _columns_in(file)
-        return None if file is None else self._known[file]
-
-    def _embedded(self, job: Job) -> Columns | None:
-        """The columns of the feature store that a job makes."""
-        if job.options.layout is None and any(path.is_dir() for path in job.inputs.get("source", ())):
-            return ALIASES
-        found = self._columns_of(job, "source")
-        if found is None:
-            return None
-        names = ColumnNames.of(job.options)
-        if job.options.layout is None:
-            names = names.resolved(found, with_files=job.options.from_array is None)
-        return (*names.kept(found), *ALIASES)
-
-
 def _named_columns(field: Field, value: Any) -> Iterable[str]:
     """The columns that an option's value names."""
     if field.repeated:
@@ -310,30 +254,27 @@ class _Writers:
         return next(around, self._around.get(path))
 
 
+@dataclasses.dataclass(slots=True)
 class Steps:
     """Reads the ``steps`` of a recipe."""
 
-    def __init__(
-        self,
-        variables: Variables,
-        mistakes: Mistakes,
-        *,
-        recipe_folder: Path,
-        out: Path,
-        cwd: Path,
-        dry_run: bool,
-        allow_outside: bool,
-    ) -> None:
-        self._variables, self._mistakes = variables, mistakes
-        self._recipe_folder, self._out, self._cwd = recipe_folder, out, cwd
-        self._dry_run, self._allow_outside = dry_run, allow_outside
-        self.names: tuple[str, ...] = ()
-        """Of all steps, also of those with mistakes."""
-        self.missing: dict[str, None] = {}
-        """Inputs that aren't there, where that is no mistake."""
-        self._columns = ColumnCheck(mistakes)
-        self._paths: list[_NamedPath] = []
-        self._written, self._later = _Writers(), _Writers()
+    _variables: Variables
+    _mistakes: Mistakes
+    _recipe_folder: Path
+    _out: Path
+    _cwd: Path
+    _dry_run: bool
+    _allow_outside: bool
+    names: tuple[str, ...] = ()
+    """Of all steps, also of those with mistakes."""
+    missing: dict[str, None] = dataclasses.field(default_factory=dict)
+    """Inputs that aren't there, where that is no mistake."""
+    _known: dict[Path, Columns | None] = dataclasses.field(default_factory=dict)
+    """The columns of tables and feature stores that were looked at."""
+    _paths: list[_NamedPath] = dataclasses.field(default_factory=list)
+    """What the options of the job at hand name."""
+    _written: _Writers = dataclasses.field(default_factory=_Writers)
+    _later: _Writers = dataclasses.field(default_factory=_Writers)
 
     def read(self, node: Node | None, line: int) -> list[Job]:
         """Every job, in the order of the steps; within one step, in the matrix's order."""
@@ -457,7 +398,7 @@ class Steps:
         for path in job.written:
             self._written.add(path, job)
         place = (node.line, template.path)
-        self._columns.look_at(dataclasses.replace(job, options=known), fields, node.keys, place)
+        self._check_columns(dataclasses.replace(job, options=known), fields, node.keys, place)
         return job if options is not None else None
 
     def _path_of(self, field: Field, node: Node, key_path: str) -> Path:
@@ -521,6 +462,54 @@ class Steps:
                     what = f"{shown} is {self._why_the_same(one, job, other, template)}"
                 self._mistakes.add(one.line, one.key_path, what)
                 break
+
+    def _check_columns(
+        self, job: Job, fields: Iterable[Field], keys: Mapping[str, int], place: tuple[int, str]
+    ) -> None:
+        """Check one job, in the order of the steps, and remember what it makes.
+
+        The job's own options may be what is right of them.
+        """
+        lines = {name.replace("-", "_"): line for name, line in keys.items()}
+        for field in fields:
+            value, source = getattr(job.options, field.name), field.spec.columns_of
+            if not source or value == field.default or (known := self._columns_of(job, source)) is None:
+                continue
+            whose = source if source in ("features", "layout") else "manifest"
+            at = (lines.get(field.name, place[0]), f"{place[1]}.{field.name}")
+            for name in _named_columns(field, value):
+                if name not in known:
+                    self._mistakes.unknown(*at, f"column of the {whose}", name, known)
+        val, test = (getattr(job.options, name, None) for name in ("val", "test"))
+        if job.kind in ("fit", "sweep") and val and val.split() == (test or "split=test").split():
+            what = f"the validation rows are the test rows: {val}"
+            self._mistakes.add(lines.get("val", place[0]), f"{place[1]}.val", what)
+        for output in job.outputs.get("output", ()):
+            if job.kind == "data":
+                self._known.update({output / name: found for name, found in built_columns(job).items()})
+            elif job.kind == "embed":
+                self._known[output] = self._embedded(job)
+
+    def _columns_of(self, job: Job, option: str) -> Columns | None:
+        """The columns of what an option names; None where they can't be known yet."""
+        if option == "layout" or (option == "source" and getattr(job.options, "layout", None)):
+            return tuple(job.options.layout.split("/"))
+        (file,) = job.inputs.get(option) or (None,)
+        if file is not None and file not in self._known:
+            self._known[file] = _columns_in(file)
+        return None if file is None else self._known[file]
+
+    def _embedded(self, job: Job) -> Columns | None:
+        """The columns of the feature store that a job makes."""
+        if job.options.layout is None and any(path.is_dir() for path in job.inputs.get("source", ())):
+            return ALIASES
+        found = self._columns_of(job, "source")
+        if found is None:
+            return None
+        names = ColumnNames.of(job.options)
+        if job.options.layout is None:
+            names = names.resolved(found, with_files=job.options.from_array is None)
+        return (*names.kept(found), *ALIASES)
 
     def _why_the_same(self, one: _NamedPath, job: Job, other: Job, template: _Template) -> str:
         """What is wrong where two cells of one step write one file."""

@@ -69,7 +69,9 @@ def tables(sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], by: 
     made = [_evals(evals)] if evals else []
     made += [_sweep(found) for found in sources.sweeps]
     made += [_bounds(bounds, by), _paths(bounds, by)] if bounds else []
-    made += [_verdicts(found) for found in sources.runs if found.body.get("expect")]
+    for found in sources.runs:
+        name = (found.body.get("provenance") or {}).get("recipe", {}).get("name", found.path.parent.name)
+        made += [known_values(name, expect)] if (expect := found.body.get("expect")) else []
     made += [_choices(sources.probes), _pairs(sources)]
     return [table for table in made if table.rows or table.title.startswith("Sweep")]
 
@@ -246,32 +248,22 @@ def _pick(pick: dict[str, Any], names: Sequence[str]) -> Row:
     return row
 
 
-def _verdicts(found: Found) -> Table:
+def known_values(recipe: str, verdicts: Iterable[dict[str, Any]]) -> Table:
+    """Known values of a recipe beside measured ones."""
     rows = []
-    for verdict in found.body["expect"]:
+    for verdict in verdicts:
         known, measured = verdict["expectation"], verdict.get("measured")
         filters = ", ".join(f"{name} {value}" for name, value in known["filters"].items())
-        rows.append(
-            [
-                *_cells(f"{known['metric']}{': ' if filters else ''}{filters}", known.get("source") or ""),
-                Cell(verdict["state"], bold=verdict["state"] == "missed"),
-                *_cells(
-                    expected(known),
-                    Spread(measured["mean"], measured.get("sd"), measured["n"]) if measured else None,
-                ),
-            ]
-        )
-    name = (found.body.get("provenance") or {}).get("recipe", {}).get("name", found.path.parent.name)
+        bounds = (("at least", known.get("min")), ("at most", known.get("max")))
+        expected = ", ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+        if known.get("value") is not None:
+            expected = f"{known['value']:g} ± {known['tolerance']:g}"
+        row = _cells(f"{known['metric']}{': ' if filters else ''}{filters}", known.get("source") or "")
+        row.append(Cell(verdict["state"], bold=verdict["state"] == "missed"))
+        own = Spread(measured["mean"], measured.get("sd"), measured["n"]) if measured else None
+        rows.append([*row, *_cells(expected, own)])
     columns = ("what", "source", "state", "known", "measured")
-    return _table(f"Known values, recipe {name}", columns, rows, 3)
-
-
-def expected(known: dict[str, Any]) -> str:
-    """A known value with its tolerance, or its bounds, as text."""
-    if known.get("value") is not None:
-        return f"{known['value']:g} ± {known['tolerance']:g}"
-    bounds = (("at least", known.get("min")), ("at most", known.get("max")))
-    return ", ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+    return _table(f"Known values, recipe {recipe}", columns, rows, 3)
 
 
 def _pairs(sources: Sources) -> Table:
@@ -316,14 +308,26 @@ def plain(cell: Cell, *, intervals: bool = True) -> str:
     return number(own.mean)
 
 
-def terminal(cell: Cell, *, intervals: bool = True) -> str:
-    """The same, the best marked with a star: a log has no bold. ``intervals`` False leaves brackets out."""
+WIDE = 2
+"""Columns of numbers up to which a terminal has room for their intervals."""
+
+
+def terminal(table: Table) -> dict[str, Any]:
+    """Arguments of `Ui.table`: the best is marked with a star, as a log has no bold."""
+    roomy = len(table.columns) - table.left <= WIDE
+    rows = [[_starred(cell, intervals=roomy) for cell in row] for row in table.rows]
+    note = "; ".join(part for part in table.note.split("; ") if roomy or part != INTERVALS)
+    return {
+        "columns": table.columns,
+        "rows": rows,
+        "title": table.title,
+        "footer": note or None,
+        "left": table.left,
+    }
+
+
+def _starred(cell: Cell, *, intervals: bool = True) -> str:
     return f"{plain(cell, intervals=intervals)}{' *' if cell.bold else ''}"
-
-
-def without_intervals(note: str) -> str:
-    """A table's note for a table that is shown without its intervals."""
-    return "; ".join(part for part in note.split("; ") if part != INTERVALS)
 
 
 def _grid(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:
@@ -368,7 +372,7 @@ def tex(text: str) -> str:
 
 def aligned(table: Table) -> str:
     """Plain text in columns."""
-    cells = [list(table.columns), *([terminal(cell) for cell in row] for row in table.rows)]
+    cells = [list(table.columns), *([_starred(cell) for cell in row] for row in table.rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     sides = ["<" if column < table.left else ">" for column in range(len(widths))]
     lines = [
