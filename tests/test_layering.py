@@ -41,12 +41,9 @@ MATHEMATICS = {
     "probes.path",
     "probes.metrics",
     "probes.selection",
-    "baselines.config",
     "baselines.objectives",
     "baselines.trainer",
-    "baselines.choice",
-    "baselines.dfr",
-    "baselines.leace",
+    "baselines.comparators",
     "theory.theorem",
     "theory.intervals",
 }

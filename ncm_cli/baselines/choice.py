@@ -1,14 +1,112 @@
-"""Choosing among trained configurations: a checkpoint for each, then hyper-parameters over all seeds."""
+"""What a sweep tries, and what each rule picks: a checkpoint of each configuration, then hyper-parameters."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ncm_cli.baselines.options import HYPER, METHODS, UPWEIGHT, Config, Space, SweepOptions, space_of
+from ncm_cli.errors import InputError, UsageError
+from ncm_cli.options import as_json
+from ncm_cli.progress import Reporter
+from ncm_cli.store.sweep_table import SweepTable
+
 Array = NDArray[np.float64]
+
+CHUNK_LOGITS = 512
+"""Most logits (configurations × C) that train side by side: enough to fill matrix products, and little work
+to lose when a sweep is killed."""
+
+MOST_CONFIGS = 1_000_000
+
+
+def plan(options: SweepOptions, *, available_rank: int, reporter: Reporter) -> list[Config]:
+    """All configurations, by method, trial and seed.
+
+    Raises
+    ------
+    UsageError
+        Too many configurations.
+    InputError
+        No rank asked for is available.
+    """
+    methods, searches = options.chosen_methods, options.searches
+    known = {hyper for name, _ in methods for hyper in METHODS[name].hyper}
+    idle = [search.name for search in searches if search.name not in known]
+    if idle:
+        reporter.warn(f"no effect: --search {', '.join(idle)}, which none of the methods has")
+    if options.methods and options.upweight and UPWEIGHT not in options.methods:
+        reporter.note(f"--upweight is for all methods, since none is named NAME{UPWEIGHT}")
+    configs: list[Config] = []
+    for name, upweighted in methods:
+        spaces = {hyper: space_of(name, hyper, searches, grid=options.grid) for hyper in METHODS[name].hyper}
+        if "rank" in spaces:
+            spaces["rank"] = _capped(spaces["rank"], name, available_rank, reporter)
+        if options.grid:
+            total = np.prod([float(len(space.values)) for space in spaces.values()])
+            if total > MOST_CONFIGS:
+                raise UsageError(f"a grid of {total:,.0f} configurations for {name}", fix="fewer values")
+            settings = list(itertools.product(*(space.values for space in spaces.values())))
+        else:
+            settings = list(
+                dict.fromkeys(zip(*(_draws(*item, options) for item in spaces.items()), strict=True))
+            )
+        hypers: list[dict[str, Any]] = [dict(zip(spaces, values, strict=True)) for values in settings]
+        configs += [
+            Config(method=name, upweighted=upweighted, trial=trial, seed=options.seed + i, **hyper)
+            for trial, hyper in enumerate(hypers)
+            for i in range(options.seeds)
+        ]
+        if len(configs) > MOST_CONFIGS:
+            raise UsageError(
+                f"more than {MOST_CONFIGS:,} configurations", fix="a smaller grid, or --trials without --grid"
+            )
+    return configs
+
+
+def _capped(space: Space, method: str, most: int, reporter: Reporter) -> Space:
+    """Ranks above the pairs' numerical rank are left out, with a note."""
+    values = tuple(value for value in space.values if value <= most)
+    capped = dataclasses.replace(space, values=values, high=min(space.high, most))
+    if not values and (space.values or capped.low > capped.high):
+        raise InputError(
+            "a rank above the pairs' numerical rank",
+            found=f"rank={space.text} for {method}",
+            expected=f"at most {most}",
+            fix=f"--search rank=0:{most}, or more pairs",
+        )
+    if capped != space:
+        reporter.note(f"ranks above {most}, the pairs' numerical rank, are left out of {space.text}")
+    return capped
+
+
+def _draws(name: str, space: Space, options: SweepOptions) -> list[float]:
+    """Random values of a hyper-parameter, one for each trial.
+
+    A range is cut into as many parts as there are trials, one draw in each, in random order. The draws depend
+    on the hyper-parameter's name and the seed alone: methods that share one try the same values of it, and no
+    method's depend on which others are swept.
+    """
+    rng = np.random.default_rng([options.seed, zlib.crc32(name.encode())])
+    shares = (rng.permutation(options.trials) + rng.random(options.trials)) / options.trials
+    return [space.at(float(share), whole=HYPER[name].whole) for share in shares]
+
+
+def chunks(configs: Sequence[Config], logits: int) -> list[list[int]]:
+    """Positions of the configurations that are trained together: of one seed and one way of training."""
+    families: dict[tuple[int, str], list[int]] = {}
+    for i, config in enumerate(configs):
+        kind = config.method if config.method in ("dfr", "leace") else ""
+        families.setdefault((config.seed, kind), []).append(i)
+    size = max(1, CHUNK_LOGITS // logits)
+    return [own[start : start + size] for own in families.values() for start in range(0, len(own), size)]
+
 
 METRICS = (
     "val_accuracy",
@@ -25,32 +123,34 @@ METRICS = (
 the folds of pairs, the others those of the fit on all rows and pairs."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
-    """What a selection rule looks at."""
+class Rule(NamedTuple):
+    """What a selection rule looks at, and whether the least (1) or the greatest (-1) is best."""
 
     metric: str
     sign: int
-    """1: the least is best; -1: the greatest."""
-    oracle: bool = False
-    """Whether it looks at test rows."""
+
+    @property
+    def oracle(self) -> bool:
+        """Whether it looks at test rows."""
+        return self.metric.startswith("test")
 
 
 RULES: dict[str, Rule] = {
-    "in-domain": Rule(metric="val_accuracy", sign=-1),
-    "worst-group": Rule(metric="val_worst_group", sign=-1),
-    "bound": Rule(metric="bound_01", sign=1),
-    "oracle": Rule(metric="test_accuracy", sign=-1, oracle=True),
-    "oracle-worst-group": Rule(metric="test_worst_group", sign=-1, oracle=True),
+    "in-domain": Rule("val_accuracy", -1),
+    "worst-group": Rule("val_worst_group", -1),
+    "bound": Rule("bound_01", 1),
+    "oracle": Rule("test_accuracy", -1),
+    "oracle-worst-group": Rule("test_worst_group", -1),
 }
 
-_LOSS = METRICS.index("val_log_loss")
 
-
-def _scores(metrics: Array, rule: Rule) -> Array:
-    """The rule's quantity, least best, infinite where not known; to 1e-12, below which it is rounding."""
+def _keys(metrics: Array, rule: Rule) -> tuple[Array, Array]:
+    """The rule's quantity (..., least best) and the loss that decides ties; infinite where not known."""
     values = rule.sign * metrics[..., METRICS.index(rule.metric)]
-    return np.where(np.isfinite(values), np.round(values, 12), np.inf)
+    losses = metrics[..., METRICS.index("val_log_loss")]
+    # To 1e-12, below which it is rounding.
+    scores = np.where(np.isfinite(values), np.round(values, 12), np.inf)
+    return scores, np.where(np.isfinite(losses), losses, np.inf)
 
 
 def best_checkpoints(history: Array, rule: Rule) -> NDArray[np.int64]:
@@ -59,26 +159,24 @@ def best_checkpoints(history: Array, rule: Rule) -> NDArray[np.int64]:
     Parameters
     ----------
     history
-        (n, checkpoints, metrics), columns as in `METRICS`; NaN where not known.
+        (..., checkpoints, metrics), columns as in `METRICS`; NaN where not known.
 
     Returns
     -------
     NDArray
-        (n,) checkpoint, −1 where the rule has nothing to look at.
+        (...) checkpoint, −1 where the rule has nothing to look at.
     """
-    scores = _scores(history, rule)
-    losses = history[..., _LOSS]
-    losses = np.where(np.isfinite(losses), losses, np.inf)
-    first = np.lexsort((losses, scores))[:, 0]
-    known = np.isfinite(scores.min(axis=1))
-    return np.where(known, first, -1).astype(np.int64)
+    scores, losses = _keys(history, rule)
+    first = np.lexsort((losses, scores))[..., 0]
+    return np.where(np.isfinite(scores.min(axis=-1)), first, -1).astype(np.int64)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Pick:
-    """The hyper-parameters that a rule chose for one method."""
+    """The trial that a rule chose for one method."""
 
-    trial: int
+    row: int
+    """Its place among the trials."""
     checkpoints: tuple[int, ...]
     """One for each seed."""
     values: Array
@@ -99,7 +197,7 @@ class Pick:
         return np.where(found < 1e-12, 0.0, found)
 
 
-def pick_trial(history: Array, diverged: NDArray[np.bool_], trials: Sequence[int], rule: Rule) -> Pick | None:
+def pick_trial(history: Array, diverged: NDArray[np.bool_], rule: Rule) -> Pick | None:
     """The trial whose best checkpoints are best on average over the seeds.
 
     Parameters
@@ -108,8 +206,6 @@ def pick_trial(history: Array, diverged: NDArray[np.bool_], trials: Sequence[int
         (trials, seeds, checkpoints, metrics).
     diverged
         (trials, seeds): a trial that diverged for any seed is never chosen.
-    trials
-        Their numbers.
 
     Returns
     -------
@@ -117,16 +213,129 @@ def pick_trial(history: Array, diverged: NDArray[np.bool_], trials: Sequence[int
         None where the rule can't judge any trial. Ties go to the lower validation log loss, then the
         earlier trial.
     """
-    best: tuple[tuple[float, float], int] | None = None
-    found: Pick | None = None
-    for row, trial in enumerate(trials):
-        chosen = best_checkpoints(history[row], rule)
-        if diverged[row].any() or (chosen < 0).any():
-            continue
-        values = history[row][np.arange(len(chosen)), chosen]
-        loss = float(values[:, _LOSS].mean())
-        key = (round(float(_scores(values, rule).mean()), 12), loss if np.isfinite(loss) else np.inf)
-        if best is None or (key, row) < best:
-            best = (key, row)
-            found = Pick(trial=trial, checkpoints=tuple(chosen.tolist()), values=values)
-    return found
+    chosen = best_checkpoints(history, rule)
+    able = np.flatnonzero(~diverged.any(axis=1) & (chosen >= 0).all(axis=1))
+    seeds = np.arange(chosen.shape[1])
+    found = [Pick(int(row), tuple(chosen[row].tolist()), history[row][seeds, chosen[row]]) for row in able]
+
+    def key(pick: Pick) -> tuple[float, float]:
+        score, loss = (float(part.mean()) for part in _keys(pick.values, rule))
+        return round(score, 12), loss
+
+    return min(found, key=key, default=None)
+
+
+ROUNDING = 1e-9
+"""Nats: far more than the order of the rows changes in a full batch, far less than other batches do."""
+
+_MISSING = {
+    "val_accuracy": "there are no validation rows",
+    "val_worst_group": "there are no --groups",
+    "bound_01": "there are no --pairs",
+    "test_accuracy": "there are no --test rows",
+    "test_worst_group": "there are no --test rows with --groups",
+}
+
+
+def picks(
+    options: SweepOptions, configs: Sequence[Config], found: Mapping[str, NDArray[Any]]
+) -> tuple[list[dict[str, Any]], dict[str, str | None], list[str]]:
+    """What each rule picks of each method, why a rule was left out, and the methods that no seed varies.
+
+    Of these every configuration has one result for all seeds, but for the folds of pairs.
+    """
+    rows: list[dict[str, Any]] = []
+    rules = {name: _why_not(rule, found, options) for name, rule in RULES.items()}
+    seedless = []
+    for label in dict.fromkeys(config.label for config in configs):
+        own = [i for i, config in enumerate(configs) if config.label == label]
+        shape = (-1, options.seeds)
+        history = found["history"][own].reshape(*shape, *found["history"].shape[1:])
+        diverged = found["diverged"][own].reshape(shape)
+        seen = np.nan_to_num(history[..., [METRICS.index(name) for name in ("val_log_loss", "val_accuracy")]])
+        if np.abs(seen - seen[:, :1]).max() <= ROUNDING:
+            seedless.append(label)
+        for name, rule in RULES.items():
+            pick = pick_trial(history, diverged, rule) if rules[name] is None else None
+            if pick is None:
+                continue
+            of_seeds = [configs[i] for i in own[pick.row * options.seeds :][: options.seeds]]
+            first = of_seeds[0]
+            rows.append(
+                {
+                    "method": label,
+                    "rule": name,
+                    "oracle": rule.oracle,
+                    "trial": first.trial,
+                    "hyper_parameters": first.hyper,
+                    "seeds": [config.seed for config in of_seeds],
+                    "epochs": [_epoch(first, at) for at in pick.checkpoints],
+                    "metrics": dict(zip(METRICS, pick.mean.tolist(), strict=True)),
+                    "sd": dict(zip(METRICS, pick.sd.tolist(), strict=True)),
+                    "values": dict(zip(METRICS, pick.values.T.tolist(), strict=True)),
+                }
+            )
+    return rows, rules, seedless if options.seeds > 1 else []
+
+
+def _epoch(config: Config, checkpoint: int) -> int | None:
+    """The epoch of a checkpoint; None for a method that isn't trained by steps."""
+    return None if config.method == "dfr" else int(checkpoint) + 1
+
+
+def _why_not(rule: Rule, found: Mapping[str, NDArray[Any]], options: SweepOptions) -> str | None:
+    """Why a rule can't be applied, None if it can."""
+    if found["diverged"].all():
+        return "every configuration diverged"
+    if np.isfinite(found["history"][..., METRICS.index(rule.metric)]).any():
+        return None
+    if rule.metric == "bound_01" and options.pairs is not None:
+        return "with --folds 0 no pair is measured"
+    return _MISSING[rule.metric]
+
+
+def table_of(
+    options: SweepOptions, configs: Sequence[Config], found: Mapping[str, NDArray[Any]]
+) -> SweepTable:
+    """The whole history, for the HDF5 file."""
+    hyper = {name: [config.hyper.get(name, np.nan) for config in configs] for name in HYPER}
+    return SweepTable(
+        method=tuple(config.label for config in configs),
+        trial=np.array([config.trial for config in configs], np.int64),
+        seed=np.array([config.seed for config in configs], np.int64),
+        hyper={name: np.array(values) for name, values in hyper.items() if not np.isnan(values).all()},
+        diverged=found["diverged"],
+        epochs=np.arange(1, options.epochs + 1),
+        metrics={name: found["history"][:, :, column] for column, name in enumerate(METRICS)},
+        options=as_json(options),
+    )
+
+
+def columns_of(
+    configs: Sequence[Config], table: SweepTable, rules: Mapping[str, str | None]
+) -> dict[str, list[Any]]:
+    """The columns of the CSV: for each configuration, one row for each rule that applies.
+
+    A diverged configuration has one row, without rule, epoch and metrics.
+    """
+    history = np.stack([table.metrics[name] for name in METRICS], axis=-1)
+    chosen = {rule: best_checkpoints(history, RULES[rule]) for rule, why in rules.items() if why is None}
+    rows = []
+    for i, config in enumerate(configs):
+        known = {} if table.diverged[i] else {rule: int(at[i]) for rule, at in chosen.items() if at[i] >= 0}
+        for rule, at in known.items() or [(None, -1)]:
+            values = [None] * len(METRICS) if rule is None else history[i, at].tolist()
+            rows.append(
+                {
+                    "method": config.label,
+                    "trial": config.trial,
+                    "seed": config.seed,
+                    **{name: config.hyper.get(name) for name in table.hyper},
+                    "diverged": bool(table.diverged[i]),
+                    "rule": rule,
+                    "oracle": None if rule is None else RULES[rule].oracle,
+                    "epoch": None if rule is None else _epoch(config, at),
+                    **dict(zip(METRICS, values, strict=True)),
+                }
+            )
+    return {name: [row[name] for row in rows] for name in rows[0]}

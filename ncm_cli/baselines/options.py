@@ -1,9 +1,4 @@
-"""The methods and their hyper-parameters, as plain data: what they need, their ranges, what is searched.
-
-What ``--search`` says: ``lr=log:1e-5:1e-3``, ``rank=2:24``, ``irm.penalty=1,100,1e4``.
-
-The options of ``ncm sweep``.
-"""
+"""The methods, their hyper-parameters and what ``--search`` says of them; the options of ``ncm sweep``."""
 
 from __future__ import annotations
 
@@ -11,24 +6,22 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ncm_cli.errors import UsageError, unknown
 from ncm_cli.options import MOST_VALUES, option, parse_device, parse_names
 
 PROTOCOLS = ("papers", "domainbed")
-"""Whose form of the baselines: see `ncm_cli.baselines.config.Schedule`."""
+"""Whose form of the methods: see `ncm_cli.baselines.trainer.Schedule`."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Hyper:
+class Hyper(NamedTuple):
     """One hyper-parameter."""
 
     space: str
     """What is searched at random where ``--search`` doesn't say."""
     grid: str
     """What ``--grid`` tries where ``--search`` doesn't say."""
-    help: str
     low: float = 0.0
     high: float = math.inf
     open_low: bool = False
@@ -37,99 +30,108 @@ class Hyper:
 
     def check(self, name: str, value: float) -> None:
         """Raise `UsageError` for a value outside the range."""
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        inside = number and (value > self.low if self.open_low else value >= self.low) and value <= self.high
-        if not inside or (self.whole and value != int(value)):
-            bracket = "(" if self.open_low else "["
-            kind = "a whole number" if self.whole else "a number"
+        inside = (value > self.low if self.open_low else value >= self.low) and value <= self.high
+        if not (inside and math.isfinite(value)) or (self.whole and value != int(value)):
+            kind, bracket = "a whole number" if self.whole else "a number", "(" if self.open_low else "["
             raise UsageError(
                 f"{name} can't be {value!r}", expected=f"{kind} in {bracket}{self.low:g}, {self.high:g}]"
             )
 
 
+_DFR_C = "1,0.7,0.3,0.1,0.07,0.03,0.01"
+
 HYPER: dict[str, Hyper] = {
-    "lr": Hyper(space="log:1e-5:1e-2", grid="1e-3", open_low=True, help="learning rate"),
-    "weight_decay": Hyper(space="log:1e-4:1e-2", grid="1e-4", help="λ of the objective's (λ/2)‖W‖²"),
-    "rank": Hyper(space="2:24", grid="2:24", whole=True, help="dimensions removed"),
-    "penalty": Hyper(
-        space="log:1:1e5", grid="log:1:1e5:6", help="weight of the penalty of irm, vrex and matchdg"
-    ),
-    "anneal": Hyper(
-        space="50:250", grid="100", whole=True, help="steps before the penalty of irm and vrex counts"
-    ),
-    "eta": Hyper(space="log:1e-4:1e-1", grid="log:1e-4:1e-1:4", help="step size of groupdro's group weights"),
-    "meta_lr": Hyper(
-        space="log:1e-3:1", grid="0.01,0.1,0.5", open_low=True, help="step of fish towards its inner weights"
-    ),
-    "p_sel": Hyper(
-        space="0,0.5,1", grid="0,0.5,1", high=1.0, help="probability that lisa mixes within labels"
-    ),
-    "alpha": Hyper(
-        space="2", grid="2", open_low=True, help="lisa mixes with weights drawn from Beta(alpha, alpha)"
-    ),
-    "C": Hyper(
-        space="1,0.7,0.3,0.1,0.07,0.03,0.01",
-        grid="1,0.7,0.3,0.1,0.07,0.03,0.01",
-        open_low=True,
-        help="dfr: weight of the loss, summed over the rows, beside ‖w‖₁",
-    ),
+    "lr": Hyper("log:1e-5:1e-2", "1e-3", open_low=True),
+    "weight_decay": Hyper("log:1e-4:1e-2", "1e-4"),
+    "rank": Hyper("2:24", "2:24", whole=True),
+    "penalty": Hyper("log:1:1e5", "log:1:1e5:6"),
+    "anneal": Hyper("50:250", "100", whole=True),
+    "eta": Hyper("log:1e-4:1e-1", "log:1e-4:1e-1:4"),
+    "meta_lr": Hyper("log:1e-3:1", "0.01,0.1,0.5", open_low=True),
+    "p_sel": Hyper("0,0.5,1", "0,0.5,1", high=1.0),
+    "alpha": Hyper("2", "2", open_low=True),
+    "C": Hyper(_DFR_C, _DFR_C, open_low=True),
 }
-"""Published spaces (lr 1e-5..1e-3 for ColoredMNIST, 1e-2 for PACS; fish's step 1e-4..1e-1 there, 0.05..0.5 in
-DomainBed) are covered, so that no method lacks the values that suited it. dfr's C are its authors'."""
+"""What each is: see `Config`. Published spaces are covered (lr 1e-5..1e-3 for ColoredMNIST, 1e-2 for PACS;
+fish's step 1e-4..1e-1 there, 0.05..0.5 in DomainBed), so that no method lacks the values that suited it.
+dfr's C are its authors'."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Method:
-    """What a method is, takes and needs."""
+class Method(NamedTuple):
+    """The hyper-parameters that a method takes, and what it needs among envs, pairs, groups and erase."""
 
-    summary: str
     hyper: tuple[str, ...]
     needs: tuple[str, ...] = ()
-    """Among ``envs``, ``pairs``, ``groups`` and ``erase``."""
 
 
 METHODS: dict[str, Method] = {
-    "erm": Method(summary="empirical risk minimisation", hyper=("lr", "weight_decay")),
-    "ncm": Method(
-        summary="noisy counterfactual matching: weights orthogonal to the pairs' top directions",
-        hyper=("lr", "weight_decay", "rank"),
-        needs=("pairs",),
-    ),
-    "irm": Method(
-        summary="IRMv1 (Arjovsky et al. 2019)",
-        hyper=("lr", "weight_decay", "penalty", "anneal"),
-        needs=("envs",),
-    ),
-    "vrex": Method(
-        summary="V-REx (Krueger et al. 2021)",
-        hyper=("lr", "weight_decay", "penalty", "anneal"),
-        needs=("envs",),
-    ),
-    "groupdro": Method(
-        summary="group DRO (Sagawa et al. 2020)", hyper=("lr", "weight_decay", "eta"), needs=("envs",)
-    ),
-    "fish": Method(
-        summary="Fish (Shi et al. 2022)", hyper=("lr", "weight_decay", "meta_lr"), needs=("envs",)
-    ),
-    "lisa": Method(
-        summary="LISA (Yao et al. 2022)", hyper=("lr", "weight_decay", "p_sel", "alpha"), needs=("envs",)
-    ),
-    "matchdg": Method(
-        summary="pair penalty on the logits, as MatchDG's (Mahajan et al. 2021)",
-        hyper=("lr", "weight_decay", "penalty"),
-        needs=("pairs",),
-    ),
-    "dfr": Method(
-        summary="last layer retrained on group-balanced validation rows (Kirichenko et al. 2023)",
-        hyper=("C",),
-        needs=("groups",),
-    ),
-    "leace": Method(
-        summary="a column erased from the features, then erm (Belrose et al. 2023)",
-        hyper=("lr", "weight_decay"),
-        needs=("erase",),
-    ),
+    "erm": Method(("lr", "weight_decay")),
+    "ncm": Method(("lr", "weight_decay", "rank"), ("pairs",)),
+    "irm": Method(("lr", "weight_decay", "penalty", "anneal"), ("envs",)),
+    "vrex": Method(("lr", "weight_decay", "penalty", "anneal"), ("envs",)),
+    "groupdro": Method(("lr", "weight_decay", "eta"), ("envs",)),
+    "fish": Method(("lr", "weight_decay", "meta_lr"), ("envs",)),
+    "lisa": Method(("lr", "weight_decay", "p_sel", "alpha"), ("envs",)),
+    "matchdg": Method(("lr", "weight_decay", "penalty"), ("pairs",)),
+    "dfr": Method(("C",), ("groups",)),
+    "leace": Method(("lr", "weight_decay"), ("erase",)),
 }
+"""ncm: noisy counterfactual matching, weights orthogonal to the pairs' top directions. matchdg: a penalty on
+the pairs' logits. leace: a column erased from the features, then erm. The others, with their papers: see
+`ncm_cli.baselines.objectives` and `ncm_cli.baselines.comparators`."""
+
+UPWEIGHT = "+upweight"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """One configuration: a method, its hyper-parameters and a seed; those that it doesn't have are ignored.
+
+    A value outside the range that `HYPER` gives raises `UsageError`.
+    """
+
+    method: str = "erm"
+    upweighted: bool = False
+    """Whether rows count by the groups of ``--upweight``."""
+    trial: int = 0
+    """Its number in a sweep; the same hyper-parameters with another seed are the same trial."""
+    seed: int = 0
+    """Decides the order of the rows and every draw."""
+    lr: float = 1e-3
+    weight_decay: float = 1e-4
+    """λ of mean loss + (λ/2)‖W‖²."""
+    rank: int = 0
+    """Leading columns of the basis that the weights of ncm may not use."""
+    penalty: float = 1.0
+    """Weight of the penalty of irm, vrex and matchdg."""
+    anneal: int = 0
+    """Steps before ``penalty`` replaces 1 in irm and vrex."""
+    eta: float = 1e-2
+    """Step size of groupdro's group weights."""
+    meta_lr: float = 0.5
+    """Step of fish towards its inner weights."""
+    p_sel: float = 0.5
+    """Probability that lisa mixes within labels."""
+    alpha: float = 2.0
+    """lisa mixes with weights drawn from Beta(alpha, alpha)."""
+    C: float = 1.0
+    """dfr: weight of the loss, summed over the rows, beside ‖w‖₁."""
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise UsageError(f"no method named {self.method!r}", expected=" | ".join(METHODS))
+        for name, kind in HYPER.items():
+            kind.check(name, getattr(self, name))
+
+    @property
+    def label(self) -> str:
+        """The method as the tables show it."""
+        return self.method + (UPWEIGHT if self.upweighted else "")
+
+    @property
+    def hyper(self) -> dict[str, float]:
+        """The hyper-parameters that its method has."""
+        return {name: getattr(self, name) for name in METHODS[self.method].hyper}
 
 
 def lacking(method: str, options: Any) -> Iterator[UsageError]:
@@ -145,11 +147,10 @@ FORMS = "log:1e-5:1e-3, lin:0:1, 2:24 (whole numbers), 1e-3,1e-2 (a list) or 0.1
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Space:
-    """The values that one hyper-parameter may take."""
+    """The values that one hyper-parameter may take: a list, or without ``values`` a range."""
 
     text: str
     values: tuple[float, ...] = ()
-    """The values of a list or a range of whole numbers, or of a range with a count; else none."""
     low: float = 0.0
     high: float = 0.0
     log: bool = False
@@ -164,73 +165,43 @@ class Space:
             value = self.low + share * (self.high - self.low)
         return float(round(value)) if whole else value
 
-    def capped(self, most: float) -> Space:
-        """The part of the space that is at most ``most``; no values are left if there is none."""
-        values = tuple(value for value in self.values if value <= most)
-        return dataclasses.replace(self, values=values, high=min(self.high, most))
-
-    @property
-    def empty(self) -> bool:
-        return not self.values and self.low > self.high
-
-    def grid(self, where: str) -> tuple[float, ...]:
-        """All values, which a range must count for."""
-        if not self.values:
-            raise UsageError(
-                "a grid needs values, not a range",
-                where=where,
-                found=self.text,
-                fix=f"say how many: {self.text}:5, or list them",
-            )
-        return self.values
-
 
 def parse_space(text: str, *, whole: bool = False) -> Space:
     """A space from its text; raises `UsageError` for what isn't one of `FORMS`."""
     try:
         kind, _, rest = text.partition(":")
         if kind in ("log", "lin"):
-            return _range(text, rest.split(":"), log=kind == "log", whole=whole)
-        values: list[float] = []
-        for part in text.split(","):
-            numbers = [float(piece) for piece in part.split(":")]
-            values += _whole_range(part, numbers) if ":" in part else numbers
-        if not values or any(not math.isfinite(value) for value in values):
+            pieces = rest.split(":")
+            (low, high), count = map(float, pieces[:2]), pieces[2:]
+            if not math.isfinite(high - low) or high < low or (kind == "log" and low <= 0) or len(count) > 1:
+                raise ValueError
+            space = Space(text=text, low=low, high=high, log=kind == "log")
+            if not count:
+                return space
+            shares = [i / max(int(count[0]) - 1, 1) for i in range(min(int(count[0]), MOST_VALUES + 1))]
+            # Twelve digits: 0.001 rather than the 0.0010000000000000002 that logarithms make of it.
+            values = [float(f"{space.at(share, whole=whole):.12g}") for share in shares]
+        else:
+            space, values = Space(text=text), []
+            for part in text.split(","):
+                numbers = [float(piece) for piece in part.split(":")]
+                if len(numbers) > 1:
+                    start, stop, step = (int(number) for number in (*numbers, 1)[:3])
+                    if [start, stop, step][: len(numbers)] != numbers or step < 1 or stop < start:
+                        raise ValueError
+                    numbers = [
+                        float(value)
+                        for value in range(start, min(stop, start + step * MOST_VALUES) + 1, step)
+                    ]
+                values += numbers
+        if not 1 <= len(values) <= MOST_VALUES or not all(map(math.isfinite, values)):
             raise ValueError
     except (ValueError, OverflowError):
         raise UsageError("a search space that can't be read", found=repr(text), expected=FORMS) from None
-    return Space(text=text, values=tuple(dict.fromkeys(values)))
-
-
-def _range(text: str, parts: list[str], *, log: bool, whole: bool) -> Space:
-    if not 2 <= len(parts) <= 3:
-        raise ValueError
-    low, high = float(parts[0]), float(parts[1])
-    if not (math.isfinite(low) and math.isfinite(high)) or high < low or (log and low <= 0):
-        raise ValueError
-    space = Space(text=text, low=low, high=high, log=log)
-    if len(parts) == 2:
-        return space
-    count = int(parts[2])
-    if not 1 <= count <= MOST_VALUES:
-        raise ValueError
-    shares = [i / max(count - 1, 1) for i in range(count)]
-    # Twelve digits: 0.001 rather than the 0.0010000000000000002 that logarithms make of it.
-    values = [float(f"{space.at(share, whole=whole):.12g}") for share in shares]
     return dataclasses.replace(space, values=tuple(dict.fromkeys(values)))
 
 
-def _whole_range(part: str, numbers: list[float]) -> list[float]:
-    if any(number != int(number) for number in numbers) or not 2 <= len(numbers) <= 3:
-        raise ValueError
-    start, stop, step = (int(number) for number in (*numbers, 1)[:3])
-    if step < 1 or stop < start or (stop - start) // step >= MOST_VALUES:
-        raise ValueError
-    return [float(value) for value in range(start, stop + 1, step)]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Search:
+class Search(NamedTuple):
     """One ``--search``: the space of a hyper-parameter, for one method or for all that have it."""
 
     name: str
@@ -241,10 +212,8 @@ class Search:
 def parse_search(text: str) -> Search:
     """Read ``NAME=SPACE`` or ``METHOD.NAME=SPACE``.
 
-    Raises
-    ------
-    UsageError
-        No such hyper-parameter or method, a space that can't be read, or a value out of range.
+    Raises `UsageError` for no such hyper-parameter or method, a space that can't be read, or a value out of
+    range.
     """
     left, equals, right = text.partition("=")
     method, dot, name = left.strip().rpartition(".")
@@ -252,16 +221,11 @@ def parse_search(text: str) -> Search:
         raise UsageError("a search that can't be read", found=repr(text), expected="NAME=SPACE, " + FORMS)
     if dot and method not in METHODS:
         raise unknown("method", method, METHODS, where=f"--search {text}", error=UsageError)
-    if name not in HYPER:
-        raise unknown("hyper-parameter", name, HYPER, where=f"--search {text}", error=UsageError)
-    if dot and name not in METHODS[method].hyper:
-        raise unknown(
-            f"hyper-parameter of {method}",
-            name,
-            METHODS[method].hyper,
-            where=f"--search {text}",
-            error=UsageError,
-        )
+    kind, known = (
+        (f"hyper-parameter of {method}", METHODS[method].hyper) if dot else ("hyper-parameter", HYPER)
+    )
+    if name not in known:
+        raise unknown(kind, name, known, where=f"--search {text}", error=UsageError)
     hyper = HYPER[name]
     space = parse_space(right.strip(), whole=hyper.whole)
     for value in space.values or (space.low, space.high):
@@ -280,16 +244,10 @@ def space_of(method: str, hyper: str, searches: Sequence[Search], *, grid: bool)
     return parse_space(kind.grid if grid else kind.space, whole=kind.whole)
 
 
-OPTIMIZERS = ("adam", "sgd")
 SCALINGS = ("none", "norm", "standard")
 OVERLAPS = ("exclude", "error", "keep")
 TABLES = (".h5", ".csv", ".parquet", ".json")
-"""What ``--output`` may end in: see `ncm_cli.baselines.sweep`."""
-
-ALWAYS = (".h5", ".csv", ".json")
-"""Those of them that are written whichever is named."""
-
-UPWEIGHT = "+upweight"
+"""What ``--output`` may end in; all but ``.parquet`` are written whichever is named."""
 
 _ROWS = "Rows"
 _SEARCH = "Search"
@@ -297,9 +255,12 @@ _TRAINING = "Training"
 
 
 def files_of(output: Path) -> tuple[Path, ...]:
-    """All files that a sweep writes of ``-o NAME.EXT``."""
-    suffixes = [suffix for suffix in TABLES if suffix in (*ALWAYS, output.suffix)]
-    return tuple(output.parent / f"{output.stem}{suffix}" for suffix in suffixes)
+    """All files that a sweep writes of ``-o NAME.EXT``; another output is itself."""
+    if output.suffix not in TABLES:
+        return (output,)
+    return tuple(
+        output.with_suffix(suffix) for suffix in TABLES if suffix in (".h5", ".csv", ".json", output.suffix)
+    )
 
 
 def parse_methods(text: str) -> tuple[tuple[str, bool], ...]:
@@ -317,21 +278,31 @@ def parse_methods(text: str) -> tuple[tuple[str, bool], ...]:
     return tuple(dict.fromkeys(found))
 
 
+def _columns(what: str) -> Any:
+    return option(
+        None, help=f"Columns whose combinations {what}", group=_ROWS, metavar="COLUMNS", parse=parse_names
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepOptions:
     """Options of ``ncm sweep``; the fields are the long options and the recipe's keys."""
 
     features: Path = option(help="Feature store with the rows.", role="input", flags=("-f",))
     pairs: Path | None = option(
-        None,
-        help="Pair store of ncm and matchdg, and of the rule bound.",
-        role="input",
-        flags=("-p",),
+        None, help="Pair store of ncm and matchdg, and of the rule bound.", role="input", flags=("-p",)
     )
     output: Path = option(
         help="Table to write, .h5, .csv or .parquet; NAME.json, NAME.csv and NAME.h5 are all written.",
         role="output",
         flags=("-o",),
+    )
+    save_probes: Path | None = option(
+        None,
+        help="Folder for what each rule picks of each method as a probe, METHOD-RULE.safetensors; with "
+        "several seeds METHOD-RULE-seedN.safetensors.",
+        role="output",
+        metavar="DIR",
     )
     methods: str | None = option(
         None,
@@ -380,20 +351,8 @@ class SweepOptions:
     target: str | None = option(
         None, help="Column to predict; without it, the store's label.", group=_ROWS, metavar="COLUMN"
     )
-    envs: str | None = option(
-        None,
-        help="Columns whose combinations are the environments of irm, vrex, groupdro, fish and lisa.",
-        group=_ROWS,
-        metavar="COLUMNS",
-        parse=parse_names,
-    )
-    groups: str | None = option(
-        None,
-        help="Columns whose combinations are the groups of the worst-group rule and of dfr, as in eval.",
-        group=_ROWS,
-        metavar="COLUMNS",
-        parse=parse_names,
-    )
+    envs: str | None = _columns("are the environments of irm, vrex, groupdro, fish and lisa.")
+    groups: str | None = _columns("are the groups of the worst-group rule and of dfr, as in eval.")
     dro_groups: str | None = option(
         None,
         help="Columns of groupdro's groups, if not the environments.",
@@ -401,13 +360,8 @@ class SweepOptions:
         metavar="COLUMNS",
         parse=parse_names,
     )
-    upweight: str | None = option(
-        None,
-        help="Columns whose combinations count equally in training: for all methods, "
-        f"or for those named with {UPWEIGHT} if there are such.",
-        group=_ROWS,
-        metavar="COLUMNS",
-        parse=parse_names,
+    upweight: str | None = _columns(
+        f"count equally in training: for all methods, or for those named with {UPWEIGHT} if there are such."
     )
     erase: str | None = option(None, help="Column that leace erases.", group=_ROWS, metavar="COLUMN")
     overlap: str = option(
@@ -425,17 +379,12 @@ class SweepOptions:
         choices=PROTOCOLS,
         group=_TRAINING,
     )
-    optimizer: str = option("adam", help="Optimiser.", choices=OPTIMIZERS, group=_TRAINING)
-    momentum: float = option(0.0, least=0, below=1, help="Momentum of sgd.", group=_TRAINING)
     epochs: int = option(100, least=1, help="Passes over the training rows.", group=_TRAINING)
     batch_size: int = option(
         256,
         least=0,
         help="Rows in a batch, with --protocol domainbed of each environment; 0 for all.",
         group=_TRAINING,
-    )
-    evaluate_every: int = option(
-        1, least=1, help="Epochs between two checkpoints; every rule picks its own.", group=_TRAINING
     )
     device: str = option("auto", help="auto, cpu or cuda.", group=_TRAINING, parse=parse_device)
 
@@ -464,35 +413,29 @@ class SweepOptions:
             )
         if self.folds == 1:
             yield UsageError("--folds must be at least 2", found=1, fix="--folds 0: no bound")
+        methods = dict.fromkeys(name for name, _ in self.chosen_methods)
         for name, upweighted in self.chosen_methods:
             yield from lacking(name, self)
             if upweighted and self.upweight is None:
                 yield UsageError(f"{name}{UPWEIGHT} needs --upweight", fix="--upweight label,place")
-        yield from self._idle_searches()
-        if self.grid:
-            yield from self._endless_grids()
-
-    def _idle_searches(self) -> Iterator[UsageError]:
-        """Searches that another one overrules, or of a method that isn't swept."""
-        methods = [name for name, _ in self.chosen_methods]
-        given: set[str] = set()
-        for search in self.searches:
-            full = f"{search.method}.{search.name}" if search.method else search.name
-            if full in given:
+        names = [f"{one.method}.{one.name}" if one.method else one.name for one in self.searches]
+        for i, search in enumerate(self.searches):
+            if names[i] in names[:i]:
                 yield UsageError(
-                    f"--search {full} is given twice", fix=f"one list of values: --search {full}=1e-3,1e-2"
+                    f"--search {names[i]} is given twice",
+                    fix=f"one list of values: --search {names[i]}=1e-3,1e-2",
                 )
-            given.add(full)
-            if search.method is not None and search.method not in methods:
+            if search.method not in (None, *methods):
                 yield UsageError(
-                    f"--search {full} is for a method that isn't swept", expected=", ".join(methods)
+                    f"--search {names[i]} is for a method that isn't swept", expected=", ".join(methods)
                 )
-
-    def _endless_grids(self) -> Iterator[UsageError]:
-        """Spaces without a count of values, of which there is no grid."""
-        for method in dict.fromkeys(name for name, _ in self.chosen_methods):
+        for method in methods if self.grid else ():
             for hyper in METHODS[method].hyper:
-                try:
-                    space_of(method, hyper, self.searches, grid=True).grid(f"{method}, {hyper}")
-                except UsageError as error:
-                    yield error
+                space = space_of(method, hyper, self.searches, grid=True)
+                if not space.values:
+                    yield UsageError(
+                        "a grid needs values, not a range",
+                        where=f"{method}, {hyper}",
+                        found=space.text,
+                        fix=f"say how many: {space.text}:5, or list them",
+                    )

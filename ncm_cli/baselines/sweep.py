@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli import __version__
-from ncm_cli.baselines.options import TABLES, SweepOptions
-from ncm_cli.baselines.picks import columns_of, picks_of, seedless, table_of
-from ncm_cli.baselines.plan import Cell, chunks, plan
-from ncm_cli.errors import UsageError
+from ncm_cli.baselines.choice import METRICS, chunks, columns_of, picks, plan, table_of
+from ncm_cli.baselines.options import METHODS, Config, SweepOptions, files_of
+from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import as_json, check
-from ncm_cli.probes.problem import resolve_device
+from ncm_cli.probes import metrics
+from ncm_cli.probes.apply import Scaling
+from ncm_cli.probes.fit import flags_of, probe_of
+from ncm_cli.probes.metrics import PairRows, Rows
+from ncm_cli.probes.options import FitOptions
+from ncm_cli.probes.path import Fit
+from ncm_cli.probes.problem import Part, read_problem, resolve_device, train_data
+from ncm_cli.probes.selection import Fold, bound_of, log_loss_bound, stacked, worst_group_error
 from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.store.columns import joint
 from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.files import sha256_file, writer_lock
 from ncm_cli.store.journal import Journal
+from ncm_cli.store.probe import Probe, record_ids, write_probe
 from ncm_cli.store.results import jsonable, write_result
 from ncm_cli.store.sweep_table import require_pyarrow, write_parquet, write_sweep
 from ncm_cli.store.tables import write_csv
+
+Array = NDArray[np.float64]
+Facts = Mapping[str, Array]
+"""Of R probes, (R,) by name."""
+Judge = Callable[[Array, Array], Facts]
+"""What is said of R probes' weights (R, C, d) and biases (R, C)."""
+Advance = Callable[[int], None]
+"""Told of configurations × epochs that are done."""
+
+FOLD = ("error", "log_loss", "flips", "shift")
+"""What is kept of a fold: means over the validation rows, sums over the fold's pairs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,16 +65,21 @@ class SweepReport:
     configurations: int
     diverged: int
     unconverged: int
-    resumed: int
-    """Configurations that an interrupted run had finished."""
     rules: dict[str, str | None]
     """Each rule, and why it could not be applied (None: it was)."""
-    facts: dict[str, Any]
+    options: dict[str, Any]
+    classes: tuple[str, ...]
+    data: dict[str, Any]
+    table: str
+    history: str
+    resumed: int
+    """Configurations that an interrupted run had finished."""
 
     def to_json(self) -> dict[str, Any]:
-        body = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        """The result, for ``NAME.json``."""
+        body: dict[str, Any] = jsonable(dataclasses.asdict(self))
         del body["resumed"]
-        return jsonable({**body, **body.pop("facts")})
+        return body
 
 
 def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> SweepReport:
@@ -63,175 +88,475 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> SweepReport:
     Raises
     ------
     UsageError
-        Options that can't be met: see `ncm_cli.baselines.plan.plan`.
+        Options that can't be met, or too many configurations.
     InputError
-        Rows, columns or pairs that can't be used; another process writing the same output.
+        Rows, columns, pairs or ranks that can't be used; another process writing the same output.
     MismatchError
         Features and pairs of different encoders.
     """
-    _check(options)
-    with writer_lock(_beside(options.output, ".json")):  # whichever of the files was named, all are written
-        from ncm_cli.baselines.rows import read_ready
-
-        ready = read_ready(options, reporter)
-        cells = plan(options, available_rank=ready.rank, reporter=reporter)
-        device = _device(options, reporter)
-        key = _key(options, cells, ready.problem.content_sha256, device)
-        with Journal.open(options.output, key, replace=True) as journal:
-            history, diverged, unconverged, resumed = _run(options, cells, ready, device, journal, reporter)
-        _warn(cells, diverged, unconverged, reporter)
-        table = table_of(options, cells, history, diverged)
-        rows, rules = picks_of(options, cells, history, diverged, table.epochs)
-        _tell_seedless(ready, cells, history, reporter)
-        report = SweepReport(
-            output=str(options.output),
-            rows=rows,
-            configurations=len(cells),
-            diverged=int(diverged.sum()),
-            unconverged=int(unconverged.sum()),
-            resumed=resumed,
-            rules=rules,
-            facts=_facts(options, ready),
-        )
-        _write(options, table, columns_of(cells, history, diverged, table, rules), report)
-        journal.discard()
-    return report
-
-
-def _check(options: SweepOptions) -> None:
-    """Everything that can be refused before a file is read."""
     check(options)
     if options.output.suffix == ".parquet":
         require_pyarrow()
     inputs = {os.path.realpath(path) for path in (options.features, options.pairs) if path is not None}
-    for suffix in TABLES:
-        if os.path.realpath(_beside(options.output, suffix)) in inputs:
-            raise UsageError("the output would replace an input", where=_beside(options.output, suffix))
+    for path in files_of(options.output):
+        if os.path.realpath(path) in inputs:
+            raise UsageError("the output would replace an input", where=path)
+    # Whichever of the files was named, all are written: one has the lock and the journal.
+    output = options.output.with_suffix(".json")
+    with writer_lock(output):
+        runner = Runner(options, reporter)
+        configs = plan(options, available_rank=runner.rank, reporter=reporter)
+        parts = chunks(configs, runner.logits)
+        with Journal.open(output, _key(options, runner), replace=True) as journal:
+            found, resumed = _finished(configs, parts, runner, journal, reporter)
+        for name, what in (
+            ("diverged", "diverged (a weight became NaN or infinite) and can't be chosen"),
+            ("unconverged", "stopped short of convergence"),
+        ):
+            labels = [configs[i].label for i in np.flatnonzero(found[name])]
+            if labels:
+                counts = ", ".join(f"{label} {labels.count(label):,}" for label in dict.fromkeys(labels))
+                reporter.warn(f"{len(labels):,} of {len(configs):,} configurations {what}: {counts}")
+        rows, rules, seedless = picks(options, configs, found)
+        if seedless:
+            held_out = runner.problem.pairs is not None and runner.problem.pairs.held_out.any()
+            but = " but the folds of the bound" if runner.folds and not held_out else ""
+            reporter.note(
+                f"nothing is random in {', '.join(seedless)}{but}: ±.000 is not their spread. A seed varies "
+                "the batches (--batch-size below the number of rows), the folds of pairs that aren't held "
+                "out, and the draws of fish, lisa and dfr"
+            )
+        report = SweepReport(
+            output=str(options.output),
+            rows=rows,
+            configurations=len(configs),
+            diverged=int(found["diverged"].sum()),
+            unconverged=int(found["unconverged"].sum()),
+            rules=rules,
+            options=as_json(options),
+            classes=runner.problem.target.classes,
+            data=runner.facts(),
+            table=output.with_suffix(".csv").name,
+            history=output.with_suffix(".h5").name,
+            resumed=resumed,
+        )
+        if options.save_probes is not None:
+            save_probes(options.save_probes, runner, configs, parts, report)
+        table = table_of(options, configs, found)
+        columns = columns_of(configs, table, rules)
+        writers: dict[str, Callable[[Path], object]] = {
+            ".h5": lambda path: write_sweep(path, table),
+            ".csv": lambda path: write_csv(path, list(columns), zip(*columns.values(), strict=True)),
+            ".json": lambda path: write_result(path, "sweep", report.to_json()),
+            ".parquet": lambda path: write_parquet(path, columns),
+        }
+        # The named output comes last: where it is, the others are.
+        for path in sorted(files_of(options.output), key=lambda path: path == options.output):
+            writers[path.suffix](path)
+        journal.discard()
+    return report
 
 
-def _device(options: SweepOptions, reporter: Reporter) -> str:
-    device = resolve_device(options.device)
-    reporter.note(f"training on {device}")
-    return device
-
-
-def _key(options: SweepOptions, cells: list[Cell], content_sha256: str, device: str) -> dict[str, Any]:
+def _key(options: SweepOptions, runner: Runner) -> dict[str, Any]:
     """What finished chunks depend on."""
     import torch
 
-    shown = as_json(options)
-    for name in ("output", "features", "pairs", "device"):
-        del shown[name]
+    free = ("output", "save_probes", "features", "pairs", "device")
     return {
-        "options": shown,
-        "features": content_sha256,
+        "options": {name: value for name, value in as_json(options).items() if name not in free},
+        "features": runner.problem.content_sha256,
         "pairs": None if options.pairs is None else sha256_file(options.pairs),
-        "cells": [[cell.label, cell.trial, cell.seed, dict(cell.hyper)] for cell in cells],
-        "device": device.partition(":")[0],
+        "device": runner.device.partition(":")[0],
         "versions": {"ncm": __version__, "torch": torch.__version__},
     }
 
 
-def _run(
-    options: SweepOptions, cells: list[Cell], ready: Any, device: str, journal: Journal, reporter: Reporter
-) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], int]:
-    """(cells, checkpoints, metrics) history, diverged and unconverged (cells,), how many were done before."""
-    from ncm_cli.baselines.rows import Runner
-
+def _finished(
+    configs: Sequence[Config], parts: list[list[int]], runner: Runner, journal: Journal, reporter: Reporter
+) -> tuple[dict[str, NDArray[Any]], int]:
+    """What `Runner.run` finds, of all configurations, and how many an earlier run had finished."""
     if journal.replaced:
         reporter.note("what an interrupted sweep with other options or data had finished is discarded")
     if journal.damaged:
         reporter.warn(f"{journal.damaged:,} finished chunks are damaged, and are trained anew")
-    runner = Runner(ready, options, device)
-    passes = options.epochs * (1 + max((len(folds) for folds in ready.folds.values()), default=0))
-    todo = chunks(cells, 1 if len(ready.classes) == 2 else len(ready.classes))
-    found: list[dict[str, np.ndarray]] = []
+    passes = runner.options.epochs * (1 + max(map(len, runner.folds.values()), default=0))
+    found: list[dict[str, NDArray[Any]]] = []
     resumed = 0
-    with reporter.task("training", total=len(cells) * passes, unit="epochs") as task:
-        for index, members in enumerate(todo):
+    with reporter.task("training", total=len(configs) * passes, unit="epochs") as task:
+        for index, members in enumerate(parts):
             done = journal.get(str(index))
             if done is None:
-                chunk = runner.run([cells[i] for i in members], task.advance)
-                done = {field.name: getattr(chunk, field.name) for field in dataclasses.fields(chunk)}
+                done = runner.run([configs[i] for i in members], task.advance)
                 journal.put(str(index), done)
             else:
                 resumed += len(members)
                 task.advance(len(members) * passes)
             found.append(done)
     if resumed:
-        reporter.note(f"{resumed:,} of {len(cells):,} configurations were finished before")
-    order = np.argsort(np.concatenate(todo))
-    history, diverged, unconverged = (
-        np.concatenate([part[name] for part in found])[order]
-        for name in ("history", "diverged", "unconverged")
-    )
-    return history, diverged, unconverged, resumed
+        reporter.note(f"{resumed:,} of {len(configs):,} configurations were finished before")
+    order = np.argsort(np.concatenate(parts))
+    return {name: np.concatenate([part[name] for part in found])[order] for name in found[0]}, resumed
 
 
-def _warn(
-    cells: list[Cell], diverged: NDArray[np.bool_], unconverged: NDArray[np.bool_], reporter: Reporter
-) -> None:
-    for mask, what in (
-        (diverged, "diverged (a weight became NaN or infinite) and can't be chosen"),
-        (unconverged, "stopped short of convergence"),
-    ):
-        if mask.any():
-            labels = [cells[i].label for i in np.flatnonzero(mask)]
-            counts = ", ".join(f"{label} {labels.count(label):,}" for label in dict.fromkeys(labels))
-            reporter.warn(f"{int(mask.sum()):,} of {len(cells):,} configurations {what}: {counts}")
+class Runner:
+    """Trains and judges configurations on one problem and on what folds of its pairs leave.
 
+    Raises
+    ------
+    InputError
+        Rows, columns or pairs that can't be used; no validation rows, or rows with two parts to play.
+    """
 
-def _tell_seedless(ready: Any, cells: list[Cell], history: NDArray[np.float64], reporter: Reporter) -> None:
-    """Say of which methods a spread over the seeds is none, and what would vary."""
-    names = seedless(cells, history) if len({cell.seed for cell in cells}) > 1 else []
-    if names:
-        dealt = ready.folds and not ready.problem.pairs.held_out.any()
-        but = " but the folds of the bound" if dealt else ""
-        reporter.note(
-            f"nothing is random in {', '.join(names)}{but}: ±.000 is not their spread. A seed varies the "
-            "batches (--batch-size below the number of rows), the folds of pairs that aren't held out, and "
-            "the draws of fish, lisa and dfr"
+    def __init__(self, options: SweepOptions, reporter: Reporter) -> None:
+        shared = {field.name for field in dataclasses.fields(FitOptions)} & set(vars(options))
+        self.options = options
+        self.problem = read_problem(
+            FitOptions(**{name: getattr(options, name) for name in shared}),
+            oracle=options.test is not None,
+            reporter=reporter,
+            columns={name: getattr(options, name) for name in ("envs", "erase", "dro_groups")},
         )
+        if self.problem.val is None:
+            raise InputError(
+                "no validation rows: nothing to choose by",
+                where=options.features,
+                fix="--val W: any filter that shares no row with --train and --test",
+            )
+        self.whole = self.problem.whole()
+        self.folds: dict[int, list[Fold]] = {}
+        """Of each seed; empty without pairs, or where the bound isn't asked for."""
+        ranks = [self.whole.rank]
+        if self.problem.pairs is not None and options.folds:
+            try:
+                for seed in range(options.seed, options.seed + options.seeds):
+                    self.folds[seed] = self.problem.folds(options.folds, seed)
+                    ranks += [self.problem.without(fold).rank for fold in self.folds[seed]]
+            except InputError as error:
+                error.fix = "more pairs, or pairs of rows that are not trained on; or --folds 0: no bound"
+                raise
+        self.rank = min(ranks)
+        """The largest rank that every fold's pairs have, 0 without."""
+        self.logits = 1 if len(self.problem.target.classes) == 2 else len(self.problem.target.classes)
+        self.device = resolve_device(options.device)
+        reporter.note(f"training on {self.device}")
 
-
-def _facts(options: SweepOptions, ready: Any) -> dict[str, Any]:
-    """What the result was made from."""
-    problem = ready.problem
-    return {
-        "options": as_json(options),
-        "classes": list(ready.classes),
-        "data": {
+    def facts(self) -> dict[str, Any]:
+        """What the result was made from."""
+        options, problem, where = self.options, self.problem, self.problem.roles.where
+        return {
             "features": str(options.features),
             "content_sha256": problem.content_sha256,
             "fingerprint": fingerprint(problem.encoder),
             "target": problem.target.name,
-            **problem.roles.where,
-            "test": None if problem.test is None else problem.roles.where["test"],
-            "train_rows": len(ready.whole.X),
+            "train": where["train"],
+            "val": where["val"],
+            "test": None if problem.test is None else where["test"],
+            "train_rows": len(self.whole.X),
             "val_rows": 0 if problem.val is None else len(problem.val.ids),
             "test_rows": 0 if problem.test is None else len(problem.test.ids),
             "pairs": None if options.pairs is None else str(options.pairs),
-            "pairs_used": 0 if problem.pairs is None else ready.whole.pairs,
+            "pairs_used": self.whole.pairs,
             "pairs_held_out": 0 if problem.pairs is None else int(problem.pairs.held_out.sum()),
-            "numerical_rank": ready.rank,
-        },
-        "table": _beside(options.output, ".csv").name,
-        "history": _beside(options.output, ".h5").name,
+            "numerical_rank": self.rank,
+        }
+
+    def run(self, configs: Sequence[Config], advance: Advance) -> dict[str, NDArray[Any]]:
+        """Train configurations of one seed and one family.
+
+        Returns
+        -------
+        dict
+            ``history`` (R, epochs, metrics), columns as in `METRICS`; ``diverged`` (R,): a weight became NaN
+            or infinite; ``unconverged`` (R,): an exact fit stopped short of its tolerance (dfr).
+        """
+        seed = configs[0].seed
+        folds = self.folds.get(seed, [])
+        if configs[0].method == "dfr":
+            history, converged = self._judge_dfr(configs)
+            advance(len(configs) * self.options.epochs * (1 + len(folds)))
+            return {"history": history, "diverged": np.zeros_like(converged), "unconverged": ~converged}
+        rows = {name: self._rows(name, self.whole.scaling) for name in ("val", "test")}
+        # Where no fold takes a training row away, what uses no pairs is on every fold what it is on all rows.
+        taken = any(np.isin(self.problem.train.node, fold.apart).any() for fold in folds)
+        pairs = None if taken else self._measured(seed)
+
+        def judge(weight: Array, bias: Array) -> Facts:
+            return facts(weight, bias, **rows, pairs=pairs)
+
+        history, diverged = self._judge(self.whole, configs, judge, METRICS, advance)
+        again = [
+            i
+            for i, config in enumerate(configs)
+            if pairs is None or ("pairs" in METHODS[config.method].needs and config.hyper.get("rank") != 0)
+        ]
+        if folds and again:
+            bound, lost = self._judge_folds(folds, [configs[i] for i in again], advance)
+            for name, values in bound.items():
+                history[again, :, METRICS.index(name)] = values
+            diverged[again] |= lost
+        advance((len(configs) - len(again)) * self.options.epochs * len(folds))
+        return {"history": history, "diverged": diverged, "unconverged": np.zeros_like(diverged)}
+
+    def _rows(self, name: str, scaling: Scaling) -> Rows | None:
+        """The ``val`` or ``test`` rows, scaled; None where the sweep has none."""
+        found = getattr(self.problem, name)
+        return None if found is None else found.scaled(scaling)
+
+    def _measured(self, seed: int) -> PairRows | None:
+        """The pairs of all folds of a seed, scaled as all rows are; None without folds."""
+        if seed not in self.folds:
+            return None
+        assert self.problem.pairs is not None
+        which = np.any([fold.measured for fold in self.folds[seed]], axis=0)
+        return self.problem.pairs.members(which, self.whole.scaling)
+
+    def _judge_folds(
+        self, folds: Sequence[Fold], configs: Sequence[Config], advance: Advance
+    ) -> tuple[dict[str, Array], NDArray[np.bool_]]:
+        """What folds say of configurations trained on what they leave, (R, epochs), and diverged (R,)."""
+        seen = np.zeros((len(configs), self.options.epochs, len(FOLD)))
+        diverged = np.zeros(len(configs), dtype=bool)
+        for fold in folds:
+            part = self.problem.without(fold)
+            val, pairs = self._rows("val", part.scaling), self.problem.measured(fold, part.scaling)
+
+            def judge(weight: Array, bias: Array, val: Any = val, pairs: PairRows = pairs) -> Facts:
+                errors, losses = metrics.row_errors(weight, bias, val)
+                changes, shifts = metrics.pair_shifts(weight, bias, pairs, regression=False)
+                means = (errors.mean(axis=1) / len(folds), losses.mean(axis=1) / len(folds))
+                return dict(zip(FOLD, (*means, changes.sum(axis=1), shifts.sum(axis=1)), strict=True))
+
+            found, lost = self._judge(part, configs, judge, FOLD, advance)
+            seen += found
+            diverged |= lost
+        measured = sum(int(fold.measured.sum()) for fold in folds)
+        error, loss, flips, shift = np.moveaxis(seen, 2, 0)
+        return bound_facts(error, loss, flips / measured, shift / measured, self.logits), diverged
+
+    def _judge(
+        self, part: Part, configs: Sequence[Config], judge: Judge, names: Sequence[str], advance: Advance
+    ) -> tuple[Array, NDArray[np.bool_]]:
+        """Train on a part, judge after every epoch: (R, epochs, names), and diverged (R,)."""
+        history = np.full((len(configs), self.options.epochs, len(names)), np.nan)
+        diverged = np.zeros(len(configs), dtype=bool)
+
+        def observe(epoch: int, indices: list[int], weight: Array, bias: Array) -> None:
+            finite = np.isfinite(weight).all(axis=(1, 2)) & np.isfinite(bias).all(axis=1)
+            lost = np.asarray(~finite)
+            judged = judge(np.where(lost[:, None, None], 0.0, weight), np.where(lost[:, None], 0.0, bias))
+            for name, values in judged.items():
+                history[indices, epoch - 1, names.index(name)] = np.where(lost, np.nan, values)
+            diverged[indices] = lost
+
+        self._train(part, configs, self.options.epochs, observe, advance)
+        return history, diverged
+
+    def _train(
+        self, part: Part, configs: Sequence[Config], epochs: int, observe: Any, advance: Advance
+    ) -> None:
+        """Train on a part, and show the weights, on the given features, after every epoch."""
+        from ncm_cli.baselines.trainer import Schedule, train
+
+        data, seen = train_data(part), observe
+        if configs[0].method == "leace":
+            from ncm_cli.baselines.comparators import fit_eraser
+
+            eraser = fit_eraser(part.X, part.codes["erase"])
+            data = dataclasses.replace(data, features=eraser.apply(data.features))
+
+            def seen(epoch: int, indices: list[int], weight: Array, bias: Array) -> None:
+                observe(epoch, indices, *eraser.fold(weight, bias))
+
+        train(
+            # The rank at most that of the part's pairs.
+            [dataclasses.replace(config, rank=min(config.rank, part.rank)) for config in configs],
+            data,
+            Schedule(epochs=epochs, batch_size=self.options.batch_size, protocol=self.options.protocol),  # type: ignore[arg-type]
+            device=self.device,
+            observe=seen,
+            advance=advance,
+        )
+
+    def _judge_dfr(self, configs: Sequence[Config]) -> tuple[Array, NDArray[np.bool_]]:
+        """Fit half of the validation rows and judge on the other half; fit all for the test rows.
+
+        It trains on no row of a pair, so that flips are measured on all folds' pairs at once.
+        """
+        from ncm_cli.baselines.comparators import halves
+
+        val, codes = self._grouped()
+        first, second = halves(codes, configs[0].seed)
+        assert val.group is not None
+        half = Rows(X=val.X[second], y=val.y[second], group=val.group[second])
+        history = np.full((len(configs), self.options.epochs, len(METRICS)), np.nan)
+        fits = self._dfr(configs, first)
+        judged = facts(*stacked(fits), val=half, pairs=self._measured(configs[0].seed))
+        converged = np.array([fit.converged for fit in fits])
+        if test := self._rows("test", self.whole.scaling):
+            fits = self._dfr(configs)
+            judged |= facts(*stacked(fits), test=test)
+            converged &= [fit.converged for fit in fits]
+        for name, values in judged.items():
+            history[:, 0, METRICS.index(name)] = values
+        return history, converged
+
+    def _dfr(self, configs: Sequence[Config], half: NDArray[np.int64] | None = None) -> list[Fit]:
+        """The probes that are tested, or those of one half of the validation rows, by which C is chosen."""
+        from ncm_cli.baselines.comparators import SUBSETS, fit_dfr
+
+        val, codes = self._grouped()
+        rows = np.arange(len(codes)) if half is None else half
+        return fit_dfr(
+            val.X[rows],
+            val.y[rows],
+            codes[rows],
+            len(self.problem.target.classes),
+            [config.C for config in configs],
+            seed=configs[0].seed,
+            subsets=SUBSETS if half is None else 1,
+            scale_by=self.whole.X if half is None else None,
+        )
+
+    def _grouped(self) -> tuple[Rows, NDArray[np.int64]]:
+        """The validation rows that are in a group, and the code of each one's."""
+        val = self._rows("val", self.whole.scaling)
+        assert val is not None and val.group is not None
+        codes = joint(val.group)
+        known = codes >= 0
+        return Rows(X=val.X[known], y=val.y[known], group=val.group[known]), codes[known]
+
+    def probes(
+        self, configs: Sequence[Config], wanted: Mapping[int, set[int | None]]
+    ) -> dict[tuple[int, Any], Fit]:
+        """Some of the probes that `run` judged, by position and epoch: trained again, to the same bits.
+
+        The whole chunk is, since the width of a matrix product decides its last bits.
+        """
+        found: dict[tuple[int, Any], Fit] = {}
+        if configs[0].method == "dfr":
+            fits = self._dfr([configs[i] for i in wanted])
+            return {(i, None): fit for i, fit in zip(wanted, fits, strict=True)}
+
+        def observe(epoch: int, indices: list[int], weight: Array, bias: Array) -> None:
+            for row, i in enumerate(indices):
+                if epoch in wanted.get(i, ()):
+                    found[i, epoch] = Fit(
+                        rank=int(configs[i].rank),
+                        weight_decay=configs[i].weight_decay,
+                        weight=weight[row],
+                        bias=bias[row],
+                        converged=True,
+                        iterations=epoch,
+                        gradient_norm=float("nan"),
+                    )
+
+        last = max(epoch for epochs in wanted.values() for epoch in epochs if epoch is not None)
+        self._train(self.whole, configs, last, observe, lambda done: None)
+        return found
+
+    def probe(self, config: Config, fit: Fit, selection: dict[str, Any]) -> Probe:
+        """A pick's probe with its record, as ``ncm fit`` writes them."""
+        options, problem = self.options, self.problem
+        upweight = options.upweight if config.upweighted else None
+        if upweight is None:
+            codes = {name: own for name, own in problem.train.codes.items() if name != "upweight"}
+            problem = dataclasses.replace(problem, train=dataclasses.replace(problem.train, codes=codes))
+        by_steps = {"epochs": fit.iterations, "batch_size": options.batch_size, "protocol": options.protocol}
+        resolved: dict[str, Any] = {
+            "method": config.method,
+            "train": problem.roles.where["train"],
+            "val": problem.roles.where["val"],
+            "target": problem.target.name,
+            "upweight": upweight,
+            "seed": config.seed,
+        }
+        if config.method in ("erm", "ncm") and options.protocol == "papers":
+            # What ncm fit would be told, so that ncm bound can fit it again.
+            numbers = {"weight_decay": repr(config.weight_decay), "rank": str(fit.rank), "lr": config.lr}
+            resolved |= {"solver": "adam", "epochs": fit.iterations, **numbers}
+        record = {
+            "method": config.method,
+            "hyper_parameters": {
+                **config.hyper,
+                "solver": "liblinear" if config.method == "dfr" else "adam",
+                "upweight": upweight,
+                "seed": config.seed,
+                **({} if config.method == "dfr" else by_steps),
+            },
+            "selection": selection,
+            "flags": flags_of(problem, selection["oracle"]),
+            "envs": options.envs,
+            "options": as_json(options) | resolved,
+        }
+        probe = probe_of(problem, self.whole, fit, record)
+        if config.method == "dfr" and problem.val is not None:
+            # Trained on the validation rows, on the scale of the training rows.
+            probe.meta["rows"]["train"] = record_ids((*problem.train.ids, *problem.val.ids))
+        return probe
+
+
+def facts(
+    weight: Array,
+    bias: Array,
+    *,
+    val: Rows | None = None,
+    test: Rows | None = None,
+    pairs: PairRows | None = None,
+) -> dict[str, Array]:
+    """What rows and pairs that R probes weren't trained on say of them, by the names of `METRICS`."""
+    found: dict[str, Array] = {}
+    for name, rows in (("val", val), ("test", test)):
+        if rows is None:
+            continue
+        errors, losses = metrics.row_errors(weight, bias, rows)
+        found[f"{name}_accuracy"] = 1 - errors.mean(axis=1)
+        found[f"{name}_log_loss"] = losses.mean(axis=1)
+        if rows.group is not None:
+            found[f"{name}_worst_group"] = 1 - worst_group_error(errors, rows.group)
+    if pairs is not None:
+        changes, shifts = metrics.pair_shifts(weight, bias, pairs, regression=False)
+        error, loss = 1 - found["val_accuracy"], found["val_log_loss"]
+        found |= bound_facts(error, loss, changes.mean(axis=1), shifts.mean(axis=1), weight.shape[1])
+    return found
+
+
+def bound_facts(error: Array, log_loss: Array, flips: Array, shift: Array, logits: int) -> dict[str, Array]:
+    """Flip rate and bounds by the names of `METRICS`, elementwise."""
+    return {
+        "flip_rate": flips,
+        "bound_01": bound_of(error, flips, regression=False),
+        "log_loss_bound": log_loss_bound(log_loss, shift, logits),
     }
 
 
-def _beside(output: Path, suffix: str) -> Path:
-    return output.with_suffix(suffix)
-
-
-def _write(options: SweepOptions, table: Any, columns: dict[str, list[Any]], report: SweepReport) -> None:
-    """The named output comes last: where it is, the others are."""
-    writers = {
-        ".h5": lambda path: write_sweep(path, table),
-        ".csv": lambda path: write_csv(path, list(columns), zip(*columns.values(), strict=True)),
-        ".json": lambda path: write_result(path, "sweep", report.to_json()),
-    }
-    if options.output.suffix == ".parquet":
-        writers[".parquet"] = lambda path: write_parquet(path, columns)
-    for suffix in sorted(writers, key=lambda suffix: suffix == options.output.suffix):
-        writers[suffix](_beside(options.output, suffix))
+def save_probes(
+    folder: Path, runner: Runner, configs: Sequence[Config], parts: list[list[int]], report: SweepReport
+) -> None:
+    """Write what each rule picks of each method as a probe for each seed, with its record."""
+    options = runner.options
+    position = {(config.label, config.trial, config.seed): i for i, config in enumerate(configs)}
+    wanted: dict[int, dict[int | None, list[tuple[str, dict[str, Any]]]]] = {}
+    for row in report.rows:
+        for at, (seed, epoch) in enumerate(zip(row["seeds"], row["epochs"], strict=True)):
+            selection = {
+                "rule": row["rule"],
+                "oracle": row["oracle"],
+                "note": f"picked by ncm sweep, {report.history}",
+                "folds": len(runner.folds.get(seed, ())),
+                "groups": options.groups,
+                "trial": row["trial"],
+                "epoch": epoch,
+                "metrics": {name: values[at] for name, values in row["values"].items()},
+            }
+            name = f"{row['method']}-{row['rule']}" + (f"-seed{seed}" if len(row["seeds"]) > 1 else "")
+            i = position[row["method"], row["trial"], seed]
+            wanted.setdefault(i, {}).setdefault(epoch, []).append((name, selection))
+    folder.mkdir(parents=True, exist_ok=True)
+    for members in parts:
+        own = {at: {*wanted[i]} for at, i in enumerate(members) if i in wanted}
+        fits = runner.probes([configs[i] for i in members], own) if own else {}
+        for (at, epoch), fit in fits.items():
+            for name, selection in wanted[members[at]][epoch]:
+                write_probe(
+                    folder / f"{name}.safetensors", runner.probe(configs[members[at]], fit, selection)
+                )

@@ -123,7 +123,7 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
         "numerical_rank": whole.rank,
         "verdict": verdict and dataclasses.asdict(verdict),
         "controls": controls,
-        "flags": _flags(problem, contest.rule),
+        "flags": flags_of(problem, contest.rule == "oracle"),
     }
     write_probe(options.output, _probe(problem, whole, body, best))
     if options.save_controls is not None:
@@ -474,9 +474,9 @@ def _warn(contest: _Contest, options: FitOptions, answer: str | None, reporter: 
         )
 
 
-def _flags(problem: Problem, rule: str) -> list[str]:
+def flags_of(problem: Problem, oracle: bool) -> list[str]:
     """What a reader of this probe's numbers must know."""
-    flags = ["ORACLE: chosen by looking at the test rows"] if rule == "oracle" else []
+    flags = ["ORACLE: chosen by looking at the test rows"] if oracle else []
     if problem.options.overlap == "keep":
         if problem.copies:
             flags.append(f"OVERLAP: {problem.copies} training images are validation or test images")

@@ -43,7 +43,7 @@ from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import Probe, record_ids
 
 if TYPE_CHECKING:
-    from ncm_cli.baselines.config import TrainData
+    from ncm_cli.baselines.trainer import TrainData
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.int64]
@@ -685,8 +685,8 @@ def train_path(
             max_iter=options.max_iter,
             advance=advance,
         )
-    from ncm_cli.baselines.config import Config, Schedule
-    from ncm_cli.baselines.trainer import train
+    from ncm_cli.baselines.options import Config
+    from ncm_cli.baselines.trainer import Schedule, train
 
     shared: dict[str, Any] = {"method": method, "seed": options.seed, "lr": options.lr}
     upweighted = part.weights is not None
@@ -720,7 +720,7 @@ def train_data(part: Part) -> TrainData:
 
     The whole spectrum, whichever ranks are asked for: a rank's probe doesn't depend on its neighbours.
     """
-    from ncm_cli.baselines.config import TrainData
+    from ncm_cli.baselines.trainer import TrainData
 
     basis = moments = None
     if part.spectrum is not None and part.rank:

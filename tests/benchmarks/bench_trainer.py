@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ncm_cli.baselines.config import Config, Schedule, TrainData
-from ncm_cli.baselines.trainer import train
+from ncm_cli.baselines.options import Config
+from ncm_cli.baselines.trainer import Schedule, TrainData, train
 
 
 def problem(n: int, d: int, rank: int, *, embedded: bool, seed: int = 0) -> TrainData:

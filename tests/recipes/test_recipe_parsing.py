@@ -427,7 +427,7 @@ def test_values_are_checked_as_the_command_line_checks_them_all_at_once(tmp_path
         "      device: gpu\n      output: f.h5\n"
         "  - fit:\n      features: f.h5\n      select: bond\n      weight_decay: abc\n      rank: 4-8\n"
         "      train: split\n      val: splt=val\n      lr: -1.5\n      output: p.safetensors\n"
-        "  - sweep: {features: f.h5, search: [lr=0, rank=1:4], momentum: 1, methods: 'erm,x', output: s.h5}\n"
+        "  - sweep: {features: f.h5, search: [lr=0, rank=1:4], epochs: 0, methods: 'erm,x', output: s.h5}\n"
         "  - eval: {probe: p.safetensors, features: f.h5, groups: colour, output: e.json}\n"
     )
     found = _problems(tmp_path, text)
@@ -439,7 +439,7 @@ def test_values_are_checked_as_the_command_line_checks_them_all_at_once(tmp_path
         *((line, f"steps[3].fit.{name}") for line, name in ((12, "select"), (13, "weight_decay"))),
         *((line, f"steps[3].fit.{name}") for line, name in ((14, "rank"), (15, "train"), (16, "val"))),
         (17, "steps[3].fit.lr"),
-        *((19, f"steps[4].sweep.{name}") for name in ("search", "momentum", "methods")),
+        *((19, f"steps[4].sweep.{name}") for name in ("search", "epochs", "methods")),
         (20, "steps[5].eval.groups"),
     }
     (augment,) = found[7]

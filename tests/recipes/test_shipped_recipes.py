@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ncm_cli.baselines.plan import plan
+from ncm_cli.baselines.choice import plan
 from ncm_cli.progress import SILENT
 from ncm_cli.recipes.load import Recipe, load
 from ncm_cli.recipes.run import run, shell_lines

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncm_cli.baselines.objectives import batch_bounds, drawn_batches, epoch_order, generator_of, partners
+from ncm_cli.baselines.objectives import drawn_batches, epoch_batches, epoch_order, generator_of, partners
 
 
 @settings(deadline=None, max_examples=40)
@@ -48,11 +46,10 @@ def test_rows_of_a_stratum_are_equally_likely_anywhere() -> None:
 
 @pytest.mark.parametrize(("n", "size", "count"), [(4795, 256, 19), (10, 3, 4), (5, 100, 1), (7, 0, 1)])
 def test_batches_cover_the_rows_evenly(n: int, size: int, count: int) -> None:
-    bounds = batch_bounds(n, size)
-    assert len(bounds) == count
-    assert bounds[0][0] == 0 and bounds[-1][1] == n
-    assert all(a[1] == b[0] for a, b in itertools.pairwise(bounds))
-    widths = [end - start for start, end in bounds]
+    batches = list(epoch_batches(None, n, size, generator_of(0, 0)))
+    assert len(batches) == count
+    assert sorted(torch.cat(batches).tolist()) == list(range(n))
+    widths = [len(rows) for rows in batches]
     assert max(widths) - min(widths) <= 1
     assert size == 0 or max(widths) <= size
 

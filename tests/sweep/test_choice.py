@@ -89,9 +89,9 @@ def test_unknown_checkpoints_are_never_picked() -> None:
 def test_a_trial_is_chosen_by_its_mean_over_seeds() -> None:
     lucky = history_of({"val_accuracy": [0.99, 0.1]}, {"val_accuracy": [0.5, 0.4]})
     steady = history_of({"val_accuracy": [0.7, 0.8]}, {"val_accuracy": [0.9, 0.6]})
-    found = pick_trial(np.stack([lucky, steady]), np.zeros((2, 2), bool), [3, 8], RULES["in-domain"])
+    found = pick_trial(np.stack([lucky, steady]), np.zeros((2, 2), bool), RULES["in-domain"])
     assert found is not None
-    assert (found.trial, found.checkpoints) == (8, (1, 0))
+    assert (found.row, found.checkpoints) == (1, (1, 0))
     assert found.mean[AT["val_accuracy"]] == pytest.approx(0.85)
     assert found.sd[AT["val_accuracy"]] == pytest.approx(np.std([0.8, 0.9], ddof=1))
 
@@ -100,14 +100,12 @@ def test_a_trial_that_diverged_for_one_seed_is_never_chosen() -> None:
     best = history_of({"val_accuracy": [0.99]}, {"val_accuracy": [0.99]})
     other = history_of({"val_accuracy": [0.6]}, {"val_accuracy": [0.6]})
     diverged = np.array([[False, True], [False, False]])
-    found = pick_trial(np.stack([best, other]), diverged, [0, 1], RULES["in-domain"])
-    assert found is not None and found.trial == 1
-    assert pick_trial(np.stack([best]), diverged[:1], [0], RULES["in-domain"]) is None
-    assert pick_trial(np.stack([other]), diverged[1:], [0], RULES["bound"]) is None
+    found = pick_trial(np.stack([best, other]), diverged, RULES["in-domain"])
+    assert found is not None and found.row == 1
+    assert pick_trial(np.stack([best]), diverged[:1], RULES["in-domain"]) is None
+    assert pick_trial(np.stack([other]), diverged[1:], RULES["bound"]) is None
 
 
 def test_one_seed_has_no_deviation() -> None:
-    found = pick_trial(
-        history_of({"val_accuracy": [0.6]})[None], np.zeros((1, 1), bool), [0], RULES["in-domain"]
-    )
+    found = pick_trial(history_of({"val_accuracy": [0.6]})[None], np.zeros((1, 1), bool), RULES["in-domain"])
     assert found is not None and np.isnan(found.sd).all()

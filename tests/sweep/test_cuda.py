@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from ncm_cli.baselines.config import Config, Schedule, TrainData
-from ncm_cli.baselines.trainer import train
+from ncm_cli.baselines.options import Config
+from ncm_cli.baselines.trainer import Schedule, TrainData, train
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from ncm_cli.baselines.config import Config, Schedule, TrainData
-from ncm_cli.baselines.dfr import SUBSETS, _subsets, fit_dfr, halves
-from ncm_cli.baselines.leace import fit_eraser
-from ncm_cli.baselines.trainer import train
+from ncm_cli.baselines.comparators import SUBSETS, _subsets, fit_dfr, fit_eraser, halves
+from ncm_cli.baselines.options import Config
+from ncm_cli.baselines.trainer import Schedule, TrainData, train
 from ncm_cli.errors import InputError
 
 
@@ -49,8 +48,10 @@ def test_dfr_is_the_average_of_liblinears_fits_on_rows_scaled_by_the_training_ro
     X, y, groups = spurious_problem(seed, d=20)
     train, fresh = (3 * spurious_problem(other, d=20)[0] - 1 for other in (seed + 50, seed + 90))
     mean, scale = train.mean(0), train.std(0)
-    for found in fit_dfr(X, y, groups, 2, [1.0, 0.3], seed=seed, scale_by=train):
-        fits = [liblinear((X[rows] - mean) / scale, y[rows], found.C) for rows in _subsets(groups, seed, 20)]
+    for C, found in zip(
+        [1.0, 0.3], fit_dfr(X, y, groups, 2, [1.0, 0.3], seed=seed, scale_by=train), strict=True
+    ):
+        fits = [liblinear((X[rows] - mean) / scale, y[rows], C) for rows in _subsets(groups, seed, 20)]
         weight, bias = (np.mean(part, axis=0) for part in zip(*fits, strict=True))
         assert found.converged and np.abs(weight).max() > 0.01
         np.testing.assert_allclose(found.weight[0] * scale, weight, atol=1e-5)
@@ -70,13 +71,13 @@ def test_converged_means_close_to_another_solvers_solution(seed: int, classes: i
     rows = _subsets(y, seed, 1)[0]
     Z = (X[rows] - X[rows].mean(0)) / X[rows].std(0)
     design = np.column_stack([Z, np.ones(len(rows))])
-    for found in fit_dfr(X, y, y, classes, [3.0, 0.1], seed=seed, subsets=1):
+    for C, found in zip([3.0, 0.1], fit_dfr(X, y, y, classes, [3.0, 0.1], seed=seed, subsets=1), strict=True):
         assert found.converged
         for positive, weight, bias in zip(
             (1,) if classes == 2 else range(classes), found.weight, found.bias, strict=True
         ):
             model = LogisticRegression(
-                l1_ratio=1.0, solver="saga", C=found.C, tol=1e-10, max_iter=200_000, fit_intercept=False
+                l1_ratio=1.0, solver="saga", C=C, tol=1e-10, max_iter=200_000, fit_intercept=False
             ).fit(design, y[rows] == positive)
             ours = np.append(weight * X[rows].std(0), bias + weight @ X[rows].mean(0))
             np.testing.assert_allclose(ours, model.coef_[0], atol=1e-5)
@@ -85,7 +86,7 @@ def test_converged_means_close_to_another_solvers_solution(seed: int, classes: i
 
 def test_an_unfinished_fit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y, groups = spurious_problem(0)
-    monkeypatch.setattr("ncm_cli.baselines.dfr.MAX_ITER", 2)
+    monkeypatch.setattr("ncm_cli.baselines.comparators.MAX_ITER", 2)
     assert [fit.converged for fit in fit_dfr(X, y, groups, 2, [10.0, 1e-6], seed=0)] == [False, True]
 
 
@@ -165,7 +166,7 @@ def test_leace_erases_rare_values_whatever_the_unit(rare: int, unit: float) -> N
 
 def test_leace_warns_where_a_difference_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     X, _, groups = spurious_problem(4)
-    monkeypatch.setattr("ncm_cli.baselines.leace.CORRELATION", 2.0)
+    monkeypatch.setattr("ncm_cli.baselines.comparators.CORRELATION", 2.0)
     with pytest.warns(UserWarning, match="leaves a difference of means of"):
         eraser = fit_eraser(X, groups % 2)
     np.testing.assert_array_equal(eraser.apply(X), X)

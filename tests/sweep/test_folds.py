@@ -9,11 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ncm_cli.baselines import rows as sweep_run
-from ncm_cli.baselines.config import Config, Schedule, TrainData
-from ncm_cli.baselines.options import SweepOptions
-from ncm_cli.baselines.sweep import sweep
-from ncm_cli.baselines.trainer import train
+from ncm_cli.baselines.options import Config, SweepOptions
+from ncm_cli.baselines.sweep import Runner, sweep
+from ncm_cli.baselines.trainer import Schedule, TrainData, train
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.options import FitOptions
@@ -122,7 +120,6 @@ def test_a_long_sweep_in_full_batch_finds_what_fit_finds(
             seeds=1,
             epochs=300,
             batch_size=0,
-            evaluate_every=300,
         )
     )
     report = fit(
@@ -202,13 +199,13 @@ def test_methods_without_pairs_are_trained_again_only_where_a_fold_takes_rows(
 ) -> None:
     rewrite(problem, held_out=0, of_rows=of_rows)
     trained: list[str] = []
-    original = sweep_run.Runner._train
+    original = Runner._train
 
-    def counting(self: sweep_run.Runner, part: object, cells: list, *rest: object) -> object:
+    def counting(self: Runner, part: object, cells: list, *rest: object) -> object:
         trained.extend(cell.method for cell in cells)
         return original(self, part, cells, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(sweep_run.Runner, "_train", counting)
+    monkeypatch.setattr(Runner, "_train", counting)
     sweep(swept(methods="erm,ncm,matchdg", search=("lr=0.01", "rank=2", "penalty=1"), trials=1, seeds=1))
     assert {name: trained.count(name) for name in dict.fromkeys(trained)} == {
         "erm": 6 if of_rows else 1,
@@ -235,7 +232,5 @@ def test_pairs_that_make_no_folds_are_refused_before_training(
 
 
 def test_every_configuration_diverged_is_the_reason(swept: Made) -> None:
-    report = sweep(
-        swept(methods="erm", optimizer="sgd", search=("lr=1e30", "weight_decay=1e9"), trials=1, seeds=1)
-    )
+    report = sweep(swept(methods="erm", search=("lr=1e300", "weight_decay=1e9"), trials=1, seeds=1))
     assert set(report.rules.values()) == {"every configuration diverged"}

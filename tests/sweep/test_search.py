@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ncm_cli.baselines.choice import chunks, plan
 from ncm_cli.baselines.options import HYPER, METHODS, SweepOptions, parse_methods, parse_search, parse_space
-from ncm_cli.baselines.plan import chunks, plan
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import check
 from ncm_cli.progress import SILENT, Reporter
@@ -39,7 +39,7 @@ def options(**changes: object) -> SweepOptions:
     ],
 )
 def test_spaces_with_values(text: str, values: tuple[float, ...]) -> None:
-    assert parse_space(text).grid("x") == pytest.approx(values)
+    assert parse_space(text).values == pytest.approx(values)
 
 
 def test_ranges_are_drawn_in_their_own_scale() -> None:

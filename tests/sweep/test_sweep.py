@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ncm_cli.baselines import rows as sweep_run
-from ncm_cli.baselines.dfr import fit_dfr, halves
+from ncm_cli.baselines.comparators import fit_dfr, halves
 from ncm_cli.baselines.options import SweepOptions
-from ncm_cli.baselines.sweep import sweep
+from ncm_cli.baselines.sweep import Runner, sweep
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.main import run
 from ncm_cli.probes.fit import fit
@@ -217,31 +216,31 @@ def test_a_killed_sweep_resumes_and_ends_with_the_same_table(
     sweep(options)
     whole = {suffix: (problem / f"s{suffix}").read_bytes() for suffix in (".csv",)}
     history = read_sweep(problem / "s.h5").metrics
-    assert not (problem / ".s.h5.partial").exists()
+    assert not (problem / ".s.json.partial").exists()
     for suffix in (".h5", ".csv", ".json"):
         (problem / f"s{suffix}").unlink()
 
     trained: list[int] = []
-    original = sweep_run.Runner.run
+    original = Runner.run
 
-    def stopping(self: sweep_run.Runner, cells: list, advance: Callable[[int], None]) -> object:
+    def stopping(self: Runner, cells: list, advance: Callable[[int], None]) -> object:
         if len(trained) == 2:
             raise KeyboardInterrupt
         trained.append(len(cells))
         return original(self, cells, advance)
 
-    monkeypatch.setattr(sweep_run.Runner, "run", stopping)
+    monkeypatch.setattr(Runner, "run", stopping)
     with pytest.raises(KeyboardInterrupt):
         sweep(options)
-    assert read_facts(problem / ".s.h5.partial")["rows"] == 2
+    assert read_facts(problem / ".s.json.partial")["rows"] == 2
     assert not (problem / "s.csv").exists()
 
     # A chunk that rotted is made anew, a half-written one never counts.
-    log = problem / ".s.h5.partial" / "rows.log"
+    log = problem / ".s.json.partial" / "rows.log"
     content = bytearray(log.read_bytes())
     content[-20] ^= 0xFF
     log.write_bytes(bytes(content) + content[:100])
-    monkeypatch.setattr(sweep_run.Runner, "run", original)
+    monkeypatch.setattr(Runner, "run", original)
     heard = Heard()
     report = sweep(options, reporter=heard)
     assert 0 < report.resumed < report.configurations
@@ -250,7 +249,7 @@ def test_a_killed_sweep_resumes_and_ends_with_the_same_table(
     assert (problem / "s.csv").read_bytes() == whole[".csv"]
     for name, values in read_sweep(problem / "s.h5").metrics.items():
         np.testing.assert_array_equal(values, history[name])
-    assert not (problem / ".s.h5.partial").exists()
+    assert not (problem / ".s.json.partial").exists()
 
 
 @pytest.mark.slow
@@ -264,7 +263,7 @@ def test_a_sweep_killed_by_signal_resumes_to_the_same_bytes(
     whole = subprocess.run([*command, "whole.csv"], cwd=problem, capture_output=True, text=True, check=False)
     assert whole.returncode == 0, whole.stderr
     with subprocess.Popen([*command, "cut.csv"], cwd=problem, stderr=subprocess.DEVNULL) as process:
-        folder = problem / ".cut.csv.partial"
+        folder = problem / ".cut.json.partial"
         for _ in range(2000):
             facts = (folder / "journal.json").exists()
             if (facts and read_facts(folder)["rows"] > 1) or process.poll() is not None:
@@ -279,8 +278,28 @@ def test_a_sweep_killed_by_signal_resumes_to_the_same_bytes(
     assert (problem / "cut.csv").read_bytes() == (problem / "whole.csv").read_bytes()
 
 
+def test_a_killed_sweep_goes_on_under_another_of_its_names(
+    swept: Made, problem: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Runner.run
+    trained: list[int] = []
+
+    def stopping(self: Runner, configs: list, advance: Callable[[int], None]) -> object:
+        if trained:
+            raise KeyboardInterrupt
+        trained.append(len(configs))
+        return original(self, configs, advance)
+
+    monkeypatch.setattr(Runner, "run", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(swept(output=problem / "s.csv"))
+    monkeypatch.setattr(Runner, "run", original)
+    assert sweep(swept(output=problem / "s.h5")).resumed == trained[0]
+    assert not list(problem.glob(".s*"))
+
+
 def test_chunks_of_other_options_are_not_taken(swept: Made, problem: Path) -> None:
-    with Journal.open(problem / "s.h5", {"options": "other"}) as journal:
+    with Journal.open(problem / "s.json", {"options": "other"}) as journal:
         journal.put("0", {"history": np.zeros(3)})
     heard = Heard()
     report = sweep(swept(), reporter=heard)
@@ -290,9 +309,7 @@ def test_chunks_of_other_options_are_not_taken(swept: Made, problem: Path) -> No
 
 def test_a_diverged_configuration_is_told_counted_and_never_chosen(swept: Made, problem: Path) -> None:
     heard = Heard()
-    options = swept(
-        methods="erm", optimizer="sgd", search=("lr=0.05,1e30", "weight_decay=1e9,1e-4"), grid=True, seeds=1
-    )
+    options = swept(methods="erm", search=("lr=0.05,1e300", "weight_decay=1e9,1e-4"), grid=True, seeds=1)
     report = sweep(options, reporter=heard)
     assert report.diverged >= 1
     assert any(f"{report.diverged} of 4 configurations diverged" in warning for warning in heard.warnings)
@@ -322,8 +339,8 @@ def test_what_cannot_be_is_refused_before_any_work(swept: Made, problem: Path) -
         sweep(swept(output=problem / "s.txt"))
     with pytest.raises(UsageError, match="would replace an input"):
         sweep(swept(output=problem / "f.csv"))
-    with pytest.raises(UsageError, match="evaluate-every"):
-        sweep(swept(evaluate_every=0))
+    with pytest.raises(UsageError, match="--epochs must be at least 1"):
+        sweep(swept(epochs=0))
     with pytest.raises(UsageError, match="irm needs --envs"):
         sweep(swept(methods="irm", envs=None))
     with pytest.raises(InputError, match="did you mean 'domain'"):
@@ -376,11 +393,6 @@ def test_parquet_holds_what_the_csv_holds(swept: Made, problem: Path) -> None:
     assert len(found) == len(lines)
     assert found[0]["val_accuracy"] == float(lines[0]["val_accuracy"])
     assert found[0]["test_accuracy"] is None and lines[0]["test_accuracy"] == ""
-
-
-def test_checkpoints_are_every_so_many_epochs_and_the_last(swept: Made, problem: Path) -> None:
-    sweep(swept(epochs=7, evaluate_every=3))
-    assert read_sweep(problem / "s.h5").epochs.tolist() == [3, 6, 7]
 
 
 def test_changed_bytes_of_the_table_are_noticed(swept: Made, problem: Path) -> None:
