@@ -97,6 +97,7 @@ def test_pairs_takes_them(world: Any, plain: Any, renamed: Any, match: str) -> N
     assert made[1].pairs > 5
 
 
+@pytest.mark.slow
 def test_bound_and_the_control_on_the_pairs_rows_take_them(world: Any, plain: Any, renamed: Any) -> None:
     spare = ["pool" if 60 <= row < 90 else name for row, name in enumerate(world.columns["split"])]
     found = []

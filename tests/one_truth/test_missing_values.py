@@ -26,7 +26,7 @@ def _place(world: Any, lost: str = "") -> list[str]:
     [
         {"upweight": "place"},
         {"upweight": "label,place"},
-        {"upweight": "place", "solver": "adam", **ADAM},
+        pytest.param({"upweight": "place", "solver": "adam", **ADAM}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

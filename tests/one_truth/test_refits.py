@@ -47,17 +47,21 @@ def made(world: Any, members: list[tuple[int, int]]) -> tuple[Any, Any]:
     return world, features
 
 
+def slow(options: dict[str, Any]) -> Any:
+    return pytest.param(options, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {},
         {"scaling": "norm", "scale_factor": 3.0},
-        {"scaling": "standard"},
+        slow({"scaling": "standard"}),
         {"upweight": "label,place"},
         {"overlap": "keep"},
-        {"tolerance": 1e-6},
-        {"train": "split=train & domain=day"},
-        ADAM,
+        slow({"tolerance": 1e-6}),
+        slow({"train": "split=train & domain=day"}),
+        slow(ADAM),
         {**ADAM, "scaling": "standard", "upweight": "place", "batch_size": 16, "seed": 5},
     ],
     ids=lambda options: ", ".join(f"{name}={value}" for name, value in options.items()) or "defaults",
@@ -74,6 +78,7 @@ def test_so_it_is_where_pairs_were_held_out(world: Any, members: list[tuple[int,
     _meets(world, features, 2, weight_decay="1e-3,1e-1")
 
 
+@pytest.mark.slow
 def test_so_it_is_for_more_classes_and_for_regression(world: Any, members: list[tuple[int, int]]) -> None:
     rng = np.random.default_rng(1)
     value = world.X[:, 0] + 0.5 * world.X[:, 1] + 0.1 * rng.normal(size=len(world.X))

@@ -43,6 +43,7 @@ def made_with(world: Any, split: list[str], members: list[tuple[int, int]]) -> t
     return probe, [*left.id_a, *left.id_b]
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_c67_any_spelling_of_the_splits_gives_the_same_probe(

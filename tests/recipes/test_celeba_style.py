@@ -32,6 +32,7 @@ table: {test: partition=2}
 """  # noqa: E501
 
 
+@pytest.mark.slow
 def test_c31_two_attributes_make_four_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)

@@ -56,7 +56,9 @@ def _mutated(text: str, rng: random.Random) -> str:
     return "".join(lines)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name != "digits" else []) for name in NAMES]
+)
 def test_a_mutated_recipe_is_read_or_refused(name: str, tmp_path: Path) -> None:
     rng, refused = random.Random(name), 0
     for number in range(12):
@@ -80,7 +82,9 @@ def _problems(folder: Path, name: str, text: str) -> set[tuple[int, str]]:
     return set()
 
 
-@pytest.mark.parametrize("name", ["digits", "dogs", "waterbirds_cf"])
+@pytest.mark.parametrize(
+    "name", ["digits", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dogs", "waterbirds_cf"))]
+)
 def test_two_wrong_values_are_shown_together(name: str, tmp_path: Path) -> None:
     """Of values that nothing else depends on: each problem alone is among those of both."""
     rng, both = random.Random(name), 0

@@ -386,6 +386,7 @@ def test_a_file_that_the_run_did_not_make_is_never_replaced(tiny: Path, name: st
     assert len(_run(tiny).ran) == 7
 
 
+@pytest.mark.slow
 def test_files_beside_what_a_step_names_are_not_replaced_either(tiny: Path) -> None:
     """A sweep writes three tables, and figures go into a folder."""
     more = (
@@ -424,6 +425,7 @@ def test_outside_only_what_the_run_made_is_replaced(tiny: Path) -> None:
     assert path.read_text() == "another's, since"
 
 
+@pytest.mark.slow
 def test_what_an_interrupted_step_wrote_is_its_own(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed between its last byte and the record of it, at the first run as at a later one."""
     for _ in range(2):
@@ -438,6 +440,7 @@ def _interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_failed_images_are_carried(tiny: Path) -> None:
     (tiny / "images" / "3.png").write_bytes(b"not an image")
     heard = Heard()
@@ -458,6 +461,7 @@ def test_verdicts(tiny: Path) -> None:
     assert row.worst_group is not None
 
 
+@pytest.mark.slow
 def test_results_of_one_seed_make_rows_and_verdicts_of_their_own(tiny: Path) -> None:
     again = """
   - eval:
@@ -490,6 +494,7 @@ def test_c68_cells_are_reported_as_written_and_never_averaged(tiny: Path) -> Non
     assert _run(tiny).ran == ()
 
 
+@pytest.mark.slow
 def test_a_value_for_another_variable_is_not_run(tiny: Path) -> None:
     only = "  - {metric: accuracy, where: split=test, decay: 1e-2, min: .9}\n"
     (tiny / "tiny.yaml").write_text(RECIPE + only)
@@ -631,6 +636,7 @@ def _values_of_a_whole_run(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_c37_rows_used_for_choosing_are_flagged_in_the_table(tiny: Path) -> None:
     assert not _run(tiny, "decay='1e-2,1e-1'").outcome.rows[0].seen
     (tiny / "tiny.yaml").write_text(RECIPE + "table: {test: split=test, test again: split=val}\n")

@@ -302,7 +302,9 @@ def _text_bomb() -> str:
     )
 
 
-@pytest.mark.parametrize("bomb", [_alias_bomb, _variable_bomb, _text_bomb])
+@pytest.mark.parametrize(
+    "bomb", [_alias_bomb, pytest.param(_variable_bomb, marks=pytest.mark.slow), _text_bomb]
+)
 def test_bombs_are_refused_in_little_memory(tmp_path: Path, bomb: object) -> None:
     last = re.findall(r"  (a\d+):", bomb())[-1]  # type: ignore[operator]
     text = bomb() + f"\nsteps:\n  - embed: {{source: x, output: y, numeric: ${{{last}}}}}\n"  # type: ignore[operator]

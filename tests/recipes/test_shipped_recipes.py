@@ -73,8 +73,11 @@ def test_a_recipe_says_what_must_be_given(name: str, tmp_path: Path) -> None:
     assert expected in str(caught.value)
 
 
+SWEPT = sorted(path.stem for path in RECIPES.glob("*.yaml") if METHODS in path.read_text())
+
+
 @pytest.mark.parametrize(
-    "name", sorted(path.stem for path in RECIPES.glob("*.yaml") if METHODS in path.read_text())
+    "name", [SWEPT[0], *(pytest.param(name, marks=pytest.mark.slow) for name in SWEPT[1:])]
 )
 def test_any_of_its_methods_will_do(name: str, tmp_path: Path) -> None:
     """Of each alone, and of two, every sweep can be planned: what is searched need not be theirs."""
