@@ -46,7 +46,7 @@ class InfoOptions:
 
     file: Path | None = argument(
         None,
-        help="A feature store, pair store, probe, result, or the .partial folder of an unfinished embedding.",
+        help="A feature store, pair store, probe, result, or the .partial folder of unfinished work.",
         metavar="FILE",
         role="input",
     )

@@ -1,7 +1,4 @@
-"""The encoder fingerprint: a digest of everything that changes a feature.
-
-Digests over arrays and texts, and the errors of files that don't match theirs.
-"""
+"""Digests of JSON, arrays and texts, the encoder's fingerprint among them, and what doesn't match them."""
 
 from __future__ import annotations
 

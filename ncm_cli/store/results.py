@@ -1,13 +1,7 @@
-"""What results of each kind hold, as far as other commands rely on it: foreign files are checked against it.
+"""JSON documents of ours: each says what it is, and carries a digest of all that it says.
 
-A shape is a type (``object`` for anything), None for null, a slice for a number from its start to its stop, a
-tuple of shapes of which one fits, ``[shape]`` for a list, ``[shape, shape]`` for a list of that length, or an
-object of shapes by name. There, names that end in ``?`` may be absent or null (all or none of several in one
-key), those in ``!`` may be absent, and ``*`` stands for all that aren't mentioned.
-
-JSON files of ours: each says what it is, and carries a digest of all that it says.
-
-Result files: one JSON schema for what eval, bound, sweep and their like find out.
+Result files are such documents, with one schema for what eval, bound, sweep and their like find out. Foreign
+ones are checked against `SHAPES`, what other commands rely on in each kind.
 """
 
 from __future__ import annotations
@@ -26,6 +20,16 @@ from ncm_cli import __version__
 from ncm_cli.errors import InputError
 from ncm_cli.store.digests import digest_of, require_version
 from ncm_cli.store.files import read_json, write_json
+
+FORMAT = "ncm-result"
+VERSION = 2
+
+DIGEST = "content_sha256"
+
+SEALED_SINCE = 2
+"""The first version of every such format that has the digest."""
+
+HEADER = ("ncm_format", "ncm_format_version", DIGEST, "kind", "ncm_version", "created")
 
 _NUMBER = slice(-sys.float_info.max, sys.float_info.max)
 _SHARE = slice(0, 1)
@@ -101,19 +105,23 @@ SHAPES: dict[str, Any] = {
     "sweep": {**_COMMON, "configurations!": int, "history?": str, "rows": [_PICK]},
     "run": {"expect?": [_VERDICT], "provenance?": {"recipe!": {"name!": str}}},
 }
+"""What results of each kind hold, as far as other commands rely on it.
 
-
-def misfit(value: Any, shape: Any, at: str = "") -> str | None:
-    """Where and how a JSON value differs from a shape; None where it fits."""
-    return next(_misfits(value, shape, at), None)
+A shape is a type (``object`` for anything), None for null, a slice for a number from its start to its stop, a
+tuple of shapes of which one fits, ``[shape]`` for a list, ``[shape, shape]`` for a list of that length, or an
+object of shapes by name. There, names that end in ``?`` may be absent or null (all or none of several in one
+key), those in ``!`` may be absent, and ``*`` stands for all that aren't mentioned.
+"""
 
 
 def _misfits(value: Any, shape: Any, at: str) -> Iterator[str]:
+    """Where and how a JSON value differs from a shape."""
     if isinstance(shape, tuple):
-        if all(misfit(value, one, at) for one in shape):
-            yield f"{at} is {_shown(value)}"
+        fits = any(next(_misfits(value, one, at), None) is None for one in shape)
+    elif isinstance(shape, slice):
+        fits = type(value) in (int, float) and shape.start <= value <= shape.stop
     elif isinstance(shape, dict) and isinstance(value, dict):
-        mentioned = {name for key in shape for name in key.rstrip("?!").split()}
+        fits, mentioned = True, {name for key in shape for name in key.rstrip("?!").split()}
         for key, inner in shape.items():
             names = sorted(value.keys() - mentioned) if key == "*" else key.rstrip("?!").split()
             if key.endswith("?") and all(value.get(name) is None for name in names):
@@ -125,26 +133,13 @@ def _misfits(value: Any, shape: Any, at: str) -> Iterator[str]:
                 elif not key.endswith("!"):
                     yield f"{place} isn't there"
     elif isinstance(shape, list) and isinstance(value, list) and len(shape) in (1, len(value)):
+        fits = True
         for index, item in enumerate(value):
             yield from _misfits(item, shape[index % len(shape)], f"{at}[{index}]")
-    elif not _is(value, shape):
-        yield f"{at} is {_shown(value)}"
-
-
-def _is(value: Any, shape: Any) -> bool:
-    if isinstance(shape, slice):
-        return type(value) in (int, float) and shape.start <= value <= shape.stop
-    return shape is object or value is shape or type(value) is shape
-
-
-def _shown(value: Any) -> str:
-    return f"{type(value).__name__} {str(value)[:40]!r}"
-
-
-DIGEST = "content_sha256"
-
-SEALED_SINCE = 2
-"""The first version of every such format that has the digest."""
+    else:
+        fits = shape is object or value is shape or type(value) is shape
+    if not fits:
+        yield f"{at} is {type(value).__name__} {str(value)[:40]!r}"
 
 
 def write_document(path: Path | str, format_name: str, version: int, body: Mapping[str, Any]) -> None:
@@ -192,12 +187,6 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-FORMAT = "ncm-result"
-VERSION = 2
-
-HEADER = ("ncm_format", "ncm_format_version", DIGEST, "kind", "ncm_version", "created")
-
-
 def write_result(path: Path | str, kind: str, body: Mapping[str, Any]) -> None:
     """Write ``body`` atomically under a header that says what it is.
 
@@ -219,8 +208,7 @@ def read_result(path: Path | str, *, kind: str | None = None) -> dict[str, Any]:
     found = read_document(path, FORMAT, VERSION, what="a result", fix="make it again with ncm")
     if kind is not None and found.get("kind") != kind:
         raise InputError("a result of another kind", where=path, found=found.get("kind"), expected=kind)
-    wrong = misfit(found, SHAPES.get(str(found.get("kind")), {}))
-    if wrong:
+    if wrong := next(_misfits(found, SHAPES.get(str(found.get("kind")), {}), ""), None):
         raise InputError("a result that no command of ncm wrote", where=path, found=wrong)
     return found
 
