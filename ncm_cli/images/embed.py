@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,23 +152,22 @@ def encoder_request(options: EmbedOptions) -> EncoderRequest:
     return EncoderRequest(**asked, intensity_range=parse_intensity_range(span) if span else None)
 
 
+@dataclass
 class _ImageRun:
     """One run over images: what is there, what is missing, making it, and writing the store."""
 
-    def __init__(
-        self,
-        options: EmbedOptions,
-        manifest: Manifest,
-        verify: bool,
-        reporter: Reporter,
-        stack: contextlib.ExitStack,
-    ) -> None:
-        self.options, self.manifest, self.verify, self.reporter = options, manifest, verify, reporter
-        self.stack, self.request = stack, encoder_request(options)
+    options: EmbedOptions
+    manifest: Manifest
+    verify: bool
+    reporter: Reporter
+    stack: contextlib.ExitStack
+    encoder: Encoder | None = None
+
+    def __post_init__(self) -> None:
+        self.request = encoder_request(self.options)
         self.key = json.loads(canonical_json(request_key(self.request)))
-        self.old = None if options.fresh else self._opened(open_old(options, self.key))
-        self.other = self._opened(open_reuse(options))
-        self.encoder: Encoder | None = None
+        self.old = None if self.options.fresh else self._opened(open_old(self.options, self.key))
+        self.other = self._opened(open_reuse(self.options))
 
     def _opened(self, store: FeatureStore | None) -> FeatureStore | None:
         return None if store is None else self.stack.enter_context(store)
@@ -270,24 +269,24 @@ class _ImageRun:
         dim = next(made.dim for made in (self.encoder, self.old, self.other) if made is not None)
         with self.reporter.task("writing", len(rows)) as task:
             blocks = gathered(plan, rows, {OLD: self.old, OTHER: self.other}, journal, dim, task)
-            _write_store(
-                self.options, self.manifest, rows, blocks, dim, self.description, self.key, files, failed
+            told = _told(self.options, self.description, self.key)
+            kept = self.manifest.kept(rows)
+            write_features(
+                self.options.output, blocks=blocks, dim=dim, files=files, failed=failed, **kept, **told
             )
         return True
 
     def _is_unchanged(
-        self, plan: RowPlan, rows: list[int], files: Files, failed: tuple[FailedRow, ...]
+        self, plan: RowPlan, rows: list[int], files: Files, failed: Sequence[FailedRow]
     ) -> bool:
         """Whether writing would give the store that is there, but for its time and options."""
-        old, manifest = self.old, self.manifest
+        old, kept = self.old, self.manifest.kept(rows)
         assert old is not None
-        if not (plan.source[rows] == OLD).all() or old.ids != tuple(manifest.ids[row] for row in rows):
-            return False
-        columns = manifest.columns(rows)
-        roles = (manifest.label_column, manifest.split_column)
+        columns, roles = kept["columns"], (kept["label_column"], kept["split_column"])
         return (
-            (old.failed, old.label_column, old.split_column) == (failed, *roles)
-            and list(old.columns) == list(columns)
+            bool((plan.source[rows] == OLD).all())
+            and (list(old.ids), old.failed) == (kept["ids"], failed)
+            and (old.label_column, old.split_column, list(old.columns)) == (*roles, list(columns))
             and all(_alike(old.columns[name], columns[name]) for name in columns)
             and _alike(old.files, files)
         )
@@ -305,32 +304,10 @@ def _alike(a: Any, b: Any) -> bool:
     return bool(names) and all(same(getattr(a, name), getattr(b, name)) for name in names)
 
 
-def _write_store(
-    options: EmbedOptions,
-    manifest: Manifest,
-    rows: Sequence[int],
-    blocks: Iterable[np.ndarray],
-    dim: int,
-    description: dict[str, Any],
-    key: dict[str, Any],
-    files: Files | None = None,
-    failed: Sequence[FailedRow] = (),
-) -> None:
-    write_features(
-        options.output,
-        ids=[manifest.ids[row] for row in rows],
-        blocks=blocks,
-        dim=dim,
-        columns=manifest.columns(rows),
-        label_column=manifest.label_column,
-        split_column=manifest.split_column,
-        encoder=description,
-        files=files,
-        failed=failed,
-        options=as_json(options),
-        request={"encoder": key, "dtype": options.dtype},
-        dtype=options.dtype,  # type: ignore[arg-type]
-    )
+def _told(options: EmbedOptions, description: dict[str, Any], key: dict[str, Any]) -> dict[str, Any]:
+    """What a store says of how it was made."""
+    request = {"encoder": key, "dtype": options.dtype}
+    return {"encoder": description, "options": as_json(options), "request": request, "dtype": options.dtype}
 
 
 def require_same(path: Path, there: dict[str, Any], asked: dict[str, Any]) -> None:
@@ -419,8 +396,8 @@ def _from_array(
             require_same(options.output, dict(old.encoder) | there, description | asked)
     with reporter.task("writing", source.rows) as task:
         blocks = _usable_blocks(source, manifest, options, task)
-        rows = range(source.rows)
-        _write_store(options, manifest, rows, blocks, source.dim, description, description)
+        told, kept = _told(options, description, description), manifest.kept(range(source.rows))
+        write_features(options.output, blocks=blocks, dim=source.dim, **kept, **told)
     made = {"new": source.rows, "reused": 0, "removed": 0, "written": True}
     return made | {"images_per_second": None, "device": None}
 

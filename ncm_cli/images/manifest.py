@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -90,26 +91,11 @@ class ColumnNames:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The rows to embed, in order.
+    """The rows to embed, in order; ``ids`` are unique and not blank.
 
-    Attributes
-    ----------
-    source
-        The table or folder.
-    ids
-        Unique and not blank.
-    files
-        The image files; None when features come from an array.
-    text
-        One list of text for each column; blank is missing.
-    numeric
-        The columns that hold numbers.
-    label_column, split_column
-        Which of the columns they are, if any.
-    notes
-        What was decided on the way and is worth a line.
-    warnings
-        What is probably a mistake in the table or the folders' names.
+    ``files`` is None when features come from an array; ``text`` has one list for each column, blank where a
+    value is missing; ``numeric`` are the columns that hold numbers. ``notes`` say what was decided on the
+    way, ``warnings`` what is probably a mistake in the table or the folders' names.
     """
 
     source: Path
@@ -124,6 +110,11 @@ class Manifest:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def kept(self, rows: Sequence[int]) -> dict[str, Any]:
+        """Some rows as a store keeps them."""
+        roles = {"label_column": self.label_column, "split_column": self.split_column}
+        return {"ids": [self.ids[row] for row in rows], "columns": self.columns(rows), **roles}
 
     def columns(self, rows: Sequence[int]) -> dict[str, Column | NumericColumn]:
         """The columns of some rows, with the categories that occur in them."""

@@ -53,20 +53,11 @@ _ACTIVATIONS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model with its weights, as its library makes it.
+    """A model with its weights, as its library makes it, and what the description says of it (``facts``).
 
-    Attributes
-    ----------
-    encode
-        Maps (B, 3, H, W) float32 to (B, dim).
-    transform
-        The model's own published preprocessing: a PIL picture to a (3, H, W) float32 tensor.
-    size
-        (H, W) of its input.
-    shortest
-        The side that the transform gives a picture's shorter edge, or None where it can't enlarge much.
-    facts
-        What the description says of it.
+    ``encode`` maps (B, 3, H, W) float32 to (B, dim), with (H, W) the ``size``; ``transform`` is the model's
+    own published preprocessing, to (3, H, W) float32. ``shortest`` is the side that it gives a picture's
+    shorter edge, or None where it can't enlarge much.
     """
 
     module: torch.nn.Module
@@ -99,11 +90,7 @@ class TorchEncoder:
         self._request, self._model, self._network = request, model, model.encode
         self.device = device
         self.batch_size = CUDA_BATCH if device.startswith("cuda") else CPU_BATCH
-        facts = model.facts | {
-            "activation": activations(model.module),
-            "image_size": list(model.size),
-        }
-        self.description = request.describe(**facts)
+        self.description = request.describe(image_size=list(model.size), **model.facts)
         # Towers name the length of a feature in different places, so a black picture is run.
         with torch.inference_mode(), exact(device, request.precision):
             self.dim = int(model.encode(torch.zeros(1, 3, *model.size, device=device)).shape[1])
@@ -251,12 +238,12 @@ def _load_timm(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
             "kind": "timm",
             "model": f"timm:{name}",
             "weights_sha256": sha256,
+            "activation": activations(module),
             "preprocess": {
                 "resize": config["crop_mode"],
                 "interpolation": config["interpolation"],
                 "crop": float(config["crop_pct"]),
-                "mean": _three(config["mean"]),
-                "std": _three(config["std"]),
+                **{name: _three(config[name]) for name in ("mean", "std")},
             },
             "projection": "pooled",
         },
@@ -374,6 +361,7 @@ def _load_open_clip(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
             "kind": "open_clip",
             "model": source.name,
             "weights_sha256": sha256,
+            "activation": activations(model.visual),
             "preprocess": preprocess | ({"fill": config.fill_color} if crop == "pad" else {}),
             "projection": "encode_image",
         }

@@ -64,22 +64,12 @@ class ImageJob:
 
 @dataclass(frozen=True, slots=True)
 class ReadImage:
-    """What reading one image gave.
+    """What reading one image gave: the ``item`` that the encoder takes, or the ``reason`` why there is none.
 
-    Attributes
-    ----------
-    item
-        What the encoder takes; None when the image can't be used.
-    size, mtime_ns, sha256
-        Of the very bytes that were decoded; the digest is empty when the file can't be read.
-    reason
-        Why there is no item.
-    note
-        Something to tell about an image that is used all the same, such as an animation.
-    tone
-        ``black`` or ``white`` where the picture has hardly anything else.
-    declared, undeclared
-        The range of samples that the file states, and that which it holds and doesn't state.
+    ``size``, ``mtime_ns`` and ``sha256`` are of the very bytes that were decoded. ``note`` tells something
+    about an image that is used all the same, such as an animation; ``tone`` is ``black`` or ``white`` where a
+    picture has hardly anything else; ``declared`` and ``undeclared`` are the range of samples that the file
+    states, and that which it holds and doesn't state.
     """
 
     job: ImageJob
@@ -177,14 +167,9 @@ def encode_batches(
 class RowPlan:
     """Where each of the N rows of a manifest comes from, and the state of its file.
 
-    Attributes
-    ----------
-    source
-        int8 (N,): `NEW`, `OLD`, `OTHER` or `DONE`.
-    position
-        int64 (N,): the row within that store; −1 for `DONE`, whose rows are found by id.
-    size, mtime_ns, sha256
-        Of the file's bytes that the features belong to; blank digests where they aren't known yet.
+    ``source`` int8 (N,) is `NEW`, `OLD`, `OTHER` or `DONE`; ``position`` int64 (N,) the row within that
+    store, −1 for `DONE`, whose rows are found by id. ``size``, ``mtime_ns`` and ``sha256`` are of the file's bytes
+    that the features belong to; digests are blank where they aren't known yet.
     """
 
     def __init__(self, ids: Sequence[str], files: FoundFiles) -> None:

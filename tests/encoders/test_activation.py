@@ -144,6 +144,14 @@ def test_c41_names_of_files_tell_what_open_clip_knows_of_them(
     assert evidence_in(tmp_path / name)[0] is quick
 
 
+def test_only_the_image_towers_activation_counts(tiny_clip, tmp_path: Path) -> None:
+    config = json.loads(tiny_clip.config.read_text())
+    config["vision_cfg"] |= {"layers": [1, 1, 1, 1], "width": 8, "patch_size": None, "image_size": 32}
+    (tmp_path / "resnet.json").write_text(json.dumps(config))
+    request = EncoderRequest(model=str(tmp_path / "resnet.json"), random_init=True)
+    assert load_encoder(request, device="cpu", reporter=SILENT).description["activation"] == "ReLU"
+
+
 @pytest.mark.parametrize(
     ("model", "used"), [("convnext_atto", "GELU"), ("resnet10t", "ReLU"), ("tf_efficientnet_lite0", "ReLU6")]
 )
