@@ -40,26 +40,13 @@ _LIBRARIES = {
 class EncoderRequest:
     """What a user asks for.
 
-    Attributes
-    ----------
-    model
-        ``pixels:SIZE``, ``timm:NAME``, an open_clip name, ``local-dir:FOLDER``, ``hf-hub:ORG/REPO``, or the
-        path of an open_clip model configuration (``.json``).
-    pretrained
-        An open_clip tag, a checkpoint file, ``default`` for timm, or None. Pixels have no weights and ignore
-        it; ``local-dir:`` and ``hf-hub:`` bring their own.
-    precision
-        ``fp32``, ``bf16`` or ``fp16``: how the network computes. Features are float32 whatever it is.
-    normalize
-        Divide each row by its Euclidean norm.
-    random_init
-        Random weights from ``seed`` instead of ``pretrained``, for tests.
-    augment
-        Augmentation of the decoded picture, such as ``grayscale`` or ``hue:0.3+blur``; None for none.
-    seed
-        Of the augmentation and of random weights.
-    intensity_range
-        The samples that are black and white in images of more than 8 bits; None takes what files declare.
+    ``model`` is ``pixels:SIZE``, ``timm:NAME``, an open_clip name, ``local-dir:FOLDER``, ``hf-hub:ORG/REPO``,
+    or the path of an open_clip model configuration (``.json``). ``pretrained`` is an open_clip tag, a
+    checkpoint file, ``default`` for timm, or None; pixels have no weights, and folders and repositories bring
+    their own. ``precision`` (fp32, bf16, fp16) is how the network computes; features are float32 whatever it
+    is. ``normalize`` divides each row by its Euclidean norm. ``seed`` is of ``augment`` and of
+    ``random_init``. ``intensity_range`` are the samples that are black and white in images of more than 8
+    bits; None takes what files declare.
     """
 
     model: str = DEFAULT_MODEL

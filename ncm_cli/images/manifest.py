@@ -23,7 +23,7 @@ from ncm_cli.store.digests import MAX_TEXT_BYTES, require_few_columns
 from ncm_cli.store.tables import Table, has_decimal_comma, read_table
 
 # Names may be bytes here, and a stat a row must stay cheap, so this module keeps to os.path.
-# ruff: noqa: PTH100, PTH116, PTH118, PTH122, PTH206, PTH208
+# ruff: noqa: PTH100, PTH116, PTH118, PTH122, PTH206
 
 SHOWN_FILES = 100
 """Missing files named in one message; more than that says little."""
@@ -403,8 +403,8 @@ def absolute_text(path: str | os.PathLike[str]) -> str:
 def find_files(paths: Sequence[str], base: str, row_name: Callable[[int], str], where: Path) -> FoundFiles:
     """Look every path up before any work starts.
 
-    A relative path starts from ``base``. Backslashes are tried as slashes, and other Unicode normal forms of
-    the name are tried, since a manifest written on one system is often read on another.
+    A relative path starts from ``base``. Backslashes are tried as slashes, and the path is tried in both
+    Unicode normal forms, since a manifest written on one system is often read on another.
 
     Raises
     ------
@@ -414,10 +414,9 @@ def find_files(paths: Sequence[str], base: str, row_name: Callable[[int], str], 
     found: list[str] = []
     size, mtime_ns = np.zeros((2, len(paths)), np.int64)
     problems: list[str] = []
-    listings: dict[str, dict[str, str]] = {}
     for i, path in enumerate(paths):
         reason = "is missing" if path else "is blank"
-        for candidate in _spellings(path, base, listings) if path else ():
+        for candidate in _spellings(path, base) if path else ():
             try:
                 status = os.stat(native(candidate))
             except OSError as error:
@@ -442,37 +441,17 @@ def find_files(paths: Sequence[str], base: str, row_name: Callable[[int], str], 
     return FoundFiles(found, size, mtime_ns)
 
 
-def _spellings(path: str, base: str, listings: dict[str, dict[str, str]]) -> Iterator[str]:
-    """The names of a file to try, the likely and cheap one first; ``listings`` keeps folders' names."""
-    for spelling in [path, path.replace("\\", "/")] if "\\" in path and os.sep == "/" else [path]:
-        written = os.path.join(base, spelling)
-        if ".." not in written.split(os.sep):
+def _spellings(path: str, base: str) -> Iterator[str]:
+    """The names of a file to try, the likely and cheap one first."""
+    slashed = [path.replace("\\", "/")] if "\\" in path and os.sep == "/" else []
+    for spelling in (path, *slashed):
+        forms = (
+            [] if spelling.isascii() else [unicodedata.normalize(form, spelling) for form in ("NFC", "NFD")]
+        )
+        for name in dict.fromkeys((spelling, *forms)):
+            written = os.path.join(base, name)
             # Behind a link to a folder, ".." isn't what the text says, so such a path is kept.
-            written = os.path.normpath(written)
-        yield written
-        if written.isascii():
-            continue
-        # The file whose name has, in every part, the same composed form.
-        drive, rest = os.path.splitdrive(written)
-        current = drive + os.sep
-        for part in rest.split(os.sep)[1:]:
-            if current not in listings:
-                listings[current] = _composed_names(current)
-            actual = listings[current].get(unicodedata.normalize("NFC", part))
-            if actual is None:
-                break
-            current = os.path.join(current, actual)
-        else:
-            yield current
-
-
-def _composed_names(folder: str) -> dict[str, str]:
-    """The names in a folder, by their composed form (NFC)."""
-    try:
-        names = [os.fsencode(name).decode("utf-8", "surrogateescape") for name in os.listdir(native(folder))]
-    except OSError:
-        return {}
-    return {unicodedata.normalize("NFC", name): name for name in names}
+            yield written if ".." in written.split(os.sep) else os.path.normpath(written)
 
 
 def _files_of_folder(folder: Path, images: Sequence[str]) -> FoundFiles:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ncm_cli.errors import UsageError, listing, unknown
 from ncm_cli.options import argument, given_flags, option, parse_device
@@ -75,10 +75,10 @@ DEFAULT_MODEL = "ViT-B-32-quickgelu"
 DEFAULT_PRETRAINED = "openai"
 """The weights of the default model; any other model needs ``--pretrained``."""
 
-_TABLE = "Manifest and folders"
-_ENCODER = "Encoder"
-_RUN = "Running"
-_ARRAY = "Features made elsewhere"
+_table = partial(option, group="Manifest and folders")
+_encoder = partial(option, group="Encoder")
+_run = partial(option, group="Running")
+_array = partial(option, group="Features made elsewhere")
 
 FOR_IMAGES = (
     "model", "pretrained", "precision", "random_init", "augment", "intensity_range", "layout", "root",
@@ -164,8 +164,7 @@ def parse_intensity_range(text: str) -> tuple[float, float]:
     return low, high
 
 
-def _column(help: str) -> Any:
-    return option(None, help=help, group=_TABLE, metavar="COLUMN", columns_of="source")
+_column = partial(_table, None, metavar="COLUMN", columns_of="source")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,60 +184,52 @@ class EmbedOptions:
     )
     device: str = option("auto", help="auto, cpu, cuda or cuda:N.", parse=parse_device)
 
-    root: Path | None = option(
-        None, help="Folder that relative image paths start from (the manifest's folder).",
-        group=_TABLE, role="input",
-    )  # fmt: skip
-    id_col: str | None = _column("Column of ids (id, if there is one; otherwise the path is the id).")
-    path_col: str | None = _column("Column of image paths (path).")
-    label_col: str | None = _column("Column of labels (label, if there is one).")
-    split_col: str | None = _column("Column of splits (split, if there is one).")
-    numeric: tuple[str, ...] = option(
-        (), help="Column of numbers rather than categories, such as a regression target; may be repeated.",
-        group=_TABLE, metavar="COLUMN", columns_of="source",
-    )  # fmt: skip
-    layout: str | None = option(
-        None, help="What the levels of an image folder mean: label, domain/label ...",
-        group=_TABLE, parse=parse_layout,
-    )  # fmt: skip
-
-    precision: str = option(
-        "fp32", help="Arithmetic of the encoder.", choices=("fp32", "bf16", "fp16"), group=_ENCODER
+    root: Path | None = _table(
+        None, help="Folder that relative image paths start from (the manifest's folder).", role="input"
     )
-    normalize: bool = option(False, help="Scale each row to unit length.", group=_ENCODER)
-    random_init: bool = option(False, help="Use random weights, for tests.", group=_ENCODER)
-    intensity_range: str | None = option(
-        None, help="Samples that are black and white in TIFF and grey PNG images of more than 8 bits.",
-        group=_ENCODER, metavar="LOW:HIGH", parse=parse_intensity_range,
-    )  # fmt: skip
-    augment: str | None = option(
-        None, help="Change each image before it is embedded, to pair it with itself.",
-        group=_ENCODER, parse=parse_augment,
-    )  # fmt: skip
-    seed: int = option(0, least=0, help="Seed of the augmentation and of random weights.", group=_ENCODER)
-    dtype: str = option(
-        "float32", help="How features are stored.", choices=("float32", "float16"), group=_ENCODER
+    id_col: str | None = _column(help="Column of ids (id, if there is one; otherwise the path is the id).")
+    path_col: str | None = _column(help="Column of image paths (path).")
+    label_col: str | None = _column(help="Column of labels (label, if there is one).")
+    split_col: str | None = _column(help="Column of splits (split, if there is one).")
+    numeric: tuple[str, ...] = _table(
+        (),
+        help="Column of numbers rather than categories, such as a regression target; may be repeated.",
+        metavar="COLUMN",
+        columns_of="source",
+    )
+    layout: str | None = _table(
+        None, help="What the levels of an image folder mean: label, domain/label ...", parse=parse_layout
     )
 
-    batch_size: str = option("auto", help="Images at once.", group=_RUN, parse=parse_batch_size)
-    workers: str = option(
-        "auto", help="Threads that read images; 0 reads between batches.", group=_RUN, parse=parse_workers
+    precision: str = _encoder("fp32", help="Arithmetic of the encoder.", choices=("fp32", "bf16", "fp16"))
+    normalize: bool = _encoder(False, help="Scale each row to unit length.")
+    random_init: bool = _encoder(False, help="Use random weights, for tests.")
+    intensity_range: str | None = _encoder(
+        None,
+        help="Samples that are black and white in TIFF and grey PNG images of more than 8 bits.",
+        metavar="LOW:HIGH",
+        parse=parse_intensity_range,
     )
-    max_failures: int = option(0, least=0, help="Images that may fail before the exit code is 5.", group=_RUN)
-    reuse: Path | None = option(
-        None, help="Take rows of equal content and encoder from this store.", group=_RUN, role="input"
+    augment: str | None = _encoder(
+        None, help="Change each image before it is embedded, to pair it with itself.", parse=parse_augment
     )
-    fresh: bool = option(
-        False, help="Start over: replace a store or an unfinished run of other settings.", group=_RUN
-    )
+    seed: int = _encoder(0, least=0, help="Seed of the augmentation and of random weights.")
+    dtype: str = _encoder("float32", help="How features are stored.", choices=("float32", "float16"))
 
-    from_array: Path | None = option(
-        None, help="Features as .npy, .npz, .pt or .parquet, rows in manifest order.",
-        group=_ARRAY, role="input",
-    )  # fmt: skip
-    encoder_name: str | None = option(
-        None, help="What made them; stores of one name may be used together.", group=_ARRAY
+    batch_size: str = _run("auto", help="Images at once.", parse=parse_batch_size)
+    workers: str = _run(
+        "auto", help="Threads that read images; 0 reads between batches.", parse=parse_workers
     )
+    max_failures: int = _run(0, least=0, help="Images that may fail before the exit code is 5.")
+    reuse: Path | None = _run(
+        None, help="Take rows of equal content and encoder from this store.", role="input"
+    )
+    fresh: bool = _run(False, help="Start over: replace a store or an unfinished run of other settings.")
+
+    from_array: Path | None = _array(
+        None, help="Features as .npy, .npz, .pt or .parquet, rows in manifest order.", role="input"
+    )
+    encoder_name: str | None = _array(None, help="What made them; stores of one name may be used together.")
 
     def refusals(self) -> Iterator[UsageError]:
         """Why these options can't be used together."""

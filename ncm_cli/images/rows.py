@@ -168,8 +168,8 @@ class RowPlan:
     """Where each of the N rows of a manifest comes from, and the state of its file.
 
     ``source`` int8 (N,) is `NEW`, `OLD`, `OTHER` or `DONE`; ``position`` int64 (N,) the row within that
-    store, −1 for `DONE`, whose rows are found by id. ``size``, ``mtime_ns`` and ``sha256`` are of the file's bytes
-    that the features belong to; digests are blank where they aren't known yet.
+    store, −1 for `DONE`, whose rows are found by id. ``size``, ``mtime_ns`` and ``sha256`` are of the file's
+    bytes that the features belong to; digests are blank where they aren't known yet.
     """
 
     def __init__(self, ids: Sequence[str], files: FoundFiles) -> None:

@@ -93,19 +93,9 @@ def chosen_weights(
 ) -> Path | str | None:
     """The checkpoint file or the tag that a request names; None for random weights, which must be asked for.
 
-    Parameters
-    ----------
-    name
-        What the model is called in messages.
-    tags
-        Those that the model has; ``LAION2b-s34b`` finds ``laion2b_s34b``.
-    example
-        What could be named.
-
-    Raises
-    ------
-    InputError
-        No weights, a folder, a missing file, a file that is no checkpoint, an unknown tag.
+    ``name`` is what the model is called in messages, ``example`` what could be named. Of the ``tags`` that
+    the model has, ``LAION2b-s34b`` finds ``laion2b_s34b``. Raises `InputError` for no weights, a folder, a
+    missing file, a file that is no checkpoint, and an unknown tag.
     """
     if request.random_init:
         return None
