@@ -58,7 +58,7 @@ class (or mean); nothing removed; the same, every group counting alike; the same
 that the pairs are made of."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Contest:
     """Which probes were tried, and the one that the rule chose."""
 
@@ -68,7 +68,7 @@ class _Contest:
     available: int
     """The largest rank that can be tried: of all pairs, or of those that a fold leaves."""
     folds: tuple[Fold, ...]
-    candidates: tuple[Candidate, ...]
+    candidates: list[Candidate]
     chosen: int
     best: Fit
     """The choice's fit on all rows and pairs."""
@@ -175,26 +175,13 @@ def _hold(problem: Problem, whole: Part, reporter: Reporter) -> _Contest:
         candidates = score_path(fits, val=val, test=test)
         chosen = 0 if rule == ONLY else choose(candidates, rule, options.task)
         best = fits[chosen]
-    return _Contest(
-        rule=rule,
-        note=note,
-        ranks=ranks,
-        available=available,
-        folds=folds,
-        candidates=tuple(candidates),
-        chosen=chosen,
-        best=best,
-        found=found,
-    )
+    return _Contest(rule, note, ranks, available, folds, candidates, chosen, best, found)
 
 
 def resolve_rule(asked: str | None, problem: Problem, several: bool) -> tuple[str, str]:
     """The selection rule in force, and a line that says why where it wasn't asked for.
 
-    Raises
-    ------
-    InputError
-        Several candidates, and what the rule needs is missing.
+    Raises `InputError` for several candidates where what the rule needs is missing.
     """
     if asked != "oracle":
         if not several:
@@ -218,13 +205,7 @@ def resolve_rule(asked: str | None, problem: Problem, several: bool) -> tuple[st
 
 
 def resolve_ranks(text: str, method: str, available: int, reporter: Reporter) -> tuple[int, ...]:
-    """The ranks to try, of at most ``available``.
-
-    Raises
-    ------
-    InputError
-        No rank of those asked for is available.
-    """
+    """The ranks to try, of at most ``available``; raises `InputError` where none of those asked for is."""
     asked = parse_ranks(text)
     if method != "ncm":
         return (0,)

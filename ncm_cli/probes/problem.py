@@ -75,17 +75,10 @@ class Roles:
 class Pairs:
     """The k pairs of a store, and which of them a fit may use.
 
-    Attributes
-    ----------
-    usable : bool (k,)
-        Those whose members are no validation or test rows.
-    held_out : bool (k,)
-        The usable ones that the user holds out.
-    node_a, node_b : int64 (k,)
-        The row of each member: equal where it is one row, or one image by its bytes. Rows of the feature
-        store come first, as `content_nodes` numbers them.
-    overlapping
-        How many pairs have a member among the validation or test rows.
+    ``usable`` (k,) are those whose members are no validation or test rows, ``held_out`` (k,) the usable ones
+    that the user holds out; ``overlapping`` counts the pairs that have such a member. ``node_a`` and
+    ``node_b`` (k,) are the row of each member: equal where it is one row, or one image by its bytes. Rows of
+    the feature store come first, as `content_nodes` numbers them.
     """
 
     store: PairStore
@@ -141,20 +134,10 @@ class RawRows:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Scaled rows to train on and the spectrum of the pairs that span the basis.
+    """Scaled rows to train on, X (n, d) and y (n,), and the spectrum of the pairs that span the basis.
 
-    Attributes
-    ----------
-    X : float64 (n, d)
-    y : (n,)
-    weights : float64 (n,) or None
-        Of up-weighted training: every group of the part counts alike.
-    codes
-        As in `RawRows`.
-    spectrum
-        None without pairs.
-    pairs
-        How many span it.
+    ``weights`` (n,) are those of up-weighted training: every group of the part counts alike. ``codes`` are as
+    in `RawRows`; ``pairs`` counts those that span the basis, and without any there is no ``spectrum``.
     """
 
     scaling: Scaling

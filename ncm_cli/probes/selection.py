@@ -43,39 +43,25 @@ HARDLY_SHARE = 0.05
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Fold:
-    """One part of the pairs to measure, and what is left to fit on.
-
-    Attributes
-    ----------
-    measured : bool (k,)
-        Pairs whose members are compared.
-    basis : bool (k,)
-        Pairs that may span the basis: they share no row with the measured ones.
-    apart : int64 (u,)
-        The nodes of the rows that may not be trained on.
-    """
+    """One part of k pairs to measure, and what is left to fit on."""
 
     measured: Mask
+    """(k,) pairs whose members are compared."""
     basis: Mask
+    """(k,) pairs that may span the basis: they share no row with the measured ones."""
     apart: Codes
+    """(u,) the nodes of the rows that may not be trained on."""
 
 
 def deal(a: Codes, b: Codes, count: int, seed: int) -> list[Fold]:
     """Cut k pairs into at most ``count`` folds of about the same number of pairs.
 
-    Pairs that share a row, directly or through others, stay together. Where so many hang together that they
-    would be most of the pairs, their rows are dealt instead: a pair with both rows in one part is measured
-    with it, one across two parts is never measured, and spans the basis of the folds that have neither row.
+    ``a`` and ``b`` (k,) are the nodes of their members; rows with the same content are one node. Pairs that
+    share a row, directly or through others, stay together. Where so many hang together that they would be
+    most of the pairs, their rows are dealt instead: a pair with both rows in one part is measured with it,
+    one across two parts is never measured, and spans the basis of the folds that have neither row.
 
-    Parameters
-    ----------
-    a, b
-        (k,) the node of each pair's members; rows with the same content are one node.
-
-    Raises
-    ------
-    InputError
-        Fewer than two sets of pairs that share no row.
+    Raises `InputError` for fewer than two sets of pairs that share no row.
     """
     rng = np.random.default_rng(seed)
     together = components(a, b)
@@ -111,10 +97,7 @@ def deal(a: Codes, b: Codes, count: int, seed: int) -> list[Fold]:
 def set_aside(a: Codes, b: Codes, held_out: Mask) -> list[Fold]:
     """One fold of the pairs that a user holds out; pairs that share a row with them leave the basis.
 
-    Raises
-    ------
-    InputError
-        No pair is left for the basis.
+    Raises `InputError` where none is left.
     """
     apart = np.unique(np.concatenate([a[held_out], b[held_out]]))
     basis = ~(np.isin(a, apart) | np.isin(b, apart))
@@ -190,10 +173,7 @@ RULES: dict[str, dict[str, tuple[str, int]]] = {
 def choose(candidates: Sequence[Candidate], rule: str, task: str) -> int:
     """The index of the best candidate; ties go to the lower validation loss, then the lower rank.
 
-    Raises
-    ------
-    InputError
-        The rule's quantity is not known (no validation rows, pairs, groups or test rows).
+    Raises `InputError` where what the rule needs is not known (no validation rows, pairs, groups, test rows).
     """
     name, sign = RULES[rule][task]
     loss = "val_log_loss" if task == "classification" else "val_mse"
@@ -281,24 +261,15 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class CrossFit:
-    """R candidates over all folds.
-
-    Attributes
-    ----------
-    candidates
-        In the order of the fits.
-    errors : float64 (R, n) or None
-        Mean over the folds of each validation row's error (or squared error).
-    changes : float64 (R, m)
-        Of each measured pair: 1 where its members are predicted differently, or the squared difference.
-    unit : int64 (m,)
-        Pairs that hang together by a row have one number: they count as one in the intervals.
-    """
+    """R candidates over all folds."""
 
     candidates: tuple[Candidate, ...]
     errors: Array | None
+    """(R, n) mean over the folds of each validation row's error (or squared error)."""
     changes: Array
+    """(R, m) of each measured pair: 1 where its members are predicted differently, or the squared change."""
     unit: Codes
+    """(m,) a number for the pairs that hang together by a row: they count as one in the intervals."""
     regression: bool
 
     @classmethod
@@ -476,18 +447,9 @@ def judge(
 ) -> Verdict:
     """The verdict on candidate ``pick`` beside candidate ``erm``, which removes nothing.
 
-    Parameters
-    ----------
-    constant
-        Validation error (or MSE) of always the same answer, which no shift can change.
-    answer
-        That answer, for the text.
-    shift
-        What the pairs differ in, for the text.
-    least_bound
-        The pick was chosen as the least bound of all ranks, so that what it doesn't reach no rank does.
-    one_answer
-        The pick gives every validation row the same answer.
+    ``constant`` is the validation error (or MSE) of always the same ``answer``, which no shift can change,
+    and ``shift`` what the pairs differ in, in words. ``least_bound``: the pick was chosen as the least bound
+    of all ranks, so that what it doesn't reach no rank does. ``one_answer``: it tells all rows the same.
     """
     if found.errors is None or constant is None:
         return unmeasured(found.pairs, found.units, "no validation rows", shift)
