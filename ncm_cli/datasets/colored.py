@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from ncm_cli.datasets.base import Contents
 from ncm_cli.datasets.options import ColoredMnistOptions, ColoringOptions, DigitsOptions
@@ -236,7 +237,12 @@ def _write(
         pixels = np.stack([image[..., :2].reshape(-1) for image in paint(gray, made.rows)])
         np.save(folder / "pixels.npy", pixels / np.float32(255))
     else:
-        _write_images(made.rows, gray, folder, reporter)
+        (folder / "images").mkdir()
+        with reporter.task("coloured digits", total=len(made.rows), unit="images") as task:
+            for row, image in zip(made.rows, paint(gray, made.rows), strict=True):
+                # Level 1 of zlib: ten thousands of tiny files are written, and size hardly differs.
+                Image.fromarray(image).save(folder / row.path, format="PNG", compress_level=1)
+                task.advance()
     keys = dict.fromkeys((row.split, row.domain) for row in made.rows)
     table: list[tuple[object, ...]] = []
     for split, domain in keys:
@@ -245,19 +251,6 @@ def _write(
         table.append((split, domain, len(own), sum(row.label for row in own) / len(own), agree))
     facts = {"rows": len(made.rows), "pairs": len(made.pairs)}
     return Contents(facts, "rows", ("split", "domain", "rows", "label 1", "colour = label"), table)
-
-
-def _write_images(
-    rows: Sequence[Picture], gray: npt.NDArray[np.uint8], folder: Path, reporter: Reporter
-) -> None:
-    from PIL import Image
-
-    (folder / "images").mkdir()
-    with reporter.task("coloured digits", total=len(rows), unit="images") as task:
-        for row, image in zip(rows, paint(gray, rows), strict=True):
-            # Level 1 of zlib: ten thousands of tiny files are written, and size hardly differs.
-            Image.fromarray(image).save(folder / row.path, format="PNG", compress_level=1)
-            task.advance()
 
 
 def build_digits(options: DigitsOptions, folder: Path, reporter: Reporter) -> Contents:
@@ -277,11 +270,10 @@ def _load_digits() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     Its file is read without importing scikit-learn, which takes longer than all the rest.
     """
     spec = importlib.util.find_spec("sklearn")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        file = Path(folder) / "datasets" / "data" / "digits.csv.gz"
-        if file.is_file():
-            table = np.loadtxt(file, delimiter=",")
-            return table[:, :-1], table[:, -1]
+    file = Path(spec.origin if spec and spec.origin else "").parent / "datasets" / "data" / "digits.csv.gz"
+    if file.is_file():
+        table = np.loadtxt(file, delimiter=",")
+        return table[:, :-1], table[:, -1]
     from sklearn.datasets import load_digits
 
     pixels, target = load_digits(return_X_y=True)
