@@ -28,9 +28,7 @@ def canonical(chain: Chain) -> str:
 
 
 def apply(chain: Chain, image: Image.Image, *, seed: int, id: str) -> Image.Image:
-    """The picture after every step of the chain; the same object for an empty chain."""
-    if not chain:
-        return image
+    """The picture after every step of the chain."""
     digest = hashlib.sha256(f"{seed}\0{id}".encode("utf-8", "surrogatepass")).digest()
     rng = np.random.Generator(np.random.PCG64(int.from_bytes(digest, "big")))
     for name, amount in chain:

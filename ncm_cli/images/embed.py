@@ -25,7 +25,7 @@ from ncm_cli.images.options import EmbedOptions, parse_batch_size, parse_intensi
 from ncm_cli.images.rows import (
     OLD,
     OTHER,
-    Outcome,
+    Tally,
     RowPlan,
     gathered,
     is_unfinished,
@@ -184,22 +184,22 @@ class _ImageRun:
         if self.other is not None:
             plan.take_equal(self.other, self.reporter)
         pending = plan.pending()
-        outcome = Outcome()
+        tally = Tally()
         if pending:
             journal = journal or self._journal()
-            if not self._all_still_bad(plan, outcome):
-                outcome = self._make(plan, journal)
-        written = self._write(plan, journal, outcome)
-        outcome.say(self.reporter)
+            if not self._all_still_bad(plan, tally):
+                tally = self._make(plan, journal)
+        written = self._write(plan, journal, tally)
+        tally.say(self.reporter)
         if journal is not None:
             journal.discard()
         kept = set(self.manifest.ids)
         return {
-            "new": len(pending) - len(outcome.failed),
+            "new": len(pending) - len(tally.failed),
             "reused": len(self.manifest) - len(pending),
             "removed": sum(id not in kept for id in self.old.ids) if self.old is not None else 0,
             "written": written,
-            "images_per_second": outcome.encoded / outcome.seconds if outcome.seconds else None,
+            "images_per_second": tally.encoded / tally.seconds if tally.seconds else None,
             "device": self.encoder.device if self.encoder is not None else None,
         }
 
@@ -226,16 +226,16 @@ class _ImageRun:
             self.encoder = load_encoder(self.request, device=self.options.device, reporter=self.reporter)
         return self.encoder
 
-    def _all_still_bad(self, plan: RowPlan, outcome: Outcome) -> bool:
+    def _all_still_bad(self, plan: RowPlan, tally: Tally) -> bool:
         """Whether all that is missing had failed before and still doesn't decode."""
         failed_before = {row.id for row in self.old.failed} if self.old is not None else set()
         pending = plan.pending()
         if self.encoder is not None or not all(plan.ids[row] in failed_before for row in pending):
             return False
         ranged = self.request.intensity_range is not None
-        return none_decodes(plan.jobs(pending), outcome, parse_workers(self.options.workers), ranged=ranged)
+        return none_decodes(plan.jobs(pending), tally, parse_workers(self.options.workers), ranged=ranged)
 
-    def _make(self, plan: RowPlan, journal: Journal) -> Outcome:
+    def _make(self, plan: RowPlan, journal: Journal) -> Tally:
         encoder, rows = self._load(), plan.pending()
         # An equal request gave this before; the model that loads now may be another.
         require_same(self.options.output, self.description, encoder.description)
@@ -251,16 +251,16 @@ class _ImageRun:
             plan, batches, encoder, journal, workers=workers, dtype=self.options.dtype, reporter=self.reporter
         )
 
-    def _write(self, plan: RowPlan, journal: Journal | None, outcome: Outcome) -> bool:
+    def _write(self, plan: RowPlan, journal: Journal | None, tally: Tally) -> bool:
         """Write the store; False where it would hold what it already holds."""
-        rows = [row for row in range(len(self.manifest)) if row not in outcome.failed]
-        failed = tuple(outcome.failed[row] for row in sorted(outcome.failed))
+        rows = [row for row in range(len(self.manifest)) if row not in tally.failed]
+        failed = tuple(tally.failed[row] for row in sorted(tally.failed))
         if not rows:
             raise InputError(
                 f"none of the {len(failed)} images could be embedded",
                 where=self.manifest.source,
                 found=listing(f"{row.id}: {row.reason}" for row in failed),
-                fix=outcome.range_advice() or "mend the images or the paths, and run the same command again",
+                fix=tally.range_advice() or "mend the images or the paths, and run the same command again",
             )
         files = plan.files(rows)
         if self._made_by_us(self.old) and self._is_unchanged(plan, rows, files, failed):

@@ -96,7 +96,8 @@ class EncoderRequest:
 
     def augmented(self, image: Image.Image, id: str) -> Image.Image:
         """The picture with the augmentation that is asked for."""
-        return apply(parse_augment(self.augment), image, seed=self.seed, id=id)
+        chain = parse_augment(self.augment)
+        return apply(chain, image, seed=self.seed, id=id) if chain else image
 
     def finish(self, features: np.ndarray) -> np.ndarray:
         """Float32 rows as they are wanted: normalised, or as they are."""

@@ -115,10 +115,8 @@ class TorchEncoder:
                     batch = batch.pin_memory().to(self.device, non_blocking=True)
                     batch = batch.contiguous(memory_format=torch.channels_last)
                 features = self._network(batch).float().cpu().numpy()
-        except (
-            RuntimeError,
-            MemoryError,
-        ) as error:  # torch has one kind for CUDA's memory, and none for the CPU's
+        except (RuntimeError, MemoryError) as error:
+            # torch has an error of its own for CUDA's memory, and none for the CPU's.
             said = any(words in str(error) for words in ("can't allocate memory", "out of memory"))
             if not said and not isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
                 raise

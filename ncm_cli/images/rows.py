@@ -270,7 +270,7 @@ class RowPlan:
 
 
 @dataclass
-class Outcome:
+class Tally:
     """What a run did: rows encoded, the time it took, rows that failed by their place, what was noticed."""
 
     encoded: int = 0
@@ -326,7 +326,7 @@ def _spanning(ranges: Iterable[tuple[float, float]]) -> str:
     return range_advice(min(lows), max(highs))
 
 
-def none_decodes(jobs: list[ImageJob], outcome: Outcome, workers: int | None, *, ranged: bool) -> bool:
+def none_decodes(jobs: list[ImageJob], tally: Tally, workers: int | None, *, ranged: bool) -> bool:
     """Whether none of the images decodes; the reasons are recorded.
 
     Used on images that failed before, so that a model is loaded only if one of them has been mended. Where
@@ -335,9 +335,9 @@ def none_decodes(jobs: list[ImageJob], outcome: Outcome, workers: int | None, *,
     threads = 1 if workers is None else workers
     for image in read_ahead(jobs, None, workers=threads, window=2 * threads):
         if image.item is not None or (ranged and image.undeclared):  # its range is the encoder's
-            outcome.failed.clear()
+            tally.failed.clear()
             return False
-        outcome.fail(image, image.reason)
+        tally.fail(image, image.reason)
     return True
 
 
@@ -350,26 +350,26 @@ def make_features(
     workers: int | None,
     dtype: str,
     reporter: Reporter,
-) -> Outcome:
+) -> Tally:
     """Encode the rows of ``batches`` that are still pending, each durable before it counts as done.
 
     Every batch keeps the place it has in an uninterrupted run, so that the features are the same bits.
     """
-    outcome = Outcome()
+    tally = Tally()
     left = [plan.jobs(row for row in batch if plan.source[row] == NEW) for batch in batches]
     left = [batch for batch in left if batch]
     started = time.monotonic()
     with reporter.task("embedding", sum(map(len, left)), "images") as task:
         for batch in encode_batches(encoder, left, workers=workers):
-            _keep(batch, plan, journal, outcome, np.dtype(dtype), bool(encoder.description.get("normalize")))
-            outcome.take(batch.images)
+            _keep(batch, plan, journal, tally, np.dtype(dtype), bool(encoder.description.get("normalize")))
+            tally.take(batch.images)
             task.advance(len(batch.images))
-    outcome.seconds = time.monotonic() - started
-    return outcome
+    tally.seconds = time.monotonic() - started
+    return tally
 
 
 def _keep(
-    batch: EncodedBatch, plan: RowPlan, journal: Journal, outcome: Outcome, dtype: np.dtype, unit: bool
+    batch: EncodedBatch, plan: RowPlan, journal: Journal, tally: Tally, dtype: np.dtype, unit: bool
 ) -> None:
     """Put a batch's rows into the journal, and what can't be used among the failures."""
     usable = [image for image in batch.images if image.item is not None]
@@ -387,7 +387,7 @@ def _keep(
     reasons = {image.job.row: reason for image, reason in zip(usable, refusals, strict=True)}
     for image in batch.images:
         if reason := reasons.get(image.job.row, image.reason):
-            outcome.fail(image, reason)
+            tally.fail(image, reason)
 
 
 def _refusal(feature: np.ndarray, dtype: np.dtype, unit: bool) -> str:
