@@ -25,8 +25,8 @@ from ncm_cli.images.options import EmbedOptions, parse_batch_size, parse_intensi
 from ncm_cli.images.rows import (
     OLD,
     OTHER,
-    Tally,
     RowPlan,
+    Tally,
     gathered,
     is_unfinished,
     make_features,
