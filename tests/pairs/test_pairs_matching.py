@@ -341,6 +341,15 @@ def test_same_id_pairs_a_store_with_its_view(make_store: Make) -> None:
         _run(a, "same-id", features_b=c)
 
 
+def test_same_id_leaves_out_rows_without_a_value_in_either_store(make_store: Make) -> None:
+    x = np.random.default_rng(14).normal(size=(4, 3))
+    ids = ["i0", "i1", "i2", "i3"]
+    a = make_store("a.h5", x, ids=ids, domain=["", "art", "art", "art"])
+    b = make_store("b.h5", x + 1, ids=ids, domain=["photo", "", "photo", "art"])
+    assert _run(a, "same-id", features_b=b, across="domain")[0].id_a == ("i2",)
+    assert _run(a, "same-id", features_b=b, same="domain")[0].id_a == ("i3",)
+
+
 @pytest.mark.parametrize("match", ["random", "nearest"])
 def test_two_stores_are_matched_with_each_other(match: str, make_store: Make) -> None:
     x, columns = _data(12, n=40)
