@@ -37,7 +37,6 @@ LEVELS = {
 MATHEMATICS = {
     "pairs.matching",
     "probes.projection",
-    "probes.logistic",
     "probes.path",
     "probes.metrics",
     "probes.selection",

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ncm_cli.probes.options import EvalOptions
 
 if TYPE_CHECKING:
     from ncm_cli.console import Ui
-    from ncm_cli.probes.evaluate import Comparison, EvalReport
-    from ncm_cli.probes.metrics import Group
 
 GROUPS_SHOWN = 40
 """Rows of a group table; of more groups the worst are shown."""
-
-ORACLE = "ORACLE: chosen by looking at the test rows"
 
 NAMES = {
     "accuracy": "average accuracy",
@@ -22,128 +18,114 @@ NAMES = {
     "balanced_accuracy": "balanced accuracy",
     "log_loss": "log loss",
     "mse": "mean squared error",
-    "adjusted_mse": "adjusted mean squared error",
     "r2": "R²",
+    "adjusted_mse": "adjusted mean squared error",
 }
+SEEN = {"train": ("training rows", "fitted on"), "val": ("validation rows", "chosen by")}
 
 
 def run(options: EvalOptions, ui: Ui) -> None:
     """Evaluate and show the numbers."""
     from ncm_cli.probes.evaluate import evaluate
 
-    report = evaluate(options, reporter=ui.reporter)
+    body = evaluate(options, reporter=ui.reporter)
     if ui.json:
-        ui.result(report.to_json())
+        ui.result(body)
         return
-    _show(report, ui)
-    if report.comparison is not None:
-        _show_comparison(report, report.comparison, ui)
+    probe, table = body["probe"], body["groups"]
+    ui.text(
+        f"{probe['method'] or 'probe'}, rank {probe['rank']}, on {body['where'] or 'all rows'}: "
+        f"{body['n']:,} rows"
+    )
+    marks = ["ORACLE"] if body["oracle"] else []
+    if body["oracle"]:
+        ui.text("ORACLE: chosen by looking at the test rows")
+    for part, n in body["overlap"].items():
+        if n:
+            ui.text(f"{n:,} of these rows are rows that the probe was {SEEN[part][1]}.")
+            marks.append(SEEN[part][0])
+    rows: list[tuple[str, object]] = []
+    for name, text in NAMES.items():
+        if name not in body or (name.startswith("adjusted") and body[name] is None):
+            continue
+        groups_as = f" (groups as in {body['reference']['where']})" if name.startswith("adjusted") else ""
+        rows.append((text + groups_as, body[name]))
+    if len(body["crossings"]) > 1:
+        for one in body["crossings"]:
+            if one["worst_group"]:
+                rows.append(_worst(f"worst of {' × '.join(one['columns'])}", one["worst_group"]))
+    if body["worst_group"] and len(table) > 1:
+        of = "" if body["task"] == "classification" else "'s mean squared error"
+        rows.append(_worst(f"worst group{of}", body["worst_group"]))
+    mark = f" [{', '.join(marks)}]" if marks else ""
+    ui.table(["measure", "value"], [(text + mark, value) for text, value in rows])
+    if len(table) > 1:
+        _show_groups(body, ui)
+    if body["comparison"] is not None:
+        _show_comparison(body, body["comparison"], options, ui)
     if options.output:
         ui.note(f"wrote {options.output}")
 
 
-def _show(report: EvalReport, ui: Ui) -> None:
-    probe = report.probe
-    rows_shown = report.where or "all rows"
-    ui.text(f"{probe['method'] or 'probe'}, rank {probe['rank']}, on {rows_shown}: {report.n:,} rows")
-    if report.oracle:
-        ui.text(ORACLE)
-    _warn_of_seen_rows(report, ui)
-    mark = _mark(report)
-    rows: list[tuple[str, object]] = []
-    for name, value in report.scores.items():
-        text = NAMES[name]
-        if name.startswith("adjusted"):
-            if value is None:
-                continue
-            text += f" (groups as in {report.reference})"
-        rows.append((text + mark, value))
-    for crossing in report.to_json()["crossings"] if len(report.groups.crossings) > 1 else ():
-        if crossing["worst_group"]:
-            group = ", ".join(
-                f"{column}={value}" for column, value in crossing["worst_group"]["group"].items()
-            )
-            value = crossing["worst_group"].get("accuracy", crossing["worst_group"].get("mse"))
-            rows.append((f"worst of {' × '.join(crossing['columns'])} ({group}){mark}", value))
-    worst = report.worst_group
-    if worst is not None and len(report.table) > 1:
-        word = "worst group" if report.task == "classification" else "worst group's mean squared error"
-        rows.append((f"{word} ({_name(report, worst)}){mark}", worst.value))
-    ui.table(["measure", "value"], rows)
-    if len(report.table) > 1:
-        _show_groups(report, ui)
+def _worst(text: str, entry: dict[str, Any]) -> tuple[str, object]:
+    group = ", ".join(f"{column}={value}" for column, value in entry["group"].items())
+    return f"{text} ({group})", entry.get("accuracy", entry.get("mse"))
 
 
-def _mark(report: EvalReport) -> str:
-    """What must stand beside every number."""
-    marks = ["ORACLE"] if report.oracle else []
-    words = {"train": "training rows", "val": "validation rows"}
-    marks += [words[part] for part, n in report.overlap.items() if n]
-    return f" [{', '.join(marks)}]" if marks else ""
+def _columns(body: dict[str, Any]) -> list[str]:
+    return list(dict.fromkeys(name for one in body["crossings"] for name in one["columns"]))
 
 
-def _warn_of_seen_rows(report: EvalReport, ui: Ui) -> None:
-    for part, word in (("train", "fitted on"), ("val", "chosen by")):
-        if report.overlap[part]:
-            ui.text(f"{report.overlap[part]:,} of these rows are rows that the probe was {word}.")
-
-
-def _name(report: EvalReport, group: Group) -> str:
-    return ", ".join(f"{column}={value}" for column, value in report.groups.key(group.index).items())
-
-
-def _show_groups(report: EvalReport, ui: Ui) -> None:
-    table = list(report.table)
-    footer = None
+def _show_groups(body: dict[str, Any], ui: Ui) -> None:
+    table, columns, footer = body["groups"], _columns(body), None
+    name, sign = ("accuracy", 1) if body["task"] == "classification" else ("mse", -1)
     if len(table) > GROUPS_SHOWN:
-        sign = 1 if report.task == "classification" else -1
-        present = [group for group in table if group.value is not None]
-        table = sorted(present, key=lambda group: sign * (group.value or 0.0))[:GROUPS_SHOWN]
-        footer = f"The {len(table)} worst of {len(report.table)} groups; --json has all."
-    columns = list(report.groups.columns)
-    if report.task == "classification":
-        rows = [[*report.groups.keys[g.index], g.n, g.value, _interval(g.low, g.high)] for g in table]
+        present = [entry for entry in table if entry["n"]]
+        table = sorted(present, key=lambda entry: sign * entry[name])[:GROUPS_SHOWN]
+        footer = f"The {len(table)} worst of {len(body['groups'])} groups; --json has all."
+    rows = [[*_key(entry, columns), entry["n"], entry[name]] for entry in table]
+    headings = ["n", NAMES["mse"]]
+    if sign > 0:
+        rows = [[*row, _interval(entry, ".3f")] for row, entry in zip(rows, table, strict=True)]
         headings = ["n", "accuracy", "95 % interval"]
-    else:
-        rows = [[*report.groups.keys[g.index], g.n, g.value] for g in table]
-        headings = ["n", "mean squared error"]
     ui.table([*columns, *headings], rows, footer=footer, left=len(columns))
 
 
-def _interval(low: float | None, high: float | None, form: str = ".3f") -> str | None:
-    return None if low is None or high is None else f"{low:{form}} – {high:{form}}"
+def _key(entry: dict[str, Any], columns: list[str]) -> list[str]:
+    return [entry["group"].get(column, "") for column in columns]
 
 
-def _show_comparison(report: EvalReport, found: Comparison, ui: Ui) -> None:
-    from ncm_cli.probes.metrics import MeanDifference
+def _interval(entry: dict[str, Any], form: str) -> str | None:
+    low, high = entry["ci_low"], entry["ci_high"]
+    return None if low is None else f"{low:{form}} – {high:{form}}"
 
-    overall = found.overall
-    if isinstance(overall, MeanDifference):
-        interval = _interval(overall.low, overall.high, "+.4g") or "unknown from one row"
+
+def _show_comparison(body: dict[str, Any], found: dict[str, Any], options: EvalOptions, ui: Ui) -> None:
+    other = options.compare.name if options.compare else ""
+    if "mse_difference" in found:
+        interval = _interval(found, "+.4g") or "unknown from one row"
         ui.text(
-            f"Against {found.other.name} (mean squared error {found.other_value:.4g}):\n"
-            f"{overall.difference:+.4g}, 95 % interval {interval}."
+            f"Against {other} (mean squared error {found['other_mse']:.4g}):\n"
+            f"{found['mse_difference']:+.4g}, 95 % interval {interval}."
         )
         return
     ui.text(
-        f"Against {found.other.name} (accuracy {found.other_value:.3f}):\n"
-        f"{overall.difference:+.3f}, 95 % interval {_interval(overall.low, overall.high, '+.3f')}.\n"
-        f"{overall.only_first:,} rows are right here only, {overall.only_second:,} there only; "
-        f"McNemar p = {overall.p_value:.3g}."
+        f"Against {other} (accuracy {found['other_accuracy']:.3f}):\n"
+        f"{found['difference']:+.3f}, 95 % interval {_interval(found, '+.3f')}.\n"
+        f"{found['only_this_right']:,} rows are right here only, {found['only_other_right']:,} there only; "
+        f"McNemar p = {found['p_value']:.3g}."
     )
-    if len(found.by_group) > 1:
-        columns = list(report.groups.columns)
-        rows = [
-            [*key, paired.n, paired.difference, _interval(paired.low, paired.high, "+.3f")]
-            for key, paired in zip(report.groups.keys, found.by_group, strict=True)
-            if paired.n
-        ]
+    if len(found["groups"]) > 1:
+        columns, present = _columns(body), [entry for entry in found["groups"] if entry["n"]]
         footer = None
-        if len(rows) > GROUPS_SHOWN:
-            footer = f"The first {GROUPS_SHOWN} of {len(rows)} groups; --json has all."
+        if len(present) > GROUPS_SHOWN:
+            footer = f"The first {GROUPS_SHOWN} of {len(present)} groups; --json has all."
         ui.table(
             [*columns, "n", "difference", "95 % interval"],
-            rows[:GROUPS_SHOWN],
+            [
+                [*_key(entry, columns), entry["n"], entry["difference"], _interval(entry, "+.3f")]
+                for entry in present[:GROUPS_SHOWN]
+            ],
             footer=footer,
             left=len(columns),
         )

@@ -159,8 +159,10 @@ def read_source(options: EmbedOptions) -> Manifest:
     return read_folder(source, parse_layout(options.layout) if options.layout else None, names)
 
 
-def read_manifest(path: Path, names: ColumnNames, *, root: Path | None, with_files: bool = True) -> Manifest:
-    """Read a table and look its image files up.
+def read_manifest(
+    path: Path, names: ColumnNames, *, root: Path | None, with_files: bool = True, images_only: bool = False
+) -> Manifest:
+    """Read a table and look its image files up; with ``images_only`` whatever its other columns hold.
 
     Raises
     ------
@@ -172,6 +174,8 @@ def read_manifest(path: Path, names: ColumnNames, *, root: Path | None, with_fil
     notes = [*table.notes]
     unnamed = names.id_col is None and "id" not in table.columns
     names = names.resolved(table.columns, with_files=with_files)
+    if images_only:
+        names = replace(names, label_col=None, split_col=None)
     id_col, path_col, label, split = names.id_col, names.path_col, names.label_col, names.split_col
     assert id_col is not None
     ids = table.column(id_col, option="--path-col" if id_col == path_col else "--id-col")
@@ -184,7 +188,7 @@ def read_manifest(path: Path, names: ColumnNames, *, root: Path | None, with_fil
     for option, name in named:
         if name is not None:
             table.column(name, option=option)
-    kept = names.kept(table.columns)
+    kept = [] if images_only else names.kept(table.columns)
     require_few_columns(len(kept), path)
     _check_values(table, kept, label, names.numeric)
     files = None

@@ -1,7 +1,4 @@
-"""Feature scaling: none, rows to a norm, or columns to unit variance; pairs are scaled like rows.
-
-What several stages need: encoders that must agree, and a probe applied to features.
-"""
+"""A probe applied to features: encoders that must agree, and scaling, which pairs have like rows."""
 
 from __future__ import annotations
 
@@ -13,12 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError, MismatchError, listing
+from ncm_cli.probes.options import SCALINGS
+from ncm_cli.probes.projection import Array
 from ncm_cli.store.digests import differing_fields
 from ncm_cli.store.probe import Probe
-
-Array = NDArray[np.float64]
-
-KINDS = ("none", "norm", "standard")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,32 +50,27 @@ class Scaling:
         """Root mean square entry in the scaled unit, before centring: what rounding is relative to."""
         if not len(X):
             return 0.0
-        rows: Array = np.asarray(X, np.float64)
-        unit = rows / self.scale if self.scale is not None else self.apply(rows)
+        unit = np.asarray(X, np.float64) / self.scale if self.scale is not None else self.apply(X)
         return float(np.sqrt(np.mean(unit**2)))
 
 
 def fit_scaling(kind: str, factor: float, X: NDArray[np.floating]) -> Scaling:
     """The scaling of ``kind``; ``X`` (n, d) are the training rows, used by ``standard`` only.
 
-    Raises
-    ------
-    InputError
-        An unknown kind, a factor that isn't positive, or no rows for ``standard``.
+    Raises `InputError` for an unknown kind, a factor that isn't positive, or no rows for ``standard``.
     """
-    if kind not in KINDS:
-        raise InputError(f"no feature scaling named {kind!r}", expected=" | ".join(KINDS))
+    if kind not in SCALINGS:
+        raise InputError(f"no feature scaling named {kind!r}", expected=" | ".join(SCALINGS))
     if kind == "norm" and not (np.isfinite(factor) and factor > 0):
         raise InputError("the scale factor must be above 0", found=factor)
     if kind != "standard":
-        return Scaling(kind=kind, factor=float(factor))
+        return Scaling(kind, float(factor))
     if not len(X):
         raise InputError("standard scaling needs training rows", found="none")
     X = np.asarray(X, np.float64)
     mean, deviation = X.mean(axis=0), X.std(axis=0)
     # A constant column's deviation is rounding of its mean, not spread.
-    constant = deviation <= 1e-7 * np.abs(mean)
-    return Scaling(kind=kind, factor=1.0, mean=mean, scale=np.where(constant, 1.0, deviation))
+    return Scaling(kind, 1.0, mean, np.where(deviation <= 1e-7 * np.abs(mean), 1.0, deviation))
 
 
 def require_same_encoder(
@@ -110,8 +100,8 @@ def scaling_of(probe: Probe) -> Scaling:
     """How the probe's features are scaled."""
     scaling = probe.meta.get("scaling") or {}
     kind = scaling.get("kind", "none")
-    if kind not in KINDS or (kind == "standard" and (probe.mean is None or probe.scale is None)):
-        raise InputError("a feature scaling that isn't known", found=kind, expected=" | ".join(KINDS))
+    if kind not in SCALINGS or (kind == "standard" and (probe.mean is None or probe.scale is None)):
+        raise InputError("a feature scaling that isn't known", found=kind, expected=" | ".join(SCALINGS))
     return Scaling(kind, float(scaling.get("factor") or 1.0), probe.mean, probe.scale)
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -37,19 +37,16 @@ from sklearn.base import (
 )
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_array, check_is_fitted, validate_data
 
 from ncm_cli.errors import InputError
+from ncm_cli.probes.metrics import decide, probabilities
 from ncm_cli.probes.options import MAX_ITER
-from ncm_cli.probes.path import Fit, fit_path
-from ncm_cli.probes.projection import Spectrum, project, spectrum
+from ncm_cli.probes.path import fit_path
+from ncm_cli.probes.projection import Array, Spectrum, project, spectrum
+from ncm_cli.store.pairs import PairStore
 
-if TYPE_CHECKING:
-    from ncm_cli.store.pairs import PairStore
-
-    Pairs = tuple[ArrayLike, ArrayLike] | PairStore | None
-
-Array = NDArray[np.float64]
+Pairs = tuple[ArrayLike, ArrayLike] | PairStore | None
 
 TELLING = 8
 """Pairs from which on the members' spread says whether they are rows like those of X."""
@@ -78,21 +75,10 @@ class _Linear(BaseEstimator):
         self.tol = tol
         self.max_iter = max_iter
 
-    def _fit(
-        self,
-        X: Array,
-        y: NDArray[Any],
-        n_classes: int,
-        pairs: Pairs,
-        sample_weight: ArrayLike | None,
-    ) -> None:
-        from sklearn.utils.validation import _check_sample_weight
-
-        weights = (
-            None
-            if sample_weight is None
-            else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
-        )
+    def _fit(self, X: Array, y: NDArray[Any], n_classes: int, pairs: Pairs, sample_weight: Any) -> None:
+        weights: Any = None
+        if sample_weight is not None:
+            weights = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
         with _as_value_errors():
             found, rank = _directions(self, pairs, X)
             fit = fit_path(
@@ -107,26 +93,21 @@ class _Linear(BaseEstimator):
                 tolerance=self.tol,
                 max_iter=self.max_iter,
             )[0]
-        self._remember(fit, found)
-
-    def _remember(self, fit: Fit, found: Spectrum) -> None:
         if not fit.converged:
             warnings.warn(
                 f"the gradient's norm is {fit.gradient_norm:.1e} after {fit.iterations} iterations: raise "
                 "max_iter, or weight_decay",
                 ConvergenceWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
         self.coef_, self.intercept_ = fit.weight, fit.bias
-        self.rank_, self.n_iter_ = fit.rank, max(fit.iterations, 1)
-        self.basis_ = found.basis[:, : fit.rank]
-        self.singular_values_ = found.singular_values[: found.rank]
+        self.rank_, self.n_iter_ = rank, max(fit.iterations, 1)
+        self.basis_, self.singular_values_ = found.basis[:, :rank], found.singular_values[: found.rank]
 
     def _scores(self, X: ArrayLike) -> Array:
         check_is_fitted(self)
-        return np.asarray(
-            validate_data(self, X, reset=False, dtype=np.float64) @ self.coef_.T + self.intercept_
-        )
+        rows: Array = validate_data(self, X, reset=False, dtype=np.float64)
+        return rows @ self.coef_.T + self.intercept_
 
 
 class NCMClassifier(ClassifierMixin, _Linear):
@@ -181,11 +162,7 @@ class NCMClassifier(ClassifierMixin, _Linear):
     """
 
     def fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        pairs: Pairs = None,
-        sample_weight: ArrayLike | None = None,
+        self, X: ArrayLike, y: ArrayLike, pairs: Pairs = None, sample_weight: ArrayLike | None = None
     ) -> NCMClassifier:
         """Fit on rows X (n, d) and classes y; ``pairs`` where they weren't given at construction."""
         rows, labels = validate_data(self, X, y, dtype=np.float64)
@@ -203,16 +180,11 @@ class NCMClassifier(ClassifierMixin, _Linear):
 
     def predict_proba(self, X: ArrayLike) -> Array:
         """Probabilities (n, n_classes), in the order of ``classes_``."""
-        from ncm_cli.probes.metrics import probabilities
-
         return probabilities(self._scores(X))
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Classes (n,)."""
-        from ncm_cli.probes.metrics import decide
-
-        codes = decide(self._scores(X))
-        return np.asarray(self.classes_[codes])
+        return np.asarray(self.classes_[decide(self._scores(X))])
 
 
 class NCMRegressor(RegressorMixin, _Linear):
@@ -225,11 +197,7 @@ class NCMRegressor(RegressorMixin, _Linear):
     """
 
     def fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        pairs: Pairs = None,
-        sample_weight: ArrayLike | None = None,
+        self, X: ArrayLike, y: ArrayLike, pairs: Pairs = None, sample_weight: ArrayLike | None = None
     ) -> NCMRegressor:
         """Fit on rows X (n, d) and values y (n,); ``pairs`` where they weren't given at construction."""
         rows, values = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
@@ -305,21 +273,23 @@ def _directions(
         assert X is not None
         found = spectrum(np.zeros((X.shape[1], 0)))
     else:
-        a, b = _members(given)
-        if X is not None:
-            _compare(X, a, b)
+        a, b = _members(given, X)
         magnitude = float(np.sqrt((np.mean(a**2) + np.mean(b**2)) / 2))
         found = spectrum((a - b).T, magnitude=magnitude)
-    return found, _resolve_rank(estimator.rank, found)
+    rank = estimator.rank
+    if rank is None:
+        return found, found.gap or found.rank
+    if isinstance(rank, bool) or rank != int(rank) or not 0 <= rank <= found.rank:
+        raise InputError(
+            "a rank that the pairs don't have", found=rank, expected=f"a whole number from 0 to {found.rank}"
+        )
+    return found, int(rank)
 
 
-def _members(pairs: Any) -> tuple[Array, Array]:
-    """Both members (k, d) of each pair."""
-    from ncm_cli.store.pairs import PairStore
-
+def _members(pairs: Any, X: Array | None) -> tuple[Array, Array]:
+    """Both members (k, d) of each pair; a warning where they can hardly be rows like those of X."""
     if isinstance(pairs, PairStore):
-        used = ~pairs.holdout
-        pairs = (pairs.features_a[used], pairs.features_b[used])
+        pairs = (pairs.features_a[~pairs.holdout], pairs.features_b[~pairs.holdout])
     if not (isinstance(pairs, tuple | list) and len(pairs) == 2):
         shape = getattr(pairs, "shape", None)
         raise InputError(
@@ -335,11 +305,8 @@ def _members(pairs: Any) -> tuple[Array, Array]:
             found=f"{a.shape} and {b.shape}",
             expected="twice (k, d)",
         )
-    return a, b
-
-
-def _compare(X: Array, a: Array, b: Array) -> None:
-    """Refuse members of another width than X, and warn of those that can hardly be rows like its own."""
+    if X is None:
+        return a, b
     if a.shape[1] != X.shape[1]:
         raise InputError(
             "pairs have another number of features than X",
@@ -348,9 +315,8 @@ def _compare(X: Array, a: Array, b: Array) -> None:
         )
     spread, own = np.vstack([a, b]).std(axis=0), X.std(axis=0)
     both = (spread > 0) & (own > 0)
-    if len(a) < TELLING or not both.any():
-        return
-    factor = float(np.exp(np.median(np.abs(np.log(spread[both] / own[both])))))
+    ratios = np.abs(np.log(spread[both] / own[both]))
+    factor = float(np.exp(np.median(ratios))) if len(a) >= TELLING and both.any() else 1.0
     if factor > SPREAD:
         warnings.warn(
             f"the features of pairs' members are typically spread {factor:.2g} times more or less widely "
@@ -358,13 +324,4 @@ def _compare(X: Array, a: Array, b: Array) -> None:
             "transform_input (see ncm_cli.probes.estimator)",
             stacklevel=5,
         )
-
-
-def _resolve_rank(asked: int | None, found: Spectrum) -> int:
-    if asked is None:
-        return found.gap or found.rank
-    if isinstance(asked, bool) or asked != int(asked) or not 0 <= asked <= found.rank:
-        raise InputError(
-            "a rank that the pairs don't have", found=asked, expected=f"a whole number from 0 to {found.rank}"
-        )
-    return int(asked)
+    return a, b

@@ -1,12 +1,8 @@
-"""The rows that are evaluated, their true answers, and a probe's answers for them.
-
-Two probes on the same rows.
-
-``ncm eval``: a probe and rows with known answers -> accuracies, by group and on average.
-"""
+"""``ncm eval``: how right a probe is, on average, by group, and against another one."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 from pathlib import Path
@@ -19,281 +15,27 @@ from ncm_cli.errors import InputError, MismatchError, NcmError, listing
 from ncm_cli.options import as_json
 from ncm_cli.probes import metrics
 from ncm_cli.probes.apply import logits, require_same_encoder
-from ncm_cli.probes.metrics import MeanDifference, Paired, mean, mean_difference
-from ncm_cli.probes.metrics import compare as compare_hits
 from ncm_cli.probes.options import EvalOptions
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.store.columns import Column, Groups, make_groups, read_target, split_filter
+from ncm_cli.store.columns import Column, Groups, categories_of, make_groups, read_target, split_filter
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.probe import Probe, read_probe, seen_rows
+from ncm_cli.store.recognise import recognise
 from ncm_cli.store.results import read_result, write_result
 
 
 @dataclasses.dataclass(frozen=True)
-class Answers:
-    """n rows in the order of their ids (so that nothing depends on how a store is ordered)."""
+class _Answers:
+    """A probe's answers for n rows in the order of their ids, so that nothing depends on a store's order."""
 
     rows: NDArray[np.int64]
-    """(n,) positions in the store."""
-    truth: NDArray[np.int64] | NDArray[np.float64]
-    """(n,) class codes of the probe, or values for regression."""
-    predicted: NDArray[np.int64] | NDArray[np.float64]
+    truth: NDArray[Any]
+    """Class codes of the probe, or numbers for regression; so is ``predicted``."""
+    predicted: NDArray[Any]
     losses: NDArray[np.float64]
-    """(n,) log loss in nats, or squared errors for regression."""
-
-    @property
-    def right(self) -> NDArray[np.bool_]:
-        return np.asarray(self.predicted == self.truth)
-
-
-def select(store: FeatureStore, where: str | None, target: str, reporter: Reporter) -> tuple[np.ndarray, int]:
-    """Positions of the rows to evaluate, in the order of their ids, and how many had no true answer.
-
-    Raises `InputError` when none is left.
-    """
-    chosen = store.mask(where)
-    column = store.column(target)
-    known = column.codes >= 0 if isinstance(column, Column) else ~np.isnan(column.values)
-    missing = int((chosen & ~known).sum())
-    rows = np.flatnonzero(chosen & known)
-    if not len(rows):
-        raise InputError(
-            "no row to evaluate",
-            where=store.path,
-            found=f"{missing} rows, none with a {target}" if missing else f"no row with {where}",
-        )
-    if missing:
-        reporter.warn(f"{missing:,} of {int(chosen.sum()):,} rows have no {target} and are left out")
-    ids = store.ids
-    return np.array(sorted(rows.tolist(), key=ids.__getitem__), dtype=np.int64), missing
-
-
-def answer(probe: Probe, name: object, store: FeatureStore, rows: np.ndarray, target: str) -> Answers:
-    """A probe's answers for ``rows``, read in blocks; ``name`` is the probe's file, for messages."""
-    truth = _truth(probe, name, store, rows, target)
-    place = np.empty(store.rows, dtype=np.int64)
-    place[rows] = np.arange(len(rows))
-    scores = np.empty((len(rows), len(probe.weight)))
-    for positions, features in store.blocks(np.sort(rows)):
-        scores[place[positions]] = logits(probe, features)
-    if probe.task == "regression":
-        predicted = scores[:, 0]
-        return Answers(rows, truth, predicted, (predicted - truth) ** 2)
-    codes = truth.astype(np.int64)
-    return Answers(rows, codes, metrics.decide(scores), metrics.row_log_loss(scores, codes))
-
-
-def _truth(probe: Probe, name: object, store: FeatureStore, rows: np.ndarray, target: str) -> np.ndarray:
-    truth = read_target(store, target, None if probe.task == "regression" else probe.classes).y[rows]
-    if probe.task != "regression" and (truth < 0).any():
-        raise _strangers(store.categorical(target), rows[truth < 0], probe, name, store)
-    return truth
-
-
-def _strangers(
-    column: Column, rows: np.ndarray, probe: Probe, name: object, store: FeatureStore
-) -> InputError:
-    counts = np.bincount(column.codes[rows], minlength=len(column.categories))
-    names = [category for category, n in zip(column.categories, counts, strict=True) if n]
-    found = listing(f"{name} ({n} rows)" for name, n in zip(names, counts[counts > 0], strict=True))
-    return InputError(
-        f"rows of {column.name!r} whose class {name} has never seen",
-        where=store.path,
-        found=found,
-        expected=f"one of: {listing(probe.classes)}",
-        fix=f"leave them out: --where '{column.name}!={'|'.join(names)}'"
-        if len(names) <= 12
-        else "fit with rows of these classes, or embed without them",
-    )
-
-
-def ids_digest(store: FeatureStore, rows: np.ndarray) -> str:
-    """SHA-256 over the ids of rows, which are in the order of their ids."""
-    digest = hashlib.sha256()
-    for row in rows.tolist():
-        text = store.ids[row].encode("utf-8")
-        digest.update(len(text).to_bytes(8, "little") + text)
-    return digest.hexdigest()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """This probe against another one; every difference is this minus other."""
-
-    other: Path
-    other_value: float
-    """The other's accuracy or, for regression, mean squared error."""
-    overall: Paired | MeanDifference
-    """Of accuracies or, for regression, of mean squared errors."""
-    by_group: tuple[Paired, ...]
-
-    def to_json(self, groups: Groups) -> dict[str, Any]:
-        """As JSON values."""
-        if isinstance(self.overall, MeanDifference):
-            return {
-                "other": str(self.other),
-                "other_mse": self.other_value,
-                "mse_difference": self.overall.difference,
-                "ci_low": self.overall.low,
-                "ci_high": self.overall.high,
-            }
-        return {
-            "other": str(self.other),
-            "other_accuracy": self.other_value,
-            **_entry(self.overall),
-            "p_value": self.overall.p_value,
-            "only_this_right": self.overall.only_first,
-            "only_other_right": self.overall.only_second,
-            "groups": [
-                {"group": groups.key(index), **_entry(paired)} for index, paired in enumerate(self.by_group)
-            ],
-        }
-
-
-def _entry(paired: Paired) -> dict[str, Any]:
-    known = paired.n > 0
-    return {
-        "n": paired.n,
-        "difference": paired.difference if known else None,
-        "ci_low": paired.low if known else None,
-        "ci_high": paired.high if known else None,
-    }
-
-
-def compare(
-    other: Path, this: Path, store: FeatureStore, answers: Answers, target: str, groups: Groups
-) -> Comparison:
-    """Compare the answers with another probe's, or with the rows of its saved result."""
-    if _is_result(other):
-        return _made(other, answers, _saved(other, store, answers), groups)
-    probe = read_probe(other)
-    require_same_encoder(str(other), probe.encoder, str(store.path), store.encoder, ignore_view=True)
-    if (probe.task == "regression") != (answers.truth.dtype.kind == "f"):
-        raise MismatchError("a classifier can't be compared with a regression", where=f"{this} and {other}")
-    theirs = answer(probe, other.name, store, answers.rows, target)
-    if probe.task == "regression":
-        return Comparison(
-            other=other,
-            other_value=mean(theirs.losses),
-            overall=mean_difference(answers.losses, theirs.losses),
-            by_group=(),
-        )
-    return _made(other, answers, theirs.right, groups)
-
-
-def _made(other: Path, answers: Answers, right: NDArray[np.bool_], groups: Groups) -> Comparison:
-    in_group = groups.codes[answers.rows]
-    parts = [(in_group == index).any(axis=1) for index in range(len(groups.keys))]
-    return Comparison(
-        other=other,
-        other_value=mean(right),
-        overall=compare_hits(answers.right, right),
-        by_group=tuple(compare_hits(answers.right[part], right[part]) for part in parts),
-    )
-
-
-def _is_result(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("rb") as stream:
-        return stream.read(64).lstrip()[:1] == b"{"
-
-
-def _saved(path: Path, store: FeatureStore, answers: Answers) -> NDArray[np.bool_]:
-    saved = read_result(path, kind="eval")
-    rows = saved.get("rows") or {}
-    right = rows.get("right")
-    if not isinstance(right, str):
-        raise InputError(
-            "the result doesn't say which rows were right",
-            where=path,
-            fix="compare with the probe itself, or write the result again with ncm eval -o",
-        )
-    if rows.get("ids_sha256") != ids_digest(store, answers.rows) or len(right) != len(answers.rows):
-        raise MismatchError(
-            "the two results are of different rows",
-            where=path,
-            found=f"{len(right)} rows with --where {saved.get('where')!r}",
-            expected=f"the same {len(answers.rows)} rows",
-            fix="evaluate both with the same --where",
-        )
-    return np.frombuffer(right.encode("ascii", "replace"), dtype=np.uint8) == ord("1")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EvalReport:
-    """Everything that was measured."""
-
-    n: int
-    scores: dict[str, float | None]
-    """Overall numbers by name, in the order in which they are shown."""
-    worst_group: metrics.Group | None
-    table: tuple[metrics.Group, ...]
-    groups: Groups
-    adjusted: tuple[float | None, ...]
-    """The adjusted average of each crossing; empty without reference rows."""
-    reference: str | None
-    """The rows whose group sizes weight the adjusted average, as a filter."""
-    reference_missing: float
-    """Share of the reference rows that lie in groups without an evaluated row."""
-    without_answer: int
-    predicted_classes: int
-    overlap: dict[str, int]
-    """Evaluated rows that are training or validation rows of the probe."""
-    oracle: bool
-    probe: dict[str, Any]
-    features: dict[str, Any]
-    task: str
-    target: str
-    where: str | None
-    comparison: Comparison | None
-    warnings: tuple[str, ...]
-    options: dict[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        """The body of the result, without the rows."""
-        return {
-            "n": self.n,
-            **self.scores,
-            "worst_group": self._entry(self.worst_group, interval=False) if self.worst_group else None,
-            "groups": [self._entry(group) for group in self.table],
-            "crossings": self._crossings(),
-            "reference": {"where": self.reference, "missing_share": self.reference_missing},
-            "oracle": self.oracle,
-            "overlap": self.overlap,
-            "task": self.task,
-            "target": self.target,
-            "where": self.where,
-            "rows_without_answer": self.without_answer,
-            "predicted_classes": self.predicted_classes,
-            "probe": self.probe,
-            "features": self.features,
-            "comparison": self.comparison.to_json(self.groups) if self.comparison else None,
-            "warnings": list(self.warnings),
-            "options": self.options,
-        }
-
-    def _crossings(self) -> list[dict[str, Any]]:
-        """Of each crossing of ``--groups``: its columns, worst group and adjusted average."""
-        found = []
-        for number, columns in enumerate(self.groups.crossings):
-            own = [group for group in self.table if self.groups.crossing[group.index] == number]
-            worst = metrics.worst(own, highest=self.task != "classification")
-            found.append(
-                {
-                    "columns": list(columns),
-                    "worst_group": self._entry(worst, interval=False) if worst else None,
-                    "adjusted": self.adjusted[number] if self.adjusted else None,
-                }
-            )
-        return found
-
-    def _entry(self, group: metrics.Group, *, interval: bool = True) -> dict[str, Any]:
-        value = "accuracy" if self.task == "classification" else "mse"
-        entry: dict[str, Any] = {"group": self.groups.key(group.index), "n": group.n, value: group.value}
-        if interval and self.task == "classification":
-            entry |= {"ci_low": group.low, "ci_high": group.high}
-        return entry
+    """Log loss in nats, or squared errors for regression."""
+    values: NDArray[Any]
+    """What groups are measured by: hits (bool), or squared errors for regression."""
 
 
 class _Warnings(Reporter):
@@ -303,16 +45,19 @@ class _Warnings(Reporter):
         self._reporter = reporter
         self.said: list[str] = []
 
-    def note(self, message: str) -> None:
-        self._reporter.note(message)
-
     def warn(self, message: str) -> None:
         self.said.append(message)
         self._reporter.warn(message)
 
 
-def evaluate(options: EvalOptions, *, reporter: Reporter = SILENT) -> EvalReport:
+def evaluate(options: EvalOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     """Evaluate a probe on the rows of a store, and write the result if asked to.
+
+    Returns
+    -------
+    The result's body, but for its rows. Of each group its columns' categories and `metrics.summary`; of each
+    crossing of ``--groups`` its worst group and adjusted average; ``overlap`` counts the rows that the probe
+    was fitted on (``train``) or chosen by (``val``); differences to ``comparison`` are this minus the other.
 
     Raises
     ------
@@ -321,25 +66,78 @@ def evaluate(options: EvalOptions, *, reporter: Reporter = SILENT) -> EvalReport
     MismatchError
         Features of another encoder than the probe's, or a result to compare with that is of other rows.
     """
-    probe = read_probe(options.probe)
-    said = _Warnings(reporter)
+    said, probe = _Warnings(reporter), read_probe(options.probe)
     with FeatureStore.open(options.features) as store:
         require_same_encoder(
             str(options.probe), probe.encoder, str(options.features), store.encoder, ignore_view=True
         )
         target = _target(options, probe, store)
-        by_class = target if probe.task == "classification" else ""
-        groups = make_groups(store, by_class if options.groups is None else options.groups)
-        rows, missing = select(store, options.where, target, said)
-        answers = answer(probe, options.probe.name, store, rows, target)
+        groups = make_groups(store, ";".join(options.groups) or (target if probe.classes else ""))
+        rows, missing = _rows(store, options.where, target, said)
+        answers = _answer(probe, options.probe.name, store, rows, target)
+        in_group = groups.codes[rows]
+        if (in_group < 0).any():
+            count = int((in_group < 0).any(axis=1).sum())
+            said.warn(f"{count} rows without a value of {', '.join(groups.columns)} are in no group")
+        parts = [(in_group == index).any(axis=1) for index in range(len(groups.keys))]
+        table = [
+            {"group": groups.key(i), **metrics.summary(answers.values[part])} for i, part in enumerate(parts)
+        ]
         comparison = None
         if options.compare is not None:
-            comparison = compare(options.compare, options.probe, store, answers, target, groups)
-        report = _report(options, probe, store, answers, groups, comparison, missing, target, said)
+            theirs = _theirs(options.compare, options.probe, store, answers, target)
+            comparison = _compare(options.compare, answers.values, theirs, groups, parts)
+        reference, crossings = _crossings(options, probe, store, groups, table)
+        # With several crossings there are as many adjusted averages, and none of them is the one.
+        scores = _scores(answers, crossings[0]["adjusted"] if len(crossings) == 1 else None)
+        classes = np.unique(answers.predicted)
+        if probe.classes and len(classes) == 1 and len(rows) > 1:
+            only = probe.classes[int(classes[0])]
+            said.warn(f"every row is predicted as {only!r}: one predicted class only")
+        if reference["missing_share"] > 0:
+            said.warn(
+                f"{reference['missing_share']:.1%} of the reference rows lie in groups without a row here: "
+                "the adjusted average leaves these groups out"
+            )
+        selection = probe.meta.get("selection") or {}
+        ids = [store.ids[row] for row in rows.tolist()]
+        seen = {part: int(seen_rows(probe, part, ids).sum()) for part in ("train", "val")}
+        if len(selection.get("path") or ()) == 1:  # there was no choice
+            seen["val"] = 0
+        body: dict[str, Any] = {
+            "n": len(rows),
+            **scores,
+            "worst_group": metrics.worst(table),
+            "groups": table,
+            "crossings": crossings,
+            "reference": reference,
+            "oracle": bool(selection.get("oracle")),
+            "overlap": seen,
+            "task": probe.task,
+            "target": target,
+            "where": options.where,
+            "rows_without_answer": missing,
+            "predicted_classes": len(classes),
+            "probe": {
+                "path": str(options.probe),
+                "sha256": probe.sha256,
+                "method": probe.meta.get("method"),
+                "rank": probe.rank,
+                "selection": selection.get("rule"),
+                "converged": probe.meta.get("converged"),
+                "classes": list(probe.classes),
+            },
+            "features": {"path": str(options.features), "content_sha256": store.content_sha256},
+            "comparison": comparison,
+            "warnings": said.said,
+            "options": as_json(options) | {"groups": ";".join(options.groups) or None},
+        }
         if options.output is not None:
-            body = report.to_json() | {"rows": _rows_json(store, answers, probe.task)}
-            write_result(options.output, "eval", body)
-    return report
+            # What a later comparison needs: which rows, and which are right, in the order of their ids.
+            right = "".join("01"[hit] for hit in answers.values.tolist()) if probe.classes else None
+            kept = {"ids_sha256": _ids_digest(store, rows), "right": right}
+            write_result(options.output, "eval", body | {"rows": kept})
+    return body
 
 
 def _target(options: EvalOptions, probe: Probe, store: FeatureStore) -> str:
@@ -351,144 +149,159 @@ def _target(options: EvalOptions, probe: Probe, store: FeatureStore) -> str:
     return probe.target
 
 
-def _rows_json(store: FeatureStore, answers: Answers, task: str) -> dict[str, Any]:
-    """What a later comparison needs: which rows, and which of them are right (in the order of their ids)."""
-    right = None
-    if task == "classification":
-        right = "".join("1" if hit else "0" for hit in answers.right)
-    return {"ids_sha256": ids_digest(store, answers.rows), "right": right}
-
-
-def _report(
-    options: EvalOptions,
-    probe: Probe,
-    store: FeatureStore,
-    answers: Answers,
-    groups: Groups,
-    comparison: Comparison | None,
-    missing: int,
-    target: str,
-    said: _Warnings,
-) -> EvalReport:
-    in_group = groups.codes[answers.rows]
-    if (in_group < 0).any():
-        missing_group = int((in_group < 0).any(axis=1).sum())
-        said.warn(f"{missing_group} rows without a value of {', '.join(groups.columns)} are in no group")
-    classification = probe.task == "classification"
-    if classification:
-        table = metrics.group_table(in_group, len(groups.keys), answers.right)
-    else:
-        table = metrics.error_table(in_group, len(groups.keys), answers.losses)
-    reference, mask = _reference(options, probe, store)
-    adjusted: list[float | None] = []
-    absent = 0.0
-    if mask is not None:
-        sizes = groups.sizes(mask)
-        for number in range(len(groups.crossings)):
-            own = [group for group in table if groups.crossing[group.index] == number]
-            average, lacking = metrics.adjusted_average(own, np.where(groups.crossing == number, sizes, 0))
-            adjusted.append(average)
-            absent = max(absent, lacking)
-    predicted = len(np.unique(answers.predicted))
-    if classification and predicted == 1 and len(answers.rows) > 1:
-        only = probe.classes[int(answers.predicted[0])]
-        said.warn(f"every row is predicted as {only!r}: one predicted class only")
-    if absent > 0:
-        said.warn(
-            f"{absent:.1%} of the reference rows lie in groups without a row here: "
-            "the adjusted average leaves these groups out"
+def _rows(store: FeatureStore, where: str | None, target: str, said: Reporter) -> tuple[np.ndarray, int]:
+    """Positions of the rows to evaluate, in the order of their ids, and how many had no true answer."""
+    chosen = store.mask(where)
+    known = categories_of(store.column(target)).codes >= 0
+    missing = int((chosen & ~known).sum())
+    rows = np.flatnonzero(chosen & known)
+    if not len(rows):
+        raise InputError(
+            "no row to evaluate",
+            where=store.path,
+            found=f"{missing} rows, none with a {target}" if missing else f"no row with {where}",
         )
-    overlap = _overlap(probe, store, answers.rows)
-    oracle = bool((probe.meta.get("selection") or {}).get("oracle"))
-    return EvalReport(
-        n=len(answers.rows),
-        # With several crossings there are as many adjusted averages, and none of them is the one.
-        scores=_scores(probe.task, answers, adjusted[0] if len(adjusted) == 1 else None),
-        worst_group=metrics.worst(table, highest=not classification),
-        table=tuple(table),
-        groups=groups,
-        adjusted=tuple(adjusted),
-        reference=reference,
-        reference_missing=absent,
-        without_answer=missing,
-        predicted_classes=predicted,
-        overlap=overlap,
-        oracle=oracle,
-        probe=_probe_json(options.probe, probe),
-        features={"path": str(options.features), "content_sha256": store.content_sha256},
-        task=probe.task,
-        target=target,
-        where=options.where,
-        comparison=comparison,
-        warnings=tuple(said.said),
-        options=as_json(options),
+    if missing:
+        said.warn(f"{missing:,} of {int(chosen.sum()):,} rows have no {target} and are left out")
+    return np.array(sorted(rows.tolist(), key=store.ids.__getitem__), dtype=np.int64), missing
+
+
+def _answer(probe: Probe, name: object, store: FeatureStore, rows: np.ndarray, target: str) -> _Answers:
+    """A probe's answers for ``rows``, read in blocks; ``name`` is the probe's file, for messages."""
+    truth = read_target(store, target, probe.classes or None).y[rows]
+    if probe.classes and (truth < 0).any():
+        raise _strangers(store.categorical(target), rows[truth < 0], probe, name, store)
+    place = np.empty(store.rows, dtype=np.int64)
+    place[rows] = np.arange(len(rows))
+    scores = np.empty((len(rows), len(probe.weight)))
+    for positions, features in store.blocks(np.sort(rows)):
+        scores[place[positions]] = logits(probe, features)
+    if not probe.classes:
+        losses = (scores[:, 0] - truth) ** 2
+        return _Answers(rows, truth, scores[:, 0], losses, losses)
+    predicted = metrics.decide(scores)
+    return _Answers(rows, truth, predicted, metrics.row_log_loss(scores, truth), predicted == truth)
+
+
+def _strangers(
+    column: Column, rows: np.ndarray, probe: Probe, name: object, store: FeatureStore
+) -> InputError:
+    counts = np.bincount(column.codes[rows], minlength=len(column.categories))
+    found = {category: n for category, n in zip(column.categories, counts, strict=True) if n}
+    few = f"leave them out: --where '{column.name}!={'|'.join(found)}'"
+    return InputError(
+        f"rows of {column.name!r} whose class {name} has never seen",
+        where=store.path,
+        found=listing(f"{category} ({n} rows)" for category, n in found.items()),
+        expected=f"one of: {listing(probe.classes)}",
+        fix=few if len(found) <= 12 else "fit with rows of these classes, or embed without them",
     )
 
 
-def _scores(task: str, answers: Answers, adjusted: float | None) -> dict[str, float | None]:
-    if task == "regression":
-        values = answers.truth.astype(np.float64)
-        return {
-            "mse": metrics.mean(answers.losses),
-            "r2": metrics.r2(answers.predicted.astype(np.float64), values),
-            "adjusted_mse": adjusted,
-        }
-    codes = answers.predicted.astype(np.int64)
+def _scores(answers: _Answers, adjusted: float | None) -> dict[str, float | None]:
+    if answers.values.dtype != bool:
+        r2 = metrics.r2(answers.predicted, answers.truth)
+        return {"mse": metrics.mean(answers.losses), "r2": r2, "adjusted_mse": adjusted}
     return {
-        "accuracy": metrics.mean(answers.right),
+        "accuracy": metrics.mean(answers.values),
         "adjusted_accuracy": adjusted,
-        "balanced_accuracy": metrics.balanced_accuracy(codes, answers.truth.astype(np.int64)),
+        "balanced_accuracy": metrics.balanced_accuracy(answers.predicted, answers.truth),
         "log_loss": metrics.mean(answers.losses),
     }
 
 
-def _reference(
-    options: EvalOptions, probe: Probe, store: FeatureStore
-) -> tuple[str | None, NDArray[np.bool_] | None]:
-    """The filter of the reference rows, and the rows as a mask; None where this store has none.
+def _crossings(
+    options: EvalOptions, probe: Probe, store: FeatureStore, groups: Groups, table: list[dict[str, Any]]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The reference rows of the adjusted averages, and what is said of each crossing.
 
-    In order: ``--reference``, the rows that the probe was trained on, the training rows of the split column.
+    The reference is ``--reference``, else the rows that the probe was trained on, else the training rows of
+    the split column, as far as this store has them.
     """
-    if options.reference is not None:
-        return options.reference, store.mask(options.reference)
-    trained = (probe.meta.get("data") or {}).get("train")
-    for where in (trained, split_filter(store, "train")):
-        mask = None if where is None else _mask(store, where)
-        if mask is not None and mask.any():
-            return where, mask
-    return None, None
+    where, mask = options.reference, None
+    if where is not None:
+        mask = store.mask(where)
+    else:
+        trained = (probe.meta.get("data") or {}).get("train")
+        for where in filter(None, (trained, split_filter(store, "train"))):
+            with contextlib.suppress(NcmError):  # it was written for another store
+                mask = store.mask(where)
+                if mask.any():
+                    break
+            mask = None
+    crossings, absent = [], 0.0
+    for number, columns in enumerate(groups.crossings):
+        own = np.flatnonzero(groups.crossing == number)
+        mine, average = [table[i] for i in own], None
+        if mask is not None:
+            average, lacking = metrics.adjusted_average(mine, groups.sizes(mask)[own])
+            absent = max(absent, lacking)
+        found = {"columns": list(columns), "worst_group": metrics.worst(mine), "adjusted": average}
+        crossings.append(found)
+    return {"where": None if mask is None else where, "missing_share": absent}, crossings
 
 
-def _mask(store: FeatureStore, where: str) -> NDArray[np.bool_] | None:
-    """The rows of a filter that was written for another store perhaps; None if it doesn't fit this one."""
-    try:
-        return store.mask(where)
-    except NcmError:
-        return None
+def _theirs(
+    other: Path, this: Path, store: FeatureStore, answers: _Answers, target: str
+) -> NDArray[np.bool_] | NDArray[np.float64]:
+    """The hits or squared errors, on the same rows, of another probe or by its saved result."""
+    hits = answers.values.dtype == bool
+    if recognise(other) == "result":
+        found = _saved(other, store, answers.rows)
+    else:
+        probe = read_probe(other)
+        require_same_encoder(str(other), probe.encoder, str(store.path), store.encoder, ignore_view=True)
+        if bool(probe.classes) == hits:
+            return _answer(probe, other.name, store, answers.rows, target).values
+        found = None
+    if found is None or not hits:
+        raise MismatchError("a classifier can't be compared with a regression", where=f"{this} and {other}")
+    return found
 
 
-def _overlap(probe: Probe, store: FeatureStore, rows: NDArray[np.int64]) -> dict[str, int]:
-    """How many evaluated rows the probe was fitted on, and how many it was chosen by, by their ids.
+def _compare(
+    other: Path, values: NDArray[Any], theirs: NDArray[Any], groups: Groups, parts: list[NDArray[np.bool_]]
+) -> dict[str, Any]:
+    named, average = {"other": str(other)}, metrics.mean(theirs)
+    if values.dtype != bool:
+        difference, low, high = metrics.mean_difference(values, theirs)
+        interval = {"ci_low": low, "ci_high": high}
+        return {**named, "other_mse": average, "mse_difference": difference, **interval}
+    by_group = []
+    for index, part in enumerate(parts):
+        own = metrics.compare(values[part], theirs[part])
+        known = {name: getattr(own, name) if own.n else None for name in ("difference", "ci_low", "ci_high")}
+        by_group.append({"group": groups.key(index), "n": own.n, **known})
+    overall = dataclasses.asdict(metrics.compare(values, theirs))
+    return {**named, "other_accuracy": average, **overall, "groups": by_group}
 
-    Validation rows count only if there was a choice.
-    """
-    ids = [store.ids[row] for row in rows.tolist()]
-    path = (probe.meta.get("selection") or {}).get("path")
-    chosen = path is None or len(path) != 1
-    return {
-        "train": int(seen_rows(probe, "train", ids).sum()),
-        "val": int(seen_rows(probe, "val", ids).sum()) if chosen else 0,
-    }
+
+def _saved(path: Path, store: FeatureStore, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of the rows were right by a saved result."""
+    saved = read_result(path, kind="eval")
+    kept = saved.get("rows") or {}
+    right = kept.get("right")
+    if not isinstance(right, str) or set(right) - {"0", "1"}:
+        raise InputError(
+            "the result doesn't say which rows were right",
+            where=path,
+            fix="compare with the probe itself, or write the result again with ncm eval -o",
+        )
+    if kept.get("ids_sha256") != _ids_digest(store, rows) or len(right) != len(rows):
+        raise MismatchError(
+            "the two results are of different rows",
+            where=path,
+            found=f"{len(right)} rows with --where {saved.get('where')!r}",
+            expected=f"the same {len(rows)} rows",
+            fix="evaluate both with the same --where",
+        )
+    return np.frombuffer(right.encode("ascii"), dtype=np.uint8) == ord("1")
 
 
-def _probe_json(path: Path, probe: Probe) -> dict[str, Any]:
-    selection = probe.meta.get("selection") or {}
-    return {
-        "path": str(path),
-        "sha256": probe.sha256,
-        "method": probe.meta.get("method"),
-        "rank": probe.rank,
-        "selection": selection.get("rule"),
-        "converged": probe.meta.get("converged"),
-        "classes": list(probe.classes),
-    }
+def _ids_digest(store: FeatureStore, rows: np.ndarray) -> str:
+    """SHA-256 over the ids of rows, which are in the order of their ids."""
+    digest = hashlib.sha256()
+    for row in rows.tolist():
+        text = store.ids[row].encode("utf-8")
+        digest.update(len(text).to_bytes(8, "little") + text)
+    return digest.hexdigest()

@@ -1,13 +1,6 @@
-"""What is said about predictions: accuracy with intervals, groups, losses, and paired comparison.
+"""What is said of predictions: decisions and losses, shares with intervals, groups, paired comparisons.
 
-Everything takes plain arrays. Row order never matters: sums are exactly rounded (`math.fsum`).
-
-What rows and pairs say of many linear probes at once, in float64.
-
-Everything that is known of a candidate, wherever it was trained, comes from here: errors and losses of
-labelled rows, and what a pair's two members are told.
-
-Comparing two probes on the same rows.
+Everything takes plain arrays. The order of rows never matters: sums are exactly rounded (`math.fsum`).
 """
 
 from __future__ import annotations
@@ -27,17 +20,15 @@ Flags = NDArray[np.bool_]
 Z95 = 1.959963984540054
 """The standard normal's 97.5 % quantile."""
 
+BLOCK_ELEMENTS = 4_000_000
+"""Logits held at once: 32 MB."""
+
 
 def mean(values: Floats | Flags) -> float:
     """The mean, the same to the last bit in any row order; raises `ValueError` for no value."""
     if len(values) == 0:
         raise ValueError("the mean of no value")
     return math.fsum(values) / len(values)
-
-
-def accuracy(predicted: Codes, y: Codes) -> float:
-    """Share of rows whose predicted class is the true one; both (n,) class codes."""
-    return mean(np.asarray(predicted) == np.asarray(y))
 
 
 def balanced_accuracy(predicted: Codes, y: Codes) -> float:
@@ -77,11 +68,6 @@ def row_log_loss(logits: Floats, y: Codes) -> Floats:
     return np.log(np.exp(shifted).sum(axis=-1)) - own
 
 
-def log_loss(logits: Floats, y: Codes) -> float:
-    """Mean of `row_log_loss`."""
-    return mean(row_log_loss(logits, y))
-
-
 def probabilities(logits: Floats) -> Floats:
     """(n, classes) class probabilities: sigmoid for one column of logits (two classes), else softmax."""
     z = np.asarray(logits, dtype=np.float64)
@@ -100,15 +86,71 @@ def margins(logits: Floats) -> Floats:
     return top[:, 1] - top[:, 0]
 
 
-def mse(predicted: Floats, y: Floats) -> float:
-    """Mean squared error, in the target's unit squared."""
-    return mean((np.asarray(predicted, np.float64) - np.asarray(y, np.float64)) ** 2)
-
-
 def r2(predicted: Floats, y: Floats) -> float | None:
     """1 − squared error / squared deviation from the mean; None where the target is constant."""
-    total = mse(np.full(len(y), mean(y)), y)
-    return None if total == 0 else 1 - mse(predicted, y) / total
+    total = mean((np.full(len(y), mean(y)) - y) ** 2)
+    return None if total == 0 else 1 - mean((predicted - y) ** 2) / total
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """Scaled features (n, d) with what they should be predicted as.
+
+    ``y`` (n,) holds class codes, or float targets for regression; ``group`` (n, crossings) a group of each
+    crossing for each row, −1 for none.
+    """
+
+    X: Floats
+    y: NDArray[Any]
+    group: Codes | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PairRows:
+    """Scaled features of both members of m pairs, (m, d) each."""
+
+    a: Floats
+    b: Floats
+
+
+def row_errors(weight: Floats, bias: Floats, rows: Rows) -> tuple[Floats, Floats]:
+    """(errors (R, n), losses (R, n)) of R probes, ``weight`` (R, C, d) and ``bias`` (R, C).
+
+    Errors are 0 or 1, losses log losses in nats; for regression both are squared errors.
+    """
+    errors, losses = (np.empty((len(weight), len(rows.X))) for _ in range(2))
+    for own, logits in _logits(weight, bias, rows.X):
+        if rows.y.dtype.kind == "f":
+            losses[own] = errors[own] = ((logits[..., 0] - rows.y[:, None]) ** 2).T
+        else:
+            losses[own] = row_log_loss(logits, rows.y).T
+            errors[own] = (decide(logits) != rows.y[:, None]).T
+    return errors, losses
+
+
+def pair_shifts(weight: Floats, bias: Floats, pairs: PairRows, *, regression: bool) -> tuple[Floats, Floats]:
+    """(changes (R, m), shifts (R, m)) of R probes over m pairs.
+
+    A change is 1 where the two members are predicted differently, for regression the squared difference of
+    the predictions. A shift is ``|W delta|^2``, the squared distance of the members' logits.
+    """
+    changes, shifts = (np.empty((len(weight), len(pairs.a))) for _ in range(2))
+    for own, logits in _logits(weight, bias, np.concatenate([pairs.a, pairs.b])):
+        a, b = logits[: len(pairs.a)], logits[len(pairs.a) :]
+        with np.errstate(over="ignore"):  # a probe that is about to diverge has infinite shifts
+            shifts[own] = ((a - b) ** 2).sum(axis=2).T
+        changes[own] = shifts[own] if regression else (decide(a) != decide(b)).T
+    return changes, shifts
+
+
+def _logits(weight: Floats, bias: Floats, X: Floats) -> Iterator[tuple[slice, Floats]]:
+    """Logits (n, r, C) of blocks of probes."""
+    count, logits, dim = weight.shape
+    step = max(1, BLOCK_ELEMENTS // max(1, len(X) * logits))
+    for start in range(0, count, step):
+        own = slice(start, min(start + step, count))
+        flat = X @ weight[own].reshape(-1, dim).T + bias[own].reshape(-1)
+        yield own, flat.reshape(len(X), -1, logits)
 
 
 def wilson(right: float, n: float, z: float = Z95) -> tuple[float, float]:
@@ -126,61 +168,40 @@ def wilson(right: float, n: float, z: float = Z95) -> tuple[float, float]:
     return (0.0 if right == 0 else centre - half), (1.0 if right == n else centre + half)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Group:
-    """One row of a group table. ``value`` and the interval are None where there is no row."""
+def summary(values: Floats | Flags) -> dict[str, Any]:
+    """A group's entry in a result: n and, of hits (bool), accuracy with its interval; of squared errors, mse.
 
-    index: int
-    n: int
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-
-
-def group_table(group: Codes, n_groups: int, right: Flags) -> list[Group]:
-    """Accuracy and its 95 % Wilson interval for each of ``n_groups`` groups, absent ones with n = 0.
-
-    ``group`` (n,) holds each row's group, or −1 for a row in none; (n, crossings) where crossings overlap.
+    Without a row all but n is None.
     """
-    table = []
-    for index, part in enumerate(_parts(group, n_groups)):
-        hits = right[part]
-        if len(hits) == 0:
-            table.append(Group(index, 0, None))
-        else:
-            table.append(Group(index, len(hits), mean(hits), *wilson(int(hits.sum()), len(hits))))
-    return table
+    n, value = len(values), mean(values) if len(values) else None
+    if values.dtype != bool:
+        return {"n": n, "mse": value}
+    low, high = wilson(int(values.sum()), n) if n else (None, None)
+    return {"n": n, "accuracy": value, "ci_low": low, "ci_high": high}
 
 
-def error_table(group: Codes, n_groups: int, squared: Floats) -> list[Group]:
-    """Mean squared error for each group, as `group_table`."""
-    parts = [squared[part] for part in _parts(group, n_groups)]
-    return [Group(index, len(own), mean(own) if len(own) else None) for index, own in enumerate(parts)]
+def worst(table: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The entry of lowest accuracy or highest mse, without interval; None where no group has a row.
 
-
-def _parts(group: Codes, n_groups: int) -> list[Flags]:
-    """The rows (n,) of each group."""
-    codes = group if group.ndim == 2 else group[:, None]
-    return [(codes == index).any(axis=1) for index in range(n_groups)]
-
-
-def worst(table: Sequence[Group], *, highest: bool = False) -> Group | None:
-    """The group of lowest value (or, for errors, highest) among those present.
-
-    Of equal ones the largest is taken, as the surest, and of those the first. None if no group has a row.
+    Of equal ones the largest is taken, as the surest, and of those the first.
     """
-    present = [row for row in table if row.value is not None]
-    sign = -1.0 if highest else 1.0
-    return min(present, key=lambda row: (sign * (row.value or 0.0), -row.n, row.index), default=None)
+    present = [entry for entry in table if entry["n"]]
+    sign, name = (1, "accuracy") if table and "accuracy" in table[0] else (-1, "mse")
+    found = min(present, key=lambda entry: (sign * entry[name], -entry["n"]), default=None)
+    return found and {key: value for key, value in found.items() if not key.startswith("ci_")}
 
 
-def adjusted_average(table: Sequence[Group], reference: NDArray[np.int64]) -> tuple[float | None, float]:
+def adjusted_average(
+    table: Sequence[dict[str, Any]], reference: NDArray[np.int64]
+) -> tuple[float | None, float]:
     """The mean over groups weighted by how frequent each is among the reference rows.
 
     Sagawa et al. (2020), Distributionally robust neural networks, section 4: "adjusted" average accuracy.
 
     Parameters
     ----------
+    table
+        Entries as by `summary`.
     reference
         (groups,) rows of each group in the reference.
 
@@ -190,104 +211,14 @@ def adjusted_average(table: Sequence[Group], reference: NDArray[np.int64]) -> tu
     reference that lies in groups without a row here. The average is None where the two have no
     group in common.
     """
-    total = int(np.sum(reference))
-    shared = [row for row in table if row.value is not None and reference[row.index] > 0]
-    weight = sum(int(reference[row.index]) for row in shared)
+    weights = [(int(n), entry) for entry, n in zip(table, reference, strict=True) if entry["n"] and n > 0]
+    weight = sum(n for n, _ in weights)
     if weight == 0:
         return None, 1.0
-    average = math.fsum(int(reference[row.index]) * (row.value or 0.0) for row in shared) / weight
-    return average, 1 - weight / total
-
-
-Array = NDArray[np.float64]
-
-BLOCK_ELEMENTS = 4_000_000
-"""Logits held at once: 32 MB."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Rows:
-    """Scaled features (n, d) with what they should be predicted as.
-
-    ``y`` (n,) holds class codes, or float targets for regression; ``group`` (n, crossings) a group of each
-    crossing for each row, −1 for none.
-    """
-
-    X: Array
-    y: NDArray[Any]
-    group: Codes | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class PairRows:
-    """Scaled features of both members of m pairs, (m, d) each."""
-
-    a: Array
-    b: Array
-
-
-def row_errors(weight: Array, bias: Array, rows: Rows) -> tuple[Array, Array]:
-    """(errors (R, n), losses (R, n)) of R probes.
-
-    Errors are 0 or 1, losses log losses in nats; for regression both are squared errors.
-
-    Parameters
-    ----------
-    weight : float64 (R, C, d)
-    bias : float64 (R, C)
-    """
-    errors, losses = (np.empty((len(weight), len(rows.X))) for _ in range(2))
-    regression = rows.y.dtype.kind == "f"
-    for own, logits in _logits(weight, bias, rows.X):
-        if regression:
-            losses[own] = errors[own] = ((logits[..., 0] - rows.y[:, None]) ** 2).T
-        else:
-            losses[own] = row_log_loss(logits, rows.y).T
-            errors[own] = (decide(logits) != rows.y[:, None]).T
-    return errors, losses
-
-
-def pair_shifts(weight: Array, bias: Array, pairs: PairRows, *, regression: bool) -> tuple[Array, Array]:
-    """(changes (R, m), shifts (R, m)) of R probes over m pairs.
-
-    A change is 1 where the two members are predicted differently, for regression the squared difference of
-    the predictions. A shift is ``|W delta|^2``, the squared distance of the members' logits.
-    """
-    changes, shifts = (np.empty((len(weight), len(pairs.a))) for _ in range(2))
-    both = np.concatenate([pairs.a, pairs.b])
-    for own, logits in _logits(weight, bias, both):
-        a, b = logits[: len(pairs.a)], logits[len(pairs.a) :]
-        with np.errstate(over="ignore"):  # a probe that is about to diverge has infinite shifts
-            shifts[own] = ((a - b) ** 2).sum(axis=2).T
-        changes[own] = shifts[own] if regression else (decide(a) != decide(b)).T
-    return changes, shifts
-
-
-def _logits(weight: Array, bias: Array, X: Array) -> Iterator[tuple[slice, Array]]:
-    """Logits (n, r, C) of blocks of probes."""
-    count, logits, dim = weight.shape
-    step = max(1, BLOCK_ELEMENTS // max(1, len(X) * logits))
-    for start in range(0, count, step):
-        own = slice(start, min(start + step, count))
-        flat = X @ weight[own].reshape(-1, dim).T + bias[own].reshape(-1)
-        yield own, flat.reshape(len(X), -1, logits)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Paired:
-    """Two probes' hits on the same n rows."""
-
-    n: int
-    only_first: int
-    """Rows that the first gets right and the second wrong."""
-    only_second: int
-    difference: float
-    """Accuracy of the first minus that of the second."""
-    low: float
-    high: float
-    """95 % interval of the difference."""
-    p_value: float
-    """McNemar's exact test, two-sided, of equal accuracy."""
+    average = (
+        math.fsum(n * entry["accuracy" if "accuracy" in entry else "mse"] for n, entry in weights) / weight
+    )
+    return average, 1 - weight / int(np.sum(reference))
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
@@ -316,52 +247,53 @@ def newcombe(both: int, only_first: int, only_second: int, neither: int) -> tupl
     first, second = (both + only_first) / n, (both + only_second) / n
     low_1, high_1 = wilson(both + only_first, n)
     low_2, high_2 = wilson(both + only_second, n)
-    phi = _phi(both, only_first, only_second, neither)
-    difference = first - second
+    product = (both + only_first) * (only_second + neither) * (both + only_second) * (only_first + neither)
+    excess: float = both * neither - only_first * only_second
+    if excess > 0:
+        excess = max(excess - n / 2, 0.0)
+    phi = excess / math.sqrt(product) if product else 0.0
     down, up = (first - low_1, high_2 - second), (high_1 - first, second - low_2)
-    low = difference - math.sqrt(max(down[0] ** 2 - 2 * phi * down[0] * down[1] + down[1] ** 2, 0.0))
-    high = difference + math.sqrt(max(up[0] ** 2 - 2 * phi * up[0] * up[1] + up[1] ** 2, 0.0))
+    low = (first - second) - math.sqrt(max(down[0] ** 2 - 2 * phi * down[0] * down[1] + down[1] ** 2, 0.0))
+    high = (first - second) + math.sqrt(max(up[0] ** 2 - 2 * phi * up[0] * up[1] + up[1] ** 2, 0.0))
     return max(low, -1.0), min(high, 1.0)
 
 
-def _phi(e: int, f: int, g: int, h: int) -> float:
-    product = (e + f) * (g + h) * (e + g) * (f + h)
-    if product == 0:
-        return 0.0
-    excess: float = e * h - f * g
-    if excess > 0:
-        excess = max(excess - (e + f + g + h) / 2, 0.0)
-    return excess / math.sqrt(product)
-
-
-def compare(first: Flags, second: Flags) -> Paired:
-    """Compare hits (n,) of two probes on the same rows in the same order."""
-    both, only_first = int((first & second).sum()), int((first & ~second).sum())
-    only_second, neither = int((~first & second).sum()), int((~first & ~second).sum())
-    n = len(first)
-    difference = (only_first - only_second) / n if n else 0.0
-    low, high = newcombe(both, only_first, only_second, neither)
-    return Paired(n, only_first, only_second, difference, low, high, mcnemar(only_first, only_second))
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
-class MeanDifference:
-    """The mean of what two probes' losses differ by on the same rows."""
+class Paired:
+    """Two probes' hits on the same n rows, under the names of results."""
 
+    n: int
     difference: float
-    low: float | None
-    high: float | None
-    """95 % interval; None from one row, which says nothing of how rows vary."""
+    """Accuracy of this one minus that of the other."""
+    ci_low: float
+    ci_high: float
+    """95 % interval of the difference."""
+    p_value: float
+    """McNemar's exact test, two-sided, of equal accuracy."""
+    only_this_right: int
+    only_other_right: int
 
 
-def mean_difference(first: Floats, second: Floats) -> MeanDifference:
-    """Mean of first − second over the rows (n,), with Student's interval of a mean of n values."""
+def compare(this: Flags, other: Flags) -> Paired:
+    """Compare hits (n,) of two probes on the same rows in the same order."""
+    both, neither, n = int((this & other).sum()), int((~this & ~other).sum()), len(this)
+    only_this, only_other = int((this & ~other).sum()), int((~this & other).sum())
+    difference = (only_this - only_other) / n if n else 0.0
+    interval = newcombe(both, only_this, only_other, neither)
+    return Paired(n, difference, *interval, mcnemar(only_this, only_other), only_this, only_other)
+
+
+def mean_difference(first: Floats, second: Floats) -> tuple[float, float | None, float | None]:
+    """Mean of first − second over the rows (n,), and Student's 95 % interval of it.
+
+    From one row, which says nothing of how rows vary, the interval is None.
+    """
     # Imported here: it takes longer than everything else that a quick command does.
     from scipy.special import stdtrit
 
-    gap: NDArray[np.float64] = np.asarray(first, np.float64) - np.asarray(second, np.float64)
+    gap: Floats = np.asarray(first, np.float64) - np.asarray(second, np.float64)
     n, centre = len(gap), mean(gap)
     if n < 2:
-        return MeanDifference(centre, None, None)
+        return centre, None, None
     half = float(stdtrit(n - 1, 0.975)) * math.sqrt(math.fsum((gap - centre) ** 2) / (n - 1) / n)
-    return MeanDifference(centre, centre - half, centre + half)
+    return centre, centre - half, centre + half

@@ -199,10 +199,10 @@ class EvalOptions:
     probe: Path = argument(help="Probe to evaluate.", role="input")
     features: Path = option(help="Feature store with the rows.", role="input", flags=("-f",))
     where: str | None = option(None, help="Rows to evaluate, such as split=test.", metavar="WHERE")
-    groups: str | None = option(
-        None,
-        help="Columns whose combinations are the groups; the target if left out. Several crossings: "
-        "'label,male;label,black'.",
+    groups: tuple[str, ...] = option(
+        (),
+        help="Columns whose combinations are the groups; the target if left out. May be repeated: "
+        "crossings, as in 'label,male;label,black'.",
         metavar="COLUMNS",
     )
     reference: str | None = option(
@@ -219,7 +219,6 @@ class EvalOptions:
     output: Path | None = option(None, help="Result to write, as JSON.", role="output", flags=("-o",))
 
 
-_TABLE = "Manifest"
 _ENCODER = "Encoder"
 
 
@@ -236,24 +235,6 @@ class PredictOptions:
         None, help="Rows of the store, such as split=test.", metavar="WHERE", columns_of="source"
     )
     probabilities: bool = option(False, help="Add one column of probability a class.")
-
-    root: Path | None = option(
-        None,
-        help="Folder that relative paths start from (the manifest's folder).",
-        group=_TABLE,
-        role="input",
-    )
-    id_col: str | None = option(
-        None,
-        help="Column of ids (id, if there is one; otherwise the path is the id).",
-        group=_TABLE,
-        metavar="COLUMN",
-        columns_of="source",
-    )
-    path_col: str = option(
-        "path", help="Column of image paths.", group=_TABLE, metavar="COLUMN", columns_of="source"
-    )
-
     pretrained: str | None = option(
         None,
         help="Weights of the probe's encoder: a file or a tag (those the features were made with).",

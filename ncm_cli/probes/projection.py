@@ -1,8 +1,4 @@
-"""How many threads BLAS may use: one for small problems, where the others cost more than they save.
-
-Singular value decomposition that doesn't give up.
-
-Spurious directions: the left singular vectors of pair differences, and projecting them out.
+"""Spurious directions: the left singular vectors of pair differences, and projecting them out.
 
 Paper, Algorithm 1, phase I: ``Q_r, S_r, V_r = TruncatedSVD(delta, r)`` and ``P = I - Q_r Q_r^T``. P is
 never formed; it is applied as ``x - (x Q) Q^T``.
@@ -19,6 +15,8 @@ from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError
 
+Array = NDArray[np.float64]
+
 SMALL_ELEMENTS = 4_000_000
 """Entries of the largest matrix up to which one thread is used.
 
@@ -26,6 +24,15 @@ An exact rank path is thousands of products of a few milliseconds, between which
 two busy cores a path on 2,000 × 100 rows took 15 times the processor time of one thread, on 5,000 × 512 three
 times.
 """
+
+FEATURE_EPS = float(np.finfo(np.float32).eps)
+"""Relative rounding of features on disk (float32, 1.2e-7); differences can't be known better than that."""
+
+GRAM_RATIO = 4
+"""With more than this many pairs a dimension, the d×d Gram matrix is decomposed instead of ``delta``."""
+
+GRAM_BLOCK = 8192
+"""Columns of ``delta`` that are turned to float64 at a time for the Gram matrix."""
 
 
 @contextmanager
@@ -40,9 +47,6 @@ def blas_threads(elements: int) -> Iterator[None]:
         yield
 
 
-Array = NDArray[np.float64]
-
-
 def svd(matrix: Array, *, full_matrices: bool = False) -> tuple[Array, Array, Array]:
     """``numpy.linalg.svd``, with LAPACK's slower ``gesvd`` where its ``gesdd`` fails.
 
@@ -50,13 +54,12 @@ def svd(matrix: Array, *, full_matrices: bool = False) -> tuple[Array, Array, Ar
     such as what is left of a matrix after a projection; ``gesvd`` handles those.
     """
     try:
-        found = np.linalg.svd(matrix, full_matrices=full_matrices)
+        left, values, right = np.linalg.svd(matrix, full_matrices=full_matrices)
     except np.linalg.LinAlgError:
         # Importing scipy takes longer than all else that ncm bound does, and this is rare.
         import scipy.linalg
 
-        found = scipy.linalg.svd(matrix, full_matrices=full_matrices, lapack_driver="gesvd")
-    left, values, right = found
+        left, values, right = scipy.linalg.svd(matrix, full_matrices=full_matrices, lapack_driver="gesvd")
     return left, values, right
 
 
@@ -65,40 +68,21 @@ def spectral_norm(matrix: Array) -> float:
     return float(svd(matrix)[1][0])
 
 
-FEATURE_EPS = float(np.finfo(np.float32).eps)
-"""Relative rounding of features on disk (float32, 1.2e-7); differences can't be known better than that."""
-
-GRAM_RATIO = 4
-"""With more than this many pairs a dimension, the d×d Gram matrix is decomposed instead of ``delta``."""
-
-GRAM_BLOCK = 8192
-"""Columns of ``delta`` that are turned to float64 at a time for the Gram matrix."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Spectrum:
-    """Singular values and left singular vectors of pair differences.
-
-    Attributes
-    ----------
-    singular_values : float64 (m,)
-        In descending order, m = min(d, k).
-    basis : float64 (d, m)
-        Orthonormal columns. Only the first ``rank`` of them mean anything.
-    rank : int
-        How many singular values are above ``tolerance``.
-    tolerance : float
-        The noise floor, in the features' unit (see `spectrum`).
-    gap : int
-        The r <= rank with the largest ratio ``s_r / s_{r+1}`` (values under the tolerance count as the
-        tolerance); 0 where there is none: the end of the spectrum is no gap.
-    """
+    """Singular values and left singular vectors of pair differences."""
 
     singular_values: Array
+    """float64 (m,), in descending order, m = min(d, k)."""
     basis: Array
+    """float64 (d, m): orthonormal columns, of which only the first ``rank`` mean anything."""
     rank: int
+    """How many singular values are above ``tolerance``."""
     tolerance: float
+    """The noise floor, in the features' unit (see `spectrum`)."""
     gap: int
+    """The r <= rank with the largest ratio ``s_r / s_{r+1}`` (values under the tolerance count as the
+    tolerance); 0 where there is none: the end of the spectrum is no gap."""
 
 
 def spectrum(delta: NDArray[np.floating], *, magnitude: float = 0.0, eps: float = FEATURE_EPS) -> Spectrum:
@@ -143,7 +127,12 @@ def spectrum(delta: NDArray[np.floating], *, magnitude: float = 0.0, eps: float 
         return Spectrum(np.zeros(0), np.zeros((d, 0)), 0, 0.0, 0)
     floor = 0.0
     if k > GRAM_RATIO * d:
-        values, vectors = _by_gram(delta)
+        gram = np.zeros((d, d))
+        for start in range(0, k, GRAM_BLOCK):
+            block = np.asarray(delta[:, start : start + GRAM_BLOCK], np.float64)
+            gram += block @ block.T
+        squares, vectors = np.linalg.eigh(gram)
+        values, vectors = np.sqrt(np.maximum(squares[::-1], 0.0)), vectors[:, ::-1]
         floor = float(np.sqrt(d * np.finfo(np.float64).eps))
     else:
         with blas_threads(delta.size):
@@ -153,39 +142,13 @@ def spectrum(delta: NDArray[np.floating], *, magnitude: float = 0.0, eps: float 
     rounding = eps / np.sqrt(2) * magnitude * (np.sqrt(d) + np.sqrt(k))
     tolerance = max(max(max(d, k) * eps, floor) * float(values[0]), rounding)
     rank = int((values > tolerance).sum())
-    return Spectrum(values, basis, rank, tolerance, _largest_gap(values, rank, tolerance))
-
-
-def _by_gram(delta: NDArray[np.floating]) -> tuple[Array, Array]:
-    d, k = delta.shape
-    gram = np.zeros((d, d))
-    for start in range(0, k, GRAM_BLOCK):
-        block = np.asarray(delta[:, start : start + GRAM_BLOCK], np.float64)
-        gram += block @ block.T
-    squares, vectors = np.linalg.eigh(gram)
-    return np.sqrt(np.maximum(squares[::-1], 0.0)), vectors[:, ::-1]
-
-
-def _largest_gap(values: Array, rank: int, tolerance: float) -> int:
     floored = np.maximum(values[: rank + 1], tolerance)
-    if rank == 0 or len(floored) < 2:
-        return 0
-    return int(np.argmax(floored[:-1] / floored[1:])) + 1
+    gap = int(np.argmax(floored[:-1] / floored[1:])) + 1 if rank and len(floored) > 1 else 0
+    return Spectrum(values, basis, rank, tolerance, gap)
 
 
 def project(X: NDArray[np.floating], basis: Array) -> Array:
-    """Rows with the directions of ``basis`` removed: ``X - (X Q) Q^T``.
-
-    Parameters
-    ----------
-    X : (n, d)
-    basis : float64 (d, r)
-        Orthonormal columns; r may be 0.
-
-    Returns
-    -------
-    float64 (n, d)
-    """
+    """Rows X (n, d) in float64 without the directions of ``basis`` (d, r): ``X - (X Q) Q^T``."""
     rows: Array = np.asarray(X, np.float64)
     return rows - (rows @ basis) @ basis.T if basis.shape[1] else rows.copy()
 

@@ -226,7 +226,7 @@ def _named_images(job: Job) -> list[NamedFile] | None:
         if job.kind == "predict":
             from ncm_cli.probes.predict import find_images
 
-            return [(image.id, image.path) for image in find_images(job.options)]
+            return [(image.id, image.path) for image in find_images(job.options.source)]
     return None
 
 

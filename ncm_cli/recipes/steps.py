@@ -189,12 +189,13 @@ def built_columns(job: Job) -> dict[str, Columns]:
 
 def _named_columns(field: Field, value: Any) -> Iterable[str]:
     """The columns that an option's value names."""
-    if field.repeated:
-        return tuple(value)
     if field.spec.metavar == "WHERE":
         return [term.column for term in parse_where(value)]
+    values = value if field.repeated else (value,)
+    if field.spec.metavar != "COLUMNS":
+        return tuple(values)
     # Crossings of --groups stand between semicolons.
-    return parse_names(value.replace(";", ",")) if field.spec.metavar == "COLUMNS" else (value,)
+    return parse_names(",".join(values).replace(";", ","))
 
 
 def _columns_in(file: Path) -> Columns | None:

@@ -51,7 +51,7 @@ def recognise(path: Path | str) -> Kind:
             stated, found = read_json(path).get("ncm_format"), "a JSON file without our header"
         if stated == journal.FORMAT:
             raise InputError("a part of a journal", where=path, fix=f"ncm info {path.parent}")
-        if stated in _KINDS:
+        if isinstance(stated, str) and stated in _KINDS:
             return _KINDS[stated]
     names = (features.FORMAT, pairs.FORMAT, probe.FORMAT, results.FORMAT)
     raise InputError("not a file of ncm", where=path, found=found, expected=", ".join(names))

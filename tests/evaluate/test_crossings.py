@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError
+from ncm_cli.main import run
 from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.options import EvalOptions, FitOptions
@@ -55,10 +57,8 @@ def probe(store: Path, tmp_path: Path) -> Path:
 
 def test_one_run_gives_each_crossing_and_the_overall_worst(store: Path, probe: Path) -> None:
     where = {"probe": probe, "features": store, "where": "split=test"}
-    together = evaluate(
-        EvalOptions(**where, groups=";".join(f"label,{name}" for name in ATTRIBUTES))
-    ).to_json()
-    alone = [evaluate(EvalOptions(**where, groups=f"label,{name}")).to_json() for name in ATTRIBUTES]
+    together = evaluate(EvalOptions(**where, groups=tuple(f"label,{name}" for name in ATTRIBUTES)))
+    alone = [evaluate(EvalOptions(**where, groups=(f"label,{name}",))) for name in ATTRIBUTES]
     assert [one["worst_group"] for one in together["crossings"]] == [one["worst_group"] for one in alone]
     assert [one["adjusted"] for one in together["crossings"]] == [one["adjusted_accuracy"] for one in alone]
     assert together["groups"] == [group for one in alone for group in one["groups"]]
@@ -67,12 +67,25 @@ def test_one_run_gives_each_crossing_and_the_overall_worst(store: Path, probe: P
     assert set(together["groups"][0]["group"]) == {"toxic", "male"}
 
 
+def test_groups_given_twice_are_two_crossings(
+    store: Path, probe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not silently the last of them."""
+    shown = []
+    for groups in (["label,male", "label,black"], ["label,male;label,black"]):
+        given = [text for one in groups for text in ("--groups", one)]
+        assert run(["eval", str(probe), "-f", str(store), *given, "--json"]) == 0
+        shown.append(json.loads(capsys.readouterr().out))
+    assert shown[0] == shown[1]
+    assert [one["columns"] for one in shown[0]["crossings"]] == [["toxic", "male"], ["toxic", "black"]]
+
+
 def test_worst_group_selection_takes_the_worst_of_all_crossings(store: Path, tmp_path: Path) -> None:
     common = {"features": store, "select": "worst-group", "weight_decay": "1e-3,1,100"}
     found = {}
     for name in ("label,male", "label,black", "label,male;label,black"):
         report = fit(FitOptions(**common, groups=name, output=tmp_path / "p.safetensors"))
-        found[name] = [candidate.worst_group for candidate in report.candidates]
+        found[name] = [candidate["worst_group"] for candidate in report["path"]]
     one, other, both = found.values()
     assert both == [min(pair) for pair in zip(one, other, strict=True)]
 
@@ -89,7 +102,7 @@ def test_joint_groups_are_those_of_all_columns(store: Path) -> None:
 
 def test_an_unknown_column_of_a_crossing_is_named(store: Path, probe: Path) -> None:
     with pytest.raises(InputError, match="no column named 'femal'"):
-        evaluate(EvalOptions(probe=probe, features=store, groups="label,male;label,femal"))
+        evaluate(EvalOptions(probe=probe, features=store, groups=("label,male;label,femal",)))
 
 
 def test_crossings_are_for_groups_alone(store: Path, tmp_path: Path) -> None:

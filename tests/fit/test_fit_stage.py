@@ -13,7 +13,7 @@ from ncm_cli.errors import InputError, MismatchError, UsageError
 from ncm_cli.options import check
 from ncm_cli.probes.apply import logits
 from ncm_cli.probes.fit import auto_ranks, fit
-from ncm_cli.probes.metrics import accuracy, decide
+from ncm_cli.probes.metrics import decide
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.path import fit_path
 from ncm_cli.probes.projection import spectrum
@@ -65,7 +65,7 @@ def measure(probe: Probe, path: Path, where: str = "split=test") -> float:
         rows = np.flatnonzero(store.mask(where))
         texts = np.array(store.categorical("label").text(), dtype=object)[rows]
         truth = np.array([probe.classes.index(text) for text in texts])
-        return accuracy(decide(logits(probe, store.read(rows))), truth)
+        return float(np.mean(decide(logits(probe, store.read(rows))) == truth))
 
 
 def test_bound_is_the_default_and_finds_what_in_domain_misses(on_disk: Any) -> None:

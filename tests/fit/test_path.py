@@ -11,8 +11,8 @@ import scipy.special
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
 
 from ncm_cli.errors import InputError
-from ncm_cli.probes import logistic as curvature
-from ncm_cli.probes.logistic import probabilities
+from ncm_cli.probes import path
+from ncm_cli.probes.metrics import probabilities
 from ncm_cli.probes.path import Fit, fit_path
 from ncm_cli.probes.projection import project, spectrum
 
@@ -35,8 +35,7 @@ def explicit(X: np.ndarray, y: np.ndarray, fit: Fit, basis: np.ndarray, **more: 
 
 
 def ours(X: np.ndarray, fit: Fit) -> np.ndarray:
-    found = probabilities(X @ fit.weight.T + fit.bias)
-    return np.hstack([1 - found, found]) if found.shape[1] == 1 else found
+    return probabilities(X @ fit.weight.T + fit.bias)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -70,9 +69,9 @@ def test_every_kind_of_preconditioner_reaches_the_same_solution(
 ) -> None:
     X, y, basis = rows(200, 16, 3, seed=4, k=6)
     joint = fit_path(X, y, 3, basis, [0, 3, 6], [1e-2])
-    monkeypatch.setattr(curvature, "JOINT_COLUMNS", 0)
+    monkeypatch.setattr(path, "JOINT_COLUMNS", 0)
     if mode == "diagonal":
-        monkeypatch.setattr(curvature, "SHARED_COLUMNS", 0)
+        monkeypatch.setattr(path, "SHARED_COLUMNS", 0)
     other = fit_path(X, y, 3, basis, [0, 3, 6], [1e-2])
     assert all(fit.converged for fit in other)
     assert max(np.abs(ours(X, a) - ours(X, b)).max() for a, b in zip(joint, other, strict=True)) < 1e-6

@@ -14,7 +14,7 @@ import pytest
 from ncm_cli.options import check
 from ncm_cli.pairs.options import PairsOptions
 from ncm_cli.pairs.pairs import pairs
-from ncm_cli.probes.evaluate import EvalReport, evaluate
+from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.options import EvalOptions, FitOptions
 from ncm_cli.progress import Reporter
@@ -127,7 +127,7 @@ class World:
         report = fit(made, reporter=self.heard)
         return read_probe(made.output), report
 
-    def eval(self, features: Path, name: str = "probe", **options: Any) -> EvalReport:
+    def eval(self, features: Path, name: str = "probe", **options: Any) -> dict[str, Any]:
         """``ncm eval``."""
         self.heard = Heard()
         made = EvalOptions(probe=self.folder / name, features=features, **options)

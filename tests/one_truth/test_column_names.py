@@ -73,17 +73,21 @@ def test_columns_of_other_methods_take_them(world: Any, plain: Any, renamed: Any
 def test_eval_takes_them(world: Any, plain: Any, renamed: Any) -> None:
     world.fit(plain, weight_decay="1e-2")
     reports = [
-        world.eval(store, where="split=test", groups="label,domain", reference="split=train & label=cat|dog")
+        world.eval(
+            store, where="split=test", groups=("label,domain",), reference="split=train & label=cat|dog"
+        )
         for store in (plain, renamed)
     ]
-    assert reports[0].scores == reports[1].scores
-    assert [group.value for group in reports[0].table] == [group.value for group in reports[1].table]
-    assert reports[1].groups.columns == ("y", "domain")
-    assert world.eval(renamed, where="split=test", target="label").scores["accuracy"] == pytest.approx(
-        reports[0].scores["accuracy"]
+    for name in ("accuracy", "adjusted_accuracy", "balanced_accuracy", "log_loss"):
+        assert reports[0][name] == reports[1][name]
+    accuracies = [[group["accuracy"] for group in one["groups"]] for one in reports]
+    assert accuracies[0] == accuracies[1]
+    assert reports[1]["crossings"][0]["columns"] == ["y", "domain"]
+    assert world.eval(renamed, where="split=test", target="label")["accuracy"] == pytest.approx(
+        reports[0]["accuracy"]
     )
-    twice = world.eval(renamed, groups="label,y,domain")
-    assert twice.groups.columns == ("y", "domain"), "one column named twice is one"
+    twice = world.eval(renamed, groups=("label,y,domain",))
+    assert twice["crossings"][0]["columns"] == ["y", "domain"], "one column named twice is one"
 
 
 @pytest.mark.parametrize("match", ["random", "nearest", "iterative"])

@@ -80,6 +80,6 @@ def test_views_of_rows_kept_apart_are_barred_by_their_ids(world: Any) -> None:
 def test_eval_marks_rows_by_their_ids_after_a_re_embedding(world: Any) -> None:
     world.fit(world.store("before.h5"), rank="0", weight_decay="1e-2,1e-1")
     after = world.store("after.h5", **_one_more(world, "test"))
-    assert world.eval(after, where="split=train").overlap == {"train": 90, "val": 0}
-    assert world.eval(after, where="split=val").overlap == {"train": 0, "val": 40}
-    assert world.eval(after, where="split=test").overlap == {"train": 0, "val": 0}
+    assert world.eval(after, where="split=train")["overlap"] == {"train": 90, "val": 0}
+    assert world.eval(after, where="split=val")["overlap"] == {"train": 0, "val": 40}
+    assert world.eval(after, where="split=test")["overlap"] == {"train": 0, "val": 0}

@@ -86,7 +86,7 @@ def test_c67_pairs_of_a_training_and_a_test_row_are_barred(world: Any, names: tu
     probe, _ = world.fit(features, pairs=world.folder / "pairs.h5", rank="1", weight_decay="1e-2")
     assert probe.meta["data"]["pairs"]["used"] == 1
     assert any("4 pairs have a member among the validation or test rows" in t for t in world.heard.warnings)
-    assert world.eval(features, where=f"split={names[2]}").overlap == {"train": 0, "val": 0}
+    assert world.eval(features, where=f"split={names[2]}")["overlap"] == {"train": 0, "val": 0}
 
 
 def test_a_split_of_digits_is_said_by_pairs_and_refused_by_fit(world: Any) -> None:
