@@ -54,36 +54,15 @@ FOLD = ("error", "log_loss", "flips", "shift")
 """What is kept of a fold: means over the validation rows, sums over the fold's pairs."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SweepReport:
-    """What a sweep found."""
-
-    output: str
-    rows: list[dict[str, Any]]
-    """For each method and rule: ``method, rule, oracle, trial, hyper_parameters, seeds, epochs, metrics``
-    (means over seeds), ``sd`` (their standard deviations) and ``values`` (one for each seed)."""
-    configurations: int
-    diverged: int
-    unconverged: int
-    rules: dict[str, str | None]
-    """Each rule, and why it could not be applied (None: it was)."""
-    options: dict[str, Any]
-    classes: tuple[str, ...]
-    data: dict[str, Any]
-    table: str
-    history: str
-    resumed: int
-    """Configurations that an interrupted run had finished."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The result, for ``NAME.json``."""
-        body: dict[str, Any] = jsonable(dataclasses.asdict(self))
-        del body["resumed"]
-        return body
-
-
-def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> SweepReport:
+def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     """Train every configuration, write the tables, and choose by every rule.
+
+    Returns
+    -------
+    dict
+        The body of ``NAME.json``. Its ``rows`` are, for each method and rule, ``method, rule, oracle, trial,
+        hyper_parameters, seeds, epochs, metrics`` (means over seeds), ``sd`` (their standard deviations) and
+        ``values`` (one for each seed); ``rules`` says of each why it could not be applied (None: it was).
 
     Raises
     ------
@@ -108,7 +87,7 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> SweepReport:
         configs = plan(options, available_rank=runner.rank, reporter=reporter)
         parts = chunks(configs, runner.logits)
         with Journal.open(output, _key(options, runner), replace=True) as journal:
-            found, resumed = _finished(configs, parts, runner, journal, reporter)
+            found = _finished(configs, parts, runner, journal, reporter)
         for name, what in (
             ("diverged", "diverged (a weight became NaN or infinite) and can't be chosen"),
             ("unconverged", "stopped short of convergence"),
@@ -126,35 +105,36 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> SweepReport:
                 "the batches (--batch-size below the number of rows), the folds of pairs that aren't held "
                 "out, and the draws of fish, lisa and dfr"
             )
-        report = SweepReport(
-            output=str(options.output),
-            rows=rows,
-            configurations=len(configs),
-            diverged=int(found["diverged"].sum()),
-            unconverged=int(found["unconverged"].sum()),
-            rules=rules,
-            options=as_json(options),
-            classes=runner.problem.target.classes,
-            data=runner.facts(),
-            table=output.with_suffix(".csv").name,
-            history=output.with_suffix(".h5").name,
-            resumed=resumed,
+        body: dict[str, Any] = jsonable(
+            {
+                "output": str(options.output),
+                "rows": rows,
+                "configurations": len(configs),
+                "diverged": int(found["diverged"].sum()),
+                "unconverged": int(found["unconverged"].sum()),
+                "rules": rules,
+                "options": as_json(options),
+                "classes": runner.problem.target.classes,
+                "data": runner.data(),
+                "table": output.with_suffix(".csv").name,
+                "history": output.with_suffix(".h5").name,
+            }
         )
         if options.save_probes is not None:
-            save_probes(options.save_probes, runner, configs, parts, report)
+            save_probes(options.save_probes, runner, configs, parts, rows)
         table = table_of(options, configs, found)
         columns = columns_of(configs, table, rules)
         writers: dict[str, Callable[[Path], object]] = {
             ".h5": lambda path: write_sweep(path, table),
             ".csv": lambda path: write_csv(path, list(columns), zip(*columns.values(), strict=True)),
-            ".json": lambda path: write_result(path, "sweep", report.to_json()),
+            ".json": lambda path: write_result(path, "sweep", body),
             ".parquet": lambda path: write_parquet(path, columns),
         }
         # The named output comes last: where it is, the others are.
         for path in sorted(files_of(options.output), key=lambda path: path == options.output):
             writers[path.suffix](path)
         journal.discard()
-    return report
+    return body
 
 
 def _key(options: SweepOptions, runner: Runner) -> dict[str, Any]:
@@ -173,8 +153,8 @@ def _key(options: SweepOptions, runner: Runner) -> dict[str, Any]:
 
 def _finished(
     configs: Sequence[Config], parts: list[list[int]], runner: Runner, journal: Journal, reporter: Reporter
-) -> tuple[dict[str, NDArray[Any]], int]:
-    """What `Runner.run` finds, of all configurations, and how many an earlier run had finished."""
+) -> dict[str, NDArray[Any]]:
+    """What `Runner.run` finds, of all configurations; what an earlier run had finished is taken from it."""
     if journal.replaced:
         reporter.note("what an interrupted sweep with other options or data had finished is discarded")
     if journal.damaged:
@@ -195,7 +175,7 @@ def _finished(
     if resumed:
         reporter.note(f"{resumed:,} of {len(configs):,} configurations were finished before")
     order = np.argsort(np.concatenate(parts))
-    return {name: np.concatenate([part[name] for part in found])[order] for name in found[0]}, resumed
+    return {name: np.concatenate([part[name] for part in found])[order] for name in found[0]}
 
 
 class Runner:
@@ -240,7 +220,7 @@ class Runner:
         self.device = resolve_device(options.device)
         reporter.note(f"training on {self.device}")
 
-    def facts(self) -> dict[str, Any]:
+    def data(self) -> dict[str, Any]:
         """What the result was made from."""
         options, problem, where = self.options, self.problem, self.problem.roles.where
         return {
@@ -386,19 +366,18 @@ class Runner:
 
         val, codes = self._grouped()
         first, second = halves(codes, configs[0].seed)
-        assert val.group is not None
-        half = Rows(X=val.X[second], y=val.y[second], group=val.group[second])
-        history = np.full((len(configs), self.options.epochs, len(METRICS)), np.nan)
+        half = Rows(X=val.X[second], y=val.y[second], group=val.group[second])  # type: ignore[index]
         fits = self._dfr(configs, first)
         judged = facts(*stacked(fits), val=half, pairs=self._measured(configs[0].seed))
-        converged = np.array([fit.converged for fit in fits])
         if test := self._rows("test", self.whole.scaling):
-            fits = self._dfr(configs)
-            judged |= facts(*stacked(fits), test=test)
-            converged &= [fit.converged for fit in fits]
+            final = self._dfr(configs)
+            judged |= facts(*stacked(final), test=test)
+            fits = [*fits, *final]
+        history = np.full((len(configs), self.options.epochs, len(METRICS)), np.nan)
         for name, values in judged.items():
             history[:, 0, METRICS.index(name)] = values
-        return history, converged
+        converged = np.array([fit.converged for fit in fits]).reshape(-1, len(configs))
+        return history, np.asarray(converged.all(axis=0))
 
     def _dfr(self, configs: Sequence[Config], half: NDArray[np.int64] | None = None) -> list[Fit]:
         """The probes that are tested, or those of one half of the validation rows, by which C is chosen."""
@@ -406,16 +385,12 @@ class Runner:
 
         val, codes = self._grouped()
         rows = np.arange(len(codes)) if half is None else half
-        return fit_dfr(
-            val.X[rows],
-            val.y[rows],
-            codes[rows],
-            len(self.problem.target.classes),
-            [config.C for config in configs],
-            seed=configs[0].seed,
-            subsets=SUBSETS if half is None else 1,
-            scale_by=self.whole.X if half is None else None,
+        how: dict[str, Any] = (
+            {"subsets": SUBSETS, "scale_by": self.whole.X} if half is None else {"subsets": 1}
         )
+        Cs, seed = [config.C for config in configs], configs[0].seed
+        n_classes = len(self.problem.target.classes)
+        return fit_dfr(val.X[rows], val.y[rows], codes[rows], n_classes, Cs, seed=seed, **how)
 
     def _grouped(self) -> tuple[Rows, NDArray[np.int64]]:
         """The validation rows that are in a group, and the code of each one's."""
@@ -530,18 +505,22 @@ def bound_facts(error: Array, log_loss: Array, flips: Array, shift: Array, logit
 
 
 def save_probes(
-    folder: Path, runner: Runner, configs: Sequence[Config], parts: list[list[int]], report: SweepReport
+    folder: Path,
+    runner: Runner,
+    configs: Sequence[Config],
+    parts: list[list[int]],
+    rows: list[dict[str, Any]],
 ) -> None:
     """Write what each rule picks of each method as a probe for each seed, with its record."""
     options = runner.options
     position = {(config.label, config.trial, config.seed): i for i, config in enumerate(configs)}
     wanted: dict[int, dict[int | None, list[tuple[str, dict[str, Any]]]]] = {}
-    for row in report.rows:
+    for row in rows:
         for at, (seed, epoch) in enumerate(zip(row["seeds"], row["epochs"], strict=True)):
             selection = {
                 "rule": row["rule"],
                 "oracle": row["oracle"],
-                "note": f"picked by ncm sweep, {report.history}",
+                "note": f"picked by ncm sweep -o {options.output.name}",
                 "folds": len(runner.folds.get(seed, ())),
                 "groups": options.groups,
                 "trial": row["trial"],

@@ -184,8 +184,8 @@ def test_without_folds_there_is_no_bound_and_nothing_else_changes(
     whole = swept_table(options)
     report = sweep(dataclasses.replace(options, folds=0))
     without = read_sweep(problem / "s.h5")
-    assert report.rules["bound"] == "with --folds 0 no pair is measured"
-    assert "bound" not in {row["rule"] for row in report.rows}
+    assert report["rules"]["bound"] == "with --folds 0 no pair is measured"
+    assert "bound" not in {row["rule"] for row in report["rows"]}
     for name, values in without.metrics.items():
         if name in ("flip_rate", "bound_01", "log_loss_bound"):
             assert np.isnan(values).all() and not np.isnan(whole.metrics[name]).any()
@@ -226,11 +226,11 @@ def test_pairs_that_make_no_folds_are_refused_before_training(
     with pytest.raises(InputError, match="too few pairs to be cut into folds") as caught:
         sweep(swept())
     assert "--folds 0" in str(caught.value)
-    assert sweep(swept(folds=0)).rules["bound"] is not None
+    assert sweep(swept(folds=0))["rules"]["bound"] is not None
     with pytest.raises(UsageError, match="--folds must be at least 2"):
         sweep(swept(folds=1))
 
 
 def test_every_configuration_diverged_is_the_reason(swept: Made) -> None:
     report = sweep(swept(methods="erm", search=("lr=1e300", "weight_decay=1e9"), trials=1, seeds=1))
-    assert set(report.rules.values()) == {"every configuration diverged"}
+    assert set(report["rules"].values()) == {"every configuration diverged"}
