@@ -9,7 +9,7 @@ import pytest
 from ncm_cli.main import run
 
 
-@pytest.mark.parametrize("columns", [10_000, 1_000_000])
+@pytest.mark.parametrize("columns", [10_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 def test_too_many_columns_are_refused(
     columns: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -109,7 +109,10 @@ def stored(kind: str, declared: bool) -> Iterator[tuple[str, bytes, tuple[float,
         yield f"{name} {order} {planes} {compression} {tile} {big}", data, (low, high)
 
 
-@pytest.mark.parametrize("kind", TIFF_TYPES)
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind in ("u2", "f4") else pytest.param(kind, marks=pytest.mark.slow) for kind in TIFF_TYPES],
+)
 def test_a_ramp_is_one_picture_in_every_tiff_or_refused_by_name(kind: str) -> None:
     outcomes: Counter[str] = Counter()
     for declared in (False, True):

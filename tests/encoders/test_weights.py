@@ -288,7 +288,7 @@ def test_a_cache_that_cannot_be_written_is_named(
     assert ("HF_HOME=FOLDER" in text) is isinstance(error, OSError)
 
 
-@pytest.mark.parametrize("model", ["timm:resnet18", "ViT-B-32"])
+@pytest.mark.parametrize("model", ["timm:resnet18", pytest.param("ViT-B-32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "held"),
     [

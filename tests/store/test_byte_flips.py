@@ -71,6 +71,7 @@ def test_feature_store(write_store: Callable[..., Path], samples: SimpleNamespac
     assert found["refused"] > count / 2
 
 
+@pytest.mark.slow
 def test_feature_store_of_many_blocks(write_store: Callable[..., Path], samples: SimpleNamespace) -> None:
     features = np.random.default_rng(0).standard_normal((9, 100_000)).astype(np.float32)
     found = flips(
@@ -114,6 +115,7 @@ def sweep_answer(path: Path) -> Any:
     return table.method, [array.tobytes() for array in arrays], list(table.hyper), metrics, table.options
 
 
+@pytest.mark.slow
 def test_table_of_a_sweep(tmp_path: Path) -> None:
     write_sweep(tmp_path / "s.h5", sweep_table())
     found = flips(tmp_path / "s.h5", sweep_answer, 60, seed=5)
@@ -121,7 +123,9 @@ def test_table_of_a_sweep(tmp_path: Path) -> None:
     assert found["refused"] > 30
 
 
-@pytest.mark.parametrize("kind", ["eval", "bound", "sweep", "run"])
+@pytest.mark.parametrize(
+    "kind", ["eval", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("bound", "sweep", "run"))]
+)
 def test_result(tmp_path: Path, kind: str) -> None:
     pick = {"method": "erm", "rule": "in-domain", "trial": 3, "hyper_parameters": {"lr": 0.1}}
     body = {

@@ -46,7 +46,7 @@ def test_round_trip(tmp_path: Path, samples: SimpleNamespace) -> None:
         assert (store.options, store.request) == (given["options"], given["request"])
 
 
-@pytest.mark.parametrize("dim", [3, 700_000])
+@pytest.mark.parametrize("dim", [3, pytest.param(700_000, marks=pytest.mark.slow)])
 def test_rows_in_any_order(tmp_path: Path, samples: SimpleNamespace, dim: int) -> None:
     # 700,000 numbers a row make a block of one row.
     rng = np.random.default_rng(dim)
