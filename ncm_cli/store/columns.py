@@ -1,12 +1,6 @@
-"""What a feature store keeps of each row beside its features.
-
-Groups of rows: the combinations of columns, and weights that make them count the same.
-
-What the values of a split column mean: training, validation or test rows, or something else.
+"""The columns of a store's rows, and what they mean: groups, splits and targets.
 
 Every command asks here, so that none protects rows that another one doesn't know.
-
-What is predicted: a column as class codes, or as numbers.
 """
 
 from __future__ import annotations
@@ -23,6 +17,27 @@ from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError, listing, unknown
 from ncm_cli.options import Term, parse_names
+
+if TYPE_CHECKING:
+    from ncm_cli.store.features import FeatureStore
+
+Codes = NDArray[np.int64]
+Role = Literal["train", "val", "test"]
+
+EVERY_COMBINATION = 256
+"""Up to so many combinations all are listed; beyond, those that occur in the store."""
+
+VALUES = 200
+"""Distinct values up to which a numeric column is taken as groups."""
+
+NAMES: dict[Role, frozenset[str]] = {
+    "train": frozenset({"train", "training", "trn"}),
+    "val": frozenset({"val", "valid", "validation", "validate", "dev", "development", "eval", "evaluation"}),
+    "test": frozenset({"test", "testing", "tst", "heldout", "holdout"}),
+}
+"""Spellings of each role, in lower case and without what stands between letters."""
+
+_ROLE_WORDS = {"train": "training", "val": "validation", "test": "test"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -50,11 +65,11 @@ class Column:
 
     def matches(self, term: Term, where: object) -> np.ndarray:
         """bool (N,): rows whose category is among the term's values (or, negated, is not)."""
-        known = {category: code for code, category in enumerate(self.categories)}
         for value in term.values:
-            if value not in known:
+            if value not in self.categories:
                 raise unknown(f"value in column {self.name!r}", value, self.categories, where=where)
-        return np.isin(self.codes, [known[value] for value in term.values], invert=term.negated)
+        wanted = [self.categories.index(value) for value in term.values]
+        return np.isin(self.codes, wanted, invert=term.negated)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -74,16 +89,12 @@ class NumericColumn:
         wanted = []
         for text in term.values:
             try:
-                value = float(text)
+                wanted.append(float(text))
             except ValueError:
-                value = np.nan
-            if not np.any(self.values == value):
-                raise InputError(
-                    f"no value {text!r} in the numeric column {self.name!r}",
-                    where=where,
-                    expected=self.span(),
-                )
-            wanted.append(value)
+                wanted.append(math.nan)
+            if not np.any(self.values == wanted[-1]):
+                what = f"no value {text!r} in the numeric column {self.name!r}"
+                raise InputError(what, where=where, expected=self.span())
         return np.isin(self.values, wanted, invert=term.negated)
 
     def span(self) -> str:
@@ -119,47 +130,29 @@ class FailedRow:
 def check_columns(columns: Sequence[AnyColumn], rows: int) -> None:
     """Refuse columns whose length, codes or names are off."""
     for column in columns:
-        where = f"column {column.name!r}"
-        if not column.name or "\0" in column.name:
-            raise InputError("a column name that can't be stored", where=where, expected="text without NUL")
-        values = column.codes if isinstance(column, Column) else column.values
-        if np.shape(values) != (rows,):
-            raise InputError(
-                "a column of another length", where=where, found=np.shape(values), expected=f"({rows},)"
-            )
-        if not isinstance(column, Column):
-            if np.isinf(values).any():
-                raise InputError(
-                    "an infinite value", where=where, found=f"row {int(np.isinf(values).argmax())}"
-                )
-            continue
-        if len(set(column.categories)) != len(column.categories) or "" in column.categories:
-            raise InputError(
-                "categories that are blank or repeated", where=where, found=column.categories[:12]
-            )
-        if not np.issubdtype(np.asarray(values).dtype, np.integer):
-            raise InputError(
-                "category codes that aren't integers", where=where, found=np.asarray(values).dtype
-            )
-        if rows and (values.min() < -1 or values.max() >= len(column.categories)):
-            raise InputError(
-                "category codes out of range",
-                where=where,
-                found=f"{values.min()} to {values.max()}",
-                expected=f"-1 to {len(column.categories) - 1}",
-            )
+        if wrong := _fault(column, rows):
+            what, found, expected = wrong
+            raise InputError(what, where=f"column {column.name!r}", found=found, expected=expected)
 
 
-if TYPE_CHECKING:
-    from ncm_cli.store.features import FeatureStore
-
-Codes = NDArray[np.int64]
-
-EVERY_COMBINATION = 256
-"""Up to so many combinations all are listed; beyond, those that occur in the store."""
-
-VALUES = 200
-"""Distinct values up to which a numeric column is taken as groups."""
+def _fault(column: AnyColumn, rows: int) -> tuple[str, object, object] | None:
+    """(what, found, expected) of a column that can't be stored."""
+    if not column.name or "\0" in column.name:
+        return "a column name that can't be stored", None, "text without NUL"
+    values = np.asarray(column.codes if isinstance(column, Column) else column.values)
+    if values.shape != (rows,):
+        return "a column of another length", values.shape, f"({rows},)"
+    if not isinstance(column, Column):
+        infinite = np.isinf(values)
+        return ("an infinite value", f"row {int(infinite.argmax())}", None) if infinite.any() else None
+    names = column.categories
+    if len(set(names)) != len(names) or "" in names:
+        return "categories that are blank or repeated", names[:12], None
+    if not np.issubdtype(values.dtype, np.integer):
+        return "category codes that aren't integers", values.dtype, None
+    if rows and (values.min() < -1 or values.max() >= len(names)):
+        return "category codes out of range", f"{values.min()} to {values.max()}", f"-1 to {len(names) - 1}"
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,36 +199,37 @@ def make_groups(store: FeatureStore, names: str) -> Groups:
 
     Raises `InputError` for a column that isn't there, or a numeric one with more than `VALUES` values.
     """
-    made = []
-    for part in names.split(";"):
-        found = {column.name: column for column in (_categorical(store, name) for name in parse_names(part))}
-        if found:
-            made.append((tuple(found), *_combinations(list(found.values()))))
-    columns = tuple(dict.fromkeys(name for own, _, _ in made for name in own))
+    found = (
+        {column.name: column for column in _categorical(store, parse_names(part))}
+        for part in names.split(";")
+    )
+    crossings = [tuple(own.values()) for own in found if own]
+    columns = tuple(dict.fromkeys(column.name for own in crossings for column in own))
     keys: list[tuple[str, ...]] = []
     codes, crossing = [], []
-    for number, (own, combinations, found_codes) in enumerate(made):
-        codes.append(np.where(found_codes >= 0, found_codes + len(keys), -1))
+    for number, own in enumerate(crossings):
+        combinations, mine = _combinations(own)
+        codes.append(np.where(mine >= 0, mine + len(keys), -1))
         crossing += [number] * len(combinations)
         for values in combinations:
-            key = dict(zip(own, values, strict=True))
+            key = {column.name: value for column, value in zip(own, values, strict=True)}
             keys.append(tuple(key.get(name, "") for name in columns))
     return Groups(
         columns=columns,
-        crossings=tuple(own for own, _, _ in made),
+        crossings=tuple(tuple(column.name for column in own) for own in crossings),
         keys=tuple(keys),
         crossing=np.array(crossing, dtype=np.int64),
         codes=np.stack(codes, axis=1) if codes else np.full((store.rows, 0), -1, dtype=np.int64),
     )
 
 
-def _combinations(columns: list[Column]) -> tuple[list[tuple[str, ...]], Codes]:
+def _combinations(columns: tuple[Column, ...]) -> tuple[list[tuple[str, ...]], Codes]:
     """The combinations of columns, and which one each row has (N,), −1 where a value is missing."""
     codes = np.stack([column.codes.astype(np.int64) for column in columns])
     known = (codes >= 0).all(axis=0)
     sizes = [len(column.categories) for column in columns]
     if math.prod(sizes) <= EVERY_COMBINATION:
-        combinations = np.array(list(itertools.product(*(range(size) for size in sizes))), dtype=np.int64)
+        combinations = np.array(list(itertools.product(*map(range, sizes))), dtype=np.int64)
         found = np.ravel_multi_index(tuple(np.maximum(codes, 0)), sizes) if combinations.size else codes[0]
     else:
         combinations, inverse = np.unique(codes[:, known], axis=1, return_inverse=True)
@@ -255,20 +249,23 @@ def joint(codes: Codes) -> Codes:
     return np.where((codes >= 0).all(axis=1), inverse.reshape(-1), -1).astype(np.int64)
 
 
-def _categorical(store: FeatureStore, name: str) -> Column:
-    column = store.column(name)
-    found = categories_of(column)
-    if not isinstance(column, Column) and len(found.categories) > VALUES:
-        raise InputError(
-            f"the numeric column {name!r} has too many values to be groups",
-            where=store.path,
-            found=f"{len(found.categories)} values",
-            expected=f"at most {VALUES}",
-        )
-    return found
+def _categorical(store: FeatureStore, names: Iterable[str]) -> list[Column]:
+    made = []
+    for name in names:
+        column = store.column(name)
+        made.append(_categories_of(column))
+        count = len(made[-1].categories)
+        if not isinstance(column, Column) and count > VALUES:
+            raise InputError(
+                f"the numeric column {name!r} has too many values to be groups",
+                where=store.path,
+                found=f"{count} values",
+                expected=f"at most {VALUES}",
+            )
+    return made
 
 
-def categories_of(column: AnyColumn) -> Column:
+def _categories_of(column: AnyColumn) -> Column:
     """The column itself, or a numeric one with its values as categories, in ascending order."""
     if isinstance(column, Column):
         return column
@@ -283,19 +280,6 @@ def group_weights(codes: Codes) -> NDArray[np.float64]:
     """Row weights (n,), mean 1, that make every group count equally: inverse group frequency."""
     _, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
     return np.asarray(len(codes) / (len(counts) * counts[inverse]), np.float64)
-
-
-if TYPE_CHECKING:
-    from ncm_cli.store.features import FeatureStore
-
-Role = Literal["train", "val", "test"]
-
-NAMES: dict[Role, frozenset[str]] = {
-    "train": frozenset({"train", "training", "trn"}),
-    "val": frozenset({"val", "valid", "validation", "validate", "dev", "development", "eval", "evaluation"}),
-    "test": frozenset({"test", "testing", "tst", "heldout", "holdout"}),
-}
-"""Spellings of each role, in lower case and without what stands between letters."""
 
 
 def role_of(value: str) -> Role | None:
@@ -313,16 +297,14 @@ def role_of(value: str) -> Role | None:
 
 def split_column(store: FeatureStore) -> Column | None:
     """The store's split column, a numeric one by its digits; None where it has none."""
-    if "split" not in store.columns and store.split_column is None:
-        return None
-    return categories_of(store.column("split"))
+    has_split = "split" in store.columns or store.split_column is not None
+    return _categories_of(store.column("split")) if has_split else None
 
 
 def split_values(store: FeatureStore) -> dict[str, Role | None]:
     """The values of the store's split column that have rows, each with its role; empty without the column."""
     column = split_column(store)
-    counts = {} if column is None else column.counts()
-    return {value: role_of(value) for value, rows in counts.items() if rows}
+    return {value: role_of(value) for value, rows in column.counts().items() if rows} if column else {}
 
 
 def split_filter(store: FeatureStore, role: Role) -> str | None:
@@ -335,31 +317,25 @@ def unused_filter(store: FeatureStore, used: NDArray[np.bool_]) -> str:
     """A filter of some of the rows that aren't ``used`` (N,), by the split column if it can be; for hints."""
     split = split_column(store)
     for column in [split] if split else store.columns.values():
-        if not isinstance(column, Column) or column.name == store.label_column:
-            continue
-        taken = np.bincount(column.codes[used & (column.codes >= 0)], minlength=len(column.categories))
-        for (value, rows), own in zip(column.counts().items(), taken, strict=True):
-            if 0 < rows < store.rows and not own:
-                return f"{column.name}={value}"
+        if isinstance(column, Column) and column.name != store.label_column:
+            taken = np.bincount(column.codes[used & (column.codes >= 0)], minlength=len(column.categories))
+            for (value, rows), own in zip(column.counts().items(), taken, strict=True):
+                if 0 < rows < store.rows and not own:
+                    return f"{column.name}={value}"
     return "COLUMN=VALUE"
 
 
 def unrecognised(store: FeatureStore, roles: Iterable[Role]) -> str | None:
     """A sentence for a store that has a split column, but no row of one of ``roles`` in it; else None."""
     values = split_values(store)
-    missing = [role for role in roles if role not in values.values()]
+    missing = [_ROLE_WORDS[role] for role in roles if role not in values.values()]
     if not values or not missing:
         return None
-    named = {"train": "training", "val": "validation", "test": "test"}
     shown = ", ".join(repr(value) for value in list(values)[:12])
     return (
-        f"no {' or '.join(named[role] for role in missing)} rows can be recognised in the split column "
+        f"no {' or '.join(missing)} rows can be recognised in the split column "
         f"{store.split_column or 'split'!r}, which holds {shown}"
     )
-
-
-if TYPE_CHECKING:
-    from ncm_cli.store.features import FeatureStore
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -388,13 +364,7 @@ def read_target(store: FeatureStore, name: str, classes: Sequence[str] | None) -
     column = store.column(name)
     if classes is None:
         return Target(name=column.name, classes=(), y=_numbers(store, column))
-    if not isinstance(column, Column):
-        raise InputError(
-            f"the column {column.name!r} holds numbers, not classes",
-            where=store.path,
-            found=column.span(),
-            fix="--task regression in ncm fit, or name a column of classes with --target",
-        )
+    column = _of_classes(store, name)
     code = {category: index for index, category in enumerate(classes)}
     table = np.array([code.get(category, -1) for category in column.categories] + [-1], dtype=np.int64)
     return Target(name=column.name, classes=tuple(classes), y=table[column.codes])
@@ -402,34 +372,41 @@ def read_target(store: FeatureStore, name: str, classes: Sequence[str] | None) -
 
 def classes_among(store: FeatureStore, name: str, rows: NDArray[np.bool_]) -> tuple[str, ...]:
     """The classes of the column that occur among ``rows``, in the order of its categories."""
-    column = store.column(name)
-    if not isinstance(column, Column):
-        return read_target(store, name, ()).classes  # which says what is wrong with it
+    column = _of_classes(store, name)
     present = np.unique(column.codes[rows & (column.codes >= 0)])
     return tuple(column.categories[code] for code in present)
+
+
+def _of_classes(store: FeatureStore, name: str) -> Column:
+    column = store.column(name)
+    if not isinstance(column, Column):
+        raise InputError(
+            f"the column {column.name!r} holds numbers, not classes",
+            where=store.path,
+            found=column.span(),
+            fix="--task regression in ncm fit, or name a column of classes with --target",
+        )
+    return column
 
 
 def label_name(store: FeatureStore) -> str:
     """The store's label column; `InputError` where it has none."""
     if store.label_column is None:
-        raise InputError(
-            "the feature store has no label",
-            where=store.path,
-            fix=f"--target COLUMN, one of: {listing(store.columns)}",
-        )
+        fix = f"--target COLUMN, one of: {listing(store.columns)}"
+        raise InputError("the feature store has no label", where=store.path, fix=fix)
     return store.label_column
 
 
 def number(text: str) -> float:
     """A label's text as a number, NaN for an empty one; raises ValueError for other text."""
-    return float(text) if text.strip() else float("nan")
+    return float(text) if text.strip() else math.nan
 
 
-def _numbers(store: FeatureStore, column: Any) -> NDArray[np.float64]:
+def _numbers(store: FeatureStore, column: AnyColumn) -> NDArray[np.float64]:
     if not isinstance(column, Column):
         return np.asarray(column.values, np.float64)
     try:
-        values = np.array([*(number(text) for text in column.categories), np.nan])
+        values = np.array([*map(number, column.categories), np.nan])
     except ValueError:
         raise InputError(
             f"the column {column.name!r} holds text where numbers are needed",
@@ -437,4 +414,4 @@ def _numbers(store: FeatureStore, column: Any) -> NDArray[np.float64]:
             found=listing(column.categories),
             fix="name the numeric column with --target, or fit with --task classification",
         ) from None
-    return values[column.codes]
+    return np.asarray(values[column.codes], np.float64)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -209,7 +210,7 @@ def _write_rows(
 ) -> None:
     writer.text("id", ids, what="an id")
     for column in columns:
-        folder = f"columns/{column_folder(column.name)}"
+        folder = f"columns/{_column_folder(column.name)}"
         if isinstance(column, Column):
             writer.array(f"{folder}/codes", np.asarray(column.codes, dtype=np.int32))
             writer.text(
@@ -228,15 +229,8 @@ def _write_rows(
     writer.text("failed/reason", reasons, what="a reason")
 
 
-def column_folder(name: str, *, back: bool = False) -> str:
-    """The HDF5 name of a column, or with ``back`` the column of such a name.
-
-    HDF5 takes ``/`` for a path and ``.`` for the group itself, so both are written as %XX, and so is ``%``.
-    """
-    if back:
-        for code, character in (("%2F", "/"), ("%2E", "."), ("%25", "%")):
-            name = name.replace(code, character)
-        return name
+def _column_folder(name: str) -> str:
+    """The HDF5 name of a column. HDF5 takes ``/`` for a path and ``.`` for the group itself."""
     name = name.replace("%", "%25").replace("/", "%2F")
     return name.replace(".", "%2E") if set(name) == {"."} else name
 
@@ -519,7 +513,7 @@ class _LazyColumns(Mapping[str, AnyColumn]):
 
     def __init__(self, h5: H5Reader, rows: int) -> None:
         self._h5, self._rows = h5, rows
-        self._folders = {column_folder(folder, back=True): folder for folder in h5.members("columns")}
+        self._folders = {unquote(folder): folder for folder in h5.members("columns")}
         self._loaded: dict[str, AnyColumn] = {}
 
     def __getitem__(self, name: str) -> AnyColumn:

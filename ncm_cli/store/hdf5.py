@@ -79,64 +79,58 @@ def _hostile(path: Path, found: str, fix: str | None = None) -> InputError:
 
 
 def _check_tree(file: h5py.File, path: Path) -> None:
-    """Refuse links other than hard ones, cycles, deep or endless trees, and anything but groups and arrays.
-
-    Nothing is opened through a link before its kind is known.
-    """
-    pending: list[tuple[h5py.Group, str, int]] = [(file, "", 0)]
-    seen: set[Any] = {h5py.h5o.get_info(file.id).addr}
+    """Refuse links other than hard ones, cycles, deep or endless trees, and all but groups and arrays."""
+    seen = {h5py.h5o.get_info(file.id).addr}
+    pending: list[tuple[str, h5py.Group]] = [("", file)]
     while pending:
-        group, prefix, depth = pending.pop()
+        prefix, group = pending.pop()
         for leaf in group:
             name, link = f"{prefix}{leaf}", group.get(leaf, getlink=True)
-            if not isinstance(link, h5py.HardLink):
+            if not isinstance(link, h5py.HardLink):  # nothing is opened through another one
                 kind = "an external" if isinstance(link, h5py.ExternalLink) else "a soft"
                 raise _hostile(path, f"{name!r} is {kind} link")
-            opened = group[leaf]
-            address = h5py.h5o.get_info(opened.id).addr
-            if address in seen:
-                raise _hostile(path, f"{name!r} is linked twice")
+            found = group[leaf]
+            address = h5py.h5o.get_info(found.id).addr
+            if fault := "is linked twice" if address in seen else _fault_of_type(found, name):
+                raise _hostile(path, f"{name!r} {fault}")
+            seen.add(address)
             if len(seen) > MAX_OBJECTS:
                 raise _hostile(path, f"over {MAX_OBJECTS:,} objects")
-            seen.add(address)
-            if isinstance(opened, h5py.Group):
-                if depth >= MAX_DEPTH:
-                    raise _hostile(path, f"{name!r} is nested too deeply")
-                pending.append((opened, f"{name}/", depth + 1))
-            elif not isinstance(opened, h5py.Dataset):
-                raise _hostile(path, f"{name!r} is neither a group nor an array")
-            elif odd := _odd_type(opened.dtype):
-                raise _hostile(path, f"{name!r} {odd}")
+            if isinstance(found, h5py.Group):
+                pending.append((f"{name}/", found))
 
 
-def _odd_type(dtype: np.dtype) -> str | None:
-    """What is wrong with the type of an array that isn't one of plain numbers or text of fixed length."""
-    if dtype.kind not in "biufS":
-        text = h5py.check_string_dtype(dtype) is not None
+def _fault_of_type(array: Any, name: str) -> str | None:
+    """What is wrong with an object that isn't a group or an array of plain numbers or text."""
+    if isinstance(array, h5py.Group):
+        return "is nested too deeply" if name.count("/") >= MAX_DEPTH else None
+    if not isinstance(array, h5py.Dataset):
+        return "is neither a group nor an array"
+    if array.dtype.kind not in "biufS":
+        text = h5py.check_string_dtype(array.dtype) is not None
         return f"holds {'text of variable length' if text else 'a compound or reference type'}"
-    return f"has values of {dtype.itemsize:,} bytes" if dtype.itemsize > MAX_CHUNK_BYTES else None
+    size = array.dtype.itemsize
+    return f"has values of {size:,} bytes" if size > MAX_CHUNK_BYTES else None
 
 
-def _odd_storage(dataset: h5py.Dataset, file_bytes: int) -> str | None:
-    """What is wrong with an array that lies elsewhere, is compressed, or claims more than the file holds."""
-    if dataset.shape in (None, ()):
+def _fault_of_storage(array: h5py.Dataset, file_bytes: int) -> str | None:
+    """What is wrong with an array that lies elsewhere, is packed, or claims more than the file holds."""
+    if array.shape in (None, ()):
         return "is a single value, not an array"
-    if dataset.is_virtual or dataset.external:
+    if array.is_virtual or array.external:
         return "lies in other files"
-    plist = dataset.id.get_create_plist()
+    plist = array.id.get_create_plist()
     for code, _, _, label in map(plist.get_filter, range(plist.get_nfilters())):
         if code not in _FILTERS:
             return f"is packed with {label.decode('ascii', 'replace') or code}"
-    size = dataset.dtype.itemsize
-    claimed, chunk = size * math.prod(dataset.shape), size * math.prod(dataset.chunks or (0,))
+    size = array.dtype.itemsize
+    claimed, chunk = size * math.prod(array.shape), size * math.prod(array.chunks or (0,))
     if claimed > file_bytes:
         return f"claims {claimed:,} bytes in a file of {file_bytes:,}"
     if claimed and chunk > MAX_CHUNK_BYTES:
         return f"has chunks of {chunk:,} bytes"
-    stored = dataset.id.get_storage_size()
-    if claimed and not claimed <= stored <= file_bytes:
-        return f"claims {claimed:,} bytes and stores {stored:,}"
-    return None
+    stored = array.id.get_storage_size()
+    return f"claims {claimed:,} bytes and stores {stored:,}" if claimed and stored < claimed else None
 
 
 def _attributes(file: h5py.File, path: Path) -> dict[str, Any]:
@@ -148,7 +142,7 @@ def _attributes(file: h5py.File, path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in file.attrs:
         kind = file.attrs.get_id(name)
-        if h5py.check_string_dtype(kind.dtype) and kind.dtype.kind == "O":
+        if kind.dtype.kind == "O":
             # Damage there is seen by no checksum, and can keep HDF5 busy for ever.
             what = f"root attribute {name!r} of variable length, which lies in a heap of text"
             raise _hostile(path, what, fix="write it with a fixed length: numpy.bytes_(TEXT)")
@@ -210,8 +204,7 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
         if hashlib.sha256(raw).hexdigest() != self.attrs.get("digests_sha256"):
             raise damaged(self.path, "digests that don't match digests_sha256")
         digests: dict[str, str] = json.loads(raw)
-        missing = [name for name in digests if name not in self]
-        if missing:
+        if missing := [name for name in digests if name not in self]:
             raise damaged(self.path, f"no array {missing[0]!r}")
         return digests
 
@@ -231,8 +224,8 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
             found = self._file.get(name)
             if not isinstance(found, h5py.Dataset):
                 raise damaged(self.path, f"no array {name!r}")
-            if odd := _odd_type(found.dtype) or _odd_storage(found, self._bytes):
-                raise _hostile(self.path, f"{name!r} {odd}")
+            if fault := _fault_of_storage(found, self._bytes):
+                raise _hostile(self.path, f"{name!r} {fault}")
             if found.ndim != ndim or found.dtype.kind not in kinds:
                 raise damaged(self.path, f"{name} of shape {found.shape} and type {found.dtype}")
             return found
@@ -273,10 +266,8 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
             return kind()
         raw = self._raw(name, ndim=1, kinds="u")
         self._verify(name, array_digest(raw))
-        try:
+        with reading(self.path):
             found = json.loads(raw.tobytes().decode("utf-8", TEXT_ERRORS))
-        except (ValueError, RecursionError) as error:
-            raise damaged(self.path, f"{name}: {one_line(error)}") from error
         if not isinstance(found, kind):
             raise damaged(self.path, f"{name} of type {type(found).__name__}")
         return found

@@ -91,7 +91,9 @@ class PairStore:
 
 def write_pairs(path: Path | str, store: PairStore) -> None:
     """Write a pair store atomically; refuses shapes that don't agree and values that aren't finite."""
-    _check(store, path)
+    if fault := _fault(store):
+        what, found, expected = fault
+        raise InputError(what, where=path, found=found, expected=expected)
     with writing(path, FORMAT, VERSION) as writer:
         for name, dtype in _ARRAYS.items():
             writer.array(name, np.asarray(getattr(store, name), dtype=dtype))
@@ -126,34 +128,32 @@ def read_pairs(path: Path | str) -> PairStore:
             sources=list(h5.json("sources")),
             diagnostics=dict(h5.json("diagnostics")),
         )
-        try:
-            _check(store, h5.path)
-        except InputError as error:
-            raise damaged(h5.path, f"{error.what}: {error.found}") from error
+        if fault := _fault(store):
+            raise damaged(h5.path, f"{fault[0]}: {fault[1]}")
         if h5.attrs.get("content_sha256", store.content_sha256) != store.content_sha256:
             raise damaged(h5.path, "contents that don't match content_sha256")
         return store
 
 
-def _check(store: PairStore, path: Path | str) -> None:
+def _fault(store: PairStore) -> tuple[str, object, object] | None:
+    """(what, found, expected) of pairs that contradict themselves."""
     k, d = store.pairs, store.dim
     if not k or not d:
-        raise InputError("no pairs to store", where=path, found=f"{k} pairs of width {d}")
+        return "no pairs to store", f"{k} pairs of width {d}", None
     for name, shape in {"features_a": (k, d), "features_b": (k, d), "holdout": (k,)}.items():
-        found = np.shape(getattr(store, name))
-        if found != shape:
-            raise InputError(f"{name} of another shape", where=path, found=found, expected=shape)
+        if np.shape(getattr(store, name)) != shape:
+            return f"{name} of another shape", np.shape(getattr(store, name)), shape
     for name in _TEXTS:
-        length = len(getattr(store, name))
-        if length != k:
-            raise InputError(f"{name} of another length", where=path, found=length, expected=k)
+        if len(getattr(store, name)) != k:
+            return f"{name} of another length", len(getattr(store, name)), k
     for name in ("features_a", "features_b", "delta"):
         values = store.delta.T if name == "delta" else getattr(store, name)
         bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
         if len(bad):
             pair = f"pair {store.id_a[bad[0]]!r}, {store.id_b[bad[0]]!r} ({len(bad)} in all)"
-            raise InputError(f"{name} that aren't finite numbers", where=path, found=pair)
+            return f"{name} that aren't finite numbers", pair, None
     if not np.isfinite(store.singular_values).all():
-        raise InputError("singular_values that aren't finite numbers", where=path, found="NaN or an infinity")
+        return "singular_values that aren't finite numbers", "NaN or an infinity", None
     if fingerprint(store.encoder) != store.fingerprint:
-        raise InputError("a fingerprint of another encoder", where=path, found=store.fingerprint)
+        return "a fingerprint of another encoder", store.fingerprint, None
+    return None

@@ -1,6 +1,6 @@
 """The probe file: weights with the projection folded in, as safetensors with JSON metadata.
 
-A probe in forms that other programs read without ncm. None of them is a pickle: unpickling runs code.
+It is also written in forms that other programs read. None of them is a pickle: unpickling runs code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from ncm_cli import __version__
 from ncm_cli.errors import InputError
 from ncm_cli.store.digests import array_digest, damaged, digest_of, fingerprint, require_version
-from ncm_cli.store.files import atomic_path, one_line, require_file, write_bytes
+from ncm_cli.store.files import one_line, require_file, write_bytes
 from ncm_cli.store.results import jsonable, now
 
 FORMAT = "ncm-probe"
@@ -125,7 +125,9 @@ def write_probe(path: Path | str, probe: Probe) -> None:
     """
     from safetensors.numpy import save
 
-    _check(probe, path)
+    if fault := _fault(probe):
+        what, found, expected = fault
+        raise InputError(what, where=path, found=found, expected=expected)
     tensors = probe.tensors()
     metadata = {
         "ncm_format": FORMAT,
@@ -138,8 +140,7 @@ def write_probe(path: Path | str, probe: Probe) -> None:
         "meta": json.dumps(jsonable(probe.meta), allow_nan=False),
     }
     metadata["sha256"] = _file_digest(tensors, metadata)
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(save(tensors, metadata=metadata))
+    write_bytes(path, save(tensors, metadata=metadata))
 
 
 def read_probe(path: Path | str) -> Probe:
@@ -147,40 +148,25 @@ def read_probe(path: Path | str) -> Probe:
     path = require_file(path)
     tensors, metadata = _read_safetensors(path)
     if metadata.get("ncm_format") != FORMAT:
-        raise InputError(
-            "not a probe",
-            where=path,
-            found=f"safetensors with ncm_format {metadata.get('ncm_format')!r}",
-            expected=FORMAT,
-        )
+        found = f"safetensors with ncm_format {metadata.get('ncm_format')!r}"
+        raise InputError("not a probe", where=path, found=found, expected=FORMAT)
     version = metadata.get("ncm_format_version", "")
     require_version(int(version) if version.isdecimal() and len(version) < 9 else version, VERSION, path)
     if metadata.get("sha256") != _file_digest(tensors, metadata):
         raise damaged(path, "contents that don't match their sha256")
     try:
-        probe = Probe(
-            weight=tensors["weight"],
-            bias=tensors["bias"],
-            basis=tensors["basis"],
-            singular_values=tensors["singular_values"],
-            mean=tensors.get("mean"),
-            scale=tensors.get("scale"),
-            classes=tuple(json.loads(metadata["classes"])),
-            task=metadata["task"],
-            target=metadata["target"],
-            meta=dict(json.loads(metadata["meta"])),
-            created=metadata["created"],
-            ncm_version=metadata["ncm_version"],
-        )
-        _check(probe, path)
-    except InputError as error:
-        raise damaged(path, f"{error.what}: {error.found}") from error
+        texts: Any = {name: metadata[name] for name in ("task", "target", "created", "ncm_version")}
+        classes, meta = tuple(json.loads(metadata["classes"])), dict(json.loads(metadata["meta"]))
+        probe = Probe(**tensors, **texts, classes=classes, meta=meta)
+        fault = _fault(probe)
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise damaged(path, f"{type(error).__name__} {one_line(error)}") from error
+    if fault:
+        raise damaged(path, f"{fault[0]}: {fault[1]}")
     return probe
 
 
-def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     from safetensors import SafetensorError, safe_open
 
     with path.open("rb") as stream:
@@ -191,63 +177,44 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = dict(file.metadata() or {})
-            names = list(file.keys())
-            if not set(_TENSORS) <= set(names) <= {*_TENSORS, *_SCALING}:
-                metadata.setdefault("ncm_format", "")
-                return {}, metadata
-            return {name: file.get_tensor(name) for name in names}, metadata
+            ours = metadata.get("ncm_format") == FORMAT
+            return {name: file.get_tensor(name) for name in file.keys() if ours}, metadata  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, UnicodeError) as error:
         raise damaged(path, one_line(error)) from error
 
 
 def _file_digest(tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> str:
-    return digest_of(
-        {
-            "tensors": {name: array_digest(values) for name, values in tensors.items()},
-            "metadata": {name: text for name, text in metadata.items() if name != "sha256"},
-        }
-    )
+    arrays = {name: array_digest(values) for name, values in tensors.items()}
+    texts = {name: text for name, text in metadata.items() if name != "sha256"}
+    return digest_of({"tensors": arrays, "metadata": texts})
 
 
-def _check(probe: Probe, path: Path | str) -> None:
+def _fault(probe: Probe) -> tuple[str, object, object] | None:
+    """(what, found, expected) of a probe that contradicts itself."""
     if np.ndim(probe.weight) != 2 or np.ndim(probe.basis) != 2 or 0 in np.shape(probe.weight):
-        raise InputError(
-            "weights of another shape", where=path, found=np.shape(probe.weight), expected="(C, d)"
-        )
+        return "weights of another shape", np.shape(probe.weight), "(C, d)"
     C, d = np.shape(probe.weight)
     shapes: dict[str, tuple[int, ...]] = {"bias": (C,), "basis": (d, np.shape(probe.basis)[1])}
     shapes |= {name: (d,) for name in _SCALING if getattr(probe, name) is not None}
     for name, shape in shapes.items():
         if np.shape(getattr(probe, name)) != shape:
-            raise InputError(
-                f"{name} of another shape", where=path, found=np.shape(getattr(probe, name)), expected=shape
-            )
+            return f"{name} of another shape", np.shape(getattr(probe, name)), shape
     if probe.task not in ("classification", "regression"):
-        raise InputError(
-            "an unknown task", where=path, found=probe.task, expected="classification or regression"
-        )
-    wanted = 0 if probe.task == "regression" else 2 if C == 1 else C
-    if len(probe.classes) != wanted or len(set(probe.classes)) != wanted:
-        raise InputError(
-            "classes that don't fit the weights",
-            where=path,
-            found=f"{len(set(probe.classes))} classes for {C} rows of weights",
-            expected=f"{wanted} different ones",
-        )
+        return "an unknown task", probe.task, "classification or regression"
+    wanted, have = 0 if probe.task == "regression" else 2 if C == 1 else C, len(set(probe.classes))
+    if not len(probe.classes) == have == wanted:
+        found = f"{have} classes for {C} rows of weights"
+        return "classes that don't fit the weights", found, f"{wanted} different ones"
     for name, values in probe.tensors().items():
         if not np.isfinite(values).all():
-            raise InputError(f"{name} that isn't finite", where=path, found="NaN or an infinity")
-    left = float(np.linalg.norm(probe.weight @ probe.basis))
-    size = float(np.linalg.norm(probe.weight))
+            return f"{name} that isn't finite", "NaN or an infinity", None
+    left, size = float(np.linalg.norm(probe.weight @ probe.basis)), float(np.linalg.norm(probe.weight))
     if left > FOLD_TOLERANCE * size:
-        raise InputError(
-            "weights that the projection isn't folded into",
-            where=path,
-            found=f"‖weight @ basis‖ = {left:.3g}",
-            expected=f"at most {FOLD_TOLERANCE:g} of ‖weight‖ = {size:.3g}",
-        )
+        expected = f"at most {FOLD_TOLERANCE:g} of ‖weight‖ = {size:.3g}"
+        return "weights that the projection isn't folded into", f"‖weight @ basis‖ = {left:.3g}", expected
     if probe.meta.get("encoder") is not None and fingerprint(probe.encoder) != probe.fingerprint:
-        raise InputError("a fingerprint of another encoder", where=path, found=probe.fingerprint)
+        return "a fingerprint of another encoder", probe.fingerprint, None
+    return None
 
 
 _OPSET = 13
