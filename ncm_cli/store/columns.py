@@ -253,7 +253,7 @@ def _categorical(store: FeatureStore, names: Iterable[str]) -> list[Column]:
     made = []
     for name in names:
         column = store.column(name)
-        made.append(_categories_of(column))
+        made.append(categories_of(column))
         count = len(made[-1].categories)
         if not isinstance(column, Column) and count > VALUES:
             raise InputError(
@@ -265,7 +265,7 @@ def _categorical(store: FeatureStore, names: Iterable[str]) -> list[Column]:
     return made
 
 
-def _categories_of(column: AnyColumn) -> Column:
+def categories_of(column: AnyColumn) -> Column:
     """The column itself, or a numeric one with its values as categories, in ascending order."""
     if isinstance(column, Column):
         return column
@@ -298,7 +298,7 @@ def role_of(value: str) -> Role | None:
 def split_column(store: FeatureStore) -> Column | None:
     """The store's split column, a numeric one by its digits; None where it has none."""
     has_split = "split" in store.columns or store.split_column is not None
-    return _categories_of(store.column("split")) if has_split else None
+    return categories_of(store.column("split")) if has_split else None
 
 
 def split_values(store: FeatureStore) -> dict[str, Role | None]:
