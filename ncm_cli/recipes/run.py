@@ -38,11 +38,11 @@ class Measured:
 
     kind: str
     """``eval`` or ``bound``; what a sweep evaluated counts as ``eval``."""
-    names: Mapping[str, Any]
-    """What expectations pick results by: ``step``, ``method``, ``rule``, ``rank``, ``--where`` (tidied)."""
+    rank: int | None
     cell: dict[str, str]
     metrics: dict[str, Any]
     facts: Facts
+    """With ``step``, ``method``, ``rule`` and ``--where`` (tidied), which expectations pick results by."""
     grouped: bool
     """Whether groups were asked for; without, the worst group is the worst class."""
     swept: bool = False
@@ -61,16 +61,16 @@ class Measured:
 
     def fits(self, filters: Mapping[str, str]) -> bool:
         """Whether an expectation's filters pick it."""
-        own = {**self.cell, **self.names, "rank": str(self.names["rank"])}
-        where = filters.get("where")
-        others = {name: text for name, text in filters.items() if name != "where"}
-        return (where is None or self.is_on(where)) and all(own.get(name) == others[name] for name in others)
+        own = {**self.cell, **self.facts.fixed, "rank": str(self.rank)}
+        return all(
+            self.is_on(text) if name == "where" else own.get(name) == text for name, text in filters.items()
+        )
 
     def is_on(self, where: str) -> bool:
         """Whether its rows are those of a filter, in which matrix variables may stand."""
         for name, value in self.cell.items():
             where = where.replace(f"${{{name}}}", value)
-        return bool(self.names[WHERE] == _tidy(where))
+        return bool(self.facts.fixed[WHERE] == _tidy(where))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +124,7 @@ def outcome(recipe: Recipe) -> Outcome:
     groups: dict[tuple[Any, ...], list[Measured]] = {}
     for one in measured:
         if one.kind == "eval":
-            names = (one.names["step"], one.names["method"], one.names["rule"])
+            names = [one.facts.fixed[name] for name in ("step", "method", "rule")]
             groups.setdefault((*names, *_without_seed(one.cell).items()), []).append(one)
     for found in groups.values():
         for same in repetitions(found, lambda one: tuple(_headings(recipe, one))):
@@ -152,7 +152,6 @@ def _measurements(recipe: Recipe) -> Iterator[Measured]:
                 known = dict(body["probe"])
                 if "selection" not in known and probe.is_file():
                     known["selection"] = (read_probe(probe).meta.get("selection") or {}).get("rule")
-                facts = facts_of(path, body, run=run)
                 names = {
                     "step": makers[probe].step if probe in makers else job.step,
                     "method": str(known.get("method") or ""),
@@ -161,12 +160,11 @@ def _measurements(recipe: Recipe) -> Iterator[Measured]:
                 }
                 yield Measured(
                     kind=job.kind,
-                    names={**names, "rank": known.get("rank")},
+                    rank=known.get("rank"),
                     cell=job.cell,
                     metrics=body,
                     grouped=bool(getattr(job.options, "groups", None)),
-                    # The names tell results apart as well.
-                    facts=dataclasses.replace(facts, fixed={**facts.fixed, **names}),
+                    facts=_with_names(facts_of(path, body, run=run), names),
                     oracle=bool(body.get("oracle")),
                     seen=sum((body.get("overlap") or {}).values()),
                 )
@@ -187,17 +185,21 @@ def _swept(job: Job, path: Path, run: tuple[Path, Made]) -> Iterator[Measured]:
                     for name in ("accuracy", "log_loss", "worst_group")
                 }
                 names = {"step": job.step, "method": row["method"], "rule": row["rule"], WHERE: _tidy(where)}
-                fixed = {**facts.fixed, **names}
                 yield Measured(
                     kind="eval",
-                    names={**names, "rank": row["hyper_parameters"].get("rank")},
+                    rank=row["hyper_parameters"].get("rank"),
                     cell={SEED: str(seed), **job.cell},
                     metrics={**values, "worst_group": {"accuracy": values["worst_group"]}},
                     grouped=bool(job.options.groups),
-                    facts=dataclasses.replace(facts, seed=f"{facts.seed}, {seed}", fixed=fixed),
+                    facts=_with_names(dataclasses.replace(facts, seed=f"{facts.seed}, {seed}"), names),
                     swept=True,
                     oracle=row["oracle"],
                 )
+
+
+def _with_names(facts: Facts, names: dict[str, Any]) -> Facts:
+    """Names by which expectations pick results tell results apart as well."""
+    return dataclasses.replace(facts, fixed={**facts.fixed, **names})
 
 
 def _tidy(where: str) -> str:
@@ -221,11 +223,9 @@ def _summary(recipe: Recipe, found: list[Measured], differs: dict[str, str]) -> 
     }
     last = list(columns.values())[-1]
     # One rank for each probe, however many results it has.
-    ranks = {one.facts.seed: one.names["rank"] for one in found}
+    ranks = {one.facts.seed: one.rank for one in found}
     return Summary(
-        step=first.names["step"],
-        method=first.names["method"],
-        rule=first.names["rule"],
+        **{name: first.facts.fixed[name] for name in ("step", "method", "rule")},
         cell={**_without_seed(first.cell), **differs},
         seeds=len(ranks),
         rank=Mean.of(ranks.values()),
