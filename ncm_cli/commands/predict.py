@@ -31,17 +31,12 @@ def run(options: PredictOptions, ui: Ui) -> int | None:
             f"and {len(report.failed) - FAILURES_SHOWN} more images failed: see the column reason"
         )
     if report.output != STDOUT:
-        if report.classes:
-            _show_classes(report.classes, ui)
+        shown, footer = list(report.classes.items()), None
+        if len(shown) > CLASSES_SHOWN:
+            shown = sorted(shown, key=lambda item: -item[1])[:CLASSES_SHOWN]
+            rest = report.rows - sum(n for _, n in shown)
+            footer = f"and {rest:,} rows of the {len(report.classes) - CLASSES_SHOWN:,} other classes"
+        if shown:
+            ui.table(["class", "rows"], shown, footer=footer)
         ui.note(f"wrote {report.output}: {report.rows:,} predicted, {len(report.failed):,} failed")
     return SOME_FAILED if report.failed else None
-
-
-def _show_classes(counts: dict[str, int], ui: Ui) -> None:
-    """How many rows were predicted as each class; of many classes the most frequent ones."""
-    shown, footer = list(counts.items()), None
-    if len(shown) > CLASSES_SHOWN:
-        shown = sorted(shown, key=lambda item: -item[1])[:CLASSES_SHOWN]
-        rest = sum(counts.values()) - sum(n for _, n in shown)
-        footer = f"and {rest:,} rows of the {len(counts) - CLASSES_SHOWN:,} other classes"
-    ui.table(["class", "rows"], shown, footer=footer)

@@ -184,7 +184,8 @@ class NCMClassifier(ClassifierMixin, _Linear):
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Classes (n,)."""
-        return np.asarray(self.classes_[decide(self._scores(X))])
+        codes = decide(self._scores(X))  # which says so where nothing is fitted yet
+        return np.asarray(self.classes_[codes])
 
 
 class NCMRegressor(RegressorMixin, _Linear):

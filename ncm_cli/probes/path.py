@@ -67,29 +67,19 @@ FRESH_ITERATIONS = 5
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fit:
-    """One probe of a path.
-
-    Attributes
-    ----------
-    rank, weight_decay
-    weight : float64 (C, d)
-        The projection folded in: orthogonal to the first ``rank`` directions. C = 1 for two classes and for
-        regression.
-    bias : float64 (C,)
-    converged
-        The gradient norm met the tolerance.
-    iterations
-    gradient_norm
-        Euclidean norm of the gradient of the mean loss plus penalty.
-    """
+    """One probe of a path."""
 
     rank: int
     weight_decay: float
     weight: Array
+    """float64 (C, d), orthogonal to the first ``rank`` directions; C = 1 for two classes and regression."""
     bias: Array
+    """float64 (C,)."""
     converged: bool
+    """Whether the gradient norm met the tolerance."""
     iterations: int
     gradient_norm: float
+    """Euclidean norm of the gradient of the mean loss plus penalty."""
 
 
 def fit_path(
@@ -160,17 +150,10 @@ def fit_path(
             else _logistic(design, ranks, decays, tolerance, max_iter)
         )
         for group, solution in made:
+            facts = (solution.converged, solution.iterations, solution.gradient_norm)
             for j, (rank, decay) in enumerate(group):
-                weight, bias = design.fold(solution.B[:, j], basis[:, :rank])
-                fits[rank, decay] = Fit(
-                    rank,
-                    decay,
-                    weight,
-                    bias,
-                    bool(solution.converged[j]),
-                    int(solution.iterations[j]),
-                    float(solution.gradient_norm[j]),
-                )
+                folded = design.fold(solution.B[:, j], basis[:, :rank])
+                fits[rank, decay] = Fit(rank, decay, *folded, *(values[j].item() for values in facts))
             if advance:
                 advance(len(group))
     return [fits[rank, decay] for rank in ranks for decay in decays]
@@ -227,13 +210,7 @@ class _Design:
 
     @classmethod
     def rotate(
-        cls,
-        X: Array,
-        y: NDArray[np.generic],
-        n_classes: int,
-        basis: Array,
-        weights: Array,
-        regression: bool,
+        cls, X: Array, y: NDArray[np.generic], n_classes: int, basis: Array, weights: Array, regression: bool
     ) -> _Design:
         """Centre and rotate X (n, d) once; ``basis`` (d, m) are the directions that the path removes.
 
@@ -263,10 +240,6 @@ class _Design:
         targets = np.asarray(y, np.int64)[:, None] == codes[None, :]
         return cls(np.hstack([np.ones((n, 1)), Z]), rotation, mean, targets, None, weights)
 
-    def sizes(self, ranks: Sequence[int]) -> NDArray[np.int64]:
-        """How many leading columns each rank keeps."""
-        return self.A.shape[1] - np.asarray(ranks, np.int64)
-
     def fold(self, B: Array, removed: Array) -> tuple[Array, Array]:
         """Coefficients B (p, C) as weight (C, d) and bias (C,) on the features themselves."""
         bias, B = (B[0], B[1:]) if self.offset is None else (self.offset, B)
@@ -294,9 +267,9 @@ def _ridge(design: _Design, ranks: list[int], decays: list[float]) -> _Solutions
 
     Weight decay 0 gives least squares, of dependent columns the solution of least norm up to rounding.
     """
-    A, y, sizes = design.A, design.targets[:, 0], design.sizes(ranks)
+    A, y = design.A, design.targets[:, 0]
     n, p = A.shape
-    mask = (np.arange(p)[:, None] < sizes[None, :]).astype(np.float64)
+    mask = (np.arange(p)[:, None] < p - np.asarray(ranks)[None, :]).astype(np.float64)
     weighted = A * design.weights[:, None]
     gram, right = weighted.T @ A / n, weighted.T @ y / n
     for decay in decays:
@@ -333,7 +306,7 @@ def _logistic(
     done, width = 0, min(FIRST_RANKS, widest)
     while done < len(ranks):
         chunk = ranks[done : done + width]
-        sizes, tiled = np.repeat(design.sizes(chunk), D), np.tile(decays, len(chunk))
+        sizes, tiled = np.repeat(p - np.asarray(chunk, np.int64), D), np.tile(decays, len(chunk))
         problems = _LockStep(design, sizes, tiled, np.tile(start, (1, len(chunk), 1)), curvature)
         solution = problems.run(limit, max_iter)
         yield [(rank, decay) for rank in chunk for decay in decays], solution
@@ -470,12 +443,7 @@ class _LockStep:
     """
 
     def __init__(
-        self,
-        design: _Design,
-        sizes: NDArray[np.int64],
-        decays: Array,
-        start: Array,
-        curvature: _Curvature,
+        self, design: _Design, sizes: NDArray[np.int64], decays: Array, start: Array, curvature: _Curvature
     ) -> None:
         p, width = int(sizes.max()), len(start)
         self.A, self.targets, self.weights = design.A[:, :p], design.targets, design.weights

@@ -86,7 +86,10 @@ def predict(
     classes, count = dict.fromkeys(probe.classes, 0), 0
     with contextlib.ExitStack() as stack:
         parts, total, unit = _parts(options, probe, reporter, stack)
-        stream = stack.enter_context(_open(options.output, stdout))
+        stream = stdout or sys.stdout
+        if options.output != STDOUT:
+            unfinished = stack.enter_context(atomic_path(options.output))
+            stream = stack.enter_context(unfinished.open("w", encoding="utf-8", newline=""))
         task = stack.enter_context(reporter.task("predicting", total, unit))
         table = CsvWriter(stream, ["id", *names, "reason"])
         for ids, reasons, features in parts:
@@ -136,15 +139,6 @@ def _parts(
     jobs = find_images(source)
     encoded = _encoded(options, probe, jobs, reporter)
     return itertools.chain([next(encoded)], encoded), len(jobs), "images"
-
-
-@contextlib.contextmanager
-def _open(output: Path, stdout: IO[str] | None) -> Iterator[IO[str]]:
-    if output == STDOUT:
-        yield stdout or sys.stdout
-        return
-    with atomic_path(output) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
-        yield stream
 
 
 def _cells(probe: Probe, features: np.ndarray, every: bool) -> Iterator[list[str | float]]:
