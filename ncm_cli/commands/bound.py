@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ncm_cli.console import Ui
-    from ncm_cli.theory.options import BoundOptions
+from ncm_cli.console import Ui
+from ncm_cli.theory.bound import bound
+from ncm_cli.theory.options import BoundOptions
 
 TERMS = """\
 term_1 | Term I | risk on {where} | Thm 1
@@ -90,8 +90,6 @@ WORDS = {
 
 def run(options: BoundOptions, ui: Ui) -> None:
     """Compute the bound and show it."""
-    from ncm_cli.theory.bound import bound
-
     found = bound(options, reporter=ui.reporter)
     if ui.json:
         ui.result(found)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ncm_cli.console import Ui
+from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.options import EvalOptions
-
-if TYPE_CHECKING:
-    from ncm_cli.console import Ui
 
 GROUPS_SHOWN = 40
 """Rows of a group table; of more groups the worst are shown."""
@@ -26,8 +25,6 @@ SEEN = {"train": ("training rows", "fitted on"), "val": ("validation rows", "cho
 
 def run(options: EvalOptions, ui: Ui) -> None:
     """Evaluate and show the numbers."""
-    from ncm_cli.probes.evaluate import evaluate
-
     body = evaluate(options, reporter=ui.reporter)
     if ui.json:
         ui.result(body)

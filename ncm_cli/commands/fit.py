@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ncm_cli.console import Ui
 from ncm_cli.errors import listing
+from ncm_cli.probes.fit import fit
 from ncm_cli.probes.options import FitOptions
-
-if TYPE_CHECKING:
-    from ncm_cli.console import Ui
+from ncm_cli.probes.selection import Candidate, choose
 
 SHOWN = 24
 """Longer paths are cut to the best weight decay of each rank, and then to this many ranks around it."""
@@ -37,8 +37,6 @@ CONTROLS = {
 
 def run(options: FitOptions, ui: Ui) -> None:
     """Fit, then show the path and what was chosen."""
-    from ncm_cli.probes.fit import fit
-
     body = fit(options, reporter=ui.reporter)
     if ui.json:
         ui.result(body)
@@ -84,8 +82,6 @@ def _thinned(body: dict[str, Any]) -> list[int]:
     path = body["path"]
     if len(path) <= SHOWN or body["rule"] == "only-candidate":
         return list(range(len(path)))
-    from ncm_cli.probes.selection import Candidate, choose
-
     by_rank: dict[int, list[int]] = {}
     for index, candidate in enumerate(path):
         by_rank.setdefault(candidate["rank"], []).append(index)

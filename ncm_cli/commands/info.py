@@ -6,13 +6,11 @@ import dataclasses
 import os
 import platform
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ncm_cli.console import Ui
 from ncm_cli.errors import InputError
 from ncm_cli.results.options import InfoOptions
-
-if TYPE_CHECKING:
-    from ncm_cli.console import Ui
 
 FAILURES_SHOWN = 10
 CATEGORIES_SHOWN = 8

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ncm_cli.console import Ui
-    from ncm_cli.pairs.options import PairsOptions
+from ncm_cli.console import Ui, scree
+from ncm_cli.pairs.options import PairsOptions
+from ncm_cli.pairs.pairs import pairs
 
 SUSPECTS_SHOWN = 5
 
 
 def run(options: PairsOptions, ui: Ui) -> None:
     """Make the pairs and show their diagnostics."""
-    from ncm_cli.console import scree
-    from ncm_cli.pairs.pairs import pairs
-
     made = pairs(options, reporter=ui.reporter)
     if ui.json:
         ui.result(made)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ncm_cli.console import Ui
 from ncm_cli.results.options import ReportOptions
-
-if TYPE_CHECKING:
-    from ncm_cli.console import Ui
+from ncm_cli.results.report import report, terminal, text_of
 
 
 def run(options: ReportOptions, ui: Ui) -> None:
     """Make the report and show it."""
-    from ncm_cli.results.report import report, terminal, text_of
-
     made = report(options, reporter=ui.reporter)
     if ui.json:
         ui.result(made.to_json())

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
 
+from ncm_cli.console import Ui
+from ncm_cli.recipes.load import Recipe, load
 from ncm_cli.recipes.options import RunOptions
-
-if TYPE_CHECKING:
-    from ncm_cli.recipes.load import Recipe
-    from ncm_cli.recipes.run import RunReport, Summary
+from ncm_cli.recipes.run import RunReport, Summary, chosen, shell_lines
+from ncm_cli.recipes.run import run as run_recipe
+from ncm_cli.results.report import known_values, terminal
 
 MISSED = 3
 
 
-def run(options: RunOptions, ui: Any) -> int | None:
+def run(options: RunOptions, ui: Ui) -> int | None:
     """Run the recipe, or print its shell lines; then the closing table."""
-    from ncm_cli.recipes.load import load
-    from ncm_cli.recipes.run import chosen, run, shell_lines
-
     recipe = load(
         options.recipe,
         out=options.out,
@@ -35,7 +32,7 @@ def run(options: RunOptions, ui: Any) -> int | None:
         else:
             print("\n".join(lines))
         return None
-    report = run(recipe, only=options.only, force=options.force, reporter=ui.reporter)
+    report = run_recipe(recipe, only=options.only, force=options.force, reporter=ui.reporter)
     if ui.json:
         ui.result(report.to_json())
     else:
@@ -47,9 +44,7 @@ def run(options: RunOptions, ui: Any) -> int | None:
     return report.exit_code or None
 
 
-def _show(report: RunReport, ui: Any) -> None:
-    from ncm_cli.results.report import known_values, terminal
-
+def _show(report: RunReport, ui: Ui) -> None:
     recipe, found = report.recipe, report.outcome
     if found.rows:
         _show_rows(recipe, found.rows, ui)
@@ -63,7 +58,7 @@ def _show(report: RunReport, ui: Any) -> None:
     ui.text(_where_files_are(report))
 
 
-def _show_rows(recipe: Recipe, rows: tuple[Summary, ...], ui: Any) -> None:
+def _show_rows(recipe: Recipe, rows: tuple[Summary, ...], ui: Ui) -> None:
     """The closing table; columns that no row fills are left out."""
     cells = list(dict.fromkeys(name for row in rows for name in row.cell))
     headings = list(recipe.columns)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ncm_cli.baselines.options import SweepOptions
-
-if TYPE_CHECKING:
-    from ncm_cli.console import Ui
+from ncm_cli.baselines.sweep import sweep
+from ncm_cli.console import Ui
 
 SHOWN = {
     "val_accuracy": "validation accuracy",
@@ -21,8 +20,6 @@ HEADINGS = {"oracle": "ORACLE", "oracle-worst-group": "ORACLE worst"}
 
 def run(options: SweepOptions, ui: Ui) -> None:
     """Run the sweep and show what each rule picks."""
-    from ncm_cli.baselines.sweep import sweep
-
     body = sweep(options, reporter=ui.reporter)
     if ui.json:
         ui.result(body)
