@@ -64,6 +64,7 @@ def test_bound_lands_near_the_best_of_the_path(
         assert {one.verdict for one in found} == {"helps"}
 
 
+@pytest.mark.slow
 def test_bench_runs(bench: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     bench.main(["--smoke"])
     out = capsys.readouterr().out

@@ -20,7 +20,7 @@ def path(classes: int, n: int = 300, d: int = 8, **options: float) -> list[Fit]:
     return fit_path(X, y, classes, basis, [0, 2, 4], [1e-2, 1.0], weights=weights, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("classes", [2, 3, 30])
+@pytest.mark.parametrize("classes", [2, 3, pytest.param(30, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("joint", [True, False])
 def test_blocks_of_rows_change_no_number(classes: int, joint: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not joint:
