@@ -436,35 +436,34 @@ class Runner:
         if upweight is None:
             codes = {name: own for name, own in problem.train.codes.items() if name != "upweight"}
             problem = dataclasses.replace(problem, train=dataclasses.replace(problem.train, codes=codes))
-        by_steps = {"epochs": fit.iterations, "batch_size": options.batch_size, "protocol": options.protocol}
-        resolved: dict[str, Any] = {
-            "method": config.method,
-            "train": problem.roles.where["train"],
-            "val": problem.roles.where["val"],
+        where, dfr = problem.roles.where, config.method == "dfr"
+        shared: dict[str, Any] = {"upweight": upweight, "seed": config.seed}
+        resolved = {"method": config.method, **shared} | {
+            "train": where["train"],
+            "val": where["val"],
             "target": problem.target.name,
-            "upweight": upweight,
-            "seed": config.seed,
         }
+        hyper: dict[str, Any] = config.hyper | {"solver": "liblinear" if dfr else "adam", **shared}
+        if not dfr:
+            hyper |= {
+                "epochs": fit.iterations,
+                "batch_size": options.batch_size,
+                "protocol": options.protocol,
+            }
         if config.method in ("erm", "ncm") and options.protocol == "papers":
             # What ncm fit would be told, so that ncm bound can fit it again.
             numbers = {"weight_decay": repr(config.weight_decay), "rank": str(fit.rank), "lr": config.lr}
             resolved |= {"solver": "adam", "epochs": fit.iterations, **numbers}
         record = {
             "method": config.method,
-            "hyper_parameters": {
-                **config.hyper,
-                "solver": "liblinear" if config.method == "dfr" else "adam",
-                "upweight": upweight,
-                "seed": config.seed,
-                **({} if config.method == "dfr" else by_steps),
-            },
+            "hyper_parameters": hyper,
             "selection": selection,
             "flags": flags_of(problem, selection["oracle"]),
             "envs": options.envs,
             "options": as_json(options) | resolved,
         }
         probe = probe_of(problem, self.whole, fit, record)
-        if config.method == "dfr" and problem.val is not None:
+        if dfr and problem.val is not None:
             # Trained on the validation rows, on the scale of the training rows.
             probe.meta["rows"]["train"] = record_ids((*problem.train.ids, *problem.val.ids))
         return probe

@@ -45,11 +45,11 @@ def test_every_pick_is_a_probe_with_the_tables_accuracy(
             seen.add(path.name)
             probe = read_probe(path)
             measured = evaluate(EvalOptions(probe=path, features=problem / "f.h5", where="split=test"))
-            assert measured.n == len(test_rows)
-            wrong = (1 - measured.scores["accuracy"]) * measured.n
-            assert wrong == pytest.approx((1 - row["values"]["test_accuracy"][at]) * measured.n, abs=1e-9), (
-                path
-            )
+            assert measured["n"] == len(test_rows)
+            wrong = (1 - measured["accuracy"]) * measured["n"]
+            assert wrong == pytest.approx(
+                (1 - row["values"]["test_accuracy"][at]) * measured["n"], abs=1e-9
+            ), path
             meta, method = probe.meta, row["method"].removesuffix("+upweight")
             assert meta["method"] == method and probe.classes == tuple(report["classes"])
             for name, value in row["hyper_parameters"].items():
