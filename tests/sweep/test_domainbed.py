@@ -130,7 +130,7 @@ def probe_of(found: Trained) -> np.ndarray:
     return np.column_stack([found.weight, found.bias])
 
 
-@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("classes", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_every_method_is_domainbeds(classes: int) -> None:
     data = made(classes)
     configs = [*map(config_of, METHODS), config_of("irm", anneal=0), config_of("vrex", anneal=50)]
