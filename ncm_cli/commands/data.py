@@ -13,13 +13,14 @@ ROWS_SHOWN = 40
 
 def run(options: Any, ui: Ui) -> None:
     """Make the data set and show its counts."""
-    built = data(options, reporter=ui.reporter)
-    made = built.contents
-    more = len(made.rows) - ROWS_SHOWN
+    made = data(options, reporter=ui.reporter)
+    ((title, counts),) = made["counts"].items()
+    rows = [list(row.values()) for row in counts]
+    more = len(rows) - ROWS_SHOWN
     footer = f"and {more:,} more: --json has all" if more > 0 else None
-    names = sum(isinstance(cell, str) for cell in made.rows[0])
-    ui.table(made.columns, made.rows[:ROWS_SHOWN], title=made.title, footer=footer, left=names)
-    for role, path in built.files.items():
+    names = sum(isinstance(cell, str) for cell in rows[0])
+    ui.table(list(counts[0]), rows[:ROWS_SHOWN], title=title, footer=footer, left=names)
+    for role, path in made["files"].items():
         ui.note(f"{role}: {path}")
     if ui.json:
-        ui.result(built.to_json())
+        ui.result(made)

@@ -7,7 +7,6 @@ import os.path
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -29,52 +28,22 @@ SUFFIXES = {".jpg", ".jpeg", ".png"}
 """Of the images of published data sets."""
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What a builder has put into its folder: numbers for JSON, and a table of counts to show."""
-
-    facts: dict[str, int]
-    title: str
-    columns: tuple[str, ...]
-    rows: list[tuple[object, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """A data set on disk."""
-
-    builder: str
-    output: Path
-    files: dict[str, Path]
-    """Role (``manifest``, ``pairs`` ...) to file."""
-    seed: int
-    contents: Contents
-
-    def to_json(self) -> dict[str, Any]:
-        counts = [dict(zip(self.contents.columns, row, strict=True)) for row in self.contents.rows]
-        return {
-            "builder": self.builder,
-            "output": str(self.output),
-            "files": {role: str(path) for role, path in self.files.items()},
-            **self.contents.facts,
-            "seed": self.seed,
-            "counts": {self.contents.title: counts},
-        }
-
-
-def data(options: Any, *, reporter: Reporter = SILENT) -> Built:
-    """Make the data set to which the class of ``options`` belongs.
+def data(options: Any, *, reporter: Reporter = SILENT) -> dict[str, Any]:
+    """Make the data set to which the class of ``options`` belongs; what ``--json`` prints.
 
     An earlier folder of any builder is replaced, unless something else was put into it; so are empty ones.
+    A builder ``(options, folder, reporter)`` fills a folder and says how many ``rows`` it has, and
+    in ``counts`` what to show: the title of a table, and its rows.
     """
     check(options)
     name, build = builder_of(options)
     output: Path = options.output
     # Builders decompose small matrices at most.
     with blas_threads(0), _complete(output, name, as_json(options)) as folder:
-        contents = build(options, folder, reporter)
-    files = {path.stem: path for path in sorted(output.iterdir()) if path.is_file() and path.name != MARKER}
-    return Built(name, output, files, options.seed, contents)
+        facts = build(options, folder, reporter)
+    made = sorted(path for path in output.iterdir() if path.is_file() and path.name != MARKER)
+    files = {path.stem: str(path) for path in made}
+    return {"builder": name, "output": str(output), "files": files, "seed": options.seed, **facts}
 
 
 @contextmanager

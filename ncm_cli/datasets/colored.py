@@ -18,12 +18,12 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from ncm_cli.datasets.base import Contents
 from ncm_cli.datasets.options import ColoredMnistOptions, ColoringOptions, DigitsOptions
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import parse_numbers
@@ -224,7 +224,7 @@ def paint(gray: npt.NDArray[np.uint8], rows: Sequence[Picture]) -> Iterator[npt.
 
 def _write(
     made: Coloring, gray: npt.NDArray[np.uint8], folder: Path, reporter: Reporter, *, packed: bool = False
-) -> Contents:
+) -> dict[str, Any]:
     """The tables and the images; ``packed``, their red and green pixels in [0, 1] as one float32 array."""
     kept = [i for i, name in enumerate(COLUMNS) if name != "path" or not packed]
     cells = ([row.cells()[i] for i in kept] for row in made.rows)
@@ -244,16 +244,16 @@ def _write(
                 Image.fromarray(image).save(folder / row.path, format="PNG", compress_level=1)
                 task.advance()
     keys = dict.fromkeys((row.split, row.domain) for row in made.rows)
-    table: list[tuple[object, ...]] = []
+    counts: list[dict[str, object]] = []
     for split, domain in keys:
         own = [row for row in made.rows if (row.split, row.domain) == (split, domain)]
-        agree = sum(row.color == row.label for row in own) / len(own)
-        table.append((split, domain, len(own), sum(row.label for row in own) / len(own), agree))
-    facts = {"rows": len(made.rows), "pairs": len(made.pairs)}
-    return Contents(facts, "rows", ("split", "domain", "rows", "label 1", "colour = label"), table)
+        shares = {"label 1": sum(row.label for row in own) / len(own)}
+        shares["colour = label"] = sum(row.color == row.label for row in own) / len(own)
+        counts.append({"split": split, "domain": domain, "rows": len(own), **shares})
+    return {"rows": len(made.rows), "pairs": len(made.pairs), "counts": {"rows": counts}}
 
 
-def build_digits(options: DigitsOptions, folder: Path, reporter: Reporter) -> Contents:
+def build_digits(options: DigitsOptions, folder: Path, reporter: Reporter) -> dict[str, Any]:
     """Write the data set from scikit-learn's digits: no download."""
     pixels, target = _load_digits()
     gray = np.round(pixels.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
@@ -280,7 +280,7 @@ def _load_digits() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     return pixels, target
 
 
-def build_colored_mnist(options: ColoredMnistOptions, folder: Path, reporter: Reporter) -> Contents:
+def build_colored_mnist(options: ColoredMnistOptions, folder: Path, reporter: Reporter) -> dict[str, Any]:
     """Write the data set from MNIST; the test domain's digits are those of its test files."""
     source = options.mnist or _downloaded(options.output.parent / "mnist", reporter)
     images, digits = read_split(source, "train")

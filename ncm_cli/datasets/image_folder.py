@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ncm_cli.datasets.base import SUFFIXES, Contents, absolute
+from ncm_cli.datasets.base import SUFFIXES, absolute
 from ncm_cli.datasets.options import FolderOptions, PacsOptions
 from ncm_cli.errors import InputError, listing, unknown
 from ncm_cli.images.manifest import alike_categories, check_depth, printable, walk_images
@@ -28,7 +29,7 @@ Folders = tuple[str, ...]
 """The folders of an image, one for each level of the layout. Those in the same folders are split together."""
 
 
-def build(options: FolderOptions, folder: Path, reporter: Reporter) -> Contents:
+def build(options: FolderOptions, folder: Path, reporter: Reporter) -> dict[str, Any]:
     """Write the manifest; the images stay where they are, and are named by absolute paths.
 
     Images in the same folders are split on their own. With ``--test`` the rows that it names are the test
@@ -61,12 +62,11 @@ def build(options: FolderOptions, folder: Path, reporter: Reporter) -> Contents:
     write_csv(folder / "manifest.csv", ("id", "path", *layout, "split"), rows)
     counted = Counter((own, splits[image]) for image, own in kept.items())
     names = [*SPLITS, *sorted(set(splits.values()) - set(SPLITS))]
-    return Contents(
-        {"rows": len(rows), "images_found": len(found)},
-        "rows",
-        (" / ".join(layout), *names),
-        [(" / ".join(own), *(counted[own, name] for name in names)) for own in sorted(set(kept.values()))],
-    )
+    table = [
+        {" / ".join(layout): " / ".join(own)} | {name: counted[own, name] for name in names}
+        for own in sorted(set(kept.values()))
+    ]
+    return {"rows": len(rows), "images_found": len(found), "counts": {"rows": table}}
 
 
 def _images(source: Path, depth: int, reporter: Reporter) -> list[str]:
@@ -217,7 +217,7 @@ def _counted(
     return splits
 
 
-def build_pacs(options: PacsOptions, folder: Path, reporter: Reporter) -> Contents:
+def build_pacs(options: PacsOptions, folder: Path, reporter: Reporter) -> dict[str, Any]:
     """Write the manifest; the images stay where they are, and are named by absolute paths.
 
     Each class of each domain is split on its own. Warns where the counts aren't the published ones.
@@ -257,9 +257,9 @@ def build_pacs(options: PacsOptions, folder: Path, reporter: Reporter) -> Conten
     ]
     write_csv(folder / "manifest.csv", PACS_COLUMNS, rows)
     counted = Counter((domain, splits[image]) for image, (domain, _) in kept.items())
-    return Contents(
-        {"rows": len(rows), "images_found": len(found)},
-        "rows",
-        ("domain", "train", "val", "published"),
-        [(d, counted[d, "train"], counted[d, "val"], PUBLISHED.get(d)) for d in sorted(sizes)],
-    )
+    counts = [
+        {"domain": name, **{split: counted[name, split] for split in ("train", "val")}}
+        | {"published": PUBLISHED.get(name)}
+        for name in sorted(sizes)
+    ]
+    return {"rows": len(rows), "images_found": len(found), "counts": {"rows": counts}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ncm_cli.errors import UsageError
@@ -17,7 +18,12 @@ _OUTPUT = "Folder to make: images, manifest.csv and, where the data set has pair
 _PAIRS = "Pairs to learn from: a training digit and the same digit in the other colour."
 _HOLDOUT = "Further pairs, of digits used nowhere else, held out for choosing the rank."
 _ORACLE = "Test digits paired with themselves as a training domain would colour them, for ncm bound."
-_MODEL, _SIZES = "The model", "Sizes"
+
+_output = partial(option, flags=("-o",), role="output", metavar="DIR")
+_folder = partial(option, None, role="input", metavar="DIR")
+_source = partial(argument, role="input", metavar="DIR")
+_count, _share = partial(option, least=0), partial(option, least=0, most=1, group="Protocol")
+_model, _size = partial(option, group="The model"), partial(option, least=1, group="Sizes")
 
 
 def parse_shares(text: str) -> tuple[float, ...]:
@@ -32,19 +38,15 @@ def parse_shares(text: str) -> tuple[float, ...]:
 class ColoringOptions:
     """IRM's colouring protocol, shared by digits and ColoredMNIST."""
 
-    output: Path = option(flags=("-o",), role="output", metavar="DIR", help=_OUTPUT)
-    seed: int = option(0, least=0, help="Seed of the splits, the label noise, the colours and the pairs.")
-    pairs: int = option(128, least=0, help=_PAIRS)
-    holdout_pairs: int = option(64, least=0, help=_HOLDOUT)
-    oracle_pairs: int = option(200, least=0, help=_ORACLE)
-    wrong_fraction: float = option(
-        0.0,
-        least=0,
-        most=1,
-        group="Protocol",
-        help="Share of pairs, held-out ones too, whose twin is another digit's.",
+    output: Path = _output(help=_OUTPUT)
+    seed: int = _count(0, help="Seed of the splits, the label noise, the colours and the pairs.")
+    pairs: int = _count(128, help=_PAIRS)
+    holdout_pairs: int = _count(64, help=_HOLDOUT)
+    oracle_pairs: int = _count(200, help=_ORACLE)
+    wrong_fraction: float = _share(
+        0.0, help="Share of pairs, held-out ones too, whose twin is another digit's."
     )
-    label_noise: float = option(0.25, least=0, most=1, group="Protocol", help="Share of labels flipped.")
+    label_noise: float = _share(0.25, help="Share of labels flipped.")
     flips: str = option(
         "0.1,0.2",
         group="Protocol",
@@ -52,42 +54,29 @@ class ColoringOptions:
         parse=parse_shares,
         help="How often the colour disagrees with the label, in each training domain.",
     )
-    test_flip: float = option(
-        0.9,
-        least=0,
-        most=1,
-        group="Protocol",
-        help="How often the colour disagrees with the label in the test domain.",
-    )
-    val_fraction: float = option(
-        0.2, least=0, most=1, group="Protocol", help="Share of each training domain kept for validation."
-    )
+    test_flip: float = _share(0.9, help="How often the colour disagrees with the label in the test domain.")
+    val_fraction: float = _share(0.2, help="Share of each training domain kept for validation.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DigitsOptions(ColoringOptions):
     """``ncm data digits``."""
 
-    test_fraction: float = option(
-        0.3, least=0, most=1, group="Protocol", help="Share of the 1,797 digits in the test domain."
-    )
+    test_fraction: float = _share(0.3, help="Share of the 1,797 digits in the test domain.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColoredMnistOptions(ColoringOptions):
     """``ncm data colored-mnist``."""
 
-    pairs: int = option(256, least=0, help=_PAIRS)
-    holdout_pairs: int = option(128, least=0, help=_HOLDOUT)
-    oracle_pairs: int = option(500, least=0, help=_ORACLE)
-    mnist: Path | None = option(
-        None, role="input", metavar="DIR", help="Folder with MNIST's four IDX files, gzipped or not."
-    )
+    pairs: int = _count(256, help=_PAIRS)
+    holdout_pairs: int = _count(128, help=_HOLDOUT)
+    oracle_pairs: int = _count(500, help=_ORACLE)
+    mnist: Path | None = _folder(help="Folder with MNIST's four IDX files, gzipped or not.")
     download: bool = option(False, help="Without --mnist: download MNIST by torchvision, beside the output.")
     size: int = option(28, help="Side of the images: 28, or 14 (means of 2 × 2 pixels).")
     packed: bool = option(
-        False,
-        help="Write pixels.npy (red and green), for ncm embed --from-array, in place of images.",
+        False, help="Write pixels.npy (red and green), for ncm embed --from-array, in place of images."
     )
     train_digits: int = option(
         50000, least=1, group="Protocol", help="Digits in the training domains, validation included."
@@ -106,20 +95,13 @@ class ColoredMnistOptions(ColoringOptions):
 class WaterbirdsCfOptions:
     """``ncm data waterbirds-cf``."""
 
-    waterbirds: Path = argument(
-        role="input", metavar="DIR", help="The Waterbirds or Waterbirds-CF folder, with metadata.csv."
+    waterbirds: Path = _source(help="The Waterbirds or Waterbirds-CF folder, with metadata.csv.")
+    output: Path = _output(help=_OUTPUT)
+    cub: Path | None = _folder(
+        help="CUB: segmentations cut the birds out; with its images folder, birds are taken from there."
     )
-    output: Path = option(flags=("-o",), role="output", metavar="DIR", help=_OUTPUT)
-    cub: Path | None = option(
-        None,
-        role="input",
-        metavar="DIR",
-        help="CUB: segmentations cut the birds out; with its images folder, birds are taken from there.",
-    )
-    places: Path | None = option(
-        None, role="input", metavar="DIR", help="Places: the folder with b/bamboo_forest, o/ocean and so on."
-    )
-    seed: int = option(0, least=0, help="Seed of which birds are drawn, and of their backgrounds.")
+    places: Path | None = _folder(help="Places: the folder with b/bamboo_forest, o/ocean and so on.")
+    seed: int = _count(0, help="Seed of which birds are drawn, and of their backgrounds.")
     landbirds: int = option(184, least=0, group="Counterfactuals", help="Landbirds to put on water.")
     waterbirds_count: int = option(56, least=0, group="Counterfactuals", help="Waterbirds to put on land.")
 
@@ -133,11 +115,9 @@ class WaterbirdsCfOptions:
 class PacsOptions:
     """``ncm data pacs``."""
 
-    pacs: Path = argument(role="input", metavar="DIR", help="The PACS folder: domain/class/file.")
-    output: Path = option(
-        flags=("-o",), role="output", metavar="DIR", help="Folder to make, with manifest.csv."
-    )
-    seed: int = option(0, least=0, help="Seed of the splits.")
+    pacs: Path = _source(help="The PACS folder: domain/class/file.")
+    output: Path = _output(help="Folder to make, with manifest.csv.")
+    seed: int = _count(0, help="Seed of the splits.")
     val_fraction: float = option(
         0.2, above=0, below=1, help="Share of each class of each domain for validation."
     )
@@ -150,10 +130,8 @@ class PacsOptions:
 class FolderOptions:
     """``ncm data folder``."""
 
-    source: Path = argument(role="input", metavar="DIR", help="The folder of images.")
-    output: Path = option(
-        flags=("-o",), role="output", metavar="DIR", help="Folder to make, with manifest.csv."
-    )
+    source: Path = _source(help="The folder of images.")
+    output: Path = _output(help="Folder to make, with manifest.csv.")
     layout: str = option(
         "label", parse=parse_layout, help="What the levels of the folder mean: label, domain/label ..."
     )
@@ -180,7 +158,7 @@ class FolderOptions:
         help="Instead of shares: a table with the layout's columns and one column a split, of numbers of "
         "images. What is left of a group becomes split pool; groups that it doesn't name are left out.",
     )
-    seed: int = option(0, least=0, help="Seed of the splits.")
+    seed: int = _count(0, help="Seed of the splits.")
 
     def refusals(self) -> Iterator[UsageError]:
         """Why these options can't be used together."""
@@ -219,13 +197,10 @@ def parse_scales(text: str) -> tuple[float, ...]:
 class SyntheticOptions:
     """The paper's linear generator: invariant and spurious latents, mixed by an orthonormal map."""
 
-    output: Path = option(
-        flags=("-o",),
-        role="output",
-        metavar="DIR",
-        help="Folder to make: features.h5, oracle.h5, clean.h5 and a noisy-LEVEL.h5 for each noise level.",
+    output: Path = _output(
+        help="Folder to make: features.h5, oracle.h5, clean.h5 and a noisy-LEVEL.h5 for each noise level."
     )
-    seed: int = option(0, least=0, help="Seed of the map, the labels' weights, the rows and the noise.")
+    seed: int = _count(0, help="Seed of the map, the labels' weights, the rows and the noise.")
     noise: str = option(
         "0.1",
         metavar="LEVELS",
@@ -234,28 +209,21 @@ class SyntheticOptions:
         "smallest spurious singular value, σ_|I|.",
     )
 
-    dim: int = option(100, group=_MODEL, help="Dimensions of the features.")
-    spurious: int = option(20, group=_MODEL, help="Spurious dimensions, |I|.")
-    scales: str = option(
+    dim: int = _model(100, help="Dimensions of the features.")
+    spurious: int = _model(20, help="Spurious dimensions, |I|.")
+    scales: str = _model(
         "0.1,0.2",
-        group=_MODEL,
         metavar="S,S",
         parse=parse_scales,
         help="Standard deviation of the spurious latents in each training domain.",
     )
-    test_scale: float = option(10.0, above=0, group=_MODEL, help="The same in the test domain.")
+    test_scale: float = _model(10.0, above=0, help="The same in the test domain.")
 
-    rows: int = option(
-        1000, least=1, group=_SIZES, help="Training rows of each training domain; the oracle has as many."
-    )
-    val_rows: int = option(250, least=1, group=_SIZES, help="Validation rows of each training domain.")
-    test_rows: int = option(
-        2000, least=1, group=_SIZES, help="Test rows; each has a twin in a training domain."
-    )
-    pairs: int = option(100, least=1, group=_SIZES, help="Pairs to learn from, across two training domains.")
-    holdout_pairs: int = option(
-        50, least=0, group=_SIZES, help="Further pairs, held out for choosing the rank."
-    )
+    rows: int = _size(1000, help="Training rows of each training domain; the oracle has as many.")
+    val_rows: int = _size(250, help="Validation rows of each training domain.")
+    test_rows: int = _size(2000, help="Test rows; each has a twin in a training domain.")
+    pairs: int = _size(100, help="Pairs to learn from, across two training domains.")
+    holdout_pairs: int = _size(50, least=0, help="Further pairs, held out for choosing the rank.")
 
     def refusals(self) -> Iterator[UsageError]:
         """Why these options can't be used together."""

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.datasets.base import Contents
 from ncm_cli.datasets.options import SyntheticOptions
 from ncm_cli.options import as_json, parse_numbers
 from ncm_cli.probes.projection import FEATURE_EPS, Array
@@ -83,7 +82,7 @@ class Part:
     features: NDArray[np.float32]
 
 
-def build(options: SyntheticOptions, folder: Path, reporter: Reporter) -> Contents:
+def build(options: SyntheticOptions, folder: Path, reporter: Reporter) -> dict[str, Any]:
     """Write features.h5, oracle.h5, clean.h5 and a noisy store for each level.
 
     ``split`` is train, val, test, ``twin`` (of the test rows, in a training domain) or ``oracle`` (training
@@ -133,9 +132,9 @@ def build(options: SyntheticOptions, folder: Path, reporter: Reporter) -> Conten
         write_pairs(folder / f"noisy-{level:g}.h5", noisy)
         norm = noisy.diagnostics["epsilon_norm"]
         reporter.detail(f"noisy-{level:g}.h5: spectral norm of the noise {norm:.4g}")
-    table: list[tuple[object, ...]] = [(part.split, part.domain, len(part.ids)) for part in parts]
-    facts = {"rows": sum(len(part.ids) for part in parts), "pairs": options.pairs}
-    return Contents(facts, "rows", ("split", "domain", "n"), table)
+    counts = [{"split": part.split, "domain": part.domain, "n": len(part.ids)} for part in parts]
+    total = sum(len(part.ids) for part in parts)
+    return {"rows": total, "pairs": options.pairs, "counts": {"rows": counts}}
 
 
 def _encoder(options: SyntheticOptions) -> dict[str, Any]:

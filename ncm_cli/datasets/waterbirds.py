@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from ncm_cli.datasets.base import SUFFIXES, Contents, absolute
+from ncm_cli.datasets.base import SUFFIXES, absolute
 from ncm_cli.datasets.options import WaterbirdsCfOptions
 from ncm_cli.errors import InputError, UsageError, listing, nearest
 from ncm_cli.progress import Reporter
@@ -152,7 +153,7 @@ def twins(birds: Sequence[Bird], path: Path) -> list[tuple[str, str]]:
     return [(original.file, twin.file) for original, twin in pairs]
 
 
-def build(options: WaterbirdsCfOptions, folder: Path, reporter: Reporter) -> Contents:
+def build(options: WaterbirdsCfOptions, folder: Path, reporter: Reporter) -> dict[str, Any]:
     """Write manifest.csv and, unless the folder is plain Waterbirds, pairs.csv and the new images.
 
     With ``cub`` and ``places`` counterfactuals are made; a ``cf`` column in metadata.csv is used as it is;
@@ -192,9 +193,11 @@ def build(options: WaterbirdsCfOptions, folder: Path, reporter: Reporter) -> Con
         published = " / ".join(str(n) for n in PUBLISHED.values())
         names = ", ".join(f"{label} on {place}" for label, place in PUBLISHED)
         reporter.warn(f"training groups {have}, published {published} ({names})")
-    table: list[tuple[object, ...]] = [(*group, counts[group], n) for group, n in PUBLISHED.items()]
-    facts = {"rows": len(rows), "pairs": len(pairs)}
-    return Contents(facts, "training groups", ("label", "place", "rows", "published"), table)
+    groups = [
+        {"label": label, "place": place, "rows": counts[label, place], "published": n}
+        for (label, place), n in PUBLISHED.items()
+    ]
+    return {"rows": len(rows), "pairs": len(pairs), "counts": {"training groups": groups}}
 
 
 def _counterfactuals(

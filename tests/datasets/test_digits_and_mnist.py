@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from ncm_cli.datasets import colored
-from ncm_cli.datasets.base import Built, data
+from ncm_cli.datasets.base import data
 from ncm_cli.datasets.colored import plan, read_idx
 from ncm_cli.datasets.options import ColoredMnistOptions, DigitsOptions
 from ncm_cli.errors import InputError, UsageError
@@ -25,10 +25,12 @@ def _rows(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-def _build(tmp_path: Path, **options: Any) -> tuple[Built, dict[str, dict[str, str]], list[dict[str, str]]]:
+def _build(
+    tmp_path: Path, **options: Any
+) -> tuple[dict[str, Any], dict[str, dict[str, str]], list[dict[str, str]]]:
     built = data(DigitsOptions(output=tmp_path / "data", **options))
-    rows = {row["id"]: row for row in _rows(built.files["manifest"])}
-    return built, rows, _rows(built.files["pairs"])
+    rows = {row["id"]: row for row in _rows(Path(built["files"]["manifest"]))}
+    return built, rows, _rows(Path(built["files"]["pairs"]))
 
 
 def _pixels(folder: Path, row: dict[str, str]) -> np.ndarray[Any, Any]:
@@ -64,7 +66,7 @@ def test_twins_are_the_same_digit_in_the_other_colour(tmp_path: Path) -> None:
         a, b = rows[pair["id_a"]], rows[pair["id_b"]]
         assert (a["label"], a["digit"]) == (b["label"], b["digit"])
         assert a["color"] != b["color"]
-        left, right = _pixels(built.output, a), _pixels(built.output, b)
+        left, right = _pixels(Path(built["output"]), a), _pixels(Path(built["output"]), b)
         assert np.array_equal(left[..., 0], right[..., 1])
         assert np.array_equal(left[..., 1], right[..., 0])
         assert left.any()
@@ -96,8 +98,8 @@ def test_wrong_pairs_match_another_digit_image(tmp_path: Path) -> None:
     assert sum(pair["holdout"] == "0" for pair in wrong) == 10
     assert sum(pair["holdout"] == "1" for pair in wrong) == 5
     for pair in pairs:
-        left = _pixels(built.output, rows[pair["id_a"]]).sum(axis=2)
-        right = _pixels(built.output, rows[pair["id_b"]]).sum(axis=2)
+        left = _pixels(Path(built["output"]), rows[pair["id_a"]]).sum(axis=2)
+        right = _pixels(Path(built["output"]), rows[pair["id_b"]]).sum(axis=2)
         assert np.array_equal(left, right) == (pair["wrong"] == "0")
 
 
@@ -183,23 +185,23 @@ def test_images_and_packed_pixels_agree(
 ) -> None:
     gray = _fake_mnist(tmp_path / inner, zipped=zipped, joint=joint)
     built = data(_mnist_options(tmp_path, size=size))
-    rows = _rows(built.files["manifest"])
-    images = np.stack([_pixels(built.output, row) for row in rows])
+    rows = _rows(Path(built["files"]["manifest"]))
+    images = np.stack([_pixels(Path(built["output"]), row) for row in rows])
     options = dataclasses.replace(
         _mnist_options(tmp_path, size=size, packed=True), output=tmp_path / "packed"
     )
     packed = data(options)
-    array = np.load(packed.files["pixels"], allow_pickle=False)
+    array = np.load(Path(packed["files"]["pixels"]), allow_pickle=False)
     assert array.shape == (len(rows), 2 * size * size)
     assert array.dtype == np.float32
     assert np.allclose(array, images[..., :2].reshape(len(rows), -1) / 255, atol=1e-7)
     same = [{k: v for k, v in row.items() if k != "path"} for row in rows]
-    assert _rows(packed.files["manifest"]) == same
+    assert _rows(Path(packed["files"]["manifest"])) == same
     first = next(row for row in rows if row["split"] == "train")
     source = gray[int(first["id"].split("-")[1])].astype(float)
     if size == 14:
         source = np.round(source.reshape(14, 2, 14, 2).mean(axis=(1, 3)))
-    assert np.array_equal(_pixels(built.output, first).sum(axis=2), source)
+    assert np.array_equal(_pixels(Path(built["output"]), first).sum(axis=2), source)
 
 
 def _break(tmp_path: Path, how: str) -> None:
@@ -283,7 +285,7 @@ def test_real_mnist_is_read(tmp_path: Path, mnist_dir: Path) -> None:
         holdout_pairs=10,
     )
     built = data(options)
-    rows = _rows(built.files["manifest"])
+    rows = _rows(Path(built["files"]["manifest"]))
     assert sum(row["split"] == "test" for row in rows) == 200
     # The digit five is the first training image of MNIST.
     images, labels = colored.read_split(mnist_dir, "train")

@@ -14,7 +14,7 @@ from PIL import Image
 
 from ncm_cli.datasets import image_folder
 from ncm_cli.datasets import waterbirds as waterbirds_cf
-from ncm_cli.datasets.base import Built, data
+from ncm_cli.datasets.base import data
 from ncm_cli.datasets.options import PacsOptions, WaterbirdsCfOptions
 from ncm_cli.datasets.waterbirds import cover, paste
 from ncm_cli.errors import InputError, UsageError
@@ -89,7 +89,7 @@ def birds(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _build(folder: Path, heard: Reporter | None = None, **options: Any) -> Built:
+def _build(folder: Path, heard: Reporter | None = None, **options: Any) -> dict[str, Any]:
     given: dict[str, Any] = {
         "waterbirds": folder / "waterbirds",
         "output": folder / "out",
@@ -108,8 +108,8 @@ def _pixels(file: Path) -> np.ndarray[Any, Any]:
 
 def test_counterfactuals_differ_outside_the_mask_only(birds: Path) -> None:
     built = _build(birds)
-    rows = {row["id"]: row for row in _read(built.files["manifest"])}
-    pairs = _read(built.files["pairs"])
+    rows = {row["id"]: row for row in _read(Path(built["files"]["manifest"]))}
+    pairs = _read(Path(built["files"]["pairs"]))
     assert len(pairs) == 5
     for pair in pairs:
         original, twin = rows[pair["id_a"]], rows[pair["id_b"]]
@@ -118,7 +118,7 @@ def test_counterfactuals_differ_outside_the_mask_only(birds: Path) -> None:
         assert {original["place"], twin["place"]} == {"land", "water"}
         assert original["split"] == twin["split"] == "train"
         a = _pixels(Path(original["path"]))
-        b = _pixels(built.output / twin["path"])
+        b = _pixels(Path(built["output"]) / twin["path"])
         assert a.shape == b.shape
         mask = _pixels((birds / "cub/segmentations" / pair["id_a"]).with_suffix(".png"))[..., 0] > 0
         # Inside, away from the edge where JPEG's blocks mix both sides, the bird is the same.
@@ -131,7 +131,7 @@ def test_counterfactuals_differ_outside_the_mask_only(birds: Path) -> None:
 def test_groups_are_counted_and_the_rest_is_unchanged(birds: Path) -> None:
     heard = Heard()
     built = _build(birds, heard)
-    rows = _read(built.files["manifest"])
+    rows = _read(Path(built["files"]["manifest"]))
     counts = Counter((row["label"], row["place"]) for row in rows if row["split"] == "train")
     assert counts == {
         ("landbird", "land"): 12,
@@ -145,7 +145,7 @@ def test_groups_are_counted_and_the_rest_is_unchanged(birds: Path) -> None:
         "training groups 12 / 3 / 2 / 8, published 3498 / 184 / 56 / 1057 "
         "(landbird on land, landbird on water, waterbird on land, waterbird on water)"
     ]
-    assert built.to_json()["counts"]["training groups"][0] == {
+    assert built["counts"]["training groups"][0] == {
         "label": "landbird",
         "place": "land",
         "rows": 12,
@@ -166,9 +166,9 @@ def test_backgrounds_are_used_once_and_not_those_of_waterbirds(birds: Path) -> N
 
 
 def test_the_seed_decides(birds: Path) -> None:
-    one = _read(_build(birds, output=birds / "a").files["pairs"])
-    two = _read(_build(birds, output=birds / "b").files["pairs"])
-    other = _read(_build(birds, output=birds / "c", seed=1).files["pairs"])
+    one = _read(Path(_build(birds, output=birds / "a")["files"]["pairs"]))
+    two = _read(Path(_build(birds, output=birds / "b")["files"]["pairs"]))
+    other = _read(Path(_build(birds, output=birds / "c", seed=1)["files"]["pairs"]))
     assert one == two
     assert one != other
 
@@ -181,8 +181,8 @@ def test_birds_come_from_cub_where_it_has_them(birds: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (size[1], size[0]), (255, 0, 255)).save(file)
     built = _build(birds)
-    twin = _read(built.files["manifest"])[-1]
-    pixel = _pixels(built.output / twin["path"])[30, 35]
+    twin = _read(Path(built["files"]["manifest"]))[-1]
+    pixel = _pixels(Path(built["output"]) / twin["path"])[30, 35]
     assert np.abs(pixel - [255, 0, 255]).max() < JPEG_ERROR
 
 
@@ -268,9 +268,9 @@ def test_too_many_are_asked_for(birds: Path) -> None:
 
 def test_plain_waterbirds_is_a_manifest(birds: Path) -> None:
     built = _build(birds, cub=None, places=None)
-    rows = _read(built.files["manifest"])
+    rows = _read(Path(built["files"]["manifest"]))
     assert len(rows) == 33
-    assert "pairs" not in built.files
+    assert "pairs" not in built["files"]
     assert {row["label"] for row in rows} == {"landbird", "waterbird"}
 
 
@@ -278,7 +278,7 @@ def test_c30_other_names_of_the_columns(birds: Path) -> None:
     file = birds / "waterbirds" / "metadata.csv"
     rows = [[row[name] for name in COLUMNS] for row in _read(file)]
     _write(file, ("img_id", "filename", "y", "split", "a", "place_filename"), rows)
-    assert len(_read(_build(birds).files["pairs"])) == 5
+    assert len(_read(Path(_build(birds)["files"]["pairs"]))) == 5
 
 
 def test_metadata_is_read_as_every_table_is(birds: Path) -> None:
@@ -288,8 +288,8 @@ def test_metadata_is_read_as_every_table_is(birds: Path) -> None:
     lines = file.read_text(encoding="utf-8").splitlines()
     indexed = [f"{i - 1 if i else ''},{line}".replace(",", ";") for i, line in enumerate(lines)]
     file.write_text("\r\n".join(["sep=;", *indexed]), encoding="utf-8-sig", newline="")
-    manifest = _read(before.files["manifest"])
-    assert _read(_build(birds).files["manifest"]) == manifest
+    manifest = _read(Path(before["files"]["manifest"]))
+    assert _read(Path(_build(birds)["files"]["manifest"])) == manifest
     file.write_text("\n".join([*lines[:4], lines[4] + ",extra"]), encoding="utf-8")
     with pytest.raises(InputError, match="row 4 has 7 fields where the header has 6"):
         _build(birds)
@@ -310,8 +310,8 @@ def test_an_existing_cf_column_names_the_pairs(birds: Path, how: str) -> None:
     _write(file, (*COLUMNS, "cf"), [[row.get(name, "-1") for name in (*COLUMNS, "cf")] for row in rows])
     built = _build(birds, cub=None, places=None)
     expected = {(a["img_filename"], b["img_filename"]) for a, b in zip(originals, twins, strict=True)}
-    assert {(pair["id_a"], pair["id_b"]) for pair in _read(built.files["pairs"])} == expected
-    manifest = {row["id"]: row for row in _read(built.files["manifest"])}
+    assert {(pair["id_a"], pair["id_b"]) for pair in _read(Path(built["files"]["pairs"]))} == expected
+    manifest = {row["id"]: row for row in _read(Path(built["files"]["manifest"]))}
     assert {manifest[b]["split"] for _, b in expected} == {"train"}
     assert {manifest[b]["cf"] for _, b in expected} == {"yes"}
     with pytest.raises(UsageError, match="has counterfactuals already"):
@@ -370,7 +370,7 @@ def test_pacs_splits_each_class_of_each_domain(tmp_path: Path) -> None:
     heard = Heard()
     root = _fake_pacs(tmp_path / "PACS")
     built = data(PacsOptions(pacs=root, output=tmp_path / "out"), reporter=heard)
-    rows = _read(built.files["manifest"])
+    rows = _read(Path(built["files"]["manifest"]))
     assert len(rows) == len({row["id"] for row in rows}) == 40
     counts = Counter((row["domain"], row["label"], row["split"]) for row in rows)
     assert set(counts.values()) == {8, 2}
@@ -379,8 +379,8 @@ def test_pacs_splits_each_class_of_each_domain(tmp_path: Path) -> None:
     assert "photo 20 of 1,670" in heard.warnings[0]
     again = data(PacsOptions(pacs=root, output=tmp_path / "again"), reporter=heard)
     other = data(PacsOptions(pacs=root, output=tmp_path / "other", seed=1), reporter=heard)
-    assert _read(again.files["manifest"]) == rows
-    assert _read(other.files["manifest"]) != rows
+    assert _read(Path(again["files"]["manifest"])) == rows
+    assert _read(Path(other["files"]["manifest"])) != rows
 
 
 def test_pacs_of_the_published_size_is_not_warned_about(
@@ -394,7 +394,7 @@ def test_pacs_of_the_published_size_is_not_warned_about(
 
 def test_pacs_limit(tmp_path: Path) -> None:
     options = PacsOptions(pacs=_fake_pacs(tmp_path / "PACS"), output=tmp_path / "out", limit=5)
-    rows = _read(data(options, reporter=Heard()).files["manifest"])
+    rows = _read(Path(data(options, reporter=Heard())["files"]["manifest"]))
     assert set(Counter((row["domain"], row["label"]) for row in rows).values()) == {5}
 
 
@@ -408,6 +408,6 @@ def test_pacs_without_images(tmp_path: Path) -> None:
 
 def test_the_sample_of_pacs(tmp_path: Path, pacs_dir: Path) -> None:
     built = data(PacsOptions(pacs=pacs_dir, output=tmp_path / "out"), reporter=Heard())
-    rows = _read(built.files["manifest"])
+    rows = _read(Path(built["files"]["manifest"]))
     assert len(rows) == 2780
     assert {row["domain"] for row in rows} == {"art_painting", "cartoon", "photo", "sketch"}
