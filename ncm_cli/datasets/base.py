@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os.path
-import tempfile
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -17,6 +17,8 @@ from ncm_cli.options import as_json, check
 from ncm_cli.probes.projection import blas_threads
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.registry import builder_of
+from ncm_cli.store.files import writer_lock
+from ncm_cli.store.journal import journal_folder
 
 MARKER = "dataset.json"
 """Says that a folder is a builder's, so that the builder may replace it."""
@@ -48,28 +50,36 @@ def data(options: Any, *, reporter: Reporter = SILENT) -> dict[str, Any]:
 
 @contextmanager
 def _complete(output: Path, builder: str, options: dict[str, Any]) -> Iterator[Path]:
-    """A new folder that becomes ``output`` when the block ends without an error."""
-    _refuse_foreign(output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        prefix=f".{output.name}.", suffix=".partial", dir=output.parent, ignore_cleanup_errors=True
-    ) as around:
-        made = Path(around, "new")
-        made.mkdir()
-        yield made
-        header = {
-            "ncm_format": FORMAT,
-            "ncm_format_version": FORMAT_VERSION,
-            "ncm_version": __version__,
-            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "builder": builder,
-            "options": options,
-            "entries": sorted(path.name for path in made.iterdir()),
-        }
-        (made / MARKER).write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
-        if output.exists():
-            output.rename(Path(around, "old"))
-        made.rename(output)
+    """A new folder that becomes ``output`` when the block ends without an error.
+
+    One builder of ``output`` at a time; what a killed one left is removed.
+    """
+    output = Path(os.path.realpath(output))
+    if Path.cwd().is_relative_to(output):
+        raise InputError("the output is the folder that you are in", where=output, fix="another --output")
+    around = journal_folder(output)
+    with writer_lock(around.with_name(f"{output.name}.partial")):
+        _refuse_foreign(output)
+        shutil.rmtree(around, ignore_errors=True)
+        try:
+            made = around / "new"
+            made.mkdir(parents=True)
+            yield made
+            header = {
+                "ncm_format": FORMAT,
+                "ncm_format_version": FORMAT_VERSION,
+                "ncm_version": __version__,
+                "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                "builder": builder,
+                "options": options,
+                "entries": sorted(path.name for path in made.iterdir()),
+            }
+            (made / MARKER).write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
+            if output.exists():
+                output.rename(around / "old")
+            made.rename(output)
+        finally:
+            shutil.rmtree(around, ignore_errors=True)
 
 
 def _refuse_foreign(output: Path) -> None:

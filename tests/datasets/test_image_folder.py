@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 import os
+import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from ncm_cli.datasets.options import FolderOptions
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.main import run
 from ncm_cli.progress import Reporter
+from ncm_cli.store.files import writer_lock
 
 
 class Heard(Reporter):
@@ -274,3 +278,39 @@ def test_names_of_classes_that_look_alike_are_warned_of(tmp_path: Path, other: s
     assert "values of column 'label' that differ only in case, blanks or Unicode form" in warning
     assert "polar bear" in warning
     assert _warnings(root, layout="label", where=f"label!={other}") == []
+
+
+KILLED = """
+import os, signal, sys
+from ncm_cli.datasets import image_folder
+from ncm_cli.main import run
+image_folder.write_csv = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+run(["data", "folder", *sys.argv[1:]])
+"""
+
+
+def test_what_a_killed_builder_left_is_removed(photos: Path) -> None:
+    options = _options(photos)
+    command = ["photos", "--layout", "domain/label", "-o", "data"]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *command], cwd=photos.parent, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    left = {path.name for path in photos.parent.iterdir()}
+    assert left == {"photos", ".data.partial", ".data.partial.lock"}
+    assert len(_rows(options)) == 40
+    assert {path.name for path in photos.parent.iterdir()} == {"photos", "data"}
+
+
+def test_one_builder_at_a_time(photos: Path) -> None:
+    with (
+        writer_lock(photos.parent / "data.partial"),
+        pytest.raises(InputError, match="another process is writing this output"),
+    ):
+        data(_options(photos))
+
+
+def test_the_current_folder_is_no_output(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (photos.parent / "empty").mkdir()
+    monkeypatch.chdir(photos.parent / "empty")
+    with pytest.raises(InputError, match="the output is the folder that you are in"):
+        data(_options(photos, output=Path()))
+    assert {path.name for path in photos.parent.iterdir()} == {"photos", "empty"}
