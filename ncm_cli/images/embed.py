@@ -18,30 +18,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ncm_cli.errors import InputError, MismatchError, listing
-from ncm_cli.images.arrays import ArraySource, open_array
-from ncm_cli.images.encoder import Encoder, EncoderRequest, load_encoder, request_key
+from ncm_cli.images.encoder import Encoder, EncoderRequest, load_encoder, request_key, unit_rows
 from ncm_cli.images.manifest import Manifest, read_source
 from ncm_cli.images.options import EmbedOptions, parse_batch_size, parse_intensity_range, parse_workers
-from ncm_cli.images.rows import (
-    OLD,
-    OTHER,
-    RowPlan,
-    Tally,
-    gathered,
-    is_unfinished,
-    make_features,
-    none_decodes,
-    open_journal,
-)
+from ncm_cli.images.rows import OLD, OTHER, RowPlan, Tally, gathered, make_features, none_decodes, unstorable
 from ncm_cli.options import as_json, check, refuse_replacing
 from ncm_cli.progress import SILENT, Reporter, Task
 from ncm_cli.store.columns import FailedRow, Files
 from ncm_cli.store.digests import canonical_json, differing_fields
 from ncm_cli.store.features import FeatureStore, write_features
 from ncm_cli.store.files import remove_leftovers, sha256_file, writer_lock
+from ncm_cli.store.journal import Journal, journal_folder, remove_journal
 
 if TYPE_CHECKING:
-    from ncm_cli.store.journal import Journal
+    from ncm_cli.images.arrays import ArraySource
+
+_FAULTS = ("aren't finite", "are zero and can't be scaled to unit length", "are too large for float16")
 
 _TELLING = ("kind", "model", "precision", "normalize", "view", "intensity_range")
 """Fields of a request that can't differ between two requests for the same features."""
@@ -126,6 +118,8 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
     with writer_lock(output), contextlib.ExitStack() as stack:
         remove_leftovers(output)
         if options.from_array is not None:
+            from ncm_cli.images.arrays import open_array
+
             made = _from_array(options, open_array(options.from_array), manifest, reporter)
         else:
             made = _ImageRun(options, manifest, verify, reporter, stack).run()
@@ -144,14 +138,6 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
         )
 
 
-def encoder_request(options: EmbedOptions) -> EncoderRequest:
-    """What the options ask of the encoder."""
-    span = options.intensity_range
-    names = ("model", "pretrained", "precision", "normalize", "random_init", "augment", "seed")
-    asked = {name: getattr(options, name) for name in names}
-    return EncoderRequest(**asked, intensity_range=parse_intensity_range(span) if span else None)
-
-
 @dataclass
 class _ImageRun:
     """One run over images: what is there, what is missing, making it, and writing the store."""
@@ -164,19 +150,51 @@ class _ImageRun:
     encoder: Encoder | None = None
 
     def __post_init__(self) -> None:
-        self.request = encoder_request(self.options)
+        options, span = self.options, self.options.intensity_range
+        names = {field.name for field in dataclasses.fields(EncoderRequest)}
+        asked = {name: value for name, value in vars(options).items() if name in names}
+        asked["intensity_range"] = parse_intensity_range(span) if span else None
+        self.request = EncoderRequest(**asked)
         self.key = json.loads(canonical_json(request_key(self.request)))
-        self.old = None if self.options.fresh else self._opened(open_old(self.options, self.key))
-        self.other = self._opened(open_reuse(self.options))
+        self.old = None if options.fresh or not options.output.exists() else self._open_old(options.output)
+        self.other = None if options.reuse is None else self._open_reuse(options.reuse)
 
-    def _opened(self, store: FeatureStore | None) -> FeatureStore | None:
-        return None if store is None else self.stack.enter_context(store)
+    def _opened(self, path: Path, what: str) -> FeatureStore:
+        try:
+            return self.stack.enter_context(FeatureStore.open(path))
+        except InputError as error:
+            found = "; ".join([error.what, *(text for label, text in error.lines() if label == "found")])
+            fix = "name another file, delete it, or replace it with --fresh"
+            raise InputError(what, where=path, found=found, fix=fix) from error
+
+    def _open_old(self, path: Path) -> FeatureStore:
+        """The store that is to be brought up to date.
+
+        Settings that can be compared without loading a model are compared here, so that a wrong model name
+        costs no download.
+        """
+        store = self._opened(
+            path, "the output is there and isn't a feature store that can be brought up to date"
+        )
+        there = store.request.get("encoder") or {"kind": store.encoder.get("kind")}
+        told = [{name: asked[name] for name in _TELLING if name in asked} for asked in (there, self.key)]
+        require_same(path, {"dtype": store.dtype} | told[0], {"dtype": self.options.dtype} | told[1])
+        return store
+
+    def _open_reuse(self, path: Path) -> FeatureStore:
+        """The store named by ``--reuse``; float16 rows can't become float32 ones again."""
+        store = self._opened(path, "--reuse names something else than a feature store")
+        narrow = (store.dtype, self.options.dtype) == ("float16", "float32")
+        if store.files is None or narrow:
+            problem = "float16 rows, where float32 is asked for" if narrow else "no image files"
+            raise MismatchError("the rows can't be reused", where=path, found=problem)
+        return store
 
     def run(self) -> dict[str, Any]:
         """Bring the store up to date; what the report says of it."""
         assert self.manifest.files is not None
         # An unfinished run of other settings is refused before a model is loaded.
-        journal = self._journal() if is_unfinished(self.options.output) else None
+        journal = self._journal() if journal_folder(self.options.output).exists() else None
         self.description = self._describe()
         plan = RowPlan(self.manifest.ids, self.manifest.files)
         if self.old is not None:
@@ -204,8 +222,15 @@ class _ImageRun:
         }
 
     def _journal(self) -> Journal:
+        """The finished rows of an interrupted run; a journal that stays empty is removed again."""
+        output = self.options.output
+        log = journal_folder(output) / "rows.log"
+        if not (log.exists() and log.stat().st_size):
+            remove_journal(output)
         key = {"encoder": self.key}  # the type on disk plays no part in float32 rows
-        return self.stack.enter_context(open_journal(self.options.output, key, fresh=self.options.fresh))
+        journal = self.stack.enter_context(Journal.open(output, key, replace=self.options.fresh))
+        self.stack.callback(lambda: None if journal.rows else journal.discard())
+        return journal
 
     def _made_by_us(self, store: FeatureStore | None) -> bool:
         """Whether the very same request made a store: its rows are then valid without a look at the model."""
@@ -230,10 +255,11 @@ class _ImageRun:
         """Whether all that is missing had failed before and still doesn't decode."""
         failed_before = {row.id for row in self.old.failed} if self.old is not None else set()
         pending = plan.pending()
-        if self.encoder is not None or not all(plan.ids[row] in failed_before for row in pending):
+        if self.encoder is not None or not all(plan.files[row].id in failed_before for row in pending):
             return False
         ranged = self.request.intensity_range is not None
-        return none_decodes(plan.jobs(pending), tally, parse_workers(self.options.workers), ranged=ranged)
+        files = [plan.files[row] for row in pending]
+        return none_decodes(files, tally, parse_workers(self.options.workers), ranged=ranged)
 
     def _make(self, plan: RowPlan, journal: Journal) -> Tally:
         encoder, rows = self._load(), plan.pending()
@@ -253,8 +279,9 @@ class _ImageRun:
 
     def _write(self, plan: RowPlan, journal: Journal | None, tally: Tally) -> bool:
         """Write the store; False where it would hold what it already holds."""
-        rows = [row for row in range(len(self.manifest)) if row not in tally.failed]
-        failed = tuple(tally.failed[row] for row in sorted(tally.failed))
+        ids = self.manifest.ids
+        rows = [row for row, id in enumerate(ids) if id not in tally.failed]
+        failed = tuple(tally.failed[id] for id in ids if id in tally.failed)
         if not rows:
             raise InputError(
                 f"none of the {len(failed)} images could be embedded",
@@ -262,7 +289,8 @@ class _ImageRun:
                 found=listing(f"{row.id}: {row.reason}" for row in failed),
                 fix=tally.range_advice() or "mend the images or the paths, and run the same command again",
             )
-        files = plan.files(rows)
+        _, path, size, mtime_ns, sha256 = zip(*(plan.files[row] for row in rows), strict=True)
+        files = Files(path, np.array(size, np.int64), np.array(mtime_ns, np.int64), sha256)
         if self._made_by_us(self.old) and self._is_unchanged(plan, rows, files, failed):
             os.utime(self.options.output)  # make knows what is up to date by its time alone
             return False
@@ -329,47 +357,6 @@ def require_same(path: Path, there: dict[str, Any], asked: dict[str, Any]) -> No
         )
 
 
-def open_old(options: EmbedOptions, key: dict[str, Any]) -> FeatureStore | None:
-    """The store that is to be brought up to date, if there is one.
-
-    Settings that can be compared without loading a model are compared here, so that a wrong model name
-    costs no download.
-    """
-    path = options.output
-    if not path.exists():
-        return None
-    store = _open(path, "the output is there and isn't a feature store that can be brought up to date")
-    with contextlib.ExitStack() as stack:
-        stack.push(store)
-        there = store.request.get("encoder") or {"kind": store.encoder.get("kind")}
-        told = [{name: asked[name] for name in _TELLING if name in asked} for asked in (there, key)]
-        require_same(path, {"dtype": store.dtype} | told[0], {"dtype": options.dtype} | told[1])
-        stack.pop_all()
-    return store
-
-
-def open_reuse(options: EmbedOptions) -> FeatureStore | None:
-    """The store named by ``--reuse``, if any; float16 rows can't become float32 ones again."""
-    if options.reuse is None:
-        return None
-    store = _open(options.reuse, "--reuse names something else than a feature store")
-    narrow = (store.dtype, options.dtype) == ("float16", "float32")
-    if store.files is None or narrow:
-        problem = "float16 rows, where float32 is asked for" if narrow else "no image files"
-        store.close()
-        raise MismatchError("the rows can't be reused", where=options.reuse, found=problem)
-    return store
-
-
-def _open(path: Path, what: str) -> FeatureStore:
-    try:
-        return FeatureStore.open(path)
-    except InputError as error:
-        found = "; ".join([error.what, *(text for label, text in error.lines() if label == "found")])
-        fix = "name another file, delete it, or replace it with --fresh"
-        raise InputError(what, where=path, found=found, fix=fix) from error
-
-
 def _from_array(
     options: EmbedOptions, source: ArraySource, manifest: Manifest, reporter: Reporter
 ) -> dict[str, Any]:
@@ -409,18 +396,10 @@ def _usable_blocks(
     bad: dict[str, list[str]] = {}
     start = 0
     for block in source.blocks():
-        checks = {"aren't finite": ~np.isfinite(block).all(axis=1)}
         if options.normalize:
-            # float64: the square of a large float32 overflows, and that of a small one is lost.
-            norms = np.linalg.norm(block.astype(np.float64), axis=1, keepdims=True)
-            checks["are zero and can't be scaled to unit length"] = norms[:, 0] == 0
-            with np.errstate(invalid="ignore", divide="ignore"):
-                block = (block / norms).astype(np.float32)
-        if options.dtype == "float16":
-            with np.errstate(over="ignore", invalid="ignore"):
-                fits = np.isfinite(block.astype(np.float16)).all(axis=1)
-            checks["are too large for float16"] = ~fits & ~checks["aren't finite"]
-        for reason, rows in checks.items():
+            block = unit_rows(block)
+        checks = zip(_FAULTS, unstorable(block, np.dtype(options.dtype), options.normalize), strict=True)
+        for reason, rows in checks:
             if rows.any():
                 bad.setdefault(reason, []).extend(manifest.ids[start + row] for row in np.flatnonzero(rows))
         start += len(block)

@@ -18,7 +18,7 @@ import numpy as np
 
 from ncm_cli.errors import InputError, UsageError, listing
 from ncm_cli.images.options import EmbedOptions, parse_layout
-from ncm_cli.store.columns import Column, NumericColumn
+from ncm_cli.store.columns import Column, Files, NumericColumn
 from ncm_cli.store.digests import MAX_TEXT_BYTES, require_few_columns
 from ncm_cli.store.tables import Table, has_decimal_comma, read_table
 
@@ -42,15 +42,6 @@ IMAGE_SUFFIXES = frozenset(
 """Names that are taken for images in a folder, besides those without any suffix; content decides the rest."""
 
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-
-
-@dataclass(frozen=True)
-class FoundFiles:
-    """Image files on disk: absolute paths, sizes in bytes and modification times in nanoseconds (N,)."""
-
-    path: list[str]
-    size: np.ndarray
-    mtime_ns: np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +84,14 @@ class ColumnNames:
 class Manifest:
     """The rows to embed, in order; ``ids`` are unique and not blank.
 
-    ``files`` is None when features come from an array; ``text`` has one list for each column, blank where a
-    value is missing; ``numeric`` are the columns that hold numbers. ``notes`` say what was decided on the
-    way, ``warnings`` what is probably a mistake in the table or the folders' names.
+    ``files``, without their digests, is None when features come from an array; ``text`` has one list for each
+    column, blank where a value is missing; ``numeric`` are the columns that hold numbers. ``notes`` say what
+    was decided on the way, ``warnings`` what is probably a mistake in the table or the folders' names.
     """
 
     source: Path
     ids: list[str]
-    files: FoundFiles | None
+    files: Files | None
     text: dict[str, list[str]]
     numeric: tuple[str, ...]
     label_column: str | None
@@ -404,7 +395,7 @@ def absolute_text(path: str | os.PathLike[str]) -> str:
         raise InputError(what, where=repr(os.fsencode(path)), fix=fix) from None
 
 
-def find_files(paths: Sequence[str], base: str, row_name: Callable[[int], str], where: Path) -> FoundFiles:
+def find_files(paths: Sequence[str], base: str, row_name: Callable[[int], str], where: Path) -> Files:
     """Look every path up before any work starts.
 
     A relative path starts from ``base``. Backslashes are tried as slashes, and the path is tried in both
@@ -442,7 +433,7 @@ def find_files(paths: Sequence[str], base: str, row_name: Callable[[int], str], 
             expected=f"files, relative paths starting from {base}",
             fix="--root FOLDER if relative paths start elsewhere; absolute paths are taken as they are",
         )
-    return FoundFiles(found, size, mtime_ns)
+    return Files(tuple(found), size, mtime_ns, ("",) * len(found))
 
 
 def _spellings(path: str, base: str) -> Iterator[str]:
@@ -458,20 +449,21 @@ def _spellings(path: str, base: str) -> Iterator[str]:
             yield written if ".." in written.split(os.sep) else os.path.normpath(written)
 
 
-def _files_of_folder(folder: Path, images: Sequence[str]) -> FoundFiles:
+def _files_of_folder(folder: Path, images: Sequence[str]) -> Files:
     """The images of a folder, as `walk_images` lists them.
 
     Links that lead nowhere and names that aren't UTF-8 have the size -1, which no stored file has: reading
     them says what is wrong.
     """
     base = absolute_text(folder)
-    found = FoundFiles([f"{base}/{image}" for image in images], *np.full((2, len(images)), -1, np.int64))
-    for i, path in enumerate(found.path):
+    paths = tuple(f"{base}/{image}" for image in images)
+    size, mtime_ns = np.full((2, len(paths)), -1, np.int64)
+    for i, path in enumerate(paths):
         if printable(path) == path:
             with contextlib.suppress(OSError):
                 status = os.stat(native(path))
-                found.size[i], found.mtime_ns[i] = status.st_size, status.st_mtime_ns
-    return found
+                size[i], mtime_ns[i] = status.st_size, status.st_mtime_ns
+    return Files(paths, size, mtime_ns, ("",) * len(paths))
 
 
 def walk_images(folder: Path) -> tuple[list[str], list[str]]:

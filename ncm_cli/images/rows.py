@@ -13,7 +13,6 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,12 +29,12 @@ from ncm_cli.images.decode import (
     sniff,
 )
 from ncm_cli.images.encoder import Encoder
-from ncm_cli.images.manifest import FoundFiles, native, printable
+from ncm_cli.images.manifest import native, printable
 from ncm_cli.progress import Reporter, Task
 from ncm_cli.store.columns import FailedRow, Files
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import sha256_file
-from ncm_cli.store.journal import Journal, JournalRow, journal_folder, remove_journal
+from ncm_cli.store.journal import ImageFile, Journal
 
 BLOCK_BYTES = 1 << 20
 """Features gathered at once when the store is written."""
@@ -54,42 +53,22 @@ NEW, OLD, OTHER, DONE = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
-class ImageJob:
-    """One image to embed: its row in the manifest, its id and its absolute path."""
-
-    row: int
-    id: str
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
 class ReadImage:
     """What reading one image gave: the ``item`` that the encoder takes, or the ``reason`` why there is none.
 
-    ``size``, ``mtime_ns`` and ``sha256`` are of the very bytes that were decoded. ``note`` tells something
-    about an image that is used all the same, such as an animation; ``tone`` is ``black`` or ``white`` where a
-    picture has hardly anything else; ``declared`` and ``undeclared`` are the range of samples that the file
-    states, and that which it holds and doesn't state.
+    ``file`` is of the very bytes that were decoded. ``note`` tells something about an image that is used all
+    the same, such as an animation; ``tone`` is ``black`` or ``white`` where a picture has hardly anything
+    else; ``declared`` and ``undeclared`` are the range of samples that the file states, and that which it
+    holds and doesn't state.
     """
 
-    job: ImageJob
+    file: ImageFile
     item: Any
-    size: int = 0
-    mtime_ns: int = 0
-    sha256: str = ""
     reason: str = ""
     note: str = ""
     tone: str = ""
     declared: tuple[float, float] | None = None
     undeclared: tuple[float, float] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedBatch:
-    """The images of one batch, and the (b, d) float32 features of those that have an item, in order."""
-
-    images: list[ReadImage]
-    features: np.ndarray
 
 
 def default_workers() -> int:
@@ -98,25 +77,24 @@ def default_workers() -> int:
     return min(cores, MOST_WORKERS)
 
 
-def read_image(job: ImageJob, encoder: Encoder | None) -> ReadImage:
+def read_image(file: ImageFile, encoder: Encoder | None) -> ReadImage:
     """Read, decode and prepare one image; without an encoder, only find out whether it decodes."""
-    if printable(job.path) != job.path:
-        return ReadImage(job, None, reason="its name isn't UTF-8: rename it, as names are stored as UTF-8")
-    size = mtime_ns = 0
-    digest = ""
+    if printable(file.path) != file.path:
+        return ReadImage(file, None, reason="its name isn't UTF-8: rename it, as names are stored as UTF-8")
+    file = ImageFile(file.id, file.path)
     try:
         # The time is taken before the bytes: a later change is then seen as one.
         with contextlib.suppress(OSError):  # reading the file says what is wrong with it
-            mtime_ns = os.stat(native(job.path)).st_mtime_ns  # noqa: PTH116
-        data = read_bytes(os.fsdecode(native(job.path)))
-        size, digest = len(data), hashlib.sha256(data).hexdigest()
+            file = file._replace(mtime_ns=os.stat(native(file.path)).st_mtime_ns)  # noqa: PTH116
+        data = read_bytes(os.fsdecode(native(file.path)))
+        file = file._replace(size=len(data), sha256=hashlib.sha256(data).hexdigest())
         image = decode(data, encoder.description.get("intensity_range") if encoder is not None else None)
-        item = True if encoder is None else encoder.preprocess(image, job.id)
+        item = True if encoder is None else encoder.preprocess(image, file.id)
     except DecodeError as error:
         found = error.span if isinstance(error, UndeclaredRangeError) else None
-        return ReadImage(job, None, size, mtime_ns, digest, error.reason, undeclared=found)
+        return ReadImage(file, None, error.reason, undeclared=found)
     note, declared = image.info.get("note", ""), image.info.get("declared")
-    return ReadImage(job, item, size, mtime_ns, digest, note=note, tone=_tone_of(image), declared=declared)
+    return ReadImage(file, item, note=note, tone=_tone_of(image), declared=declared)
 
 
 def _tone_of(image: Image.Image) -> str:
@@ -126,17 +104,17 @@ def _tone_of(image: Image.Image) -> str:
 
 
 def read_ahead(
-    jobs: Iterable[ImageJob], encoder: Encoder | None, *, workers: int, window: int
+    files: Iterable[ImageFile], encoder: Encoder | None, *, workers: int, window: int
 ) -> Iterator[ReadImage]:
-    """The jobs' images in the order of the jobs, at most ``window`` of them read ahead."""
+    """The images in the order of the files, at most ``window`` of them read ahead."""
     if workers == 0:
-        yield from (read_image(job, encoder) for job in jobs)
+        yield from (read_image(file, encoder) for file in files)
         return
     pool = ThreadPoolExecutor(workers, thread_name_prefix="read-image")
     waiting: deque[Future[ReadImage]] = deque()
     try:
-        for job in jobs:
-            waiting.append(pool.submit(read_image, job, encoder))
+        for file in files:
+            waiting.append(pool.submit(read_image, file, encoder))
             if len(waiting) > window:
                 yield waiting.popleft().result()
         while waiting:
@@ -146,65 +124,54 @@ def read_ahead(
 
 
 def encode_batches(
-    encoder: Encoder, batches: Sequence[Sequence[ImageJob]], *, workers: int | None
-) -> Iterator[EncodedBatch]:
-    """Encode batch by batch, reading the next images meanwhile.
+    encoder: Encoder, batches: Sequence[Sequence[ImageFile]], *, workers: int | None
+) -> Iterator[tuple[list[ReadImage], np.ndarray]]:
+    """The images of each batch, and the (b, d) float32 features of those that have an item, in order.
 
-    What is in a batch is the caller's choice and is kept, failures apart: a matrix product may round
-    differently in batches of other sizes, and a resumed run must give the bits of an uninterrupted one.
+    The next images are read meanwhile. What is in a batch is the caller's choice and is kept, failures apart:
+    a matrix product may round differently in batches of other sizes, and a resumed run must give the bits of
+    an uninterrupted one.
     """
     threads = default_workers() if workers is None else workers
     largest = max(map(len, batches), default=0)
-    jobs = (job for batch in batches for job in batch)
-    images = read_ahead(jobs, encoder, workers=threads, window=largest + 2 * threads)
+    files = (file for batch in batches for file in batch)
+    images = read_ahead(files, encoder, workers=threads, window=largest + 2 * threads)
     with contextlib.closing(images):  # type: ignore[type-var]
         for batch in batches:
             read = [next(images) for _ in batch]
             items = [image.item for image in read if image.item is not None]
-            yield EncodedBatch(read, encoder.encode(items) if items else np.zeros((0, encoder.dim), "f4"))
+            yield read, encoder.encode(items) if items else np.zeros((0, encoder.dim), "f4")
 
 
 class RowPlan:
-    """Where each of the N rows of a manifest comes from, and the state of its file.
+    """Where each of the N rows of a manifest comes from, and its file, as the features belong to it.
 
     ``source`` int8 (N,) is `NEW`, `OLD`, `OTHER` or `DONE`; ``position`` int64 (N,) the row within that
-    store, −1 for `DONE`, whose rows are found by id. ``size``, ``mtime_ns`` and ``sha256`` are of the file's
-    bytes that the features belong to; digests are blank where they aren't known yet.
+    store, −1 for `DONE`, whose rows are found by id. A file's digest is blank where it isn't known yet.
     """
 
-    def __init__(self, ids: Sequence[str], files: FoundFiles) -> None:
-        self.ids, self.path, n = ids, files.path, len(ids)
-        self.source, self.position = np.zeros(n, np.int8), np.full(n, -1, np.int64)
-        self.size, self.mtime_ns, self.sha256 = files.size.copy(), files.mtime_ns.copy(), [""] * n
+    def __init__(self, ids: Sequence[str], files: Files) -> None:
+        facts = (files.path, files.size.tolist(), files.mtime_ns.tolist())
+        self.files = [ImageFile(*one) for one in zip(ids, *facts, strict=True)]
+        self.source, self.position = np.zeros(len(ids), np.int8), np.full(len(ids), -1, np.int64)
         self._hashed: dict[int, str] = {}
 
     def pending(self) -> list[int]:
         """The rows whose features must be made, in manifest order."""
         return np.flatnonzero(self.source == NEW).tolist()
 
-    def jobs(self, rows: Iterable[int]) -> list[ImageJob]:
-        """The images of some rows."""
-        return [ImageJob(row, self.ids[row], self.path[row]) for row in rows]
-
-    def files(self, rows: Sequence[int]) -> Files:
-        """The file records of some rows."""
-        path, sha256 = (tuple(values[row] for row in rows) for values in (self.path, self.sha256))
-        return Files(path=path, size=self.size[rows], mtime_ns=self.mtime_ns[rows], sha256=sha256)
-
     def take(self, row: int, source: int, position: int, sha256: str) -> None:
         """Row ``row`` has the features of row ``position`` of ``source``."""
-        self.source[row], self.position[row], self.sha256[row] = source, position, sha256
+        self.source[row], self.position[row] = source, position
+        self.files[row] = self.files[row]._replace(sha256=sha256)
 
     def digest(self, row: int) -> str:
         """SHA-256 of a row's file now; blank when it can't be read (reading it later says why)."""
         if row not in self._hashed:
             self._hashed[row] = ""
             with contextlib.suppress(OSError):
-                self._hashed[row] = sha256_file(os.fsdecode(native(self.path[row])))
+                self._hashed[row] = sha256_file(os.fsdecode(native(self.files[row].path)))
         return self._hashed[row]
-
-    def _is_same(self, row: int, path: str, size: int, mtime_ns: int) -> bool:
-        return (path, size, mtime_ns) == (self.path[row], self.size[row], self.mtime_ns[row])
 
     def _usable(self, store: FeatureStore) -> list[int]:
         """The pending rows that a store could have: TIFF files were perhaps read by another policy."""
@@ -214,7 +181,7 @@ class RowPlan:
         return [row for row in rows if not self._is_tiff(row)]
 
     def _is_tiff(self, row: int) -> bool:
-        with contextlib.suppress(OSError), open(native(self.path[row]), "rb") as stream:  # noqa: PTH123
+        with contextlib.suppress(OSError), open(native(self.files[row].path), "rb") as stream:  # noqa: PTH123
             return sniff(stream.read(8)) == "TIFF"
         return False
 
@@ -223,15 +190,16 @@ class RowPlan:
 
         Path, size and time decide; where they differ, or with ``verify``, the content does.
         """
-        files, known = old.files, {id: at for at, id in enumerate(old.ids)}
-        if files is None:
+        if (files := old.files) is None:
             return
+        known = {id: at for at, id in enumerate(old.ids)}
         doubtful = []
         for row in self._usable(old):
-            at = known.get(self.ids[row], -1)
-            if at < 0 or files.size[at] != self.size[row]:
+            mine = self.files[row]
+            at = known.get(mine.id, -1)
+            if at < 0 or files.size[at] != mine.size:
                 continue
-            if self._is_same(row, files.path[at], files.size[at], files.mtime_ns[at]) and not verify:
+            if not verify and (files.path[at], files.mtime_ns[at]) == (mine.path, mine.mtime_ns):
                 self.take(row, OLD, at, files.sha256[at])
             else:
                 doubtful.append((row, at))
@@ -249,11 +217,11 @@ class RowPlan:
         pairs = zip(other.ids, files.sha256, strict=True)
         places = {(id if view else "", sha256): at for at, (id, sha256) in enumerate(pairs)}
         sizes = set(files.size.tolist())
-        rows = [row for row in self._usable(other) if int(self.size[row]) in sizes]
+        rows = [row for row in self._usable(other) if self.files[row].size in sizes]
         with reporter.task("comparing contents", len(rows), "images") as task:
             for row in rows:
                 digest = self.digest(row)
-                at = places.get((self.ids[row] if view else "", digest), -1)
+                at = places.get((self.files[row].id if view else "", digest), -1)
                 if digest and at >= 0:
                     self.take(row, OTHER, at, digest)
                 task.advance()
@@ -261,21 +229,21 @@ class RowPlan:
     def take_finished(self, journal: Journal, *, verify: bool) -> None:
         """Take what an interrupted run has finished, as far as the files are still the same."""
         for row in self.pending() if journal.rows else ():
-            found = journal.lookup(self.ids[row])
+            found = journal.lookup(self.files[row].id)
             if found is None:
                 continue
-            same = not verify and self._is_same(row, found.path, found.size, found.mtime_ns)
+            same = not verify and found[:4] == self.files[row][:4]
             if same or self.digest(row) == found.sha256:
                 self.take(row, DONE, -1, found.sha256)
 
 
 @dataclass
 class Tally:
-    """What a run did: rows encoded, the time it took, rows that failed by their place, what was noticed."""
+    """What a run did: rows encoded, the time it took, rows that failed by their id, what was noticed."""
 
     encoded: int = 0
     seconds: float = 0.0
-    failed: dict[int, FailedRow] = field(default_factory=dict)
+    failed: dict[str, FailedRow] = field(default_factory=dict)
     noted: list[str] = field(default_factory=list)
     tones: Counter[str] = field(default_factory=Counter)
     declared: Counter[tuple[float, float]] = field(default_factory=Counter)
@@ -283,14 +251,14 @@ class Tally:
 
     def fail(self, image: ReadImage, reason: str) -> None:
         """An image that can't be used."""
-        job = image.job
-        self.failed[job.row] = FailedRow(job.id, printable(job.path), reason)
+        file = image.file
+        self.failed[file.id] = FailedRow(file.id, printable(file.path), reason)
         self.undeclared += [image.undeclared] if image.undeclared else []
 
     def take(self, images: Sequence[ReadImage]) -> None:
         """Images that were read, whatever came of them."""
         self.encoded += len(images)
-        self.noted += [f"{image.job.id}: {image.note}" for image in images if image.note]
+        self.noted += [f"{image.file.id}: {image.note}" for image in images if image.note]
         self.tones.update(image.tone for image in images if image.item is not None)
         self.declared.update(image.declared for image in images if image.declared)
 
@@ -326,14 +294,14 @@ def _spanning(ranges: Iterable[tuple[float, float]]) -> str:
     return range_advice(min(lows), max(highs))
 
 
-def none_decodes(jobs: list[ImageJob], tally: Tally, workers: int | None, *, ranged: bool) -> bool:
+def none_decodes(files: Sequence[ImageFile], tally: Tally, workers: int | None, *, ranged: bool) -> bool:
     """Whether none of the images decodes; the reasons are recorded.
 
     Used on images that failed before, so that a model is loaded only if one of them has been mended. Where
     the run has a range of samples (``ranged``), those without one of their own are taken to decode.
     """
     threads = 1 if workers is None else workers
-    for image in read_ahead(jobs, None, workers=threads, window=2 * threads):
+    for image in read_ahead(files, None, workers=threads, window=2 * threads):
         if image.item is not None or (ranged and image.undeclared):  # its range is the encoder's
             tally.failed.clear()
             return False
@@ -356,48 +324,49 @@ def make_features(
     Every batch keeps the place it has in an uninterrupted run, so that the features are the same bits.
     """
     tally = Tally()
-    left = [plan.jobs(row for row in batch if plan.source[row] == NEW) for batch in batches]
-    left = [batch for batch in left if batch]
-    started = time.monotonic()
+    left = [[row for row in batch if plan.source[row] == NEW] for batch in batches]
+    left = [rows for rows in left if rows]
+    made = encode_batches(encoder, [[plan.files[row] for row in rows] for rows in left], workers=workers)
+    unit, started = bool(encoder.description.get("normalize")), time.monotonic()
     with reporter.task("embedding", sum(map(len, left)), "images") as task:
-        for batch in encode_batches(encoder, left, workers=workers):
-            _keep(batch, plan, journal, tally, np.dtype(dtype), bool(encoder.description.get("normalize")))
-            tally.take(batch.images)
-            task.advance(len(batch.images))
+        for rows, (images, features) in zip(left, made, strict=True):
+            usable = [(row, image) for row, image in zip(rows, images, strict=True) if image.item is not None]
+            reasons = [_refusal(feature, np.dtype(dtype), unit) for feature in features]
+            kept = [at for at, reason in enumerate(reasons) if not reason]
+            journal.append([usable[at][1].file for at in kept], features[kept])
+            for row, image in (usable[at] for at in kept):
+                plan.files[row], plan.source[row] = image.file, DONE
+            for (_, image), reason in zip(usable, reasons, strict=True):
+                if reason:
+                    tally.fail(image, reason)
+            for image in images:
+                if image.item is None:
+                    tally.fail(image, image.reason)
+            tally.take(images)
+            task.advance(len(images))
     tally.seconds = time.monotonic() - started
     return tally
 
 
-def _keep(
-    batch: EncodedBatch, plan: RowPlan, journal: Journal, tally: Tally, dtype: np.dtype, unit: bool
-) -> None:
-    """Put a batch's rows into the journal, and what can't be used among the failures."""
-    usable = [image for image in batch.images if image.item is not None]
-    refusals = [_refusal(feature, dtype, unit) for feature in batch.features]
-    kept = [at for at, reason in enumerate(refusals) if not reason]
-    rows = [
-        JournalRow(image.job.id, image.job.path, image.size, image.mtime_ns, image.sha256)
-        for image in (usable[at] for at in kept)
-    ]
-    journal.append(rows, batch.features[kept])
-    for image in (usable[at] for at in kept):
-        row = image.job.row
-        plan.size[row], plan.mtime_ns[row] = image.size, image.mtime_ns
-        plan.take(row, DONE, -1, image.sha256)
-    reasons = {image.job.row: reason for image, reason in zip(usable, refusals, strict=True)}
-    for image in batch.images:
-        if reason := reasons.get(image.job.row, image.reason):
-            tally.fail(image, reason)
-
-
 def _refusal(feature: np.ndarray, dtype: np.dtype, unit: bool) -> str:
-    if not np.isfinite(feature).all():
+    """Why a row can't be stored; blank for one that can."""
+    infinite, zero, large = unstorable(feature[None], dtype, unit)
+    if infinite:
         return "the encoder's output isn't finite"
-    if unit and not feature.any():
+    if zero:
         return "the encoder's output is zero and can't be scaled to unit length"
-    with np.errstate(over="ignore"):
-        fits = np.isfinite(feature.astype(dtype)).all()
-    return "" if fits else f"{np.abs(feature).max():.3g} is too large for {dtype} (--dtype float32)"
+    return f"{np.abs(feature).max():.3g} is too large for {dtype} (--dtype float32)" if large else ""
+
+
+def unstorable(features: np.ndarray, dtype: np.dtype, unit: bool) -> list[np.ndarray]:
+    """Masks of the rows of (n, d) that can't be stored as ``dtype``: infinite, zero, too large.
+
+    Zero rows are refused where all are to have length 1 (``unit``).
+    """
+    finite = np.isfinite(features).all(axis=1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        fits = np.isfinite(features.astype(dtype)).all(axis=1)
+    return [~finite, unit & ~features.any(axis=1), finite & ~fits]
 
 
 def gathered(
@@ -419,28 +388,6 @@ def gathered(
                 block[mine] = store.read(plan.position[part[mine]])
             else:
                 assert journal is not None
-                block[mine] = journal.take([plan.ids[row] for row in part[mine]])
+                block[mine] = journal.take([plan.files[row].id for row in part[mine]])
         yield block
         task.advance(len(part))
-
-
-def is_unfinished(output: Path) -> bool:
-    """Whether an interrupted run left its finished rows beside an output."""
-    return journal_folder(output).exists()
-
-
-@contextlib.contextmanager
-def open_journal(output: Path, key: dict[str, Any], *, fresh: bool) -> Iterator[Journal]:
-    """The journal of an output while the block runs; one that stays empty is removed again.
-
-    Raises `MismatchError` for finished rows of another ``key``; with ``fresh`` they are deleted.
-    """
-    log = journal_folder(output) / "rows.log"
-    if not (log.exists() and log.stat().st_size):
-        remove_journal(output)
-    with Journal.open(output, key, replace=fresh) as journal:
-        try:
-            yield journal
-        finally:
-            if not journal.rows:
-                journal.discard()

@@ -24,13 +24,14 @@ from ncm_cli.images.manifest import (
     walk_images,
 )
 from ncm_cli.images.options import parse_batch_size, parse_workers
-from ncm_cli.images.rows import ImageJob, encode_batches
+from ncm_cli.images.rows import encode_batches
 from ncm_cli.probes import metrics
 from ncm_cli.probes.apply import logits, require_same_encoder
 from ncm_cli.probes.options import PredictOptions
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import atomic_path, require_file
+from ncm_cli.store.journal import ImageFile
 from ncm_cli.store.probe import Probe, read_probe
 from ncm_cli.store.tables import CsvWriter
 
@@ -136,9 +137,9 @@ def _parts(
             )
     if options.where is not None:
         raise UsageError("--where needs a feature store", found=source)
-    jobs = find_images(source)
-    encoded = _encoded(options, probe, jobs, reporter)
-    return itertools.chain([next(encoded)], encoded), len(jobs), "images"
+    images = find_images(source)
+    encoded = _encoded(options, probe, images, reporter)
+    return itertools.chain([next(encoded)], encoded), len(images), "images"
 
 
 def _cells(probe: Probe, features: np.ndarray, every: bool) -> Iterator[list[str | float]]:
@@ -158,7 +159,7 @@ def _cells(probe: Probe, features: np.ndarray, every: bool) -> Iterator[list[str
             ]
 
 
-def find_images(source: Path) -> list[ImageJob]:
+def find_images(source: Path) -> list[ImageFile]:
     """The images of a folder (at any depth), of a manifest, or the single one.
 
     Raises `InputError` for a folder without images, and for ids or files of a manifest that are missing,
@@ -166,22 +167,19 @@ def find_images(source: Path) -> list[ImageJob]:
     """
     base = absolute_text(source)
     if source.is_dir():
-        return [
-            ImageJob(i, printable(name), f"{base}/{name}") for i, name in enumerate(walk_images(source)[0])
-        ]
+        return [ImageFile(printable(name), f"{base}/{name}") for name in walk_images(source)[0]]
     with source.open("rb") as stream:
         head = stream.read(64)
     # By content or, for a damaged one, by name.
     if sniff(head) is not None or source.suffix.lower() in IMAGE_SUFFIXES:
-        return [ImageJob(0, source.name, base)]
+        return [ImageFile(source.name, base)]
     manifest = read_manifest(source, ColumnNames(), root=None, images_only=True)
     assert manifest.files is not None
-    found = zip(manifest.ids, manifest.files.path, strict=True)
-    return [ImageJob(i, name, path) for i, (name, path) in enumerate(found)]
+    return [ImageFile(*one) for one in zip(manifest.ids, manifest.files.path, strict=True)]
 
 
 def _encoded(
-    options: PredictOptions, probe: Probe, jobs: list[ImageJob], reporter: Reporter
+    options: PredictOptions, probe: Probe, files: list[ImageFile], reporter: Reporter
 ) -> Iterator[_Part]:
     """Features of the images by the probe's encoder, batch by batch; the first item loads the encoder."""
     encoder = load_encoder(_request(options, probe), device=options.device, reporter=reporter)
@@ -191,13 +189,13 @@ def _encoded(
         error.fix = "--pretrained FILE names the weights that the features were made with"
         raise
     size, workers = parse_batch_size(options.batch_size) or encoder.batch_size, parse_workers(options.workers)
-    batches = [jobs[start : start + size] for start in range(0, len(jobs), size)]
-    for batch in encode_batches(encoder, batches, workers=workers):
-        for image in batch.images:
+    batches = [files[start : start + size] for start in range(0, len(files), size)]
+    for images, features in encode_batches(encoder, batches, workers=workers):
+        for image in images:
             if image.note:
-                reporter.warn(f"{image.job.id}: {image.note}")
-        reasons = ["" if image.item is not None else image.reason or "unreadable" for image in batch.images]
-        yield [image.job.id for image in batch.images], reasons, batch.features
+                reporter.warn(f"{image.file.id}: {image.note}")
+        reasons = ["" if image.item is not None else image.reason or "unreadable" for image in images]
+        yield [image.file.id for image in images], reasons, features
 
 
 def _request(options: PredictOptions, probe: Probe) -> EncoderRequest:

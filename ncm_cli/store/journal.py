@@ -46,14 +46,14 @@ Record = tuple[list[Any], bytes]
 """The facts and the content of a row."""
 
 
-class JournalRow(NamedTuple):
-    """The facts of an embedded image: the file it came from, as it was when it was read."""
+class ImageFile(NamedTuple):
+    """The file of one image, as it was when it was looked up or read; the facts of a finished row."""
 
     id: str
     path: str
-    size: int
-    mtime_ns: int
-    sha256: str
+    size: int = 0
+    mtime_ns: int = 0
+    sha256: str = ""
 
 
 def journal_folder(output: Path | str) -> Path:
@@ -138,7 +138,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         journal.replaced = found
         return journal
 
-    def append(self, rows: Sequence[JournalRow], features: np.ndarray) -> None:
+    def append(self, rows: Sequence[ImageFile], features: np.ndarray) -> None:
         """Add images with their features, float32 (n, d).
 
         Once it returns they survive the end of this process, and within `SYNC_SECONDS` a power cut. Raises
@@ -153,9 +153,9 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         if rows and time.monotonic() - self._synced >= SYNC_SECONDS:
             self.sync()
 
-    def lookup(self, id: str) -> JournalRow | None:
+    def lookup(self, id: str) -> ImageFile | None:
         """The finished image of that id (the last one, if it was finished twice), or None."""
-        return JournalRow(*self._read(id)[0]) if id in self._offsets else None
+        return ImageFile(*self._read(id)[0]) if id in self._offsets else None
 
     def take(self, ids: Sequence[str]) -> np.ndarray:
         """float32 (n, d): the features of ``ids``, in that order.

@@ -212,7 +212,7 @@ def test_windows_paths_are_read(tmp_path: Path) -> None:
     touch(tmp_path, "images/sub/a.jpg")
     files = manifest_of(tmp_path, "id,path\na,images\\sub\\a.jpg\n", files=True).files
     assert files is not None
-    assert files.path == [str(tmp_path / "images/sub/a.jpg")]
+    assert files.path == (str(tmp_path / "images/sub/a.jpg"),)
 
 
 def test_c17_every_missing_file_is_listed(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_c17_an_absolute_path_ignores_the_root(tmp_path: Path) -> None:
     path.write_text(f"id,path\na,a.png\nb,{tmp_path}/elsewhere/b.png\n")
     files = read_manifest(path, ColumnNames(), root=tmp_path / "root").files
     assert files is not None
-    assert files.path == [str(tmp_path / "root/a.png"), str(tmp_path / "elsewhere/b.png")]
+    assert files.path == (str(tmp_path / "root/a.png"), str(tmp_path / "elsewhere/b.png"))
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:

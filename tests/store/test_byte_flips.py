@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError
-from ncm_cli.store.journal import Journal, JournalRow, journal_folder
+from ncm_cli.store.journal import ImageFile, Journal, journal_folder
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import read_probe
 from ncm_cli.store.results import read_result, write_result
@@ -143,7 +143,7 @@ def test_result(tmp_path: Path, kind: str) -> None:
 
 
 def test_journal(tmp_path: Path) -> None:
-    rows = [JournalRow(f"{i} é", f"/{i}.png", i, 10**18 + i, f"{i:064x}") for i in range(20)]
+    rows = [ImageFile(f"{i} é", f"/{i}.png", i, 10**18 + i, f"{i:064x}") for i in range(20)]
     with Journal.open(tmp_path / "f.h5", {"model": "pixels:8"}) as journal:
         journal.append(rows, np.random.default_rng(0).random((20, 5)))
     folder = journal_folder(tmp_path / "f.h5")

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError, MismatchError
-from ncm_cli.store.journal import Journal, JournalRow, journal_folder, read_facts
+from ncm_cli.store.journal import ImageFile, Journal, journal_folder, read_facts
 from ncm_cli.store.recognise import recognise
 
 KEY = {"encoder": {"model": "pixels:8", "precision": "fp32"}, "format": 1}
 
 
-def row(i: int) -> JournalRow:
-    return JournalRow(f"id {i} é", f"/p/{i}.png", 100 + i, 10**18 + i, f"{i:064x}")
+def row(i: int) -> ImageFile:
+    return ImageFile(f"id {i} é", f"/p/{i}.png", 100 + i, 10**18 + i, f"{i:064x}")
 
 
 def features(start: int, stop: int, dim: int = 5) -> np.ndarray:
@@ -58,7 +58,7 @@ def test_rows_come_back_in_any_order(tmp_path: Path) -> None:
 def test_the_last_row_of_an_id_counts(tmp_path: Path) -> None:
     output = tmp_path / "f.h5"
     filled(output)
-    newer = JournalRow(row(3).id, "/p/new.png", 1, 2, "0" * 64)
+    newer = ImageFile(row(3).id, "/p/new.png", 1, 2, "0" * 64)
     with Journal.open(output, KEY) as journal:
         journal.append([newer], np.full((1, 5), 7.0))
         assert journal.lookup(newer.id) == newer
@@ -268,14 +268,14 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 WRITER = """
 import sys
 import numpy as np
-from ncm_cli.store.journal import Journal, JournalRow
+from ncm_cli.store.journal import Journal, ImageFile
 rng = np.random.default_rng(0)
 with Journal.open(sys.argv[1], {"k": 1}) as journal:
     start = journal.rows
     print("open", flush=True)
     for i in range(start, 10**6):
         features = np.full((1, 300), i, np.float32)
-        journal.append([JournalRow(str(i), "p", i, i, "")], features)
+        journal.append([ImageFile(str(i), "p", i, i, "")], features)
         if i % 50 == 0:
             print(i, flush=True)
 """
@@ -301,7 +301,7 @@ def test_c55_kill_9_at_any_moment_loses_no_finished_row(tmp_path: Path) -> None:
             assert journal.rows >= max(before, int(said[-1]) + 1 if said else 0)
             before = journal.rows
             for i in rng.integers(0, before, 50 if before else 0).tolist():
-                assert journal.lookup(str(i)) == JournalRow(str(i), "p", i, i, "")
+                assert journal.lookup(str(i)) == ImageFile(str(i), "p", i, i, "")
             taken = journal.take([str(position) for position in range(before)])
             assert (taken == np.arange(before)[:, None]).all()
     assert before > 100

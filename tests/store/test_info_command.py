@@ -16,7 +16,7 @@ import pytest
 
 from ncm_cli.main import run
 from ncm_cli.probes.apply import logits
-from ncm_cli.store.journal import Journal, JournalRow, journal_folder
+from ncm_cli.store.journal import ImageFile, Journal, journal_folder
 from ncm_cli.store.probe import write_probe
 from ncm_cli.store.results import write_result
 
@@ -64,7 +64,7 @@ def test_other_files(
     result = describe(tmp_path / "r.json")
     assert (result["format"], result["kind"], result["rows"]) == ("ncm-result", "eval", 5)
     with Journal.open(tmp_path / "f.h5", {"model": "pixels:8"}) as journal:
-        journal.append([JournalRow("a", "/a.png", 1, 2, "")], np.ones((1, 4)))
+        journal.append([ImageFile("a", "/a.png", 1, 2, "")], np.ones((1, 4)))
     unfinished = describe(journal_folder(tmp_path / "f.h5"))
     assert (unfinished["format"], unfinished["rows"], unfinished["dim"]) == ("ncm-journal", 1, 4)
     for found in (pairs, probe, result, unfinished):
@@ -104,7 +104,7 @@ def test_verify_says_what_it_can_not_tell(
     with h5py.File(store, "r+") as file:
         del file.attrs["header_sha256"]
     with Journal.open(tmp_path / "f.h5", {"model": "pixels:8"}) as journal:
-        journal.append([JournalRow(id, "/a.png", 1, 2, "") for id in "ab"], np.ones((2, 4)))
+        journal.append([ImageFile(id, "/a.png", 1, 2, "") for id in "ab"], np.ones((2, 4)))
     unfinished = journal_folder(tmp_path / "f.h5")
     log = unfinished / "rows.log"
     log.write_bytes(log.read_bytes()[:-1] + b"x")
