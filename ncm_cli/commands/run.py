@@ -37,28 +37,26 @@ def run(options: RunOptions, ui: Ui) -> int | None:
         ui.result(report.to_json())
     else:
         _show(report, ui)
-    if options.strict and report.outcome.missed:
-        missed = report.outcome.missed
+    if options.strict and (missed := report.missed):
         ui.reporter.warn(f"{missed} expected value{'s were' if missed > 1 else ' was'} missed (--strict)")
         return MISSED
     return report.exit_code or None
 
 
 def _show(report: RunReport, ui: Ui) -> None:
-    recipe, found = report.recipe, report.outcome
-    if found.rows:
-        _show_rows(recipe, found.rows, ui)
-    for row in found.rows:
+    recipe = report.recipe
+    if report.rows:
+        _show_rows(recipe, report.rows, ui)
+    for row in report.rows:
         if row.seen:
             last = list(recipe.columns)[-1]
             ui.reporter.warn(f"{_label(row)}: rows of {last!r} were also used in training or for choosing")
-    if found.verdicts:
-        table = known_values(recipe.name, map(dataclasses.asdict, found.verdicts))
-        ui.table(**terminal(table))
+    if report.verdicts:
+        ui.table(**terminal(known_values(recipe.name, map(dataclasses.asdict, report.verdicts))))
     ui.text(_where_files_are(report))
 
 
-def _show_rows(recipe: Recipe, rows: tuple[Summary, ...], ui: Ui) -> None:
+def _show_rows(recipe: Recipe, rows: list[Summary], ui: Ui) -> None:
     """The closing table; columns that no row fills are left out."""
     cells = list(dict.fromkeys(name for row in rows for name in row.cell))
     headings = list(recipe.columns)

@@ -22,7 +22,7 @@ from ncm_cli.errors import InputError, NcmError
 from ncm_cli.options import fields_of
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.recipes.steps import STATE, Job
-from ncm_cli.store.files import sha256_file
+from ncm_cli.store.files import relative, sha256_file
 from ncm_cli.store.results import read_document, write_document
 
 FORMAT = "ncm-run-state"
@@ -172,7 +172,7 @@ class State:
         return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()
 
     def _name(self, path: Path) -> str:
-        return str(path.relative_to(self._out) if path.is_relative_to(self._out) else path)
+        return str(relative(path, self._out))
 
 
 def _walk(folder: str, prefix: str = "", above: frozenset[str] = frozenset()) -> Iterator[NamedFile]:

@@ -13,6 +13,7 @@ from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import parse_where
 from ncm_cli.recipes.document import MAX_BYTES, Mistakes, Node, Variables, parse, scalar_value
 from ncm_cli.recipes.steps import Job, Steps
+from ncm_cli.store.files import relative
 
 KEYS = ("name", "vars", "matrix", "variants", "steps", "table", "expect")
 DEFAULT_TABLE = {"in-domain": "split=val", "test": "split=test"}
@@ -62,7 +63,7 @@ class Recipe:
 
     def name_of(self, path: Path) -> str:
         """A path relative to the run's folder if it lies in it."""
-        return str(path.relative_to(self.out) if path.is_relative_to(self.out) else path)
+        return str(relative(path, self.out))
 
 
 def load(

@@ -21,7 +21,10 @@ from ncm_cli.recipes.freshness import State
 from ncm_cli.recipes.load import Expectation, Recipe
 from ncm_cli.recipes.steps import REPORT, Job
 from ncm_cli.registry import work_of
-from ncm_cli.results.lines import SEED, WHERE, Facts, Made, Mean, facts_of, repetitions
+from ncm_cli.results.lines import SEED, WHERE, Facts, Made, Mean, by, facts_of, repetitions
+from ncm_cli.store.files import relative, writer_lock
+from ncm_cli.store.probe import read_probe
+from ncm_cli.store.results import read_result, write_result
 
 REPRODUCED, MISSED, NOT_RUN = "reproduced", "missed", "not run"
 
@@ -105,39 +108,24 @@ class Verdict:
     state: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """Everything that the closing table shows."""
-
-    rows: tuple[Summary, ...]
-    verdicts: tuple[Verdict, ...]
-
-    @property
-    def missed(self) -> int:
-        return sum(verdict.state == MISSED for verdict in self.verdicts)
-
-
-def outcome(recipe: Recipe) -> Outcome:
+def outcome(recipe: Recipe) -> tuple[list[Summary], list[Verdict]]:
     """Read the results that are there."""
+
+    def line(one: Measured) -> tuple[Any, ...]:
+        names = (one.facts.fixed[name] for name in ("step", "method", "rule"))
+        return (*names, *_without_seed(one.cell).items())
+
     measured = list(_measurements(recipe))
-    rows = []
-    groups: dict[tuple[Any, ...], list[Measured]] = {}
-    for one in measured:
-        if one.kind == "eval":
-            names = [one.facts.fixed[name] for name in ("step", "method", "rule")]
-            groups.setdefault((*names, *_without_seed(one.cell).items()), []).append(one)
-    for found in groups.values():
-        for same in repetitions(found, lambda one: tuple(_headings(recipe, one))):
-            rows.append(_summary(recipe, same.members, same.differs))
-    verdicts = [verdict for one in recipe.expect for verdict in _verdicts(one, measured)]
-    return Outcome(rows=tuple(rows), verdicts=tuple(verdicts))
+    rows = [
+        _summary(recipe, same.members, same.differs)
+        for found in by((one for one in measured if one.kind == "eval"), line)
+        for same in repetitions(found, lambda one: tuple(_headings(recipe, one)))
+    ]
+    return rows, [verdict for one in recipe.expect for verdict in _verdicts(one, measured)]
 
 
 def _measurements(recipe: Recipe) -> Iterator[Measured]:
     """What eval, bound and sweep steps wrote."""
-    from ncm_cli.store.probe import read_probe
-    from ncm_cli.store.results import read_result
-
     makers = {path: job for job in recipe.jobs for path in job.named}
     sweeps = {path.with_suffix(".json"): job for path, job in makers.items() if job.kind == "sweep"}
     made = {recipe.name_of(path): (job.step, job.cell) for path, job in (makers | sweeps).items()}
@@ -172,8 +160,6 @@ def _measurements(recipe: Recipe) -> Iterator[Measured]:
 
 def _swept(job: Job, path: Path, run: tuple[Path, Made]) -> Iterator[Measured]:
     """For each method, rule and seed of a sweep: its validation rows and its test rows."""
-    from ncm_cli.store.results import read_result
-
     found = read_result(path, kind="sweep")
     facts = facts_of(path, found, run=run)
     wheres = {"val": job.options.val or "split=val", "test": job.options.test or "split=test"}
@@ -277,10 +263,8 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def write_report(recipe: Recipe, state: State, found: Outcome) -> None:
+def _write_report(recipe: Recipe, state: State, rows: list[Summary], verdicts: list[Verdict]) -> None:
     """Write the outcome, and for every file the recipe, step, options, seed and input digests behind it."""
-    from ncm_cli.store.results import write_result
-
     files = [
         {
             "file": recipe.name_of(path),
@@ -303,15 +287,14 @@ def write_report(recipe: Recipe, state: State, found: Outcome) -> None:
         "versions": versions(),
         "files": files,
     }
-    write_result(
-        recipe.out / REPORT, "run", {"rows": found.rows, "expect": found.verdicts, "provenance": provenance}
-    )
+    body = {"rows": rows, "expect": verdicts, "provenance": provenance}
+    write_result(recipe.out / REPORT, "run", body)
 
 
 def shell_lines(recipe: Recipe, jobs: Sequence[Job], *, cwd: Path | None = None) -> list[str]:
     """Lines for bash that do what the jobs do, and write the same files."""
     here = Path.cwd() if cwd is None else cwd
-    out = recipe.out.relative_to(here) if recipe.out.is_relative_to(here) else recipe.out
+    out = relative(recipe.out, here)
     lines = [f"cd {shlex.quote(str(here))}", f"mkdir -p {shlex.quote(str(out))}"]
     return [*lines, *(shlex.join(_command_line(job)) for job in jobs)]
 
@@ -351,12 +334,17 @@ class RunReport:
     """Titles of the jobs that were up to date."""
     exit_code: int
     """0, or 5 when rows failed in some step, now or when it last ran."""
-    outcome: Outcome
+    rows: list[Summary]
+    verdicts: list[Verdict]
     seconds: float
 
     @property
     def report(self) -> Path:
         return self.recipe.out / REPORT
+
+    @property
+    def missed(self) -> int:
+        return sum(verdict.state == MISSED for verdict in self.verdicts)
 
     def to_json(self) -> dict[str, Any]:
         """What ``--json`` prints."""
@@ -367,8 +355,8 @@ class RunReport:
             "ran": self.ran,
             "up_to_date": self.skipped,
             "seconds": self.seconds,
-            "rows": self.outcome.rows,
-            "expect": self.outcome.verdicts,
+            "rows": self.rows,
+            "expect": self.verdicts,
         }
 
 
@@ -394,8 +382,6 @@ def run(
     Raises `InputError` if another run has the same folder, if a step that ``only`` leaves out hasn't made an
     input, or if a file that this run didn't make is where a step would write.
     """
-    from ncm_cli.store.files import writer_lock
-
     jobs = chosen(recipe, only)
     start = time.monotonic()
     if recipe.out.exists() and not recipe.out.is_dir():
@@ -418,14 +404,15 @@ def run(
         state.save()
         if skipped:
             reporter.note(f"{len(skipped)} of {len(jobs)} steps were up to date")
-        found = outcome(recipe)
-        write_report(recipe, state, found)
+        rows, verdicts = outcome(recipe)
+        _write_report(recipe, state, rows, verdicts)
     return RunReport(
         recipe=recipe,
         ran=tuple(ran),
         skipped=tuple(skipped),
         exit_code=code,
-        outcome=found,
+        rows=rows,
+        verdicts=verdicts,
         seconds=time.monotonic() - start,
     )
 

@@ -22,6 +22,7 @@ from ncm_cli.images.manifest import ColumnNames
 from ncm_cli.options import Field, check_value, fields_of, parse_names, parse_where, refusals
 from ncm_cli.recipes.document import NUMBER, Mistakes, Node, Variables, scalar_value
 from ncm_cli.registry import BUILDERS, STEPS, options_of
+from ncm_cli.store.files import relative
 from ncm_cli.store.tables import read_header
 
 REPORT, STATE = "report.json", ".ncm-run.json"
@@ -421,7 +422,7 @@ class Steps:
 
     def _shown(self, path: Path) -> Path:
         """A path relative to the current folder if it lies in it, else absolute."""
-        return path.relative_to(self._cwd) if path.is_relative_to(self._cwd) else path
+        return relative(path, self._cwd)
 
     def _in_out(self, node: Node) -> Path:
         return _clean(self._out / _at_home(node.text))
@@ -431,9 +432,7 @@ class Steps:
             return [item]
         pattern = str(self._in_out(item))
         paths = [path for path in self._written.by if fnmatch.fnmatchcase(str(path), pattern)]
-        texts = [
-            str(path.relative_to(self._out) if path.is_relative_to(self._out) else path) for path in paths
-        ]
+        texts = [str(relative(path, self._out)) for path in paths]
         return [Node(text, item.line, text) for text in texts] or [item]
 
     def _check_input(self, one: _NamedPath) -> None:

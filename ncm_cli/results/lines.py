@@ -23,7 +23,7 @@ from ncm_cli.options import fields_of
 from ncm_cli.progress import Reporter
 from ncm_cli.registry import STEPS, options_of
 from ncm_cli.store.digests import canonical_json, digest_of
-from ncm_cli.store.files import holds, read_json, sha256_file
+from ncm_cli.store.files import holds, read_json, relative, sha256_file
 from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import Probe, read_probe
 from ncm_cli.store.recognise import recognise
@@ -119,7 +119,7 @@ class _Origin:
         self._base: str | None = None
         self.cell: Mapping[str, str] = {}
         if self.folder is not None:
-            name = relative(file.absolute(), self.folder)
+            name = str(relative(file.absolute(), self.folder))
             self.cell = self.made[name][1]
             # The run may have been moved, or be looked at from elsewhere: what its command was told counts.
             if written is not None and f"{os.sep}{written}".endswith(f"{os.sep}{name}"):
@@ -213,7 +213,7 @@ def _run_of(file: Path) -> tuple[Path, Made] | None:
         with contextlib.suppress(NcmError, OSError, ValueError, KeyError, TypeError, AttributeError):
             entries = _state(folder / _STATE) if holds(folder / _REPORT) else _report(folder / _REPORT)
             found = {name: (step, cell, digest) for name, step, cell, digest in entries}
-            if found[relative(file, folder)][2] == sha256_file(file):
+            if found[str(relative(file, folder))][2] == sha256_file(file):
                 return folder, {name: (step, cell) for name, (step, cell, _) in found.items()}
     return None
 
@@ -230,11 +230,6 @@ def _report(path: Path) -> Iterator[tuple[str, str, dict[str, str], str | None]]
     for entry in read_result(path, kind="run")["provenance"]["files"]:
         cell = {name: str(value) for name, value in entry["cell"].items()}
         yield entry["file"], entry["step"], cell, entry["sha256"]
-
-
-def relative(path: Path, folder: Path) -> str:
-    """A path relative to a folder if it lies in it, else as it is."""
-    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 
 class HasFacts(Protocol):
@@ -288,24 +283,24 @@ def repetitions(found: Sequence[T], column: Callable[[T], Hashable] | None = Non
             name for one in some for name in getattr(one.facts, part) if name not in skipped
         )
         differing = [name for name in names if differs(name)]
-        return _by(some, lambda one: tuple(key(one, name) for name in differing))
+        return by(some, lambda one: tuple(key(one, name) for name in differing))
 
     # A seed of one run says nothing of another run, nor of what was made by hand or declares none.
     sets = [
         own
-        for some in _by(found, lambda one: (one.facts.run, one.facts.seed is None))
+        for some in by(found, lambda one: (one.facts.run, one.facts.seed is None))
         for part in split(some, "fixed", lambda one: None)
         for own in split(part, "seeded", lambda one: one.facts.seed)
     ]
     made = []
     for differs, own in zip(_differences(sets, skipped), sets, strict=True):
-        each = _by(own, lambda one: (place(one), one.facts.seed))
+        each = by(own, lambda one: (place(one), one.facts.seed))
         again = [one for same in each for one in same[1:]]
         made.append(Repetitions(differs, [same[0] for same in each], again))
     return made
 
 
-def _by(found: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+def by(found: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
     """Results of equal keys together, in the order in which the keys occur."""
     groups: dict[Hashable, list[T]] = {}
     for one in found:
@@ -358,7 +353,9 @@ def _texts(values: Sequence[Any]) -> list[str]:
 
     def text(value: Any) -> str:
         if isinstance(value, Input):
-            return relative(Path(value.path), Path(base)) if by_path else str(value.digest or value.path)[:8]
+            return str(
+                relative(Path(value.path), Path(base)) if by_path else (value.digest or value.path)[:8]
+            )
         if value is None or isinstance(value, bool):
             return {None: "none", True: "yes", False: "no"}[value]
         return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -480,18 +477,22 @@ class Line:
         return f"{self.rule} {ORACLE}" if self.oracle else self.rule
 
 
-def lines_of(found: Iterable[Found], by: str, reporter: Reporter, *, columns: bool = False) -> list[Line]:
+def lines_of(
+    found: Iterable[Found], named_by: str, reporter: Reporter, *, columns: bool = False
+) -> list[Line]:
     """Results as lines, in the order in which labels occur; what differs in a number alone by that number.
 
     With ``columns``, evals of other rows stand in other columns of a line. Results that are given twice are
     said, and counted once.
     """
-    kinds: dict[tuple[str, str, bool], list[Found]] = {}
-    for one in found:
+
+    def kind(one: Found) -> tuple[str, str, bool]:
         rule = (one.body.get("probe") or {}).get("selection") or ""
-        kinds.setdefault((one.label(by), rule, one.body.get("oracle") is True), []).append(one)
+        return one.label(named_by), rule, one.body.get("oracle") is True
+
     lines, again = [], []
-    for (label, rule, oracle), own in kinds.items():
+    for own in by(found, kind):
+        label, rule, oracle = kind(own[0])
         for same in repetitions(own, (lambda one: one.where) if columns else None):
             name = ", ".join([label, *(f"{what} {value}" for what, value in same.differs.items())])
             lines.append(Line(name, rule, oracle, tuple(same.members)))

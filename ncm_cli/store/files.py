@@ -242,6 +242,11 @@ def require_file(path: Path | str) -> Path:
     return path
 
 
+def relative(path: Path, folder: Path) -> Path:
+    """A path relative to a folder if it lies in it, else as it is."""
+    return path.relative_to(folder) if path.is_relative_to(folder) else path
+
+
 def one_line(error: object, limit: int = 200) -> str:
     """An exception's text on one line, cut to a length that a person reads."""
     text = " ".join(str(error).split())

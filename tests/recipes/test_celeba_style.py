@@ -54,5 +54,5 @@ def test_c31_two_attributes_make_four_groups(tmp_path: Path, monkeypatch: pytest
     expected = [{"Blond_Hair": blond, "Male": male} for blond in ("-1", "1") for male in ("-1", "1")]
     assert sorted(groups, key=str) == sorted(expected, key=str)
     assert sum(group["n"] for group in found["groups"]) == found["n"] == 40
-    assert report.outcome.rows[0].worst_group is not None
+    assert report.rows[0].worst_group is not None
     assert found["accuracy"] > 0.95

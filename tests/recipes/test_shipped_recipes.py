@@ -127,8 +127,8 @@ def _numbers(value: Any) -> Any:
 def test_digits_reproduce_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     report = run(load(RECIPES / "digits.yaml", out=Path("run"), cwd=tmp_path))
-    assert [verdict.state for verdict in report.outcome.verdicts] == ["reproduced"] * 3
-    rows = {row.step: row for row in report.outcome.rows}
+    assert [verdict.state for verdict in report.verdicts] == ["reproduced"] * 3
+    rows = {row.step: row for row in report.rows}
     assert rows["ERM"].seeds == rows["NCM"].seeds == 5
     for name, heading, low, high in (
         ("ERM", "in-domain", 0.82, 0.88),
@@ -145,7 +145,7 @@ def test_pixels_quickly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mnist_d
     monkeypatch.chdir(tmp_path)
     sets = [f"mnist={mnist_dir}", "quick=true", "trials=2", "epochs=3"]
     report = run(load(RECIPES / "colored_mnist_pixels.yaml", out=Path("run"), sets=sets, cwd=tmp_path))
-    rows = {(row.step, row.method): row for row in report.outcome.rows}
+    rows = {(row.step, row.method): row for row in report.rows}
     erm, ncm = rows["ERM (exact)", "erm"].columns, rows["NCM (exact)", "ncm"].columns
     assert erm["test"] is not None and ncm["test"] is not None
     assert erm["test"].mean < 0.25
@@ -184,7 +184,7 @@ def test_waterbirds_quickly_on_a_fake_folder(tmp_path: Path, monkeypatch: pytest
         csv.writer(stream).writerows([columns, *rows])
     sets = ["waterbirds=wb", "model=pixels:4", "pretrained=null", "quick=true", "device=cpu", "epochs=3"]
     report = run(load(RECIPES / "waterbirds_cf.yaml", out=Path("run"), sets=sets, cwd=tmp_path))
-    steps = {row.step for row in report.outcome.rows}
+    steps = {row.step for row in report.rows}
     assert steps == {"ERM (exact)", "NCM (exact)", "NCM (paper)", "sweep"}
-    methods = {row.method for row in report.outcome.rows if row.step == "sweep"}
+    methods = {row.method for row in report.rows if row.step == "sweep"}
     assert {"erm", "erm+upweight", "ncm", "ncm+upweight", "groupdro", "dfr"} <= methods

@@ -354,9 +354,9 @@ def test_a_run_and_the_reports_in_and_after_it_agree(tmp_path: Path, monkeypatch
     values = [read_result(tmp_path / "out" / f"seed{seed}" / "test.json")["accuracy"] for seed in range(3)]
     wanted = Mean(statistics.fmean(values), statistics.stdev(values), 3)
     assert wanted.sd, "each seed has its own data"
-    assert [row.columns["test"] for row in made.outcome.rows] == [wanted, wanted]
-    assert [row.cell for row in made.outcome.rows] == [{"--groups": "none"}, {"--groups": "split"}]
-    assert [verdict.measured for verdict in made.outcome.verdicts] == [wanted, wanted]
+    assert [row.columns["test"] for row in made.rows] == [wanted, wanted]
+    assert [row.cell for row in made.rows] == [{"--groups": "none"}, {"--groups": "split"}]
+    assert [verdict.measured for verdict in made.verdicts] == [wanted, wanted]
     within = (tmp_path / "out" / "table.csv").read_text().splitlines()
     assert len(within) == 2 and repr(wanted.mean) in within[1] and repr(wanted.sd) in within[1]
     after = _evals(tmp_path / "out")
