@@ -94,6 +94,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path, Pat
     return command, folder / "q.safetensors", folder / "q.json"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["probe", "result", "unsealed result"])
 def test_changed_files_are_read_or_refused_in_one_line(
     kind: str, made: tuple[list[str], Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
