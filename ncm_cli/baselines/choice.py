@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import zlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from ncm_cli.baselines.options import HYPER, METHODS, UPWEIGHT, Config, Space, S
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import as_json
 from ncm_cli.progress import Reporter
-from ncm_cli.store.sweep_table import SweepTable
+from ncm_cli.store.hdf5 import H5Reader, reading, writing
 
 Array = NDArray[np.float64]
 
@@ -24,6 +25,8 @@ CHUNK_LOGITS = 512
 to lose when a sweep is killed."""
 
 MOST_CONFIGS = 1_000_000
+
+TABLE_FORMAT, TABLE_VERSION = "ncm-sweep", 1
 
 
 def plan(options: SweepOptions, *, available_rank: int, reporter: Reporter) -> list[Config]:
@@ -292,6 +295,59 @@ def _why_not(rule: Rule, found: Mapping[str, NDArray[Any]], options: SweepOption
     if rule.metric == "bound_01" and options.pairs is not None:
         return "with --folds 0 no pair is measured"
     return _MISSING[rule.metric]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SweepTable:
+    """n configurations, in the order in which they were planned."""
+
+    method: tuple[str, ...]
+    """(n) names, with ``+upweight`` where it was."""
+    trial: np.ndarray
+    """int64 (n,)."""
+    seed: np.ndarray
+    """int64 (n,)."""
+    hyper: dict[str, np.ndarray]
+    """float64 (n,) for each hyper-parameter, NaN where the method has none of that name."""
+    diverged: np.ndarray
+    """bool (n,): a weight became NaN or infinite."""
+    epochs: np.ndarray
+    """int64 (E,): the checkpoints. Methods that aren't trained by steps have their numbers at the first."""
+    metrics: dict[str, np.ndarray]
+    """float64 (n, E) for each metric, NaN where not known."""
+    options: dict[str, Any]
+
+
+def write_sweep(path: Path | str, table: SweepTable) -> None:
+    """Write the HDF5 file atomically."""
+    with writing(path, TABLE_FORMAT, TABLE_VERSION) as writer:
+        writer.text("method", table.method, what="methods")
+        for name in ("trial", "seed", "diverged", "epochs"):
+            writer.array(name, getattr(table, name))
+        for folder, columns in (("hyper", table.hyper), ("metrics", table.metrics)):
+            for name, values in columns.items():
+                writer.array(f"{folder}/{name}", values)
+        writer.json("options", table.options)
+
+
+def read_sweep(path: Path | str) -> SweepTable:
+    """Read the HDF5 file; refuses another format, a newer version and changed bytes."""
+    with H5Reader(path, TABLE_FORMAT, TABLE_VERSION, what="a sweep's table") as h5, reading(h5.path):
+        method, epochs = h5.text("method"), h5.array("epochs", np.int64, shape=(None,))
+        rows, wide = (len(method),), (len(method), len(epochs))
+        hyper = {name: h5.array(f"hyper/{name}", np.float64, shape=rows) for name in h5.members("hyper")}
+        return SweepTable(
+            method=method,
+            trial=h5.array("trial", np.int64, shape=rows),
+            seed=h5.array("seed", np.int64, shape=rows),
+            hyper=hyper,
+            diverged=h5.array("diverged", np.bool_, shape=rows),
+            epochs=epochs,
+            metrics={
+                name: h5.array(f"metrics/{name}", np.float64, shape=wide) for name in h5.members("metrics")
+            },
+            options=h5.json("options"),
+        )
 
 
 def table_of(

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli import __version__
-from ncm_cli.baselines.choice import METRICS, chunks, columns_of, picks, plan, table_of
+from ncm_cli.baselines.choice import METRICS, chunks, columns_of, picks, plan, table_of, write_sweep
 from ncm_cli.baselines.options import METHODS, Config, SweepOptions, files_of
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import as_json, check
@@ -35,11 +35,10 @@ from ncm_cli.probes.selection import Fold, bound_of, log_loss_bound, stacked, wo
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.columns import joint
 from ncm_cli.store.digests import fingerprint
-from ncm_cli.store.files import sha256_file, writer_lock
+from ncm_cli.store.files import atomic_path, sha256_file, writer_lock
 from ncm_cli.store.journal import Journal
 from ncm_cli.store.probe import Probe, record_ids, write_probe
 from ncm_cli.store.results import jsonable, write_result
-from ncm_cli.store.sweep_table import require_pyarrow, write_parquet, write_sweep
 from ncm_cli.store.tables import write_csv
 
 Array = NDArray[np.float64]
@@ -75,7 +74,7 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, An
     """
     check(options)
     if options.output.suffix == ".parquet":
-        require_pyarrow()
+        _pyarrow()
     inputs = {os.path.realpath(path) for path in (options.features, options.pairs) if path is not None}
     for path in files_of(options.output):
         if os.path.realpath(path) in inputs:
@@ -128,13 +127,34 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, An
             ".h5": lambda path: write_sweep(path, table),
             ".csv": lambda path: write_csv(path, list(columns), zip(*columns.values(), strict=True)),
             ".json": lambda path: write_result(path, "sweep", body),
-            ".parquet": lambda path: write_parquet(path, columns),
+            ".parquet": lambda path: _write_parquet(path, columns),
         }
         # The named output comes last: where it is, the others are.
         for path in sorted(files_of(options.output), key=lambda path: path == options.output):
             writers[path.suffix](path)
         journal.discard()
     return body
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    """pyarrow and its parquet module; `InputError` where it isn't installed."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise InputError(
+            "a Parquet table needs the package pyarrow",
+            fix="pip install 'ncm-cli[parquet]', or -o NAME.h5 or NAME.csv",
+        ) from None
+    return pyarrow, pyarrow.parquet
+
+
+def _write_parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+    arrow, parquet = _pyarrow()
+    # NaN, which differs from itself, is no value.
+    known = {name: [value if value == value else None for value in own] for name, own in columns.items()}
+    with atomic_path(path) as temporary:
+        parquet.write_table(arrow.table(known), str(temporary))
 
 
 def _key(options: SweepOptions, runner: Runner) -> dict[str, Any]:

@@ -8,9 +8,14 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from ncm_cli import __version__
+from ncm_cli.baselines.choice import read_sweep
 from ncm_cli.console import Ui
 from ncm_cli.errors import InputError
 from ncm_cli.results.options import InfoOptions
+from ncm_cli.store import hdf5, journal, pairs, probe, recognise, results
+from ncm_cli.store.columns import Column
+from ncm_cli.store.features import FeatureStore
 
 FAILURES_SHOWN = 10
 CATEGORIES_SHOWN = 8
@@ -49,9 +54,6 @@ def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
 
     Raises `InputError` for what isn't a file of ours, or is damaged.
     """
-    from ncm_cli.store import hdf5, journal, pairs, probe, results, sweep_table
-    from ncm_cli.store.recognise import recognise
-
     kind = recognise(path)
     if options.export is not None and kind != "probe":
         raise InputError("--export needs a probe", where=path, found=f"a file of kind {kind}")
@@ -73,7 +75,7 @@ def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
         if options.export is not None and options.output is not None:
             probe.EXPORTERS[options.export](options.output, own)
     elif kind == "sweep":
-        table = sweep_table.read_sweep(path)
+        table = read_sweep(path)
         methods = {name: table.method.count(name) for name in dict.fromkeys(table.method)}
         facts = {"rows": len(table.method), "methods": methods, "seeds": sorted(set(table.seed.tolist()))}
         facts |= {"checkpoints": len(table.epochs), "diverged": int(table.diverged.sum())}
@@ -104,8 +106,6 @@ def _attributes(found: Any, names: str) -> dict[str, Any]:
 
 
 def _features(path: Path, verify: bool, ui: Ui) -> dict[str, Any]:
-    from ncm_cli.store.features import FeatureStore
-
     names = "rows dim dtype columns label_column split_column encoder fingerprint"
     with FeatureStore.open(path) as store:
         if verify:
@@ -118,8 +118,6 @@ def _features(path: Path, verify: bool, ui: Ui) -> dict[str, Any]:
 
 
 def _column(column: Any) -> dict[str, Any]:
-    from ncm_cli.store.columns import Column
-
     if isinstance(column, Column):
         return {"kind": "categorical", "counts": column.counts(), "missing": column.missing}
     present = column.values[column.values == column.values]
@@ -128,8 +126,7 @@ def _column(column: Any) -> dict[str, Any]:
 
 
 def _show_system(ui: Ui) -> None:
-    from ncm_cli import __version__
-    from ncm_cli.recipes.run import versions
+    from ncm_cli.recipes.run import versions  # which loads all that recipes can do
 
     known = {"ncm": __version__, **versions()}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -17,10 +17,10 @@ from ncm_cli.probes import metrics
 from ncm_cli.probes.apply import logits, require_same_encoder
 from ncm_cli.probes.options import EvalOptions
 from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.store import recognise
 from ncm_cli.store.columns import Column, Groups, categories_of, make_groups, read_target, split_filter
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.probe import Probe, read_probe, seen_rows
-from ncm_cli.store.recognise import recognise
 from ncm_cli.store.results import read_result, write_result
 
 

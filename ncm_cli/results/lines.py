@@ -18,17 +18,17 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from pathlib import Path, PurePath
 from typing import Any, Generic, Protocol, TypeVar
 
+from ncm_cli.baselines.choice import SweepTable, read_sweep
 from ncm_cli.errors import InputError, MismatchError, NcmError, listing
 from ncm_cli.options import fields_of
 from ncm_cli.progress import Reporter
 from ncm_cli.registry import STEPS, options_of
+from ncm_cli.store import recognise
 from ncm_cli.store.digests import canonical_json, digest_of
 from ncm_cli.store.files import holds, read_json, relative, sha256_file
 from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import Probe, read_probe
-from ncm_cli.store.recognise import recognise
 from ncm_cli.store.results import HEADER, read_result
-from ncm_cli.store.sweep_table import SweepTable, read_sweep
 
 SEED = "seed"
 """The matrix variable, and the option, that declares a repetition."""

@@ -1,1 +1,54 @@
-"""Everything that is kept on disk: tables, feature stores, pair stores, probes, results."""
+"""Every file of ours, and which of our formats a file has, told by its content."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from ncm_cli.errors import InputError
+from ncm_cli.store.files import read_json, require_file
+
+Kind = Literal["features", "pairs", "probe", "result", "sweep", "journal"]
+
+_KINDS: tuple[Kind, ...] = ("features", "pairs", "sweep", "result")
+"""Those that say ``ncm-KIND`` where all can read it."""
+
+
+def recognise(path: Path | str) -> Kind:
+    """The kind of a file or folder of ours.
+
+    Raises `InputError` for anything else; for the name of a store whose making was interrupted it says so.
+    """
+    from ncm_cli.store import hdf5, journal
+
+    path = Path(path)
+    if (path / "journal.json").is_file():
+        return "journal"
+    unfinished = journal.journal_folder(path)
+    if not path.exists() and unfinished.is_dir():
+        raise InputError(
+            "no such file yet: its making was interrupted",
+            where=path,
+            fix=f"run the same command again to go on; ncm info {unfinished} says how far it is",
+        )
+    found = "none of our formats"
+    if path.is_dir():
+        found = "a folder without a journal"
+    else:
+        with require_file(path).open("rb") as stream:
+            head = stream.read(16)
+        if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size:
+            return "probe"
+        stated = None
+        if head.startswith(hdf5.SIGNATURE):
+            stated = hdf5.root_attributes(path).get("ncm_format")
+            found = f"an HDF5 file with ncm_format {stated!r}"
+        elif head.lstrip(b" \t\r\n").startswith(b"{"):
+            stated, found = read_json(path).get("ncm_format"), "a JSON file without our header"
+        if stated == journal.FORMAT:
+            raise InputError("a part of a journal", where=path, fix=f"ncm info {path.parent}")
+        for kind in _KINDS:
+            if stated == f"ncm-{kind}":
+                return kind
+    names = ", ".join(f"ncm-{kind}" for kind in ("features", "pairs", "probe", "result"))
+    raise InputError("not a file of ncm", where=path, found=found, expected=names)

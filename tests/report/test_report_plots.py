@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ncm_cli.baselines.choice import SweepTable, write_sweep
 from ncm_cli.main import run
 from ncm_cli.results import plots as report_figures
 from ncm_cli.results import plots as report_style
 from ncm_cli.results.options import ReportOptions
 from ncm_cli.results.report import report
 from ncm_cli.store.results import HEADER, read_result, write_result
-from ncm_cli.store.sweep_table import SweepTable, write_sweep
 
 from .conftest import Results
 from .test_report_tables import write_eval

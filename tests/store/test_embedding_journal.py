@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError, MismatchError
+from ncm_cli.store import recognise
 from ncm_cli.store.journal import ImageFile, Journal, journal_folder, read_facts
-from ncm_cli.store.recognise import recognise
 
 KEY = {"encoder": {"model": "pixels:8", "precision": "fp32"}, "format": 1}
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError
+from ncm_cli.store import recognise
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import read_probe
-from ncm_cli.store.recognise import recognise
 from ncm_cli.store.results import read_result
 
 READERS = {"features": FeatureStore.open, "pairs": read_pairs, "probe": read_probe, "result": read_result}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from ncm_cli.baselines.choice import SweepTable, write_sweep
 from ncm_cli.errors import InputError, MismatchError
 from ncm_cli.main import run
 from ncm_cli.results.lines import read_sources
@@ -19,7 +20,6 @@ from ncm_cli.store.hdf5 import writing
 from ncm_cli.store.pairs import read_pairs, write_pairs
 from ncm_cli.store.probe import read_probe, write_probe
 from ncm_cli.store.results import HEADER, jsonable, read_result, write_result
-from ncm_cli.store.sweep_table import SweepTable, write_sweep
 
 LOW = np.full((12, 6), -3e38, np.float32)
 

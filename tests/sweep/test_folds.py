@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ncm_cli.baselines.choice import SweepTable, read_sweep
 from ncm_cli.baselines.options import Config, SweepOptions
 from ncm_cli.baselines.sweep import Runner, sweep
 from ncm_cli.baselines.trainer import Schedule, TrainData, train
@@ -19,7 +20,6 @@ from ncm_cli.probes.problem import read_problem
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
-from ncm_cli.store.sweep_table import SweepTable, read_sweep
 
 Made = Callable[..., SweepOptions]
 Rewrite = Callable[..., None]

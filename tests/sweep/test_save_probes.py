@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ncm_cli.baselines.choice import read_sweep
 from ncm_cli.baselines.options import SweepOptions
 from ncm_cli.baselines.sweep import sweep
 from ncm_cli.main import run
@@ -17,7 +18,6 @@ from ncm_cli.probes.fit import fit
 from ncm_cli.probes.options import EvalOptions, FitOptions
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.probe import read_probe, seen_rows
-from ncm_cli.store.sweep_table import read_sweep
 
 Made = Callable[..., SweepOptions]
 METHODS = "erm,irm,vrex,groupdro,fish,lisa,matchdg,ncm,dfr,leace,erm+upweight,irm+upweight"

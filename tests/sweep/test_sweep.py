@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ncm_cli.baselines.choice import read_sweep
 from ncm_cli.baselines.comparators import fit_dfr, halves
 from ncm_cli.baselines.options import SweepOptions
 from ncm_cli.baselines.sweep import Runner, sweep
@@ -27,7 +28,6 @@ from ncm_cli.progress import Reporter
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.journal import Journal, read_facts
 from ncm_cli.store.results import read_result
-from ncm_cli.store.sweep_table import read_sweep
 
 Made = Callable[..., SweepOptions]
 METHODS = "erm,irm,vrex,groupdro,fish,lisa,matchdg,ncm,dfr,leace,erm+upweight"
