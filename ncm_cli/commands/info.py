@@ -107,7 +107,7 @@ def _attributes(found: Any, names: str) -> dict[str, Any]:
 
 def _features(path: Path, verify: bool, ui: Ui) -> dict[str, Any]:
     names = "rows dim dtype columns label_column split_column encoder fingerprint"
-    with FeatureStore.open(path) as store:
+    with FeatureStore(path) as store:
         if verify:
             with ui.reporter.task("verifying", total=store.rows, unit="rows") as task:
                 store.verify(task.advance)

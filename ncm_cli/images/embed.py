@@ -123,7 +123,7 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
             made = _from_array(options, open_array(options.from_array), manifest, reporter)
         else:
             made = _ImageRun(options, manifest, verify, reporter, stack).run()
-    with FeatureStore.open(output) as store:
+    with FeatureStore(output) as store:
         return EmbedReport(
             path=str(output),
             rows=store.rows,
@@ -161,7 +161,7 @@ class _ImageRun:
 
     def _opened(self, path: Path, what: str) -> FeatureStore:
         try:
-            return self.stack.enter_context(FeatureStore.open(path))
+            return self.stack.enter_context(FeatureStore(path))
         except InputError as error:
             found = "; ".join([error.what, *(text for label, text in error.lines() if label == "found")])
             fix = "name another file, delete it, or replace it with --fresh"
@@ -378,7 +378,7 @@ def _from_array(
         reporter.note(f"no --encoder-name: the features are called {name}")
     description = {"kind": "array", "model": name, "dim": source.dim, "normalize": options.normalize}
     if options.output.exists() and not options.fresh:
-        with FeatureStore.open(options.output) as old:
+        with FeatureStore(options.output) as old:
             there, asked = {"dtype": old.dtype}, {"dtype": options.dtype}
             require_same(options.output, dict(old.encoder) | there, description | asked)
     with reporter.task("writing", source.rows) as task:

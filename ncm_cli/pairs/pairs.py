@@ -60,11 +60,11 @@ def pairs(options: PairsOptions, *, reporter: Reporter = SILENT) -> dict[str, An
         source = "a table" if options.match is None else f"--match {options.match}"
         reporter.warn(f"no effect with {source}: {', '.join(idle)}")
     first, second = options.features, options.features_b
-    with FeatureStore.open(first) as store_a:
+    with FeatureStore(first) as store_a:
         if second is None or (first.exists() and second.exists() and first.samefile(second)):
             check(dataclasses.replace(options, features_b=None))
             return _pairs(options, (store_a, store_a), reporter)
-        with FeatureStore.open(second) as store_b:
+        with FeatureStore(second) as store_b:
             encoders = (store_a.encoder, store_b.encoder)
             require_same_encoder(str(first), encoders[0], str(second), encoders[1], ignore_view=True)
             return _pairs(options, (store_a, store_b), reporter)

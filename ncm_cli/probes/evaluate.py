@@ -67,7 +67,7 @@ def evaluate(options: EvalOptions, *, reporter: Reporter = SILENT) -> dict[str, 
         Features of another encoder than the probe's, or a result to compare with that is of other rows.
     """
     said, probe = _Warnings(reporter), read_probe(options.probe)
-    with FeatureStore.open(options.features) as store:
+    with FeatureStore(options.features) as store:
         require_same_encoder(
             str(options.probe), probe.encoder, str(options.features), store.encoder, ignore_view=True
         )

@@ -118,7 +118,7 @@ def _parts(
         with require_file(source).open("rb") as stream:
             head = stream.read(len(_HDF5))
         if head == _HDF5:
-            store = stack.enter_context(FeatureStore.open(source))
+            store = stack.enter_context(FeatureStore(source))
             require_same_encoder(
                 str(options.probe), probe.encoder, str(source), store.encoder, ignore_view=True
             )
@@ -213,7 +213,7 @@ def _request(options: PredictOptions, probe: Probe) -> EncoderRequest:
     path = ((probe.meta.get("data") or {}).get("features") or {}).get("path")
     if not options.pretrained and path and Path(path).is_file():
         # The store may be another one by now.
-        with contextlib.suppress(NcmError), FeatureStore.open(path) as store:
+        with contextlib.suppress(NcmError), FeatureStore(path) as store:
             made_with = dict(store.options) if store.fingerprint == probe.fingerprint else {}
     return EncoderRequest(
         model=made_with.get("model") or described["model"],

@@ -265,7 +265,7 @@ def read_problem(
     beside
         A probe that this problem's stands beside: its classes count, and nothing is kept apart.
     """
-    with FeatureStore.open(options.features) as store:
+    with FeatureStore(options.features) as store:
         nodes = content_nodes(store)
         roles = _roles(store, options, oracle, beside is None, reporter)
         copies = _drop_copies(store, nodes, roles, options.overlap, reporter)

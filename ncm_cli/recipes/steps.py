@@ -210,7 +210,7 @@ def _columns_in(file: Path) -> Columns | None:
     from ncm_cli.store.features import FeatureStore
 
     try:
-        with FeatureStore.open(file) as store:
+        with FeatureStore(file) as store:
             return (*store.columns, *ALIASES)
     except NcmError:
         return None

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Codes = NDArray[np.int64]
 Role = Literal["train", "val", "test"]
 
+_NO_CLASSES = "--task regression in ncm fit, or name a column of classes with --target"
+
 EVERY_COMBINATION = 256
 """Up to so many combinations all are listed; beyond, those that occur in the store."""
 
@@ -200,7 +202,7 @@ def make_groups(store: FeatureStore, names: str) -> Groups:
     Raises `InputError` for a column that isn't there, or a numeric one with more than `VALUES` values.
     """
     found = (
-        {column.name: column for column in _categorical(store, parse_names(part))}
+        {(column := _grouping(store, name)).name: column for name in parse_names(part)}
         for part in names.split(";")
     )
     crossings = [tuple(own.values()) for own in found if own]
@@ -249,19 +251,16 @@ def joint(codes: Codes) -> Codes:
     return np.where((codes >= 0).all(axis=1), inverse.reshape(-1), -1).astype(np.int64)
 
 
-def _categorical(store: FeatureStore, names: Iterable[str]) -> list[Column]:
-    made = []
-    for name in names:
-        column = store.column(name)
-        made.append(categories_of(column))
-        count = len(made[-1].categories)
-        if not isinstance(column, Column) and count > VALUES:
-            raise InputError(
-                f"the numeric column {name!r} has too many values to be groups",
-                where=store.path,
-                found=f"{count} values",
-                expected=f"at most {VALUES}",
-            )
+def _grouping(store: FeatureStore, name: str) -> Column:
+    made = categories_of(store.column(name))
+    count = len(made.categories)
+    if made is not store.column(name) and count > VALUES:
+        raise InputError(
+            f"the numeric column {name!r} has too many values to be groups",
+            where=store.path,
+            found=f"{count} values",
+            expected=f"at most {VALUES}",
+        )
     return made
 
 
@@ -361,10 +360,10 @@ def read_target(store: FeatureStore, name: str, classes: Sequence[str] | None) -
     Raises `InputError` for a column that isn't there, numbers where classes are wanted, or text that is no
     number.
     """
-    column = store.column(name)
     if classes is None:
+        column = store.column(name)
         return Target(name=column.name, classes=(), y=_numbers(store, column))
-    column = _of_classes(store, name)
+    column = store.categorical(name, fix=_NO_CLASSES)
     code = {category: index for index, category in enumerate(classes)}
     table = np.array([code.get(category, -1) for category in column.categories] + [-1], dtype=np.int64)
     return Target(name=column.name, classes=tuple(classes), y=table[column.codes])
@@ -372,21 +371,9 @@ def read_target(store: FeatureStore, name: str, classes: Sequence[str] | None) -
 
 def classes_among(store: FeatureStore, name: str, rows: NDArray[np.bool_]) -> tuple[str, ...]:
     """The classes of the column that occur among ``rows``, in the order of its categories."""
-    column = _of_classes(store, name)
+    column = store.categorical(name, fix=_NO_CLASSES)
     present = np.unique(column.codes[rows & (column.codes >= 0)])
     return tuple(column.categories[code] for code in present)
-
-
-def _of_classes(store: FeatureStore, name: str) -> Column:
-    column = store.column(name)
-    if not isinstance(column, Column):
-        raise InputError(
-            f"the column {column.name!r} holds numbers, not classes",
-            where=store.path,
-            found=column.span(),
-            fix="--task regression in ncm fit, or name a column of classes with --target",
-        )
-    return column
 
 
 def label_name(store: FeatureStore) -> str:

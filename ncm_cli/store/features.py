@@ -258,8 +258,8 @@ def _content_digest(
 class FeatureStore(contextlib.AbstractContextManager["FeatureStore"]):
     """A feature store opened for reading; a context manager.
 
-    Opening reads the header alone: ids, columns and features are read, and checked against their digests,
-    when they are first asked for. Whatever is damaged raises `InputError` instead of being returned.
+    Opening reads the header alone, in bounded memory: ids, columns and features are read, and checked against
+    their digests, when they are first asked for. What isn't a store or is damaged raises `InputError`.
 
     Attributes
     ----------
@@ -279,11 +279,6 @@ class FeatureStore(contextlib.AbstractContextManager["FeatureStore"]):
         except BaseException:
             self._h5.close()
             raise
-
-    @classmethod
-    def open(cls, path: Path | str) -> FeatureStore:
-        """Open a store; raises `InputError` for what isn't one, in one line and bounded memory."""
-        return cls(path)
 
     def _read_header(self) -> None:
         features = self._h5.dataset("features", ndim=2, kinds="f")
@@ -389,15 +384,12 @@ class FeatureStore(contextlib.AbstractContextManager["FeatureStore"]):
             raise unknown("column", name, self.columns, where=self.path)
         return self.columns[name]
 
-    def categorical(self, name: str) -> Column:
+    def categorical(self, name: str, *, fix: str | None = None) -> Column:
         """A column that has categories; raises `InputError` for a numeric one."""
         found = self.column(name)
         if not isinstance(found, Column):
-            raise InputError(
-                "a numeric column where categories are needed",
-                where=f"{self.path}, column {name!r}",
-                found=found.span(),
-            )
+            what = f"the column {found.name!r} holds numbers, not classes"
+            raise InputError(what, where=self.path, found=found.span(), fix=fix)
         return found
 
     def mask(self, where: str | None) -> np.ndarray:
@@ -426,21 +418,18 @@ class FeatureStore(contextlib.AbstractContextManager["FeatureStore"]):
             wanted = order[start:stop]
             within = positions[wanted] - index * self._block_rows
             picked = block[within].astype(np.float32)
-            self._require_finite(picked, positions[wanted])
+            if not np.isfinite(picked).all():
+                refuse_not_finite(picked, [self.ids[p] for p in positions[wanted].tolist()], self.path)
             made[wanted] = picked
         return made
 
     def blocks(
-        self, rows: np.ndarray | Sequence[int] | None = None, *, block_rows: int | None = None
+        self, rows: np.ndarray | Sequence[int] | None = None
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield (positions int64 (b,), features float32 (b, d)) over ``rows``, in bounded memory.
-
-        ``block_rows`` defaults to about 8 MiB of features.
-        """
+        """Yield (positions int64 (b,), features float32 (b, d)) over ``rows``, about 8 MiB at a time."""
         positions = self._rows(rows)
-        step = block_rows or max(1, 8 * CHUNK_BYTES // (4 * self.dim))
-        if rows is None and block_rows is None:
-            # Whole blocks are read once each.
+        step = max(1, 8 * CHUNK_BYTES // (4 * self.dim))
+        if rows is None:  # whole blocks are read once each
             step = max(1, step // self._block_rows) * self._block_rows
         for start in range(0, len(positions), step):
             part = positions[start : start + step]
@@ -481,10 +470,6 @@ class FeatureStore(contextlib.AbstractContextManager["FeatureStore"]):
             raise damaged(self.path, f"features of rows {start} to {last} don't match their digest")
         return block
 
-    def _require_finite(self, features: np.ndarray, positions: np.ndarray) -> None:
-        if not np.isfinite(features).all():
-            refuse_not_finite(features, [self.ids[p] for p in positions.tolist()], self.path)
-
     def verify(self, advance: Callable[[int], None] = lambda rows: None) -> None:
         """Read everything back against its digests; raises `InputError` at the first thing that is off.
 
@@ -518,7 +503,7 @@ class _LazyColumns(Mapping[str, AnyColumn]):
 
     def __getitem__(self, name: str) -> AnyColumn:
         if name not in self._loaded:
-            self._loaded[name] = self._load(name, f"columns/{self._folders[name]}")
+            self._loaded[name] = self._read(name, f"columns/{self._folders[name]}")
         return self._loaded[name]
 
     def __contains__(self, name: object) -> bool:
@@ -530,7 +515,7 @@ class _LazyColumns(Mapping[str, AnyColumn]):
     def __len__(self) -> int:
         return len(self._folders)
 
-    def _load(self, name: str, folder: str) -> AnyColumn:
+    def _read(self, name: str, folder: str) -> AnyColumn:
         h5, whole = self._h5, (self._rows,)
         column: AnyColumn
         if f"{folder}/values" in h5:

@@ -372,19 +372,11 @@ def _interrupts_later() -> Iterator[None]:
 @contextlib.contextmanager
 def writing(path: Path | str, format_name: str, version: int) -> Iterator[H5Writer]:
     """Write an HDF5 file of one of our formats atomically, digests and header when the block ends well."""
-    with atomic_path(path) as temporary:
-        writer = H5Writer(temporary)
-        try:
-            writer.attrs = {
-                "ncm_format": format_name,
-                "ncm_format_version": version,
-                "ncm_version": __version__,
-                "created": now(),
-            }
-            yield writer
-            writer.finish()
-        finally:
-            writer.close()
+    with atomic_path(path) as temporary, contextlib.closing(H5Writer(temporary)) as writer:
+        writer.attrs |= {"ncm_format": format_name, "ncm_format_version": version}
+        writer.attrs |= {"ncm_version": __version__, "created": now()}
+        yield writer
+        writer.finish()
 
 
 class H5Writer:
@@ -422,8 +414,8 @@ class H5Writer:
         with self._careful():
             parent = self._file
             if group:
-                known = group in self._file
-                parent = self._file[group] if known else self._file.create_group(group, track_order=True)
+                known = group in parent
+                parent = parent[group] if known else parent.create_group(group, track_order=True)
             return parent.create_dataset(leaf, shape=shape, dtype=dtype, **facts)
 
     def put(self, dataset: h5py.Dataset, start: int, values: np.ndarray) -> None:

@@ -47,7 +47,7 @@ def bound(options: BoundOptions, *, reporter: Reporter = SILENT) -> dict[str, An
         ``--ranks``, ``--pair-counts`` or ``--clean-pairs`` without ``--pairs``, or |I| above the dimension.
     """
     check(options)
-    with FeatureStore.open(options.features) as features:
+    with FeatureStore(options.features) as features:
         judged = _Judged(options, features, reporter)
         with blas_threads(judged.test.size):
             body = judged.body()

@@ -29,7 +29,7 @@ def test_erm_probes_are_good_and_equal_scikit_learns(
     _ncm("data", "pacs", pacs_dir, "-o", tmp_path / "data")
     model = ("--model", "timm:tf_efficientnet_lite0", "--pretrained", effnet_checkpoint)
     _ncm("embed", tmp_path / "data" / "manifest.csv", *model, "-o", features)
-    with FeatureStore.open(features) as store:
+    with FeatureStore(features) as store:
         assert store.rows == 2780
         label = store.column("label")
         assert isinstance(label, Column)

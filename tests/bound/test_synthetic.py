@@ -39,7 +39,7 @@ def _build(folder: Path, **changes: object) -> Path:
 
 def test_features_have_splits_domains_and_labels(tmp_path: Path) -> None:
     data = _build(tmp_path)
-    with FeatureStore.open(data / "features.h5") as store:
+    with FeatureStore(data / "features.h5") as store:
         assert store.categorical("split").counts() == {
             "oracle": 600,
             "test": 300,
@@ -55,7 +55,7 @@ def test_features_have_splits_domains_and_labels(tmp_path: Path) -> None:
 def test_oracle_pairs_are_test_rows_and_their_twins(tmp_path: Path) -> None:
     data = _build(tmp_path)
     pairs = read_pairs(data / "oracle.h5")
-    with FeatureStore.open(data / "features.h5") as store:
+    with FeatureStore(data / "features.h5") as store:
         for ids, features, split in (
             (pairs.id_a, pairs.features_a, "test"),
             (pairs.id_b, pairs.features_b, "twin"),
@@ -87,7 +87,7 @@ def test_seeds_decide_everything(tmp_path: Path) -> None:
     content = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         (tmp_path / name).mkdir()
-        with FeatureStore.open(_build(tmp_path / name, seed=seed) / "features.h5") as store:
+        with FeatureStore(_build(tmp_path / name, seed=seed) / "features.h5") as store:
             content.append(store.content_sha256)
     assert content[0] == content[1] != content[2]
 

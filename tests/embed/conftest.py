@@ -95,7 +95,7 @@ def make_pictures(tmp_path: Path) -> Callable[..., Pictures]:
 
 def arrays_of(path: Path) -> dict[str, Any]:
     """Everything that a store says of its rows, for comparison."""
-    with FeatureStore.open(path) as store:
+    with FeatureStore(path) as store:
         files = store.files
         return {
             "ids": store.ids,

@@ -25,7 +25,7 @@ def test_rows_are_the_encoders_output_in_manifest_order(make_pictures: Any) -> N
     pictures = make_pictures(23)
     report = pictures.embed(batch_size="5")
     assert (report.rows, report.dim, report.new, report.reused) == (23, 12, 23, 0)
-    with FeatureStore.open(pictures.output) as store:
+    with FeatureStore(pictures.output) as store:
         assert store.ids == tuple(row["id"] for row in pictures.rows)
         expected = np.stack([area_mean(pictures.folder / row["path"], 2) for row in pictures.rows])
         np.testing.assert_array_equal(store.read(), expected)
@@ -57,7 +57,7 @@ def test_c01_c04_bad_images_are_failures_and_rows_stay_aligned(pictures: Any) ->
     assert [row.id for row in report.failed] == ["b", "empty", "page"]
     assert all(row.reason and row.path.endswith(".jpg") for row in report.failed)
     assert report.too_many_failed
-    with FeatureStore.open(pictures.output) as store:
+    with FeatureStore(pictures.output) as store:
         assert store.ids == ("a", "c", "z")
         assert store.categorical("label").text() == ["a", "c", "z"]
         assert store.failed == report.failed
@@ -80,7 +80,7 @@ def test_c05_content_decides_the_format(pictures: Any) -> None:
     Image.fromarray(np.full((8, 8, 3), (200, 30, 60), np.uint8)).save(path, format="GIF")
     pictures.write()
     pictures.embed()
-    with FeatureStore.open(pictures.output) as store:
+    with FeatureStore(pictures.output) as store:
         np.testing.assert_array_equal(store.read()[0], area_mean(path, 2))
 
 
@@ -120,7 +120,7 @@ def test_c48_rows_do_not_depend_on_batches_or_workers(pictures: Any, workers: st
         Image.new("RGB", (8, 8), (25 * i, 10, 255 - 25 * i)).save(pictures.add(f"{i}"))
     pictures.write()
     pictures.embed(workers=workers, batch_size=batch_size)
-    with FeatureStore.open(pictures.output) as store:
+    with FeatureStore(pictures.output) as store:
         assert store.ids == tuple("0123456789")
         expected = np.array([[25 * i, 10, 255 - 25 * i] * 4 for i in range(10)], np.float32) / np.float32(255)
         np.testing.assert_array_equal(store.read(), expected)
@@ -132,7 +132,7 @@ def test_c33_rows_do_not_depend_on_the_manifests_order(make_pictures: Any) -> No
     shuffled = [pictures.rows[i] for i in np.random.default_rng(1).permutation(20)]
     pictures.write(shuffled)
     pictures.embed(output=pictures.folder / "shuffled.h5")
-    with FeatureStore.open(pictures.output) as a, FeatureStore.open(pictures.folder / "shuffled.h5") as b:
+    with FeatureStore(pictures.output) as a, FeatureStore(pictures.folder / "shuffled.h5") as b:
         assert b.ids == tuple(row["id"] for row in shuffled)
         order = b.positions(a.ids)
         np.testing.assert_array_equal(a.read(), b.read(order))
@@ -157,7 +157,7 @@ def test_c54_another_model_to_the_same_output_is_refused(make_pictures: Any, con
         assert "--fresh" in str(caught.value)
     assert (contents(pictures.output), pictures.output.stat().st_mtime_ns) == before
     pictures.embed(model="pixels:3", fresh=True)
-    with FeatureStore.open(pictures.output) as store:
+    with FeatureStore(pictures.output) as store:
         assert store.encoder["model"] == "pixels:3"
 
 
@@ -180,13 +180,13 @@ def test_c55_what_is_no_whole_store_is_never_built_on(make_pictures: Any, conten
 def test_c56_a_reader_keeps_the_old_store_during_a_rewrite(make_pictures: Any) -> None:
     pictures = make_pictures(12)
     pictures.embed()
-    with FeatureStore.open(pictures.output) as reader, FeatureStore.open(pictures.output) as second:
+    with FeatureStore(pictures.output) as reader, FeatureStore(pictures.output) as second:
         old = reader.read()
         pictures.write([row | {"label": "bird"} for row in pictures.rows[:6]])
         pictures.embed()
         np.testing.assert_array_equal(reader.read(), old)
         assert set(second.categorical("label").text()) == {"cat", "dog", "fox"}
-    with FeatureStore.open(pictures.output) as store:
+    with FeatureStore(pictures.output) as store:
         assert store.rows == 6
         assert set(store.categorical("label").text()) == {"bird"}
 
@@ -197,7 +197,7 @@ def test_c57_ids_come_back_as_they_were(pictures: Any) -> None:
         pictures.add(id, label="a")
     pictures.write()
     pictures.embed()
-    with FeatureStore.open(pictures.output) as store:
+    with FeatureStore(pictures.output) as store:
         assert store.ids == tuple(ids)
         assert store.positions(["é b", "001"]).tolist() == [1, 0]
 
@@ -207,7 +207,7 @@ def test_c57_awkward_column_names_and_categories(pictures: Any) -> None:
         pictures.add(f"x{i}", **{"a/b": "é/1", ".": str(i), "note, long": f"line {i}\nand more"})
     pictures.write()
     pictures.embed()
-    with FeatureStore.open(pictures.output) as store:
+    with FeatureStore(pictures.output) as store:
         assert list(store.columns) == ["a/b", ".", "note, long"]
         assert store.categorical("note, long").text()[3] == "line 3\nand more"
 
@@ -276,7 +276,7 @@ def test_a_folder_is_embedded_with_its_levels(pictures: Any) -> None:
         pictures.picture(f"images/{name}")
     report = pictures.embed(source=pictures.folder / "images", layout="domain/label")
     assert report.rows == 3
-    with FeatureStore.open(pictures.output) as store:
+    with FeatureStore(pictures.output) as store:
         assert store.ids == ("art/dog/3.png", "photo/cat/2.png", "photo/dog/1.png")
         assert store.categorical("domain").text() == ["art", "photo", "photo"]
         assert store.label_column == "label"

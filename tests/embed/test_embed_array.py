@@ -32,7 +32,7 @@ def make(folder: Path, array: Path, rows: int = 40, **changes: Any) -> FeatureSt
     given = {"encoder_name": "mine", "output": folder / "f.h5"} | changes
     report = embed(EmbedOptions(source=manifest(folder, rows), from_array=array, **given))
     assert report.written
-    return FeatureStore.open(given["output"])
+    return FeatureStore(given["output"])
 
 
 def saved(folder: Path, matrix: np.ndarray, kind: str) -> Path:

@@ -75,7 +75,7 @@ def test_c15_names_that_are_not_ascii_work_in_any_locale(pictures: Any, env: dic
     (folder / "m.csv").write_text(text, encoding="utf-8")
     done = ncm("embed", folder / "m.csv", "-o", folder / "é.h5", "--model", "pixels:1", env=env)
     assert done.returncode == 0, done.stderr
-    with FeatureStore.open(folder / "é.h5") as store:
+    with FeatureStore(folder / "é.h5") as store:
         assert store.ids == ("é b",)
         assert store.categorical("label").text() == ["naïve"]
     (folder / "m.csv").write_text(text.replace("café 1", "absent é"), encoding="utf-8")

@@ -93,7 +93,7 @@ def test_a_touched_or_moved_file_is_compared_by_content(make_pictures: Any, deco
     pictures.write()
     report = pictures.embed()
     assert decoded == [] and report.written
-    with FeatureStore.open(pictures.output) as store:
+    with FeatureStore(pictures.output) as store:
         assert store.files is not None
         assert store.files.mtime_ns[2] == 1
         assert store.files.path[4].endswith("moved/4.png")

@@ -76,7 +76,7 @@ def resumed(pictures: Any, clean: dict[str, Any], contents: Callable[[Path], Any
     made = contents(pictures.output)
     assert made == clean
     assert len(set(made["ids"])) == len(made["ids"]) == len(pictures.rows)
-    with FeatureStore.open(pictures.output) as store:
+    with FeatureStore(pictures.output) as store:
         assert store.read().any(axis=1).all()
     assert not journal_folder(pictures.output).exists()
     left = {path.name for path in pictures.folder.iterdir() if path.name.startswith(".")}

@@ -61,7 +61,7 @@ def test_batches_and_workers_do_not_move_a_feature(make_pictures: Any) -> None:
     for batch_size, workers in (("1", "0"), ("5", "4"), ("12", "1")):
         output = pictures.folder / f"{batch_size}.h5"
         pictures.embed(output=output, batch_size=batch_size, workers=workers, **MODEL)
-        with FeatureStore.open(output) as store:
+        with FeatureStore(output) as store:
             stores.append(store.read())
     assert np.ptp(stores[0], axis=0).max() > 1e-3  # the positive control: the pictures differ
     for other in stores[1:]:

@@ -30,7 +30,7 @@ def test_c71_images_at_any_depth_are_embedded_without_labels(pictures: Any) -> N
         pictures.picture(f"images/{name}")
     report = pictures.embed(source=pictures.folder / "images")
     assert report.rows == 3
-    with FeatureStore.open(pictures.output) as store:
+    with FeatureStore(pictures.output) as store:
         assert store.ids == tuple(names) and store.columns == {}
     assert "no labels" in pictures.said.notes[0]
     with pytest.raises(InputError, match="don't lie where the layout says") as caught:
@@ -119,7 +119,7 @@ def test_c70_samples_without_a_range_fail_and_the_advice_works(
         pictures.embed(source=folder, intensity_range="-1:2")
     report = pictures.embed(source=folder, intensity_range="-1:2", fresh=True, model="pixels:8")
     assert report.rows == 3
-    with FeatureStore.open(pictures.output) as store:
+    with FeatureStore(pictures.output) as store:
         assert store.encoder["intensity_range"] == [-1, 2]
         found = np.rint(store.read(store.positions(["b.tif"]))[0].reshape(64, 3)[:, 0] * 255)
     np.testing.assert_array_equal(found, np.rint(RAMP.ravel() * 255 / 63))
@@ -130,7 +130,7 @@ def test_a_range_leaves_8_bit_rows_and_a_plain_store_says_nothing_of_it(make_pic
     pictures = make_pictures(4)
     pictures.embed()
     pictures.embed(intensity_range="0:4095", output=pictures.folder / "ranged.h5")
-    with FeatureStore.open(pictures.output) as a, FeatureStore.open(pictures.folder / "ranged.h5") as b:
+    with FeatureStore(pictures.output) as a, FeatureStore(pictures.folder / "ranged.h5") as b:
         assert a.read().tobytes() == b.read().tobytes()
         assert "intensity_range" not in a.encoder and a.fingerprint != b.fingerprint
 
@@ -199,7 +199,7 @@ def test_rows_of_tiffs_that_were_read_by_another_policy_are_made_again_and_no_ot
         report = pictures.embed(output=output, reuse=reuse)
         assert (report.new, report.reused, report.written) == (1, 3, True)
         assert pictures.embed(output=output, reuse=reuse).written is False
-        with FeatureStore.open(older) as a, FeatureStore.open(output) as b:
+        with FeatureStore(older) as a, FeatureStore(output) as b:
             assert a.fingerprint == b.fingerprint
 
 

@@ -97,6 +97,6 @@ def test_300_malformed_manifests_are_read_or_refused(data: bytes, chosen: dict) 
             str(error).encode("utf-8", "backslashreplace")
             assert {path.name for path in folder.iterdir()} == {"a.png", "b.png", "m.csv"}
         else:
-            with FeatureStore.open(output) as store:
+            with FeatureStore(output) as store:
                 assert store.rows == report.rows == len(store.ids) > 0
                 store.verify()

@@ -91,7 +91,7 @@ def test_worst_group_selection_takes_the_worst_of_all_crossings(store: Path, tmp
 
 
 def test_joint_groups_are_those_of_all_columns(store: Path) -> None:
-    with FeatureStore.open(store) as opened:
+    with FeatureStore(store) as opened:
         crossed = joint(make_groups(opened, "label,male;label,black").codes)
         plain = make_groups(opened, "label,male,black").codes[:, 0]
     assert ((crossed < 0) == (plain < 0)).all()

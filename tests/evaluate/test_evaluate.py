@@ -114,7 +114,7 @@ def birds(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_numbers_agree_with_a_calculation_by_hand(birds: tuple[Path, Path]) -> None:
     body, _ = _eval(*birds, where="split=test", groups=("label,place",))
-    with FeatureStore.open(birds[1]) as store:
+    with FeatureStore(birds[1]) as store:
         x, test = store.read().astype(float), store.mask("split=test")
         label, place = (np.array(store.categorical(name).text()) for name in ("label", "place"))
         train = store.mask("split=train")
@@ -139,7 +139,7 @@ def test_numbers_agree_with_a_calculation_by_hand(birds: tuple[Path, Path]) -> N
 
 
 def test_c33_the_order_of_the_rows_changes_nothing(birds: tuple[Path, Path], tmp_path: Path) -> None:
-    with FeatureStore.open(birds[1]) as store:
+    with FeatureStore(birds[1]) as store:
         order = np.random.default_rng(1).permutation(store.rows)
         columns = {name: store.categorical(name).text() for name in store.columns}
         shuffled = _store(
@@ -159,7 +159,7 @@ def test_c34_the_reference_weights_are_said_and_can_be_chosen(birds: tuple[Path,
     body, _ = _eval(*birds, where="split=test", groups=("label,place",), reference="place=land")
     assert body["reference"]["where"] == "place=land"
     land = [entry for entry in body["groups"] if entry["group"]["place"] == "land"]
-    with FeatureStore.open(birds[1]) as store:
+    with FeatureStore(birds[1]) as store:
         counts = [store.mask(f"place=land & label={entry['group']['label']}").sum() for entry in land]
     assert body["adjusted_accuracy"] == pytest.approx(
         np.average([entry["accuracy"] for entry in land], weights=counts)
@@ -210,7 +210,7 @@ def test_reference_groups_without_a_row_are_left_out_aloud(tmp_path: Path) -> No
 def test_c37_rows_that_the_probe_has_seen_are_marked(
     rows: str, birds: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with FeatureStore.open(birds[1]) as store:
+    with FeatureStore(birds[1]) as store:
         seen_by = {
             part: record_ids(np.array(store.ids, dtype=object)[store.mask(f"split={part}")])
             for part in ("train", "val")

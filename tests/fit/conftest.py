@@ -130,7 +130,7 @@ def write_pair_store(
     id_a, id_b = ids or (tuple(f"a{i}" for i in range(k)), tuple(f"b{i}" for i in range(k)))
     sources = []
     if features is not None:
-        with FeatureStore.open(features) as store:
+        with FeatureStore(features) as store:
             sources = [{"path": str(features), "content_sha256": store.content_sha256}]
     write_pairs(
         path,

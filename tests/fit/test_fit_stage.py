@@ -61,7 +61,7 @@ def run(on_disk: Any, **options: Any) -> Run:
 
 
 def measure(probe: Probe, path: Path, where: str = "split=test") -> float:
-    with FeatureStore.open(path) as store:
+    with FeatureStore(path) as store:
         rows = np.flatnonzero(store.mask(where))
         texts = np.array(store.categorical("label").text(), dtype=object)[rows]
         truth = np.array([probe.classes.index(text) for text in texts])
@@ -94,7 +94,7 @@ def test_probe_is_folded_and_says_where_it_comes_from(on_disk: Any) -> None:
     data = probe.meta["data"]
     assert (data["train"], data["train_rows"], data["val_rows"]) == ("split=train", 600, 300)
     assert (data["pairs"]["used"], data["pairs"]["held_out"]) == (80, 40)
-    with FeatureStore.open(on_disk.features) as store:
+    with FeatureStore(on_disk.features) as store:
         assert data["features"]["content_sha256"] == store.content_sha256
         assert probe.meta["fingerprint"] == store.fingerprint
     assert probe.meta["converged"] is True
@@ -149,7 +149,7 @@ def test_held_out_pairs_are_what_a_choice_is_measured_on(on_disk: Any) -> None:
     a, b = (X.astype(np.float64) for X in (store.features_a, store.features_b))
     held = store.holdout
     basis = spectrum((a - b)[~held].T).basis
-    with FeatureStore.open(on_disk.features) as features:
+    with FeatureStore(on_disk.features) as features:
         rows = features.mask("split=train")
         X, y = features.read(rows), features.categorical("label").codes[rows]
     for fit_, found in zip(fit_path(X, y, 2, basis, [0, 3], [1e-2]), made.report["path"], strict=True):
@@ -294,7 +294,7 @@ def test_c37_rows_with_two_parts_to_play_are_refused(
 
 
 def test_c38_pairs_with_a_test_member_are_left_out(on_disk: Any) -> None:
-    with FeatureStore.open(on_disk.features) as store:
+    with FeatureStore(on_disk.features) as store:
         first = np.flatnonzero(store.mask("split=train"))[:30]
         second = np.concatenate([np.flatnonzero(store.mask("split=test"))[:4], first[4:] + 100])
         X, ids = store.read(), np.array(store.ids, dtype=object)

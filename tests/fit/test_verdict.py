@@ -264,7 +264,7 @@ def test_controls_are_written_as_probes(on_disk: Any) -> None:
         "erm-upweighted": {"upweight": "label,place"},
         "erm-pair-rows": {"features": wider},
     }
-    with FeatureStore.open(features) as store:
+    with FeatureStore(features) as store:
         everything = store.read()
     for name in names:
         probe = read_probe(folder / f"{name}.safetensors")
@@ -303,7 +303,7 @@ def test_a_control_is_measured_like_the_pick(on_disk: Any) -> None:
     )
     assert controls["erm"]["bound"]["value"] == pytest.approx(rank_0["bound_01"])
     assert controls["erm"]["weight_decay"] == rank_0["weight_decay"]
-    with FeatureStore.open(on_disk.features) as store:
+    with FeatureStore(on_disk.features) as store:
         codes = store.categorical("label").codes
         train, val = (codes[store.mask(f"split={part}")] for part in ("train", "val"))
     commonest = np.bincount(train).argmax()

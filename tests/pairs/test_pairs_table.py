@@ -50,7 +50,7 @@ def store(make_store: Make) -> Path:
 def test_a_table_gives_members_differences_and_their_spectrum(store: Path, make_table: Make) -> None:
     rows = [(f"r{i}", f"r{i + 20}") for i in range(20)]
     made, _ = _run(make_table(rows), store, holdout="5")
-    with FeatureStore.open(store) as features:
+    with FeatureStore(store) as features:
         x = features.read()
     assert made.id_a == tuple(f"r{i}" for i in range(20))
     np.testing.assert_array_equal(made.features_a, x[:20])

@@ -72,7 +72,7 @@ def embedded(pictures: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def probe(embedded: Path, tmp_path: Path) -> Path:
-    with FeatureStore.open(embedded) as store:
+    with FeatureStore(embedded) as store:
         return _probe(tmp_path / "p.safetensors", store.encoder, store.dim, ("cat", "dog", "owl"))
 
 
@@ -97,7 +97,7 @@ def test_a_store_a_folder_and_a_manifest_agree(probe: Path, embedded: Path, pict
 def test_numbers_agree_with_the_weights(classes: tuple[str, ...], embedded: Path, tmp_path: Path) -> None:
     from ncm_cli.store.probe import read_probe
 
-    with FeatureStore.open(embedded) as store:
+    with FeatureStore(embedded) as store:
         probe = _probe(tmp_path / "q", store.encoder, store.dim, classes)
         x, ids = store.read().astype(float), store.ids
     made = read_probe(probe)
@@ -116,7 +116,7 @@ def test_numbers_agree_with_the_weights(classes: tuple[str, ...], embedded: Path
 def test_regression_has_values(embedded: Path, tmp_path: Path) -> None:
     from ncm_cli.store.probe import read_probe
 
-    with FeatureStore.open(embedded) as store:
+    with FeatureStore(embedded) as store:
         probe = _probe(tmp_path / "q", store.encoder, store.dim, ())
         x = store.read().astype(float)
     made = read_probe(probe)
@@ -128,7 +128,7 @@ def test_regression_has_values(embedded: Path, tmp_path: Path) -> None:
 
 
 def test_scaling_is_that_of_the_probe(embedded: Path, tmp_path: Path) -> None:
-    with FeatureStore.open(embedded) as store:
+    with FeatureStore(embedded) as store:
         plain = _probe(tmp_path / "q", store.encoder, store.dim, ())
         scaled = _probe(
             tmp_path / "s", store.encoder, store.dim, (), scaling={"kind": "norm", "factor": 10.0}
@@ -164,7 +164,7 @@ def test_a_single_damaged_image_is_a_row_with_a_reason(probe: Path, tmp_path: Pa
 
 
 def test_another_encoder_is_refused(probe: Path, embedded: Path, pictures: Path, tmp_path: Path) -> None:
-    with FeatureStore.open(embedded) as store:
+    with FeatureStore(embedded) as store:
         changed = {**store.encoder, "decode_policy": 999}
         other = _probe(tmp_path / "o", changed, store.dim, ("a", "b"))
     with pytest.raises(MismatchError, match="different encoders"):
@@ -292,7 +292,7 @@ def test_the_weights_are_found_through_the_store_that_was_embedded(
     from ncm_cli.probes.predict import _request
     from ncm_cli.store.probe import read_probe
 
-    with FeatureStore.open(embedded) as store:
+    with FeatureStore(embedded) as store:
         probe = _probe(
             tmp_path / "q", store.encoder, store.dim, ("a", "b"), data={"features": {"path": str(embedded)}}
         )

@@ -160,7 +160,7 @@ def test_builders_make_the_columns_that_are_assumed(tmp_path: Path, monkeypatch:
             if name.endswith(".csv"):
                 assert read_header(folder / name) == columns
             else:
-                with FeatureStore.open(folder / name) as store:
+                with FeatureStore(folder / name) as store:
                     assert {*store.columns, "label", "split"} == set(columns)
         assert {path.name for path in folder.glob("*.csv")} <= set(assumed)
 

@@ -553,7 +553,7 @@ def _values(out: Path) -> dict[str, Any]:
                 name: body.get(name) for name in ("n", "accuracy", "log_loss", "groups", "bound")
             }
     for file in sorted(out.rglob("*.h5")):
-        with FeatureStore.open(file) as store:
+        with FeatureStore(file) as store:
             found[file.name] = (store.content_sha256, store.fingerprint, store.ids)
     for file in sorted(out.rglob("*.safetensors")):
         found[file.name] = read_probe(file).sha256

@@ -72,7 +72,7 @@ def write_store(tmp_path: Path) -> Callable[..., Path]:
 
 def everything(path: Path) -> tuple[Any, ...]:
     """All that a reader can learn from a feature store, in a form that can be compared."""
-    with FeatureStore.open(path) as store:
+    with FeatureStore(path) as store:
         store.verify()
         files = store.files
         columns = [

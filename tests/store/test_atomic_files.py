@@ -250,7 +250,7 @@ def test_c56_readers_keep_the_old_store_while_it_is_replaced(
 ) -> None:
     path = write_store()
     expected = samples.everything(path)
-    first, second = FeatureStore.open(path), FeatureStore.open(path)
+    first, second = FeatureStore(path), FeatureStore(path)
     old = second.read()
     write_store(seed=1)
     np.testing.assert_array_equal(first.read(), old)
@@ -268,7 +268,7 @@ def test_c56_a_writer_that_fails_disturbs_no_reader(
     write_store: Callable[..., Path], samples: SimpleNamespace
 ) -> None:
     path = write_store()
-    with FeatureStore.open(path) as reader:
+    with FeatureStore(path) as reader:
         with pytest.raises(InputError, match="finite"):
             write_store(features=np.full((40, 8), np.nan))
         reader.verify()
@@ -280,7 +280,7 @@ def test_readers_need_no_locks(write_store: Callable[..., Path]) -> None:
     path = write_store()
     with path.open("rb+") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        with FeatureStore.open(path) as store:
+        with FeatureStore(path) as store:
             store.verify()
 
 
@@ -291,7 +291,7 @@ def test_readers_need_no_right_to_write(
     path.chmod(0o444)
     path.parent.chmod(0o555)
     try:
-        with FeatureStore.open(path) as store:
+        with FeatureStore(path) as store:
             store.verify()
     finally:
         path.parent.chmod(0o755)

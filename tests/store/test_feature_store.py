@@ -25,7 +25,7 @@ def test_round_trip(tmp_path: Path, samples: SimpleNamespace) -> None:
     features = np.random.default_rng(1).standard_normal((300, 5)).astype(np.float32)
     given = samples.store_arguments(features=features)
     write_features(tmp_path / "f.h5", **given)
-    with FeatureStore.open(tmp_path / "f.h5") as store:
+    with FeatureStore(tmp_path / "f.h5") as store:
         assert (store.rows, store.dim, store.dtype) == (300, 5, "float32")
         assert store.ids == tuple(given["ids"])
         np.testing.assert_array_equal(store.read(), features)
@@ -47,18 +47,22 @@ def test_round_trip(tmp_path: Path, samples: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize("dim", [3, pytest.param(700_000, marks=pytest.mark.slow)])
-def test_rows_in_any_order(tmp_path: Path, samples: SimpleNamespace, dim: int) -> None:
+def test_rows_in_any_order(
+    tmp_path: Path, samples: SimpleNamespace, dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # 700,000 numbers a row make a block of one row.
     rng = np.random.default_rng(dim)
     features = rng.standard_normal((7, dim)).astype(np.float32)
     write_features(tmp_path / "f.h5", **samples.store_arguments(features=features))
     asked = rng.integers(0, 7, 11)
-    with FeatureStore.open(tmp_path / "f.h5") as store:
+    with FeatureStore(tmp_path / "f.h5") as store:
         np.testing.assert_array_equal(store.read(asked), features[asked])
         assert store.read([]).shape == (0, dim)
         mask = np.arange(7) % 2 == 0
         np.testing.assert_array_equal(store.read(mask), features[mask])
-        parts = list(store.blocks(asked, block_rows=4))
+        monkeypatch.setattr("ncm_cli.store.features.CHUNK_BYTES", 2 * dim)
+        parts = list(store.blocks(asked))
+        assert [len(p) for p, _ in parts] == [4, 4, 3]
         np.testing.assert_array_equal(np.concatenate([p for p, _ in parts]), asked)
         np.testing.assert_array_equal(np.concatenate([x for _, x in parts]), features[asked])
         whole = list(store.blocks())
@@ -72,7 +76,7 @@ def test_content_digest_depends_on_content_alone(
     write_store: Callable[..., Path], samples: SimpleNamespace
 ) -> None:
     def content(**arguments: object) -> str:
-        with FeatureStore.open(write_store(**arguments)) as store:
+        with FeatureStore(write_store(**arguments)) as store:
             return store.content_sha256
 
     first = content()
@@ -93,7 +97,7 @@ def test_filters(write_store: Callable[..., Path]) -> None:
         NumericColumn("age", np.array([1.0, 2.5, np.nan, 2.5])),
     ]
     path = write_store(features=np.ones((4, 2), np.float32), columns=columns, label_column=None)
-    with FeatureStore.open(path) as store:
+    with FeatureStore(path) as store:
 
         def kept(where: str | None) -> list[int]:
             return np.flatnonzero(store.mask(where)).tolist()
@@ -141,13 +145,13 @@ def test_any_text_is_an_id_and_a_category(texts: list[str]) -> None:
             encoder={},
             options={"texts": texts},
         )
-        with FeatureStore.open(path) as store:
+        with FeatureStore(path) as store:
             assert list(store.ids) == store.categorical("text").text() == store.options["texts"] == texts
             store.verify()
 
 
 def test_positions(write_store: Callable[..., Path]) -> None:
-    with FeatureStore.open(write_store()) as store:
+    with FeatureStore(write_store()) as store:
         assert store.positions([store.ids[3], "nobody", store.ids[0]]).tolist() == [3, -1, 0]
 
 
@@ -155,7 +159,7 @@ def test_positions(write_store: Callable[..., Path]) -> None:
 def test_column_names_survive(write_store: Callable[..., Path], name: str) -> None:
     columns = [NumericColumn(name, np.arange(3.0)), NumericColumn("other", np.arange(3.0))]
     path = write_store(features=np.ones((3, 2)), columns=columns, label_column=None)
-    with FeatureStore.open(path) as store:
+    with FeatureStore(path) as store:
         assert list(store.columns) == [name, "other"]
         assert store.column(name).name == name
 
@@ -164,7 +168,7 @@ def test_c50_float16_range_and_arithmetic(write_store: Callable[..., Path]) -> N
     features = np.full((3, 512), 20.0, np.float16)
     features[1] = 0
     path = write_store(features=features, dtype="float16")
-    with FeatureStore.open(path) as store:
+    with FeatureStore(path) as store:
         assert store.dtype == "float16"
         read = store.read()
         assert read.dtype == np.float32
@@ -198,7 +202,7 @@ def test_c62_rows_that_are_not_finite_are_refused_on_reading_too(write_store: Ca
         file["features"][5, 1] = np.nan
         for name in ("header_sha256", "digests_sha256", "content_sha256"):
             del file.attrs[name]
-    with FeatureStore.open(path) as store:
+    with FeatureStore(path) as store:
         assert store.read([4]).shape == (1, 8)
         with pytest.raises(InputError, match="aren't finite") as error:
             store.read()
@@ -219,7 +223,7 @@ def test_c57_ids_in_foreign_files_are_text(write_store: Callable[..., Path], tmp
                 "encoder": np.bytes_('{"kind": "mine"}'),
             }
         )
-    with FeatureStore.open(ours) as a, FeatureStore.open(foreign) as b:
+    with FeatureStore(ours) as a, FeatureStore(foreign) as b:
         assert a.ids == b.ids == tuple(ids)
         assert b.positions(a.ids).tolist() == [0, 1, 2]
         np.testing.assert_array_equal(a.read(), b.read())
@@ -268,14 +272,14 @@ def test_as_many_columns_as_can_be_read_again(write_store: Callable[..., Path], 
             write_store(columns=columns, label_column=None)
         assert "leave some out of the table" in str(error.value.fix)
     else:
-        with FeatureStore.open(write_store(columns=columns, label_column=None)) as store:
+        with FeatureStore(write_store(columns=columns, label_column=None)) as store:
             assert list(store.columns) == [column.name for column in columns]
 
 
 def test_names_that_are_not_utf8_survive(write_store: Callable[..., Path]) -> None:
     ids = ["a\udcff", "b"]
     path = write_store(features=np.ones((2, 2)), ids=ids, columns=[], label_column=None, files=None)
-    with FeatureStore.open(path) as store:
+    with FeatureStore(path) as store:
         assert store.ids == tuple(ids)
 
 
@@ -286,7 +290,7 @@ def test_writing_and_reading_take_bounded_memory(tmp_path: Path, samples: Simple
     given |= {"ids": [str(i) for i in range(500 * count)], "columns": [], "label_column": None, "files": None}
     tracemalloc.start()
     write_features(tmp_path / "f.h5", **given | {"blocks": (block for _ in range(count))})
-    with FeatureStore.open(tmp_path / "f.h5") as store:
+    with FeatureStore(tmp_path / "f.h5") as store:
         for _, features in store.blocks():
             assert features.shape[0] <= 8192
     peak = tracemalloc.get_traced_memory()[1]

@@ -19,7 +19,7 @@ from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import read_probe
 from ncm_cli.store.results import read_result
 
-READERS = {"features": FeatureStore.open, "pairs": read_pairs, "probe": read_probe, "result": read_result}
+READERS = {"features": FeatureStore, "pairs": read_pairs, "probe": read_probe, "result": read_result}
 
 BYTES = {
     "empty": b"",
@@ -83,7 +83,7 @@ def test_one_kind_of_file_is_not_taken_for_another(
         read_pairs(write_store())
     assert (error.value.found, error.value.expected) == ("ncm_format 'ncm-features'", "ncm-pairs")
     with pytest.raises(InputError, match="not a feature store"):
-        FeatureStore.open(probe_path)
+        FeatureStore(probe_path)
     with pytest.raises(InputError, match="not a probe"):
         read_probe(pairs_path)
 
@@ -202,7 +202,7 @@ def test_hostile_hdf5_is_refused(write_store: Callable[..., Path], case: str) ->
     path = write_store()
     with h5py.File(path, "r+") as file:
         change(file)
-    with pytest.raises(InputError, match=message) as error, FeatureStore.open(path) as store:
+    with pytest.raises(InputError, match=message) as error, FeatureStore(path) as store:
         store.verify()
     assert "\n" not in error.value.what + str(error.value.found)
 
@@ -212,7 +212,7 @@ def test_hostile_hdf5_is_refused(write_store: Callable[..., Path], case: str) ->
 def test_documents_of_another_kind_are_refused(
     write_store: Callable[..., Path], pairs_path: Path, name: str, content: bytes
 ) -> None:
-    foreign = {write_store(): lambda path: getattr(FeatureStore.open(path), name), pairs_path: read_pairs}
+    foreign = {write_store(): lambda path: getattr(FeatureStore(path), name), pairs_path: read_pairs}
     for path, read in foreign.items():
         with h5py.File(path, "r+") as file:
             del file.attrs["header_sha256"]
@@ -229,7 +229,7 @@ def test_endless_trees_are_refused(write_store: Callable[..., Path]) -> None:
     with h5py.File(path, "r+") as file:
         _many_groups(file)
     with pytest.raises(InputError, match="over 20,000 objects"):
-        FeatureStore.open(path)
+        FeatureStore(path)
 
 
 def test_a_heap_that_would_keep_hdf5_busy_for_ever(write_store: Callable[..., Path]) -> None:
@@ -247,7 +247,7 @@ def test_a_heap_that_would_keep_hdf5_busy_for_ever(write_store: Callable[..., Pa
     raw[at + 8 : at + 16] = bytes(8)
     path.write_bytes(raw)
     with pytest.raises(InputError, match="heap of text"):
-        FeatureStore.open(path)
+        FeatureStore(path)
 
 
 def test_refusing_takes_little_memory(write_store: Callable[..., Path]) -> None:
@@ -259,7 +259,7 @@ def test_refusing_takes_little_memory(write_store: Callable[..., Path]) -> None:
         "from ncm_cli.errors import InputError\n"
         "from ncm_cli.store.features import FeatureStore\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "try:\n    FeatureStore.open(sys.argv[1])\nexcept InputError:\n"
+        "try:\n    FeatureStore(sys.argv[1])\nexcept InputError:\n"
         "    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
     done = subprocess.run(

@@ -57,7 +57,7 @@ def reference(options: SweepOptions, method: str, seed: int, **hyper: float) -> 
         oracle=False,
         reporter=SILENT,
     )
-    with FeatureStore.open(options.features) as store:
+    with FeatureStore(options.features) as store:
         X, y, ids = store.read().astype(float), store.categorical("label").codes.astype(int), store.ids
         train_rows, val_rows = (store.categorical("split").codes == part for part in (0, 1))
     pairs = read_pairs(options.pairs)

@@ -37,7 +37,7 @@ def test_every_pick_is_a_probe_with_the_tables_accuracy(
         scaling=scaling, save_probes=folder,
     )  # fmt: skip
     report = sweep(options)
-    with FeatureStore.open(problem / "f.h5") as store:
+    with FeatureStore(problem / "f.h5") as store:
         split = store.categorical("split").codes
         test_rows, train, val = ([store.ids[i] for i in np.flatnonzero(split == part)] for part in (2, 0, 1))
     seen: set[str] = set()

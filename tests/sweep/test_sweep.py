@@ -160,7 +160,7 @@ def test_the_protocol_is_followed_and_recorded(swept: Made, problem: Path) -> No
 def test_dfr_is_tuned_on_one_subset_and_tested_on_twenty(swept: Made, problem: Path) -> None:
     sweep(swept(methods="dfr", search=("C=0.3",), seeds=1, folds=0))
     table = read_sweep(problem / "s.h5").metrics
-    with FeatureStore.open(problem / "f.h5") as store:
+    with FeatureStore(problem / "f.h5") as store:
         X, codes = store.read().astype(float), {name: store.categorical(name).codes for name in store.columns}
     train, val, test = (codes["split"] == part for part in range(3))
     y, group = codes["label"].astype(int), 2 * codes["label"] + codes["color"]
@@ -356,7 +356,7 @@ def test_training_rows_without_an_environment_take_no_part(swept: Made, problem:
     from ncm_cli.store.columns import Column
     from ncm_cli.store.features import FeatureStore, write_features
 
-    with FeatureStore.open(problem / "f.h5") as store:
+    with FeatureStore(problem / "f.h5") as store:
         columns = dict(store.columns)
         codes = columns["domain"].codes.copy()
         codes[3] = -1
