@@ -280,6 +280,11 @@ class FeatureStore(contextlib.AbstractContextManager["FeatureStore"]):
             self._h5.close()
             raise
 
+    @classmethod
+    def open(cls, path: Path | str) -> FeatureStore:
+        """The same, as files are opened."""
+        return cls(path)
+
     def _read_header(self) -> None:
         features = self._h5.dataset("features", ndim=2, kinds="f")
         self.rows, self.dim = (int(length) for length in features.shape)
@@ -424,12 +429,12 @@ class FeatureStore(contextlib.AbstractContextManager["FeatureStore"]):
         return made
 
     def blocks(
-        self, rows: np.ndarray | Sequence[int] | None = None
+        self, rows: np.ndarray | Sequence[int] | None = None, *, block_rows: int | None = None
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield (positions int64 (b,), features float32 (b, d)) over ``rows``, about 8 MiB at a time."""
+        """Yield (positions int64 (b,), features float32 (b, d)) over ``rows``, by default 8 MiB at a time."""
         positions = self._rows(rows)
-        step = max(1, 8 * CHUNK_BYTES // (4 * self.dim))
-        if rows is None:  # whole blocks are read once each
+        step = block_rows or max(1, 8 * CHUNK_BYTES // (4 * self.dim))
+        if rows is None and block_rows is None:  # whole blocks are read once each
             step = max(1, step // self._block_rows) * self._block_rows
         for start in range(0, len(positions), step):
             part = positions[start : start + step]
