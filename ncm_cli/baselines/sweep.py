@@ -27,13 +27,12 @@ from ncm_cli.options import as_json, check
 from ncm_cli.probes import metrics
 from ncm_cli.probes.apply import Scaling
 from ncm_cli.probes.fit import flags_of, probe_of
-from ncm_cli.probes.metrics import PairRows, Rows
+from ncm_cli.probes.metrics import PairRows, Rows, joint
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.path import Fit
 from ncm_cli.probes.problem import Part, read_problem, resolve_device, train_data
 from ncm_cli.probes.selection import Fold, bound_of, log_loss_bound, stacked, worst_group_error
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.store.columns import joint
 from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.files import atomic_path, sha256_file, writer_lock
 from ncm_cli.store.journal import Journal

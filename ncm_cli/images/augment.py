@@ -22,11 +22,6 @@ Random = np.random.Generator
 Transform = Callable[[Image.Image, float, Random], Image.Image]
 
 
-def canonical(chain: Chain) -> str:
-    """A chain in one spelling, with every amount said: two spellings of one augmentation agree."""
-    return "+".join(name if amount is None else f"{name}:{amount!r}" for name, amount in chain)
-
-
 def apply(chain: Chain, image: Image.Image, *, seed: int, id: str) -> Image.Image:
     """The picture after every step of the chain."""
     digest = hashlib.sha256(f"{seed}\0{id}".encode("utf-8", "surrogatepass")).digest()

@@ -13,20 +13,16 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
-from ncm_cli.errors import UsageError
-from ncm_cli.images.augment import apply, canonical
 from ncm_cli.images.decode import DECODE_POLICY, MAX_PIXELS, SAMPLE_POLICY, DecodeError
 from ncm_cli.images.options import (
     DEFAULT_MODEL,
     DEFAULT_PRETRAINED,
+    canonical,
     parse_augment,
-    parse_model,
     parse_size,
     refuse_device,
 )
 from ncm_cli.progress import Reporter
-
-PRECISIONS = ("fp32", "bf16", "fp16")
 
 _LIBRARIES = {
     "pixels": ("pillow",),
@@ -74,15 +70,6 @@ class EncoderRequest:
             DEFAULT_PRETRAINED if (self.pretrained, self.model) == (None, DEFAULT_MODEL) else self.pretrained
         )
 
-    def check(self) -> None:
-        """Raise a `UsageError` for values that no encoder takes."""
-        parse_model(self.model)
-        if self.precision not in PRECISIONS:
-            raise UsageError(
-                f"no precision named {self.precision!r}", expected=f"one of: {', '.join(PRECISIONS)}"
-            )
-        parse_augment(self.augment)
-
     def describe(self, **facts: Any) -> dict[str, Any]:
         """An encoder's description: ``facts`` and what every kind shares."""
         shared = {"decode_policy": DECODE_POLICY, "normalize": self.normalize}
@@ -97,7 +84,11 @@ class EncoderRequest:
     def augmented(self, image: Image.Image, id: str) -> Image.Image:
         """The picture with the augmentation that is asked for."""
         chain = parse_augment(self.augment)
-        return apply(chain, image, seed=self.seed, id=id) if chain else image
+        if not chain:
+            return image
+        from ncm_cli.images.augment import apply
+
+        return apply(chain, image, seed=self.seed, id=id)
 
     def finish(self, features: np.ndarray) -> np.ndarray:
         """Float32 rows as they are wanted: normalised, or as they are."""
@@ -110,7 +101,6 @@ def request_key(request: EncoderRequest) -> dict[str, Any]:
     Two requests with equal keys give the same features, so stored rows stay valid and no model needs to be
     loaded to know that. Local checkpoints and configurations count by content, not by path.
     """
-    request.check()
     pixels = request.kind == "pixels"
     key: dict[str, Any] = {
         "kind": request.kind,
@@ -166,11 +156,10 @@ def load_encoder(request: EncoderRequest, *, device: str = "auto", reporter: Rep
     Raises
     ------
     UsageError
-        A malformed request.
+        A bad size of ``pixels``, or ``pixels`` on a GPU.
     InputError
         An unknown model or tag, missing or foreign weights, CUDA asked for where there is none.
     """
-    request.check()
     if request.kind == "pixels":
         for error in refuse_device(request.model, device):
             raise error

@@ -305,6 +305,9 @@ def _timm_published(name: str) -> tuple[torch.nn.Module, str]:
 
 CONFIG_NAME = "open_clip_config.json"
 
+HUB_NAMES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+"""The checkpoint of a repository that names none, the better one first."""
+
 OPENAI_SETTINGS = ("input_resolution", "context_length", "vocab_size")
 """Entries that only state dicts of OpenAI's own archives hold."""
 
@@ -374,8 +377,7 @@ def find_clip(request: EncoderRequest) -> ClipSource:
     if kind == "hf-hub":
         with weights.fetching(f"the model {model}", f"--model {model}"):
             path = weights.hub_file(place, [CONFIG_NAME])
-            names = ["open_clip_model.safetensors", "open_clip_pytorch_model.bin"]
-            checkpoint = None if request.random_init else weights.hub_file(place, names)
+            checkpoint = None if request.random_init else weights.hub_file(place, HUB_NAMES)
         return ClipSource(model, *_read_config(path), checkpoint)
     if kind == "local-dir":
         folder = Path(place).expanduser()
@@ -424,13 +426,8 @@ def _registered(request: EncoderRequest, model: str) -> ClipSource:
     cache = None if repository else Path("~/.cache/clip").expanduser()
     with weights.fetching(f"the weights of {name} with tag {found!r}", f"--pretrained {found}", cache):
         if repository:
-            file = file or "open_clip_pytorch_model.bin"
-            safe = (
-                "open_clip_model.safetensors"
-                if file == "open_clip_pytorch_model.bin"
-                else f"{file[:-4]}.safetensors"
-            )
-            names = [safe, file] if file.endswith((".bin", ".pth")) else [file]
+            safe = [f"{file[:-4]}.safetensors"] if file.endswith((".bin", ".pth")) else []
+            names = HUB_NAMES if file in ("", HUB_NAMES[-1]) else [*safe, file]
             checkpoint = weights.hub_file(repository, names)
         else:
             checkpoint = Path(download_pretrained(tag, cache_dir=cache))

@@ -71,6 +71,11 @@ def _parse_step(text: str, spec: str) -> tuple[str, float | None]:
     return name, value
 
 
+def canonical(chain: Chain) -> str:
+    """A chain in one spelling, with every amount said: two spellings of one augmentation agree."""
+    return "+".join(name if amount is None else f"{name}:{amount!r}" for name, amount in chain)
+
+
 DEFAULT_MODEL = "ViT-B-32-quickgelu"
 DEFAULT_PRETRAINED = "openai"
 """The weights of the default model; any other model needs ``--pretrained``."""

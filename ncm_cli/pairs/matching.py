@@ -27,10 +27,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ncm_cli.probes.metrics import joint
 
 Positions = NDArray[np.int64]
 Float32 = NDArray[np.float32]
@@ -128,7 +130,7 @@ class Pool:
         most = np.minimum(second, n - second) if self.two_sided else n // 2
         if self.any_across:
             return most
-        cell = as_codes([group, self.across], len(group))
+        cell = joint(np.stack([group, self.across], axis=1))
         largest = np.zeros_like(n)
         np.maximum.at(largest, group, np.bincount(cell)[cell])
         return np.minimum(most, n - largest)
@@ -147,7 +149,7 @@ def random_pairs(pool: Pool, rng: np.random.Generator) -> tuple[Positions, Posit
     """
     rows = rng.permutation(len(pool.same))
     group = np.unique(pool.same, return_inverse=True)[1]
-    cell = as_codes([group] if pool.any_across else [group, pool.across], len(group))
+    cell = group if pool.any_across else joint(np.stack([group, pool.across], axis=1))
     most = pool.most_pairs()[group]
     everything = np.full(len(rows), len(rows))
     if pool.two_sided:
@@ -330,16 +332,6 @@ def stratified_parts(pool: Pool, fraction: float, rng: np.random.Generator) -> N
         n = int(np.floor(fraction * len(cell) + rng.random()))
         held[rng.permutation(cell)[:n]] = True
     return held
-
-
-def as_codes(columns: Sequence[NDArray[np.int64]], n: int) -> Positions:
-    """(n,) one code for each combination of columns of codes; −1 where any of them is missing (−1)."""
-    codes, known = np.zeros(n, dtype=np.int64), np.ones(n, dtype=bool)
-    for column in columns:
-        width = int(column.max(initial=0)) + 1
-        codes = np.unique(codes * width + np.maximum(column, 0), return_inverse=True)[1]
-        known &= column >= 0
-    return np.where(known, codes, -1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from ncm_cli.errors import InputError, listing, nearest
 from ncm_cli.options import parse_names
 from ncm_cli.pairs import matching
 from ncm_cli.pairs.options import PairsOptions, parse_holdout
+from ncm_cli.probes.metrics import joint
 from ncm_cli.progress import Reporter
 from ncm_cli.store.columns import role_of, split_column, split_filter, split_values, unrecognised
 from ncm_cli.store.features import FeatureStore
@@ -290,16 +291,17 @@ def _require_enough(wanted: int, there: int) -> None:
 
 def _joint_codes(stores: Stores, names: str) -> tuple[Rows, Rows]:
     """Codes of the combined columns that mean the same in both stores; −1 where one is missing."""
-    joint = []
+    rows = stores[0].rows
+    made = [np.zeros(rows + stores[1].rows, np.int64)]
     for name in parse_names(names):
         left, right = (store.categorical(name) for store in stores)
         number = {
             name: code for code, name in enumerate(dict.fromkeys([*left.categories, *right.categories]))
         }
         translate = np.array([*(number[category] for category in right.categories), -1])
-        joint.append(np.concatenate([left.codes.astype(np.int64), translate[right.codes]]))
-    codes = matching.as_codes(joint, stores[0].rows + stores[1].rows)
-    return codes[: stores[0].rows], codes[stores[0].rows :]
+        made.append(np.concatenate([left.codes.astype(np.int64), translate[right.codes]]))
+    codes = joint(np.stack(made, axis=1))
+    return codes[:rows], codes[rows:]
 
 
 Found = tuple[list[tuple[Rows, Rows]], dict[str, Any]]

@@ -11,7 +11,7 @@ import numpy as np
 
 from ncm_cli.errors import InputError
 from ncm_cli.options import as_json, check, given_flags, parse_ranks
-from ncm_cli.probes.metrics import PairRows, Rows, decide
+from ncm_cli.probes.metrics import PairRows, Rows, decide, joint
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.path import Fit
 from ncm_cli.probes.problem import (
@@ -38,7 +38,6 @@ from ncm_cli.probes.selection import (
     unmeasured,
 )
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.store.columns import joint
 from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.probe import Probe, record_ids, write_probe
 

@@ -37,6 +37,15 @@ def balanced_accuracy(predicted: Codes, y: Codes) -> float:
     return math.fsum(mean(right[y == code]) for code in np.unique(y)) / len(np.unique(y))
 
 
+def joint(codes: Codes) -> Codes:
+    """(n,) one code for each combination of codes (n, columns), in order; −1 where any is missing (−1)."""
+    made = np.zeros(len(codes), np.int64)
+    for column in codes.T:  # much faster than to sort rows of several columns
+        width = int(column.max(initial=0)) + 1
+        made = np.unique(made * width + np.maximum(column, 0), return_inverse=True)[1]
+    return np.where((codes >= 0).all(axis=1), made, -1)
+
+
 def decide(logits: Floats) -> Codes:
     """int64 (...): class codes of logits (..., C).
 

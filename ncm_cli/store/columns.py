@@ -245,12 +245,6 @@ def _combinations(columns: tuple[Column, ...]) -> tuple[list[tuple[str, ...]], C
     return names, np.where(known, found, -1)
 
 
-def joint(codes: Codes) -> Codes:
-    """(n,) one code for each combination of the crossings' groups (n, crossings), −1 where any is missing."""
-    _, inverse = np.unique(codes, axis=0, return_inverse=True)
-    return np.where((codes >= 0).all(axis=1), inverse.reshape(-1), -1).astype(np.int64)
-
-
 def _grouping(store: FeatureStore, name: str) -> Column:
     made = categories_of(store.column(name))
     count = len(made.categories)

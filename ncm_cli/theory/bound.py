@@ -198,7 +198,7 @@ class _Judged:
         """The whole result."""
         options, probe = self.options, self.probe
         differences = self.test - self.twin
-        self.moment = theorem.second_moment(theorem.row_blocks(differences))
+        self.moment = theorem.second_moment(differences)
         dim, estimated = options.spurious_dim, options.spurious_dim is None
         if dim is None:
             dim = theorem.spurious_dimension(self.moment.values)

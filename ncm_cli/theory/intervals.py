@@ -170,7 +170,7 @@ def _exact(differences: NDArray, weights: Array, basis: Array, s: int) -> Array:
     """(4,) misalignment, √λ₁, √λ_{s+1} and dist of the pairs re-weighted by (n,), which sum to 1."""
     drawn = np.flatnonzero(weights)
     scale = np.sqrt(weights[drawn] * len(drawn))
-    moment = second_moment(row_blocks(differences[drawn] * scale[:, None]))
+    moment = second_moment(differences[drawn] * scale[:, None])
     roots = [misalignment(moment, basis)[0], math.sqrt(moment.value(0)), math.sqrt(moment.value(s))]
     # A resample of few pairs can have fewer directions than s.
     s = min(s, len(moment.values))

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -86,8 +86,6 @@ class SecondMoment:
     """λ (m,), descending, not negative; m = min(n, d)."""
     vectors: Array
     """Q (d, m), orthonormal."""
-    n: int
-    """Pairs that M was estimated from."""
 
     def value(self, index: int) -> float:
         """λ_{index+1}; 0 beyond the last."""
@@ -100,22 +98,17 @@ def row_blocks(rows: NDArray, size: int = BLOCK_ROWS) -> Iterator[Array]:
         yield np.asarray(rows[start : start + size], dtype=np.float64)
 
 
-def second_moment(blocks: Iterable[Array]) -> SecondMoment:
-    """M's eigenpairs from blocks (b, d) of differences, streamed.
+def second_moment(rows: NDArray, size: int = BLOCK_ROWS) -> SecondMoment:
+    """M's eigenpairs from differences (n, d), of which ``size`` are in float64 at a time.
 
     A triangular R (at most d × d) with RᵀR = Σ δδᵀ is kept, not the sum itself: the singular values of R are
     √(nλ) to full precision, where the eigenvalues of the sum would lose √λ below 1e-8 of the largest.
     """
-    factor: Array | None = None
-    n = 0
-    for block in blocks:
-        n += len(block)
-        stacked = block if factor is None else np.vstack([factor, block])
-        factor = np.asarray(np.linalg.qr(stacked, mode="r"))
-    if factor is None or n == 0:
-        raise ValueError("no pairs")
+    factor = np.empty((0, rows.shape[1]))
+    for block in row_blocks(rows, size):
+        factor = np.asarray(np.linalg.qr(np.vstack([factor, block]), mode="r"))
     _, singular, vectors = svd(factor)
-    return SecondMoment(values=singular**2 / n, vectors=vectors.T, n=n)
+    return SecondMoment(values=singular**2 / len(rows), vectors=vectors.T)
 
 
 def spurious_dimension(values: Array, tolerance: float = SPURIOUS_TOLERANCE) -> int:

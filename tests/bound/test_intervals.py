@@ -64,7 +64,7 @@ class Sample:
             loss=LOSS,
             weight=self.world.weight,
             basis=self.world.basis,
-            moment=bound.second_moment([self.differences]),
+            moment=bound.second_moment(self.differences),
             term_1=float(np.mean(twin_loss)),
             spurious_dim=SPURIOUS,
         )
@@ -76,7 +76,7 @@ class Sample:
 
     def intervals(self, *, replicates: int = 200, seed: int = 0) -> dict[str, Interval]:
         test, twin = self.logits()
-        terms, moment = self.terms(), bound.second_moment([self.differences])
+        terms, moment = self.terms(), bound.second_moment(self.differences)
         shares = bound_intervals.share_intervals(test, twin, self.codes)
         return shares | bound_intervals.intervals(
             loss=LOSS,

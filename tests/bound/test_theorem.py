@@ -35,7 +35,7 @@ class Problem:
 
     @property
     def moment(self) -> bound.SecondMoment:
-        return bound.second_moment(bound.row_blocks(self.test - self.twin, 7))
+        return bound.second_moment(self.test - self.twin, 7)
 
     def risk(self, rows: np.ndarray) -> float:
         return float(np.mean(self.loss.rows(rows @ self.weight.T + self.bias, self.target)))
@@ -204,7 +204,7 @@ def _corollary(seed: int, *, rank: int, noise: float) -> dict[str, Any]:
     clean = axes @ rng.normal(size=(spurious, k))
     epsilon = rng.normal(size=(d, k))
     noisy = clean + noise * epsilon / np.linalg.norm(epsilon, 2)
-    moment = bound.second_moment([rng.normal(size=(200, spurious)) @ axes.T])
+    moment = bound.second_moment(rng.normal(size=(200, spurious)) @ axes.T)
     basis = np.linalg.svd(noisy, full_matrices=False)[0][:, :rank]
     weight = bound.without(rng.normal(size=(d, 1)), basis).T
     loss = bound.LOSSES["logistic"]
@@ -230,27 +230,21 @@ def test_noise_corollary_by_its_conditions() -> None:
 def test_second_moment_does_not_depend_on_the_blocks() -> None:
     rng = np.random.default_rng(5)
     rows = rng.normal(size=(50, 8)) * np.logspace(0, -7, 8)
-    whole = bound.second_moment([rows])
+    whole = bound.second_moment(rows)
     for size in (1, 3, 49):
-        parts = bound.second_moment(bound.row_blocks(rows, size))
-        assert parts.n == 50
+        parts = bound.second_moment(rows, size)
         np.testing.assert_allclose(parts.values, whole.values, rtol=1e-8)
     direct = np.sort(np.linalg.eigvalsh(rows.T @ rows / 50))[::-1]
     np.testing.assert_allclose(whole.values[:4], direct[:4], rtol=1e-8)
-
-
-def test_second_moment_of_no_pairs() -> None:
-    with pytest.raises(ValueError, match="no pairs"):
-        bound.second_moment([])
 
 
 def test_spurious_dimension_counts_planted_directions() -> None:
     rng = np.random.default_rng(3)
     rows = rng.normal(size=(200, 5)) @ rng.normal(size=(5, 30))
     tiny = 1e-5 * rng.normal(size=(200, 30))
-    assert bound.spurious_dimension(bound.second_moment([rows + tiny]).values) == 5
-    assert bound.spurious_dimension(bound.second_moment([rows + tiny]).values, 1e-14) == 30
-    assert bound.spurious_dimension(bound.second_moment([np.zeros((3, 2))]).values) == 0
+    assert bound.spurious_dimension(bound.second_moment(rows + tiny).values) == 5
+    assert bound.spurious_dimension(bound.second_moment(rows + tiny).values, 1e-14) == 30
+    assert bound.spurious_dimension(bound.second_moment(np.zeros((3, 2))).values) == 0
 
 
 def test_cross_entropy_is_root_2_lipschitz_and_the_constant_is_reached() -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,8 @@ from ncm_cli.images.encoder import (
     request_key,
     unit_rows,
 )
+from ncm_cli.images.options import EmbedOptions
+from ncm_cli.options import check
 from ncm_cli.progress import SILENT
 from ncm_cli.store.digests import fingerprint
 
@@ -107,11 +111,13 @@ def test_the_default_model_has_its_default_weights() -> None:
     assert EncoderRequest(model="ViT-B-32").weights is None
 
 
-def test_unknown_precisions_and_empty_models_are_usage_errors() -> None:
-    with pytest.raises(UsageError, match="no precision named 'fp8'"):
-        request_key(EncoderRequest(model="pixels:8", precision="fp8"))
-    with pytest.raises(UsageError, match="--model is empty"):
-        load_encoder(EncoderRequest(model=" "), device="cpu", reporter=SILENT)
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [({"precision": "fp8"}, "--precision doesn't take 'fp8'"), ({"model": " "}, "--model is empty")],
+)
+def test_unknown_precisions_and_empty_models_are_usage_errors(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check(EmbedOptions(source=Path("i"), output=Path("f.h5"), **asked))
 
 
 def test_c47_normalisation_is_part_of_the_fingerprint(picture: Picture) -> None:

@@ -12,8 +12,9 @@ from ncm_cli.errors import InputError
 from ncm_cli.main import run
 from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.fit import fit
+from ncm_cli.probes.metrics import joint
 from ncm_cli.probes.options import EvalOptions, FitOptions
-from ncm_cli.store.columns import Column, joint, make_groups
+from ncm_cli.store.columns import Column, make_groups
 from ncm_cli.store.features import FeatureStore, write_features
 
 ENCODER = {"kind": "array", "model": "made"}
