@@ -114,7 +114,7 @@ def test_filters(write_store: Callable[..., Path]) -> None:
             store.mask("age=3")
         with pytest.raises(UsageError, match="row filter"):
             store.mask("place")
-        with pytest.raises(InputError, match="numeric column"):
+        with pytest.raises(InputError, match="holds numbers, not classes"):
             store.categorical("age")
 
 
