@@ -102,8 +102,3 @@ def _refuse_foreign(output: Path) -> None:
             expected="a new folder, an empty one, or an earlier data set and nothing else",
             fix="another --output, or move these files away",
         )
-
-
-def absolute(path: Path) -> str:
-    """A path for a manifest whose images stay where they are; links are kept."""
-    return os.path.normpath(path.absolute())

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ncm_cli.datasets.base import SUFFIXES, absolute
+from ncm_cli.datasets.base import SUFFIXES
 from ncm_cli.datasets.options import FolderOptions, PacsOptions
 from ncm_cli.errors import InputError, listing, unknown
-from ncm_cli.images.manifest import alike_categories, check_depth, printable, walk_images
+from ncm_cli.images.manifest import absolute_text, alike_categories, check_depth, printable, walk_images
 from ncm_cli.images.options import parse_layout
 from ncm_cli.options import parse_where
 from ncm_cli.progress import Reporter
@@ -58,7 +58,8 @@ def build(options: FolderOptions, folder: Path, reporter: Reporter) -> dict[str,
     columns = {name: [own[level] for own in kept.values()] for level, name in enumerate(layout)}
     for warning in alike_categories(columns, "label", ()):
         reporter.warn(warning)
-    rows = [(image, absolute(options.source / image), *own, splits[image]) for image, own in kept.items()]
+    base = absolute_text(options.source)
+    rows = [(image, f"{base}/{image}", *own, splits[image]) for image, own in kept.items()]
     write_csv(folder / "manifest.csv", ("id", "path", *layout, "split"), rows)
     counted = Counter((own, splits[image]) for image, own in kept.items())
     names = [*SPLITS, *sorted(set(splits.values()) - set(SPLITS))]
@@ -252,7 +253,7 @@ def build_pacs(options: PacsOptions, folder: Path, reporter: Reporter) -> dict[s
         splits |= dict.fromkeys(drawn[: round(len(drawn) * options.val_fraction)], "val")
     kept = {image: own for image, own in found.items() if image in splits}
     rows = [
-        (image, absolute(root / image), label, domain, splits[image])
+        (image, absolute_text(root / image), label, domain, splits[image])
         for image, (domain, label) in kept.items()
     ]
     write_csv(folder / "manifest.csv", PACS_COLUMNS, rows)

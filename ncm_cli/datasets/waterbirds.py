@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from ncm_cli.datasets.base import SUFFIXES, absolute
+from ncm_cli.datasets.base import SUFFIXES
 from ncm_cli.datasets.options import WaterbirdsCfOptions
 from ncm_cli.errors import InputError, UsageError, listing, nearest
+from ncm_cli.images.manifest import absolute_text
 from ncm_cli.progress import Reporter
 from ncm_cli.store.tables import read_table, write_csv
 
@@ -182,7 +183,7 @@ def build(options: WaterbirdsCfOptions, folder: Path, reporter: Reporter) -> dic
     for bird in birds:
         twin = bird.split == "counterfactual"  # these are training rows here
         place = (bird.label, bird.place, "train" if twin else bird.split, "yes" if twin else "no")
-        rows.append((bird.file, absolute(root / bird.file), *place))
+        rows.append((bird.file, absolute_text(root / bird.file), *place))
     rows += made
     write_csv(folder / "manifest.csv", COLUMNS, rows)
     if pairs:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ncm_cli.errors import InputError, listing, unknown
 from ncm_cli.images.weights import pickled_object
-from ncm_cli.store.files import one_line
+from ncm_cli.store.files import one_line, require_file
 
 BLOCK_BYTES = 4 << 20
 """Bytes read at once: large enough for the disk, small beside everything else."""
@@ -43,10 +43,7 @@ def open_array(path: Path) -> ArraySource:
     Raises `InputError` for another kind of file, one that needs unpickling, a matrix that isn't
     two-dimensional and real, and several matrices of which none is called ``features``.
     """
-    if not path.is_file():
-        what = "a folder where a file is expected" if path.is_dir() else "no such file"
-        raise InputError(what, where=path)
-    opener = _OPENERS.get(path.suffix.lower())
+    opener = _OPENERS.get(require_file(path).suffix.lower())
     if opener is None:
         raise InputError(
             "an array in a format that isn't known", where=path, expected=f"one of: {listing(_OPENERS)}"

@@ -21,7 +21,7 @@ from ncm_cli.errors import InputError, MismatchError, listing
 from ncm_cli.images.encoder import Encoder, EncoderRequest, load_encoder, request_key, unit_rows
 from ncm_cli.images.manifest import Manifest, read_source
 from ncm_cli.images.options import EmbedOptions, parse_batch_size, parse_intensity_range, parse_workers
-from ncm_cli.images.rows import OLD, OTHER, RowPlan, Tally, gathered, make_features, none_decodes, unstorable
+from ncm_cli.images.rows import OLD, OTHER, RowPlan, Tally, gathered, make_features, read_ahead, unstorable
 from ncm_cli.options import as_json, check, refuse_replacing
 from ncm_cli.progress import SILENT, Reporter, Task
 from ncm_cli.store.columns import FailedRow, Files
@@ -252,14 +252,20 @@ class _ImageRun:
         return self.encoder
 
     def _all_still_bad(self, plan: RowPlan, tally: Tally) -> bool:
-        """Whether all that is missing had failed before and still doesn't decode."""
+        """Whether all that is missing had failed before and still doesn't decode: then no model is loaded."""
         failed_before = {row.id for row in self.old.failed} if self.old is not None else set()
         pending = plan.pending()
         if self.encoder is not None or not all(plan.files[row].id in failed_before for row in pending):
             return False
-        ranged = self.request.intensity_range is not None
+        ranged, workers = self.request.intensity_range is not None, parse_workers(self.options.workers)
+        threads = 1 if workers is None else workers
         files = [plan.files[row] for row in pending]
-        return none_decodes(files, tally, parse_workers(self.options.workers), ranged=ranged)
+        for image in read_ahead(files, None, workers=threads, window=2 * threads):
+            # With a range of samples for all, those without one of their own are taken to decode.
+            if image.item is not None or (ranged and image.undeclared):
+                return False
+            tally.fail(image, image.reason)
+        return True
 
     def _make(self, plan: RowPlan, journal: Journal) -> Tally:
         encoder, rows = self._load(), plan.pending()

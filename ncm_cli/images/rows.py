@@ -40,7 +40,7 @@ BLOCK_BYTES = 1 << 20
 """Features gathered at once when the store is written."""
 
 MOST_WORKERS = 8
-"""Reader threads of ``auto``: decoding outruns every encoder well before that."""
+"""Reader threads of ``auto``, cores allowing: decoding outruns every encoder well before that."""
 
 MOSTLY = 0.9
 """The share of a run's images that makes a tone the data set's."""
@@ -69,12 +69,6 @@ class ReadImage:
     tone: str = ""
     declared: tuple[float, float] | None = None
     undeclared: tuple[float, float] | None = None
-
-
-def default_workers() -> int:
-    """The threads of ``--workers auto``: the cores this process may use, up to `MOST_WORKERS`."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MOST_WORKERS)
 
 
 def read_image(file: ImageFile, encoder: Encoder | None) -> ReadImage:
@@ -132,7 +126,8 @@ def encode_batches(
     a matrix product may round differently in batches of other sizes, and a resumed run must give the bits of
     an uninterrupted one.
     """
-    threads = default_workers() if workers is None else workers
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = min(cores, MOST_WORKERS) if workers is None else workers
     largest = max(map(len, batches), default=0)
     files = (file for batch in batches for file in batch)
     images = read_ahead(files, encoder, workers=threads, window=largest + 2 * threads)
@@ -292,21 +287,6 @@ class Tally:
 def _spanning(ranges: Iterable[tuple[float, float]]) -> str:
     lows, highs = zip(*ranges, strict=True)
     return range_advice(min(lows), max(highs))
-
-
-def none_decodes(files: Sequence[ImageFile], tally: Tally, workers: int | None, *, ranged: bool) -> bool:
-    """Whether none of the images decodes; the reasons are recorded.
-
-    Used on images that failed before, so that a model is loaded only if one of them has been mended. Where
-    the run has a range of samples (``ranged``), those without one of their own are taken to decode.
-    """
-    threads = 1 if workers is None else workers
-    for image in read_ahead(files, None, workers=threads, window=2 * threads):
-        if image.item is not None or (ranged and image.undeclared):  # its range is the encoder's
-            tally.failed.clear()
-            return False
-        tally.fail(image, image.reason)
-    return True
 
 
 def make_features(

@@ -144,7 +144,7 @@ def _diagnose(
 ) -> dict[str, Any]:
     """All diagnostics of k pairs with differences ``delta`` (d, k); warns of those that need a look."""
     n, values = len(members), found.singular_values
-    same = identical(delta)
+    same = np.asarray(~delta.any(axis=0))
     again = repeated(members.a, members.b, either_way=members.stores[0] is members.stores[1])
     unlike = None
     names = [store.label_column for store in members.stores]
@@ -193,11 +193,6 @@ def _diagnose(
 
 def _listed(ids: Sequence[tuple[str, str]], count: int) -> dict[str, Any]:
     return {"count": count, "pairs": [{"id_a": a, "id_b": b} for a, b in ids[:LISTED]]}
-
-
-def identical(delta: NDArray[np.floating]) -> NDArray[np.bool_]:
-    """(k,) pairs whose two members have the same features, so that they say nothing; ``delta`` is (d, k)."""
-    return np.asarray(~delta.any(axis=0))
 
 
 def unexplained(

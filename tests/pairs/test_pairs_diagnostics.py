@@ -16,7 +16,7 @@ import pytest
 from ncm_cli.console import scree
 from ncm_cli.main import run
 from ncm_cli.pairs.matching import repeated
-from ncm_cli.pairs.pairs import identical, unexplained
+from ncm_cli.pairs.pairs import unexplained
 from ncm_cli.store.pairs import read_pairs
 
 Make = Callable[..., Path]
@@ -106,8 +106,6 @@ def test_few_pairs_and_zero_differences() -> None:
     assert np.isnan(unexplained(np.zeros((4, 3)), np.arange(3))).all()
     assert unexplained(np.ones((4, 1)), np.arange(1)) == pytest.approx([1.0])
     assert len(unexplained(np.zeros((4, 0)), np.zeros(0, int))) == 0
-    delta = np.array([[1.0, 0.0], [0.0, 0.0]])
-    assert identical(delta).tolist() == [False, True]
     a, b = np.array([0, 1, 0]), np.array([1, 0, 1])
     assert repeated(a, b, either_way=True).tolist() == [False, True, True]
     assert repeated(a, b, either_way=False).tolist() == [False, False, True]
