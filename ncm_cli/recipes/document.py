@@ -214,8 +214,9 @@ def parse(text: str, mistakes: Mistakes, *, base: Path | None = None) -> Node | 
         if mark and mark.line < len(lines) and "\t" in lines[mark.line][: mark.column + 1]:
             what = "a tab; YAML wants spaces for indentation"
         mistakes.add(line_of(mark), "", what)
-    except yaml.YAMLError as error:
-        mistakes.add(0, "", f"not YAML: {str(error).splitlines()[0]}")
+    except yaml.YAMLError as error:  # a character that YAML doesn't take
+        line = hidden.count("\n", 0, getattr(error, "position", 0)) + 1 if base is None else 0
+        mistakes.add(line, "", f"not YAML: {str(error).splitlines()[0]}")
     return None
 
 

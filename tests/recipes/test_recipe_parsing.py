@@ -246,6 +246,7 @@ def test_weights_are_a_name_or_a_file(tmp_path: Path) -> None:
         ("name: x\n---\nname: y\n", "found another document"),
         ("name: x\nvars:\n\ta: 1\n", "a tab; YAML wants spaces"),
         ("name: [x", "not YAML"),
+        ("name: x\nsteps: \x01\n", "line 2: not YAML: unacceptable character"),
         ("name: *x", "found undefined alias 'x'"),
         ("name: !!python/object/apply:os.system [ls]", "isn't allowed"),
         ("name: x\nsteps: " + "[" * 100 + "]" * 100, "nested more than"),
