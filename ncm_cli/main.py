@@ -106,12 +106,17 @@ def _add(app: typer.Typer, name: str, command: Command, options: type, module: s
 
     def invoke(**values: Any) -> None:
         from ncm_cli.console import Ui
+        from ncm_cli.store.files import refuse_no_file
 
         ui = Ui(quiet=values.pop("quiet"), verbose=values.pop("verbose"), json=values.pop("json_", False))
         given = {field.name: at_home(field, values[field.name]) for field in fields}
         given |= {field.name: tuple(given[field.name] or ()) for field in fields if field.repeated}
         made = check(options(**given))
         refuse_replacing(made)
+        for field in fields:
+            path = given[field.name]
+            if field.spec.role == "output" and field.spec.metavar != "DIR" and path not in (None, Path("-")):
+                refuse_no_file(path)
         code = importlib.import_module(f"ncm_cli.commands.{module}").run(made, ui)
         if code:
             raise typer.Exit(code)

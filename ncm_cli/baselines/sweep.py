@@ -34,7 +34,7 @@ from ncm_cli.probes.problem import Part, read_problem, resolve_device, train_dat
 from ncm_cli.probes.selection import Fold, bound_of, log_loss_bound, stacked, worst_group_error
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.digests import fingerprint
-from ncm_cli.store.files import atomic_path, sha256_file, writer_lock
+from ncm_cli.store.files import atomic_path, refuse_no_file, sha256_file, writer_lock
 from ncm_cli.store.journal import Journal
 from ncm_cli.store.probe import Probe, record_ids, write_probe
 from ncm_cli.store.results import jsonable, write_result
@@ -76,6 +76,7 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, An
         _pyarrow()
     inputs = {os.path.realpath(path) for path in (options.features, options.pairs) if path is not None}
     for path in files_of(options.output):
+        refuse_no_file(path)
         if os.path.realpath(path) in inputs:
             raise UsageError("the output would replace an input", where=path)
     # Whichever of the files was named, all are written: one has the lock and the journal.

@@ -57,6 +57,8 @@ def _complete(output: Path, builder: str, options: dict[str, Any]) -> Iterator[P
     output = Path(os.path.realpath(output))
     if Path.cwd().is_relative_to(output):
         raise InputError("the output is the folder that you are in", where=output, fix="another --output")
+    if output.is_symlink():
+        raise InputError("the output is a link that leads back to itself", where=output)
     around = journal_folder(output)
     with writer_lock(around.with_name(f"{output.name}.partial")):
         _refuse_foreign(output)

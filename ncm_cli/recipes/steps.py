@@ -318,7 +318,7 @@ class Steps:
         if len(kinds) != 1 and not strange:
             what = f"expected one step, found {', '.join(kinds) or 'none'}"
             self._mistakes.add(item.line, path, what)
-        if len(kinds) + len(strange) != 1:
+        if len(kinds or strange) != 1:
             return None
         # Of a step with an unknown name the outputs count: those who read them are right.
         (kind,) = kinds or strange

@@ -133,10 +133,17 @@ def full_disk_is_an_input_error(path: Path) -> Iterator[None]:
 
 def _writable_target(path: Path) -> Path:
     """The file that writing ``path`` replaces; refuses what is no file, makes missing parent folders."""
+    refuse_no_file(path)
     target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
+
+
+def refuse_no_file(path: Path) -> None:
+    """Refuse to write where a folder, a device or a circle of links is; commands ask before they work."""
     with contextlib.suppress(FileNotFoundError):
         try:
-            mode = target.stat().st_mode
+            mode = path.stat().st_mode
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
@@ -147,8 +154,6 @@ def _writable_target(path: Path) -> Path:
             raise InputError(what, where=path, expected="a file name", fix=f"{path / 'NAME'}")
         if not stat.S_ISREG(mode):
             raise InputError("the output isn't a regular file", where=path, expected="a file name")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    return target
 
 
 def _short(name: str) -> str:

@@ -236,3 +236,16 @@ def test_terminals_get_no_control_characters() -> None:
 def test_names_that_are_not_utf8_are_json(capsys: pytest.CaptureFixture[str]) -> None:
     Ui(json=True).result({"path": "caf\udce9"})
     assert json.loads(capsys.readouterr().out) == {"path": "caf\udce9"}
+
+
+@pytest.mark.parametrize(
+    "line", ["fit -f f.h5 -o", "sweep -f f.h5 -o", "bound p --features f --oracle-pairs o -o"]
+)
+def test_what_is_no_file_is_refused_as_output_before_any_work(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "circle.h5").symlink_to(tmp_path / "circle.h5")
+    (tmp_path / "folder.h5").mkdir()
+    for name, what in (("circle.h5", "the output is a link that leads back"), ("folder.h5", "is a folder")):
+        assert main.run([*line.split(), str(tmp_path / name)]) == 3
+        assert what in capsys.readouterr().err

@@ -308,9 +308,13 @@ def test_one_builder_at_a_time(photos: Path) -> None:
         data(_options(photos))
 
 
-def test_the_current_folder_is_no_output(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_current_folder_and_a_circle_are_no_output(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    circle = photos.parent / "circle"
+    circle.symlink_to(circle)
+    with pytest.raises(InputError, match="leads back to itself"):
+        data(_options(photos, output=circle))
     (photos.parent / "empty").mkdir()
     monkeypatch.chdir(photos.parent / "empty")
     with pytest.raises(InputError, match="the output is the folder that you are in"):
         data(_options(photos, output=Path()))
-    assert {path.name for path in photos.parent.iterdir()} == {"photos", "empty"}
+    assert {path.name for path in photos.parent.iterdir()} == {"photos", "empty", "circle"}

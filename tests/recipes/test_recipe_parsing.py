@@ -254,6 +254,7 @@ def test_weights_are_a_name_or_a_file(tmp_path: Path) -> None:
         ("steps: []\n", "a recipe needs a name"),
         ("name: x\nsteps:\n  - {}\n", "expected one step, found none"),
         ("name: x\nsteps:\n  - fit: 3\n", "expected a mapping of options"),
+        ("name: x\nsteps:\n  - {nam: a, fit: {rank: x}}\n", "a rank grid that can't be read"),
         ("name: x\nsteps:\n  - {name: 'a ${b}', fit: {}}\n", "a step's name takes no variables"),
         (
             "name: x\nsteps:\n  - {name: a, fit: {}}\n  - {name: a, fit: {}}\n",
