@@ -164,9 +164,9 @@ def load_encoder(request: EncoderRequest, *, device: str = "auto", reporter: Rep
         for error in refuse_device(request.model, device):
             raise error
         return PixelsEncoder(request)
-    from ncm_cli.images.network import load_network
+    from ncm_cli.images.network import TorchEncoder
 
-    return load_network(request, device, reporter)
+    return TorchEncoder(request, device, reporter)
 
 
 def unit_rows(features: np.ndarray) -> np.ndarray:

@@ -68,34 +68,26 @@ class LoadedModel:
     facts: dict[str, Any]
 
 
-def load_network(request: EncoderRequest, device: str, reporter: Reporter) -> TorchEncoder:
-    """The encoder of a request for a model of timm or open_clip, on the device that is asked for."""
-    import torch
-
-    where = choose_device(device, request.precision, reporter)
-    load = _load_timm if request.kind == "timm" else _load_open_clip
-    model = load(request, reporter)
-    model.module.eval().to(where)
-    if where != "cpu":
-        model.module.to(memory_format=torch.channels_last)
-    return TorchEncoder(request, model, where)
-
-
 class TorchEncoder:
-    """A loaded model on its device, and how to run it."""
+    """A model of timm or open_clip on its device, and how to run it."""
 
-    def __init__(self, request: EncoderRequest, model: LoadedModel, device: str) -> None:
+    def __init__(self, request: EncoderRequest, device: str, reporter: Reporter) -> None:
         import torch
 
-        self._request, self._model, self._network = request, model, model.encode
-        self.device = device
-        self.batch_size = CUDA_BATCH if device.startswith("cuda") else CPU_BATCH
-        self.description = request.describe(image_size=list(model.size), **model.facts)
-        # Towers name the length of a feature in different places, so a black picture is run.
-        with torch.inference_mode(), exact(device, request.precision):
-            self.dim = int(model.encode(torch.zeros(1, 3, *model.size, device=device)).shape[1])
-        if device == "cpu":
+        self.device = choose_device(device, request.precision, reporter)
+        load = _load_timm if request.kind == "timm" else _load_open_clip
+        self._request, self._model = request, load(request, reporter)
+        module = self._model.module.eval().to(self.device)
+        if self.device == "cpu":
             _keep_freed_memory()
+        else:
+            module.to(memory_format=torch.channels_last)
+        self.batch_size = CPU_BATCH if self.device == "cpu" else CUDA_BATCH
+        self.description = request.describe(image_size=list(self._model.size), **self._model.facts)
+        # Towers name the length of a feature in different places, so a black picture is run.
+        with torch.inference_mode(), exact(self.device, request.precision):
+            black = torch.zeros(1, 3, *self._model.size, device=self.device)
+            self.dim = int(self._model.encode(black).shape[1])
 
     def preprocess(self, image: Image.Image, id: str) -> torch.Tensor:
         """(3, H, W) float32 from a decoded RGB picture; ``id`` seeds an augmentation."""
@@ -114,7 +106,7 @@ class TorchEncoder:
                 if self.device.startswith("cuda"):
                     batch = batch.pin_memory().to(self.device, non_blocking=True)
                     batch = batch.contiguous(memory_format=torch.channels_last)
-                features = self._network(batch).float().cpu().numpy()
+                features = self._model.encode(batch).float().cpu().numpy()
         except (RuntimeError, MemoryError) as error:
             # torch has an error of its own for CUDA's memory, and none for the CPU's.
             said = any(words in str(error) for words in ("can't allocate memory", "out of memory"))
@@ -596,13 +588,10 @@ def warn_on_preprocess(source: ClipSource, used: dict[str, Any], reporter: Repor
 
     if source.checkpoint is None or source.preprocess or source.config is not None:
         return
-
-    def listed(value: Any) -> Any:  # tuples and lists compare equal
-        return list(value) if isinstance(value, list | tuple) else value
-
     names = ("mean", "std", "interpolation", "resize_mode")
     tags = [get_pretrained_cfg(source.name, tag) for tag in list_pretrained_tags_by_model(source.name)]
-    differ = [name for name in names if tags and all(listed(t[name]) != listed(used[name]) for t in tags)]
+    # As lists, since tuples and lists of the same numbers are one.
+    differ = [name for name in names if tags and all(list(tag[name]) != list(used[name]) for tag in tags)]
     if differ:
         reporter.warn(
             f"{source.checkpoint.name} gets CLIP's default preprocessing, but the published weights of "

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,8 @@ def test_running_out_of_memory_names_the_batch_size(tiny_clip, picture: Picture)
         def fail(batch: Any, error: Exception = error) -> Any:
             raise error
 
-        encoder._network = fail  # type: ignore[attr-defined]
+        model = encoder._model  # type: ignore[attr-defined]
+        encoder._model = replace(model, encode=fail)  # type: ignore[attr-defined]
         with pytest.raises(InputError, match=r"batch of 6[\s\S]*--batch-size 3"):
             encoder.encode(items)
 
