@@ -150,7 +150,8 @@ def _show_system(ui: Ui) -> None:
 
 
 def _show(facts: dict[str, Any], ui: Ui) -> None:
-    rows = [(name, _short(value)) for name, value in facts.items() if _is_shown(name, value)]
+    known = {name: value for name, value in facts.items() if value is not None and value not in ({}, [])}
+    rows = [(name, _short(value)) for name, value in known.items() if name not in _ELSEWHERE | _LONG]
     rows += _choice_rows(facts.get("selection") or {})
     ui.table([facts["format"], ""], rows, title=facts["path"], left=2)
     if facts["columns"]:
@@ -159,21 +160,13 @@ def _show(facts: dict[str, Any], ui: Ui) -> None:
     if facts["failed"]:
         shown = [(row["id"], row["reason"]) for row in facts["failed"][:FAILURES_SHOWN]]
         more = len(facts["failed"]) - len(shown)
-        ui.table(
-            ["failed id", "reason"],
-            shown,
-            left=2,
-            footer=f"and {more:,} more: --json has all" if more > 0 else None,
-        )
+        footer = f"and {more:,} more: --json has all" if more > 0 else None
+        ui.table(["failed id", "reason"], shown, left=2, footer=footer)
 
 
 _ELSEWHERE = {"format", "path", "columns", "failed", "label_column", "split_column", "verified"}
 _LONG = {"options", "diagnostics", "singular_values", "data", "key", "selection"}
 """Shown in full by ``--json`` only."""
-
-
-def _is_shown(name: str, value: Any) -> bool:
-    return name not in _ELSEWHERE | _LONG and value is not None and value not in ({}, [])
 
 
 def _choice_rows(selection: dict[str, Any]) -> list[tuple[str, str]]:
@@ -193,7 +186,10 @@ def _choice_rows(selection: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _short(value: Any) -> str:
     if isinstance(value, dict):
-        shown = {name: item for name, item in value.items() if item is not None and not _is_nested(item)}
+        nested = {
+            name for name, item in value.items() if isinstance(item, list | dict) and len(str(item)) > 60
+        }
+        shown = {name: item for name, item in value.items() if item is not None and name not in nested}
         return ", ".join(f"{name} {_short(item)}" for name, item in shown.items())
     if isinstance(value, list):
         return _listed([_short(item) for item in value])
@@ -204,10 +200,6 @@ def _short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return str(value)
-
-
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, list | dict) and len(str(value)) > 60
 
 
 def _listed(items: list[str]) -> str:

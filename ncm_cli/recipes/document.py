@@ -223,7 +223,7 @@ def parse(text: str, mistakes: Mistakes, *, base: Path | None = None) -> Node | 
 class Variables:
     """The variables of a recipe, expanded once, and its matrix."""
 
-    def __init__(self, mistakes: Mistakes, root: Mapping[str, Node], sets: Iterable[str], cwd: Path) -> None:
+    def __init__(self, mistakes: Mistakes, root: Mapping[str, Node], sets: Iterable[str]) -> None:
         """Take the recipe's values, then a variant's, then those of ``--set``."""
         self._mistakes = mistakes
         self.plain = self._mapping(root.get("vars"), "vars")
@@ -232,7 +232,7 @@ class Variables:
         for name in matrix.keys() & self.plain.keys():
             line = root["matrix"].keys[name]
             mistakes.add(line, f"matrix.{name}", "this name is also in vars; choose another")
-        chosen = self._chosen(sets, [*self.plain, *matrix, *variants], variants, cwd)
+        chosen = self._chosen(sets, [*self.plain, *matrix, *variants], variants)
         for name, node in variants.items():
             active = (switch := chosen.pop(name, None)) is not None and switch.value is True
             for inner, value in self._mapping(node, f"variants.{name}").items():
@@ -260,9 +260,7 @@ class Variables:
                 self._mistakes.add(node.keys[name], f"{path}.{name}", what)
         return dict(node.value)
 
-    def _chosen(
-        self, sets: Iterable[str], known: list[str], variants: Mapping[str, Node], cwd: Path
-    ) -> dict[str, Node]:
+    def _chosen(self, sets: Iterable[str], known: list[str], variants: Mapping[str, Node]) -> dict[str, Node]:
         chosen: dict[str, Node] = {}
         for text in sets:
             name, equals, value = text.partition("=")
@@ -271,7 +269,7 @@ class Variables:
             elif name not in known:
                 self._mistakes.unknown(0, f"--set {text}", "variable", name, known)
             else:
-                chosen[name] = parse(value, self._mistakes, base=cwd) or Node(None, 0)
+                chosen[name] = parse(value, self._mistakes, base=Path.cwd()) or Node(None, 0)
                 if name in variants and not isinstance(chosen[name].value, bool):
                     what = "a variant is switched on by true or off by false"
                     self._mistakes.add(0, f"--set {text}", what)

@@ -71,7 +71,6 @@ def load(
     *,
     out: Path | None = None,
     sets: Sequence[str] = (),
-    cwd: Path | None = None,
     dry_run: bool = False,
     allow_outside: bool = False,
 ) -> Recipe:
@@ -80,11 +79,9 @@ def load(
     Parameters
     ----------
     out
-        The run's folder; left out, ``runs/NAME`` in the current folder.
+        The run's folder, relative to the current one, as paths in ``sets`` are; left out, ``runs/NAME``.
     sets
         ``name=value`` texts: YAML values for variables, matrix variables and variants.
-    cwd
-        The folder that ``out``, and paths in ``sets``, are relative to; left out, the current one.
     dry_run
         Inputs that aren't there are no mistake, only listed: the shell lines are the same without them.
     allow_outside
@@ -95,7 +92,6 @@ def load(
     RecipeError
         With every mistake found, each with its line, key path and the nearest valid key.
     """
-    here = Path.cwd() if cwd is None else cwd
     raw = _read(file)
     text = raw.decode("utf-8-sig")
     mistakes = Mistakes(file, text)
@@ -117,9 +113,9 @@ def load(
     elif not name.is_scalar or not _NAME.fullmatch(name.text):
         mistakes.add(name.line, "name", f"a name is letters, digits, . _ and -; found {name.kind()}")
         name = Node(None, name.line)
-    variables = Variables(mistakes, parts, sets, here)
-    folder = (here / (Path("runs") / (name.text or file.stem) if out is None else out)).absolute()
-    steps = Steps(variables, mistakes, file.absolute().parent, folder, here, dry_run, allow_outside)
+    variables = Variables(mistakes, parts, sets)
+    folder = (Path("runs") / (name.text or file.stem) if out is None else out).absolute()
+    steps = Steps(variables, mistakes, file.absolute().parent, folder, dry_run, allow_outside)
     jobs = steps.read(parts.get("steps"), root.line)
     recipe = Recipe(
         name=name.text,

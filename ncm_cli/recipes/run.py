@@ -291,9 +291,9 @@ def _write_report(recipe: Recipe, state: State, rows: list[Summary], verdicts: l
     write_result(recipe.out / REPORT, "run", body)
 
 
-def shell_lines(recipe: Recipe, jobs: Sequence[Job], *, cwd: Path | None = None) -> list[str]:
+def shell_lines(recipe: Recipe, jobs: Sequence[Job]) -> list[str]:
     """Lines for bash that do what the jobs do, and write the same files."""
-    here = Path.cwd() if cwd is None else cwd
+    here = Path.cwd()
     out = relative(recipe.out, here)
     lines = [f"cd {shlex.quote(str(here))}", f"mkdir -p {shlex.quote(str(out))}"]
     return [*lines, *(shlex.join(_command_line(job)) for job in jobs)]

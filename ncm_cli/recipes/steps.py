@@ -5,6 +5,7 @@ Options are checked by the declarations that the command line uses, files and co
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import fnmatch
@@ -22,6 +23,7 @@ from ncm_cli.images.manifest import ColumnNames
 from ncm_cli.options import Field, check_value, fields_of, parse_names, parse_where, refusals
 from ncm_cli.recipes.document import NUMBER, Mistakes, Node, Variables, scalar_value
 from ncm_cli.registry import BUILDERS, STEPS, options_of
+from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import relative
 from ncm_cli.store.tables import read_header
 
@@ -201,19 +203,11 @@ def _named_columns(field: Field, value: Any) -> Iterable[str]:
 
 def _columns_in(file: Path) -> Columns | None:
     """The columns of a table or feature store; None where the step has to say what is wrong with it."""
-    if not file.is_file():
-        return None
-    try:
-        return read_header(file)
-    except NcmError:
-        pass
-    from ncm_cli.store.features import FeatureStore
-
-    try:
-        with FeatureStore(file) as store:
-            return (*store.columns, *ALIASES)
-    except NcmError:
-        return None
+    with contextlib.suppress(NcmError):
+        return read_header(file) if file.is_file() else None
+    with contextlib.suppress(NcmError), FeatureStore(file) as store:
+        return (*store.columns, *ALIASES)
+    return None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -264,7 +258,6 @@ class Steps:
     _mistakes: Mistakes
     _recipe_folder: Path
     _out: Path
-    _cwd: Path
     _dry_run: bool
     _allow_outside: bool
     names: tuple[str, ...] = ()
@@ -422,7 +415,7 @@ class Steps:
 
     def _shown(self, path: Path) -> Path:
         """A path relative to the current folder if it lies in it, else absolute."""
-        return relative(path, self._cwd)
+        return relative(path, Path.cwd())
 
     def _in_out(self, node: Node) -> Path:
         return _clean(self._out / _at_home(node.text))

@@ -451,9 +451,7 @@ def _read_one(path: Path, sources: Sources, *, named: bool) -> None:
         getattr(sources, f"{body['kind']}s").append(Found(path, body, facts_of(path, body)))
     elif named:
         raise InputError(
-            "a result that no report is made from"
-            if kind == "result"
-            else "a file that no report is made from",
+            f"a {'result' if kind == 'result' else 'file'} that no report is made from",
             where=path,
             found=body.get("kind") if kind == "result" else f"{kind} of ncm",
             expected="results of ncm eval, bound, sweep or run, probes or pair stores",

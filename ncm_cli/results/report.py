@@ -46,18 +46,18 @@ class Cell:
     bold: bool = False
 
 
+Row = list[Cell]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Table:
     """A table before it has a format. The first ``left`` columns are text."""
 
     title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    columns: Sequence[str]
+    rows: Sequence[Row]
     left: int = 1
     note: str = ""
-
-
-Row = list[Cell]
 
 
 def _cells(*values: str | Spread | None) -> Row:
@@ -92,11 +92,7 @@ def _evals(lines: Sequence[Line]) -> Table:
         rows.append(row)
     _embolden(rows, 3, [name == "mse" for _ in wheres for name in names], [not one.oracle for one in lines])
     columns = [f"{where}: {name.replace('_', ' ')}" for where in wheres for name in names]
-    return _table("Methods", ("method", "selection", "rank", *columns), rows, 3, _spread_note(rows))
-
-
-def _table(title: str, columns: Sequence[str], rows: Sequence[Row], left: int, note: str = "") -> Table:
-    return Table(title, tuple(columns), tuple(map(tuple, rows)), left, note)
+    return Table("Methods", ("method", "selection", "rank", *columns), rows, 3, _spread_note(rows))
 
 
 def _number(body: dict[str, Any], name: str) -> float | None:
@@ -159,7 +155,7 @@ def _choices(probes: Sequence[Found]) -> Table:
             rows.append(_cells(str(found.path), rule, str(found.body.get("rank")), *spreads, verdict["code"]))
     columns = ("probe", "selection", "rank", "flip rate", "bound", "ERM's bound", "constant's", "verdict")
     title = "Did the pairs help? (validation rows and pairs only)"
-    return _table(title, columns, rows, 3, "brackets are 95 % intervals")
+    return Table(title, columns, rows, 3, "brackets are 95 % intervals")
 
 
 _BOUND = {
@@ -186,7 +182,7 @@ def _bounds(lines: Sequence[Line], by: str) -> Table:
             row += _cells(spread(values, known))
         rows.append(row)
     title = "Bound on the test-domain risk (Theorem 1)"
-    return _table(title, (by, "rank", "holds", *_BOUND), rows, 3, _spread_note(rows))
+    return Table(title, (by, "rank", "holds", *_BOUND), rows, 3, _spread_note(rows))
 
 
 _PATH = {
@@ -205,7 +201,7 @@ def _paths(lines: Sequence[Line], by: str) -> Table:
         if summaries := [one.body["summary"] for one in line.found if one.body.get("summary")]:
             values = (spread([summary.get(name) for summary in summaries]) for name in _PATH.values())
             rows.append(_cells(line.label, *values))
-    return _table("Test accuracy along the ranks", (by, *_PATH), rows, 1, _spread_note(rows))
+    return Table("Test accuracy along the ranks", (by, *_PATH), rows, 1, _spread_note(rows))
 
 
 _SWEEP = {
@@ -227,7 +223,7 @@ def _sweep(found: Found) -> Table:
         made += rows
     spreads = any(cell.spread and cell.spread.sd is not None for row in made for cell in row)
     note = f"bold is best of a rule; {ORACLE}: chosen by test rows"
-    return _table(
+    return Table(
         f"Sweep {found.path.stem}: {found.body.get('configurations', 0):,} configurations",
         ("rule", "method", "hyper-parameters", *(_SWEEP[name] for name in names)),
         made,
@@ -263,7 +259,7 @@ def known_values(recipe: str, verdicts: Iterable[dict[str, Any]]) -> Table:
         own = Spread(measured["mean"], measured.get("sd"), measured["n"]) if measured else None
         rows.append([*row, *_cells(expected, own)])
     columns = ("what", "source", "state", "known", "measured")
-    return _table(f"Known values, recipe {recipe}", columns, rows, 3)
+    return Table(f"Known values, recipe {recipe}", columns, rows, 3)
 
 
 def _pairs(sources: Sources) -> Table:
@@ -273,7 +269,7 @@ def _pairs(sources: Sources) -> Table:
         ends = [Spread(float(store.singular_values[i])) if store.rank else None for i in (0, -1)]
         rows.append(_cells(path.stem, store.strategy, *counts, *ends))
     columns = ("pairs", "strategy", "count", "held out", "rank", "largest σ", "smallest σ")
-    return _table("Pairs", columns, rows, 2)
+    return Table("Pairs", columns, rows, 2)
 
 
 _WORDS = ("backslash", "asciitilde", "asciicircum", "less", "greater", "bar", "quotedbl")
@@ -317,13 +313,8 @@ def terminal(table: Table) -> dict[str, Any]:
     roomy = len(table.columns) - table.left <= WIDE
     rows = [[_starred(cell, intervals=roomy) for cell in row] for row in table.rows]
     note = "; ".join(part for part in table.note.split("; ") if roomy or part != INTERVALS)
-    return {
-        "columns": table.columns,
-        "rows": rows,
-        "title": table.title,
-        "footer": note or None,
-        "left": table.left,
-    }
+    shown = {"columns": table.columns, "rows": rows, "left": table.left}
+    return {**shown, "title": table.title, "footer": note or None}
 
 
 def _starred(cell: Cell, *, intervals: bool = True) -> str:
@@ -375,12 +366,8 @@ def aligned(table: Table) -> str:
     cells = [list(table.columns), *([_starred(cell) for cell in row] for row in table.rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     sides = ["<" if column < table.left else ">" for column in range(len(widths))]
-    lines = [
-        "  ".join(
-            f"{text:{side}{width}}" for text, side, width in zip(row, sides, widths, strict=True)
-        ).rstrip()
-        for row in cells
-    ]
+    form = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
+    lines = [form.format(*row).rstrip() for row in cells]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join([table.title, "", *lines, *([table.note] if table.note else [])])
 
@@ -409,28 +396,22 @@ def _csv_value(cell: Cell, part: str) -> str | float | None:
     return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
 
 
-WRITERS: dict[str, tuple[str, Callable[[Table], str]]] = {
-    "table": ("", aligned),
-    "markdown": ("", markdown),
-    "latex": ("% needs \\usepackage{booktabs} and \\usepackage[T1]{fontenc}\n\n", latex),
-    "csv": ("", comma_separated),
-}
-"""By format: what begins the text, and a table's text."""
+WRITERS = {"table": aligned, "markdown": markdown, "latex": latex, "csv": comma_separated}
 
 
 def text_of(tables: Sequence[Table], form: str) -> str:
     """All tables in one of the formats, a blank line between."""
-    head, write = WRITERS[form]
-    return head + "\n\n".join(map(write, tables)) + "\n"
+    head = ["% needs \\usepackage{booktabs} and \\usepackage[T1]{fontenc}"] if form == "latex" else []
+    return "\n\n".join([*head, *map(WRITERS[form], tables)]) + "\n"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Report:
     """The tables, and the plots that were drawn."""
 
-    tables: tuple[Table, ...]
+    tables: Sequence[Table]
     output: Path | None
-    plots: tuple[Path, ...]
+    plots: Sequence[Path]
 
     def to_json(self) -> dict[str, Any]:
         """Tables by title, each row an object of column to text or number."""
@@ -459,13 +440,13 @@ def report(options: ReportOptions, *, reporter: Reporter = SILENT) -> Report:
     sources = read_sources(options.results)
     evals = lines_of(sources.evals, options.by, reporter, columns=True)
     bounds = lines_of(sources.bounds, options.by, reporter)
-    made = tuple(tables(sources, evals, bounds, options.by))
+    made = tables(sources, evals, bounds, options.by)
     if options.output is not None:
         write_bytes(options.output, text_of(made, options.format).encode("utf-8"))
-    drawn: tuple[Path, ...] = ()
+    drawn: list[Path] = []
     if options.plots is not None:
         # matplotlib is slow to import, and only plots need it.
         from ncm_cli.results.plots import draw
 
-        drawn = tuple(draw(sources, evals, bounds, options.plots, reporter))
+        drawn = list(draw(sources, evals, bounds, options.plots, reporter))
     return Report(made, options.output, drawn)

@@ -196,7 +196,7 @@ def read_table(path: str | os.PathLike[str], *, what: str = "manifest") -> Table
     lines: list[int] = []
     # Labels and domains repeat: one object for each distinct text keeps long tables small.
     seen: dict[str, str] = {}
-    for line, record in source.records():
+    for line, record in itertools.islice(source.every_record(), 1, None):
         if len(record) != len(source.header):
             raise _ragged(source, record, len(lines), line)
         for values, index in zip(lists, source.kept, strict=True):
@@ -285,10 +285,6 @@ class _Source:
                 ) from None
             if len(record) > 1 or (record and record[0].strip()):
                 yield first, record
-
-    def records(self) -> Iterator[tuple[int, list[str]]]:
-        """Those after the header."""
-        return itertools.islice(self.every_record(), 1, None)
 
     def lengths(self, delimiter: str) -> list[int]:
         """Fields in each of the first records, the header's first."""

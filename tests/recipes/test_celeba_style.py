@@ -33,8 +33,7 @@ table: {test: partition=2}
 
 
 @pytest.mark.slow
-def test_c31_two_attributes_make_four_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_c31_two_attributes_make_four_groups(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     (tmp_path / "pictures").mkdir()
     rows = []
@@ -48,7 +47,7 @@ def test_c31_two_attributes_make_four_groups(tmp_path: Path, monkeypatch: pytest
     with (tmp_path / "list_attr.csv").open("w", newline="") as stream:
         csv.writer(stream).writerows([["image_id", "Blond_Hair", "Male", "partition"], *rows])
     (tmp_path / "r.yaml").write_text(RECIPE)
-    report = run(load(tmp_path / "r.yaml", out=Path("out"), cwd=tmp_path))
+    report = run(load(tmp_path / "r.yaml", out=Path("out")))
     found = json.loads((tmp_path / "out" / "test.json").read_text())
     groups = [group["group"] for group in found["groups"]]
     expected = [{"Blond_Hair": blond, "Male": male} for blond in ("-1", "1") for male in ("-1", "1")]

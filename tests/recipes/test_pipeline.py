@@ -93,17 +93,12 @@ def tiny(tmp_path: Path) -> Path:
 
 
 def _load(folder: Path, *sets: str, out: str = "out") -> Recipe:
-    return load(folder / "tiny.yaml", out=Path(out), sets=sets, cwd=folder)
+    return load(folder / "tiny.yaml", out=Path(out), sets=sets)
 
 
 def _run(folder: Path, *sets: str, **options: Any) -> RunReport:
     # The paths that a recipe hands to its steps are those of the folder in which it is run.
     return run(_load(folder, *sets), **options)
-
-
-@pytest.fixture(autouse=True)
-def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def test_everything_runs_once(tiny: Path) -> None:
@@ -409,7 +404,7 @@ def test_files_beside_what_a_step_names_are_not_replaced_either(tiny: Path) -> N
 def _outside(tiny: Path) -> Recipe:
     """The recipe with its store beside the run's folder."""
     (tiny / "tiny.yaml").write_text(RECIPE.replace("features.h5", f"{tiny}/shared.h5"))
-    return load(tiny / "tiny.yaml", out=Path("out"), cwd=tiny, allow_outside=True)
+    return load(tiny / "tiny.yaml", out=Path("out"), allow_outside=True)
 
 
 def test_outside_only_what_the_run_made_is_replaced(tiny: Path) -> None:
@@ -562,7 +557,7 @@ def _values(out: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_dry_run_lines_give_the_same_files_when_pasted(tiny: Path) -> None:
-    lines = shell_lines(_load(tiny, out="by hand's"), _load(tiny, out="by hand's").jobs, cwd=tiny)
+    lines = shell_lines(_load(tiny, out="by hand's"), _load(tiny, out="by hand's").jobs)
     assert lines[0].startswith("cd ")
     assert not (tiny / "by hand's").exists()
     programs = Path(sys.executable).parent
@@ -582,7 +577,7 @@ def test_dry_run_lines_give_the_same_files_when_pasted(tiny: Path) -> None:
 
 def _ncm(folder: Path, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ncm_cli", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, **options)
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
 @pytest.mark.slow
@@ -613,7 +608,7 @@ def test_killed_anywhere_it_goes_on(tiny: Path, files: int) -> None:
     expected = _values_of_a_whole_run(tiny)
     rng = np.random.default_rng(files)
     command = [sys.executable, "-m", "ncm_cli", "run", "tiny.yaml", "--out", "killed"]
-    process = subprocess.Popen(command, cwd=tiny, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while len(_results(tiny / "killed")) < files and process.poll() is None:
         time.sleep(0.002)
     time.sleep(float(rng.uniform(0, 0.05)))

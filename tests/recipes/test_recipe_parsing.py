@@ -22,7 +22,7 @@ STEPS = """
 def _load(tmp_path: Path, text: str, **options: object) -> Recipe:
     file = tmp_path / "recipe.yaml"
     file.write_text(text, encoding="utf-8")
-    return load(file, cwd=tmp_path, **options)  # type: ignore[arg-type]
+    return load(file, **options)  # type: ignore[arg-type]
 
 
 def _problems(tmp_path: Path, text: str, **options: object) -> dict[int, list[str]]:
@@ -197,7 +197,9 @@ def test_files_between_steps(tmp_path: Path) -> None:
     }
 
 
-def test_inputs_are_relative_to_the_recipe_and_set_values_to_the_current_folder(tmp_path: Path) -> None:
+def test_inputs_are_relative_to_the_recipe_and_set_values_to_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "recipes").mkdir()
     (tmp_path / "mine").mkdir()
     (tmp_path / "recipes" / "near").mkdir()
@@ -205,13 +207,14 @@ def test_inputs_are_relative_to_the_recipe_and_set_values_to_the_current_folder(
     file.write_text(
         "name: x\nvars: {where: near}\nsteps:\n  - data: {builder: pacs, pacs: ${where}, output: data}\n"
     )
-    near = load(file, cwd=tmp_path).jobs[0]
+    near = load(file).jobs[0]
     assert near.inputs["pacs"] == (tmp_path / "recipes" / "near",)
     assert near.options.pacs == Path("recipes/near")
-    mine = load(file, cwd=tmp_path, sets=["where=mine"]).jobs[0]
+    mine = load(file, sets=["where=mine"]).jobs[0]
     assert mine.inputs["pacs"] == (tmp_path / "mine",)
+    monkeypatch.chdir(tmp_path / "recipes")
     with pytest.raises(RecipeError, match="no such file or folder: mine"):
-        load(file, cwd=tmp_path / "recipes", sets=["where=mine"])
+        load(file, sets=["where=mine"])
 
 
 def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

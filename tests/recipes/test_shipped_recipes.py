@@ -40,13 +40,13 @@ def test_every_recipe_is_listed() -> None:
 
 def _load(name: str, tmp_path: Path, *sets: str) -> Recipe:
     given = [f"{variable}=." for variable in INPUTS[name]]
-    return load(RECIPES / f"{name}.yaml", cwd=tmp_path, sets=[*given, *sets])
+    return load(RECIPES / f"{name}.yaml", sets=[*given, *sets])
 
 
 @pytest.mark.parametrize("name", sorted(INPUTS))
 def test_a_recipe_is_valid_and_has_shell_lines(name: str, tmp_path: Path) -> None:
     recipe = _load(name, tmp_path)
-    lines = shell_lines(recipe, recipe.jobs, cwd=tmp_path)
+    lines = shell_lines(recipe, recipe.jobs)
     assert len(lines) == len(recipe.jobs) + 2
     assert all(line.startswith("ncm ") for line in lines[2:])
     assert recipe.expect
@@ -67,7 +67,7 @@ def test_a_recipe_says_what_must_be_given(name: str, tmp_path: Path) -> None:
     from ncm_cli.recipes.document import RecipeError
 
     with pytest.raises(RecipeError) as caught:
-        load(RECIPES / f"{name}.yaml", cwd=tmp_path)
+        load(RECIPES / f"{name}.yaml")
     # Without --mnist the step says itself that --download is the other way.
     expected = "--mnist DIR, or --download" if INPUTS[name] == ("mnist",) else "use --set NAME=VALUE"
     assert expected in str(caught.value)
@@ -92,9 +92,8 @@ def test_any_of_its_methods_will_do(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_digits_by_hand_gives_the_recipes_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    by_hand = load(RECIPES / "digits.yaml", out=Path("hand"), sets=["quick=true"], cwd=tmp_path)
+def test_digits_by_hand_gives_the_recipes_numbers(tmp_path: Path) -> None:
+    by_hand = load(RECIPES / "digits.yaml", out=Path("hand"), sets=["quick=true"])
     programs = Path(sys.executable).parent
     done = subprocess.run(
         ["bash", "-euc", "\n".join(shell_lines(by_hand, by_hand.jobs))],
@@ -104,7 +103,7 @@ def test_digits_by_hand_gives_the_recipes_numbers(tmp_path: Path, monkeypatch: p
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    report = run(load(RECIPES / "digits.yaml", out=Path("run"), sets=["quick=true"], cwd=tmp_path))
+    report = run(load(RECIPES / "digits.yaml", out=Path("run"), sets=["quick=true"]))
     assert report.exit_code == 0
     for file in sorted((tmp_path / "run" / "seed0").glob("*.json")):
         ours, theirs = (_numbers(json.loads(path.read_text())) for path in (file, _twin(file)))
@@ -124,9 +123,8 @@ def _numbers(value: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_digits_reproduce_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    report = run(load(RECIPES / "digits.yaml", out=Path("run"), cwd=tmp_path))
+def test_digits_reproduce_what_is_known(tmp_path: Path) -> None:
+    report = run(load(RECIPES / "digits.yaml", out=Path("run")))
     assert [verdict.state for verdict in report.verdicts] == ["reproduced"] * 3
     rows = {row.step: row for row in report.rows}
     assert rows["ERM"].seeds == rows["NCM"].seeds == 5
@@ -141,10 +139,9 @@ def test_digits_reproduce_what_is_known(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_pixels_quickly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mnist_dir: Path) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_pixels_quickly(tmp_path: Path, mnist_dir: Path) -> None:
     sets = [f"mnist={mnist_dir}", "quick=true", "trials=2", "epochs=3"]
-    report = run(load(RECIPES / "colored_mnist_pixels.yaml", out=Path("run"), sets=sets, cwd=tmp_path))
+    report = run(load(RECIPES / "colored_mnist_pixels.yaml", out=Path("run"), sets=sets))
     rows = {(row.step, row.method): row for row in report.rows}
     erm, ncm = rows["ERM (exact)", "erm"].columns, rows["NCM (exact)", "ncm"].columns
     assert erm["test"] is not None and ncm["test"] is not None
@@ -154,13 +151,12 @@ def test_pixels_quickly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mnist_d
 
 
 @pytest.mark.slow
-def test_waterbirds_quickly_on_a_fake_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waterbirds_quickly_on_a_fake_folder(tmp_path: Path) -> None:
     import csv
 
     import numpy as np
     from PIL import Image
 
-    monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     rows = []
     numbers = {(0, 0, 0): 40, (0, 1, 0): 10, (1, 0, 0): 10, (1, 1, 0): 40}
@@ -183,7 +179,7 @@ def test_waterbirds_quickly_on_a_fake_folder(tmp_path: Path, monkeypatch: pytest
         columns = ["img_id", "img_filename", "y", "split", "place", "cf"]
         csv.writer(stream).writerows([columns, *rows])
     sets = ["waterbirds=wb", "model=pixels:4", "pretrained=null", "quick=true", "device=cpu", "epochs=3"]
-    report = run(load(RECIPES / "waterbirds_cf.yaml", out=Path("run"), sets=sets, cwd=tmp_path))
+    report = run(load(RECIPES / "waterbirds_cf.yaml", out=Path("run"), sets=sets))
     steps = {row.step for row in report.rows}
     assert steps == {"ERM (exact)", "NCM (exact)", "NCM (paper)", "sweep"}
     methods = {row.method for row in report.rows if row.step == "sweep"}

@@ -350,7 +350,7 @@ expect:
 def test_a_run_and_the_reports_in_and_after_it_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "made.yaml").write_text(RECIPE)
-    made = run_recipe(load(tmp_path / "made.yaml", out=tmp_path / "out", cwd=tmp_path))
+    made = run_recipe(load(tmp_path / "made.yaml", out=tmp_path / "out"))
     values = [read_result(tmp_path / "out" / f"seed{seed}" / "test.json")["accuracy"] for seed in range(3)]
     wanted = Mean(statistics.fmean(values), statistics.stdev(values), 3)
     assert wanted.sd, "each seed has its own data"
@@ -363,6 +363,6 @@ def test_a_run_and_the_reports_in_and_after_it_agree(tmp_path: Path, monkeypatch
     assert _names(after) == ["ncm, --groups none", "ncm, --groups split"]
     assert _accuracies(after) == [(wanted.mean, wanted.sd, 3)] * 2
     # Another setting of one seed into the same folder: what is left of the others is no repetition of it.
-    run_recipe(load(tmp_path / "made.yaml", out=tmp_path / "out", sets=["seed=[1]", "rows=80"], cwd=tmp_path))
+    run_recipe(load(tmp_path / "made.yaml", out=tmp_path / "out", sets=["seed=[1]", "rows=80"]))
     left = _evals(tmp_path / "out" / "seed0", tmp_path / "out" / "seed1", tmp_path / "out" / "seed2")
     assert {n for _, _, n in _accuracies(left)} == {1} and len(left.rows) == 6
