@@ -111,6 +111,9 @@ def _add(app: typer.Typer, name: str, command: Command, options: type, module: s
         ui = Ui(quiet=values.pop("quiet"), verbose=values.pop("verbose"), json=values.pop("json_", False))
         given = {field.name: at_home(field, values[field.name]) for field in fields}
         given |= {field.name: tuple(given[field.name] or ()) for field in fields if field.repeated}
+        given |= {
+            field.name: ";".join(given[field.name] or ()) or None for field in fields if field.spec.joined
+        }
         made = check(options(**given))
         refuse_replacing(made)
         for field in fields:
@@ -136,7 +139,8 @@ def _add(app: typer.Typer, name: str, command: Command, options: type, module: s
 
 def _parameter(field: Field) -> inspect.Parameter:
     spec = field.spec
-    kind: Any = list[field.type] if field.repeated else field.type  # type: ignore[name-defined]
+    repeated = field.repeated or spec.joined
+    kind: Any = list[field.type] if repeated else field.type  # type: ignore[name-defined]
     choices = f" ({' | '.join(spec.choices)})" if spec.choices else ""
     shared: dict[str, Any] = {"help": (spec.help + choices).replace("[", "\\["), "metavar": spec.metavar}
     if field.type is Path:
@@ -149,11 +153,11 @@ def _parameter(field: Field) -> inspect.Parameter:
         panel = None if spec.group == "Options" else spec.group
         info = typer.Option(flag, *spec.flags, rich_help_panel=panel, **shared)
     default = inspect.Parameter.empty if field.required else field.default
-    if field.repeated and not field.required:
-        default = list(field.default)
+    if repeated and not field.required:
+        default = list(field.default or ())
         if not default:
             info.show_default = False
-    return _keyword(field.name, kind | None if field.optional and not field.repeated else kind, info, default)
+    return _keyword(field.name, kind | None if field.optional and not repeated else kind, info, default)
 
 
 def _keyword(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:

@@ -104,6 +104,16 @@ def parse_names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def parse_crossings(text: str) -> tuple[tuple[str, ...], ...]:
+    """``label,male;label,black``: names between commas, crossings of them between semicolons."""
+    found = tuple(names for part in text.split(";") if (names := parse_names(part)))
+    if not found:
+        raise UsageError(
+            "no column is named", found=repr(text), expected="label,place, or label,male;label,black"
+        )
+    return found
+
+
 def parse_device(text: str) -> str:
     """``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
     kind, colon, number = text.partition(":")
@@ -133,6 +143,8 @@ class Spec:
     check them before anything runs."""
     columns_of: str | None = None
     """The option whose file has these columns."""
+    joined: bool = False
+    """Whether crossings of columns may be given several times on a command line, joined by semicolons."""
     choices: tuple[str, ...] = ()
     """The values allowed, checked on the command line and in recipes alike."""
     role: Literal["value", "input", "output", "name-or-input"] = "value"
@@ -161,6 +173,8 @@ def option(default: Any = REQUIRED, **facts: Any) -> Any:
     """A field that is a long option, with the facts of `Spec`; without a default it is required."""
     if facts.get("metavar") in COLUMN_METAVARS:
         facts.setdefault("columns_of", "features")
+    if facts.get("joined"):
+        facts["parse"] = parse_crossings
     if facts.get("metavar") == "WHERE":
         facts["parse"] = parse_where
     return dataclasses.field(default=default, metadata={"spec": Spec(**facts)})

@@ -126,6 +126,16 @@ METRICS = (
 the folds of pairs, the others those of the fit on all rows and pairs."""
 
 
+def metric_names(crossings: int) -> tuple[str, ...]:
+    """`METRICS`; where ``--groups`` has several crossings, also the worst group of each one, numbered."""
+    numbers = range(1, crossings + 1) if crossings > 1 else ()
+    return (*METRICS, *(f"{part}_worst_group_{number}" for part in ("val", "test") for number in numbers))
+
+
+def _names_of(history: Array) -> tuple[str, ...]:
+    return metric_names((history.shape[-1] - len(METRICS)) // 2)
+
+
 class Rule(NamedTuple):
     """What a selection rule looks at, and whether the least (1) or the greatest (-1) is best."""
 
@@ -249,7 +259,7 @@ def picks(
     """
     rows: list[dict[str, Any]] = []
     rules = {name: _why_not(rule, found, options) for name, rule in RULES.items()}
-    seedless = []
+    names, seedless = _names_of(found["history"]), []
     for label in dict.fromkeys(config.label for config in configs):
         own = [i for i, config in enumerate(configs) if config.label == label]
         shape = (-1, options.seeds)
@@ -273,9 +283,9 @@ def picks(
                     "hyper_parameters": first.hyper,
                     "seeds": [config.seed for config in of_seeds],
                     "epochs": [_epoch(first, at) for at in pick.checkpoints],
-                    "metrics": dict(zip(METRICS, pick.mean.tolist(), strict=True)),
-                    "sd": dict(zip(METRICS, pick.sd.tolist(), strict=True)),
-                    "values": dict(zip(METRICS, pick.values.T.tolist(), strict=True)),
+                    "metrics": dict(zip(names, pick.mean.tolist(), strict=True)),
+                    "sd": dict(zip(names, pick.sd.tolist(), strict=True)),
+                    "values": dict(zip(names, pick.values.T.tolist(), strict=True)),
                 }
             )
     return rows, rules, seedless if options.seeds > 1 else []
@@ -362,7 +372,9 @@ def table_of(
         hyper={name: np.array(values) for name, values in hyper.items() if not np.isnan(values).all()},
         diverged=found["diverged"],
         epochs=np.arange(1, options.epochs + 1),
-        metrics={name: found["history"][:, :, column] for column, name in enumerate(METRICS)},
+        metrics={
+            name: found["history"][:, :, column] for column, name in enumerate(_names_of(found["history"]))
+        },
         options=as_json(options),
     )
 
@@ -374,13 +386,13 @@ def columns_of(
 
     A diverged configuration has one row, without rule, epoch and metrics.
     """
-    history = np.stack([table.metrics[name] for name in METRICS], axis=-1)
+    history = np.stack(list(table.metrics.values()), axis=-1)
     chosen = {rule: best_checkpoints(history, RULES[rule]) for rule, why in rules.items() if why is None}
     rows = []
     for i, config in enumerate(configs):
         known = {} if table.diverged[i] else {rule: int(at[i]) for rule, at in chosen.items() if at[i] >= 0}
         for rule, at in known.items() or [(None, -1)]:
-            values = [None] * len(METRICS) if rule is None else history[i, at].tolist()
+            values = [None] * len(table.metrics) if rule is None else history[i, at].tolist()
             rows.append(
                 {
                     "method": config.label,
@@ -391,7 +403,7 @@ def columns_of(
                     "rule": rule,
                     "oracle": None if rule is None else RULES[rule].oracle,
                     "epoch": None if rule is None else _epoch(config, at),
-                    **dict(zip(METRICS, values, strict=True)),
+                    **dict(zip(table.metrics, values, strict=True)),
                 }
             )
     return {name: [row[name] for row in rows] for name in rows[0]}

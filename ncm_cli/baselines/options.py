@@ -278,9 +278,9 @@ def parse_methods(text: str) -> tuple[tuple[str, bool], ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _columns(what: str) -> Any:
+def _columns(what: str, *, joined: bool = False) -> Any:
     return option(
-        None, help=f"Columns whose combinations {what}", group=_ROWS, metavar="COLUMNS", parse=parse_names
+        None, help=f"Columns whose combinations {what}", group=_ROWS, metavar="COLUMNS", joined=joined
     )
 
 
@@ -352,7 +352,9 @@ class SweepOptions:
         None, help="Column to predict; without it, the store's label.", group=_ROWS, metavar="COLUMN"
     )
     envs: str | None = _columns("are the environments of irm, vrex, groupdro, fish and lisa.")
-    groups: str | None = _columns("are the groups of the worst-group rule and of dfr, as in eval.")
+    groups: str | None = _columns(
+        "are the groups of the worst-group rule and of dfr, as in eval. May be repeated.", joined=True
+    )
     dro_groups: str | None = option(
         None,
         help="Columns of groupdro's groups, if not the environments.",

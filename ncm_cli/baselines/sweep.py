@@ -20,7 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli import __version__
-from ncm_cli.baselines.choice import METRICS, chunks, columns_of, picks, plan, table_of, write_sweep
+from ncm_cli.baselines.choice import (
+    METRICS,
+    chunks,
+    columns_of,
+    metric_names,
+    picks,
+    plan,
+    table_of,
+    write_sweep,
+)
 from ncm_cli.baselines.options import METHODS, Config, SweepOptions, files_of
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import as_json, check
@@ -236,6 +245,8 @@ class Runner:
                 raise
         self.rank = min(ranks)
         """The largest rank that every fold's pairs have, 0 without."""
+        groups = self.problem.groups
+        self.metrics = metric_names(0 if groups is None else len(groups.crossings))
         self.logits = 1 if len(self.problem.target.classes) == 2 else len(self.problem.target.classes)
         self.device = resolve_device(options.device)
         reporter.note(f"training on {self.device}")
@@ -266,8 +277,8 @@ class Runner:
         Returns
         -------
         dict
-            ``history`` (R, epochs, metrics), columns as in `METRICS`; ``diverged`` (R,): a weight became NaN
-            or infinite; ``unconverged`` (R,): an exact fit stopped short of its tolerance (dfr).
+            ``history`` (R, epochs, metrics), columns as in `metric_names`; ``diverged`` (R,): a weight became
+            NaN or infinite; ``unconverged`` (R,): an exact fit stopped short of its tolerance (dfr).
         """
         seed = configs[0].seed
         folds = self.folds.get(seed, [])
@@ -283,7 +294,7 @@ class Runner:
         def judge(weight: Array, bias: Array) -> Facts:
             return facts(weight, bias, **rows, pairs=pairs)
 
-        history, diverged = self._judge(self.whole, configs, judge, METRICS, advance)
+        history, diverged = self._judge(self.whole, configs, judge, self.metrics, advance)
         again = [
             i
             for i, config in enumerate(configs)
@@ -393,9 +404,9 @@ class Runner:
             final = self._dfr(configs)
             judged |= facts(*stacked(final), test=test)
             fits = [*fits, *final]
-        history = np.full((len(configs), self.options.epochs, len(METRICS)), np.nan)
+        history = np.full((len(configs), self.options.epochs, len(self.metrics)), np.nan)
         for name, values in judged.items():
-            history[:, 0, METRICS.index(name)] = values
+            history[:, 0, self.metrics.index(name)] = values
         converged = np.array([fit.converged for fit in fits]).reshape(-1, len(configs))
         return history, np.asarray(converged.all(axis=0))
 
@@ -497,7 +508,7 @@ def facts(
     test: Rows | None = None,
     pairs: PairRows | None = None,
 ) -> dict[str, Array]:
-    """What rows and pairs that R probes weren't trained on say of them, by the names of `METRICS`."""
+    """What rows and pairs that R probes weren't trained on say of them, by `metric_names`."""
     found: dict[str, Array] = {}
     for name, rows in (("val", val), ("test", test)):
         if rows is None:
@@ -507,6 +518,8 @@ def facts(
         found[f"{name}_log_loss"] = losses.mean(axis=1)
         if rows.group is not None:
             found[f"{name}_worst_group"] = 1 - worst_group_error(errors, rows.group)
+            for number, own in enumerate(rows.group.T if rows.group.shape[1] > 1 else (), start=1):
+                found[f"{name}_worst_group_{number}"] = 1 - worst_group_error(errors, own)
     if pairs is not None:
         changes, shifts = metrics.pair_shifts(weight, bias, pairs, regression=False)
         error, loss = 1 - found["val_accuracy"], found["val_log_loss"]

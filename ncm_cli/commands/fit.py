@@ -42,6 +42,8 @@ def run(options: FitOptions, ui: Ui) -> None:
         ui.result(body)
         return
     _show_path(body, ui)
+    if len(body["crossings"]) > 1:
+        ui.text("\n".join(map(_worst_of, body["crossings"])) + "\n")
     if body["verdict"] is not None:
         _show_judged(body, ui)
     classes = f", classes {listing(body['classes'])}" if body["classes"] else ""
@@ -75,6 +77,13 @@ def _show_path(body: dict[str, Any], ui: Ui) -> None:
     footer = f"{left_out} of {len(path)} candidates not shown: --json has them all" if left_out else None
     title = f"selection: {'ORACLE ' if body['oracle'] else ''}{body['rule']}"
     ui.table(titles, rows, title=title, footer=footer)
+
+
+def _worst_of(crossing: dict[str, Any]) -> str:
+    worst = crossing["worst_group"]
+    named = ", ".join(f"{column}={value}" for column, value in worst["group"].items())
+    value = worst.get("accuracy", worst.get("mse"))
+    return f"worst of {' × '.join(crossing['columns'])}: {value:.3f} ({named})"
 
 
 def _thinned(body: dict[str, Any]) -> list[int]:

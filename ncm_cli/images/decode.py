@@ -125,12 +125,13 @@ class UndeclaredRangeError(DecodeError):
 def range_advice(low: float, high: float) -> str:
     """The option for samples ``low`` to ``high``: a natural range of which they use a good part, or this.
 
-    A quarter is a good part: 14 bits in 16 are not taken for 16. A millionth beyond it is a rounding.
+    More than half is a good part: samples of 15 bits, as those of signed types from 0, are not taken for 16.
+    A millionth beyond it is a rounding.
     """
     for least, most in _NATURAL:
         width = most - least
         slack = 1e-6 * width
-        if least - slack <= low and high <= most + slack and high - low > width / 4:
+        if least - slack <= low and high <= most + slack and high - low > width / 2:
             return f"--intensity-range={least}:{most}"
     return f"--intensity-range={_number(low)}:{_number(high)}" if low < high else "--intensity-range=LOW:HIGH"
 

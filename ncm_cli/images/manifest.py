@@ -357,14 +357,15 @@ def check_depth(folder: Path, images: Sequence[str], depth: int) -> None:
     """Refuse images (listed) that don't lie under ``depth`` levels of folders."""
     wrong = [printable(path) for path in images if path.count("/") != depth]
     if wrong:
-        same = len({path.count("/") for path in images}) == 1
+        levels = {path.count("/") for path in images}
+        named = len(levels) == 1 and levels != {0}
         raise InputError(
             f"{len(wrong)} of {len(images)} images don't lie where the layout says",
             where=folder,
             found=f"{_depths(images)} folders: {listing(wrong)}",
             expected=f"every image under {depth} folders",
-            fix=_LAYOUT if same else "move them, or name the images in a manifest; ncm embed takes images at "
-            "any depth without --layout, and without labels",
+            fix=_LAYOUT if named else "move them, or name the images in a manifest; ncm embed takes images "
+            "at any depth without --layout, and without labels",
         )  # fmt: skip
 
 

@@ -72,13 +72,13 @@ def evaluate(options: EvalOptions, *, reporter: Reporter = SILENT) -> dict[str, 
             str(options.probe), probe.encoder, str(options.features), store.encoder, ignore_view=True
         )
         target = _target(options, probe, store)
-        groups = make_groups(store, ";".join(options.groups) or (target if probe.classes else ""))
+        groups = make_groups(store, options.groups or (target if probe.classes else ""))
         rows, missing = _rows(store, options.where, target, said)
         answers = _answer(probe, options.probe.name, store, rows, target)
         in_group = groups.codes[rows]
-        if (in_group < 0).any():
-            count = int((in_group < 0).any(axis=1).sum())
-            said.warn(f"{count} rows without a value of {', '.join(groups.columns)} are in no group")
+        for names, count in groups.lacking(in_group):
+            if count:
+                said.warn(f"{count:,} rows without a value of {names} are in no group of it")
         parts = [(in_group == index).any(axis=1) for index in range(len(groups.keys))]
         table = [
             {"group": groups.key(i), **metrics.summary(answers.values[part])} for i, part in enumerate(parts)
@@ -130,7 +130,7 @@ def evaluate(options: EvalOptions, *, reporter: Reporter = SILENT) -> dict[str, 
             "features": {"path": str(options.features), "content_sha256": store.content_sha256},
             "comparison": comparison,
             "warnings": said.said,
-            "options": as_json(options) | {"groups": ";".join(options.groups) or None},
+            "options": as_json(options),
         }
         if options.output is not None:
             # What a later comparison needs: which rows, and which are right, in the order of their ids.

@@ -11,7 +11,7 @@ import numpy as np
 
 from ncm_cli.errors import InputError
 from ncm_cli.options import as_json, check, given_flags, parse_ranks
-from ncm_cli.probes.metrics import PairRows, Rows, decide, joint
+from ncm_cli.probes.metrics import PairRows, Rows, decide, joint, row_errors, summary, worst
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.path import Fit
 from ncm_cli.probes.problem import (
@@ -34,6 +34,7 @@ from ncm_cli.probes.selection import (
     error_estimate,
     judge,
     score_path,
+    stacked,
     units,
     unmeasured,
 )
@@ -122,12 +123,30 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
         "numerical_rank": whole.rank,
         "verdict": verdict and dataclasses.asdict(verdict),
         "controls": controls,
+        "crossings": worst_groups(problem, whole, best),
         "flags": flags_of(problem, contest.rule == "oracle"),
     }
     write_probe(options.output, _probe(problem, whole, body, best))
     if options.save_controls is not None:
         _save_controls(options.save_controls, problem, body)
     return body
+
+
+def worst_groups(problem: Problem, whole: Part, best: Fit) -> list[dict[str, Any]]:
+    """The worst group of the validation rows in each crossing of ``--groups``, as ``ncm eval`` has them."""
+    val, groups = problem.val, problem.groups
+    if val is None or groups is None:
+        return []
+    rows = val.scaled(whole.scaling)
+    values = row_errors(*stacked([best]), rows)[0][0]
+    if not problem.regression:
+        values = values == 0
+    found = []
+    for number, columns in enumerate(groups.crossings):
+        own = np.flatnonzero(groups.crossing == number).tolist()
+        table = [{"group": groups.key(i), **summary(values[val.group[:, number] == i])} for i in own]  # type: ignore[index]
+        found.append({"columns": list(columns), "worst_group": worst(table)})
+    return found
 
 
 def _known(candidate: Candidate) -> dict[str, Any]:
@@ -470,7 +489,7 @@ def _probe(problem: Problem, whole: Part, body: dict[str, Any], best: Fit) -> Pr
     trained = (
         ("lr", "epochs", "batch_size", "seed") if body["solver"] == "adam" else ("tolerance", "max_iter")
     )
-    selection = ("rule", "oracle", "note", "folds", "chosen", "path", "verdict", "controls")
+    selection = ("rule", "oracle", "note", "folds", "chosen", "path", "verdict", "controls", "crossings")
     own = {name: body[name] for name in ("method", "solver", "target")}
     record = {
         "method": body["method"],
@@ -565,7 +584,9 @@ def _save_controls(folder: Path, problem: Problem, body: dict[str, Any]) -> None
             "controls": [],
             **(only if decay is None else {"path": [], "rule": "bound"}),
         }
-        upweight = problem.options.groups if name == UPWEIGHTED else problem.options.upweight
+        upweight = problem.options.upweight
+        if name == UPWEIGHTED and problem.groups is not None:
+            upweight = ",".join(problem.groups.columns)
         options = dataclasses.replace(problem.options, pairs=None, upweight=upweight)
         alone = dataclasses.replace(problem, train=own, pairs=None, options=options)
         write_probe(folder / f"{name}.safetensors", _probe(alone, part, body | record, best))

@@ -115,7 +115,9 @@ class FitOptions:
     )
     target: str | None = _rows(help="Column to predict; without it, the store's label.", metavar="COLUMN")
     groups: str | None = _columns(
-        help="Columns whose combinations are the groups, as in eval: of --select worst-group and controls."
+        help="Columns whose combinations are the groups, as in eval: of --select worst-group and controls. "
+        "May be repeated.",
+        joined=True,
     )
     upweight: str | None = _columns(help="Columns whose combinations count equally in training.")
     overlap: str = option(
@@ -199,11 +201,12 @@ class EvalOptions:
     probe: Path = argument(help="Probe to evaluate.", role="input")
     features: Path = option(help="Feature store with the rows.", role="input", flags=("-f",))
     where: str | None = option(None, help="Rows to evaluate, such as split=test.", metavar="WHERE")
-    groups: tuple[str, ...] = option(
-        (),
+    groups: str | None = option(
+        None,
         help="Columns whose combinations are the groups; the target if left out. May be repeated: "
         "crossings, as in 'label,male;label,black'.",
         metavar="COLUMNS",
+        joined=True,
     )
     reference: str | None = option(
         None,

@@ -25,6 +25,7 @@ from ncm_cli.probes.selection import Fold, deal, set_aside
 from ncm_cli.progress import Reporter
 from ncm_cli.store.columns import (
     Column,
+    Groups,
     Role,
     Target,
     classes_among,
@@ -176,6 +177,8 @@ class Problem:
     extra: RawRows | None
     """Labelled rows of the pairs' members that are neither training, validation nor test rows."""
     copies: int
+    groups: Groups | None = None
+    """Of ``--groups``."""
     spectra: dict[Fold, Spectrum] = dataclasses.field(default_factory=dict)
     """Of what folds leave: each is decomposed once."""
 
@@ -276,7 +279,7 @@ def read_problem(
         pairs = _read_pairs(options, store, nodes, roles, reporter)
         named = {"upweight": options.upweight, **(columns or {})}
         codes = {option: _codes(store, names) for option, names in named.items() if names}
-        group = make_groups(store, options.groups).codes if options.groups else None
+        groups = make_groups(store, options.groups) if options.groups else None
 
         def rows(mask: Mask) -> RawRows:
             where = np.flatnonzero(mask)
@@ -285,7 +288,7 @@ def read_problem(
                 X=store.read(where),
                 y=target.y[where],
                 node=nodes[where],
-                group=None if group is None else group[where],
+                group=None if groups is None else groups.codes[where],
                 codes={option: own[where] for option, own in codes.items()},
             )
 
@@ -302,8 +305,8 @@ def read_problem(
                 lacking = f"training rows without a value of {names} ({flag})"
                 known = _rows_with(store, known, own >= 0, lacking, refusal, reporter)
             parts[role] = rows(known)
-            if role != "train":
-                _tell_groupless(parts[role], SHOWN[role], options.groups, reporter)
+            if role != "train" and groups is not None:
+                _tell_groupless(parts[role], SHOWN[role], groups, reporter)
         return Problem(
             content_sha256=store.content_sha256,
             encoder=without_view(store.encoder),
@@ -316,6 +319,7 @@ def read_problem(
             pairs=pairs,
             extra=_extra(store, roles, target, pairs, rows),
             copies=copies,
+            groups=groups,
         )
 
 
@@ -471,14 +475,15 @@ def _codes(store: FeatureStore, names: str) -> Codes:
     return make_groups(store, names).codes[:, 0]
 
 
-def _tell_groupless(rows: RawRows, name: str, columns: str | None, reporter: Reporter) -> None:
-    if rows.group is None:
-        return
-    missing = int((rows.group < 0).any(axis=1).sum())
-    if not (rows.group >= 0).any():
-        raise InputError(f"no {name} row has a value of {columns!r}", found="--groups")
-    if missing:
-        reporter.warn(f"{missing:,} {name} rows without a value of {columns} (--groups) are in no group")
+def _tell_groupless(rows: RawRows, name: str, groups: Groups, reporter: Reporter) -> None:
+    assert rows.group is not None
+    for names, missing in groups.lacking(rows.group):
+        if missing == len(rows.ids):
+            raise InputError(f"no {name} row has a value of {names!r}", found="--groups")
+        if missing:
+            reporter.warn(
+                f"{missing:,} {name} rows without a value of {names} (--groups) are in no group of it"
+            )
 
 
 def _read_pairs(

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -186,6 +186,11 @@ class Groups:
     def key(self, index: int) -> dict[str, str]:
         """A group as an object of column to category."""
         return {column: value for column, value in zip(self.columns, self.keys[index], strict=True) if value}
+
+    def lacking(self, codes: Codes) -> Iterator[tuple[str, int]]:
+        """Each crossing's columns, and how many of the rows with these codes (n, crossings) it leaves out."""
+        for columns, own in zip(self.crossings, codes.T, strict=True):
+            yield ",".join(columns), int((own < 0).sum())
 
     def sizes(self, rows: NDArray[np.bool_]) -> Codes:
         """(groups,) rows of each group among those of a mask."""

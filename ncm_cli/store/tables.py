@@ -79,7 +79,7 @@ FIELD_LIMIT = 131_072
 """Characters in one field; a longer one is nearly always a quotation mark that is never closed."""
 
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n|\Z)")
-_SAYS_SEPARATOR = re.compile(r'"?sep=(.)"?', re.IGNORECASE)
+_SAYS_SEPARATOR = re.compile(r'"?sep=(\S|\t)"?\1* *', re.IGNORECASE)
 """What Excel writes and reads as the first line."""
 
 _IMAGE_NAME = re.compile(r".+\.(png|jpe?g|webp|bmp|tiff?|gif)", re.IGNORECASE)
@@ -320,8 +320,9 @@ def _without_preamble(path: Path, data: bytes) -> tuple[_Source, str | None, _So
     """(from the header on, separator that a line ``sep=;`` says, from the last comment before it on)"""
     said, comments, count = None, list[tuple[int, int]](), None
     for number, match in enumerate(_LINE.finditer(data), start=1):
-        text = match[0].decode("utf-8").strip("\ufeff \t\r\n")
-        if found := _SAYS_SEPARATOR.fullmatch(text):
+        line = match[0].decode("utf-8").strip("\ufeff\r\n")
+        text = line.strip("\ufeff \t")
+        if found := _SAYS_SEPARATOR.fullmatch(line):
             said = found[1]
         elif text.startswith("#"):
             comments.append((number, match.start()))

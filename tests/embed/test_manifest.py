@@ -280,6 +280,14 @@ def test_folders_of_another_shape_are_refused(
         read_folder(tmp_path, layout, ColumnNames())
 
 
+def test_no_layout_is_advised_for_images_that_lie_in_no_folder(tmp_path: Path) -> None:
+    touch(tmp_path, "1.jpg", "2.jpg")
+    with pytest.raises(InputError, match="2 under 0 folders") as caught:
+        read_folder(tmp_path, ("label",), ColumnNames())
+    assert "in a manifest" in str(caught.value) and "domain/label" not in str(caught.value)
+    assert len(read_folder(tmp_path, None, ColumnNames()).ids) == 2
+
+
 def test_links_to_folders_are_followed_and_loops_refused(tmp_path: Path) -> None:
     touch(tmp_path, "data/a/1.jpg")
     (tmp_path / "root").mkdir()

@@ -171,6 +171,8 @@ def test_c18_a_mark_written_twice_is_no_part_of_the_first_name(tmp_path: Path) -
         (["sep=;"], ";"),
         (["SEP=,"], ","),
         (['"sep=\t"'], "\t"),
+        (["sep=\t"], "\t"),
+        (["sep=;;; "], ";"),
         (["sep=:"], ":"),
         (["sep=;"], ","),
         (["# made by a tool, in 2024"], ","),

@@ -113,7 +113,7 @@ def birds(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_numbers_agree_with_a_calculation_by_hand(birds: tuple[Path, Path]) -> None:
-    body, _ = _eval(*birds, where="split=test", groups=("label,place",))
+    body, _ = _eval(*birds, where="split=test", groups="label,place")
     with FeatureStore(birds[1]) as store:
         x, test = store.read().astype(float), store.mask("split=test")
         label, place = (np.array(store.categorical(name).text()) for name in ("label", "place"))
@@ -150,13 +150,13 @@ def test_c33_the_order_of_the_rows_changes_nothing(birds: tuple[Path, Path], tmp
         )
     bodies = []
     for path in (birds[1], shuffled):
-        body, _ = _eval(birds[0], path, where="split!=train", groups=("label,place",))
+        body, _ = _eval(birds[0], path, where="split!=train", groups="label,place")
         bodies.append({k: v for k, v in body.items() if k not in ("features", "options")})
     assert bodies[0] == bodies[1]
 
 
 def test_c34_the_reference_weights_are_said_and_can_be_chosen(birds: tuple[Path, Path]) -> None:
-    body, _ = _eval(*birds, where="split=test", groups=("label,place",), reference="place=land")
+    body, _ = _eval(*birds, where="split=test", groups="label,place", reference="place=land")
     assert body["reference"]["where"] == "place=land"
     land = [entry for entry in body["groups"] if entry["group"]["place"] == "land"]
     with FeatureStore(birds[1]) as store:
@@ -184,7 +184,7 @@ def test_c35_absent_groups_are_shown_and_dont_count(tmp_path: Path) -> None:
         place=["land", "land", "land", "water", "water"],
         split=["test", "test", "test", "test", "train"],
     )
-    body, _ = _eval(_probe(tmp_path / "p", [1.0]), store, where="split=test", groups=("label,place",))
+    body, _ = _eval(_probe(tmp_path / "p", [1.0]), store, where="split=test", groups="label,place")
     counts = {tuple(entry["group"].values()): entry["n"] for entry in body["groups"]}
     assert counts == {("cat", "land"): 1, ("cat", "water"): 1, ("dog", "land"): 2, ("dog", "water"): 0}
     absent = next(entry for entry in body["groups"] if entry["n"] == 0)
@@ -284,7 +284,7 @@ def test_rows_without_an_answer_are_left_out_and_counted(birds: tuple[Path, Path
         label=["cat", "", "dog", "dog"],
         place=["land", "land", "", "land"],
     )
-    body, heard = _eval(birds[0], store, groups=("place",))
+    body, heard = _eval(birds[0], store, groups="place")
     assert (body["n"], body["rows_without_answer"]) == (3, 1)
     assert [entry["n"] for entry in body["groups"]] == [2]
     assert any("1 of 4 rows have no label" in text for text in heard.warnings)
@@ -302,7 +302,7 @@ def test_one_predicted_class_is_a_warning(birds: tuple[Path, Path], tmp_path: Pa
 
 def test_unknown_columns_and_values_list_those_there_are(birds: tuple[Path, Path]) -> None:
     with pytest.raises(InputError, match="no column named 'plce'") as caught:
-        _eval(*birds, groups=("label,plce",))
+        _eval(*birds, groups="label,plce")
     assert "did you mean 'place'?" in str(caught.value) and "label, place, split" in str(caught.value)
     with pytest.raises(InputError, match="no value in column 'split' named 'tset'"):
         _eval(*birds, where="split=tset")
@@ -318,7 +318,7 @@ def test_c30_c31_groups_of_columns_under_other_names(birds: tuple[Path, Path], t
         Male=np.array([-1.0, 1.0, -1.0, 1.0]),
         label=["dog", "cat", "dog", "cat"],
     )
-    body, _ = _eval(birds[0], store, groups=("Blond_Hair,Male",))
+    body, _ = _eval(birds[0], store, groups="Blond_Hair,Male")
     groups = [entry["group"] for entry in body["groups"]]
     assert groups == [{"Blond_Hair": b, "Male": m} for b in ("-1", "1") for m in ("-1", "1")]
 
@@ -332,7 +332,7 @@ def test_many_combinations_list_only_those_that_occur(birds: tuple[Path, Path], 
         site=[f"s{i:03d}" for i in rng.integers(0, 90, 100)],
         year=[str(i) for i in rng.integers(2000, 2020, 100)],
     )
-    body, _ = _eval(birds[0], store, groups=("site,year",))
+    body, _ = _eval(birds[0], store, groups="site,year")
     assert 0 < len(body["groups"]) <= 100
     assert all(row["n"] > 0 for row in body["groups"])
 
@@ -342,7 +342,7 @@ def test_regression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x = rng.normal(size=(60, 2))
     store = _store(tmp_path / "f.h5", x, age=2 * x[:, 0] + 1, site=rng.choice(["a", "b"], 60).tolist())
     probe = _probe(tmp_path / "p", [2.0, 0.0], (), bias=[1.5], target="age")
-    body, _ = _eval(probe, store, groups=("site",))
+    body, _ = _eval(probe, store, groups="site")
     assert body["mse"] == pytest.approx(0.25, rel=1e-5)
     assert body["r2"] == pytest.approx(1 - 0.25 / np.var(2 * x[:, 0]), rel=1e-5)
     assert [set(entry) for entry in body["groups"]] == [{"group", "n", "mse"}] * 2
@@ -361,8 +361,8 @@ def test_compare_with_a_probe_and_with_its_result(birds: tuple[Path, Path], tmp_
     other = _probe(tmp_path / "other", [0.5, 1.0, 0.0])
     saved = tmp_path / "other.json"
     _eval(other, birds[1], where="split=test", output=saved)
-    by_probe, _ = _eval(*birds, where="split=test", groups=("label,place",), compare=other)
-    by_result, _ = _eval(*birds, where="split=test", groups=("label,place",), compare=saved)
+    by_probe, _ = _eval(*birds, where="split=test", groups="label,place", compare=other)
+    by_result, _ = _eval(*birds, where="split=test", groups="label,place", compare=saved)
     first, second = by_probe["comparison"], by_result["comparison"]
     assert {**first, "other": ""} == {**second, "other": ""}
     alone, _ = _eval(other, birds[1], where="split=test")

@@ -73,9 +73,7 @@ def test_columns_of_other_methods_take_them(world: Any, plain: Any, renamed: Any
 def test_eval_takes_them(world: Any, plain: Any, renamed: Any) -> None:
     world.fit(plain, weight_decay="1e-2")
     reports = [
-        world.eval(
-            store, where="split=test", groups=("label,domain",), reference="split=train & label=cat|dog"
-        )
+        world.eval(store, where="split=test", groups="label,domain", reference="split=train & label=cat|dog")
         for store in (plain, renamed)
     ]
     for name in ("accuracy", "adjusted_accuracy", "balanced_accuracy", "log_loss"):
@@ -86,7 +84,7 @@ def test_eval_takes_them(world: Any, plain: Any, renamed: Any) -> None:
     assert world.eval(renamed, where="split=test", target="label")["accuracy"] == pytest.approx(
         reports[0]["accuracy"]
     )
-    twice = world.eval(renamed, groups=("label,y,domain",))
+    twice = world.eval(renamed, groups="label,y,domain")
     assert twice["crossings"][0]["columns"] == ["y", "domain"], "one column named twice is one"
 
 

@@ -73,7 +73,7 @@ def test_rows_without_a_value_of_groups_are_in_no_group(world: Any, members: lis
     )
     assert any("3 validation rows without a value of label,place" in text for text in world.heard.warnings)
     assert (report["train_rows"], report["val_rows"]) == (90, 40), "they still train, and count for accuracy"
-    evaluated = world.eval(features, where="split=val", groups=("label,place",))
+    evaluated = world.eval(features, where="split=val", groups="label,place")
     assert any("3 rows without a value" in text for text in world.heard.warnings)
     assert sum(group["n"] for group in evaluated["groups"]) == 37
     assert evaluated["n"] == 40
