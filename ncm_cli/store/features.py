@@ -482,8 +482,7 @@ class FeatureStore(contextlib.AbstractContextManager["FeatureStore"]):
         """
         for positions, _ in self.blocks():
             advance(len(positions))
-        check_columns(tuple(self.columns.values()), self.rows)
-        _ = (self.ids, self.files, self.failed, self.options, self.request)
+        _ = (self.ids, *self.columns.values(), self.files, self.failed, self.options, self.request)
         if self.content_sha256 != self._computed_content():
             raise damaged(self.path, "contents that don't match content_sha256")
 
@@ -507,21 +506,9 @@ class _LazyColumns(Mapping[str, AnyColumn]):
         self._loaded: dict[str, AnyColumn] = {}
 
     def __getitem__(self, name: str) -> AnyColumn:
-        if name not in self._loaded:
-            self._loaded[name] = self._read(name, f"columns/{self._folders[name]}")
-        return self._loaded[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._folders
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._folders)
-
-    def __len__(self) -> int:
-        return len(self._folders)
-
-    def _read(self, name: str, folder: str) -> AnyColumn:
-        h5, whole = self._h5, (self._rows,)
+        if name in self._loaded:
+            return self._loaded[name]
+        h5, whole, folder = self._h5, (self._rows,), f"columns/{self._folders[name]}"
         column: AnyColumn
         if f"{folder}/values" in h5:
             column = NumericColumn(name, h5.array(f"{folder}/values", np.float64, shape=whole, kinds="fiu"))
@@ -532,4 +519,14 @@ class _LazyColumns(Mapping[str, AnyColumn]):
             check_columns([column], self._rows)
         except InputError as error:
             raise damaged(h5.path, error.what) from error
+        self._loaded[name] = column
         return column
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._folders
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._folders)
+
+    def __len__(self) -> int:
+        return len(self._folders)
