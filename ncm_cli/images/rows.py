@@ -75,13 +75,13 @@ def read_image(file: ImageFile, encoder: Encoder | None) -> ReadImage:
     """Read, decode and prepare one image; without an encoder, only find out whether it decodes."""
     if printable(file.path) != file.path:
         return ReadImage(file, None, reason="its name isn't UTF-8: rename it, as names are stored as UTF-8")
-    file = ImageFile(file.id, file.path)
+    file, mtime_ns = ImageFile(file.id, file.path), 0
     try:
         # The time is taken before the bytes: a later change is then seen as one.
         with contextlib.suppress(OSError):  # reading the file says what is wrong with it
-            file = file._replace(mtime_ns=os.stat(native(file.path)).st_mtime_ns)  # noqa: PTH116
+            mtime_ns = os.stat(native(file.path)).st_mtime_ns  # noqa: PTH116
         data = read_bytes(os.fsdecode(native(file.path)))
-        file = file._replace(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+        file = ImageFile(file.id, file.path, len(data), mtime_ns, hashlib.sha256(data).hexdigest())
         image = decode(data, encoder.description.get("intensity_range") if encoder is not None else None)
         item = True if encoder is None else encoder.preprocess(image, file.id)
     except DecodeError as error:
@@ -311,7 +311,7 @@ def make_features(
     with reporter.task("embedding", sum(map(len, left)), "images") as task:
         for rows, (images, features) in zip(left, made, strict=True):
             usable = [(row, image) for row, image in zip(rows, images, strict=True) if image.item is not None]
-            reasons = [_refusal(feature, np.dtype(dtype), unit) for feature in features]
+            reasons = _refusals(features, np.dtype(dtype), unit)
             kept = [at for at, reason in enumerate(reasons) if not reason]
             journal.append([usable[at][1].file for at in kept], features[kept])
             for row, image in (usable[at] for at in kept):
@@ -328,14 +328,17 @@ def make_features(
     return tally
 
 
-def _refusal(feature: np.ndarray, dtype: np.dtype, unit: bool) -> str:
-    """Why a row can't be stored; blank for one that can."""
-    infinite, zero, large = unstorable(feature[None], dtype, unit)
-    if infinite:
-        return "the encoder's output isn't finite"
-    if zero:
-        return "the encoder's output is zero and can't be scaled to unit length"
-    return f"{np.abs(feature).max():.3g} is too large for {dtype} (--dtype float32)" if large else ""
+def _refusals(features: np.ndarray, dtype: np.dtype, unit: bool) -> list[str]:
+    """Why each row can't be stored; blank for one that can."""
+    reasons = [""] * len(features)
+    infinite, zero, large = (np.flatnonzero(mask) for mask in unstorable(features, dtype, unit))
+    for at in infinite:
+        reasons[at] = "the encoder's output isn't finite"
+    for at in zero:
+        reasons[at] = "the encoder's output is zero and can't be scaled to unit length"
+    for at in large:
+        reasons[at] = f"{np.abs(features[at]).max():.3g} is too large for {dtype} (--dtype float32)"
+    return reasons
 
 
 def unstorable(features: np.ndarray, dtype: np.dtype, unit: bool) -> list[np.ndarray]:
