@@ -315,14 +315,16 @@ def _acquire(path: Path, output: Path | str, me: dict[str, Any]) -> int:
                 descriptor, created = os.open(path, os.O_RDWR), False
             except FileNotFoundError:  # it has been released in between
                 continue
-        holder = _holder(descriptor)
+        holder, free = _holder(descriptor), False
         try:
-            if _is_free(descriptor, created, holder, path):
+            if free := _is_free(descriptor, created, holder, path):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, json.dumps(me).encode("ascii", "replace"), 0)
                 os.fsync(descriptor)
                 return descriptor
         except BaseException:
+            if free:  # the disk is full: who has the lock can't be said
+                path.unlink(missing_ok=True)
             os.close(descriptor)
             raise
         os.close(descriptor)

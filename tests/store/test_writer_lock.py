@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -205,3 +206,16 @@ def test_a_sweep_locks_all_of_its_files(
         code = run(["sweep", "--features", str(tmp_path / "none.h5"), "-o", str(tmp_path / name)])
     assert code == 3
     assert "another process is writing this output" in capsys.readouterr().err
+
+
+def test_a_full_disk_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lock.os, "pwrite", full)
+        with pytest.raises(InputError, match="the disk is full"), writer_lock(tmp_path / "f.h5"):
+            pass
+    assert list(tmp_path.iterdir()) == []
+    with writer_lock(tmp_path / "f.h5"):
+        pass
