@@ -76,6 +76,7 @@ def canonical(chain: Chain) -> str:
     return "+".join(name if amount is None else f"{name}:{amount!r}" for name, amount in chain)
 
 
+PRECISIONS = ("fp32", "bf16", "fp16")
 DEFAULT_MODEL = "ViT-B-32-quickgelu"
 DEFAULT_PRETRAINED = "openai"
 """The weights of the default model; any other model needs ``--pretrained``."""
@@ -206,7 +207,7 @@ class EmbedOptions:
         None, help="What the levels of an image folder mean: label, domain/label ...", parse=parse_layout
     )
 
-    precision: str = _encoder("fp32", help="Arithmetic of the encoder.", choices=("fp32", "bf16", "fp16"))
+    precision: str = _encoder("fp32", help="Arithmetic of the encoder.", choices=PRECISIONS)
     normalize: bool = _encoder(False, help="Scale each row to unit length.")
     random_init: bool = _encoder(False, help="Use random weights, for tests.")
     intensity_range: str | None = _encoder(

@@ -23,7 +23,7 @@ from ncm_cli.images.manifest import (
     read_manifest,
     walk_images,
 )
-from ncm_cli.images.options import parse_batch_size, parse_workers
+from ncm_cli.images.options import PRECISIONS, parse_batch_size, parse_workers
 from ncm_cli.images.rows import encode_batches
 from ncm_cli.probes import metrics
 from ncm_cli.probes.apply import logits, require_same_encoder
@@ -215,10 +215,18 @@ def _request(options: PredictOptions, probe: Probe) -> EncoderRequest:
         # The store may be another one by now.
         with contextlib.suppress(NcmError), FeatureStore(path) as store:
             made_with = dict(store.options) if store.fingerprint == probe.fingerprint else {}
+    model, precision = made_with.get("model") or described.get("model"), described.get("precision") or "fp32"
+    if not isinstance(model, str) or precision not in PRECISIONS:
+        raise InputError(
+            "the probe doesn't say which encoder its features were made by",
+            where=options.probe,
+            found=f"model {model!r}, precision {precision!r}",
+            fix="fit the probe again",
+        )
     return EncoderRequest(
-        model=made_with.get("model") or described["model"],
+        model=model,
         pretrained=options.pretrained or made_with.get("pretrained"),
-        precision=described.get("precision") or "fp32",
+        precision=precision,
         normalize=bool(described.get("normalize")),
         random_init=bool(made_with.get("random_init")),
         seed=int(made_with.get("seed") or 0),

@@ -197,6 +197,18 @@ def test_features_made_elsewhere_predict_from_a_store_only(pictures: Path, tmp_p
     assert [row["id"] for row in _predict(probe, tmp_path / "g.h5")] == ["x", "y"]
 
 
+@pytest.mark.parametrize(
+    "changed", [{"precision": "fp8"}, {"precision": ["fp32"]}, {"model": 3}, {"model": None}]
+)
+def test_an_encoder_that_a_probe_does_not_say_is_refused(
+    changed: dict[str, Any], embedded: Path, pictures: Path, tmp_path: Path
+) -> None:
+    with FeatureStore(embedded) as store:
+        probe = _probe(tmp_path / "q", store.encoder | changed, store.dim, ("a", "b"))
+    with pytest.raises(InputError, match="which encoder its features were made by"):
+        _predict(probe, pictures)
+
+
 def test_sources_that_are_nothing_are_errors(probe: Path, tmp_path: Path, pictures: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         _predict(probe, tmp_path / "nope")
