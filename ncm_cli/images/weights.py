@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 CHECKPOINT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar", ".th")
 
-_CACHE_ERRORS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.ENOTDIR, errno.EEXIST})
+_NO_FOLDER = {errno.ENOENT, errno.ENOTDIR, errno.EEXIST}
+_CACHE_ERRORS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC} | _NO_FOLDER)
 
 
 def request_facts(request: EncoderRequest) -> dict[str, Any]:
@@ -248,6 +249,7 @@ def reading(path: Path, model: str) -> Iterator[None]:
             f"the checkpoint can't be loaded into the model {model}",
             where=path,
             found="no named tensors" if isinstance(error, AttributeError) else plain_words(error),
+            fix="check --model; remove a damaged file, so that it is fetched or made again",
         ) from error
 
 

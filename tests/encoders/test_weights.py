@@ -272,6 +272,10 @@ def test_the_offline_switch_the_cache_and_the_next_step_are_named(
             PermissionError(errno.EACCES, "Permission denied: '/c'"),
             r"cache can't be written: permission denied",
         ),
+        (
+            FileNotFoundError(errno.ENOENT, "No such file or directory: '/c'"),
+            r"cache can't be written: no such file or directory",
+        ),
         (ValueError("please upgrade"), r"can't be reached \(ValueError\)"),
     ],
 )
