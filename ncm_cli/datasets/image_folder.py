@@ -194,8 +194,8 @@ def _read_counts(path: Path, layout: Folders) -> dict[Folders, dict[str, int]]:
                 "a row of the table of counts that can't be read",
                 where=f"{path}, {table.row_name(index)}",
                 found=", ".join(row.values()),
-                expected=f"{', '.join(layout)} that no other row has, and a whole number of images for each "
-                f"column that is a split, here {listing(splits)}",
+                expected="a group that no other row names, and whole numbers of images in the columns of "
+                f"splits, here {listing(splits)}",
             ) from None
         counts[own] = numbers
     return counts
