@@ -197,6 +197,43 @@ def _expectations(
     return tuple(found)
 
 
+METRICS = (
+    *(
+        "accuracy",
+        "adjusted_accuracy",
+        "balanced_accuracy",
+        "worst_group",
+        "log_loss",
+        "mse",
+        "adjusted_mse",
+        "r2",
+    ),
+    *("term_1", "theta_m_theta", "term_2", "term_2_upper", "bound", "upper_bound", "erm_bound", "root_bound"),
+    *(
+        "test_risk",
+        "slack",
+        "misalignment",
+        "distance",
+        "spurious_dim",
+        "weight_norm",
+        "n",
+        "predicted_classes",
+    ),
+    *(
+        "zero_one",
+        "noise_corollary",
+        "summary",
+        "oracle",
+        "estimates",
+        "lambda_1",
+        "lambda_s_next",
+        "rank",
+        "s",
+    ),
+)
+"""Numbers in results of ``eval`` and ``bound``, and what inner ones begin with, such as ``zero_one.flip_rate``."""
+
+
 def _expectation(
     node: Node, path: str, variables: Variables, steps: Sequence[str], mistakes: Mistakes
 ) -> Expectation | None:
@@ -213,6 +250,8 @@ def _expectation(
             texts[key] = value.text
             if key == "step" and value.text not in steps:
                 mistakes.unknown(line, inner, "step", value.text, steps)
+            if key == "metric" and value.text.split(".")[0] not in METRICS:
+                mistakes.unknown(line, inner, "metric", value.text, METRICS)
             cells = [cell.text for cell in variables.matrix.get(key, ())]
             number = scalar_value(value.text)
             same = [text for text in cells if scalar_value(text) == number and not isinstance(number, str)]

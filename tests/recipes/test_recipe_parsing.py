@@ -352,6 +352,8 @@ def test_expectations_are_checked(tmp_path: Path) -> None:
         "  - {metric: accuracy, min: .5, metod: erm}\n"
         "  - {metric: accuracy, min: .5, step: nope}\n"
         "  - {metric: accuracy}\n"
+        "  - {metric: acuracy, min: .5}\n"
+        "  - {metric: zero_one.flip_rate, max: .5}\n"
     )
     found = _problems(tmp_path, text)
     assert found == {
@@ -361,6 +363,7 @@ def test_expectations_are_checked(tmp_path: Path) -> None:
         11: ["expect[5].metod: no key named 'metod'; did you mean 'method'?"],
         12: ["expect[6].step: no step named 'nope'; known: data, embed"],
         13: ["expect[7]: value and tolerance, or min, or max is required"],
+        14: ["expect[8].metric: no metric named 'acuracy'; did you mean 'accuracy'?"],
     }
 
 
