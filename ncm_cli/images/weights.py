@@ -293,7 +293,7 @@ def fetching(what: str, option: str, cache: str | Path | None = None) -> Iterato
             why = f"the server can't be reached ({type(error).__name__})"
             fix = "run once with a network connection"
         raise InputError(
-            f"{what} could not be fetched, and the cache lacks it",
+            f"{what} could not be fetched, and can't be found in the cache",
             where=f"{option}; cache folder {cache or constants.HF_HUB_CACHE}",
             found=why,
             fix=f"{fix}; or --pretrained FILE, or --model local-dir:FOLDER, for weights that are here",

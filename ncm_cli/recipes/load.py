@@ -231,7 +231,7 @@ METRICS = (
         "s",
     ),
 )
-"""Numbers in results of ``eval`` and ``bound``, and what inner ones begin with, such as ``zero_one.flip_rate``."""
+"""Numbers in results of ``eval`` and ``bound``, and what dotted ones begin with (``zero_one.flip_rate``)."""
 
 
 def _expectation(

@@ -168,7 +168,7 @@ def test_a_tag_that_is_not_cached_is_one_line_when_offline(offline: Path) -> Non
         ("hf-hub:a/b", None),
     ]:
         with pytest.raises(
-            InputError, match=r"could not be fetched, and the cache lacks it[\s\S]*--pretrained"
+            InputError, match=r"could not be fetched, and can't be found in the cache[\s\S]*--pretrained"
         ):
             load_encoder(EncoderRequest(model=model, pretrained=pretrained), device="cpu", reporter=SILENT)
 
