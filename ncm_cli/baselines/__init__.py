@@ -1,1 +1,1 @@
-"""baselines"""
+"""The methods that probes are compared with: objectives, the batched trainer, dfr, leace; ``ncm sweep``."""

@@ -1,1 +1,1 @@
-"""Image encoders and the one function that decodes images."""
+"""From image files to rows of a feature store: decoding, encoders, augmentations, and ``ncm embed``."""

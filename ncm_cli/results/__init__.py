@@ -1,1 +1,1 @@
-"""results"""
+"""Which results are repetitions of one another, and the tables and figures of ``ncm report``."""
