@@ -24,7 +24,7 @@ from ncm_cli.images.options import (
 )
 from ncm_cli.progress import Reporter
 
-_LIBRARIES = {
+LIBRARIES = {
     "pixels": ("pillow",),
     "timm": ("timm", "torchvision", "pillow"),
     "open_clip": ("open_clip_torch", "timm", "torchvision", "pillow"),
@@ -56,9 +56,9 @@ class EncoderRequest:
 
     @property
     def kind(self) -> str:
-        """``pixels``, ``timm`` or ``open_clip``."""
+        """A key of `LIBRARIES`: the prefix of the model's name, or ``open_clip``."""
         prefix, colon, _ = self.model.partition(":")
-        return prefix if colon and prefix in {"pixels", "timm"} else "open_clip"
+        return prefix if colon and prefix in LIBRARIES else "open_clip"
 
     @property
     def weights(self) -> str | None:
@@ -109,7 +109,7 @@ def request_key(request: EncoderRequest) -> dict[str, Any]:
         "normalize": request.normalize,
         "decode_policy": DECODE_POLICY,
         "sample_policy": SAMPLE_POLICY,
-        "libraries": {name: _version(name) for name in _LIBRARIES[request.kind]},
+        "libraries": {name: _version(name) for name in LIBRARIES[request.kind]},
     }
     if not pixels:
         from ncm_cli.images.weights import request_facts

@@ -75,8 +75,7 @@ class TorchEncoder:
         import torch
 
         self.device = choose_device(device, request.precision, reporter)
-        load = _load_timm if request.kind == "timm" else _load_open_clip
-        self._request, self._model = request, load(request, reporter)
+        self._request, self._model = request, _LOADERS[request.kind](request, reporter)
         module = self._model.module.eval().to(self.device)
         if self.device == "cpu":
             _keep_freed_memory()
@@ -616,3 +615,7 @@ def quiet_root_logger() -> Iterator[None]:
     finally:
         root.removeFilter(other)
         root.removeHandler(handler)
+
+
+_LOADERS = {"timm": _load_timm, "open_clip": _load_open_clip}
+"""By an encoder's kind."""

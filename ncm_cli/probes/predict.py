@@ -14,7 +14,7 @@ import numpy as np
 
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError
 from ncm_cli.images.decode import sniff
-from ncm_cli.images.encoder import EncoderRequest, load_encoder
+from ncm_cli.images.encoder import LIBRARIES, EncoderRequest, load_encoder
 from ncm_cli.images.manifest import (
     IMAGE_SUFFIXES,
     ColumnNames,
@@ -201,7 +201,7 @@ def _encoded(
 def _request(options: PredictOptions, probe: Probe) -> EncoderRequest:
     """What to load, from the probe's description and, for the weights, the store it was fitted on."""
     described = probe.encoder
-    if described.get("kind") not in ("pixels", "timm", "open_clip"):
+    if described.get("kind") not in LIBRARIES:
         raise InputError(
             "the probe's features were made elsewhere, so images can't be predicted directly",
             where=options.probe,
