@@ -39,7 +39,7 @@ from ncm_cli.probes.fit import flags_of, probe_of
 from ncm_cli.probes.metrics import PairRows, Rows, joint
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.path import Fit
-from ncm_cli.probes.problem import Part, read_problem, resolve_device, train_data
+from ncm_cli.probes.rows_and_pairs import Part, read_problem, resolve_device, train_data
 from ncm_cli.probes.selection import Fold, bound_of, log_loss_bound, stacked, worst_group_error
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.digests import fingerprint

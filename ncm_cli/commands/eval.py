@@ -6,20 +6,13 @@ from typing import Any
 
 from ncm_cli.console import Ui
 from ncm_cli.probes.evaluate import evaluate
+from ncm_cli.probes.metrics import MEASURES
 from ncm_cli.probes.options import EvalOptions
 
 GROUPS_SHOWN = 40
 """Rows of a group table; of more groups the worst are shown."""
 
-NAMES = {
-    "accuracy": "average accuracy",
-    "adjusted_accuracy": "adjusted average accuracy",
-    "balanced_accuracy": "balanced accuracy",
-    "log_loss": "log loss",
-    "mse": "mean squared error",
-    "r2": "R²",
-    "adjusted_mse": "adjusted mean squared error",
-}
+NAMES = {name: one.text for measures in MEASURES.values() for name, one in measures.items()}
 SEEN = {"train": ("training rows", "fitted on"), "val": ("validation rows", "chosen by")}
 
 

@@ -199,15 +199,9 @@ def _strangers(
 
 
 def _scores(answers: _Answers, adjusted: float | None) -> dict[str, float | None]:
-    if answers.values.dtype != bool:
-        r2 = metrics.r2(answers.predicted, answers.truth)
-        return {"mse": metrics.mean(answers.losses), "r2": r2, "adjusted_mse": adjusted}
-    return {
-        "accuracy": metrics.mean(answers.values),
-        "adjusted_accuracy": adjusted,
-        "balanced_accuracy": metrics.balanced_accuracy(answers.predicted, answers.truth),
-        "log_loss": metrics.mean(answers.losses),
-    }
+    task = "classification" if answers.values.dtype == bool else "regression"
+    measures = metrics.MEASURES[task].items()
+    return {name: one.of(answers) if one.of else adjusted for name, one in measures}
 
 
 def _crossings(

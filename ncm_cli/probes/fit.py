@@ -14,7 +14,7 @@ from ncm_cli.options import as_json, check, given_flags, parse_ranks
 from ncm_cli.probes.metrics import PairRows, Rows, decide, joint, row_errors, summary, worst
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.path import Fit
-from ncm_cli.probes.problem import (
+from ncm_cli.probes.rows_and_pairs import (
     Part,
     Problem,
     RawRows,

@@ -1,14 +1,15 @@
 """What is said of predictions: decisions and losses, shares with intervals, groups, paired comparisons.
 
-Everything takes plain arrays. The order of rows never matters: sums are exactly rounded (`math.fsum`).
+What ``ncm eval`` measures is listed in `MEASURES`. Everything takes plain arrays.
+The order of rows never matters: sums are exactly rounded (`math.fsum`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,6 +161,33 @@ def _logits(weight: Floats, bias: Floats, X: Floats) -> Iterator[tuple[slice, Fl
         own = slice(start, min(start + step, count))
         flat = X @ weight[own].reshape(-1, dim).T + bias[own].reshape(-1)
         yield own, flat.reshape(len(X), -1, logits)
+
+
+class Measure(NamedTuple):
+    """One number of ``ncm eval``: its words in the table, and what it is of all rows."""
+
+    text: str
+    of: Callable[[Any], float | None] | None = None
+    """Of (n,) arrays ``predicted``, ``truth``, ``values`` (hits, or squared errors) and ``losses``; None for
+    an average over groups, `adjusted_average`."""
+
+
+MEASURES = {
+    "classification": {
+        "accuracy": Measure("average accuracy", lambda one: mean(one.values)),
+        "adjusted_accuracy": Measure("adjusted average accuracy"),
+        "balanced_accuracy": Measure(
+            "balanced accuracy", lambda one: balanced_accuracy(one.predicted, one.truth)
+        ),
+        "log_loss": Measure("log loss", lambda one: mean(one.losses)),
+    },
+    "regression": {
+        "mse": Measure("mean squared error", lambda one: mean(one.losses)),
+        "r2": Measure("R²", lambda one: r2(one.predicted, one.truth)),
+        "adjusted_mse": Measure("adjusted mean squared error"),
+    },
+}
+"""By task, under their names in the result's JSON."""
 
 
 def wilson(right: float, n: float, z: float = Z95) -> tuple[float, float]:

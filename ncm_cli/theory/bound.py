@@ -19,8 +19,8 @@ from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError, list
 from ncm_cli.options import as_json, check
 from ncm_cli.probes.apply import require_same_encoder, scale_like, scaling_of
 from ncm_cli.probes.path import Fit
-from ncm_cli.probes.problem import Part, Problem, reread_problem, train_path
 from ncm_cli.probes.projection import blas_threads
+from ncm_cli.probes.rows_and_pairs import Part, Problem, reread_problem, train_path
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.columns import Target, number, read_target, split_filter
 from ncm_cli.store.features import FeatureStore

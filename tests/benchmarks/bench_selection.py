@@ -29,7 +29,7 @@ from sklearn.datasets import load_digits
 from ncm_cli.probes.fit import crossfit, judge_pick, resolve_ranks
 from ncm_cli.probes.metrics import Z95, row_errors
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.probes.problem import read_problem, train_path
+from ncm_cli.probes.rows_and_pairs import read_problem, train_path
 from ncm_cli.probes.selection import CrossFit, choose, stacked
 from ncm_cli.progress import SILENT
 from ncm_cli.store.columns import Column

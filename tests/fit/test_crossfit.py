@@ -17,7 +17,7 @@ from ncm_cli.probes.fit import crossfit
 from ncm_cli.probes.metrics import PairRows, Rows, wilson
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.path import Fit
-from ncm_cli.probes.problem import Problem, read_problem, train_path
+from ncm_cli.probes.rows_and_pairs import Problem, read_problem, train_path
 from ncm_cli.probes.selection import Candidate, CrossFit, units
 from ncm_cli.progress import SILENT
 

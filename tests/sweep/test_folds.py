@@ -16,7 +16,7 @@ from ncm_cli.baselines.trainer import Schedule, TrainData, train
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.probes.problem import read_problem
+from ncm_cli.probes.rows_and_pairs import read_problem
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
