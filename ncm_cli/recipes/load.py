@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import parse_where
+from ncm_cli.probes.metrics import MEASURES
 from ncm_cli.recipes.document import MAX_BYTES, Mistakes, Node, Variables, parse, scalar_value
 from ncm_cli.recipes.steps import Job, Steps
 from ncm_cli.store.files import relative
+from ncm_cli.theory.theorem import Terms
 
 KEYS = ("name", "vars", "matrix", "variants", "steps", "table", "expect")
 DEFAULT_TABLE = {"in-domain": "split=val", "test": "split=test"}
@@ -198,38 +200,10 @@ def _expectations(
 
 
 METRICS = (
-    *(
-        "accuracy",
-        "adjusted_accuracy",
-        "balanced_accuracy",
-        "worst_group",
-        "log_loss",
-        "mse",
-        "adjusted_mse",
-        "r2",
-    ),
-    *("term_1", "theta_m_theta", "term_2", "term_2_upper", "bound", "upper_bound", "erm_bound", "root_bound"),
-    *(
-        "test_risk",
-        "slack",
-        "misalignment",
-        "distance",
-        "spurious_dim",
-        "weight_norm",
-        "n",
-        "predicted_classes",
-    ),
-    *(
-        "zero_one",
-        "noise_corollary",
-        "summary",
-        "oracle",
-        "estimates",
-        "lambda_1",
-        "lambda_s_next",
-        "rank",
-        "s",
-    ),
+    *(name for measures in MEASURES.values() for name in measures),
+    *("worst_group", "n", "predicted_classes"),
+    *(field.name for field in fields(Terms) if field.name != "loss"),
+    *("test_risk", "slack", "zero_one", "noise_corollary", "summary", "oracle", "estimates"),
 )
 """Numbers in results of ``eval`` and ``bound``, and what dotted ones begin with (``zero_one.flip_rate``)."""
 

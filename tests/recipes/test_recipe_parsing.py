@@ -354,6 +354,7 @@ def test_expectations_are_checked(tmp_path: Path) -> None:
         "  - {metric: accuracy}\n"
         "  - {metric: acuracy, min: .5}\n"
         "  - {metric: zero_one.flip_rate, max: .5}\n"
+        "  - {metric: misalignment_upper, max: .5}\n"
     )
     found = _problems(tmp_path, text)
     assert found == {
