@@ -35,12 +35,12 @@ from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import as_json, check
 from ncm_cli.probes import metrics
 from ncm_cli.probes.apply import Scaling
-from ncm_cli.probes.fit import flags_of, probe_of
+from ncm_cli.probes.fit import flags_of, origin_of, probe_of
 from ncm_cli.probes.metrics import PairRows, Rows, joint
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.path import Fit
 from ncm_cli.probes.rows_and_pairs import Part, read_problem, resolve_device, train_data
-from ncm_cli.probes.selection import Fold, bound_of, log_loss_bound, stacked, worst_group_error
+from ncm_cli.probes.selection import Fold, pair_facts, row_facts, stacked
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.files import atomic_path, refuse_no_file, sha256_file, writer_lock
@@ -249,6 +249,8 @@ class Runner:
         self.metrics = metric_names(0 if groups is None else len(groups.crossings))
         self.logits = 1 if len(self.problem.target.classes) == 2 else len(self.problem.target.classes)
         self.device = resolve_device(options.device)
+        self._origins: dict[bool, dict[str, Any]] = {}
+        """What probes record of their rows, up-weighted or not: reading every row, made once."""
         reporter.note(f"training on {self.device}")
 
     def data(self) -> dict[str, Any]:
@@ -342,7 +344,7 @@ class Runner:
             diverged |= lost
         measured = sum(int(fold.measured.sum()) for fold in folds)
         error, loss, flips, shift = np.moveaxis(seen, 2, 0)
-        return bound_facts(error, loss, flips / measured, shift / measured, self.logits), diverged
+        return pair_facts(error, loss, flips / measured, shift / measured, self.logits), diverged
 
     def _judge(
         self, part: Part, configs: Sequence[Config], judge: Judge, names: Sequence[str], advance: Advance
@@ -467,6 +469,8 @@ class Runner:
         if upweight is None:
             codes = {name: own for name, own in problem.train.codes.items() if name != "upweight"}
             problem = dataclasses.replace(problem, train=dataclasses.replace(problem.train, codes=codes))
+        if config.upweighted not in self._origins:
+            self._origins[config.upweighted] = origin_of(problem, self.whole)
         where, dfr = problem.roles.where, config.method == "dfr"
         shared: dict[str, Any] = {"upweight": upweight, "seed": config.seed}
         resolved = {"method": config.method, **shared} | {
@@ -493,11 +497,12 @@ class Runner:
             "envs": options.envs,
             "options": as_json(options) | resolved,
         }
-        probe = probe_of(problem, self.whole, fit, record)
+        origin = self._origins[config.upweighted]
         if dfr and problem.val is not None:
             # Trained on the validation rows, on the scale of the training rows.
-            probe.meta["rows"]["train"] = record_ids((*problem.train.ids, *problem.val.ids))
-        return probe
+            both = record_ids((*problem.train.ids, *problem.val.ids))
+            origin = origin | {"rows": origin["rows"] | {"train": both}}
+        return probe_of(problem, self.whole, fit, record, origin)
 
 
 def facts(
@@ -511,29 +516,13 @@ def facts(
     """What rows and pairs that R probes weren't trained on say of them, by `metric_names`."""
     found: dict[str, Array] = {}
     for name, rows in (("val", val), ("test", test)):
-        if rows is None:
-            continue
-        errors, losses = metrics.row_errors(weight, bias, rows)
-        found[f"{name}_accuracy"] = 1 - errors.mean(axis=1)
-        found[f"{name}_log_loss"] = losses.mean(axis=1)
-        if rows.group is not None:
-            found[f"{name}_worst_group"] = 1 - worst_group_error(errors, rows.group)
-            for number, own in enumerate(rows.group.T if rows.group.shape[1] > 1 else (), start=1):
-                found[f"{name}_worst_group_{number}"] = 1 - worst_group_error(errors, own)
+        if rows is not None:
+            found |= row_facts(weight, bias, name, rows)
     if pairs is not None:
         changes, shifts = metrics.pair_shifts(weight, bias, pairs, regression=False)
         error, loss = 1 - found["val_accuracy"], found["val_log_loss"]
-        found |= bound_facts(error, loss, changes.mean(axis=1), shifts.mean(axis=1), weight.shape[1])
+        found |= pair_facts(error, loss, changes.mean(axis=1), shifts.mean(axis=1), weight.shape[1])
     return found
-
-
-def bound_facts(error: Array, log_loss: Array, flips: Array, shift: Array, logits: int) -> dict[str, Array]:
-    """Flip rate and bounds by the names of `METRICS`, elementwise."""
-    return {
-        "flip_rate": flips,
-        "bound_01": bound_of(error, flips, regression=False),
-        "log_loss_bound": log_loss_bound(log_loss, shift, logits),
-    }
 
 
 def save_probes(

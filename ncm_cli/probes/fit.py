@@ -503,13 +503,12 @@ def _probe(problem: Problem, whole: Part, body: dict[str, Any], best: Fit) -> Pr
         "flags": body["flags"],
         "options": as_json(options) | own | {"train": where["train"], "val": where["val"]},
     }
-    return probe_of(problem, whole, best, record)
+    return probe_of(problem, whole, best, record, origin_of(problem, whole))
 
 
-def probe_of(problem: Problem, part: Part, best: Fit, record: Mapping[str, Any]) -> Probe:
-    """A probe fitted on a part of a problem, whose rows and pairs it records; ``record`` says how."""
-    scaling, spectrum, pairs = part.scaling, part.spectrum, problem.pairs
-    parts = {"train": problem.train, "val": problem.val}
+def origin_of(problem: Problem, part: Part) -> dict[str, Any]:
+    """What a probe records of its rows and pairs; every row is read for it."""
+    pairs, parts = problem.pairs, {"train": problem.train, "val": problem.val}
     paired = pairs and {
         "path": str(problem.options.pairs),
         "content_sha256": pairs.store.content_sha256,
@@ -521,13 +520,7 @@ def probe_of(problem: Problem, part: Part, best: Fit, record: Mapping[str, Any])
         "sources": [dict(source) for source in pairs.store.sources],
         "numerical_rank": part.rank,
     }
-    meta = {
-        "encoder": problem.encoder,
-        "fingerprint": fingerprint(problem.encoder),
-        "scaling": {"kind": scaling.kind, "factor": scaling.factor},
-        **record,
-        "rank": best.rank,
-        "converged": best.converged,
+    return {
         "rows": {name: record_ids(rows.ids) for name, rows in parts.items() if rows is not None},
         "data": {
             "features": {
@@ -540,6 +533,22 @@ def probe_of(problem: Problem, part: Part, best: Fit, record: Mapping[str, Any])
             "train_rows": len(problem.train.ids),
             "val_rows": 0 if problem.val is None else len(problem.val.ids),
         },
+    }
+
+
+def probe_of(
+    problem: Problem, part: Part, best: Fit, record: Mapping[str, Any], origin: Mapping[str, Any]
+) -> Probe:
+    """A probe fitted on a part of a problem; ``record`` says how, and ``origin`` is `origin_of` both."""
+    scaling, spectrum = part.scaling, part.spectrum
+    meta = {
+        "encoder": problem.encoder,
+        "fingerprint": fingerprint(problem.encoder),
+        "scaling": {"kind": scaling.kind, "factor": scaling.factor},
+        **record,
+        "rank": best.rank,
+        "converged": best.converged,
+        **origin,
     }
     return Probe(
         weight=best.weight,

@@ -492,7 +492,7 @@ def _read_pairs(
     """Read the pair store, check that it belongs to the features, and leave leaking pairs out.
 
     Members are looked up by id in the feature store that is used now, whenever the pairs were made; ids that
-    it lacks get numbers beyond its rows.
+    it lacks get numbers beyond its rows. What ``ncm pairs`` left out itself: `pairs.members.straddling`.
     """
     if options.pairs is None:
         return None

@@ -208,23 +208,44 @@ def stacked(fits: Sequence[Fit]) -> tuple[Array, Array]:
     return np.stack([fit.weight for fit in fits]), np.stack([fit.bias for fit in fits])
 
 
+def row_facts(weight: Array, bias: Array, name: str, rows: Rows) -> dict[str, Array]:
+    """What rows say of R probes, (R,) each: ``NAME_accuracy`` and ``NAME_log_loss``, or ``NAME_mse``.
+
+    With groups also ``NAME_worst_group``, and of each of several crossings ``NAME_worst_group_1`` ...
+    """
+    errors, losses = metrics.row_errors(weight, bias, rows)
+    mean, regression = errors.mean(axis=1), rows.y.dtype.kind == "f"
+    found = {f"{name}_mse": mean}
+    if not regression:
+        found = {f"{name}_accuracy": 1 - mean, f"{name}_log_loss": losses.mean(axis=1)}
+    groups = [] if rows.group is None else [rows.group]
+    if rows.group is not None and rows.group.ndim == 2 and rows.group.shape[1] > 1:
+        groups += [*rows.group.T]
+    for number, own in enumerate(groups):
+        worst = worst_group_error(errors, own)
+        found[f"{name}_worst_group" + (f"_{number}" if number else "")] = worst if regression else 1 - worst
+    return found
+
+
+def pair_facts(error: Array, loss: Array, change: Array, shift: Array, n_logits: int) -> dict[str, Array]:
+    """Flip rate and bounds of classifiers by the names of `Candidate`, elementwise."""
+    return {
+        "flip_rate": change,
+        "bound_01": bound_of(error, change, regression=False),
+        "log_loss_bound": log_loss_bound(loss, shift, n_logits),
+    }
+
+
 def score_path(fits: Sequence[Fit], *, val: Rows | None = None, test: Rows | None = None) -> list[Candidate]:
     """What validation rows and (oracle only) test rows say of every fit, in its order."""
-    weight, bias = stacked(fits)
     facts: dict[str, Array] = {}
     for name, rows in (("val", val), ("test", test)):
-        if rows is None:
-            continue
-        regression = rows.y.dtype.kind == "f"
-        errors, losses = metrics.row_errors(weight, bias, rows)
-        mean = errors.mean(axis=1)
-        facts[f"{name}_{'mse' if regression else 'accuracy'}"] = mean if regression else 1 - mean
-        if name == "val" and not regression:
-            facts["val_log_loss"] = losses.mean(axis=1)
-        if name == "val" and rows.group is not None:
-            worst = worst_group_error(errors, rows.group)
-            facts["worst_group"] = worst if regression else 1 - worst
-    return _candidates(fits, facts)
+        if rows is not None:
+            facts |= row_facts(*stacked(fits), name, rows)
+    if "val_worst_group" in facts:
+        facts["worst_group"] = facts["val_worst_group"]
+    known = {field.name for field in dataclasses.fields(Candidate)} & facts.keys()
+    return _candidates(fits, {name: facts[name] for name in known})
 
 
 def _candidates(fits: Sequence[Fit], facts: dict[str, Array]) -> list[Candidate]:
@@ -289,14 +310,12 @@ class CrossFit:
         facts, errors = {"pair_mse" if regression else "flip_rate": changes.mean(axis=1)}, None
         if by_rows:
             errors, loss = (np.mean(parts, axis=0) for parts in zip(*by_rows, strict=True))
-            error = errors.mean(axis=1)
-            bound = bound_of(error, changes.mean(axis=1), regression=regression)
+            error, change = errors.mean(axis=1), changes.mean(axis=1)
             if regression:
-                facts |= {"val_mse": error, "bound_mse": bound}
+                facts |= {"val_mse": error, "bound_mse": bound_of(error, change, regression=True)}
             else:
-                drift = log_loss_bound(loss, shifts.mean(axis=1), len(paths[0][0].bias))
-                facts |= {"val_accuracy": 1 - error, "bound_01": bound}
-                facts |= {"val_log_loss": loss, "log_loss_bound": drift}
+                facts |= {"val_accuracy": 1 - error, "val_log_loss": loss}
+                facts |= pair_facts(error, loss, change, shifts.mean(axis=1), len(paths[0][0].bias))
         fits = [
             dataclasses.replace(same[0], converged=all(fit.converged for fit in same))
             for same in zip(*paths, strict=True)
