@@ -1,4 +1,4 @@
-"""The command reference of the README, made from the same declarations as ``--help``.
+"""The topic ``reference``, made from the same declarations as ``--help``.
 
 ``python tests/reference.py`` rewrites it; a test checks that it is up to date.
 """
@@ -10,8 +10,7 @@ from pathlib import Path
 from ncm_cli.options import Field, fields_of
 from ncm_cli.registry import BUILDERS, COMMANDS, options_of
 
-README = Path(__file__).resolve().parents[1] / "README.md"
-START, END = "<!-- reference -->\n", "<!-- end of reference -->"
+FILE = Path(__file__).resolve().parents[1] / "ncm_cli" / "help" / "reference.md"
 
 
 def commands() -> dict[str, tuple[str, type]]:
@@ -22,13 +21,14 @@ def commands() -> dict[str, tuple[str, type]]:
 
 
 def reference() -> str:
-    """The whole section, in Markdown."""
-    return "\n".join(_section(name, *rest) for name, rest in commands().items())
+    """The whole topic, in Markdown."""
+    sections = [_section(name, *rest) for name, rest in commands().items()]
+    return "\n".join(["# Command reference", *sections, ""])
 
 
 def _section(name: str, sentence: str, options: type) -> str:
     rows = [f"| `{_name(field)}` | {_default(field)} | {_help(field)} |" for field in fields_of(options)]
-    head = ["", f"### `ncm {name}`", "", sentence, "", "| option | default | meaning |", "|---|---|---|"]
+    head = ["", f"## `ncm {name}`", "", sentence, "", "| option | default | meaning |", "|---|---|---|"]
     return "\n".join([*head, *rows])
 
 
@@ -52,13 +52,5 @@ def _help(field: Field) -> str:
     return (field.spec.help + choices + repeated).replace("|", "\\|").replace("\n", " ")
 
 
-def parts(text: str) -> tuple[str, str, str]:
-    """What is before the reference, the reference, and what is after it."""
-    before, rest = text.split(START)
-    middle, after = rest.split(END)
-    return before, middle, after
-
-
 if __name__ == "__main__":
-    before, _, after = parts(README.read_text(encoding="utf-8"))
-    README.write_text(before + START + reference() + "\n\n" + END + after, encoding="utf-8")
+    FILE.write_text(reference(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The README says what is true: its reference is current, its links lead somewhere, its examples run."""
+"""README and help topics say what is true: the reference is current, links lead somewhere, examples run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from ncm_cli.main import run
 from ncm_cli.registry import BUILDERS, COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {
+    path: path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted((ROOT / "ncm_cli" / "help").glob("*.md")))
+}
+"""The README and the topics of ``ncm help``, by file."""
 
 _spec = importlib.util.spec_from_file_location("reference", Path(__file__).with_name("reference.py"))
 assert _spec and _spec.loader
@@ -27,8 +31,7 @@ _spec.loader.exec_module(reference)
 
 
 def test_the_reference_is_current() -> None:
-    _, shown, _ = reference.parts(README)
-    assert shown.strip() == reference.reference().strip(), "run: python tests/reference.py"
+    assert PAGES[reference.FILE] == reference.reference(), "run: python tests/reference.py"
 
 
 @pytest.mark.parametrize("name", list(reference.commands()))
@@ -53,21 +56,33 @@ def test_examples_name_options_that_there_are(name: str) -> None:
     assert set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", lines)) <= known
 
 
-def test_links_lead_somewhere() -> None:
-    headings = re.findall(r"^#+ (.+)$", README, flags=re.MULTILINE)
-    anchors = {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
-    for target in re.findall(r"\]\(([^)]+)\)", README):
-        if target.startswith("#"):
-            assert target[1:] in anchors, target
-        elif not target.startswith("http"):
-            assert (ROOT / target).exists(), target
+def anchors(path: Path) -> set[str]:
+    """What a code host calls the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", PAGES[path], flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", PAGES[page]):
+        if not target.startswith("http"):
+            name, _, anchor = target.partition("#")
+            file = (page.parent / name).resolve() if name else page
+            assert file.exists(), target
+            assert not anchor or anchor in anchors(file), target
 
 
 def example(name: str, language: str) -> str:
     """The code of the block that follows ``<!-- example: NAME -->``."""
-    found = re.search(rf"<!-- example: {name} -->\n```{language}\n(.*?)```", README, flags=re.DOTALL)
+    found = examples(name, language)
     assert found, f"no example {name}"
-    return found[1]
+    return found[0]
+
+
+def examples(name: str, language: str) -> list[str]:
+    """The code of every block that follows ``<!-- example: NAME -->``, on any page."""
+    block = re.compile(rf"<!-- example: {name} -->\n```{language}\n(.*?)```", flags=re.DOTALL)
+    return [code for text in PAGES.values() for code in block.findall(text)]
 
 
 @pytest.fixture
@@ -128,15 +143,11 @@ def test_the_makefile_runs_once(photos: Path) -> None:
     assert "up to date" in second.stdout
 
 
-def python_examples() -> list[str]:
-    return re.findall(r"<!-- example: python -->\n```python\n(.*?)```", README, flags=re.DOTALL)
-
-
 @pytest.mark.slow
 def test_python_examples_run(photos: Path) -> None:
     tour = without_clip(example("tour", "bash"))
     assert shell(["bash", "-euo", "pipefail"], photos, tour).returncode == 0
-    assert python_examples()
-    for code in python_examples():
+    assert examples("python", "python")
+    for code in examples("python", "python"):
         done = shell([sys.executable, "-W", "error"], photos, code)
         assert done.returncode == 0, f"{code}\n{done.stderr}"

@@ -57,7 +57,7 @@ class Probe:
     target: str
     """The column that it predicts."""
     meta: dict[str, Any]
-    """Encoder, fingerprint, scaling, method, hyper-parameters, selection, data: see the README."""
+    """Encoder, fingerprint, scaling, method, hyper-parameters, selection, data: see the topic files."""
     created: str = ""
     ncm_version: str = __version__
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from ncm_cli.main import run
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+START = (Path(__file__).resolve().parents[2] / "ncm_cli" / "help" / "start.md").read_text(encoding="utf-8")
 OLD = 1_000_000_000
 """Seconds since 1970: in 2001."""
 
@@ -46,7 +46,7 @@ def make(folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("make") is None, reason="make isn't installed")
 def test_c76_a_second_make_does_nothing_after_a_touch(photos: Path) -> None:
-    example = re.search(r"<!-- example: makefile -->\n```make\n(.*?)```", README, flags=re.DOTALL)
+    example = re.search(r"<!-- example: makefile -->\n```make\n(.*?)```", START, flags=re.DOTALL)
     assert example
     (photos / "Makefile").write_text(example[1].replace("ncm embed", "ncm embed --model pixels:8"))
     assert make(photos).returncode == 0
