@@ -6,7 +6,7 @@ Also ``pixels:SIZE``, the picture itself as features: no network, only numpy and
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -118,8 +118,75 @@ def request_key(request: EncoderRequest) -> dict[str, Any]:
     return key | request.views()
 
 
+@dataclass(frozen=True)
+class Resize:
+    """A picture at another size, as torchvision's ``Resize`` makes it, without importing torchvision.
+
+    ``size`` is the shorter side, the aspect ratio kept and the longer side rounded down, or (height, width).
+    """
+
+    size: int | tuple[int, int]
+    resample: int
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        """The picture resized."""
+        if isinstance(self.size, int):
+            longer = int(self.size * max(image.size) / min(image.size))
+            size = (self.size, longer) if image.width <= image.height else (longer, self.size)
+        else:
+            size = self.size[::-1]
+        return image if size == image.size else image.resize(size, Image.Resampling(self.resample))
+
+
+@dataclass(frozen=True)
+class CentreCrop:
+    """The middle of a picture, black where it is too small, as torchvision's ``CenterCrop`` takes it."""
+
+    height: int
+    width: int
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        """The picture cropped."""
+
+        def start(whole: int, part: int) -> int:
+            return -((part - whole) // 2) if part > whole else round((whole - part) / 2)
+
+        left, top = start(image.width, self.width), start(image.height, self.height)
+        return image.crop((left, top, left + self.width, top + self.height))
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """What makes a decoded picture an item of a batch. It holds no model: reader processes have a copy.
+
+    ``steps`` are applied one after another to the augmented picture; ``shortest`` is the side that they give
+    its shorter edge, or None where they can't enlarge much.
+    """
+
+    request: EncoderRequest
+    steps: tuple[Callable[[Any], Any], ...]
+    shortest: int | None = None
+
+    def __call__(self, image: Image.Image, id: str) -> np.ndarray:
+        """(H, W, 3) uint8 of one decoded RGB picture; ``id`` seeds the augmentation.
+
+        Where a model's own transform ends in another way than with scaling and normalising, which `encode`
+        does for a whole batch, it is what the transform gives: (3, H, W) float32.
+
+        Raises `DecodeError` for a picture so narrow that the model's resize would need an over-limit one.
+        """
+        image = self.request.augmented(image, id)
+        if self.shortest is not None:
+            check_resize(image, self.shortest)
+        for step in self.steps:
+            image = step(image)
+        return np.asarray(image)
+
+
 class Encoder(Protocol):
     """A loaded encoder. ``preprocess`` may be called from several threads, ``encode`` from one."""
+
+    preprocess: Preprocess
 
     description: dict[str, Any]
     """All that decides a feature; its canonical JSON is what a fingerprint hashes."""
@@ -129,13 +196,7 @@ class Encoder(Protocol):
     batch_size: int
     """The ``auto`` choice; constant for a device, so that it never depends on what else runs."""
 
-    def preprocess(self, image: Image.Image, id: str) -> Any:
-        """One decoded RGB picture as an item of a batch; ``id`` seeds the augmentation.
-
-        Raises `DecodeError` for a picture so narrow that the model's resize would need an over-limit one.
-        """
-
-    def encode(self, items: Sequence[Any]) -> np.ndarray:
+    def encode(self, items: Sequence[np.ndarray]) -> np.ndarray:
         """(B, dim) float32 features of ``items``, in order.
 
         With ``normalize`` rows have norm 1, except that an all-zero row stays zero, and non-finite values are
@@ -207,7 +268,8 @@ class PixelsEncoder:
 
     def __init__(self, request: EncoderRequest) -> None:
         size = parse_size(request.model)
-        self._size, self._request = size, request
+        self._request = request
+        self.preprocess = Preprocess(request, (Resize((size, size), Image.Resampling.BOX),))
         self.dim, self.device, self.batch_size = 3 * size**2, "cpu", 256
         resize = {"resize": "squash", "interpolation": "box", "crop": None}
         self.description: dict[str, Any] = request.describe(
@@ -220,11 +282,6 @@ class PixelsEncoder:
             projection=None,
             precision="fp32",
         )
-
-    def preprocess(self, image: Image.Image, id: str) -> np.ndarray:
-        """(SIZE, SIZE, 3) uint8 from a decoded picture of any size; ``id`` seeds an augmentation."""
-        image = self._request.augmented(image, id)
-        return np.asarray(image.resize((self._size, self._size), Image.Resampling.BOX))
 
     def encode(self, items: Sequence[np.ndarray]) -> np.ndarray:
         """(B, 3·SIZE²) float32 in 0..1, or unit rows when the request normalises."""

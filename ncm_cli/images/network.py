@@ -25,7 +25,7 @@ from PIL import Image
 
 from ncm_cli.errors import InputError, listing, nearest, unknown
 from ncm_cli.images import weights
-from ncm_cli.images.encoder import EncoderRequest, check_resize
+from ncm_cli.images.encoder import CentreCrop, EncoderRequest, Preprocess, Resize
 from ncm_cli.images.options import DEFAULT_MODEL
 from ncm_cli.options import parse_device
 from ncm_cli.progress import Reporter
@@ -83,29 +83,40 @@ class TorchEncoder:
             module.to(memory_format=torch.channels_last)
         self.batch_size = CPU_BATCH if self.device == "cpu" else CUDA_BATCH
         self.description = request.describe(image_size=list(self._model.size), **self._model.facts)
+        steps, scale = picture_steps(self._model.transform)
+        self.preprocess = Preprocess(request, steps, self._model.shortest)
+        self._scale = [torch.as_tensor(value, device=self.device).view(-1, 1, 1) for value in scale]
         # Towers name the length of a feature in different places, so a black picture is run.
         with torch.inference_mode(), exact(self.device, request.precision):
             black = torch.zeros(1, 3, *self._model.size, device=self.device)
             self.dim = int(self._model.encode(black).shape[1])
 
-    def preprocess(self, image: Image.Image, id: str) -> torch.Tensor:
-        """(3, H, W) float32 from a decoded RGB picture; ``id`` seeds an augmentation."""
-        image = self._request.augmented(image, id)
-        if self._model.shortest is not None:
-            check_resize(image, self._model.shortest)
-        return self._model.transform(image)
+    def batch(self, items: Sequence[np.ndarray]) -> torch.Tensor:
+        """(B, 3, H, W) float32 on the device: what the model's own transform gives for each picture.
 
-    def encode(self, items: Sequence[torch.Tensor]) -> np.ndarray:
+        8-bit items are sent on as they are, and scaled and normalised there: on the CPU to the very bits of
+        torchvision's ``ToTensor`` and ``Normalize``, whose operations these are.
+        """
+        import torch
+
+        batch = torch.from_numpy(np.stack(items))
+        if self.device.startswith("cuda"):
+            batch = batch.pin_memory().to(self.device, non_blocking=True)
+        if batch.dtype == torch.uint8:
+            most, mean, std = self._scale
+            batch = batch.permute(0, 3, 1, 2)
+            # In the layout that the device's kernels are given, which decides how they round.
+            batch = batch.contiguous() if self.device == "cpu" else batch
+            batch = batch.float().div_(most).sub_(mean).div_(std)
+        return batch if self.device == "cpu" else batch.contiguous(memory_format=torch.channels_last)
+
+    def encode(self, items: Sequence[np.ndarray]) -> np.ndarray:
         """(B, dim) float32 features of preprocessed pictures, in order."""
         import torch
 
         try:
-            batch = torch.stack(list(items))
             with torch.inference_mode(), exact(self.device, self._request.precision):
-                if self.device.startswith("cuda"):
-                    batch = batch.pin_memory().to(self.device, non_blocking=True)
-                    batch = batch.contiguous(memory_format=torch.channels_last)
-                features = self._model.encode(batch).float().cpu().numpy()
+                features = self._model.encode(self.batch(items)).float().cpu().numpy()
         except (RuntimeError, MemoryError) as error:
             # torch has an error of its own for CUDA's memory, and none for the CPU's.
             said = any(words in str(error) for words in ("can't allocate memory", "out of memory"))
@@ -116,6 +127,37 @@ class TorchEncoder:
                 fix=f"--batch-size {max(1, len(items) // 2)}, or a smaller --precision",
             ) from error
         return self._request.finish(features)
+
+
+def picture_steps(transform: Any) -> tuple[tuple[Callable[[Any], Any], ...], list[Any]]:
+    """The steps of a transform that change pictures, and the scale, mean and deviation that follow them.
+
+    Steps are ours where they are known, so that a process that reads images needn't import torch. Of a
+    transform that doesn't end in scaling to 0..1 and normalising, all is a step, and the scale is empty.
+    """
+    from torchvision import transforms
+
+    steps = list(getattr(transform, "transforms", ()))
+    ends = len(steps) > 1 and isinstance(steps[-2], transforms.ToTensor)
+    if not (ends and type(steps[-1]) is transforms.Normalize):
+        return (transform, np.asarray), []
+    # Pictures are RGB before the first step, so what makes them so changes nothing.
+    kept = [_plain_step(step) for step in steps[:-2] if type(step).__name__ != "MaybeConvertMode"]
+    return tuple(kept), [255.0, steps[-1].mean, steps[-1].std]
+
+
+def _plain_step(step: Any) -> Callable[[Any], Any]:
+    """Our own twin of a step of torchvision's for pictures; any other step as it is."""
+    from torchvision import transforms
+    from torchvision.transforms.functional import pil_modes_mapping
+
+    if type(step) is transforms.Resize and step.max_size is None:
+        size = step.size if isinstance(step.size, int) else tuple(step.size)
+        if isinstance(size, int) or len(size) == 2:
+            return Resize(size, int(pil_modes_mapping[step.interpolation]))
+    if type(step) is transforms.CenterCrop:
+        return CentreCrop(*map(int, step.size))
+    return step
 
 
 def _keep_freed_memory() -> None:

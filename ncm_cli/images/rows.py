@@ -28,7 +28,7 @@ from ncm_cli.images.decode import (
     read_bytes,
     sniff,
 )
-from ncm_cli.images.encoder import Encoder
+from ncm_cli.images.encoder import Encoder, Preprocess
 from ncm_cli.images.manifest import native, printable
 from ncm_cli.progress import Reporter, Task
 from ncm_cli.store.columns import FailedRow, Files
@@ -71,8 +71,8 @@ class ReadImage:
     undeclared: tuple[float, float] | None = None
 
 
-def read_image(file: ImageFile, encoder: Encoder | None) -> ReadImage:
-    """Read, decode and prepare one image; without an encoder, only find out whether it decodes."""
+def read_image(file: ImageFile, preprocess: Preprocess | None) -> ReadImage:
+    """Read, decode and prepare one image; without ``preprocess``, only find out whether it decodes."""
     if printable(file.path) != file.path:
         return ReadImage(file, None, reason="its name isn't UTF-8: rename it, as names are stored as UTF-8")
     file, mtime_ns = ImageFile(file.id, file.path), 0
@@ -82,8 +82,8 @@ def read_image(file: ImageFile, encoder: Encoder | None) -> ReadImage:
             mtime_ns = os.stat(native(file.path)).st_mtime_ns  # noqa: PTH116
         data = read_bytes(os.fsdecode(native(file.path)))
         file = ImageFile(file.id, file.path, len(data), mtime_ns, hashlib.sha256(data).hexdigest())
-        image = decode(data, encoder.description.get("intensity_range") if encoder is not None else None)
-        item = True if encoder is None else encoder.preprocess(image, file.id)
+        image = decode(data, preprocess.request.intensity_range if preprocess is not None else None)
+        item = True if preprocess is None else preprocess(image, file.id)
     except DecodeError as error:
         found = error.span if isinstance(error, UndeclaredRangeError) else None
         return ReadImage(file, None, error.reason, undeclared=found)
@@ -98,17 +98,17 @@ def _tone_of(image: Image.Image) -> str:
 
 
 def read_ahead(
-    files: Iterable[ImageFile], encoder: Encoder | None, *, workers: int, window: int
+    files: Iterable[ImageFile], preprocess: Preprocess | None, *, workers: int, window: int
 ) -> Iterator[ReadImage]:
     """The images in the order of the files, at most ``window`` of them read ahead."""
     if workers == 0:
-        yield from (read_image(file, encoder) for file in files)
+        yield from (read_image(file, preprocess) for file in files)
         return
     pool = ThreadPoolExecutor(workers, thread_name_prefix="read-image")
     waiting: deque[Future[ReadImage]] = deque()
     try:
         for file in files:
-            waiting.append(pool.submit(read_image, file, encoder))
+            waiting.append(pool.submit(read_image, file, preprocess))
             if len(waiting) > window:
                 yield waiting.popleft().result()
         while waiting:
@@ -130,7 +130,7 @@ def encode_batches(
     threads = min(cores, MOST_WORKERS) if workers is None else workers
     largest = max(map(len, batches), default=0)
     files = (file for batch in batches for file in batch)
-    images = read_ahead(files, encoder, workers=threads, window=largest + 2 * threads)
+    images = read_ahead(files, encoder.preprocess, workers=threads, window=largest + 2 * threads)
     with contextlib.closing(images):  # type: ignore[type-var]
         for batch in batches:
             read = [next(images) for _ in batch]

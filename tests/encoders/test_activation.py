@@ -103,7 +103,7 @@ def test_c41_openais_own_archives_are_known(
     )
     assert "TorchScript archive, as OpenAI's are" in heard.warnings[0]
     item = encoder.preprocess(picture(32, 32), "")
-    expected = model.encode_image(item[None]).detach().numpy()
+    expected = model.encode_image(encoder.batch([item])).detach().numpy()  # type: ignore[attr-defined]
     np.testing.assert_allclose(encoder.encode([item]), expected, atol=5e-3)  # half-precision weights
 
 

@@ -31,10 +31,11 @@ def test_features_are_encode_image_on_its_own_preprocess(tiny_clip, heard, refer
         EncoderRequest(model=f"local-dir:{tiny_clip.folder}"), device="auto", reporter=heard
     )
     items = [encoder.preprocess(image, str(i)) for i, image in enumerate(images)]
-    for item, image in zip(items, images, strict=True):
-        assert torch.equal(item, transform(image))
+    assert {item.dtype.name for item in items} == {"uint8"}
+    wanted = torch.stack([transform(image) for image in images])
+    assert torch.equal(encoder.batch(items), wanted)  # type: ignore[attr-defined]
     with torch.no_grad():
-        expected = torch.cat([model.encode_image(item[None]) for item in items]).numpy()
+        expected = torch.cat([model.encode_image(one[None]) for one in wanted]).numpy()
     for batch in (1, 2, 5):
         features = np.concatenate([encoder.encode(items[i : i + batch]) for i in range(0, 5, batch)])
         np.testing.assert_allclose(features, expected, atol=1e-5)
@@ -50,9 +51,8 @@ def test_every_container_gives_the_same_features(name: str, tiny_clip, picture: 
     request = EncoderRequest(model=str(tiny_clip.config), pretrained=str(getattr(tiny_clip, name)))
     encoder = load_encoder(request, device="cpu", reporter=SILENT)
     item = encoder.preprocess(picture(32, 32), "a")
-    np.testing.assert_allclose(
-        encoder.encode([item]), model.encode_image(item[None]).detach().numpy(), atol=1e-5
-    )
+    batch = encoder.batch([item])  # type: ignore[attr-defined]
+    np.testing.assert_allclose(encoder.encode([item]), model.encode_image(batch).detach().numpy(), atol=1e-5)
 
 
 def test_a_model_added_to_open_clips_registry_works_by_name(
@@ -65,10 +65,9 @@ def test_a_model_added_to_open_clips_registry_works_by_name(
     request = EncoderRequest(model="tiny", pretrained=str(tiny_clip.checkpoint))
     encoder = load_encoder(request, device="cpu", reporter=SILENT)
     item = encoder.preprocess(picture(50, 70), "a")
-    np.testing.assert_array_equal(item.numpy(), transform(picture(50, 70)).numpy())
-    np.testing.assert_allclose(
-        encoder.encode([item]), model.encode_image(item[None]).detach().numpy(), atol=1e-5
-    )
+    wanted = transform(picture(50, 70))[None]
+    np.testing.assert_array_equal(encoder.batch([item]), wanted)  # type: ignore[attr-defined]
+    np.testing.assert_allclose(encoder.encode([item]), model.encode_image(wanted).detach().numpy(), atol=1e-5)
 
 
 def test_c44_a_models_own_preprocessing_is_used_and_stored(tiny_clip, picture: Picture) -> None:
@@ -86,7 +85,7 @@ def test_c44_a_models_own_preprocessing_is_used_and_stored(tiny_clip, picture: P
         "std": [0.2, 0.3, 0.4],
     }
     wide = picture(40, 120)
-    assert not np.allclose(own.preprocess(wide, ""), default.preprocess(wide, ""), atol=0.05)
+    assert not np.allclose(own.preprocess(wide, ""), default.preprocess(wide, ""), atol=10)
     fields = {name for name, _, _ in differing_fields(own.description, default.description)}
     assert {"preprocess.resize", "preprocess.mean", "preprocess.interpolation"} <= fields
     assert fingerprint(own.description) != fingerprint(default.description)
@@ -166,7 +165,7 @@ def test_running_out_of_memory_names_the_batch_size(tiny_clip, picture: Picture)
 def test_a_picture_too_narrow_to_resize_is_a_decode_error(tiny_clip) -> None:
     request = EncoderRequest(model=str(tiny_clip.config), pretrained=str(tiny_clip.checkpoint))
     encoder = load_encoder(request, device="cpu", reporter=SILENT)
-    assert encoder.preprocess(Image.new("RGB", (20000, 2)), "").shape == (3, 32, 32)
+    assert encoder.preprocess(Image.new("RGB", (20000, 2)), "").shape == (32, 32, 3)
     with pytest.raises(DecodeError, match="500000 x 1 is too narrow"):
         encoder.preprocess(Image.new("RGB", (500_000, 1)), "")
 

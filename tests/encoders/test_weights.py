@@ -219,7 +219,8 @@ def test_cached_timm_weights_need_no_network(offline: Path, picture: Picture) ->
         )
         assert encoder.description["weights_sha256"] == digest
         item = encoder.preprocess(picture(80, 80), "")
-        pooled = model.eval().forward_head(model.forward_features(item[None]), pre_logits=True)
+        batch = encoder.batch([item])  # type: ignore[attr-defined]
+        pooled = model.eval().forward_head(model.forward_features(batch), pre_logits=True)
         np.testing.assert_allclose(encoder.encode([item]), pooled.detach().numpy(), atol=1e-5)
 
 
