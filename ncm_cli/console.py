@@ -34,6 +34,12 @@ GAP = "  "
 NARROW = 16
 """Text is wrapped at blanks into columns no narrower than this."""
 
+PAGE = 100
+"""The most columns that a page of text takes, however wide the terminal is."""
+
+PAGE_STYLES = {"markdown.code": "cyan", "markdown.h2": "bold underline", "markdown.h3": "bold"}
+"""What suits dark and light terminals."""
+
 LOG_SECONDS = 60.0
 """Seconds between two progress lines when stderr is no terminal."""
 
@@ -49,7 +55,7 @@ _SPELT = """
 """Characters, each before what stands for it."""
 
 _ASCII: dict[int, int | str] = {
-    **str.maketrans("─━│┃┌┐└┘├┤┬┴┼╭╮╰╯▶◀█–×‖−·", "--||+++++++++++++><#-x|-*"),
+    **str.maketrans("─━│┃┌┐└┘├┤┬┴┼╭╮╰╯▶◀█–×‖−·•", "--||+++++++++++++><#-x|-**"),
     **{ord(word[0]): word[1:] for word in _SPELT.split()},
 }
 
@@ -142,6 +148,40 @@ class Ui:
         """Print lines on stdout as they are, unless ``--json`` or ``--quiet``."""
         if not self.silent:
             print(plain(text))
+
+    def markdown(self, text: str) -> None:
+        """Show a page: rendered on a terminal, through ``$PAGER`` if it is longer; elsewhere as it is."""
+        if self.silent or not sys.stdout.isatty():
+            self.text(text.rstrip())
+            return
+        import pydoc
+
+        from rich.markdown import Markdown, TableElement
+        from rich.theme import Theme
+
+        class Table(TableElement):
+            def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+                table: Any
+                for table in super().__rich_console__(console, options):
+                    for column in table.columns:
+                        column.overflow = "fold"  # rather than cut
+                    # Rows of several lines are told apart by a blank one.
+                    table.leading = int(console.measure(table).maximum >= options.max_width)
+                    yield table
+
+        class Page(Markdown):
+            elements = Markdown.elements | {"table_open": Table}
+
+        self._out.width = min(self._out.width, PAGE)
+        text = re.sub(r"^```\w+", "```", text, flags=re.MULTILINE)  # code in the terminal's own colours
+        with self._out.capture() as captured, self._out.use_theme(Theme(PAGE_STYLES)):
+            self._out.print(Page(text, code_theme="ansi_dark", hyperlinks=False))
+        shown = captured.get() if _is_utf8(sys.stdout) else captured.get().translate(_ASCII)
+        if shown.count("\n") < self._out.height:
+            sys.stdout.write(shown)
+        else:
+            os.environ.setdefault("LESS", "R")  # without it less shows colours as what makes them
+            pydoc.pager(shown)
 
     def note(self, text: str) -> None:
         """A line on stderr, unless ``--quiet``."""

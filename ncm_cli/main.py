@@ -18,7 +18,7 @@ import typer
 from ncm_cli import __version__
 from ncm_cli.errors import NcmError, UsageError
 from ncm_cli.options import Field, at_home, check, fields_of, refuse_replacing
-from ncm_cli.registry import BUILDERS, COMMANDS, Command, options_of
+from ncm_cli.registry import BUILDERS, COMMANDS, TOPICS, Command, options_of
 
 PICTURE = r"""
   images ──▶ ncm embed ──▶ features.h5 ──▶ ncm pairs ──▶ pairs.h5
@@ -31,7 +31,7 @@ PICTURE = r"""
                  ncm eval   ncm bound   ncm predict   ncm sweep ──▶ ncm report
 
   ncm data makes data sets; ncm run does all of it from a YAML recipe; ncm info describes any file.
-  ncm COMMAND --help shows two examples of each.
+  ncm COMMAND --help shows two examples of each; ncm help lists topics to read.
 """
 
 INTERRUPTED = 130
@@ -81,7 +81,10 @@ def build_app(only: str | None = None) -> typer.Typer:
             bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
         ] = False,
     ) -> None:
-        """Linear probes that hold when the background, the scanner or the style changes."""
+        """Linear probes that hold when the background, the scanner or the style changes.
+
+        ncm help lists topics to read, and ncm help start is the first.
+        """
         if context.invoked_subcommand is None:
             from ncm_cli.console import plain
 
@@ -129,6 +132,8 @@ def _add(app: typer.Typer, name: str, command: Command, options: type, module: s
     invoke.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     examples = textwrap.indent(inspect.cleandoc(command.examples), "  ")
     text = f"{command.sentence}\n\n\b\nExamples:\n{examples}\n\nNext: {command.next_step}"
+    if command.topic:
+        text += f"\n\nMore: ncm help {command.topic}"
     app.command(
         name,
         help=text.replace("[", "\\["),  # brackets are markup to typer
@@ -202,6 +207,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(argv: list[str]) -> int:
     """Run one command line; returns its exit code. Only a bug raises."""
+    if argv[:1] == ["help"] and argv[1:2] != [] and argv[1] in COMMANDS.keys() - TOPICS:
+        argv = [*argv[1:], "--help"]
     try:
         with warnings.catch_warnings(record=True) as held:
             result = build_app(only=_named(argv))(args=argv, prog_name="ncm", standalone_mode=False)

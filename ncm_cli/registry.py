@@ -20,6 +20,8 @@ class Command:
     examples: str = ""
     """Shell lines as ``--help`` shows them, and under each what it is for."""
     next_step: str = ""
+    topic: str = ""
+    """The topic of `TOPICS` that tells more."""
     json: bool = True
     """Whether it has ``--json``."""
 
@@ -41,6 +43,7 @@ COMMANDS = {
             features that were made elsewhere, rows in manifest order
         """,
         "ncm pairs, with --features features.h5",
+        "images",
     ),
     "pairs": Command(
         "Match rows that differ only in what should not matter.",
@@ -54,6 +57,7 @@ COMMANDS = {
             random pairs of one label and two domains
         """,
         "ncm fit --features features.h5 --pairs pairs.h5 -o probe.safetensors",
+        "pairs",
     ),
     "fit": Command(
         "Fit a linear probe that ignores what the pairs differ in.",
@@ -67,6 +71,7 @@ COMMANDS = {
             Without pairs: plain ERM to compare with.
         """,
         "ncm eval probe.safetensors -f features.h5 --where split=test",
+        "rank",
     ),
     "eval": Command(
         "Measure a probe: on average, by group, for the worst group.",
@@ -81,6 +86,7 @@ COMMANDS = {
             is it better than another probe on the same rows?
         """,
         "ncm bound, for what the test domain can cost; ncm report, for many results in one table",
+        "metrics",
     ),
     "bound": Command(
         "Bound a probe's risk in a test domain, term by term.",
@@ -95,6 +101,7 @@ COMMANDS = {
             the trade-off along ranks, for ncm report --plots
         """,
         "ncm report bound.json --plots DIR",
+        "bound",
     ),
     "predict": Command(
         "Predict images, or the rows of a feature store, with a probe.",
@@ -108,6 +115,7 @@ COMMANDS = {
             class
         """,
         "ncm eval, where the true answers are known",
+        "metrics",
         json=False,
     ),
     "sweep": Command(
@@ -125,6 +133,7 @@ COMMANDS = {
             sixth of the time
         """,
         "ncm report sweep.json",
+        "methods",
     ),
     "report": Command(
         "Turn results into tables and plots.",
@@ -137,6 +146,7 @@ COMMANDS = {
             two evaluations as a booktabs table
         """,
         "look at the figures; ncm run RECIPE compares with published values",
+        "metrics",
     ),
     "info": Command(
         "Describe any file of ncm, and whether it is intact.",
@@ -149,6 +159,7 @@ COMMANDS = {
             a probe for plain numpy; also sklearn and onnx
         """,
         "ncm info FILE --verify reads every byte back; ncm info --system shows versions.",
+        "files",
     ),
     "run": Command(
         "Run a recipe: all of the above in one YAML file.",
@@ -161,6 +172,20 @@ COMMANDS = {
             the shell lines for one seed, to read or to paste
         """,
         "run it again after a change: only the steps that the change touches run",
+        "recipes",
+    ),
+    "help": Command(
+        "Read about a topic.",
+        "commands.help:HelpOptions",
+        None,
+        """
+        ncm help
+            the topics, a sentence each
+        ncm help pairs
+            one of them; through $PAGER if it is longer than the terminal
+        """,
+        "ncm COMMAND --help, for what a command takes",
+        json=False,
     ),
 }
 """The commands, in the order in which people meet them."""
@@ -179,6 +204,7 @@ BUILDERS = {
             a whole domain kept for the test
         """,
         "ncm embed data/manifest.csv -o features.h5",
+        "start",
     ),
     "digits": Command(
         "Coloured digits: small, and nothing is downloaded.",
@@ -191,6 +217,7 @@ BUILDERS = {
             a quarter of the pairs match the wrong digit
         """,
         "ncm embed data/manifest.csv --model pixels:8 -o features.h5",
+        "paper",
     ),
     "synthetic": Command(
         "The paper's linear model: stores with oracle, clean and noisy pairs, no images.",
@@ -203,6 +230,7 @@ BUILDERS = {
             a noisy-LEVEL.h5 for each level of the pairs' noise
         """,
         "ncm fit --features data/features.h5 --pairs data/noisy-0.1.h5 -o probe.safetensors",
+        "paper",
     ),
     "colored-mnist": Command(
         "ColoredMNIST by IRM's protocol, from MNIST's own files.",
@@ -215,6 +243,7 @@ BUILDERS = {
             one array of pixels, for ncm embed --from-array data/pixels.npy
         """,
         "ncm embed data/manifest.csv -o features.h5",
+        "paper",
     ),
     "waterbirds-cf": Command(
         "Waterbirds with counterfactual minority groups, or as it is.",
@@ -229,6 +258,7 @@ BUILDERS = {
             Waterbirds
         """,
         "ncm embed data/manifest.csv -o features.h5",
+        "paper",
     ),
     "pacs": Command(
         "PACS: a manifest with splits over domain/class/file.",
@@ -241,9 +271,29 @@ BUILDERS = {
             20 images a class and domain
         """,
         "ncm embed data/manifest.csv -o features.h5",
+        "paper",
     ),
 }
 """The builders of ``ncm data``: their ``work`` is ``build(options, folder, reporter)``, called by data's."""
+
+TOPICS = {
+    "start": "five minutes on your own images",
+    "pairs": "how to get pairs, and what makes them good",
+    "rank": "how to choose r, what fit does, and its verdict",
+    "metrics": "what the numbers of eval, predict and report mean",
+    "bound": "what a test domain can cost, term by term",
+    "methods": "comparing methods, hyper-parameters and selection rules",
+    "recipes": "the whole path in one YAML file",
+    "files": "tables that are read, and the formats of what is written",
+    "images": "encoders, image files, augmentations",
+    "api": "stores, probes and estimators in Python",
+    "performance": "how long things take",
+    "paper": "results measured, and reproducing the paper",
+    "troubleshooting": "what happens when ..., exit codes, when not to use it",
+    "contributing": "how the code is laid out, and how to add to it",
+    "reference": "every option of every command",
+}
+"""What ``ncm help NAME`` shows: the file ``help/NAME.md``. In the order in which people need them."""
 
 STEPS = tuple(name for name, command in COMMANDS.items() if command.work)
 """The steps that a recipe may hold."""

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from rich.cells import cell_len
 
+from ncm_cli.commands.help import FOLDER, page
 from ncm_cli.main import run
-from ncm_cli.registry import BUILDERS, COMMANDS
+from ncm_cli.registry import BUILDERS, COMMANDS, TOPICS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
-    path: path.read_text(encoding="utf-8")
-    for path in (ROOT / "README.md", *sorted((ROOT / "ncm_cli" / "help").glob("*.md")))
+    path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(FOLDER.glob("*.md")))
 }
 """The README and the topics of ``ncm help``, by file."""
 
@@ -54,6 +57,50 @@ def test_examples_name_options_that_there_are(name: str) -> None:
         known |= {field.flag, *field.spec.flags}
     lines = " ".join(re.findall(r"^ *ncm (?:.*\\\n)*.*$", examples, flags=re.MULTILINE))
     assert set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", lines)) <= known
+
+
+def test_help_lists_the_topics_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["help"]) == 0
+    listed = capsys.readouterr().out.split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in listed] == list(TOPICS)
+    assert {f"{name}.md" for name in TOPICS} == {path.name for path in FOLDER.iterdir()}
+    assert {command.topic for command in [*COMMANDS.values(), *BUILDERS.values()]} <= {"", *TOPICS}
+    for name in TOPICS:
+        assert f"](ncm_cli/help/{name}.md)" in PAGES[ROOT / "README.md"]
+
+
+def test_help_shows_a_topic_or_a_commands_options_or_what_comes_nearest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["help", "pairs"]) == 0
+    assert capsys.readouterr().out.startswith("# ")
+    assert run(["help", "fit"]) == run(["fit", "--help"]) == 0
+    first, second = capsys.readouterr().out.split("Usage: ncm fit")[1:]
+    assert first.split() == second.split()
+    assert "More: ncm help rank" in first
+    assert run(["help", "imagse"]) == 2
+    assert "did you mean 'images'?" in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [80, 50])
+@pytest.mark.parametrize("name", TOPICS)
+def test_a_terminal_shows_all_of_a_topic(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", shown := Terminal())
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    assert run(["help", name]) == 0
+    read = re.sub(r"\x1b\[[0-9;]*m", "", shown.getvalue())
+    assert max(map(cell_len, read.splitlines())) <= width
+    written = re.sub(r"^```\w+", "", page(name), flags=re.MULTILINE)
+    assert Counter(filter(str.isalnum, written)) == Counter(filter(str.isalnum, read))
 
 
 def anchors(path: Path) -> set[str]:

@@ -1,0 +1,40 @@
+"""``ncm help``: the topics, and each as a page of Markdown."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+from ncm_cli.console import Ui
+from ncm_cli.errors import UsageError, unknown
+from ncm_cli.options import argument
+from ncm_cli.registry import COMMANDS, TOPICS
+
+FOLDER = Path(__file__).parents[1] / "help"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class HelpOptions:
+    """What there is to read."""
+
+    topic: str | None = argument(None, help="What to read about; without it, all topics are listed.")
+
+
+def run(options: HelpOptions, ui: Ui) -> None:
+    """List the topics, or show one."""
+    if options.topic is None:
+        width = max(map(len, TOPICS))
+        ui.text("\n".join(f"{name:{width}}  {sentence}" for name, sentence in TOPICS.items()))
+        ui.text("\nncm help TOPIC shows one; ncm COMMAND --help shows a command's options.")
+    elif options.topic not in TOPICS:
+        raise unknown("topic", options.topic, [*TOPICS, *(COMMANDS.keys() - TOPICS)], error=UsageError)
+    else:
+        ui.markdown(page(options.topic))
+
+
+def page(topic: str) -> str:
+    """A topic's Markdown, with what a terminal can follow in place of links to other topics."""
+    text = (FOLDER / f"{topic}.md").read_text(encoding="utf-8")
+    text = re.sub(r"<!-- .*? -->\n", "", text)
+    return re.sub(r"\[([^]]+)\]\((\w+)\.md(?:#[^)]*)?\)", r"\1 (`ncm help \2`)", text)
