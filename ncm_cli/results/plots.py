@@ -1,21 +1,24 @@
-"""The figures of a report: readable in grey, with line styles, markers and hatches beside colours."""
+"""The figures of a report, as files and for a page; lines differ in grey, marker and dashes too."""
 
 from __future__ import annotations
 
-import dataclasses
+import io
 import logging
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from xml.sax.saxutils import quoteattr
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli.progress import Reporter
-from ncm_cli.results.lines import Found, Line, Mean, Sources, lines_of
-from ncm_cli.results.report import TIE
+from ncm_cli.results.lines import ORACLE, Found, Line, Mean, Sources, lines_of
+from ncm_cli.results.report import SWEEP, TIE
+from ncm_cli.store.digests import digest_of
 from ncm_cli.store.files import atomic_path
 
 if TYPE_CHECKING:
@@ -33,20 +36,35 @@ COLOURS = ("#000000", "#D55E00", "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#7
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 DASHES = ((0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2)), (0, (4, 2, 1, 2, 1, 2)))
 LINES = ("-", "--", "-.", ":", *DASHES)
-HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "+++", "|||", "---")
-FILLS = ("#FFFFFF", "#BDBDBD", "#E3E3E3", "#8F8F8F", "#D0D0D0", "#F2F2F2", "#A8A8A8", "#C6C6C6", "#DADADA")
-GREY = "#555555"
+GREY, GRID, PAPER = "#555555", "#E6E6E6", "#FFFFFF"
 
 MARKS = 12
 """Markers on one line at most: a denser line would hide its style."""
 
+POINTS = 500
+"""Points of one line at most: a figure isn't wider in dots of a printer's eye."""
+
+DIRECT, LONGEST = 4, 32
+"""Lines up to which each is named at its end, in so many characters; others have a legend."""
+
+ROWS = 40
+"""Groups that one figure shows at most, the worst ones."""
+
 STYLE: dict[str, Any] = {
     "font.size": 9,
+    # Where the first has no glyph, one of these may be there.
+    "font.sans-serif": [
+        "DejaVu Sans",
+        "Noto Sans CJK SC",
+        "Noto Sans CJK JP",
+        "Hiragino Sans",
+        "Microsoft YaHei",
+    ],
     "axes.titlesize": 9.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "grid.color": "#E6E6E6",
+    "grid.color": GRID,
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,
     "axes.xmargin": 0.02,
@@ -56,9 +74,10 @@ STYLE: dict[str, Any] = {
     "legend.fontsize": 8,
     "legend.handlelength": 3.2,
     "figure.constrained_layout.wspace": 0.06,
-    "hatch.linewidth": 0.5,
-    "svg.hashsalt": "ncm",
+    "figure.constrained_layout.h_pad": 0.08,
+    "figure.constrained_layout.w_pad": 0.08,
     "figure.constrained_layout.use": True,
+    "svg.hashsalt": "ncm",
 }
 
 FORMATS: dict[str, dict[str, Any]] = {
@@ -68,43 +87,123 @@ FORMATS: dict[str, dict[str, Any]] = {
 """Written without a date, so that the same data give the same bytes."""
 
 
+class Plot(NamedTuple):
+    """One figure of a report."""
+
+    name: str
+    """The file's, without suffix: its kind, and what tells it from others of that kind."""
+    title: str
+    text: str
+    """What it shows, for readers who don't see it."""
+    figure: Figure
+
+
 @contextmanager
-def figure(width: float, height: float, **grid: Any) -> Iterator[tuple[Figure, Any]]:
-    """A figure in the common style, drawn without a display, and its axes."""
+def _style(**own: Any) -> Iterator[None]:
     # It warns where it has no home folder for its fonts' cache, and makes a temporary one.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     # The defaults first, so that a reader's own matplotlibrc can't change the files.
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE, "backend": "agg"}):
+    rc = {**matplotlib.rcParamsDefault, **STYLE, "backend": "agg", **own}
+    with matplotlib.rc_context(rc), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        yield
+
+
+@contextmanager
+def figure(width: float, height: float, **grid: Any) -> Iterator[tuple[Figure, Any]]:
+    """A figure in the common style, drawn without a display, and its axes."""
+    with _style():
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
         made = Figure(figsize=(width, height))
         FigureCanvasAgg(made)
         yield made, made.subplots(**grid)
 
 
-def save(made: Figure, folder: Path, name: str) -> list[Path]:
-    """Write ``name.png`` and ``name.svg``."""
-    written = [folder / f"{name}.{suffix}" for suffix in FORMATS]
-    for path, (suffix, options) in zip(written, FORMATS.items(), strict=True):
-        with atomic_path(path) as temporary:
-            made.savefig(temporary, format=suffix, **options)
+def save(plot: Plot, folder: Path) -> list[Path]:
+    """Write ``NAME.png`` and ``NAME.svg``."""
+    written = [folder / f"{plot.name}.{suffix}" for suffix in FORMATS]
+    with _style():
+        for path, (suffix, options) in zip(written, FORMATS.items(), strict=True):
+            with atomic_path(path) as temporary:
+                plot.figure.savefig(temporary, format=suffix, **options)
     return written
 
 
+def svg(plot: Plot) -> str:
+    """An ``<svg>`` element for a page: text stays text, and takes the page's font and colour.
+
+    It is transparent, has no id that another plot has, and each of its colours ``#rrggbb`` but black, which
+    is the text's, is a property ``--plot-rrggbb`` that a page may set: see `dark`.
+    """
+    file = io.StringIO()
+    with _style(**{"svg.fonttype": "none"}):
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        plot.figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    # Its only style sheet is about every element of a page.
+    text = re.sub(r"<(metadata|style)\b.*?</\1>|<!--.*?-->", "", text, flags=re.DOTALL)
+    prefix, used = f"p{digest_of(plot.name)[:8]}-", set(re.findall(r"""["(]#([^")]+)[")]""", text))
+    text = re.sub(r' id="([^"]*)"', lambda id: f' id="{prefix}{id[1]}"' if id[1] in used else "", text)
+    text = re.sub(r"""(["(]#)([^")]+[")])""", rf"\1{prefix}\2", text)
+    text = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text)
+    text = re.sub(r' style="[^"]*"', _themed, text)
+    looks = 'fill="currentColor" stroke-linejoin="round" stroke-linecap="butt" font-family="inherit"'
+    return text.replace("<svg", f'<svg role="img" aria-label={quoteattr(plot.text)} {looks}', 1)
+
+
+def _themed(style: re.Match[str]) -> str:
+    own = re.sub(r"font-family: [^;\"]*;? ?|(?<=px) '[^;\"]*", "", style[0])
+    return re.sub(r"#[0-9a-f]{6}", lambda hex: f"var(--plot-{hex[0][1:]}, {hex[0]})", own).replace(
+        "var(--plot-000000, #000000)", "currentColor"
+    )
+
+
+def dark() -> str:
+    """Declarations for a page's dark theme: the plots' colours, lighter, on the page's own background."""
+    shades = {GREY: "#ABABAB", GRID: "#3A3A3A", PAPER: "Canvas"}
+    for colour in COLOURS[1:]:
+        light = _mixed(colour, 255, 0.3)
+        shades |= {colour: light, ink(colour): light}
+    return " ".join(f"--plot-{colour[1:].lower()}: {shade};" for colour, shade in shades.items())
+
+
+def ink(colour: str) -> str:
+    """A colour for text: dark enough to be read on white."""
+    return _mixed(colour, 0, 0.3)
+
+
+def _mixed(colour: str, other: int, share: float) -> str:
+    parts = (round(int(colour[i : i + 2], 16) * (1 - share) + other * share) for i in (1, 3, 5))
+    return "#" + "".join(f"{part:02x}" for part in parts)
+
+
+def shown(text: str, most: int = 60) -> str:
+    """A user's text as matplotlib draws it: no formula, no control characters, not too long."""
+    text = re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", text)
+    if len(text) > most:
+        text = f"{text[: most * 2 // 3]}…{text[len(text) - most // 3 + 1 :]}"
+    return text.replace("$", r"\$")
+
+
 def line(
-    axes: Axes, x: Array, runs: Array, *, index: int, label: str | None, style: Any = None, thin: bool = False
+    axes: Axes, x: Array, runs: Array, *, index: int, label: str, style: Any = None, thin: bool = False
 ) -> None:
     """The mean of ``runs`` (repetitions, points) over ``x``, shaded by one standard deviation.
 
     ``index`` picks colour and marker, and the line style unless ``style`` is given. Points that not every run
     has are left out: the mean would jump there.
     """
-    known = np.isfinite(runs).all(axis=0)
-    x, runs = x[known], runs[:, known]
-    if not len(x):
+    known = np.flatnonzero(np.isfinite(runs).all(axis=0))
+    if not len(known):
         return
+    if len(known) > POINTS:
+        known = known[np.linspace(0, len(known) - 1, POINTS).round().astype(int)]
+    x, runs = x[known], runs[:, known]
     mean = runs.mean(axis=0)
     colour = COLOURS[index % len(COLOURS)]
     axes.plot(
@@ -114,48 +213,103 @@ def line(
         linestyle=LINES[index % len(LINES)] if style is None else style,
         marker=None if thin else MARKERS[index % len(MARKERS)],
         markevery=max(1, -(-len(x) // MARKS)),
-        markerfacecolor="white",
+        markerfacecolor=PAPER,
         linewidth=1.0 if thin else 1.5,
         label=label,
+        clip_on=False,
     )
     if len(runs) > 1:
         deviation = runs.std(axis=0, ddof=1)
         axes.fill_between(x, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
 
 
-def legend_below(made: Figure, axes: Axes, columns: int = 3) -> None:
-    """One legend under the figure, where it can't cover a line."""
+def name_lines(made: Figure, panels: Iterable[Axes], columns: int = 3) -> None:
+    """Name up to `DIRECT` curves at their ends, else all in one legend under the figure."""
+    panels = list(panels)
+    named = _named(panels[0])
+    longest = max((len(own.get_label()) for own in named), default=0)
+    if sum(own.get_color() != GREY for own in named) <= DIRECT and longest <= LONGEST:
+        for axes in panels:
+            _name_ends(axes, made.get_figheight())
+    else:
+        _legend(made, panels[0], columns)
+
+
+def _named(axes: Axes) -> list[Any]:
+    return [own for own in axes.lines if str(own.get_label())[:1] != "_"]
+
+
+def _legend(made: Figure, axes: Axes, columns: int) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        made.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(handles)))
+        room = made.get_figwidth() * 72 / (max(map(len, labels)) * 4.6 + 45)
+        made.legend(
+            handles, labels, loc="outside lower center", ncols=max(1, min(columns, len(handles), int(room)))
+        )
+
+
+def _name_ends(axes: Axes, inches: float) -> None:
+    """Each line's label beside its right end, moved up or down as little as keeps them apart."""
+    lines = _named(axes)
+    axes.set_ylim(axes.get_ylim())
+    to_axes = axes.transScale + axes.transLimits
+    heights = [to_axes.transform(np.transpose([[0.5] * len(y), y]))[:, 1] for y in (_y(own) for own in lines)]
+    # Where lines end in one point, their labels are in the order of the lines before it.
+    order = sorted(range(len(lines)), key=lambda i: (round(heights[i][-1], 2), heights[i].mean()))
+    gap = 12 / (72 * (inches - 0.9))
+    # The nearest places in this order that are a gap apart: means of blocks that would overlap.
+    blocks: list[list[float]] = []
+    for place, i in enumerate(order):
+        blocks.append([heights[i][-1] - place * gap])
+        while len(blocks) > 1 and np.mean(blocks[-2]) > np.mean(blocks[-1]):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    places = [min(max(float(np.mean(own)), 0), 1 - gap * (len(lines) - 1)) for own in blocks for _ in own]
+    for place, i in enumerate(order):
+        axes.annotate(
+            lines[i].get_label(),
+            (1, places[place] + place * gap),
+            xycoords="axes fraction",
+            xytext=(7, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=ink(lines[i].get_color()),
+            annotation_clip=False,
+        )
+
+
+def _y(own: Any) -> Array:
+    return np.asarray(own.get_ydata(), dtype=np.float64)
 
 
 HEADS = {"rank": "rank r (dimensions removed)", "pairs": "number of pairs k"}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class References:
-    """Straight lines: test accuracies, and the number of spurious dimensions where it is given."""
+class References(NamedTuple):
+    """Straight lines: test accuracies, the number of spurious dimensions where it is given, a choice."""
 
     oracle: float | None = None
     erm: float | None = None
     spurious_dim: int | None = None
+    chosen: tuple[float, str] | None = None
+    """Where, and what to say of it; None: the least 0-1 bound."""
 
 
-def _upright(axes: Axes, x: float, text: str, *, colour: str = GREY, top: bool = False) -> None:
-    """A line up at ``x``, and a text beside it."""
-    axes.axvline(x, color=colour, linestyle=(0, (1, 2) if top else (2, 2)), linewidth=1)
-    right = top and x > np.mean(axes.get_xlim())
+def _upright(axes: Axes, x: float, text: str, *, colour: str = GREY, level: int = 0) -> None:
+    """A line up at ``x`` with a text above the axes, where nothing is drawn."""
+    axes.axvline(x, color=colour, linestyle=(0, (1, 2)), linewidth=1)
+    low, high = axes.get_xlim()
+    place = (x - low) / (high - low)
     axes.annotate(
         text,
-        (x, 0.985 if top else 0.015),
+        (x, 1),
         xycoords=("data", "axes fraction"),
-        xytext=(-4 if right else 4, 0),
+        xytext=(0, 3 + 11 * level),
         textcoords="offset points",
-        ha="right" if right else "left",
-        va="top" if top else "baseline",
+        ha="left" if place < 0.2 else "right" if place > 0.8 else "center",
         fontsize=8,
-        color=colour,
+        color=ink(colour) if colour in COLOURS else colour,
+        annotation_clip=False,
     )
 
 
@@ -168,40 +322,56 @@ def _lines(
 
 
 def accuracy(
-    folder: Path,
     name: str,
     lines: Mapping[str, Curves],
     references: References,
     *,
     key: str,
-    in_domain: str = "in-domain",
-) -> list[Path]:
-    """Accuracy against ``key``: for one label also the 0-1 bound, for several one colour each."""
-    several = len(lines) > 1
-    with figure(5.6, 4.1) as (made, axes):
+    words: tuple[str, str] = ("in-domain", "test domain"),
+    regression: bool = False,
+) -> Plot:
+    """Accuracy (MSE) against ``key``: for one label also the 0-1 bound, for several one colour each."""
+    several, of = len(lines) > 1, np.asarray if regression else _complement
+    measure = "MSE" if regression else "accuracy"
+    said = []
+    with figure(5.9, 4.1 if several else 3.7) as (made, axes):
         for index, (label, own) in enumerate(lines.items() if several else ()):
-            _lines(axes, own, {"test_error": (label, index, "-")}, _complement)
+            _lines(axes, own, {"test_error": (shown(label), index, "-")}, of)
         for index, own in enumerate(lines.values() if several else ()):
-            text = None if index else f"the same, {in_domain}"
+            text = f"_{index}" if index else f"the same, {words[0]}"
             dashed = (0, (4, 2))
-            line(axes, own["x"], 1 - own["twin_error"], index=index, style=dashed, thin=True, label=text)
+            line(axes, own["x"], of(own["twin_error"]), index=index, style=dashed, thin=True, label=text)
         for own in () if several else lines.values():
-            looks = {"twin_error": (in_domain, 2, "--"), "test_error": ("test domain", 0, "-")}
-            _lines(axes, own, looks | {"zero_one_bound": ("1 − (0-1 bound)", 1, ":")}, _complement)
-            if np.isfinite(bound := own["zero_one_bound"]).any():
+            looks = {"twin_error": (words[0], 2, "--"), "test_error": (words[1], 0, "-")}
+            bound_name = "MSE bound" if regression else "1 − (0-1 bound)"
+            _lines(axes, own, looks | {"zero_one_bound": (bound_name, 1, ":")}, of)
+            chosen = references.chosen
+            if chosen is None and np.isfinite(bound := own["zero_one_bound"]).any():
                 least = own["x"][int(np.nanargmin(np.nanmean(bound, axis=0)))]
-                _upright(axes, least, f"least bound: r = {least:g}", colour=COLOURS[1], top=True)
+                chosen = least, f"least bound: r = {least:g}"
+            if chosen is not None:
+                _upright(axes, *chosen, colour=COLOURS[1])
+                said.append(chosen[1])
         for value, label, style in (
-            (references.oracle, "ORACLE: trained on the test domain", (0, (8, 3))),
+            (references.oracle, f"{ORACLE}: trained on the test domain", (0, (8, 3))),
             (references.erm, "ERM, test domain", (0, (1, 1.5))),
         ):
             if value is not None:
                 axes.axhline(value, color=GREY, linestyle=style, linewidth=1.1, label=label)
+                said.append(f"{label} {value:.3f}")
         if references.spurious_dim is not None:
-            _upright(axes, references.spurious_dim, f"|I| = {references.spurious_dim}")
-        axes.set(xlabel=HEADS[key], ylabel="test accuracy" if several else "accuracy")
-        legend_below(made, axes, columns=2 if several else 3)
-        return save(made, folder, name)
+            _upright(axes, references.spurious_dim, f"|I| = {references.spurious_dim}", level=len(lines) == 1)
+        axes.set(xlabel=HEADS[key], ylabel=f"test {measure}" if several else measure)
+        name_lines(made, [axes], columns=2 if several else 3)
+    title = f"{measure.capitalize() if measure != 'MSE' else measure} against {HEADS[key]}"
+    of_line = ", ".join(lines) if several else "; ".join(_ends(axes))
+    return Plot(name, title, "; ".join([f"{title}: {of_line}", *said]), made)
+
+
+def _ends(axes: Axes) -> list[str]:
+    """What the curves start and end with, in words."""
+    curves = [own for own in _named(axes) if own.get_color() != GREY]
+    return [f"{own.get_label()} from {_y(own)[0]:.3g} to {_y(own)[-1]:.3g}" for own in curves]
 
 
 _LOSSES = {
@@ -218,21 +388,24 @@ _SHARES = {
 }
 
 
-def tradeoff(folder: Path, name: str, label: str, own: Curves, references: References) -> list[Path]:
+def tradeoff(name: str, label: str, own: Curves, references: References) -> Plot:
     """Term I + Term II against the measured test risk, and the 0-1 bound against the measured test error."""
     panels = 2 if np.isfinite(own["zero_one_bound"]).any() else 1
-    with figure(1 + 3.2 * panels, 3.7, ncols=panels, squeeze=False) as (made, axes):
-        _lines(axes[0, 0], own, _LOSSES, _positive)
-        axes[0, 0].set(ylabel="loss", yscale="log", title=f"Theorem 1: {label}")
+    with figure(1 + 4.1 * panels, 3.4, ncols=panels, squeeze=False) as (made, grid):
+        axes = grid[0]
+        _lines(axes[0], own, _LOSSES, _positive)
+        axes[0].set(ylabel="loss", yscale="log", title="Theorem 1")
         if panels > 1:
-            _lines(axes[0, 1], own, _SHARES, np.asarray)
-            axes[0, 1].set(ylabel="share of rows", ylim=(0, None), title=f"0-1 bound: {label}")
-        for panel in axes[0]:
+            _lines(axes[1], own, _SHARES, np.asarray)
+            axes[1].set(ylabel="share of rows", ylim=(0, None), title="0-1 bound")
+        for panel in axes:
             panel.set_xlabel(HEADS["rank"])
             if references.spurious_dim is not None:
                 _upright(panel, references.spurious_dim, "")
-            panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
-        return save(made, folder, name)
+        name_lines(made, axes)
+        made.suptitle(shown(label), fontsize=9.5)
+    title = f"Bound on the test-domain risk along the ranks: {label}"
+    return Plot(name, title, "; ".join([title, *(one for panel in axes for one in _ends(panel))]), made)
 
 
 def _positive(values: Array) -> Array:
@@ -240,92 +413,117 @@ def _positive(values: Array) -> Array:
     return np.where(values > 0, values, np.nan)
 
 
-def spectrum(folder: Path, name: str, spectra: Mapping[str, Array]) -> list[Path]:
+def spectrum(name: str, spectra: Mapping[str, Array]) -> Plot:
     """Singular values of pair differences on a logarithmic axis."""
-    with figure(5.2, 3.7) as (made, axes):
+    with figure(5.6, 3.4) as (made, axes):
         for index, (label, values) in enumerate(spectra.items()):
             position = np.arange(1, len(values) + 1, dtype=np.float64)
-            line(axes, position, _positive(values)[None, :], index=index, label=label)
+            line(axes, position, _positive(values)[None, :], index=index, label=shown(label))
         axes.set(xlabel="index", ylabel="singular value of the pairs' differences", yscale="log")
-        legend_below(made, axes)
-        return save(made, folder, name)
+        name_lines(made, [axes])
+    title = "Spectrum of the pairs' differences"
+    return Plot(name, title, "; ".join([title, *_ends(axes)]), made)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Bar:
-    """One bar's height and the ends of its error bar; ``n`` rows where it is of a single result."""
+class Dot(NamedTuple):
+    """A value and the ends of its interval; ``n`` rows where it is of a single result."""
 
     value: float
     low: float
     high: float
-    n: int | None
+    n: int | None = None
 
 
-def group_bars(folder: Path, name: str, where: str, bars: Mapping[str, Mapping[str, Bar]]) -> list[Path]:
-    """Accuracy of each group, one hatched bar for each label, with its error bar."""
-    groups = list(dict.fromkeys(group for own in bars.values() for group in own))
-    width = 0.82 / len(bars)
-    inches = min(14.0, max(4.6, 1.2 + len(groups) * (0.35 + 0.3 * len(bars))))
-    with figure(inches, 3.8) as (made, axes):
-        for index, (label, own) in enumerate(bars.items()):
-            known = [own[group] for group in groups if group in own]
-            # A foreign result may have an interval beside its value.
-            errors = [[max(bar.value - bar.low, 0), max(bar.high - bar.value, 0)] for bar in known]
-            axes.bar(
-                [i + (index - (len(bars) - 1) / 2) * width for i, group in enumerate(groups) if group in own],
-                [bar.value for bar in known],
-                width * 0.94,
-                yerr=np.transpose(errors),
-                label=label,
-                facecolor=FILLS[index % len(FILLS)],
-                edgecolor="black",
-                hatch=HATCHES[index % len(HATCHES)],
-                linewidth=0.8,
-                error_kw={"elinewidth": 1, "capsize": 2.5},
-            )
-        sizes = {group: {own[group].n for own in bars.values() if group in own} for group in groups}
-        shown = {group: next(iter(found)) if len(found) == 1 else None for group, found in sizes.items()}
-        ticks = [group if size is None else f"{group}\nn = {size:,}" for group, size in shown.items()]
-        axes.set_xticks(range(len(groups)), ticks)
-        repeated = any(None in found for found in sizes.values())
-        kind = "standard deviation over repetitions" if repeated else "95 % Wilson intervals"
-        axes.set(ylabel="accuracy", title=f"{where} ({kind})", ylim=(0, 1.02))
-        axes.grid(axis="x", visible=False)
-        legend_below(made, axes, columns=4)
-        return save(made, folder, name)
+Group = tuple[tuple[str, str], ...]
+"""Columns and their values."""
+
+Dots = Mapping[str, Mapping[Any, Dot]]
+"""By series, and by what it is of: a group or a method."""
 
 
-def convergence(
-    folder: Path, name: str, epochs: Array, runs: Mapping[str, Mapping[str, Array]]
-) -> list[Path]:
+def dots(name: str, title: str, panels: Mapping[str, Dots], rows: Mapping[Any, str], head: str) -> Plot:
+    """Values with their intervals: ``rows`` (names and labels) from the top, a marker for each series."""
+    series = list(dict.fromkeys(label for own in panels.values() for label in own))
+    step = 0.8 / len(series) if len(series) > 1 else 0
+    inches = 1.1 + len(rows) * max(0.22, 0.13 * len(series))
+    with figure(2.0 + 2.8 * len(panels), inches, ncols=len(panels), sharey=True, squeeze=False) as (
+        made,
+        grid,
+    ):
+        for axes, (what, own) in zip(grid[0], panels.items(), strict=True):
+            for index, label in enumerate(series):
+                known = [(i, own[label][row]) for i, row in enumerate(rows) if row in own.get(label, {})]
+                # A foreign result may have an interval beside its value.
+                errors = [(max(dot.value - dot.low, 0), max(dot.high - dot.value, 0)) for _, dot in known]
+                axes.errorbar(
+                    [dot.value for _, dot in known],
+                    [i + (index - (len(series) - 1) / 2) * step for i, _ in known],
+                    xerr=np.transpose(errors) if errors else None,
+                    fmt=MARKERS[index % len(MARKERS)],
+                    label=shown(label),
+                    color=COLOURS[index % len(COLOURS)],
+                    markerfacecolor=PAPER,
+                    elinewidth=1.1,
+                    clip_on=False,
+                )
+            axes.set(xlabel=what)
+        grid[0, 0].set_yticks(range(len(rows)), [shown(label) for label in rows.values()])
+        grid[0, 0].set(ylim=(len(rows) - 0.5, -0.5), ylabel=shown(head))
+        made.suptitle(shown(title, 90), fontsize=9.5)
+        if len(series) > 1:
+            _legend(made, grid[0, 0], 4)
+    found = [
+        f"{what} of {label}, {text}: {own[label][row].value:.3f}"
+        for what, own in panels.items()
+        for row, text in rows.items()
+        for label in series
+        if row in own.get(label, {})
+    ]
+    more = f" and {len(found) - ROWS} more" if len(found) > ROWS else ""
+    return Plot(name, title, f"{title}. {'; '.join(found[:ROWS])}{more}", made)
+
+
+def convergence(name: str, epochs: Array, runs: Mapping[str, Mapping[str, Array]]) -> Plot:
     """Validation and, where known, test accuracy of each method's in-domain pick along training."""
     titles = {"val_accuracy": "validation", "test_accuracy": "test domain"}
     known = [key for key in titles if any(np.isfinite(own[key]).any() for own in runs.values())]
-    with figure(1.2 + 3.3 * len(known), 3.9, ncols=len(known), squeeze=False) as (made, axes):
-        for panel, key in zip(axes[0], known, strict=True):
+    with figure(1.2 + 3.6 * len(known), 3.6, ncols=len(known), squeeze=False) as (made, grid):
+        for panel, key in zip(grid[0], known, strict=True):
             for index, (label, own) in enumerate(runs.items()):
-                line(panel, epochs, own[key], index=index, label=label)
+                line(panel, epochs, own[key], index=index, label=shown(label))
             panel.set(xlabel="epoch", ylabel="accuracy", title=titles[key])
-        legend_below(made, axes[0, 0], columns=4)
-        return save(made, folder, name)
+        name_lines(made, grid[0], columns=4)
+    title = "Accuracy of each method's in-domain pick along training"
+    return Plot(name, title, "; ".join([title, *_ends(grid[0][-1])]), made)
+
+
+def figures(
+    sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], reporter: Reporter
+) -> Iterator[Plot]:
+    """Every figure that the sources have data for, one at a time; names differ in more than their case."""
+    taken: dict[str, int] = {}
+    for plots in (
+        _bound_figures(bounds),
+        _probe_figures(lines_of(sources.probes, "file", reporter)),
+        _group_figures(evals),
+        _spectrum_figure(sources),
+        _sweep_figures(sources),
+        _convergence_figures(sources),
+    ):
+        for plot in plots:
+            taken[key] = number = taken.get(key := plot.name.lower(), 0) + 1
+            yield plot if number == 1 else plot._replace(name=f"{plot.name}-{number}")
 
 
 def draw(
     sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], folder: Path, reporter: Reporter
 ) -> Iterator[Path]:
     """Draw every figure that the sources have data for; yields the files."""
-    count = 0
-    for paths in (
-        _bound_figures(bounds, folder),
-        _probe_figures(lines_of(sources.probes, "file", reporter), folder),
-        _group_figures(evals, folder),
-        _spectrum_figure(sources, folder),
-        _convergence_figures(sources, folder),
-    ):
-        for path in paths:
-            count += 1
+    path = None
+    for plot in figures(sources, evals, bounds, reporter):
+        for path in save(plot, folder):
             yield path
-    if not count:
+    if path is None:
         reporter.warn("nothing to draw: plots need paths (ncm bound --ranks), groups, sweeps or pair stores")
 
 
@@ -371,7 +569,7 @@ def references_of(lines: Sequence[Line]) -> References:
     )
 
 
-def _bound_figures(lines: Sequence[Line], folder: Path) -> Iterator[Path]:
+def _bound_figures(lines: Sequence[Line]) -> Iterator[Plot]:
     titles = _titles(lines)
 
     def paths(of: Line, field: str) -> list[Any]:
@@ -382,19 +580,30 @@ def _bound_figures(lines: Sequence[Line], folder: Path) -> Iterator[Path]:
         curves = {title: _curves(found, key) for title, found in every.items() if found}
         curves = {title: own for title, own in curves.items() if np.isfinite(own["test_error"]).any()}
         if curves:
-            yield from accuracy(folder, name, curves, references_of(lines), key=key)
+            yield accuracy(name, curves, references_of(lines), key=key)
     for own, title in zip(lines, titles, strict=True):
         if found := paths(own, "path"):
             name = "bound-tradeoff" if len(lines) == 1 else f"bound-tradeoff-{_slug(title)}"
-            yield from tradeoff(folder, name, title, _curves(found, "rank"), references_of([own]))
+            yield tradeoff(name, title, _curves(found, "rank"), references_of([own]))
 
 
-def _probe_figures(lines: Sequence[Line], folder: Path) -> Iterator[Path]:
+def _probe_figures(lines: Sequence[Line]) -> Iterator[Plot]:
     for title, own in zip(_titles(lines), lines, strict=True):
         if paths := [path for one in own.found if (path := _rank_path(one.body))]:
-            curves = {title: _curves(paths, "rank")}
-            name = f"rank-path-{_slug(title)}"
-            yield from accuracy(folder, name, curves, References(), key="rank", in_domain="validation")
+            picks = {(one.body["rank"], one.body["selection"]["rule"]) for one in own.found}
+            rank, rule = picks.pop()
+            mark = f"{rule}, {ORACLE}" if own.found[0].body["selection"].get("oracle") else rule
+            # Where the seeds differ in their choice, the least mean bound is marked.
+            chosen = None if picks else (rank, f"chosen ({mark}): r = {rank}")
+            plot = accuracy(
+                f"rank-path-{_slug(title)}",
+                {title: _curves(paths, "rank")},
+                References(chosen=chosen),
+                key="rank",
+                words=("validation", f"{ORACLE}: test rows"),
+                regression=own.found[0].body.get("task") == "regression",
+            )
+            yield plot._replace(title=f"{plot.title}: {title}", text=f"{title}: {plot.text}")
 
 
 def _rank_path(meta: dict[str, Any]) -> list[dict[str, Any]] | None:
@@ -407,9 +616,9 @@ def _rank_path(meta: dict[str, Any]) -> list[dict[str, Any]] | None:
     return [
         {
             "rank": row["rank"],
-            "twin_error": _complement(row.get("val_accuracy")),
-            "test_error": _complement(row.get("test_accuracy")),
-            "zero_one_bound": row.get("bound_01"),
+            "twin_error": row.get("val_mse", _complement(row.get("val_accuracy"))),
+            "test_error": row.get("test_mse", _complement(row.get("test_accuracy"))),
+            "zero_one_bound": row.get("bound_mse", row.get("bound_01")),
         }
         for row in rows
         if row["weight_decay"] == decay
@@ -420,50 +629,88 @@ def _complement(value: Any) -> Any:
     return None if value is None else 1 - value
 
 
-def _group_figures(lines: Sequence[Line], folder: Path) -> Iterator[Path]:
+def _group_figures(lines: Sequence[Line]) -> Iterator[Plot]:
     for where in dict.fromkeys(one.where for own in lines for one in own.found):
-        bars = {
-            title: bars_of(one for one in own.found if one.where == where)
+        found = {
+            title: dots_of(one for one in own.found if one.where == where)
             for title, own in zip(_titles(lines), lines, strict=True)
         }
-        bars = {label: own for label, own in bars.items() if len(own) > 1}
-        if bars:
-            yield from group_bars(folder, f"groups-{_slug(where)}", where, bars)
+        found = {label: own for label, own in found.items() if len(own) > 1}
+        if not found:
+            continue
+        sizes: dict[Group, set[int | None]] = {}
+        for own in found.values():
+            for group, dot in own.items():
+                sizes.setdefault(group, set()).add(dot.n)
+        order = sorted(
+            sizes, key=lambda group: min(own[group].value for own in found.values() if group in own)
+        )
+        columns = {tuple(column for column, _ in group) for group in sizes}
+        rows = {}
+        for group in order[:ROWS]:
+            words = (value if len(columns) == 1 else f"{column}={value}" for column, value in group)
+            known = sizes[group] if len(sizes[group]) == 1 else {None}
+            rows[group] = ", ".join(words) + "".join(f"  n = {n:,}" for n in known if n is not None)
+        repeated = any(None in own for own in sizes.values())
+        kind = "standard deviations over repetitions" if repeated else "95 % Wilson intervals"
+        worst = f"the {ROWS} worst of {len(order)} groups, " if len(order) > ROWS else ""
+        head = " × ".join(columns.pop()) if len(columns) == 1 else ""
+        yield dots(f"groups-{_slug(where)}", f"{where} ({worst}{kind})", {"accuracy": found}, rows, head)
 
 
-def bars_of(found: Iterable[Found]) -> dict[str, Bar]:
+def dots_of(found: Iterable[Found]) -> dict[Group, Dot]:
     """Each group's accuracy: mean and deviation over repetitions, or the interval of a single result."""
-    values: dict[str, list[dict[str, Any]]] = {}
+    values: dict[Group, list[dict[str, Any]]] = {}
     for one in found:
         for group in one.body.get("groups") or []:
             if group.get("accuracy") is not None:
-                name = "\n".join(f"{column} {value}" for column, value in group["group"].items())
-                values.setdefault(name, []).append(group)
-    bars = {}
+                values.setdefault(tuple(group["group"].items()), []).append(group)
+    made = {}
     for name, groups in values.items():
         mean = Mean.of(group["accuracy"] for group in groups)
         assert mean is not None
         if mean.sd is not None:
-            bars[name] = Bar(mean.mean, mean.mean - mean.sd, mean.mean + mean.sd, None)
+            made[name] = Dot(mean.mean, max(mean.mean - mean.sd, 0), min(mean.mean + mean.sd, 1))
         else:
             (own,) = groups
             ends = own.get("ci_low"), own.get("ci_high")
             low, high = (mean.mean if end is None else float(end) for end in ends)
-            bars[name] = Bar(mean.mean, low, high, int(own["n"]))
-    return bars
+            made[name] = Dot(mean.mean, low, high, int(own["n"]))
+    return made
 
 
-def _spectrum_figure(sources: Sources, folder: Path) -> Iterator[Path]:
+def _spectrum_figure(sources: Sources) -> Iterator[Plot]:
     spectra: dict[str, Array] = {}
     for path, store in sources.pairs:
         # Stores of one name, as from several seeds, differ by little: the first stands for them.
         if len(store.singular_values) > 1:
             spectra.setdefault(path.stem, store.singular_values)
     if spectra:
-        yield from spectrum(folder, "spectrum", spectra)
+        yield spectrum("spectrum", spectra)
 
 
-def _convergence_figures(sources: Sources, folder: Path) -> Iterator[Path]:
+def _sweep_figures(sources: Sources) -> Iterator[Plot]:
+    for found in sources.sweeps:
+        panels: dict[str, dict[str, dict[str, Dot]]] = {words: {} for words in SWEEP.values()}
+        methods, deviates = {}, False
+        for pick in found.body.get("rows") or []:
+            methods[pick["method"]] = pick["method"]
+            rule = f"{pick['rule']} ({ORACLE})" if pick.get("oracle") else pick["rule"]
+            for name, words in SWEEP.items():
+                if (value := pick["metrics"].get(name)) is not None:
+                    sd = (pick.get("sd") or {}).get(name) or 0.0
+                    deviates |= sd > 0
+                    own = panels[words].setdefault(rule, {})
+                    own[pick["method"]] = Dot(value, max(value - sd, 0), min(value + sd, 1))
+        if panels[SWEEP["test_worst_group"]]:
+            del panels[SWEEP["val_worst_group"]]
+        panels = {words: own for words, own in panels.items() if own}
+        if panels and len(methods) > 1:
+            title = f"{found.path.stem}: methods by rule{', standard deviations over seeds' * deviates}"
+            yield dots(f"sweep-{_slug(found.path.stem)}", title, panels, methods, "")
+
+
+def _convergence_figures(sources: Sources) -> Iterator[Plot]:
     for found, table in sources.histories():
         method, runs = np.array(table.method), {}
         for pick in found.body.get("rows") or []:
@@ -472,4 +719,4 @@ def _convergence_figures(sources: Sources, folder: Path) -> Iterator[Path]:
                 runs[pick["method"]] = {name: values[rows] for name, values in table.metrics.items()}
         if runs and len(table.epochs) > 1:
             name = f"convergence-{_slug(found.path.stem)}"
-            yield from convergence(folder, name, table.epochs.astype(np.float64), runs)
+            yield convergence(name, table.epochs.astype(np.float64), runs)

@@ -204,7 +204,7 @@ def _paths(lines: Sequence[Line], by: str) -> Table:
     return Table("Test accuracy along the ranks", (by, *_PATH), rows, 1, _spread_note(rows))
 
 
-_SWEEP = {
+SWEEP = {
     "val_accuracy": "validation accuracy",
     "val_worst_group": "validation worst group",
     "test_accuracy": "test accuracy",
@@ -214,7 +214,7 @@ _SWEEP = {
 
 def _sweep(found: Found) -> Table:
     picks = found.body.get("rows") or []
-    names = [name for name in _SWEEP if any(pick["metrics"].get(name) is not None for pick in picks)]
+    names = [name for name in SWEEP if any(pick["metrics"].get(name) is not None for pick in picks)]
     made: list[Row] = []
     for rule in dict.fromkeys(pick["rule"] for pick in picks):
         rows = [_pick(pick, names) for pick in picks if pick["rule"] == rule]
@@ -225,7 +225,7 @@ def _sweep(found: Found) -> Table:
     note = f"bold is best of a rule; {ORACLE}: chosen by test rows"
     return Table(
         f"Sweep {found.path.stem}: {found.body.get('configurations', 0):,} configurations",
-        ("rule", "method", "hyper-parameters", *(_SWEEP[name] for name in names)),
+        ("rule", "method", "hyper-parameters", *(SWEEP[name] for name in names)),
         made,
         3,
         f"± is the standard deviation over seeds; {note}" if spreads else note,
