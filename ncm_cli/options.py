@@ -14,7 +14,7 @@ import operator
 import os.path
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union
 
@@ -304,3 +304,32 @@ def as_json(options: Any) -> dict[str, Any]:
     """The resolved options of a command, ready for JSON (paths as text)."""
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(options), default=str))
     return plain
+
+
+def command_words(options: type, values: Mapping[str, Any]) -> list[str]:
+    """What follows the command's name on a command line that gives these values, as text or as they are.
+
+    Options that have their default are left out, and so is what the class doesn't have.
+    """
+    positional: list[str] = []
+    flagged: list[str] = []
+    for field in fields_of(options):
+        value = values.get(field.name)
+        if field.spec.positional:
+            positional += _texts(field, value)
+        elif value is not None and _texts(field, value) != _texts(field, field.default):
+            if field.type is bool:
+                flagged.append(field.flag if value else f"--no-{field.flag[2:]}")
+            else:
+                flagged += [word for text in _texts(field, value) for word in (field.flag, text)]
+    if any(text.startswith("-") for text in positional):
+        # After -- nothing is taken for an option.
+        return [*flagged, "--", *positional]
+    return [*positional, *flagged]
+
+
+def _texts(field: Field, value: Any) -> list[str]:
+    """The words of a value, one for each of several."""
+    if value is None or value is REQUIRED:
+        return []
+    return [str(item) for item in (value if field.repeated else (value,))]

@@ -52,6 +52,7 @@ OWNERS = {
     "typer": {"main"},
     "rich": {"console"},
     "h5py": {"store"},
+    "jinja2": {"results"},
     "safetensors": {"store", "images"},
 }
 """Packages that only some parts may import."""

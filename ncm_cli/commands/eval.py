@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ncm_cli.console import Ui
-from ncm_cli.probes.evaluate import evaluate
+from ncm_cli.probes.evaluate import SEEN, evaluate
 from ncm_cli.probes.metrics import MEASURES
 from ncm_cli.probes.options import EvalOptions
 
@@ -13,7 +13,6 @@ GROUPS_SHOWN = 40
 """Rows of a group table; of more groups the worst are shown."""
 
 NAMES = {name: one.text for measures in MEASURES.values() for name, one in measures.items()}
-SEEN = {"train": ("training rows", "fitted on"), "val": ("validation rows", "chosen by")}
 
 
 def run(options: EvalOptions, ui: Ui) -> None:

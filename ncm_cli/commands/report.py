@@ -21,3 +21,5 @@ def run(options: ReportOptions, ui: Ui) -> None:
         ui.note(f"tables: {options.output}")
     for path in made.plots:
         ui.note(f"plot: {path}")
+    if options.html is not None:
+        ui.note(f"page: {options.html}")

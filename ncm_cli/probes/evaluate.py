@@ -23,6 +23,9 @@ from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.probe import Probe, read_probe, seen_rows
 from ncm_cli.store.results import read_result, write_result
 
+SEEN = {"train": ("training rows", "fitted on"), "val": ("validation rows", "chosen by")}
+"""How rows that a probe has seen are marked beside its numbers, and what it was to them."""
+
 
 @dataclasses.dataclass(frozen=True)
 class _Answers:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ncm_cli.errors import InputError, NcmError, UsageError, listing, unknown
-from ncm_cli.options import Field, as_json, fields_of
+from ncm_cli.options import as_json, command_words, fields_of
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.recipes.freshness import State
 from ncm_cli.recipes.load import Expectation, Recipe
@@ -296,31 +296,11 @@ def shell_lines(recipe: Recipe, jobs: Sequence[Job]) -> list[str]:
     here = Path.cwd()
     out = relative(recipe.out, here)
     lines = [f"cd {shlex.quote(str(here))}", f"mkdir -p {shlex.quote(str(out))}"]
-    return [*lines, *(shlex.join(_command_line(job)) for job in jobs)]
-
-
-def _command_line(job: Job) -> list[str]:
-    """The command line of one job: options that have their default are left out."""
-    command = ["ncm", job.kind, *([job.builder] if job.builder else [])]
-    positional: list[str] = []
-    flagged: list[str] = []
-    for field in fields_of(type(job.options)):
-        value = getattr(job.options, field.name)
-        if field.spec.positional:
-            positional += _texts(field, value)
-        elif value is not None and (field.required or value != field.default):
-            if field.type is bool:
-                flagged.append(field.flag if value else f"--no-{field.flag[2:]}")
-            else:
-                flagged += [word for text in _texts(field, value) for word in (field.flag, text)]
-    if any(text.startswith("-") for text in positional):
-        # After -- nothing is taken for an option.
-        return [*command, *flagged, "--", *positional]
-    return [*command, *positional, *flagged]
-
-
-def _texts(field: Field, value: Any) -> list[str]:
-    return [] if value is None else [str(item) for item in (value if field.repeated else (value,))]
+    for job in jobs:
+        values = {field.name: getattr(job.options, field.name) for field in fields_of(type(job.options))}
+        words = command_words(type(job.options), values)
+        lines.append(shlex.join(["ncm", job.kind, *([job.builder] if job.builder else []), *words]))
+    return lines
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -388,7 +388,7 @@ class Found:
 
 @dataclasses.dataclass(slots=True)
 class Sources:
-    """Everything that was read: results by their kind, probes and pair stores."""
+    """Everything that was read: results by their kind, probes and stores."""
 
     evals: list[Found] = dataclasses.field(default_factory=list)
     bounds: list[Found] = dataclasses.field(default_factory=list)
@@ -396,6 +396,8 @@ class Sources:
     runs: list[Found] = dataclasses.field(default_factory=list)
     probes: list[Found] = dataclasses.field(default_factory=list)
     pairs: list[tuple[Path, PairStore]] = dataclasses.field(default_factory=list)
+    features: list[Path] = dataclasses.field(default_factory=list)
+    """Where a page may find rows and pictures."""
 
     def histories(self) -> Iterator[tuple[Found, SweepTable]]:
         """Each sweep with its table of all checkpoints, where that lies beside it.
@@ -429,7 +431,9 @@ def read_sources(paths: Sequence[Path]) -> Sources:
             if file not in seen and not hidden:
                 seen.add(file)
                 _read_one(file, sources, named=not path.is_dir())
-    if not any(getattr(sources, field.name) for field in dataclasses.fields(sources)):
+    if not any(
+        getattr(sources, field.name) for field in dataclasses.fields(sources) if field.name != "features"
+    ):
         raise InputError(
             "nothing to report",
             where=", ".join(str(path) for path in paths),
@@ -447,6 +451,8 @@ def _read_one(path: Path, sources: Sources, *, named: bool) -> None:
         sources.probes.append(Found(path, probe.meta, facts_of(path, probe.meta, itself=probe)))
     elif kind == "pairs":
         sources.pairs.append((path, read_pairs(path)))
+    elif kind == "features":
+        sources.features.append(path)
     elif kind == "result" and (body := read_result(path)).get("kind") in RESULTS:
         getattr(sources, f"{body['kind']}s").append(Found(path, body, facts_of(path, body)))
     elif named:

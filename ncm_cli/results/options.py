@@ -17,7 +17,8 @@ class ReportOptions:
     """What ``ncm report`` reads and how it shows it."""
 
     results: tuple[Path, ...] = argument(
-        help="Results (.json) of eval, bound, sweep and run, probes, pair stores, or folders of them.",
+        help="Results (.json) of eval, bound, sweep and run, probes, pair stores, or folders of them;"
+        " for a page also feature stores, whose pictures it shows.",
         metavar="RESULTS...",
         role="input",
     )
@@ -27,6 +28,9 @@ class ReportOptions:
     )
     plots: Path | None = option(
         None, role="output", metavar="DIR", help="Draw what the results have, as PNG and SVG, in this folder."
+    )
+    html: Path | None = option(
+        None, role="output", metavar="FILE", help="Write a page to look at: one file with pictures and plots."
     )
     by: str = option(
         "method",

@@ -1,8 +1,8 @@
 """The page of a report: one HTML file that needs nothing else, to look at rather than to read.
 
-It tells of one evaluation, the *subject*, beside all others. What a probe gets wrong is computed again by its own
-code on the rows that the result names, so that no further file is needed. A file that isn't there any more, or
-holds something else by now, is said in its place and never shown.
+It tells of one evaluation, the *subject*, beside all others. What a probe gets wrong is computed again by its
+own code on the rows that the result names, so that no further file is needed. A file that isn't there any
+more, or holds something else by now, is said in its place and never shown.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import dataclasses
 import hashlib
 import os
 import re
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,10 @@ from ncm_cli.probes import metrics
 from ncm_cli.probes.apply import logits
 from ncm_cli.probes.evaluate import SEEN
 from ncm_cli.progress import Reporter
-from ncm_cli.results.lines import ORACLE, Found, Line, Mean, Sources, facts_of, lines_of
+from ncm_cli.registry import options_of
+from ncm_cli.results.lines import ORACLE, Found, Line, Sources, facts_of
 from ncm_cli.results.pictures import Pictures
+from ncm_cli.results.plots import dark, figures, svg
 from ncm_cli.results.report import Cell, Spread, Table, interval_of, number_of, plain, spread, tables
 from ncm_cli.store.columns import Groups, categories_of, make_groups, read_target
 from ncm_cli.store.features import FeatureStore
@@ -62,9 +64,7 @@ MATRIX = 20
 """Classes up to which the confusion matrix is drawn; of more, the most frequent confusions are listed."""
 
 
-def page(
-    sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], by: str, reporter: Reporter
-) -> str:
+def page(sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], by: str, reporter: Reporter) -> str:
     """The page of what was read, as HTML; ``evals`` and ``bounds`` are the sources' own as lines."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
@@ -73,7 +73,7 @@ def page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    script = "".join((HERE / name).read_text("utf-8") for name in ("page.js",))
+    script = "".join(path.read_text("utf-8") for path in sorted(HERE.glob("*.js")))
     with Files(sources) as files:
         context = _context(sources, evals, bounds, by, files, reporter)
     context = dict.fromkeys(SECTIONS) | context
@@ -82,6 +82,7 @@ def page(
         version=__version__,
         sections={name: title for name, title in SECTIONS.items() if context[name]},
         style=Markup((HERE / "style.css").read_text("utf-8")),
+        dark=Markup(dark()),
         script=Markup(script),
         script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
     )
@@ -117,7 +118,7 @@ class Files(contextlib.ExitStack):
     def find(self, kind: str, known: Mapping[str, Any] | None, now: Path, was: str | None) -> Located:
         """The file that one at ``now``, written as ``was``, records as ``known``: its path and digest."""
         known = known or {}
-        _, attribute, word = self._KINDS[kind]
+        word = self._KINDS[kind][2]
         path, digest = known.get("path"), known.get("sha256") or known.get("content_sha256")
         if not path:
             return Located(Path(), why=f"no {word} is recorded in {now}")
@@ -213,9 +214,9 @@ def _context(
             context[name] = {"figures": drawn.get(name, []), "tables": made.get(name, [])}
     context["made"] = _made(subject, sources, files)
     run = next(iter(sources.runs), None)
-    name = ((run.body.get("provenance") or {}).get("recipe") or {}).get("name") if run else None
+    recipe = ((run.body.get("provenance") or {}).get("recipe") or {}).get("name") if run else None
     context["head"] = _head(subject, rival, evals, sources)
-    context["title"] = name or (subject and f"{_name(subject)} on {subject.where}") or "Results"
+    context["title"] = recipe or (subject and f"{_name(subject)} on {subject.where}") or "Results"
     if subject is not None:
         context |= _looked_at(subject, rival, sources, files, drawn.get("groups", []))
     elif drawn.get("groups"):
@@ -258,7 +259,7 @@ def _name(found: Found) -> str:
 
 
 def _subject(evals: Sequence[Found]) -> Found | None:
-    """The evaluation that the page tells of: on rows that the probe hasn't seen, with pairs, not by test rows."""
+    """The evaluation that the page tells of: first on rows that its probe hasn't seen, then not ERM's."""
 
     def rank(one: Found) -> tuple[Any, ...]:
         seen = sum((one.body.get("overlap") or {}).values())
@@ -301,14 +302,21 @@ def _head(
             theirs = other and _spread([one.body for one in other.found if one.where == where], name)
             if value is None:
                 continue
-            card = {"what": f"{name.replace('_', ' ')}, {where}", "value": f"{value.mean:.3f}", "marks": marks}
-            card |= {"spread": plain(Cell(spread=value)).removeprefix(card["value"]).strip(), "first": False}
+            mean, text = f"{value.mean:.3f}", plain(Cell(spread=value))
+            card: dict[str, Any] = {"what": f"{name.replace('_', ' ')}, {where}", "marks": marks}
+            card |= {"value": mean, "spread": text.removeprefix(mean).strip()}
             card["against"] = f"{other.label} {theirs.mean:.3f}" if other and theirs else ""
             cards.append(card)
-    cards[-1]["first"] = True
     probe = subject.body.get("probe") or {}
-    own = next((one for one in sources.probes if one.facts.seeded.get("fit probe") is not None
-                and one.facts.seeded["fit probe"].digest == probe.get("sha256")), None)
+    own = next(
+        (
+            one
+            for one in sources.probes
+            if one.facts.seeded.get("fit probe") is not None
+            and one.facts.seeded["fit probe"].digest == probe.get("sha256")
+        ),
+        None,
+    )
     selection = (own.body.get("selection") if own else None) or {}
     notes += [f"{ORACLE}: chosen by looking at the test rows"] * line.oracle
     notes += [*((own.body.get("flags") or []) if own else []), *(subject.body.get("warnings") or [])]
@@ -333,7 +341,9 @@ def _looked_at(
     own = _answers(subject, files)
     if isinstance(own, str):
         return context | {"errors": {"missing": f"No pictures: {own}."}}
-    groups = make_groups(own.store, (subject.body.get("options") or {}).get("groups") or subject.body["target"])
+    groups = make_groups(
+        own.store, (subject.body.get("options") or {}).get("groups") or subject.body["target"]
+    )
     look = _Look(own, groups, Pictures())
     context["errors"] = look.errors(subject)
     if own.probe.classes:
@@ -396,8 +406,8 @@ class _Look:
         found = metrics.compare(hits, others)
         lead = (
             f"Against {name} (accuracy {metrics.mean(others):.3f}): {found.difference:+.3f}, 95 % interval "
-            f"{found.ci_low:+.3f} to {found.ci_high:+.3f}; McNemar's p = {found.p_value:.2g}. Under each picture: "
-            "true → predicted by the one that is wrong, and its probability."
+            f"{found.ci_low:+.3f} to {found.ci_high:+.3f}; McNemar's p = {found.p_value:.2g}. Under "
+            "each picture: true → predicted by the one that is wrong, and its probability."
         )
         parts = {}
         for part, mask, wrong in (("fixed", hits & ~others, theirs), ("broken", others & ~hits, own)):
@@ -406,7 +416,9 @@ class _Look:
             parts[part] = {"title": title} | self.gallery(self.some(ranked, 12, 3), wrong, ranked)
         return {"lead": lead, "missing": "", **parts}
 
-    def some(self, ranked: NDArray[np.int64], first: int = TILES, of_each: int = OF_EACH) -> NDArray[np.int64]:
+    def some(
+        self, ranked: NDArray[np.int64], first: int = TILES, of_each: int = OF_EACH
+    ) -> NDArray[np.int64]:
         """The first of all rows and the first of each group, in their order."""
         group = self.group(ranked)
         place = np.zeros(len(ranked), dtype=np.int64)
@@ -454,7 +466,9 @@ def _group_table(subject: Found, rival: Found | None) -> dict[str, Any] | None:
     columns = list(dict.fromkeys(name for entry in entries for name in entry["group"]))
     theirs = {_joined(entry["group"]): entry for entry in (rival.body.get("groups") or [] if rival else [])}
     rows = []
-    for entry in sorted(present, key=lambda entry: entry[measure] if measure == "accuracy" else -entry[measure]):
+    for entry in sorted(
+        present, key=lambda entry: entry[measure] if measure == "accuracy" else -entry[measure]
+    ):
         row = [Cell(entry["group"].get(column, "")) for column in columns]
         row += [Cell(f"{entry['n']:,}"), Cell(spread=_of_group(entry, measure))]
         if rival and _name(rival):
@@ -468,7 +482,9 @@ def _group_table(subject: Found, rival: Found | None) -> dict[str, Any] | None:
     note = f"of {subject.path}; brackets are 95 % Wilson intervals" if measure == "accuracy" else ""
     note += f"; {absent} groups have no row here" if absent else ""
     return shown(
-        Table(f"{_name(subject)} on {subject.where}", [*columns, "n", measure, *more], rows, len(columns), note)
+        Table(
+            f"{_name(subject)} on {subject.where}", [*columns, "n", measure, *more], rows, len(columns), note
+        )
     )
 
 
@@ -498,7 +514,12 @@ def _confusion(own: Answers) -> dict[str, Any]:
     first = np.argsort(-counts, axis=None, kind="stable")[:MATRIX]
     found = [(i, j) for i, j in zip(*np.unravel_index(first, counts.shape), strict=True) if counts[i, j]]
     cells = [
-        [Cell(names[i]), Cell(names[j]), Cell(f"{counts[i, j]:,}"), Cell(spread=Spread(counts[i, j] / totals[i]))]
+        [
+            Cell(names[i]),
+            Cell(names[j]),
+            Cell(f"{counts[i, j]:,}"),
+            Cell(spread=Spread(counts[i, j] / totals[i])),
+        ]
         for i, j in found
     ]
     title = f"The {len(cells)} most frequent confusions of {len(names):,} classes"
@@ -519,25 +540,39 @@ def _made(subject: Found | None, sources: Sources, files: Files) -> dict[str, An
             steps += [("pairs", pairs.made.options)] if pairs.made else []
             steps += [("fit", probe.made.meta.get("options") or {})]
         steps += [("eval", subject.body.get("options") or {})]
-    lines = [words for kind, options in steps if (words := command_words(kind, options))]
+    lines = [shlex.join(["ncm", kind, *command_words(options_of(kind), given)]) for kind, given in steps]
     versions: dict[str, Any] = {"ncm": __version__}
     for run in sources.runs:
         versions |= (run.body.get("provenance") or {}).get("versions") or {}
     listed = [[Cell(name), Cell(str(value))] for name, value in versions.items() if value]
     every = [
-        *((found.path, found.body.get("kind"), found.body) for kind in ("evals", "bounds", "sweeps", "runs")
-          for found in getattr(sources, kind)),
-        *((one.path, "probe", {"content_sha256": one.facts.seeded["fit probe"].digest, **one.body})
-          for one in sources.probes),
-        *((path, "pairs", {"content_sha256": store.content_sha256, "created": store.created})
-          for path, store in sources.pairs),
+        *(
+            (found.path, found.body.get("kind"), found.body)
+            for kind in ("evals", "bounds", "sweeps", "runs")
+            for found in getattr(sources, kind)
+        ),
+        *(
+            (one.path, "probe", {"content_sha256": one.facts.seeded["fit probe"].digest, **one.body})
+            for one in sources.probes
+        ),
+        *(
+            (path, "pairs", {"content_sha256": store.content_sha256, "created": store.created})
+            for path, store in sources.pairs
+        ),
     ]
     rows = [
-        [Cell(str(path)), Cell(str(kind)), Cell(str(body.get("created") or "")), Cell(str(body.get("content_sha256") or ""))]
+        [
+            Cell(str(path)),
+            Cell(str(kind)),
+            Cell(str(body.get("created") or "")),
+            Cell(str(body.get("content_sha256") or "")),
+        ]
         for path, kind, body in every
     ]
     made = [Table("Versions", ("package", "version"), listed, 2)]
-    made.append(Table("Files, with the digest of their contents", ("file", "kind", "made", "SHA-256"), rows, 4))
+    made.append(
+        Table("Files, with the digest of their contents", ("file", "kind", "made", "SHA-256"), rows, 4)
+    )
     return {"lines": lines, "tables": [shown(table) for table in made if table.rows]}
 
 
@@ -553,48 +588,32 @@ def shown(table: Table) -> dict[str, Any]:
             cells.append({"text": text, "more": more, "bold": cell.bold, "key": key})
         rows.append(cells)
     return {
-        "title": table.title, "columns": table.columns, "left": table.left, "note": table.note, "rows": rows,
+        "title": table.title,
+        "columns": table.columns,
+        "left": table.left,
+        "note": table.note,
+        "rows": rows,
     }
 
 
-CAPTIONS = {
-    "groups": ("groups", "Accuracy of each group"),
-    "rank-path": ("rank", "Accuracy and 0-1 bound along the ranks that were tried, by validation rows and pairs"),
-    "accuracy-rank": ("bound", "Accuracy and 0-1 bound against the rank, with the test domain"),
-    "accuracy-pairs": ("bound", "Accuracy against the number of pairs"),
-    "bound-tradeoff": ("bound", "The bound's terms beside the measured test risk"),
-    "spectrum": ("pairs", "Singular values of the pairs' differences"),
+PLACES = {
+    "groups": "groups",
+    "rank-path": "rank",
+    "accuracy": "bound",
+    "bound": "bound",
+    "spectrum": "pairs",
 }
-"""Of figures whose name begins so: the section and the caption."""
+"""The section of figures whose name begins so; others are beside all results."""
 
 
 def _figures(
     sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], reporter: Reporter
 ) -> dict[str, list[dict[str, Any]]]:
     """The figures of each section."""
-    from ncm_cli.results.plots import draw
-
     found: dict[str, list[dict[str, Any]]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for path in draw(sources, evals, bounds, Path(folder), Reporter()):
-            if path.suffix == ".svg":
-                start = next((start for start in CAPTIONS if path.stem.startswith(start)), "")
-                section, caption = CAPTIONS.get(start, ("results", path.stem))
-                svg = embedded(path.read_text("utf-8"), path.stem, caption)
-                found.setdefault(section, []).append({"svg": svg, "caption": caption})
+    for plot in figures(sources, evals, bounds, reporter):
+        section = next((PLACES[start] for start in PLACES if plot.name.startswith(start)), "results")
+        # A page knows these names; their addresses would look like links to a reader of its source.
+        made = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg(plot)).replace("xlink:href", "href")
+        found.setdefault(section, []).append({"svg": Markup(made), "caption": plot.title})
     return found
-
-
-def embedded(svg: str, name: str, alt: str) -> Markup:
-    """An SVG file of matplotlib's as a part of a page: ids of its own, and colours that a style may change."""
-    prefix = re.sub(r"\W+", "-", name)
-    width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups()  # type: ignore[union-attr]
-    inner = svg[svg.index(">", svg.index("<svg")) + 1 :]
-    inner = re.sub(r"<metadata>.*?</metadata>", "", inner, flags=re.DOTALL)
-    inner = re.sub(r'(\bid="|xlink:href="#|url\(#)', lambda found: f"{found[1]}{prefix}-", inner)
-    inner = inner.replace("xlink:href", "href")
-    inner = re.sub(r"\b(fill|stroke): #([0-9a-f]{6})", r"\1: var(--c-\2, #\2)", inner)
-    head = Markup('<svg viewBox="0 0 {} {}" style="max-width: {}pt" role="img" aria-label="{}">').format(
-        width, height, width, alt
-    )
-    return head + Markup(inner)

@@ -87,20 +87,21 @@ def _evals(lines: Sequence[Line]) -> Table:
         for where in wheres:
             here = [one.body for one in line.found if one.where == where]
             for name in names:
-                interval = _interval(here[0], name) if len(here) == 1 else None
-                row += _cells(spread([_number(body, name) for body in here], interval))
+                interval = interval_of(here[0], name) if len(here) == 1 else None
+                row += _cells(spread([number_of(body, name) for body in here], interval))
         rows.append(row)
     _embolden(rows, 3, [name == "mse" for _ in wheres for name in names], [not one.oracle for one in lines])
     columns = [f"{where}: {name.replace('_', ' ')}" for where in wheres for name in names]
     return Table("Methods", ("method", "selection", "rank", *columns), rows, 3, _spread_note(rows))
 
 
-def _number(body: dict[str, Any], name: str) -> float | None:
+def number_of(body: dict[str, Any], name: str) -> float | None:
+    """A number of an eval's result by its name there; of the worst group its accuracy."""
     value = body.get(name)
     return value.get("accuracy") if isinstance(value, dict) else value
 
 
-def _interval(body: dict[str, Any], name: str) -> tuple[float, float] | None:
+def interval_of(body: dict[str, Any], name: str) -> tuple[float, float] | None:
     """The 95 % interval of an accuracy over independent rows."""
     if name == "accuracy" and body.get("n") and body.get("accuracy") is not None:
         return wilson(round(body["accuracy"] * body["n"]), body["n"])
@@ -412,6 +413,7 @@ class Report:
     tables: Sequence[Table]
     output: Path | None
     plots: Sequence[Path]
+    html: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Tables by title, each row an object of column to text or number."""
@@ -429,7 +431,7 @@ class Report:
             }
             for table in self.tables
         ]
-        return {"tables": made, "output": self.output, "plots": self.plots}
+        return {"tables": made, "output": self.output, "plots": self.plots, "html": self.html}
 
 
 def report(options: ReportOptions, *, reporter: Reporter = SILENT) -> Report:
@@ -449,4 +451,8 @@ def report(options: ReportOptions, *, reporter: Reporter = SILENT) -> Report:
         from ncm_cli.results.plots import draw
 
         drawn = list(draw(sources, evals, bounds, options.plots, reporter))
-    return Report(made, options.output, drawn)
+    if options.html is not None:
+        from ncm_cli.results.page import page
+
+        write_bytes(options.html, page(sources, evals, bounds, options.by, reporter).encode("utf-8"))
+    return Report(made, options.output, drawn, options.html)
