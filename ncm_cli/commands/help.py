@@ -36,5 +36,5 @@ def run(options: HelpOptions, ui: Ui) -> None:
 def page(topic: str) -> str:
     """A topic's Markdown, with what a terminal can follow in place of links to other topics."""
     text = (FOLDER / f"{topic}.md").read_text(encoding="utf-8")
-    text = re.sub(r"<!-- .*? -->\n", "", text)
+    text = re.sub(r"^<!-- .*? -->\n", "", text, flags=re.MULTILINE)
     return re.sub(r"\[([^]]+)\]\((\w+)\.md(?:#[^)]*)?\)", r"\1 (`ncm help \2`)", text)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,13 +17,14 @@ import pytest
 from PIL import Image
 from rich.cells import cell_len
 
-from ncm_cli.commands.help import FOLDER, page
+from ncm_cli.commands import help as topics
 from ncm_cli.main import run
 from ncm_cli.registry import BUILDERS, COMMANDS, TOPICS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
-    path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(FOLDER.glob("*.md")))
+    path: path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted(topics.FOLDER.glob("*.md")))
 }
 """The README and the topics of ``ncm help``, by file."""
 
@@ -48,22 +49,46 @@ def test_help_shows_every_option_and_two_examples(name: str, capsys: pytest.Capt
     assert "Next:" in shown
 
 
+def flags(words: str) -> set[str]:
+    """What may stand behind the first words of a command line."""
+    shared = {"--json", "--quiet", "-q", "--verbose", "-v", "--help"}
+    fields = reference.fields_of(reference.commands()[words][1])
+    negated = {f"--no-{field.flag[2:]}" for field in fields if field.type is bool}
+    return shared.union(negated, *({field.flag, *field.spec.flags} for field in fields))
+
+
+EVERY = set().union(*map(flags, reference.commands()))
+OTHERS = {"--version", "--index-url", "--smoke", "--first-seed", "--dogs", "--refit"}
+"""Options of other programs, of earlier versions and of ncm itself that pages name."""
+
+
+def check_line(line: str) -> None:
+    """A line's options are its command's."""
+    words = re.match(r"ncm (data [a-z-]+|[a-z]+)", line)
+    if words and words[1] != "data" and "--" not in words[1]:
+        assert words[1] in reference.commands(), line
+        assert set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", line)) <= flags(words[1]), line
+
+
 @pytest.mark.parametrize("name", list(reference.commands()))
 def test_examples_name_options_that_there_are(name: str) -> None:
-    command, builder = name.split()[0], name.split()[-1]
-    examples = (BUILDERS[builder] if command == "data" else COMMANDS[command]).examples
-    known = {"--json"}
-    for field in reference.fields_of(reference.commands()[name][1]):
-        known |= {field.flag, *field.spec.flags}
-    lines = " ".join(re.findall(r"^ *ncm (?:.*\\\n)*.*$", examples, flags=re.MULTILINE))
-    assert set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", lines)) <= known
+    every = {**{f"data {builder}": command for builder, command in BUILDERS.items()}, **COMMANDS}
+    for line in re.findall(r"^ *(ncm (?:.*\\\n)*.*)$", every[name].examples, flags=re.MULTILINE):
+        check_line(line)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_name_options_that_there_are(page: Path) -> None:
+    for line in re.findall(r"(?:^|`)(ncm (?:[^`\n]*\\\n)*[^`\n]*)", PAGES[page], flags=re.MULTILINE):
+        check_line(line)
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", PAGES[page])) <= EVERY | OTHERS
 
 
 def test_help_lists_the_topics_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["help"]) == 0
     listed = capsys.readouterr().out.split("\n\n")[0].splitlines()
     assert [line.split()[0] for line in listed] == list(TOPICS)
-    assert {f"{name}.md" for name in TOPICS} == {path.name for path in FOLDER.iterdir()}
+    assert {f"{name}.md" for name in TOPICS} == {path.name for path in topics.FOLDER.iterdir()}
     assert {command.topic for command in [*COMMANDS.values(), *BUILDERS.values()]} <= {"", *TOPICS}
     for name in TOPICS:
         assert f"](ncm_cli/help/{name}.md)" in PAGES[ROOT / "README.md"]
@@ -99,7 +124,7 @@ def test_a_terminal_shows_all_of_a_topic(name: str, width: int, monkeypatch: pyt
     assert run(["help", name]) == 0
     read = re.sub(r"\x1b\[[0-9;]*m", "", shown.getvalue())
     assert max(map(cell_len, read.splitlines())) <= width
-    written = re.sub(r"^```\w+", "", page(name), flags=re.MULTILINE)
+    written = re.sub(r"^```\w+", "", topics.page(name), flags=re.MULTILINE)
     assert Counter(filter(str.isalnum, written)) == Counter(filter(str.isalnum, read))
 
 
@@ -119,82 +144,67 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert not anchor or anchor in anchors(file), target
 
 
-def example(name: str, language: str) -> str:
-    """The code of the block that follows ``<!-- example: NAME -->``."""
-    found = examples(name, language)
-    assert found, f"no example {name}"
-    return found[0]
-
-
-def examples(name: str, language: str) -> list[str]:
-    """The code of every block that follows ``<!-- example: NAME -->``, on any page."""
-    block = re.compile(rf"<!-- example: {name} -->\n```{language}\n(.*?)```", flags=re.DOTALL)
-    return [code for text in PAGES.values() for code in block.findall(text)]
+BLOCK = re.compile(r"^(?:<!-- ([^\n]*) -->\n)?```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+"""A block of code with the mark above it and its language."""
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    """Two domains of two labels: the label is the shape, the domain is the colour of the ground."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the pages' examples assume: photos of two domains and two labels, and features made elsewhere.
+
+    The label is the shape, the domain is the colour of the ground.
+    """
     rng = np.random.default_rng(0)
     for domain, ground in (("day", 200), ("night", 30)):
         for label in ("bar", "dot"):
-            folder = tmp_path / "photos" / domain / label
-            folder.mkdir(parents=True)
+            made = tmp_path / "photos" / domain / label
+            made.mkdir(parents=True)
             for i in range(40):
                 pixels = np.full((32, 32, 3), ground, np.uint8)
                 x, y = rng.integers(4, 20, size=2)
                 width, height = (4, 12) if label == "bar" else (7, 7)
                 pixels[y : y + height, x : x + width] = 255 - ground
                 pixels = np.clip(pixels + rng.normal(0, 8, pixels.shape), 0, 255).astype(np.uint8)
-                Image.fromarray(pixels).save(folder / f"{i:02}.png")
+                Image.fromarray(pixels).save(made / f"{i:02}.png")
     shutil.copytree(tmp_path / "photos" / "night" / "dot", tmp_path / "new-photos")
+    (tmp_path / "manifest.csv").write_text("id,label\na,x\nb,y\n")
+    np.save(tmp_path / "X.npy", np.eye(2, 3))
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def shell(command: list[str], folder: Path, script: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command in ``folder`` with ``ncm`` on the path; CLIP's weights can't be had in a test."""
-    tools = folder / "bin"
-    tools.mkdir(exist_ok=True)
-    ncm = tools / "ncm"
-    ncm.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ncm_cli "$@"\n')
-    ncm.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
-    return subprocess.run(
-        command, cwd=folder, env=environment, input=script, capture_output=True, text=True, check=False
-    )
-
-
-def without_clip(text: str) -> str:
-    """The same lines with an encoder that needs no weights."""
-    return re.sub(r"(ncm embed \S+)", r"\1 --model pixels:16", text)
+def run_line(argv: list[str]) -> None:
+    """Run a command, in less time and without CLIP's weights, which can't be had in a test."""
+    if argv[0] == "embed" and not {"--model", "--from-array"} & set(argv):
+        argv = [*argv, "--model", "pixels:16"]
+    if argv[0] == "sweep":
+        argv = [*argv, "--trials", "1", "--seeds", "1", "--epochs", "2"]
+    assert run([*argv]) == 0, argv
 
 
 @pytest.mark.slow
-def test_the_tour_runs(photos: Path) -> None:
-    done = shell(["bash", "-euo", "pipefail"], photos, without_clip(example("tour", "bash")))
-    assert done.returncode == 0, done.stderr
-    assert "worst group" in done.stdout
-    assert len((photos / "predictions.csv").read_text().splitlines()) == 41
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("make") is None, reason="make isn't installed")
-def test_the_makefile_runs_once(photos: Path) -> None:
-    (photos / "Makefile").write_text(without_clip(example("makefile", "make")))
-    first = shell(["make"], photos)
-    assert first.returncode == 0, first.stderr
-    assert (photos / "result.json").exists()
-    second = shell(["make"], photos)
-    assert second.returncode == 0
-    assert "ncm" not in second.stdout
-    assert "up to date" in second.stdout
-
-
-@pytest.mark.slow
-def test_python_examples_run(photos: Path) -> None:
-    tour = without_clip(example("tour", "bash"))
-    assert shell(["bash", "-euo", "pipefail"], photos, tour).returncode == 0
-    assert examples("python", "python")
-    for code in examples("python", "python"):
-        done = shell([sys.executable, "-W", "error"], photos, code)
-        assert done.returncode == 0, f"{code}\n{done.stderr}"
+@pytest.mark.filterwarnings("default")
+def test_examples_run(folder: Path) -> None:
+    start = topics.FOLDER / "start.md"
+    for page in sorted(PAGES, key=lambda page: page != start):
+        python = []
+        for mark, language, code in BLOCK.findall(PAGES[page]):
+            if mark.startswith("not run: ") or mark in ("quickstart", "tests"):
+                continue
+            assert language in ("bash", "make", "python", "text", "yaml"), f"{page}: {code}"
+            if language == "bash":
+                for line in code.replace("\\\n", "").splitlines():
+                    name, *argv = shlex.split(line, comments=True)
+                    assert name == "ncm", f"{page}: {line}"
+                    run_line(argv)
+            elif language == "python":
+                python.append(code)
+            elif language == "yaml":
+                (folder / "recipe.yaml").write_text(code)
+                assert run(["run", "recipe.yaml", "--dry-run"]) == 0
+        if python:
+            done = subprocess.run(
+                [sys.executable, "-W", "error"], input="\n".join(python), capture_output=True, text=True
+            )
+            assert done.returncode == 0, f"{page}: {done.stderr}"
+    assert len((folder / "predictions.csv").read_text().splitlines()) == 41
