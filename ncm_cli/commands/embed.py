@@ -5,33 +5,42 @@ from __future__ import annotations
 import dataclasses
 
 from ncm_cli.console import Ui
+from ncm_cli.errors import listing
 from ncm_cli.images.embed import EmbedReport, embed
-from ncm_cli.images.options import EmbedOptions
+from ncm_cli.images.options import EmbedOptions, parse_shard
+from ncm_cli.images.shards import RankReporter, of_rank
 
 SHOWN_FAILURES = 12
 
 
 def run(options: EmbedOptions, ui: Ui) -> int | None:
     """Run the stage and say what it made; 5 when more images failed than were allowed."""
-    report = embed(options, reporter=ui.reporter)
-    if report.failed:
+    reporter, own = ui.reporter, of_rank(options)
+    shard = None if own is options else parse_shard(own.shard)
+    if shard is not None:
+        reporter = RankReporter(reporter, shard)
+    report = embed(own, reporter=reporter)
+    if report.failed and not report.shard:  # who joins the shards tells of all
         _warn_failures(report, ui)
     ui.text(_summary(report))
-    if ui.json:
+    if ui.json and (shard is None or report.shard is None):  # of all ranks, that which joined them
         ui.result(dataclasses.asdict(report))
     return 5 if report.too_many_failed else None
 
 
 def _summary(report: EmbedReport) -> str:
     size = f"{report.path}: {report.rows:,} × {report.dim:,}, {report.model}"
-    if not report.written:
+    if not (report.written or report.shard):
         return f"{size}; already up to date"
+    if report.shard:
+        size = f"shard {report.shard} of {size}"
     counts = [f"{report.new:,} new"]
     counts += [f"{n:,} {what}" for n, what in ((report.reused, "kept"), (report.removed, "removed")) if n]
     counts += [f"{len(report.failed):,} failed"] if report.failed else []
     rate = f", {report.images_per_second:,.0f} images/s" if report.new and report.images_per_second else ""
     device = f" on {report.device}" if report.device else ""
-    return f"{size}; {', '.join(counts)} in {report.seconds:.1f} s{rate}{device}"
+    rest = f"; not done yet: {listing(report.unfinished)}" if report.unfinished else ""
+    return f"{size}; {', '.join(counts)} in {report.seconds:.1f} s{rate}{device}{rest}"
 
 
 def _warn_failures(report: EmbedReport, ui: Ui) -> None:

@@ -82,7 +82,7 @@ def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
         facts["options"] = table.options
     elif kind == "journal":
         found = journal.read_facts(path)
-        names = ("output", "rows", "dim", "damaged", "key", "content_sha256", "ncm_version")
+        names = ("output", "rows", "dim", "damaged", "shards", "key", "content_sha256", "ncm_version")
         facts = {name: found.get(name) for name in names}
     else:
         found = results.read_result(path)
@@ -95,7 +95,8 @@ def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
         ui.reporter.warn(f"{facts['damaged']:,} rows are damaged, and will be made anew: {path}")
     elif options.verify and not sealed:
         ui.reporter.warn(f"no digests, so changes can't be told (make it again to have them): {path}")
-    size = sum(file.stat().st_size for file in (path.iterdir() if path.is_dir() else [path]))
+    files = [file for file in path.iterdir() if file.name[0] != "."] if path.is_dir() else [path]  # not locks
+    size = sum(file.stat().st_size for file in files)
     verified = options.verify and sealed and not facts.get("damaged")
     head = {"format": f"ncm-{kind}", "path": str(path), "bytes": size, **dict.fromkeys(COMMON)}
     return {**head, **facts, "verified": verified}

@@ -20,15 +20,33 @@ import numpy as np
 from ncm_cli.errors import InputError, MismatchError, listing
 from ncm_cli.images.encoder import Encoder, EncoderRequest, load_encoder, request_key, unit_rows
 from ncm_cli.images.manifest import Manifest, read_source
-from ncm_cli.images.options import EmbedOptions, parse_batch_size, parse_intensity_range, parse_workers
-from ncm_cli.images.rows import OLD, OTHER, RowPlan, Tally, gathered, make_features, read_ahead, unstorable
+from ncm_cli.images.options import (
+    EmbedOptions,
+    Shard,
+    parse_batch_size,
+    parse_intensity_range,
+    parse_shard,
+    parse_workers,
+)
+from ncm_cli.images.rows import (
+    DONE,
+    OLD,
+    OTHER,
+    RowPlan,
+    Tally,
+    gathered,
+    make_features,
+    read_ahead,
+    unstorable,
+)
+from ncm_cli.images.shards import Part
 from ncm_cli.options import as_json, check, refuse_replacing
 from ncm_cli.progress import SILENT, Reporter, Task
 from ncm_cli.store.columns import FailedRow, Files
-from ncm_cli.store.digests import canonical_json, differing_fields
+from ncm_cli.store.digests import canonical_json, differing_fields, digest_of, fingerprint
 from ncm_cli.store.features import FeatureStore, write_features
-from ncm_cli.store.files import remove_leftovers, sha256_file, writer_lock
-from ncm_cli.store.journal import Journal, journal_folder, remove_journal
+from ncm_cli.store.files import BusyError, remove_leftovers, sha256_file, writer_lock
+from ncm_cli.store.journal import Journal, journal_folder, read_parts, refuse_busy_parts
 
 if TYPE_CHECKING:
     from ncm_cli.images.arrays import ArraySource
@@ -58,6 +76,9 @@ class EmbedReport:
         Of the whole run, and while images were read and encoded (None when none were).
     device
         None when no model was needed.
+    shard, unfinished
+        The shard that was made, if it was one, and those that are still to be made: there is no store, or
+        the one that is there is still the old one. All the rest is of this shard.
     """
 
     path: str
@@ -74,12 +95,14 @@ class EmbedReport:
     device: str | None
     model: str
     fingerprint: str
-    content_sha256: str
+    content_sha256: str | None
+    shard: str | None = None
+    unfinished: tuple[str, ...] = ()
 
     @property
     def too_many_failed(self) -> bool:
-        """Whether more images failed than were allowed."""
-        return len(self.failed) > self.max_failures
+        """Whether more images failed than were allowed; of a store, as no shard can tell."""
+        return self.shard is None and len(self.failed) > self.max_failures
 
 
 def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = SILENT) -> EmbedReport:
@@ -87,6 +110,7 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
 
     Rows that the existing store, ``--reuse`` or an interrupted run already has are taken as they are; only
     the others are read and encoded. The store is replaced at the end, in one step. An unchanged store stays.
+    With ``shard`` a part of the rows is made and kept beside the output, which the last shard writes.
 
     Parameters
     ----------
@@ -111,18 +135,34 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
         raise InputError("the output is a folder", where=output, fix=f"-o {output / 'features.h5'}")
     refuse_replacing(options)
     manifest = read_source(options)
-    for note in manifest.notes:
-        reporter.note(note)
-    for warning in manifest.warnings:
-        reporter.warn(warning)
-    with writer_lock(output), contextlib.ExitStack() as stack:
+    shard, part, encoder = parse_shard(options.shard), None, None
+    if shard is None or shard.index == 0:
+        for note in manifest.notes:
+            reporter.note(note)
+        for warning in manifest.warnings:
+            reporter.warn(warning)
+    if shard is not None:
+        with contextlib.ExitStack() as stack:
+            run = _ImageRun(options, manifest, verify, reporter, stack)
+            part, encoder = run.run_part(started), run.encoder
+        if part.unfinished:
+            return part
+    options = dataclasses.replace(options, shard=None)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(writer_lock(output))
+            refuse_busy_parts(output)
+        except BusyError:
+            if part is None:
+                raise
+            return part  # whose shard it is will join them, or does
         remove_leftovers(output)
         if options.from_array is not None:
             from ncm_cli.images.arrays import open_array
 
             made = _from_array(options, open_array(options.from_array), manifest, reporter)
         else:
-            made = _ImageRun(options, manifest, verify, reporter, stack).run()
+            made = _ImageRun(options, manifest, verify, reporter, stack, encoder).run()
     with FeatureStore(output) as store:
         return EmbedReport(
             path=str(output),
@@ -156,6 +196,8 @@ class _ImageRun:
         asked["intensity_range"] = parse_intensity_range(span) if span else None
         self.request = EncoderRequest(**asked)
         self.key = json.loads(canonical_json(request_key(self.request)))
+        shard = parse_shard(options.shard)
+        self.part = None if shard is None else self._part(shard)
         self.old = None if options.fresh or not options.output.exists() else self._open_old(options.output)
         self.other = None if options.reuse is None else self._open_reuse(options.reuse)
 
@@ -192,15 +234,9 @@ class _ImageRun:
 
     def run(self) -> dict[str, Any]:
         """Bring the store up to date; what the report says of it."""
-        assert self.manifest.files is not None
         # An unfinished run of other settings is refused before a model is loaded.
         journal = self._journal() if journal_folder(self.options.output).exists() else None
-        self.description = self._describe()
-        plan = RowPlan(self.manifest.ids, self.manifest.files)
-        if self.old is not None:
-            plan.take_unchanged(self.old, verify=self.verify, reporter=self.reporter)
-        if self.other is not None:
-            plan.take_equal(self.other, self.reporter)
+        plan = self._plan()
         pending = plan.pending()
         tally = Tally()
         if pending:
@@ -221,13 +257,58 @@ class _ImageRun:
             "device": self.encoder.device if self.encoder is not None else None,
         }
 
+    def run_part(self, started: float) -> EmbedReport:
+        """Make the rows of one shard; it has none where the old store has all but what had failed."""
+        assert self.part is not None
+        plan, tally = self._plan(), Tally()
+        unfinished: tuple[str, ...] = ()
+        if not self._failed_before(plan):
+            with Journal(self.options.output, self.part.shard.part) as journal:
+                tally = self._make(plan, journal)
+            tally.say(self.reporter)
+            failed = [file for file in plan.files if file.id in tally.failed]
+            unfinished = self.part.end([[*file[:4], tally.failed[file.id].reason] for file in failed])
+        return EmbedReport(
+            path=str(self.options.output),
+            rows=int((plan.source == DONE).sum()),
+            dim=next(made.dim for made in (self.encoder, self.old, self.other) if made is not None),
+            new=tally.encoded - len(tally.failed),
+            reused=0,
+            removed=0,
+            failed=tuple(tally.failed.values()),
+            max_failures=self.options.max_failures,
+            written=False,
+            seconds=time.monotonic() - started,
+            images_per_second=tally.encoded / tally.seconds if tally.seconds else None,
+            device=self.encoder.device if self.encoder is not None else None,
+            model=str(self.description.get("model")),
+            fingerprint=fingerprint(self.description),
+            content_sha256=None,
+            shard=str(self.part.shard),
+            unfinished=unfinished,
+        )
+
+    def _plan(self) -> RowPlan:
+        """What the stores that are there have of the rows, which of them are missing."""
+        assert self.manifest.files is not None
+        self.description = self._describe()
+        plan = RowPlan(self.manifest.ids, self.manifest.files)
+        if self.old is not None:
+            plan.take_unchanged(self.old, verify=self.verify, reporter=self.reporter)
+        if self.other is not None:
+            plan.take_equal(self.other, self.reporter)
+        return plan
+
+    def _part(self, shard: Shard) -> Part:
+        options = self.options
+        return Part(options.output, shard, self._journal_key(), self.stack, replace=options.fresh)
+
+    def _journal_key(self) -> dict[str, Any]:
+        return {"encoder": self.key}  # the type on disk plays no part in float32 rows
+
     def _journal(self) -> Journal:
         """The finished rows of an interrupted run; a journal that stays empty is removed again."""
-        output = self.options.output
-        log = journal_folder(output) / "rows.log"
-        if not (log.exists() and log.stat().st_size):
-            remove_journal(output)
-        key = {"encoder": self.key}  # the type on disk plays no part in float32 rows
+        output, key = self.options.output, self._journal_key()
         journal = self.stack.enter_context(Journal.open(output, key, replace=self.options.fresh))
         self.stack.callback(lambda: None if journal.rows else journal.discard())
         return journal
@@ -251,11 +332,15 @@ class _ImageRun:
             self.encoder = load_encoder(self.request, device=self.options.device, reporter=self.reporter)
         return self.encoder
 
+    def _failed_before(self, plan: RowPlan) -> bool:
+        """Whether nothing is missing but images that the old store couldn't use."""
+        failed = {row.id for row in self.old.failed} if self.old is not None else set()
+        return all(plan.files[row].id in failed for row in plan.pending())
+
     def _all_still_bad(self, plan: RowPlan, tally: Tally) -> bool:
         """Whether all that is missing had failed before and still doesn't decode: then no model is loaded."""
-        failed_before = {row.id for row in self.old.failed} if self.old is not None else set()
         pending = plan.pending()
-        if self.encoder is not None or not all(plan.files[row].id in failed_before for row in pending):
+        if self.encoder is not None or not self._failed_before(plan):
             return False
         ranged, workers = self.request.intensity_range is not None, parse_workers(self.options.workers)
         threads = 1 if workers is None else workers
@@ -272,16 +357,28 @@ class _ImageRun:
         # An equal request gave this before; the model that loads now may be another.
         require_same(self.options.output, self.description, encoder.description)
         size = parse_batch_size(self.options.batch_size) or encoder.batch_size
-        batches = [rows[start : start + size] for start in range(0, len(rows), size)]
-        plan.take_finished(journal, verify=self.verify)
+        batches: Sequence[list[int]] = [rows[start : start + size] for start in range(0, len(rows), size)]
+        what = "going on after an interrupted run"
+        known: dict[str, FailedRow] = {}
+        if self.part is not None:
+            shard, ids = self.part.shard, [plan.files[row].id for row in rows]
+            self.part.begin(digest_of([shard.count, size, ids]), self.reporter)
+            batches = shard.of(batches)
+            rows = [row for batch in batches for row in batch]
+        elif parts := read_parts(journal.folder):
+            what = f"joining {len(parts)} shards"
+            known = plan.take_failed(failed for said in parts.values() for failed in said.get("failed", ()))
+        plan.take_finished(journal, rows, verify=self.verify)
         if journal.damaged:
             self.reporter.warn(f"{journal.damaged:,} finished rows are damaged, and are embedded anew")
-        if resumed := len(rows) - len(plan.pending()):
-            self.reporter.note(f"going on after an interrupted run: {resumed:,} of {len(rows):,} are done")
+        if resumed := int((plan.source[rows] == DONE).sum()):
+            self.reporter.note(f"{what}: {resumed:,} of {len(rows):,} are done")
         workers = parse_workers(self.options.workers)
-        return make_features(
+        tally = make_features(
             plan, batches, encoder, journal, workers=workers, dtype=self.options.dtype, reporter=self.reporter
         )
+        tally.failed |= known
+        return tally
 
     def _write(self, plan: RowPlan, journal: Journal | None, tally: Tally) -> bool:
         """Write the store; False where it would hold what it already holds."""

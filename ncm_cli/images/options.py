@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ncm_cli.errors import UsageError, listing, unknown
 from ncm_cli.options import argument, given_flags, option, parse_device
+
+T = TypeVar("T")
 
 
 class Augmentation(NamedTuple):
@@ -88,7 +90,7 @@ _array = partial(option, group="Features made elsewhere")
 
 FOR_IMAGES = (
     "model", "pretrained", "precision", "random_init", "augment", "intensity_range", "layout", "root",
-    "reuse",
+    "reuse", "shard",
 )  # fmt: skip
 """Options that mean nothing when no image is read."""
 
@@ -107,6 +109,46 @@ parse_batch_size = partial(_parse_auto, least=1, what="--batch-size")
 
 parse_workers = partial(_parse_auto, least=0, what="--workers")
 """Threads that read images; None for ``auto``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """Part ``index`` of ``count``, from 0."""
+
+    index: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    @property
+    def part(self) -> str:
+        """Its name in those of files."""
+        return f"{self.index}-of-{self.count}"
+
+    def of(self, batches: Sequence[T]) -> Sequence[T]:
+        """Its share of a run's batches: neighbours, whose files are likely to lie together."""
+        start, stop = (len(batches) * index // self.count for index in (self.index, self.index + 1))
+        return batches[start:stop]
+
+
+def parse_shard(text: str | None) -> Shard | None:
+    """The part ``I/N`` of a run; None for the whole, also where N is 1."""
+    if text is None:
+        return None
+    index, slash, count = text.partition("/")
+    numbers = [int(part) for part in (index, count) if part.isascii() and part.isdecimal()]
+    if not slash or len(numbers) < 2 or numbers[0] >= numbers[1]:
+        last = (
+            f": 0/{numbers[1]} to {numbers[1] - 1}/{numbers[1]}" if len(numbers) == 2 and numbers[1] else ""
+        )
+        raise UsageError(
+            "a shard that can't be read",
+            where=f"--shard {text}",
+            expected=f"I/N, with I from 0 to N-1{last}",
+            fix="--shard $SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT in a job array with --array=0-7",
+        )
+    return Shard(*numbers) if numbers[1] > 1 else None
 
 
 def parse_layout(text: str) -> tuple[str, ...]:
@@ -225,6 +267,12 @@ class EmbedOptions:
     batch_size: str = _run("auto", help="Images at once.", parse=parse_batch_size)
     workers: str = _run(
         "auto", help="Threads that read images; 0 reads between batches.", parse=parse_workers
+    )
+    shard: str | None = _run(
+        None,
+        help="Make part I of N alone, from 0/N on: for job arrays. The last to end joins all parts.",
+        metavar="I/N",
+        parse=parse_shard,
     )
     max_failures: int = _run(0, least=0, help="Images that may fail before the exit code is 5.")
     reuse: Path | None = _run(

@@ -48,8 +48,9 @@ MOSTLY = 0.9
 NEARLY = 16
 """Levels of 256 next to black or white: 12 bits taken for 16 have no others."""
 
-NEW, OLD, OTHER, DONE = 0, 1, 2, 3
-"""Where a row's features come from: nowhere yet, the existing output, ``--reuse``, this run or one before."""
+NEW, OLD, OTHER, DONE, FAILED = 0, 1, 2, 3, 4
+"""Where a row's features come from: nowhere yet, the existing output, ``--reuse``, this run or one before;
+or that there are none, since a finished shard found that its image can't be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +142,8 @@ def encode_batches(
 class RowPlan:
     """Where each of the N rows of a manifest comes from, and its file, as the features belong to it.
 
-    ``source`` int8 (N,) is `NEW`, `OLD`, `OTHER` or `DONE`; ``position`` int64 (N,) the row within that
-    store, −1 for `DONE`, whose rows are found by id. A file's digest is blank where it isn't known yet.
+    ``source`` int8 (N,) is `NEW`, `OLD`, `OTHER`, `DONE` or `FAILED`; ``position`` int64 (N,) the row within
+    that store, −1 for `DONE`, whose rows are found by id. A file's digest is blank where it isn't known yet.
     """
 
     def __init__(self, ids: Sequence[str], files: Files) -> None:
@@ -221,15 +222,28 @@ class RowPlan:
                     self.take(row, OTHER, at, digest)
                 task.advance()
 
-    def take_finished(self, journal: Journal, *, verify: bool) -> None:
-        """Take what an interrupted run has finished, as far as the files are still the same."""
-        for row in self.pending() if journal.rows else ():
+    def take_finished(self, journal: Journal, rows: Sequence[int], *, verify: bool) -> None:
+        """Take what an interrupted run has finished of ``rows``, as far as the files are still the same."""
+        for row in rows if journal.rows else ():
             found = journal.lookup(self.files[row].id)
             if found is None:
                 continue
             same = not verify and found[:4] == self.files[row][:4]
             if same or self.digest(row) == found.sha256:
                 self.take(row, DONE, -1, found.sha256)
+
+    def take_failed(self, told: Iterable[Sequence[Any]]) -> dict[str, FailedRow]:
+        """The pending rows that finished shards ``told`` of, as far as the files are still the same, by id.
+
+        Each is told as id, path, size, time and reason.
+        """
+        rows = {self.files[row].id: row for row in self.pending()}
+        failed = {}
+        for id, path, size, mtime_ns, reason in told:
+            if (row := rows.get(id)) is not None and self.files[row][:4] == (id, path, size, mtime_ns):
+                self.source[row] = FAILED
+                failed[id] = FailedRow(id, printable(path), reason)
+        return failed
 
 
 @dataclass

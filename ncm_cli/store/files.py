@@ -278,12 +278,16 @@ def holds(output: Path | str) -> bool:
     return (os.getpid(), str(lock_path(os.path.realpath(output)))) in _ours
 
 
+class BusyError(InputError):
+    """Another process is writing an output."""
+
+
 @contextlib.contextmanager
-def writer_lock(output: Path | str) -> Iterator[None]:
+def writer_lock(output: Path | str, *, wait: float | None = None) -> Iterator[None]:
     """Hold the right to write ``output`` while the block runs.
 
-    Raises `InputError`, naming process and host, when another process has it. The lock of a process that is
-    no more is taken over.
+    Raises `BusyError`, naming process and host, when another process has it for longer than ``wait`` seconds
+    (None: as long as it takes to change hands). The lock of a process that is no more is taken over.
     """
     path, pid = lock_path(_writable_target(Path(output))), os.getpid()
     since = time.strftime("%Y-%m-%d %H:%M:%S %z")
@@ -293,7 +297,7 @@ def writer_lock(output: Path | str) -> Iterator[None]:
         raise _refused(path, output, first)
     try:
         with full_disk_is_an_input_error(path):
-            descriptor = _acquire(path, output, me)
+            descriptor = _acquire(path, output, me, _TRY_SECONDS if wait is None else wait)
         try:
             yield
         finally:
@@ -304,9 +308,9 @@ def writer_lock(output: Path | str) -> Iterator[None]:
         del _ours[pid, str(path)]
 
 
-def _acquire(path: Path, output: Path | str, me: dict[str, Any]) -> int:
+def _acquire(path: Path, output: Path | str, me: dict[str, Any], wait: float) -> int:
     """A descriptor of the lock file, which says ``me`` now."""
-    deadline = time.monotonic() + _TRY_SECONDS
+    deadline = time.monotonic() + wait
     while True:
         try:
             descriptor, created = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True
@@ -384,8 +388,8 @@ def _holder(descriptor: int) -> dict[str, Any] | None:
         return None
 
 
-def _refused(path: Path, output: Path | str, holder: dict[str, Any] | None) -> InputError:
+def _refused(path: Path, output: Path | str, holder: dict[str, Any] | None) -> BusyError:
     here = holder is not None and holder["host"] == socket.gethostname()
     who = "process {pid} on host {host}, since {since}".format(**holder) if holder else "another process"
     fix = "wait for it, or stop it" if here else f"wait for it; if it is no more, delete {path}"
-    return InputError("another process is writing this output", where=output, found=who, fix=fix)
+    return BusyError("another process is writing this output", where=output, found=who, fix=fix)

@@ -8,6 +8,10 @@ The folder ``.NAME.partial`` beside the output ``NAME`` holds ``journal.json`` (
 
 A process killed at any moment leaves at most one row half-written, at the end; it is dropped when the journal
 is opened again, and so is any row whose bytes have changed since, which is counted: they are made anew.
+
+Processes that share one output's rows have a log each, ``rows.I-of-N.log``, and say in ``I-of-N.json`` what
+they share and whether they are done; each reads the rows of all. The folder and its key are made, compared
+and deleted under the output's writer lock, a log is written under its own.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ import numpy as np
 from ncm_cli import __version__
 from ncm_cli.errors import InputError, MismatchError, listing
 from ncm_cli.store.digests import canonical_json, damaged, differing_fields
-from ncm_cli.store.files import full_disk_is_an_input_error, sync_folder
+from ncm_cli.store.files import BusyError, full_disk_is_an_input_error, sync_folder, writer_lock
 from ncm_cli.store.results import read_document, write_document
 
 FORMAT = "ncm-journal"
@@ -70,10 +74,82 @@ def remove_journal(output: Path | str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-class Journal(contextlib.AbstractContextManager["Journal"]):
-    """Durable rows of one output, images or chunks. The caller holds the output's writer lock.
+def log_path(output: Path | str, part: str = "") -> Path:
+    """Where the rows of a journal are, or those of one part of it, ``I-of-N``."""
+    return journal_folder(output) / (f"rows.{part}.log" if part else "rows.log")
 
-    Memory: about 200 bytes a row; what is in them stays on disk.
+
+def part_path(output: Path | str, part: str) -> Path:
+    """Where a part says what it is."""
+    return journal_folder(output) / f"{part}.json"
+
+
+def write_part(output: Path | str, part: str, **facts: Any) -> None:
+    """Say what a part is of (``plan``), whether it is ``done``, and which images ``failed``, if it is."""
+    write_document(part_path(output, part), FORMAT, VERSION, facts)
+
+
+def read_parts(folder: Path) -> dict[str, dict[str, Any]]:
+    """What each part of the journal in a folder said last, by its name."""
+    found = {path.stem: path for path in sorted(folder.glob("*-of-*.json"))}
+    return {part: read_document(path, FORMAT, VERSION, what="a part") for part, path in found.items()}
+
+
+def refuse_busy_parts(output: Path | str, parts: Iterable[str] | None = None) -> None:
+    """A `BusyError` if one of the parts (None: any) is being written by now.
+
+    The caller holds the output's writer lock, without which no part is begun.
+    """
+    logs = _logs(journal_folder(output)) if parts is None else [log_path(output, part) for part in parts]
+    for log in logs:
+        if log.name != "rows.log":
+            with writer_lock(log, wait=0):
+                pass
+
+
+def _logs(folder: Path) -> list[Path]:
+    return sorted(folder.glob("rows*.log"))
+
+
+def prepare(output: Path | str, key: Mapping[str, Any], *, replace: bool = False) -> bool:
+    """Make the folder of a journal, with its key, where there is none.
+
+    ``key`` is JSON that says everything the rows depend on. Where it differs from that of the rows already
+    there, or theirs can't be read, they are deleted with ``replace``; without it, raises `MismatchError`
+    naming the fields, or `InputError`. Rows that are being written are never deleted. Returns whether some
+    were.
+    """
+    folder, had_rows = journal_folder(output), False
+    facts = folder / "journal.json"
+    ours = json.loads(canonical_json(dict(key)))
+    with full_disk_is_an_input_error(folder):
+        if facts.exists():
+            try:
+                _require_same_key(folder, ours)
+            except (InputError, MismatchError) as error:
+                had_rows = any(log.stat().st_size for log in _logs(folder))
+                if had_rows and not replace:
+                    raise
+                try:
+                    refuse_busy_parts(output)
+                except BusyError:
+                    raise error from None
+                remove_journal(output)
+        if not facts.exists():
+            # Rows without a key can't be trusted to be of this run.
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            body = {"ncm_version": __version__, "output": Path(output).name, "key": ours}
+            write_document(facts, FORMAT, VERSION, body)
+            sync_folder(folder.parent)
+    return had_rows
+
+
+class Journal(contextlib.AbstractContextManager["Journal"]):
+    """Durable rows of one output, images or chunks. The caller holds the writer lock of the output.
+
+    With ``part`` rows are added to the log of that part, whose lock is enough. Memory: about 250 bytes a
+    row; what is in them stays on disk.
 
     Attributes
     ----------
@@ -87,55 +163,38 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         Whether rows of a run with another key were found, and deleted.
     """
 
-    def __init__(self, output: Path | str) -> None:
+    def __init__(self, output: Path | str, part: str = "") -> None:
         self.output, self.folder = output, journal_folder(output)
         self.replaced = False
-        self._offsets: dict[str, int] = {}
+        self._places: dict[str, tuple[BinaryIO, int]] = {}
         self.rows = self.damaged = self._end = 0
         self.dim: int | None = None
         self._synced = time.monotonic()
-        self._log: BinaryIO = (self.folder / "rows.log").open("a+b", buffering=0)
+        own = log_path(output, part)
+        self._log: BinaryIO = own.open("a+b", buffering=0)
+        self._open = contextlib.ExitStack()
+        self._open.callback(self._log.close)
         try:
-            for offset, end, found in _scan(self.folder / "rows.log"):
-                if found is None:
-                    self.damaged += 1
-                    continue
-                self._offsets[found[0][0]] = offset
-                self.rows, self.dim, self._end = self.rows + 1, _width(found), end
+            for path in (*(log for log in _logs(self.folder) if log != own), own):
+                log = self._log if path == own else self._open.enter_context(path.open("rb", buffering=0))
+                for offset, end, found in _scan(path):
+                    if found is None:
+                        self.damaged += 1
+                        continue
+                    self._places[found[0][0]] = (log, offset)
+                    self.rows, self.dim = self.rows + 1, _width(found)
+                    self._end = end if path == own else 0
             self._log.truncate(self._end)
         except BaseException:
-            self._log.close()
+            self._open.close()
             raise
 
     @classmethod
     def open(cls, output: Path | str, key: Mapping[str, Any], *, replace: bool = False) -> Journal:
-        """The journal of ``output``, made if there is none.
-
-        ``key`` is JSON that says everything the rows depend on. Where it differs from that of the rows
-        already there, or theirs can't be read, they are deleted with ``replace``; without it, raises
-        `MismatchError` naming the fields, or `InputError`.
-        """
-        folder, found = journal_folder(output), False
-        facts = folder / "journal.json"
-        ours = json.loads(canonical_json(dict(key)))
-        with full_disk_is_an_input_error(folder):
-            if facts.exists():
-                try:
-                    _require_same_key(folder, ours)
-                except (InputError, MismatchError):
-                    if not replace:
-                        raise
-                    found = (folder / "rows.log").exists()
-                    remove_journal(output)
-            if not facts.exists():
-                # Rows without a key can't be trusted to be of this run.
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(parents=True)
-                body = {"ncm_version": __version__, "output": Path(output).name, "key": ours}
-                write_document(facts, FORMAT, VERSION, body)
-                sync_folder(folder.parent)
-            journal = cls(output)
-        journal.replaced = found
+        """The journal of ``output``, made if there is none; see `prepare`."""
+        replaced = prepare(output, key, replace=replace)
+        journal = cls(output)
+        journal.replaced = replaced
         return journal
 
     def append(self, rows: Sequence[ImageFile], features: np.ndarray) -> None:
@@ -155,7 +214,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
     def lookup(self, id: str) -> ImageFile | None:
         """The finished image of that id (the last one, if it was finished twice), or None."""
-        return ImageFile(*self._read(id)[0]) if id in self._offsets else None
+        return ImageFile(*self._read(id)[0]) if id in self._places else None
 
     def take(self, ids: Sequence[str]) -> np.ndarray:
         """float32 (n, d): the features of ``ids``, in that order.
@@ -176,7 +235,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
     def get(self, id: str) -> dict[str, np.ndarray] | None:
         """The arrays of the finished chunk of that id, or None."""
-        if id not in self._offsets:
+        if id not in self._places:
             return None
         with np.load(io.BytesIO(self._read(id)[1]), allow_pickle=False) as found:
             return dict(found)
@@ -193,12 +252,12 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             self._log.truncate(self._end)
             raise
         for found, raw in made:
-            self._offsets[found[0][0]] = self._end
+            self._places[found[0][0]] = (self._log, self._end)
             self.rows, self.dim, self._end = self.rows + 1, _width(found), self._end + len(raw)
 
     def _read(self, id: str) -> Record:
-        offset = self._offsets[id]
-        found, _ = _read_record(self._log, offset, self._end)
+        log, offset = self._places[id]
+        found, _ = _read_record(log, offset, os.fstat(log.fileno()).st_size)
         if found is None:
             raise damaged(self.folder, f"a row at byte {offset:,} that was whole a while ago")
         return found
@@ -211,7 +270,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
     def discard(self) -> None:
         """Delete the journal, once its rows are safe elsewhere or no longer wanted."""
-        self._log.close()
+        self._open.close()
         remove_journal(self.output)
 
     def close(self) -> None:
@@ -220,20 +279,33 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             try:
                 self.sync()
             finally:
-                self._log.close()
+                self._open.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """What the journal in a folder says of itself, with its ``rows``, ``dim`` and ``damaged`` rows."""
+    """What the journal in a folder says of itself, with its ``rows``, ``dim`` and ``damaged`` rows.
+
+    ``shards`` has the rows of each part that was begun, the images that failed, and whether it is done.
+    """
     facts = _read_facts(folder)
     held: dict[str, Any] = {"rows": 0, "dim": None, "damaged": 0}
-    for _, _, found in _scan(folder / "rows.log"):
-        held["damaged" if found is None else "rows"] += 1
-        held["dim"] = held["dim"] if found is None else _width(found)
-    return {**facts, **held}
+    parts, shards = read_parts(folder), {}
+    for path in _logs(folder):
+        rows = 0
+        for _, _, found in _scan(path):
+            rows += found is not None
+            held["damaged"] += found is None
+            held["dim"] = held["dim"] if found is None else _width(found)
+        held["rows"] += rows
+        if part := path.name[len("rows.") : -len(".log")]:
+            said = parts.get(part, {})
+            shards[part.replace("-of-", "/")] = {
+                "rows": rows, "failed": len(said.get("failed", ())), "done": said.get("done", False)
+            }  # fmt: skip
+    return {**facts, **held, "shards": shards}
 
 
 def _read_facts(folder: Path) -> dict[str, Any]:
