@@ -191,7 +191,9 @@ def choose_device(asked: str, precision: str, reporter: Reporter) -> str:
             found=f"{count} CUDA devices",
             fix="--device cpu, or --device auto to take CUDA only where there is some",
         )
-    device = "cpu" if asked == "cpu" or count == 0 else f"cuda:{int(index or 0)}"
+    # Of the processes that torchrun starts on a machine each takes a device of its own.
+    index = index or str(int(os.environ.get("LOCAL_RANK") or 0) % max(count, 1))
+    device = "cpu" if asked == "cpu" or count == 0 else f"cuda:{int(index)}"
     if device == "cpu" and precision == "fp16":
         what = "--precision fp16 needs CUDA, and the device is the CPU"
         raise InputError(what, fix="--precision bf16, or fp32")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from ncm_cli.errors import InputError, MismatchError, UsageError
 from ncm_cli.images.options import Shard, parse_shard
+from ncm_cli.images.shards import of_rank
 from ncm_cli.main import run
 from ncm_cli.store.journal import journal_folder
 
@@ -211,3 +213,33 @@ def test_torchrun_goes_on_where_a_killed_rank_stopped(make_pictures: Any, conten
     assert json.loads(second.stdout)["rows"] == 57  # of two ranks, one speaks
     assert contents(pictures.output) == contents(pictures.folder / "one.h5")
     assert [path.name for path in pictures.folder.glob(".*")] == []
+
+
+@pytest.mark.slow  # loads torch
+def test_each_rank_of_a_machine_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ncm_cli.images.network import choose_device
+    from ncm_cli.progress import SILENT
+
+    for name, value in (("is_available", True), ("device_count", 2), ("get_device_name", "X")):
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda *_, value=value: value)
+    assert choose_device("auto", "fp32", SILENT) == "cuda:0"
+    for rank, device in (("0", "cuda:0"), ("1", "cuda:1"), ("2", "cuda:0")):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert choose_device("auto", "fp32", SILENT) == choose_device("cuda", "fp32", SILENT) == device
+        assert choose_device("cuda:1", "fp32", SILENT) == "cuda:1"
+        assert choose_device("cpu", "fp32", SILENT) == "cpu"
+
+
+def test_a_process_of_torchrun_has_the_shard_of_its_rank(
+    make_pictures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = make_pictures(1).options()
+    assert of_rank(options) is options
+    for name, value in (("RANK", "3"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")):
+        assert of_rank(options) is options  # others set one or two of these for ends of their own
+        monkeypatch.setenv(name, value)
+    assert of_rank(options).shard == "3/8"
+    asked = dataclasses.replace(options, shard="1/2")
+    assert of_rank(asked) is asked
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert of_rank(options) is options
