@@ -11,6 +11,7 @@ import base64
 import contextlib
 import dataclasses
 import hashlib
+import html
 import os
 import re
 import shlex
@@ -60,6 +61,9 @@ TILES = 24
 """Pictures of a gallery; one with a filter has `OF_EACH` of every group as well, up to `MOST`."""
 OF_EACH, MOST = 6, 72
 
+WIDE = 60
+"""Characters of a shell line after which the next option has a line of its own."""
+
 MATRIX = 20
 """Classes up to which the confusion matrix is drawn; of more, the most frequent confusions are listed."""
 
@@ -98,7 +102,7 @@ class Located:
 
 
 class Files(contextlib.ExitStack):
-    """Finds files by what was recorded of them: among those given, where they were, or moved along."""
+    """Finds files by what was recorded of them: among those given, moved along, or where they were."""
 
     _KINDS: Mapping[str, tuple[Any, str, str]] = {
         "probe": (read_probe, "sha256", "probe"),
@@ -125,7 +129,7 @@ class Files(contextlib.ExitStack):
         key = (kind, digest or path)
         if key not in self._known:
             moved = [now.parent / os.path.relpath(path, Path(was).parent)] if was else []
-            self._known[key] = self._find(kind, Path(path), [*self._given[kind], Path(path), *moved], digest)
+            self._known[key] = self._find(kind, Path(path), [*self._given[kind], *moved, Path(path)], digest)
         return self._known[key]
 
     def _find(self, kind: str, path: Path, candidates: list[Path], digest: str | None) -> Located:
@@ -164,8 +168,9 @@ class Answers:
     @classmethod
     def of(cls, probe: Probe, store: FeatureStore, body: Mapping[str, Any]) -> Answers:
         """On the rows that an eval's result is of."""
-        target = read_target(store, body["target"], probe.classes or None)
-        known = categories_of(store.column(body["target"])).codes >= 0
+        name = body.get("target") or probe.target
+        target = read_target(store, name, probe.classes or None)
+        known = categories_of(store.column(name)).codes >= 0
         rows = np.flatnonzero(store.mask(body.get("where")) & known & target.known)
         scores = np.concatenate([logits(probe, features) for _, features in store.blocks(rows)])
         truth = target.y[rows]
@@ -211,20 +216,44 @@ def _context(
     context: dict[str, Any] = {}
     for name in ("rank", "pairs", "bound", "results", "known"):
         if made.get(name) or drawn.get(name):
-            context[name] = {"figures": drawn.get(name, []), "tables": made.get(name, [])}
+            context[name] = {"figures": drawn.get(name, []), "tables": made.get(name, []), "lead": ""}
     context["made"] = _made(subject, sources, files)
-    run = next(iter(sources.runs), None)
-    recipe = ((run.body.get("provenance") or {}).get("recipe") or {}).get("name") if run else None
-    context["head"] = _head(subject, rival, evals, sources)
-    context["title"] = recipe or (subject and f"{_name(subject)} on {subject.where}") or "Results"
+    recipes = [(found.body.get("provenance") or {}).get("recipe") or {} for found in sources.runs]
+    names = [recipe["name"] for recipe in recipes if recipe.get("name")]
+    context["title"] = ", ".join(names) or (f"{_name(subject)} on {subject.where}" if subject else "Results")
+    context["head"] = {"lead": "", "cards": [], "verdict": None, "notes": []}
+    shown_groups = drawn.get("groups", [])
     if subject is not None:
-        context |= _looked_at(subject, rival, sources, files, drawn.get("groups", []))
-    elif drawn.get("groups"):
-        context["groups"] = {"figures": drawn["groups"], "table": None}
-    for name in ("rank", "pairs"):
-        if name in context:
-            context[name] |= {"lead": "", "missing": ""}
+        own = next((one for one in sources.probes if _is_of(subject, one)), None)
+        context["head"] = _head(subject, rival, evals, own.body if own else {})
+        if own is not None and "rank" in context:
+            context["rank"]["lead"] = _choice(own.body)
+        shown_groups = [one for one in shown_groups if one["caption"].startswith(f"{subject.where} (")]
+        context |= _looked_at(subject, rival, sources, files)
+    if shown_groups or context.get("groups"):
+        context["groups"] = {"table": None, **context.get("groups", {}), "figures": shown_groups}
     return context
+
+
+def _is_of(found: Found, probe: Found) -> bool:
+    """Whether an evaluation is of a probe."""
+    known = probe.facts.seeded.get("fit probe")
+    return known is not None and known.digest == (found.body.get("probe") or {}).get("sha256")
+
+
+def _choice(meta: Mapping[str, Any]) -> str:
+    """How a probe's rank was chosen, in a sentence."""
+    selection = meta.get("selection") or {}
+    path, rule = selection.get("path") or [], selection.get("rule")
+    if len(path) < 2:
+        return ""
+    chosen = path[selection["chosen"]]
+    how = "the least sum of validation error and flip rate" if rule == "bound" else f"by {rule}"
+    mark = f"{ORACLE}: " * bool(selection.get("oracle"))
+    return (
+        f"{mark}Of {len(path):,} candidates of rank {path[0]['rank']} to {path[-1]['rank']}, "
+        f"rank {chosen['rank']} with weight decay {chosen['weight_decay']:g} was chosen: {how}."
+    )
 
 
 def _section(title: str) -> str:
@@ -283,16 +312,17 @@ def _rival(subject: Found, evals: Sequence[Found]) -> Found | None:
 
 
 def _head(
-    subject: Found | None, rival: Found | None, evals: Sequence[Line], sources: Sources
+    subject: Found, rival: Found | None, evals: Sequence[Line], meta: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The numbers that everybody asks for first, with their marks, and the verdict on the pairs."""
-    if subject is None:
-        return {"lead": "", "cards": [], "verdict": None, "notes": []}
-    line, other = (next((own for own in evals if one in own.found), None) for one in (subject, rival))
-    assert line is not None
+    """The numbers that everybody asks for first, with their marks, and the verdict on the pairs.
+
+    ``meta`` is the probe's; empty where that isn't known.
+    """
+    line = next(own for own in evals if subject in own.found)
+    other = next((own for own in evals if rival in own.found), None)
     names = ("accuracy", "worst_group") if subject.body.get("task") != "regression" else ("mse", "r2")
     wheres = list(dict.fromkeys(one.where for one in line.found))
-    cards, notes = [], []
+    cards = []
     for where in sorted(wheres, key=lambda where: where == subject.where):
         bodies = [one.body for one in line.found if one.where == where]
         seen = [part for part in SEEN if any((body.get("overlap") or {}).get(part) for body in bodies)]
@@ -307,24 +337,16 @@ def _head(
             card |= {"value": mean, "spread": text.removeprefix(mean).strip()}
             card["against"] = f"{other.label} {theirs.mean:.3f}" if other and theirs else ""
             cards.append(card)
-    probe = subject.body.get("probe") or {}
-    own = next(
-        (
-            one
-            for one in sources.probes
-            if one.facts.seeded.get("fit probe") is not None
-            and one.facts.seeded["fit probe"].digest == probe.get("sha256")
-        ),
-        None,
-    )
-    selection = (own.body.get("selection") if own else None) or {}
-    notes += [f"{ORACLE}: chosen by looking at the test rows"] * line.oracle
-    notes += [*((own.body.get("flags") or []) if own else []), *(subject.body.get("warnings") or [])]
-    repeated = f", mean ± standard deviation over {len(line.found) // len(wheres)} seeds"
-    lead = f"{line.label}, rank {probe.get('rank')} chosen by {line.selection or 'hand'}"
+    notes = [f"{ORACLE}: chosen by looking at the test rows"] * line.oracle
+    notes += [*(meta.get("flags") or []), *(subject.body.get("warnings") or [])]
+    probe, repeated = subject.body.get("probe") or {}, len(line.found) // len(wheres)
+    lead = f"{line.label}, rank {probe.get('rank', 'unknown')}"
+    lead += f" chosen by {line.selection}" if line.rule else ""
     lead += f"; {subject.body.get('n', 0):,} rows of {subject.where}"
-    lead += repeated if len(line.found) > len(wheres) else ""
-    return {"lead": lead, "cards": cards, "verdict": selection.get("verdict"), "notes": notes}
+    if repeated > 1:
+        lead += f"; mean ± standard deviation over {repeated} seeds, what follows is of {subject.path}"
+    verdict = (meta.get("selection") or {}).get("verdict")
+    return {"lead": lead, "cards": cards, "verdict": verdict, "notes": notes}
 
 
 def _spread(bodies: Sequence[Mapping[str, Any]], name: str) -> Spread | None:
@@ -333,27 +355,46 @@ def _spread(bodies: Sequence[Mapping[str, Any]], name: str) -> Spread | None:
     return spread([number_of(body, name) for body in found], interval)
 
 
-def _looked_at(
-    subject: Found, rival: Found | None, sources: Sources, files: Files, drawn: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _looked_at(subject: Found, rival: Found | None, sources: Sources, files: Files) -> dict[str, Any]:
     """The sections that need rows: groups, errors, what is fixed and broken, confusion."""
-    context: dict[str, Any] = {"groups": {"figures": drawn, "table": _group_table(subject, rival)}}
+    context: dict[str, Any] = {}
+    if table := _group_table(subject, rival):
+        context["groups"] = {"table": table}
     own = _answers(subject, files)
     if isinstance(own, str):
         return context | {"errors": {"missing": f"No pictures: {own}."}}
-    groups = make_groups(
-        own.store, (subject.body.get("options") or {}).get("groups") or subject.body["target"]
-    )
+    asked = (subject.body.get("options") or {}).get("groups")
+    groups = make_groups(own.store, asked or (own.probe.target if own.probe.classes else ""))
     look = _Look(own, groups, Pictures())
     context["errors"] = look.errors(subject)
     if own.probe.classes:
         context["confusion"] = _confusion(own)
-        theirs = _answers(rival, files) if rival else None
+        name, theirs = _other(subject, rival, own, sources, files)
         if isinstance(theirs, str):
-            context["versus"] = {"missing": f"Nothing to compare with: {theirs}."}
-        elif theirs is not None and rival is not None and theirs.probe.classes == own.probe.classes:
-            context["versus"] = look.versus(theirs, _name(rival))
+            context["versus"] = {"missing": f"Nothing to compare with: {theirs}."} if theirs else None
+        elif theirs.probe.classes == own.probe.classes:
+            context["versus"] = look.versus(theirs, name)
     return context
+
+
+def _other(
+    subject: Found, rival: Found | None, own: Answers, sources: Sources, files: Files
+) -> tuple[str, Answers | str]:
+    """Another probe's name and answers on the same rows, or why there are none; "" where none is named.
+
+    It is the rival evaluation's, else what the subject was compared with, else one among the sources.
+    """
+    if rival is not None:
+        return _name(rival), _answers(rival, files)
+    compared = (subject.body.get("options") or {}).get("compare")
+    known = [{"path": compared}] if compared else []
+    known += [{"path": str(one.path)} for one in sources.probes if not _is_of(subject, one)]
+    found = [files.find("probe", one, subject.path, _written(subject.body)) for one in known]
+    for one in found:
+        if one.made is not None and one.made.fingerprint == own.probe.fingerprint:
+            name = str(one.made.meta.get("method") or one.path.stem)
+            return name, Answers.of(one.made, own.store, subject.body)
+    return "", next((one.why for one in found if compared), "")
 
 
 def _answers(found: Found, files: Files) -> Answers | str:
@@ -364,7 +405,10 @@ def _answers(found: Found, files: Files) -> Answers | str:
     for one in (probe, store):
         if one.made is None:
             return one.why
-    return Answers.of(probe.made, store.made, found.body)
+    try:
+        return Answers.of(probe.made, store.made, found.body)
+    except NcmError as error:  # a result of another version or program
+        return f"{error.what} ({error.found})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -412,7 +456,8 @@ class _Look:
         parts = {}
         for part, mask, wrong in (("fixed", hits & ~others, theirs), ("broken", others & ~hits, own)):
             ranked = np.flatnonzero(mask)[np.argsort(-wrong.sure[mask], kind="stable")]
-            title = f"{part.capitalize()}: {len(ranked):,} rows"
+            right = f"only {name} gets right" if part == "broken" else f"{name} gets wrong"
+            title = f"{part.capitalize()}: {len(ranked):,} rows that {right}"
             parts[part] = {"title": title} | self.gallery(self.some(ranked, 12, 3), wrong, ranked)
         return {"lead": lead, "missing": "", **parts}
 
@@ -427,8 +472,9 @@ class _Look:
         return ranked[(np.arange(len(ranked)) < first) | (place < of_each)][:MOST]
 
     def group(self, ranked: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The group of each row in the first crossing."""
-        return self.groups.codes[self.own.rows[ranked], 0]
+        """The group of each row in the first crossing; −1 where it is in none."""
+        codes = self.groups.codes[self.own.rows[ranked]]
+        return codes[:, 0] if codes.shape[1] else np.full(len(ranked), -1, dtype=np.int64)
 
     def gallery(
         self, chosen: NDArray[np.int64], answers: Answers, every: NDArray[np.int64] | None = None
@@ -526,58 +572,58 @@ def _confusion(own: Answers) -> dict[str, Any]:
     return {"table": shown(Table(title, ("true", "predicted", "rows", "share of the class"), cells, 2))}
 
 
-def _made(subject: Found | None, sources: Sources, files: Files) -> dict[str, Any] | None:
+def _made(subject: Found | None, sources: Sources, files: Files) -> dict[str, Any]:
     """The commands of the subject's files, versions, and the digest of each file."""
-    steps: list[tuple[str, Mapping[str, Any]]] = []
-    if subject is not None:
-        was = _written(subject.body)
-        store = files.find("features", subject.body.get("features"), subject.path, was)
-        probe = files.find("probe", subject.body.get("probe"), subject.path, was)
-        steps += [("embed", store.made.options)] if store.made else []
-        if probe.made:
-            known = (probe.made.meta.get("data") or {}).get("pairs")
-            pairs = files.find("pairs", known, probe.path, _written(probe.made.meta))
-            steps += [("pairs", pairs.made.options)] if pairs.made else []
-            steps += [("fit", probe.made.meta.get("options") or {})]
-        steps += [("eval", subject.body.get("options") or {})]
-    lines = [shlex.join(["ncm", kind, *command_words(options_of(kind), given)]) for kind, given in steps]
-    versions: dict[str, Any] = {"ncm": __version__}
+    versions: dict[str, Any] = {"ncm": subject.body.get("ncm_version") if subject else __version__}
     for run in sources.runs:
         versions |= (run.body.get("provenance") or {}).get("versions") or {}
     listed = [[Cell(name), Cell(str(value))] for name, value in versions.items() if value]
-    every = [
-        *(
-            (found.path, found.body.get("kind"), found.body)
-            for kind in ("evals", "bounds", "sweeps", "runs")
-            for found in getattr(sources, kind)
-        ),
-        *(
-            (one.path, "probe", {"content_sha256": one.facts.seeded["fit probe"].digest, **one.body})
-            for one in sources.probes
-        ),
-        *(
-            (path, "pairs", {"content_sha256": store.content_sha256, "created": store.created})
-            for path, store in sources.pairs
-        ),
-    ]
-    rows = [
-        [
-            Cell(str(path)),
-            Cell(str(kind)),
-            Cell(str(body.get("created") or "")),
-            Cell(str(body.get("content_sha256") or "")),
-        ]
-        for path, kind, body in every
-    ]
-    made = [Table("Versions", ("package", "version"), listed, 2)]
-    made.append(
-        Table("Files, with the digest of their contents", ("file", "kind", "made", "SHA-256"), rows, 4)
-    )
-    return {"lines": lines, "tables": [shown(table) for table in made if table.rows]}
+    results = [*sources.evals, *sources.bounds, *sources.sweeps, *sources.runs]
+    every = [(one.path, one.body.get("kind"), one.body.get("content_sha256")) for one in results]
+    every += [(one.path, "probe", one.facts.seeded["fit probe"].digest) for one in sources.probes]
+    every += [(path, "pairs", store.content_sha256) for path, store in sources.pairs]
+    rows = [[Cell(str(part or "")) for part in one] for one in every]
+    title = "Files, with the digest of their contents"
+    made = [shown(Table("Versions", ("package", "version"), listed, 2))]
+    made.append(shown(Table(title, ("file", "kind", "SHA-256"), rows, 3), code=(0, 2)))
+    return {"lines": _shell_lines(subject, files) if subject else [], "tables": made}
 
 
-def shown(table: Table) -> dict[str, Any]:
-    """A table for the template: of each cell its text, its interval, whether it is bold, what it sorts by."""
+def _shell_lines(subject: Found, files: Files) -> list[str]:
+    """The commands that made the subject, from the folder of its run if it is of one; as far as is known."""
+    was, now, run = _written(subject.body) or "", subject.path.absolute(), subject.facts.run
+    store = files.find("features", subject.body.get("features"), subject.path, was)
+    probe = files.find("probe", subject.body.get("probe"), subject.path, was)
+    meta = probe.made.meta if probe.made else {}
+    pairs = files.find("pairs", (meta.get("data") or {}).get("pairs"), probe.path, _written(meta))
+    steps: list[tuple[str, str, Mapping[str, Any]]] = [
+        ("embed", "source", store.made.options if store.made else {}),
+        ("pairs", "holdout", pairs.made.options if pairs.made else {}),
+        ("fit", "select", meta.get("options") or {}),
+        ("eval", "probe", subject.body.get("options") or {}),
+    ]
+    name = f"/{now.relative_to(run)}" if run else ""
+    base = was.removesuffix(name[1:]) if name and was.endswith(name) else ""
+    lines = [f"cd {shlex.quote(base)}"] if base else []
+    for kind, own, given in steps:
+        if own not in given:  # made by another command, as by a builder or a sweep, or unknown
+            continue
+        broken = [f"ncm {kind}"]
+        for word in command_words(options_of(kind), given):
+            text = shlex.quote(word.removeprefix(base))
+            if word.startswith("-") and len(broken[-1]) > WIDE:
+                broken.append(text)
+            else:
+                broken[-1] += f" {text}"
+        lines.append(" \\\n    ".join(broken))
+    return lines
+
+
+def shown(table: Table, code: Sequence[int] = ()) -> dict[str, Any]:
+    """A table for the template: of each cell its text, its interval, whether it is bold, what it sorts by.
+
+    Columns ``code`` are names or digests, to be read letter by letter.
+    """
     rows = []
     for row in table.rows:
         cells = []
@@ -593,6 +639,7 @@ def shown(table: Table) -> dict[str, Any]:
         "left": table.left,
         "note": table.note,
         "rows": rows,
+        "code": code,
     }
 
 
@@ -613,7 +660,13 @@ def _figures(
     found: dict[str, list[dict[str, Any]]] = {}
     for plot in figures(sources, evals, bounds, reporter):
         section = next((PLACES[start] for start in PLACES if plot.name.startswith(start)), "results")
-        # A page knows these names; their addresses would look like links to a reader of its source.
+        # HTML knows these names; their addresses would look like links to who reads the source.
         made = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg(plot)).replace("xlink:href", "href")
-        found.setdefault(section, []).append({"svg": Markup(made), "caption": plot.title})
+        made = re.sub(r' width="([\d.]+)pt" height="[\d.]+pt"', _larger, made, count=1)
+        titled = f">{html.escape(plot.title, quote=False)}</text>" in made
+        found.setdefault(section, []).append({"svg": Markup(made), "caption": plot.title, "titled": titled})
     return found
+
+
+def _larger(width: re.Match[str]) -> str:
+    return f' style="width: {1.25 * float(width[1]):.0f}pt"'
