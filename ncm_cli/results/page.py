@@ -11,7 +11,6 @@ import base64
 import contextlib
 import dataclasses
 import hashlib
-import html
 import os
 import re
 import shlex
@@ -41,25 +40,27 @@ from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import Probe, read_probe
 
+Codes = NDArray[np.int64]
+
 HERE = Path(__file__).with_name("page")
 
 SECTIONS = {
-    "groups": "Accuracy by group",
-    "errors": "What it gets wrong",
-    "versus": "Fixed and broken",
-    "confusion": "Confusion matrix",
-    "rank": "How the rank was chosen",
-    "pairs": "The pairs",
-    "bound": "Bound on the test risk",
-    "results": "All results",
-    "known": "Known values",
-    "made": "How it was made",
+    "groups": ("Accuracy by group", "groups"),
+    "errors": ("What it gets wrong",),
+    "versus": ("Fixed and broken",),
+    "confusion": ("Confusion matrix",),
+    "rank": ("How the rank was chosen", "rank-path", "Did the pairs help"),
+    "pairs": ("The pairs", "spectrum", "Pairs"),
+    "bound": ("Bound on the test risk", "accuracy", "bound", "Bound", "Test accuracy"),
+    "results": ("All results",),
+    "known": ("Known values", "Known values"),
+    "made": ("How it was made",),
 }
-"""Anchors and headings, in the order in which they stand."""
+"""By anchor, as they stand: heading, and how the names of figures and the titles of tables in it begin; others
+are among the results."""
 
-TILES = 24
-"""Pictures of a gallery; one with a filter has `OF_EACH` of every group as well, up to `MOST`."""
-OF_EACH, MOST = 6, 72
+TILES, OF_EACH, MOST = 24, 6, 72
+"""Pictures of a gallery; one with a filter has some of every group as well, up to a limit."""
 
 WIDE = 60
 """Characters of a shell line after which the next option has a line of its own."""
@@ -79,12 +80,12 @@ def page(sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], by: st
     )
     script = "".join(path.read_text("utf-8") for path in sorted(HERE.glob("*.js")))
     with Files(sources) as files:
-        context = _context(sources, evals, bounds, by, files, reporter)
-    context = dict.fromkeys(SECTIONS) | context
+        context = _context(files, evals, bounds, by, reporter)
     return environment.get_template("page.html.j2").render(
-        context,
+        dict.fromkeys(SECTIONS) | context,
         version=__version__,
-        sections={name: title for name, title in SECTIONS.items() if context[name]},
+        plain=plain,
+        sections={name: title for name, (title, *_) in SECTIONS.items() if context.get(name)},
         style=Markup((HERE / "style.css").read_text("utf-8")),
         dark=Markup(dark()),
         script=Markup(script),
@@ -101,64 +102,76 @@ class Located:
     why: str = ""
 
 
+_READ = {"probe": read_probe, "feature store": FeatureStore, "pair store": read_pairs}
+
+
 class Files(contextlib.ExitStack):
     """Finds files by what was recorded of them: among those given, moved along, or where they were."""
 
-    _KINDS: Mapping[str, tuple[Any, str, str]] = {
-        "probe": (read_probe, "sha256", "probe"),
-        "features": (FeatureStore, "content_sha256", "feature store"),
-        "pairs": (read_pairs, "content_sha256", "pair store"),
-    }
-
     def __init__(self, sources: Sources) -> None:
+        """``sources`` gets the probes that evaluations are of, and the pairs that probes were fitted with."""
         super().__init__()
+        self._known: dict[tuple[str, str], Located] = {}
         self._given = {
             "probe": [found.path for found in sources.probes],
-            "features": sources.features,
-            "pairs": [path for path, _ in sources.pairs],
+            "feature store": sources.features,
+            "pair store": [path for path, _ in sources.pairs],
         }
-        self._known: dict[tuple[str, str], Located] = {}
+        probes = {one.path: one for one in sources.probes}
+        for found in sources.evals:
+            if (own := self.of(found, "probe")).made is not None and own.path not in probes:
+                meta = own.made.meta
+                probes[own.path] = Found(own.path, meta, facts_of(own.path, meta, itself=own.made))
+        pairs = dict(sources.pairs)
+        for found in probes.values():
+            if (own := self.of(found, "pair store")).made is not None:
+                pairs.setdefault(own.path, own.made)
+        self.sources = dataclasses.replace(sources, probes=list(probes.values()), pairs=list(pairs.items()))
 
-    def find(self, kind: str, known: Mapping[str, Any] | None, now: Path, was: str | None) -> Located:
-        """The file that one at ``now``, written as ``was``, records as ``known``: its path and digest."""
-        known = known or {}
-        word = self._KINDS[kind][2]
-        path, digest = known.get("path"), known.get("sha256") or known.get("content_sha256")
-        if not path:
-            return Located(Path(), why=f"no {word} is recorded in {now}")
-        key = (kind, digest or path)
+    def of(self, found: Found, word: str, **known: str) -> Located:
+        """A file of a kind that an evaluation or a probe names, or one known by its ``path``."""
+        data = found.body.get("data") or {}
+        named = {"probe": "probe", "feature store": "features", "pair store": "pairs"}[word]
+        known = known or found.body.get(named) or data.get(named) or {}
+        digest = known.get("sha256") or known.get("content_sha256")
+        if not known.get("path"):
+            return Located(Path(), why=f"no {word} is recorded in {found.path}")
+        path, was = Path(known["path"]), written(found)
+        moved = [found.path.parent / os.path.relpath(path, Path(was).parent)] if was else []
+        key = (word, digest or str(path))
         if key not in self._known:
-            moved = [now.parent / os.path.relpath(path, Path(was).parent)] if was else []
-            self._known[key] = self._find(kind, Path(path), [*self._given[kind], *moved, Path(path)], digest)
+            self._known[key] = self._find(word, digest, dict.fromkeys([*self._given[word], *moved, path]))
         return self._known[key]
 
-    def _find(self, kind: str, path: Path, candidates: list[Path], digest: str | None) -> Located:
-        read, attribute, word = self._KINDS[kind]
+    def _find(self, word: str, digest: str | None, candidates: Mapping[Path, None]) -> Located:
+        *_, path = candidates
         why = f"the {word} {path} isn't there"
-        for candidate in dict.fromkeys(candidates):
-            if not candidate.is_file():
-                continue
+        for candidate in filter(Path.is_file, candidates):
             try:
-                made = read(candidate)
+                made: Any = _READ[word](candidate)
             except NcmError as error:
                 why = f"the {word} {candidate} can't be read: {error.what}"
                 continue
-            if kind == "features":
+            if isinstance(made, FeatureStore):
                 self.enter_context(made)
-            if digest in (None, getattr(made, attribute)):
+            if digest in (None, made.sha256 if isinstance(made, Probe) else made.content_sha256):
                 return Located(candidate, made)
-            if candidate not in self._given[kind]:
+            if candidate not in self._given[word]:
                 why = f"the {word} {candidate} has changed since"
         return Located(path, why=f"{why}; name the right one beside the results")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+def written(found: Found) -> str:
+    """The file as the command that wrote it was told."""
+    return (found.body.get("options") or {}).get("output") or ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Answers:
     """What a probe says of n rows of a store, which are in the order of the store."""
 
     probe: Probe
-    store: FeatureStore
-    rows: NDArray[np.int64]
+    rows: Codes
     truth: NDArray[Any]
     """Class codes, or numbers for regression; so is ``predicted``."""
     predicted: NDArray[Any]
@@ -175,112 +188,65 @@ class Answers:
         scores = np.concatenate([logits(probe, features) for _, features in store.blocks(rows)])
         truth = target.y[rows]
         if not probe.classes:
-            own = scores[:, 0]
-            return cls(
-                probe=probe, store=store, rows=rows, truth=truth, predicted=own, sure=np.abs(own - truth)
-            )
+            return cls(probe, rows, truth, scores[:, 0], np.abs(scores[:, 0] - truth))
         predicted = metrics.decide(scores)
-        sure = np.exp(-metrics.row_log_loss(scores, predicted))
-        return cls(probe=probe, store=store, rows=rows, truth=truth, predicted=predicted, sure=sure)
+        return cls(probe, rows, truth, predicted, np.exp(-metrics.row_log_loss(scores, predicted)))
 
     @property
     def wrong(self) -> NDArray[np.bool_]:
         """Of regression all are."""
         return self.predicted != self.truth
 
+    def surest(self, mask: NDArray[np.bool_]) -> Codes:
+        """Positions of those in a mask, the surest first."""
+        return np.flatnonzero(mask)[np.argsort(-self.sure[mask], kind="stable")]
+
     def caption(self, index: int) -> str:
         """True and predicted answer, with the probability of the latter."""
-        pair = (self.truth[index], self.predicted[index])
-        if not self.probe.classes:
+        pair, names = (self.truth[index], self.predicted[index]), self.probe.classes
+        if not names:
             return "{:.3g} → {:.3g}".format(*pair)
-        names = [self.probe.classes[int(code)] for code in pair]
-        return f"{names[0]} → {names[1]}, {self.sure[index]:.2f}"
+        return f"{names[pair[0]]} → {names[pair[1]]}, {self.sure[index]:.2f}"
 
 
 def _context(
-    sources: Sources,
-    evals: Sequence[Line],
-    bounds: Sequence[Line],
-    by: str,
-    files: Files,
-    reporter: Reporter,
+    files: Files, evals: Sequence[Line], bounds: Sequence[Line], by: str, reporter: Reporter
 ) -> dict[str, Any]:
     """What the template shows: the head, and each section that there is something for."""
-    sources = _gathered(sources, files)
+    sources, context = files.sources, dict[str, Any]()
     subject = _subject(sources.evals)
-    rival = subject and _rival(subject, sources.evals)
-    drawn = _figures(sources, evals, bounds, reporter)
-    made: dict[str, list[dict[str, Any]]] = {}
+
+    def part(name: str) -> Any:
+        own = next(
+            (key for key, (_, *starts) in SECTIONS.items() if name.startswith(tuple(starts))), "results"
+        )
+        return context.setdefault(own, {"lead": "", "figures": [], "tables": []})
+
+    for plot in figures(sources, evals, bounds, reporter):
+        if (
+            subject is None
+            or not plot.name.startswith("groups")
+            or plot.title.startswith(f"{subject.where} (")
+        ):
+            # HTML knows these names; their addresses would look like links to who reads the source.
+            made = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg(plot)).replace("xlink:href", "href")
+            part(plot.name)["figures"].append((plot, Markup(made)))
     for table in tables(sources, evals, bounds, by):
-        made.setdefault(_section(table.title), []).append(shown(table))
-    context: dict[str, Any] = {}
-    for name in ("rank", "pairs", "bound", "results", "known"):
-        if made.get(name) or drawn.get(name):
-            context[name] = {"figures": drawn.get(name, []), "tables": made.get(name, []), "lead": ""}
-    context["made"] = _made(subject, sources, files)
+        part(table.title)["tables"].append(table)
     recipes = [(found.body.get("provenance") or {}).get("recipe") or {} for found in sources.runs]
-    names = [recipe["name"] for recipe in recipes if recipe.get("name")]
-    context["title"] = ", ".join(names) or (f"{_name(subject)} on {subject.where}" if subject else "Results")
-    context["head"] = {"lead": "", "cards": [], "verdict": None, "notes": []}
-    shown_groups = drawn.get("groups", [])
+    title = ", ".join(recipe["name"] for recipe in recipes if recipe.get("name"))
+    context |= {"title": title or "Results", "head": None, "made": _made(subject, files)}
     if subject is not None:
-        own = next((one for one in sources.probes if _is_of(subject, one)), None)
-        context["head"] = _head(subject, rival, evals, own.body if own else {})
-        if own is not None and "rank" in context:
-            context["rank"]["lead"] = _choice(own.body)
-        shown_groups = [one for one in shown_groups if one["caption"].startswith(f"{subject.where} (")]
-        context |= _looked_at(subject, rival, sources, files)
-    if shown_groups or context.get("groups"):
-        context["groups"] = {"table": None, **context.get("groups", {}), "figures": shown_groups}
+        context["title"] = title or f"{_name(subject)} on {subject.where}"
+        rival = _rival(subject, sources.evals)
+        probe = files.of(subject, "probe").made
+        context["head"] = _head(subject, rival, evals, probe.meta if probe else {})
+        if probe is not None and "rank" in context:
+            context["rank"]["lead"] = _choice(probe.meta.get("selection") or {})
+        if (groups := _group_table(subject, rival)) is not None:
+            part("groups")["tables"].append(groups)
+        context |= _looked_at(subject, rival, files)
     return context
-
-
-def _is_of(found: Found, probe: Found) -> bool:
-    """Whether an evaluation is of a probe."""
-    known = probe.facts.seeded.get("fit probe")
-    return known is not None and known.digest == (found.body.get("probe") or {}).get("sha256")
-
-
-def _choice(meta: Mapping[str, Any]) -> str:
-    """How a probe's rank was chosen, in a sentence."""
-    selection = meta.get("selection") or {}
-    path, rule = selection.get("path") or [], selection.get("rule")
-    if len(path) < 2:
-        return ""
-    chosen = path[selection["chosen"]]
-    how = "the least sum of validation error and flip rate" if rule == "bound" else f"by {rule}"
-    mark = f"{ORACLE}: " * bool(selection.get("oracle"))
-    return (
-        f"{mark}Of {len(path):,} candidates of rank {path[0]['rank']} to {path[-1]['rank']}, "
-        f"rank {chosen['rank']} with weight decay {chosen['weight_decay']:g} was chosen: {how}."
-    )
-
-
-def _section(title: str) -> str:
-    """Where a table of the report stands."""
-    starts = {"Known": "known", "Bound": "bound", "Test accuracy": "bound", "Did": "rank", "Pairs": "pairs"}
-    return next((name for start, name in starts.items() if title.startswith(start)), "results")
-
-
-def _gathered(sources: Sources, files: Files) -> Sources:
-    """The sources with the probes that the evaluations are of, and the pairs that these were fitted with."""
-    probes, pairs = list(sources.probes), list(sources.pairs)
-    for found in sources.evals:
-        own = files.find("probe", found.body.get("probe"), found.path, _written(found.body))
-        if own.made is not None and own.path not in [one.path for one in probes]:
-            meta = own.made.meta
-            probes.append(Found(own.path, meta, facts_of(own.path, meta, itself=own.made)))
-    for found in probes:
-        known = (found.body.get("data") or {}).get("pairs")
-        store = files.find("pairs", known, found.path, _written(found.body))
-        if store.made is not None and store.path not in [path for path, _ in pairs]:
-            pairs.append((store.path, store.made))
-    return dataclasses.replace(sources, probes=probes, pairs=pairs)
-
-
-def _written(body: Mapping[str, Any]) -> str | None:
-    """The file as the command that wrote it was told."""
-    return (body.get("options") or {}).get("output")
 
 
 def _name(found: Found) -> str:
@@ -290,9 +256,9 @@ def _name(found: Found) -> str:
 def _subject(evals: Sequence[Found]) -> Found | None:
     """The evaluation that the page tells of: first on rows that its probe hasn't seen, then not ERM's."""
 
-    def rank(one: Found) -> tuple[Any, ...]:
-        seen = sum((one.body.get("overlap") or {}).values())
-        return seen > 0, _name(one) == "erm", one.body.get("oracle") is True
+    def rank(one: Found) -> tuple[bool, ...]:
+        seen = any((one.body.get("overlap") or {}).values())
+        return seen, _name(one) == "erm", one.body.get("oracle") is True
 
     return min(evals, key=rank, default=None)
 
@@ -304,11 +270,10 @@ def _rival(subject: Found, evals: Sequence[Found]) -> Found | None:
         keys = ((own.body.get("features"), own.where, own.body.get("target")) for own in (one, subject))
         return len({str(key) for key in keys}) == 1 and one.body.get("probe") != subject.body.get("probe")
 
-    return min(
-        filter(same, evals),
-        key=lambda one: (_name(one) != "erm", one.path.parent != subject.path.parent),
-        default=None,
-    )
+    def rank(one: Found) -> tuple[bool, ...]:
+        return _name(one) != "erm", one.path.parent != subject.path.parent
+
+    return min(filter(same, evals), key=rank, default=None)
 
 
 def _head(
@@ -323,63 +288,110 @@ def _head(
     names = ("accuracy", "worst_group") if subject.body.get("task") != "regression" else ("mse", "r2")
     wheres = list(dict.fromkeys(one.where for one in line.found))
     cards = []
+
+    def value(of: Line | None, where: str, name: str) -> Spread | None:
+        bodies = [one.body for one in of.found if one.where == where] if of else []
+        interval = interval_of(bodies[0], name) if len(bodies) == 1 else None
+        return spread([number_of(body, name) for body in bodies], interval)
+
     for where in sorted(wheres, key=lambda where: where == subject.where):
-        bodies = [one.body for one in line.found if one.where == where]
-        seen = [part for part in SEEN if any((body.get("overlap") or {}).get(part) for body in bodies)]
-        marks = [ORACLE] * line.oracle + [SEEN[part][0] for part in seen]
+        seen = [one.body.get("overlap") or {} for one in line.found if one.where == where]
+        marks = [ORACLE] * line.oracle + [
+            SEEN[part][0] for part in SEEN if any(one.get(part) for one in seen)
+        ]
         for name in names if where == subject.where else names[:1]:
-            value = _spread(bodies, name)
-            theirs = other and _spread([one.body for one in other.found if one.where == where], name)
-            if value is None:
-                continue
-            mean, text = f"{value.mean:.3f}", plain(Cell(spread=value))
-            card: dict[str, Any] = {"what": f"{name.replace('_', ' ')}, {where}", "marks": marks}
-            card |= {"value": mean, "spread": text.removeprefix(mean).strip()}
-            card["against"] = f"{other.label} {theirs.mean:.3f}" if other and theirs else ""
-            cards.append(card)
+            if (own := value(line, where, name)) is not None:
+                theirs, what = value(other, where, name), f"{name.replace('_', ' ')}, {where}"
+                against = f"{other.label} {theirs.mean:.3f}" if other and theirs else ""
+                cards.append({"what": what, "marks": marks, "value": Cell(spread=own), "against": against})
     notes = [f"{ORACLE}: chosen by looking at the test rows"] * line.oracle
     notes += [*(meta.get("flags") or []), *(subject.body.get("warnings") or [])]
-    probe, repeated = subject.body.get("probe") or {}, len(line.found) // len(wheres)
-    lead = f"{line.label}, rank {probe.get('rank', 'unknown')}"
+    lead = f"{line.label}, rank {(subject.body.get('probe') or {}).get('rank', 'unknown')}"
     lead += f" chosen by {line.selection}" if line.rule else ""
     lead += f"; {subject.body.get('n', 0):,} rows of {subject.where}"
-    if repeated > 1:
-        lead += f"; mean ± standard deviation over {repeated} seeds, what follows is of {subject.path}"
+    if (seeds := len(line.found) // len(wheres)) > 1:
+        lead += f"; mean ± standard deviation over {seeds} seeds, and what follows is of {subject.path}"
     verdict = (meta.get("selection") or {}).get("verdict")
     return {"lead": lead, "cards": cards, "verdict": verdict, "notes": notes}
 
 
-def _spread(bodies: Sequence[Mapping[str, Any]], name: str) -> Spread | None:
-    found = [dict(body) for body in bodies]
-    interval = interval_of(found[0], name) if len(found) == 1 else None
-    return spread([number_of(body, name) for body in found], interval)
+def _choice(selection: Mapping[str, Any]) -> str:
+    """How a rank was chosen, in a sentence; empty where there was no choice."""
+    path, rule = selection.get("path") or [], selection.get("rule")
+    if len(path) < 2:
+        return ""
+    chosen = path[selection["chosen"]]
+    how = "the least sum of validation error and flip rate" if rule == "bound" else f"by {rule}"
+    return (
+        f"{f'{ORACLE}: ' if selection.get('oracle') else ''}Of {len(path):,} candidates of rank "
+        f"{path[0]['rank']} to {path[-1]['rank']}, rank {chosen['rank']} with weight decay "
+        f"{chosen['weight_decay']:g} was chosen: {how}."
+    )
 
 
-def _looked_at(subject: Found, rival: Found | None, sources: Sources, files: Files) -> dict[str, Any]:
-    """The sections that need rows: groups, errors, what is fixed and broken, confusion."""
-    context: dict[str, Any] = {}
-    if table := _group_table(subject, rival):
-        context["groups"] = {"table": table}
+def _group_table(subject: Found, rival: Found | None) -> Table | None:
+    """Groups with rows, the worst first, beside the rival's; None for fewer than two."""
+    name, sign = ("mse", -1) if subject.body.get("task") == "regression" else ("accuracy", 1)
+    entries = subject.body.get("groups") or []
+    present = [entry for entry in entries if entry["n"] and entry.get(name) is not None]
+    columns = list(dict.fromkeys(column for entry in entries for column in entry["group"]))
+    theirs = {_joined(entry["group"]): entry for entry in (rival.body.get("groups") or [] if rival else [])}
+
+    def cell(entry: Mapping[str, Any], less: float = 0.0) -> Cell:
+        if entry.get(name) is None:
+            return Cell()
+        return Cell(spread=Spread(entry[name] - less, low=entry.get("ci_low"), high=entry.get("ci_high")))
+
+    rows = []
+    for entry in sorted(present, key=lambda entry: sign * entry[name]):
+        other = theirs.get(_joined(entry["group"]), {})
+        gap = Spread(entry[name] - other[name]) if other.get(name) is not None else None
+        keys = [Cell(entry["group"].get(column, "")) for column in columns]
+        row = [*keys, Cell(f"{entry['n']:,}"), cell(entry)]
+        rows.append([*row, cell(other), Cell(spread=gap)] if rival else row)
+    more = [_name(rival), "difference"] if rival else []
+    note = f"of {subject.path}" + ("; brackets are 95 % Wilson intervals" if sign > 0 else "")
+    note += f"; {len(entries) - len(present)} more groups have no row here" * (len(entries) > len(present))
+    title = f"{_name(subject)} on {subject.where}"
+    return Table(title, [*columns, "n", name, *more], rows, len(columns), note) if len(rows) > 1 else None
+
+
+def _joined(group: Mapping[str, str]) -> str:
+    return ", ".join(f"{column}={value}" for column, value in group.items())
+
+
+def _looked_at(subject: Found, rival: Found | None, files: Files) -> dict[str, Any]:
+    """The sections that need rows: errors, what is fixed and broken, confusion."""
     own = _answers(subject, files)
     if isinstance(own, str):
-        return context | {"errors": {"missing": f"No pictures: {own}."}}
+        return {"errors": {"missing": f"No pictures: {own}."}}
+    store = files.of(subject, "feature store").made
     asked = (subject.body.get("options") or {}).get("groups")
-    groups = make_groups(own.store, asked or (own.probe.target if own.probe.classes else ""))
-    look = _Look(own, groups, Pictures())
-    context["errors"] = look.errors(subject)
+    groups = make_groups(store, asked or (own.probe.target if own.probe.classes else ""))
+    look = _Look(own, store, groups, Pictures())
+    context = {"errors": look.errors(subject)}
     if own.probe.classes:
+        name, theirs = _other(subject, rival, own, files)
         context["confusion"] = _confusion(own)
-        name, theirs = _other(subject, rival, own, sources, files)
         if isinstance(theirs, str):
-            context["versus"] = {"missing": f"Nothing to compare with: {theirs}."} if theirs else None
+            context["versus"] = {"missing": f"Nothing to compare with: {theirs}."} if theirs else {}
         elif theirs.probe.classes == own.probe.classes:
             context["versus"] = look.versus(theirs, name)
     return context
 
 
-def _other(
-    subject: Found, rival: Found | None, own: Answers, sources: Sources, files: Files
-) -> tuple[str, Answers | str]:
+def _answers(found: Found, files: Files, **other: str) -> Answers | str:
+    """What an evaluation's probe, or another one, says of its rows; or why that can't be told."""
+    probe, store = files.of(found, "probe", **other), files.of(found, "feature store")
+    if probe.why or store.why:
+        return probe.why or store.why
+    try:
+        return Answers.of(probe.made, store.made, found.body)
+    except NcmError as error:  # a result of another version or program
+        return f"{error.what} ({error.found})"
+
+
+def _other(subject: Found, rival: Found | None, own: Answers, files: Files) -> tuple[str, Answers | str]:
     """Another probe's name and answers on the same rows, or why there are none; "" where none is named.
 
     It is the rival evaluation's, else what the subject was compared with, else one among the sources.
@@ -387,28 +399,15 @@ def _other(
     if rival is not None:
         return _name(rival), _answers(rival, files)
     compared = (subject.body.get("options") or {}).get("compare")
-    known = [{"path": compared}] if compared else []
-    known += [{"path": str(one.path)} for one in sources.probes if not _is_of(subject, one)]
-    found = [files.find("probe", one, subject.path, _written(subject.body)) for one in known]
-    for one in found:
-        if one.made is not None and one.made.fingerprint == own.probe.fingerprint:
-            name = str(one.made.meta.get("method") or one.path.stem)
-            return name, Answers.of(one.made, own.store, subject.body)
-    return "", next((one.why for one in found if compared), "")
-
-
-def _answers(found: Found, files: Files) -> Answers | str:
-    """What an evaluation's probe says of its rows; or why that can't be told."""
-    was = _written(found.body)
-    probe = files.find("probe", found.body.get("probe"), found.path, was)
-    store = files.find("features", found.body.get("features"), found.path, was)
-    for one in (probe, store):
-        if one.made is None:
-            return one.why
-    try:
-        return Answers.of(probe.made, store.made, found.body)
-    except NcmError as error:  # a result of another version or program
-        return f"{error.what} ({error.found})"
+    paths = [compared] if compared else [str(one.path) for one in files.sources.probes]
+    why = ""
+    for path in paths:
+        found = _answers(subject, files, path=path)
+        if isinstance(found, str):
+            why = found
+        elif found.probe.sha256 != own.probe.sha256:
+            return str(found.probe.meta.get("method") or Path(path).stem), found
+    return "", why
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -416,126 +415,77 @@ class _Look:
     """Galleries of rows."""
 
     own: Answers
+    store: FeatureStore
     groups: Groups
     pictures: Pictures
 
-    def name(self, group: int) -> str:
-        return _joined(self.groups.key(group))
-
     def errors(self, subject: Found) -> dict[str, Any]:
         """Of the worst group, and of all rows: those that the probe is surest of come first."""
-        own, classes = self.own, bool(self.own.probe.classes)
-        wrong = own.wrong
-        ranked = np.flatnonzero(wrong)[np.argsort(-own.sure[wrong], kind="stable")]
-        count = f"{len(ranked):,} of {len(wrong):,} rows are wrong. " if classes else ""
-        lead = "Under each picture: true → predicted" + (
-            ", and the probability of the prediction." if classes else "; those furthest off come first."
-        )
-        worst, key = None, (subject.body.get("worst_group") or {}).get("group")
+        own, classes, worst = self.own, bool(self.own.probe.classes), None
+        ranked = own.surest(own.wrong)
+        lead = "Under each picture: true → predicted; those furthest off come first."
+        if classes:
+            lead = (
+                f"{len(ranked):,} of {len(own.rows):,} rows are wrong. Under each picture: true → predicted, "
+                "and the probability of the prediction."
+            )
+        key = (subject.body.get("worst_group") or {}).get("group")
         keys = [self.groups.key(index) for index in range(len(self.groups.keys))]
         if key in keys and len(keys) > 1:
-            index = keys.index(key)
-            inside = (self.groups.codes[own.rows] == index).any(axis=1)
+            inside = (self.groups.codes[own.rows] == keys.index(key)).any(axis=1)
             here = ranked[inside[ranked]]
             part = f"{len(here):,} of {int(inside.sum()):,} wrong" if classes else f"{len(here):,} rows"
-            worst = {"title": f"Worst group: {_joined(key)} ({part})"} | self.gallery(here[:TILES], own)
+            worst = self.gallery(f"Worst group: {_joined(key)} ({part})", here[:TILES], own)
         title = "Most confident errors" if classes else "Furthest off"
-        confident = {"title": title} | self.gallery(self.some(ranked), own, ranked)
-        return {"lead": count + lead, "worst": worst, "confident": confident, "missing": ""}
+        confident = self.gallery(title, self.some(ranked), own, ranked)
+        return {"lead": lead, "galleries": {"worst-errors": worst, "confident-errors": confident}}
 
     def versus(self, theirs: Answers, name: str) -> dict[str, Any]:
         """Rows that one of two probes gets right."""
-        own = self.own
-        hits, others = ~own.wrong, ~theirs.wrong
+        own, hits, others = self.own, ~self.own.wrong, ~theirs.wrong
         found = metrics.compare(hits, others)
         lead = (
             f"Against {name} (accuracy {metrics.mean(others):.3f}): {found.difference:+.3f}, 95 % interval "
             f"{found.ci_low:+.3f} to {found.ci_high:+.3f}; McNemar's p = {found.p_value:.2g}. Under "
             "each picture: true → predicted by the one that is wrong, and its probability."
         )
-        parts = {}
-        for part, mask, wrong in (("fixed", hits & ~others, theirs), ("broken", others & ~hits, own)):
-            ranked = np.flatnonzero(mask)[np.argsort(-wrong.sure[mask], kind="stable")]
-            right = f"only {name} gets right" if part == "broken" else f"{name} gets wrong"
-            title = f"{part.capitalize()}: {len(ranked):,} rows that {right}"
-            parts[part] = {"title": title} | self.gallery(self.some(ranked, 12, 3), wrong, ranked)
-        return {"lead": lead, "missing": "", **parts}
+        fixed, broken = theirs.surest(hits & ~others), own.surest(others & ~hits)
+        parts = {
+            "fixed": (f"Fixed: {len(fixed):,} rows that {name} gets wrong", fixed, theirs),
+            "broken": (f"Broken: {len(broken):,} rows that only {name} gets right", broken, own),
+        }
+        galleries = {
+            part: self.gallery(title, self.some(ranked, 12, 3), answers, ranked)
+            for part, (title, ranked, answers) in parts.items()
+        }
+        return {"lead": lead, "galleries": galleries}
 
-    def some(
-        self, ranked: NDArray[np.int64], first: int = TILES, of_each: int = OF_EACH
-    ) -> NDArray[np.int64]:
+    def some(self, ranked: Codes, first: int = TILES, of_each: int = OF_EACH) -> Codes:
         """The first of all rows and the first of each group, in their order."""
-        group = self.group(ranked)
-        place = np.zeros(len(ranked), dtype=np.int64)
+        group, place = self.group(ranked), np.zeros(len(ranked), dtype=np.int64)
         for one in np.unique(group):
             place[group == one] = np.arange(int((group == one).sum()))
         return ranked[(np.arange(len(ranked)) < first) | (place < of_each)][:MOST]
 
-    def group(self, ranked: NDArray[np.int64]) -> NDArray[np.int64]:
+    def group(self, ranked: Codes) -> Codes:
         """The group of each row in the first crossing; −1 where it is in none."""
         codes = self.groups.codes[self.own.rows[ranked]]
         return codes[:, 0] if codes.shape[1] else np.full(len(ranked), -1, dtype=np.int64)
 
     def gallery(
-        self, chosen: NDArray[np.int64], answers: Answers, every: NDArray[np.int64] | None = None
+        self, title: str, chosen: Codes, answers: Answers, every: Codes | None = None
     ) -> dict[str, Any]:
         """Tiles of rows; with ``every`` row that they are chosen from, a filter by group."""
-        group, store = self.group(chosen), self.own.store
-        tiles = [
-            {
-                "tile": self.pictures.row(store, int(self.own.rows[index])),
-                "caption": answers.caption(index),
-                "group": int(own),
-            }
-            for index, own in zip(chosen.tolist(), group, strict=True)
-        ]
-        counts = np.unique(self.group(every), return_counts=True) if every is not None else ((), ())
-        options = [
-            (int(one), f"{self.name(int(one))} ({count:,})")
-            for one, count in zip(*counts, strict=True)
-            if one >= 0
-        ]
-        return {"tiles": tiles, "filter": options if len(options) > 1 else []}
-
-
-def _joined(group: Mapping[str, str]) -> str:
-    return ", ".join(f"{column}={value}" for column, value in group.items())
-
-
-def _group_table(subject: Found, rival: Found | None) -> dict[str, Any] | None:
-    """Groups with rows, the worst first, beside the rival's."""
-    entries = subject.body.get("groups") or []
-    measure = "mse" if subject.body.get("task") == "regression" else "accuracy"
-    present = [entry for entry in entries if entry["n"] and entry.get(measure) is not None]
-    if len(present) < 2:
-        return None
-    columns = list(dict.fromkeys(name for entry in entries for name in entry["group"]))
-    theirs = {_joined(entry["group"]): entry for entry in (rival.body.get("groups") or [] if rival else [])}
-    rows = []
-    for entry in sorted(
-        present, key=lambda entry: entry[measure] if measure == "accuracy" else -entry[measure]
-    ):
-        row = [Cell(entry["group"].get(column, "")) for column in columns]
-        row += [Cell(f"{entry['n']:,}"), Cell(spread=_of_group(entry, measure))]
-        if rival and _name(rival):
-            other = theirs.get(_joined(entry["group"]), {})
-            known = other.get(measure) is not None
-            row.append(Cell(spread=_of_group(other, measure) if known else None))
-            row.append(Cell(spread=Spread(entry[measure] - other[measure]) if known else None))
-        rows.append(row)
-    more = [_name(rival), "difference"] if rival else []
-    absent = len(entries) - len(present)
-    note = f"of {subject.path}; brackets are 95 % Wilson intervals" if measure == "accuracy" else ""
-    note += f"; {absent} groups have no row here" if absent else ""
-    return shown(
-        Table(
-            f"{_name(subject)} on {subject.where}", [*columns, "n", measure, *more], rows, len(columns), note
-        )
-    )
-
-
-def _of_group(entry: Mapping[str, Any], measure: str) -> Spread:
-    return Spread(entry[measure], low=entry.get("ci_low"), high=entry.get("ci_high"))
+        places = self.own.rows[chosen].tolist()
+        tiles = [self.pictures.row(self.store, place) for place in places]
+        captions = map(answers.caption, chosen.tolist())
+        options = []
+        if every is not None:
+            found, counts = np.unique(self.group(every), return_counts=True)
+            for one, count in zip(found.tolist(), counts.tolist(), strict=True):
+                options += [(one, f"{_joined(self.groups.key(one))} ({count:,})")] if one >= 0 else []
+        group = self.group(chosen).tolist()
+        return {"title": title, "tiles": list(zip(tiles, captions, group, strict=True)), "groups": options}
 
 
 def _confusion(own: Answers) -> dict[str, Any]:
@@ -545,36 +495,26 @@ def _confusion(own: Answers) -> dict[str, Any]:
     np.add.at(counts, (own.truth, own.predicted), 1)
     totals = counts.sum(axis=1)
     if len(names) <= MATRIX:
-        rows = [
-            (
-                names[i],
-                [
-                    {"n": int(n), "share": n / max(totals[i], 1), "right": i == j}
-                    for j, n in enumerate(counts[i])
-                ],
-            )
-            for i in range(len(names))
-        ]
-        return {"classes": names, "rows": rows, "table": None}
+        return {"classes": names, "counts": counts.tolist(), "totals": totals.tolist(), "table": None}
     np.fill_diagonal(counts, 0)
     first = np.argsort(-counts, axis=None, kind="stable")[:MATRIX]
-    found = [(i, j) for i, j in zip(*np.unravel_index(first, counts.shape), strict=True) if counts[i, j]]
-    cells = [
+    rows = [
         [
             Cell(names[i]),
             Cell(names[j]),
             Cell(f"{counts[i, j]:,}"),
             Cell(spread=Spread(counts[i, j] / totals[i])),
         ]
-        for i, j in found
+        for i, j in zip(*np.unravel_index(first, counts.shape), strict=True)
+        if counts[i, j]
     ]
-    title = f"The {len(cells)} most frequent confusions of {len(names):,} classes"
-    return {"table": shown(Table(title, ("true", "predicted", "rows", "share of the class"), cells, 2))}
+    title = f"The {len(rows)} most frequent confusions of {len(names):,} classes"
+    return {"table": Table(title, ("true", "predicted", "rows", "share of the class"), rows, 2)}
 
 
-def _made(subject: Found | None, sources: Sources, files: Files) -> dict[str, Any]:
+def _made(subject: Found | None, files: Files) -> dict[str, Any]:
     """The commands of the subject's files, versions, and the digest of each file."""
-    versions: dict[str, Any] = {"ncm": subject.body.get("ncm_version") if subject else __version__}
+    sources, versions = files.sources, {"ncm": subject.body.get("ncm_version") if subject else __version__}
     for run in sources.runs:
         versions |= (run.body.get("provenance") or {}).get("versions") or {}
     listed = [[Cell(name), Cell(str(value))] for name, value in versions.items() if value]
@@ -583,90 +523,34 @@ def _made(subject: Found | None, sources: Sources, files: Files) -> dict[str, An
     every += [(one.path, "probe", one.facts.seeded["fit probe"].digest) for one in sources.probes]
     every += [(path, "pairs", store.content_sha256) for path, store in sources.pairs]
     rows = [[Cell(str(part or "")) for part in one] for one in every]
-    title = "Files, with the digest of their contents"
-    made = [shown(Table("Versions", ("package", "version"), listed, 2))]
-    made.append(shown(Table(title, ("file", "kind", "SHA-256"), rows, 3), code=(0, 2)))
+    made = [Table("Versions", ("package", "version"), listed, 2)]
+    made.append(Table("Files, with the digest of their contents", ("file", "kind", "SHA-256"), rows, 3))
     return {"lines": _shell_lines(subject, files) if subject else [], "tables": made}
 
 
 def _shell_lines(subject: Found, files: Files) -> list[str]:
     """The commands that made the subject, from the folder of its run if it is of one; as far as is known."""
-    was, now, run = _written(subject.body) or "", subject.path.absolute(), subject.facts.run
-    store = files.find("features", subject.body.get("features"), subject.path, was)
-    probe = files.find("probe", subject.body.get("probe"), subject.path, was)
-    meta = probe.made.meta if probe.made else {}
-    pairs = files.find("pairs", (meta.get("data") or {}).get("pairs"), probe.path, _written(meta))
-    steps: list[tuple[str, str, Mapping[str, Any]]] = [
-        ("embed", "source", store.made.options if store.made else {}),
-        ("pairs", "holdout", pairs.made.options if pairs.made else {}),
-        ("fit", "select", meta.get("options") or {}),
-        ("eval", "probe", subject.body.get("options") or {}),
-    ]
-    name = f"/{now.relative_to(run)}" if run else ""
+    probe, store = files.of(subject, "probe"), files.of(subject, "feature store").made
+    found = Found(probe.path, probe.made.meta, subject.facts) if probe.made else None
+    pairs = files.of(found, "pair store").made if found else None
+    steps: dict[tuple[str, str], Mapping[str, Any]] = {
+        ("embed", "source"): store.options if store else {},
+        ("pairs", "holdout"): pairs.options if pairs else {},
+        ("fit", "select"): (found.body.get("options") or {}) if found else {},
+        ("eval", "probe"): subject.body.get("options") or {},
+    }
+    was, run = written(subject), subject.facts.run
+    name = f"/{subject.path.absolute().relative_to(run)}" if run else ""
     base = was.removesuffix(name[1:]) if name and was.endswith(name) else ""
     lines = [f"cd {shlex.quote(base)}"] if base else []
-    for kind, own, given in steps:
-        if own not in given:  # made by another command, as by a builder or a sweep, or unknown
-            continue
-        broken = [f"ncm {kind}"]
-        for word in command_words(options_of(kind), given):
-            text = shlex.quote(word.removeprefix(base))
-            if word.startswith("-") and len(broken[-1]) > WIDE:
-                broken.append(text)
-            else:
-                broken[-1] += f" {text}"
-        lines.append(" \\\n    ".join(broken))
+    for (kind, own), given in steps.items():
+        if own in given:  # else made by another command, as by a builder or a sweep, or not known
+            broken = [f"ncm {kind}"]
+            for word in command_words(options_of(kind), given):
+                text = shlex.quote(word.removeprefix(base))
+                if word.startswith("-") and len(broken[-1]) > WIDE:
+                    broken.append(text)
+                else:
+                    broken[-1] += f" {text}"
+            lines.append(" \\\n    ".join(broken))
     return lines
-
-
-def shown(table: Table, code: Sequence[int] = ()) -> dict[str, Any]:
-    """A table for the template: of each cell its text, its interval, whether it is bold, what it sorts by.
-
-    Columns ``code`` are names or digests, to be read letter by letter.
-    """
-    rows = []
-    for row in table.rows:
-        cells = []
-        for cell in row:
-            text = plain(cell, intervals=False)
-            more = plain(cell).removeprefix(text).strip()
-            key = cell.spread.mean if cell.spread else None
-            cells.append({"text": text, "more": more, "bold": cell.bold, "key": key})
-        rows.append(cells)
-    return {
-        "title": table.title,
-        "columns": table.columns,
-        "left": table.left,
-        "note": table.note,
-        "rows": rows,
-        "code": code,
-    }
-
-
-PLACES = {
-    "groups": "groups",
-    "rank-path": "rank",
-    "accuracy": "bound",
-    "bound": "bound",
-    "spectrum": "pairs",
-}
-"""The section of figures whose name begins so; others are beside all results."""
-
-
-def _figures(
-    sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], reporter: Reporter
-) -> dict[str, list[dict[str, Any]]]:
-    """The figures of each section."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for plot in figures(sources, evals, bounds, reporter):
-        section = next((PLACES[start] for start in PLACES if plot.name.startswith(start)), "results")
-        # HTML knows these names; their addresses would look like links to who reads the source.
-        made = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg(plot)).replace("xlink:href", "href")
-        made = re.sub(r' width="([\d.]+)pt" height="[\d.]+pt"', _larger, made, count=1)
-        titled = f">{html.escape(plot.title, quote=False)}</text>" in made
-        found.setdefault(section, []).append({"svg": Markup(made), "caption": plot.title, "titled": titled})
-    return found
-
-
-def _larger(width: re.Match[str]) -> str:
-    return f' style="width: {1.25 * float(width[1]):.0f}pt"'
