@@ -56,7 +56,7 @@ SECTIONS = {
     "known": ("Known values", "Known values"),
     "made": ("How it was made",),
 }
-"""By anchor, as they stand: heading, and how the names of figures and the titles of tables in it begin; others
+"""By anchor, as they stand: heading, and how names of figures and titles of tables in it begin; others
 are among the results."""
 
 TILES, OF_EACH, MOST = 24, 6, 72
