@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import inspect
 import io
@@ -204,6 +205,7 @@ def main(argv: list[str] | None = None) -> None:
     except (NcmError, OSError):  # it takes nothing more: Python would complain of what is left at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.stdout.flush()
+    gc.freeze()  # or the last collections go over all that torch's modules define: most of a second
     sys.exit(code)
 
 

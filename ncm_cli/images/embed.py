@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ncm_cli.errors import InputError, MismatchError, listing
-from ncm_cli.images.encoder import Encoder, EncoderRequest, load_encoder, request_key, unit_rows
+from ncm_cli.images.encoder import (
+    Encoder,
+    EncoderRequest,
+    load_encoder,
+    request_key,
+    start_loading,
+    unit_rows,
+)
 from ncm_cli.images.manifest import Manifest, read_source
 from ncm_cli.images.options import (
     EmbedOptions,
@@ -195,6 +202,10 @@ class _ImageRun:
         asked = {name: value for name, value in vars(options).items() if name in names}
         asked["intensity_range"] = parse_intensity_range(span) if span else None
         self.request = EncoderRequest(**asked)
+        # A new store needs the model almost always.
+        self.loading = options.fresh or not (options.output.exists() or options.reuse)
+        if self.loading:
+            start_loading(self.request, self.reporter)
         self.key = json.loads(canonical_json(request_key(self.request)))
         shard = parse_shard(options.shard)
         self.part = None if shard is None else self._part(shard)
@@ -329,6 +340,8 @@ class _ImageRun:
 
     def _load(self) -> Encoder:
         if self.encoder is None:
+            if not self.loading:
+                start_loading(self.request, self.reporter)
             self.encoder = load_encoder(self.request, device=self.options.device, reporter=self.reporter)
         return self.encoder
 

@@ -5,9 +5,12 @@ Also ``pixels:SIZE``, the picture itself as features: no network, only numpy and
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -202,6 +205,21 @@ class Encoder(Protocol):
         With ``normalize`` rows have norm 1, except that an all-zero row stays zero, and non-finite values are
         passed on: the caller knows the ids, and names such rows.
         """
+
+
+def start_loading(request: EncoderRequest, reporter: Reporter) -> None:
+    """Say what is to be loaded, and import its library in a thread: that and hashing the weights overlap."""
+    if request.kind == "pixels":
+        return
+    from ncm_cli.images.network import import_library
+
+    def ahead() -> None:
+        with contextlib.suppress(Exception):  # whoever needs it imports it again, and is told what is wrong
+            import_library(request.kind)
+
+    named = "random weights" if request.random_init else Path(request.weights or "").name
+    reporter.note(f"loading {request.model}" + (f" with {named}" if named else ""))
+    threading.Thread(target=ahead, name="import").start()
 
 
 def load_encoder(request: EncoderRequest, *, device: str = "auto", reporter: Reporter) -> Encoder:

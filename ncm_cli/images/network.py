@@ -8,16 +8,21 @@ or the path of a configuration, ``MODEL.json``, in open_clip's ``model_cfg`` lay
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
+import importlib
 import json
 import logging
 import os
 import sys
 import tempfile
+import threading
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,6 +77,7 @@ class TorchEncoder:
     """A model of timm or open_clip on its device, and how to run it."""
 
     def __init__(self, request: EncoderRequest, device: str, reporter: Reporter) -> None:
+        import_library(request.kind)
         import torch
 
         self.device = choose_device(device, request.precision, reporter)
@@ -160,6 +166,69 @@ def _plain_step(step: Any) -> Callable[[Any], Any]:
     return step
 
 
+_IMPORTING = threading.Lock()
+
+
+def import_library(kind: str) -> None:
+    """Import torch and the library of an encoder's kind, in two thirds of the time of a plain import.
+
+    The garbage collector would go over what modules define again and again, and find nothing.
+    """
+    with _IMPORTING, contextlib.ExitStack() as stack:
+        if gc.isenabled():
+            stack.callback(gc.enable)
+            gc.disable()
+        importlib.import_module("torch")
+        stack.enter_context(_compiler_put_off())
+        importlib.import_module(kind)
+
+
+@contextlib.contextmanager
+def _compiler_put_off() -> Iterator[None]:
+    """Torch's compiler takes nearly as long to import as torch: let it be imported when it is made use of.
+
+    Nothing here compiles, but torchvision asks it whether a detection layer can be compiled, and timm marks
+    methods of one model that it is to leave alone: both when they are imported.
+    """
+    compiler: Any = importlib.import_module("torch.compiler")
+    name, marked_now = "torch._dynamo.utils", compiler.disable
+    stand_in = ModuleType(name)
+
+    def module() -> Any:
+        if sys.modules.get(name) is stand_in:
+            del sys.modules[name]
+        return importlib.import_module(name)
+
+    def attribute(wanted: str) -> Any:
+        if wanted.startswith("__"):
+            raise AttributeError(wanted)
+        return getattr(module(), wanted)
+
+    def marked(function: Any = None, *rest: Any, **options: Any) -> Any:
+        if not callable(function):
+            return marked_now(function, *rest, **options)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return marked_now(function, *rest, **options)(*args, **kwargs)
+
+        return call
+
+    if name in sys.modules:
+        yield
+        return
+    vars(stand_in).update(
+        is_compile_supported=lambda device: module().is_compile_supported(device), __getattr__=attribute
+    )
+    sys.modules[name], compiler.disable = stand_in, marked
+    try:
+        yield
+    finally:
+        compiler.disable = marked_now
+        if sys.modules.get(name) is stand_in:
+            del sys.modules[name]
+
+
 def _keep_freed_memory() -> None:
     """Let glibc keep the memory of large tensors for the next batch instead of returning it to the system.
 
@@ -221,6 +290,27 @@ def exact(device: str, precision: str) -> Iterator[None]:
         if precision != "fp32":
             kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
             stack.enter_context(torch.autocast(device.partition(":")[0], dtype=kind))
+        yield
+
+
+@contextlib.contextmanager
+def no_random_numbers() -> Iterator[None]:
+    """Leave a network's parameters as memory is, where weights will replace them all: a second for a ViT-B.
+
+    Whoever loads them checks that none is missing. All else that a module draws is drawn.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Undrawn(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if getattr(function, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_", "erfinv_"):
+                target = args[0] if args else (kwargs or {}).get("tensor")
+                if isinstance(target, torch.nn.Parameter):
+                    return target
+            return function(*args, **(kwargs or {}))
+
+    with Undrawn():
         yield
 
 
@@ -297,7 +387,7 @@ def _timm_with_weights(
     source = name if default else weights.chosen_weights(request, shown, tags, example)
     if isinstance(source, str):
         return _timm_published(source if default else f"{base}.{source}")
-    with own_random_numbers(request.seed):
+    with own_random_numbers(request.seed), no_random_numbers() if source else contextlib.nullcontext():
         model = timm.create_model(name, pretrained=False, num_classes=0)
     if source is None:
         return model, weights.state_sha256(model)
@@ -333,7 +423,7 @@ def _timm_published(name: str) -> tuple[torch.nn.Module, str]:
     else:
         cache = Path(torch.hub.get_dir()) / "checkpoints"
         path, loading = cache / Path(config.url or "").name, weights.fetching(what, option, cache)
-    with loading, own_random_numbers(0):
+    with loading, own_random_numbers(0), no_random_numbers():
         model = timm.create_model(name, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay)
     return model, weights.digest(path)["sha256"] if path.is_file() else weights.state_sha256(model)
 
@@ -510,6 +600,8 @@ def _build(request: EncoderRequest, source: ClipSource) -> Any:
     with contextlib.ExitStack() as stack:
         stack.enter_context(quiet_root_logger())
         stack.enter_context(own_random_numbers(request.seed))
+        if source.checkpoint is not None:
+            stack.enter_context(no_random_numbers())
         name = source.name
         if source.config is not None:
             # open_clip takes a configuration from its registry, which is global, or from a folder.

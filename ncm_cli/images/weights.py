@@ -7,6 +7,7 @@ weights becomes one `InputError` here, and nowhere else.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import importlib
@@ -17,13 +18,12 @@ import re
 import warnings
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ncm_cli.errors import InputError, listing, nearest
-from ncm_cli.store.files import one_line, sha256_file
+from ncm_cli.errors import InputError, NcmError, listing, nearest
+from ncm_cli.store.files import one_line, read_json, sha256_file, write_json
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from ncm_cli.images.encoder import EncoderRequest
 
 CHECKPOINT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar", ".th")
+
+LARGE = 1 << 25
+"""Bytes from which a file's digest takes long enough to be remembered by later runs."""
+
+MOST_REMEMBERED = 100
 
 _NO_FOLDER = {errno.ENOENT, errno.ENOTDIR, errno.EEXIST}
 _CACHE_ERRORS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC} | _NO_FOLDER)
@@ -55,14 +60,36 @@ def request_facts(request: EncoderRequest) -> dict[str, Any]:
 
 
 def digest(path: str | Path) -> dict[str, Any]:
-    """Size in bytes and SHA-256 of a file, remembered while its size and time of change stay the same."""
-    state = Path(path).expanduser().stat()
-    return {"size": state.st_size, "sha256": _sha256(str(path), state.st_size, state.st_mtime_ns)}
+    """Size in bytes and SHA-256 of a file, remembered while its size and times of change stay the same."""
+    path = Path(path).expanduser().absolute()
+    state = path.stat()
+    # What copies and unpacks files may set the one time, but never the other.
+    return {
+        "size": state.st_size,
+        "sha256": _sha256(path, state.st_size, state.st_mtime_ns, state.st_ctime_ns),
+    }
 
 
 @lru_cache(maxsize=64)
-def _sha256(path: str, size: int, mtime_ns: int) -> str:
-    return sha256_file(Path(path).expanduser())
+def _sha256(path: Path, *state: int) -> str:
+    """SHA-256 of a file in this ``state``, its size first; a large one's is kept in the user's cache."""
+    if state[0] < LARGE:
+        return sha256_file(path)
+    cache: Path | None = None
+    known: dict[str, Any] = {}
+    with contextlib.suppress(OSError, RuntimeError, NcmError):  # what can't be read is made anew
+        named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        cache = (named if named.is_absolute() else Path.home() / ".cache") / "ncm" / "digests.json"
+        known = read if isinstance(read := read_json(cache), dict) else {}
+    found = known.pop(str(path), None)
+    if isinstance(found, list) and found[:-1] == list(state) and re.fullmatch("[0-9a-f]{64}", str(found[-1])):
+        return str(found[-1])
+    value = sha256_file(path)
+    with contextlib.suppress(OSError, NcmError):
+        if cache is not None:
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            write_json(cache, dict([*known.items()][1 - MOST_REMEMBERED :]) | {str(path): [*state, value]})
+    return value
 
 
 def state_sha256(module: torch.nn.Module) -> str:
@@ -229,7 +256,7 @@ def pickled_object(error: pickle.UnpicklingError) -> str:
     return f"an object of {named[1]}" if named else "an unreadable object"
 
 
-@contextmanager
+@contextlib.contextmanager
 def reading(path: Path, model: str) -> Iterator[None]:
     """Turn what readers of checkpoints raise on foreign files into an InputError that names the file."""
     try:
@@ -258,7 +285,7 @@ def plain_words(error: Exception) -> str:
     return one_line(re.sub(r"\x1b\[[0-9;]*m", "", str(error)), 500) or type(error).__name__
 
 
-@contextmanager
+@contextlib.contextmanager
 def fetching(what: str, option: str, cache: str | Path | None = None) -> Iterator[None]:
     """Turn any failure of a download into one InputError; libraries raise dozens of kinds of it.
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError
 from ncm_cli.images.decode import sniff
-from ncm_cli.images.encoder import LIBRARIES, EncoderRequest, load_encoder
+from ncm_cli.images.encoder import LIBRARIES, EncoderRequest, load_encoder, start_loading
 from ncm_cli.images.manifest import (
     IMAGE_SUFFIXES,
     ColumnNames,
@@ -182,7 +182,9 @@ def _encoded(
     options: PredictOptions, probe: Probe, files: list[ImageFile], reporter: Reporter
 ) -> Iterator[_Part]:
     """Features of the images by the probe's encoder, batch by batch; the first item loads the encoder."""
-    encoder = load_encoder(_request(options, probe), device=options.device, reporter=reporter)
+    request = _request(options, probe)
+    start_loading(request, reporter)
+    encoder = load_encoder(request, device=options.device, reporter=reporter)
     try:
         require_same_encoder(str(options.probe), probe.encoder, "the encoder loaded", encoder.description)
     except MismatchError as error:
