@@ -89,7 +89,13 @@ _FOREIGN = {
     b"%!PS": "a PostScript file",
 }
 
-_MAY_WARN = {"PNG": b"acTL", "JPEG": b"Exif\0|MPF\0", "AVIF": b"Exif", "TIFF": b"", "ICO": b""}
+_MAY_WARN = {
+    "PNG": (b"acTL",),
+    "JPEG": (b"Exif\0", b"MPF\0"),
+    "AVIF": (b"Exif",),
+    "TIFF": (b"",),
+    "ICO": (b"",),
+}
 """What a file holds where Pillow warns of odd metadata while it opens it."""
 
 _TURNS = dict(zip(range(2, 9), (0, 3, 1, 5, 4, 6, 2), strict=True))
@@ -283,7 +289,7 @@ def _open(kind: str, data: bytes) -> tuple[Any, list[Any]]:
     """The file opened by the plugin of its format, pixels not decoded yet (but for ICO), and its warnings."""
     # Pillow logs to the console where an application has set up no logging.
     logging.getLogger("PIL").addHandler(_NO_LOG)
-    warns = kind in _MAY_WARN and re.search(_MAY_WARN[kind], data) is not None
+    warns = any(mark in data for mark in _MAY_WARN.get(kind, ()))
     quietly: AbstractContextManager[list[Any]] = _quietly() if warns else nullcontext([])
     with quietly as caught:
         return Image.open(io.BytesIO(data), formats=[kind]), caught

@@ -35,6 +35,7 @@ from ncm_cli.images.options import (
     parse_shard,
     parse_workers,
 )
+from ncm_cli.images.reading import read_ahead
 from ncm_cli.images.rows import (
     DONE,
     OLD,
@@ -43,7 +44,6 @@ from ncm_cli.images.rows import (
     Tally,
     gathered,
     make_features,
-    read_ahead,
     unstorable,
 )
 from ncm_cli.images.shards import Part

@@ -108,7 +108,7 @@ parse_batch_size = partial(_parse_auto, least=1, what="--batch-size")
 """Images in a batch; None for ``auto``."""
 
 parse_workers = partial(_parse_auto, least=0, what="--workers")
-"""Threads that read images; None for ``auto``."""
+"""Images read at once, by threads or processes; None for ``auto``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,7 +266,9 @@ class EmbedOptions:
 
     batch_size: str = _run("auto", help="Images at once.", parse=parse_batch_size)
     workers: str = _run(
-        "auto", help="Threads that read images; 0 reads between batches.", parse=parse_workers
+        "auto",
+        help="Images read at once: a few by threads, many by processes; 0 reads between batches.",
+        parse=parse_workers,
     )
     shard: str | None = _run(
         None,

@@ -1,35 +1,25 @@
 """From images to rows: where each row's features come from, and making those that are missing.
 
-Images are read ahead of the encoder, in order, with bounded memory; finished rows are durable while it goes.
+Finished rows are durable while it goes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from ncm_cli.errors import listing
-from ncm_cli.images.decode import (
-    SAMPLE_POLICY,
-    DecodeError,
-    UndeclaredRangeError,
-    decode,
-    range_advice,
-    read_bytes,
-    sniff,
-)
-from ncm_cli.images.encoder import Encoder, Preprocess
+from ncm_cli.images.decode import SAMPLE_POLICY, range_advice, sniff
+from ncm_cli.images.encoder import Encoder
 from ncm_cli.images.manifest import native, printable
+from ncm_cli.images.reading import ReadImage, encode_batches
 from ncm_cli.progress import Reporter, Task
 from ncm_cli.store.columns import FailedRow, Files
 from ncm_cli.store.features import FeatureStore
@@ -39,104 +29,12 @@ from ncm_cli.store.journal import ImageFile, Journal
 BLOCK_BYTES = 1 << 20
 """Features gathered at once when the store is written."""
 
-MOST_WORKERS = 8
-"""Reader threads of ``auto``, cores allowing: decoding outruns every encoder well before that."""
-
 MOSTLY = 0.9
 """The share of a run's images that makes a tone the data set's."""
-
-NEARLY = 16
-"""Levels of 256 next to black or white: 12 bits taken for 16 have no others."""
 
 NEW, OLD, OTHER, DONE, FAILED = 0, 1, 2, 3, 4
 """Where a row's features come from: nowhere yet, the existing output, ``--reuse``, this run or one before;
 or that there are none, since a finished shard found that its image can't be used."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadImage:
-    """What reading one image gave: the ``item`` that the encoder takes, or the ``reason`` why there is none.
-
-    ``file`` is of the very bytes that were decoded. ``note`` tells something about an image that is used all
-    the same, such as an animation; ``tone`` is ``black`` or ``white`` where a picture has hardly anything
-    else; ``declared`` and ``undeclared`` are the range of samples that the file states, and that which it
-    holds and doesn't state.
-    """
-
-    file: ImageFile
-    item: Any
-    reason: str = ""
-    note: str = ""
-    tone: str = ""
-    declared: tuple[float, float] | None = None
-    undeclared: tuple[float, float] | None = None
-
-
-def read_image(file: ImageFile, preprocess: Preprocess | None) -> ReadImage:
-    """Read, decode and prepare one image; without ``preprocess``, only find out whether it decodes."""
-    if printable(file.path) != file.path:
-        return ReadImage(file, None, reason="its name isn't UTF-8: rename it, as names are stored as UTF-8")
-    file, mtime_ns = ImageFile(file.id, file.path), 0
-    try:
-        # The time is taken before the bytes: a later change is then seen as one.
-        with contextlib.suppress(OSError):  # reading the file says what is wrong with it
-            mtime_ns = os.stat(native(file.path)).st_mtime_ns  # noqa: PTH116
-        data = read_bytes(os.fsdecode(native(file.path)))
-        file = ImageFile(file.id, file.path, len(data), mtime_ns, hashlib.sha256(data).hexdigest())
-        image = decode(data, preprocess.request.intensity_range if preprocess is not None else None)
-        item = True if preprocess is None else preprocess(image, file.id)
-    except DecodeError as error:
-        found = error.span if isinstance(error, UndeclaredRangeError) else None
-        return ReadImage(file, None, error.reason, undeclared=found)
-    note, declared = image.info.get("note", ""), image.info.get("declared")
-    return ReadImage(file, item, note=note, tone=_tone_of(image), declared=declared)
-
-
-def _tone_of(image: Image.Image) -> str:
-    """``black`` or ``white`` for a picture that is nearly nothing else at 256 places, otherwise blank."""
-    lows, highs = zip(*image.resize((16, 16), Image.Resampling.NEAREST).getextrema(), strict=True)
-    return "black" if max(highs) < NEARLY else "white" if min(lows) >= 256 - NEARLY else ""
-
-
-def read_ahead(
-    files: Iterable[ImageFile], preprocess: Preprocess | None, *, workers: int, window: int
-) -> Iterator[ReadImage]:
-    """The images in the order of the files, at most ``window`` of them read ahead."""
-    if workers == 0:
-        yield from (read_image(file, preprocess) for file in files)
-        return
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="read-image")
-    waiting: deque[Future[ReadImage]] = deque()
-    try:
-        for file in files:
-            waiting.append(pool.submit(read_image, file, preprocess))
-            if len(waiting) > window:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def encode_batches(
-    encoder: Encoder, batches: Sequence[Sequence[ImageFile]], *, workers: int | None
-) -> Iterator[tuple[list[ReadImage], np.ndarray]]:
-    """The images of each batch, and the (b, d) float32 features of those that have an item, in order.
-
-    The next images are read meanwhile. What is in a batch is the caller's choice and is kept, failures apart:
-    a matrix product may round differently in batches of other sizes, and a resumed run must give the bits of
-    an uninterrupted one.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = min(cores, MOST_WORKERS) if workers is None else workers
-    largest = max(map(len, batches), default=0)
-    files = (file for batch in batches for file in batch)
-    images = read_ahead(files, encoder.preprocess, workers=threads, window=largest + 2 * threads)
-    with contextlib.closing(images):  # type: ignore[type-var]
-        for batch in batches:
-            read = [next(images) for _ in batch]
-            items = [image.item for image in read if image.item is not None]
-            yield read, encoder.encode(items) if items else np.zeros((0, encoder.dim), "f4")
 
 
 class RowPlan:

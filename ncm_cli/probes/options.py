@@ -246,4 +246,9 @@ class PredictOptions:
     )
     device: str = option("auto", help="auto, cpu, cuda or cuda:N.", group=_ENCODER, parse=parse_device)
     batch_size: str = option("auto", help="Images at once.", group=_ENCODER, parse=parse_batch_size)
-    workers: str = option("auto", help="Threads that read images.", group=_ENCODER, parse=parse_workers)
+    workers: str = option(
+        "auto",
+        help="Images read at once: a few by threads, many by processes.",
+        group=_ENCODER,
+        parse=parse_workers,
+    )

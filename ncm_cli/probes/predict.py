@@ -24,7 +24,7 @@ from ncm_cli.images.manifest import (
     walk_images,
 )
 from ncm_cli.images.options import PRECISIONS, parse_batch_size, parse_workers
-from ncm_cli.images.rows import encode_batches
+from ncm_cli.images.reading import encode_batches
 from ncm_cli.probes import metrics
 from ncm_cli.probes.apply import logits, require_same_encoder
 from ncm_cli.probes.options import PredictOptions

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError, MismatchError
-from ncm_cli.images import rows as image_rows
+from ncm_cli.images import reading
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.journal import journal_folder
 
@@ -23,13 +23,13 @@ from ncm_cli.store.journal import journal_folder
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that are decoded from now on."""
     names: list[str] = []
-    plain = image_rows.read_image
+    plain = reading.read_image
 
     def counting(job: Any, encoder: Any) -> Any:
         names.append(Path(job.path).name)
         return plain(job, encoder)
 
-    monkeypatch.setattr(image_rows, "read_image", counting)
+    monkeypatch.setattr(reading, "read_image", counting)
     return names
 
 

@@ -88,7 +88,7 @@ def test_c73_a_store_of_equal_content_lends_no_row_to_a_name_that_cannot_be_stor
 
 
 def test_c73_every_such_image_is_predicted_or_has_its_reason(tmp_path: Path) -> None:
-    from ncm_cli.images.rows import read_image
+    from ncm_cli.images.reading import read_image
     from ncm_cli.probes.predict import find_images
 
     bad = spoil(tmp_path / "images")

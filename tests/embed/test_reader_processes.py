@@ -1,0 +1,145 @@
+"""Processes that read images: the same rows as by threads, a dead one is named, none is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ncm_cli.errors import InputError
+from ncm_cli.images import encoder as encoders
+from ncm_cli.images import reading
+from ncm_cli.store.journal import ImageFile
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="images are read by threads here")
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ids of the reader processes that are started from now on, however few images there are."""
+    pids: list[int] = []
+    plain = reading._ReaderProcess.__init__
+
+    def init(self: Any, preprocess: Any) -> None:
+        plain(self, preprocess)
+        pids.append(self._process.pid)
+
+    monkeypatch.setattr(reading._ReaderProcess, "__init__", init)
+    monkeypatch.setattr(reading, "MANY", 0.0)
+    return pids
+
+
+def running(pids: list[int]) -> list[int]:
+    """Which of the processes are there and not just waiting to be asked about."""
+
+    def state(pid: int) -> str:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return "X"
+
+    return [pid for pid in pids if state(pid) not in "XZ"]
+
+
+def test_processes_give_what_threads_give(
+    make_pictures: Any, contents: Callable[[Path], Any], started: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures = make_pictures(50)
+    pictures.folder.joinpath("7.png").write_bytes(b"broken")
+    frames = [Image.new("RGB", (9, 9), colour) for colour in ("red", "blue")]
+    frames[0].save(pictures.folder / "8.png", "GIF", save_all=True, append_images=frames[1:])
+    for row, name in enumerate(["20.png", "21.png"]):
+        deep = np.arange(64, dtype=np.float32).reshape(8, 8) * (row + 1)
+        Image.fromarray(deep).save(pictures.folder / name, "TIFF")
+    view = {"augment": "noise:0.3+crop", "intensity_range": "0:100", "model": "pixels:3", "batch_size": "13"}
+    pictures.embed(**view)
+    said = pictures.said
+    assert len(started) == 2 and not running(started)
+    made = contents(pictures.output)
+    monkeypatch.setattr(reading, "MANY", 1e9)
+    pictures.embed(output=pictures.folder / "threads.h5", **view)
+    assert len(started) == 2 and len(made["failed"]) == 1
+    assert contents(pictures.folder / "threads.h5") == made
+    assert pictures.said.warnings == said.warnings and "1 images are used in part" in said.warnings[0]
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_named_and_finished_rows_are_kept(
+    make_pictures: Any, contents: Callable[[Path], Any], started: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures = make_pictures(400)
+    plain = encoders.PixelsEncoder.encode
+
+    def encode(self: Any, items: Any) -> np.ndarray:
+        for pid in started:
+            os.kill(pid, signal.SIGKILL)
+        return plain(self, items)
+
+    with monkeypatch.context() as patch, pytest.raises(InputError, match="ended by SIGKILL") as caught:
+        patch.setattr(encoders.PixelsEncoder, "encode", encode)
+        pictures.embed(batch_size="10")
+    assert caught.value.where in {f"process {pid}" for pid in started}
+    assert str(caught.value.found).count(".png") == reading.AT_ONCE
+    assert len(started) == 2 and not running(started)
+    pictures.embed(batch_size="10")
+    assert any("going on" in note for note in pictures.said.notes)
+    pictures.embed(output=pictures.folder / "clean.h5", batch_size="10")
+    assert contents(pictures.output) == contents(pictures.folder / "clean.h5")
+
+
+PROGRAM = """
+import sys
+from ncm_cli.images import reading
+from ncm_cli.images.encoder import EncoderRequest, load_encoder
+from ncm_cli.progress import SILENT
+from ncm_cli.store.journal import ImageFile
+
+plain = reading._ReaderProcess.__init__
+def init(self, preprocess):
+    plain(self, preprocess)
+    print(self._process.pid, flush=True)
+
+reading._ReaderProcess.__init__ = init
+batches = [[ImageFile("", sys.argv[1], 10**6)]] * 10_000
+encoder = load_encoder(EncoderRequest(model="pixels:8"), reporter=SILENT)
+for images, _ in reading.encode_batches(encoder, batches, workers=2):
+    print(images[0].reason, flush=True)
+"""
+"""A script as people write them, without a guard: a process that ran it again would start others."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_no_process_outlives_the_one_that_started_it(tmp_path: Path, end: signal.Signals) -> None:
+    Image.fromarray(np.zeros((900, 900, 3), np.uint8)).save(tmp_path / "a.jpg")
+    (tmp_path / "script.py").write_text(PROGRAM)
+    command = [sys.executable, tmp_path / "script.py", tmp_path / "a.jpg"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(parent.stdout.readline()) for _ in range(2)]
+        assert parent.stdout.readline() == "\n" and len(running(pids)) == 2
+        parent.send_signal(end)
+        said = parent.communicate(timeout=20)[1]
+    deadline = time.monotonic() + 10
+    while running(pids) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not running(pids)
+    assert said.count("Traceback") == (end == signal.SIGINT)
+
+
+def test_small_jobs_and_single_readers_start_no_process() -> None:
+    few = [ImageFile(str(i), "", 20_000) for i in range(100)]
+    assert not reading.choose_readers(None, few)[1]
+    assert not reading.choose_readers(1, few * 1000)[1] and not reading.choose_readers(0, few * 1000)[1]
+    assert reading.choose_readers(3, few * 1000) == (3, True)
+    large = [ImageFile(str(i), "", 5_000_000) for i in range(100)]
+    assert reading.choose_readers(3, large) == (3, True)
