@@ -29,6 +29,7 @@ def run(options: PairsOptions, ui: Ui) -> None:
     rows: list[tuple[str, object]] = [
         ("pairs", made["pairs"]),
         ("of them held out", made["held_out"]),
+        *([("dropped", made["dropped"])] if made["dropped"] else []),
         ("numerical rank", found["rank"]),
         ("largest gap", gap),
         *((name, entry and entry["count"]) for name, entry in counted.items()),
@@ -37,8 +38,11 @@ def run(options: PairsOptions, ui: Ui) -> None:
     ui.text(scree(made["singular_values"], gap=found["gap"]))
     if suspects := found["suspects"]:
         ui.text("\nLook at these first: the other pairs explain least of their difference.")
-        shown = [(pair["id_a"], pair["id_b"], pair["residual"]) for pair in suspects[:SUSPECTS_SHOWN]]
-        ui.table(["id_a", "id_b", "unexplained"], shown, left=2)
-        median = found["median_residual"]
-        ui.text(f"Median {median:.3f}. {len(suspects)} such pairs are stored; --json lists them.")
+        shown = [
+            (pair["id_a"], pair["id_b"], pair["residual"], f"{pair['times']:.1f}")
+            for pair in suspects[:SUSPECTS_SHOWN]
+        ]
+        ui.table(["id_a", "id_b", "unexplained", "× median"], shown, left=2)
+        standing = f"{found['stand_out']} of {found['pairs']} pairs stand out"
+        ui.text(f"{standing}: ncm report --html shows them as pictures.")
     ui.note(f"wrote {made['output']}")

@@ -43,6 +43,8 @@ class Members:
     """What the strategy has to say, for the diagnostics."""
     straddlers: tuple[tuple[str, str], ...] = ()
     """Ids of the pairs of a training and a test row, left out or not."""
+    dropped: tuple[tuple[str, str], ...] = ()
+    """Ids of the pairs that ``--drop`` has left out."""
 
     def __len__(self) -> int:
         return len(self.a)
@@ -110,6 +112,36 @@ def hold_out(members: Members, component: Rows, wanted: float, seed: int, report
             f"together, and the largest such set has {largest} of {len(members)} pairs"
         )
     return dataclasses.replace(members, holdout=held)
+
+
+def drop(members: Members, path: Path) -> Members:
+    """Members without the pairs of a table, whose ids may come in either order.
+
+    Raises `InputError` that names the rows of pairs that aren't there; one that is left out for straddling
+    training and test may be among them.
+    """
+    table = read_table(path, what="table of pairs to drop")
+    ids = members.ids()
+    known = {*ids, *members.straddlers}
+    listed = list(zip(table.column("id_a"), table.column("id_b"), strict=True))
+    # In one store a pair is the same the other way round; of two stores it may be another one.
+    either_way = members.stores[0] is members.stores[1]
+    wanted = {pair for pair in listed if pair in known}
+    wanted |= {(b, a) for a, b in listed if (b, a) in known and (either_way or (a, b) not in known)}
+    unknown = [at for at, (a, b) in enumerate(listed) if not {(a, b), (b, a)} & wanted]
+    if unknown:
+        shown = (f"\n    {table.row_name(at)}: {' – '.join(listed[at])}" for at in unknown[:SHOWN])
+        raise InputError(
+            f"{len(unknown)} of {len(listed)} pairs to drop aren't among the pairs",
+            where=path,
+            found="".join(shown) + (f"\n    and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""),
+            expected="pairs that the same options make without --drop",
+            fix="give the options and the stores with which the looked-at pairs were made, the seed included",
+        )
+    keep = np.array([pair not in wanted for pair in ids], dtype=bool)
+    if not keep.any():
+        raise InputError("every pair is dropped", where=path, found=f"{len(ids)} pairs")
+    return dataclasses.replace(members.take(keep), dropped=tuple(members.ids(~keep)))
 
 
 _TRAIN, _TEST = 1, 2

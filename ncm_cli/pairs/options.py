@@ -79,6 +79,14 @@ class PairsOptions:
         group=_MATCHING,
     )
 
+    drop: Path | None = option(
+        None,
+        help="Table of pairs (columns id_a and id_b) to leave out, as the page of ncm report writes it; the "
+        "others stay what they are.",
+        metavar="FILE",
+        role="input",
+    )
+
     holdout: str = option(
         "0",
         help="Pairs kept aside to choose the rank with, instead of cross-fitting: a fraction, or a number.",

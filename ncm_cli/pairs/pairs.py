@@ -7,7 +7,7 @@ likely wrong matches, as JSON values.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from ncm_cli.errors import InputError
 from ncm_cli.options import as_json, check, given_flags
 from ncm_cli.pairs.matching import blocks, repeated
-from ncm_cli.pairs.members import Members, find_members, hold_out, straddling
+from ncm_cli.pairs.members import Members, drop, find_members, hold_out, straddling
 from ncm_cli.pairs.options import PairsOptions, parse_holdout
 from ncm_cli.probes.apply import require_same_encoder
-from ncm_cli.probes.projection import Spectrum, spectrum, svd
+from ncm_cli.probes.projection import Spectrum, spectrum
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.columns import Column
 from ncm_cli.store.digests import fingerprint, without_view
@@ -29,10 +29,14 @@ from ncm_cli.store.pairs import PairStore, write_pairs
 Array = NDArray[np.float64]
 Codes = NDArray[np.int64]
 
-LEADING = 16
-"""Directions of the other pairs that should explain a right match's difference."""
-
 FOLDS = 5
+PASSES = 3
+KEPT = 0.75
+"""Share of the pairs, those that the others explain best, that explain all in the next pass."""
+
+FLOORS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+"""Variances that differences of unit length may have in every direction."""
+
 BLOCK = 8192
 """Pairs that are turned to float64 at a time."""
 
@@ -40,7 +44,11 @@ LISTED = 1000
 """Pairs that one diagnostic names; its count is always of all of them."""
 
 SUSPECTS = 0.15
-"""Share of the pairs that the list of likely wrong matches holds."""
+"""Share of the pairs that the list of likely wrong matches holds at least."""
+
+STANDS_OUT = (2.0, 0.1)
+"""A pair that stands out has an unexplained part of more than this many times the median length, and of more
+than this share of its own: where all are explained but for a rounding, none is wrong."""
 
 
 def pairs(options: PairsOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
@@ -77,6 +85,10 @@ def _pairs(
     members = straddling(members, options.test, options.straddling, reporter)
     together = members.components()
     members = hold_out(members, together, parse_holdout(options.holdout), options.seed, reporter)
+    assert members.holdout is not None
+    if options.drop is not None:
+        members = drop(members, options.drop)
+        together = members.components()
     assert members.holdout is not None
     if members.holdout.all():
         raise InputError("every pair is held out, so none is left for the basis")
@@ -117,6 +129,7 @@ def _pairs(
         "strategy": strategy,
         "pairs": len(members),
         "held_out": int(members.holdout.sum()),
+        "dropped": len(members.dropped),
         "singular_values": written.singular_values.tolist(),
         "diagnostics": diagnostics,
     }
@@ -163,8 +176,11 @@ def _diagnose(
         reporter.warn(f"the members of {int(unlike.sum())} of {n} pairs have different labels")
     residual = unexplained(delta, together, seed=seed)
     known = np.flatnonzero(~np.isnan(residual))
-    order = known[np.argsort(-residual[known], kind="stable")]
-    suspects = order[: min(LISTED, max(10, int(np.ceil(SUSPECTS * len(order)))))]
+    length = residual * np.sqrt(np.einsum("dk,dk->k", delta, delta, dtype=np.float64))
+    times = length / np.median(length[known]) if len(known) else length
+    out = known[(times[known] > STANDS_OUT[0]) & (residual[known] > STANDS_OUT[1])]
+    order = known[np.argsort(-times[known], kind="stable")]
+    suspects = order[: min(LISTED, max(10, len(out), int(np.ceil(SUSPECTS * len(order)))))]
     # How much larger the singular value at the gap is than the one behind it (at least the tolerance).
     floor = max([found.tolerance, *values[found.gap : found.gap + 1].tolist()])
 
@@ -180,12 +196,14 @@ def _diagnose(
         "gap_ratio": float(values[found.gap - 1]) / floor if found.gap and floor > 0 else None,
         "label_disagreement": None if unlike is None else flagged(unlike),
         "straddling": _listed(members.straddlers, len(members.straddlers)),
+        "dropped": [{"id_a": a, "id_b": b} for a, b in members.dropped],
         "repeated": flagged(again),
         "identical": flagged(same),
         "suspects": [
-            {"id_a": a, "id_b": b, "residual": float(residual[j])}
+            {"id_a": a, "id_b": b, "residual": float(residual[j]), "times": float(times[j])}
             for (a, b), j in zip(members.ids(suspects), suspects, strict=True)
         ],
+        "stand_out": len(out),
         "median_residual": float(np.median(residual[known])) if len(known) else None,
         "matching": members.facts,
     }
@@ -195,21 +213,18 @@ def _listed(ids: Sequence[tuple[str, str]], count: int) -> dict[str, Any]:
     return {"count": count, "pairs": [{"id_a": a, "id_b": b} for a, b in ids[:LISTED]]}
 
 
-def unexplained(
-    delta: NDArray[np.floating],
-    together: Codes,
-    *,
-    leading: int = LEADING,
-    folds: int = FOLDS,
-    seed: int = 0,
-) -> Array:
+def unexplained(delta: NDArray[np.floating], together: Codes, *, seed: int = 0) -> Array:
     """How little of each pair's difference the other pairs explain: (k,) in [0, 1], NaN without a difference.
 
-    The pairs are dealt into folds. A pair's residual is ``‖δ − U Uᵀ δ‖ / ‖δ‖`` where U holds the
-    leading left singular vectors of the differences in the *other* folds, each scaled to unit
-    length so that a few long ones (wrong matches tend to be long) don't take the leading
-    directions. A right match moves along the directions that the right matches share; a wrong one
-    also changes what the picture shows.
+    The pairs are dealt into folds. Differences of unit length, so that a few long ones don't count more, are
+    taken for draws from N(0, S + λ I), where S is the second moment of those in the *other* folds. A pair's
+    share is the root of ``λ δᵀ (S + λ I)⁻¹ δ / ‖δ‖²``: for small λ the part of its length that lies outside
+    the span of the others. λ is the one in `FLOORS` under which the pairs are likeliest.
+
+    A right match moves along directions that the right matches share; a wrong one also changes what the
+    picture shows, and brings directions of its own into S. So this is done again without the pairs that had
+    the longest unexplained parts: the concentration steps of Rousseeuw and Van Driessen (1999), A fast
+    algorithm for the minimum covariance determinant estimator.
 
     Parameters
     ----------
@@ -217,36 +232,39 @@ def unexplained(
         (d, k) differences.
     together
         (k,) pairs with the same number stay in one fold (they share a row, so one would explain the other).
-    leading
-        Directions; fewer where the other folds have fewer than twice as many pairs, so that the
-        wrong ones among them can't be explained by themselves.
     """
     d, k = delta.shape
     norms = np.sqrt(np.einsum("dk,dk->k", delta, delta, dtype=np.float64))
+    live = np.flatnonzero(norms > 0)
     # Sets of pairs are dealt in random order, so that folds have about the same number of them.
     sets = int(together.max(initial=-1)) + 1
     of_set = np.empty(sets, dtype=np.int64)
-    of_set[np.random.default_rng(seed).permutation(sets)] = np.arange(sets) % folds
+    of_set[np.random.default_rng(seed).permutation(sets)] = np.arange(sets) % FOLDS
     fold = of_set[together]
-    residual = np.full(k, np.nan)
-    live = norms > 0
-    for number in np.unique(fold[live]):
-        inside, others = np.flatnonzero(live & (fold == number)), np.flatnonzero(live & (fold != number))
-        basis = _leading(delta, norms, others, min(leading, d, len(others) // 2))
-        for part in (inside[block] for block in blocks(len(inside), BLOCK)):
-            explained = ((basis.T @ (delta[:, part].astype(np.float64) / norms[part])) ** 2).sum(axis=0)
-            residual[part] = np.sqrt(np.clip(1 - explained, 0, 1))
-    return residual
+    # Without a pair more than there are dimensions, the same angles in fewer of them.
+    rows: NDArray[Any] = np.asarray(np.linalg.qr(delta.astype(np.float64), mode="r")) if k < d else delta
 
+    def unit(chosen: Codes) -> Iterator[tuple[Codes, Array]]:
+        for part in (chosen[block] for block in blocks(len(chosen), BLOCK)):
+            yield part, rows[:, part].astype(np.float64) / norms[part]
 
-def _leading(delta: NDArray[np.floating], norms: Array, chosen: Codes, count: int) -> Array:
-    """(d, count) leading left singular vectors of the chosen differences at unit length."""
-    d = len(delta)
-    if len(chosen) <= d:
-        return svd(delta[:, chosen].astype(np.float64) / norms[chosen])[0][:, :count]
-    gram = np.zeros((d, d))
-    for part in (chosen[block] for block in blocks(len(chosen), BLOCK)):
-        unit = delta[:, part].astype(np.float64) / norms[part]
-        gram += unit @ unit.T
-    # Squaring costs digits only in the small directions, and only the leading ones are used.
-    return np.linalg.eigh(gram)[1][:, ::-1][:, :count]
+    floors = np.array(FLOORS)[:, None]
+    share, kept = np.full(k, np.nan), live
+    for _ in range(PASSES):
+        parts = [kept[fold[kept] == number] for number in range(FOLDS)]
+        moments = [sum(u @ u.T for _, u in unit(part)) for part in parts]
+        left, fit = np.ones((len(FLOORS), k)), np.zeros((len(FLOORS), k))
+        for number in range(FOLDS):
+            n = max(1, len(kept) - len(parts[number]))
+            others = sum(moments[:number] + moments[number + 1 :], np.zeros((len(rows), len(rows))))
+            values, basis = np.linalg.eigh(others / n)
+            spread = np.maximum(values, 0) + floors
+            size = np.log(spread).sum(axis=1, keepdims=True) + (d - len(rows)) * np.log(floors)
+            for part, u in unit(live[fold[live] == number]):
+                left[:, part] = (floors / spread) @ (basis.T @ u) ** 2
+                fit[:, part] = size + left[:, part] / floors
+        share = np.sqrt(left[fit[:, kept].sum(axis=1).argmin()])
+        length = share * norms
+        kept = live[length[live] <= np.quantile(length[live], KEPT)] if len(live) else live
+    share[norms == 0] = np.nan
+    return np.minimum(share, 1)

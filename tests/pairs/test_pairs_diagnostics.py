@@ -15,6 +15,7 @@ import pytest
 
 from ncm_cli.console import scree
 from ncm_cli.main import run
+from ncm_cli.pairs import pairs as made
 from ncm_cli.pairs.matching import repeated
 from ncm_cli.pairs.pairs import unexplained
 from ncm_cli.store.pairs import read_pairs
@@ -47,13 +48,27 @@ def _swapped_digits(seed: int, channels: int, wrong: int) -> tuple[np.ndarray, n
     )
 
 
+def _length(delta: np.ndarray) -> np.ndarray:
+    return unexplained(delta, np.arange(delta.shape[1])) * np.linalg.norm(delta, axis=0)
+
+
+@pytest.mark.parametrize("wrong", [26, 64])
 @pytest.mark.parametrize("channels", [2, 3])
-@pytest.mark.parametrize("seed", range(6))
-def test_planted_wrong_matches_head_the_list(seed: int, channels: int) -> None:
-    a, b, planted = _swapped_digits(seed, channels, 26)
-    residual = unexplained((a - b).T, np.arange(256))
-    first = np.argsort(-residual)[: int(0.15 * 256)]
-    assert np.isin(planted, first).mean() >= 0.8
+@pytest.mark.parametrize("seed", range(3))
+def test_planted_wrong_matches_head_the_list(seed: int, channels: int, wrong: int) -> None:
+    a, b, planted = _swapped_digits(seed, channels, wrong)
+    first = np.argsort(-_length((a - b).T))[:wrong]
+    assert np.isin(planted, first).mean() >= 0.9
+
+
+@pytest.mark.parametrize("k", [60, 600])
+def test_wrong_matches_are_found_by_their_length_where_noise_is_everywhere(k: int) -> None:
+    """As in a network's features, where what is left of a difference points anywhere."""
+    rng = np.random.default_rng(k)
+    delta = 3 * rng.normal(size=(200, 6)) @ rng.normal(size=(6, k)) + rng.normal(size=(200, k))
+    delta[:, : k // 6] += 3 * rng.normal(size=(200, k // 6))
+    length = _length(delta)
+    assert length[: k // 6].min() > length[k // 6 :].max()
 
 
 def test_the_stored_list_names_them(make_store: Make, make_table: Make) -> None:
@@ -66,40 +81,36 @@ def test_the_stored_list_names_them(make_store: Make, make_table: Make) -> None:
     assert len(suspects) == 39
     named = {int(pair["id_a"][1:]) for pair in suspects[:38]}
     assert len(named & set(planted.tolist())) >= 21
-    residuals = [pair["residual"] for pair in suspects]
-    assert residuals == sorted(residuals, reverse=True)
+    times = [pair["times"] for pair in suspects]
+    assert times == sorted(times, reverse=True)
+    assert 21 <= read_pairs(output).diagnostics["stand_out"] <= 39 and times[20] > 2
 
 
 def test_right_matches_alone_are_explained() -> None:
     a, b, _ = _swapped_digits(8, 3, 0)
     residual = unexplained((a - b).T, np.arange(256))
-    rng = np.random.default_rng(0)
-    noise = unexplained(rng.normal(size=(192, 256)), np.arange(256))
-    assert np.median(residual) < 0.4 < 0.9 < np.median(noise)
+    noise = unexplained(np.random.default_rng(0).normal(size=(192, 100)), np.arange(100))
+    assert np.median(residual) < 0.1 < 0.9 < np.median(noise)
 
 
 def test_residuals_know_no_scale_sign_or_rotation() -> None:
     rng = np.random.default_rng(1)
     delta = rng.normal(size=(10, 3)) @ rng.normal(size=(3, 40)) + 0.1 * rng.normal(size=(10, 40))
-    plain = unexplained(delta, np.arange(40), leading=3)
+    plain = unexplained(delta, np.arange(40))
     turn = np.linalg.qr(rng.normal(size=(10, 10)))[0]
     signs = rng.choice([-1, 1], 40)
-    np.testing.assert_allclose(
-        unexplained(7 * turn @ delta * signs, np.arange(40), leading=3), plain, atol=1e-9
-    )
-    np.testing.assert_allclose(unexplained(delta * 1e-12, np.arange(40), leading=3), plain, atol=1e-9)
+    np.testing.assert_allclose(unexplained(7 * turn @ delta * signs, np.arange(40)), plain, atol=1e-9)
+    np.testing.assert_allclose(unexplained(delta * 1e-12, np.arange(40)), plain, atol=1e-9)
 
 
 def test_pairs_that_hang_together_dont_explain_each_other() -> None:
     rng = np.random.default_rng(2)
     delta = np.zeros((30, 40))
     delta[:3] = rng.normal(size=(3, 40))
-    delta[10, :2], delta[:3, :2] = 1.0, 0.0
-    together = np.array([0, 0, *range(1, 39)])
-    apart = unexplained(delta, together, leading=4)
-    assert apart[:2] == pytest.approx(1.0)
-    alone = [unexplained(delta, np.arange(40), leading=4, seed=seed)[0] for seed in range(8)]
-    assert min(alone) == pytest.approx(0.0, abs=1e-6)
+    delta[10, :6], delta[:3, :6] = 1.0, 0.0
+    apart = unexplained(delta, np.array([0] * 6 + list(range(1, 35))))
+    assert apart[:6] == pytest.approx(1.0)
+    assert unexplained(delta, np.arange(40))[:6].max() < 0.1
 
 
 def test_few_pairs_and_zero_differences() -> None:
@@ -111,12 +122,30 @@ def test_few_pairs_and_zero_differences() -> None:
     assert repeated(a, b, either_way=False).tolist() == [False, False, True]
 
 
-def test_the_wide_and_the_tall_way_agree() -> None:
-    rng = np.random.default_rng(3)
-    delta = rng.normal(size=(12, 300)) * np.linspace(3, 0.1, 12)[:, None]
-    tall = unexplained(delta, np.arange(300), leading=4)
-    padded = np.concatenate([delta, np.zeros((400, 300))])
-    np.testing.assert_allclose(unexplained(padded, np.arange(300), leading=4), tall, atol=1e-6)
+@pytest.mark.parametrize("shape", [(12, 90), (60, 40)])
+def test_shares_are_those_of_the_likeliest_floor(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from scipy.stats import multivariate_normal
+
+    monkeypatch.setattr(made, "PASSES", 1)
+    d, k = shape
+    rng = np.random.default_rng(k)
+    delta = rng.normal(size=(d, 5)) @ rng.normal(size=(5, k)) + 0.3 * rng.normal(size=shape)
+    unit = delta / np.linalg.norm(delta, axis=0)
+    fold = np.empty(k, int)
+    fold[np.random.default_rng(0).permutation(k)] = np.arange(k) % 5
+    found = {}
+    for floor in made.FLOORS:
+        share, likely = np.empty(k), 0.0
+        for number in range(5):
+            others = unit[:, fold != number]
+            spread = others @ others.T / others.shape[1] + floor * np.eye(d)
+            inside = unit[:, fold == number]
+            share[fold == number] = floor * (inside * np.linalg.solve(spread, inside)).sum(axis=0)
+            likely += multivariate_normal(np.zeros(d), spread).logpdf(inside.T).sum()
+        found[likely] = np.sqrt(share)
+    np.testing.assert_allclose(unexplained(delta, np.arange(k)), found[max(found)], rtol=1e-6)
 
 
 def test_scree_fits_80_columns_and_marks_the_gap() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -335,3 +336,51 @@ def test_c62_a_row_that_isnt_finite_is_refused_by_id_before_any_svd(
         _run(make_table([("r3", "r4"), ("r5", "r6")]), store)
     assert "r3" in str(caught.value)
     assert not (store.parent / "out.h5").exists()
+
+
+def test_dropped_pairs_leave_the_others_as_they_were(store: Path, make_table: Make) -> None:
+    rows = [(f"r{i}", f"r{i + 20}") for i in range(20)]
+    table = make_table(rows)
+    whole, _ = _run(table, store, holdout="0.25")
+    drop = make_table([("r3", "r23"), ("r27", "r7"), ("r3", "r23")], name="drop.csv")
+    made, _ = _run(table, store, holdout="0.25", drop=drop)
+    keep = [i for i in range(20) if i not in (3, 7)]
+    assert made.id_a == tuple(whole.id_a[i] for i in keep)
+    np.testing.assert_array_equal(made.holdout, whole.holdout[keep])
+    assert made.diagnostics["dropped"] == [{"id_a": f"r{i}", "id_b": f"r{i + 20}"} for i in (3, 7)]
+    assert made.diagnostics["pairs"] == 18
+    for bad, message in (([("r3", "r24")], "1 of 1 pairs to drop"), (rows, "every pair is dropped")):
+        with pytest.raises(InputError, match=message):
+            _run(table, store, drop=make_table(bad, name="bad.csv"))
+    with pytest.raises(InputError, match=r"row 2 \(line 3\): r1 – nope"):
+        _run(table, store, drop=make_table([rows[0], ("r1", "nope")], name="bad.csv"))
+
+
+@pytest.mark.parametrize("match", ["random", "nearest"])
+def test_dropping_does_not_match_again(match: str, make_store: Make, make_table: Make) -> None:
+    rng = np.random.default_rng(3)
+    store = make_store(
+        "f.h5", rng.normal(size=(60, 4)), label=["x", "y"] * 30, domain=["p"] * 30 + ["q"] * 30
+    )
+    output = store.parent / "out.h5"
+    options = PairsOptions(
+        match=match, same="label", across="domain", features=store, output=output, holdout="0.3", count=20
+    )
+    pairs(options)
+    whole = read_pairs(output)
+    drop = make_table([(whole.id_b[5], whole.id_a[5])], name="drop.csv")
+    pairs(dataclasses.replace(options, drop=drop))
+    made = read_pairs(output)
+    assert made.pairs == 19
+    assert [*zip(made.id_a, made.id_b, made.holdout.tolist(), strict=True)] == [
+        pair
+        for i, pair in enumerate(zip(whole.id_a, whole.id_b, whole.holdout.tolist(), strict=True))
+        if i != 5
+    ]
+
+
+def test_a_straddling_pair_may_be_dropped(make_store: Make, make_table: Make) -> None:
+    store = make_store("f.h5", np.eye(6), split=["train"] * 5 + ["test"])
+    table = make_table([("r0", "r1"), ("r2", "r3"), ("r4", "r5")])
+    made, _ = _run(table, store, drop=make_table([("r5", "r4"), ("r0", "r1")], name="drop.csv"))
+    assert made.id_a == ("r2",)
