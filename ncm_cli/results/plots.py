@@ -165,8 +165,8 @@ def _themed(style: re.Match[str]) -> str:
 
 def dark() -> str:
     """Declarations for a page's dark theme: the plots' colours, lighter, on the page's own background."""
-    shades = {GREY: "#ABABAB", GRID: "#3A3A3A", PAPER: "Canvas"}
-    for colour in COLOURS[1:]:
+    shades = {GRID: "#3A3A3A", PAPER: "Canvas"}
+    for colour in (GREY, *COLOURS[1:]):
         light = _mixed(colour, 255, 0.3)
         shades |= {colour: light, ink(colour): light}
     return " ".join(f"--plot-{colour[1:].lower()}: {shade};" for colour, shade in shades.items())
