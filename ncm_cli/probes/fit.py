@@ -346,9 +346,11 @@ def judge_pick(
     pick = [(one.rank, one.weight_decay) for one in found.candidates].index((rank, decay))
     erm = found.best(0)
     answer, constant = _constant(problem)
-    verdict = judge(
-        found, pick, erm, constant.value, answer, shift, least_bound=least_bound, one_answer=one_answer
-    )
+    assert problem.pairs is not None
+    labels = zip(problem.pairs.store.label_a, problem.pairs.store.label_b, strict=True)
+    unlike = sum(bool(a and b and a != b) for a, b in labels)
+    known = {"least_bound": least_bound, "one_answer": one_answer}
+    verdict = judge(found, pick, erm, constant.value, answer, shift, unlike=unlike, **known)
     if method != "ncm":
         unused = unmeasured(found.pairs, found.units, f"{method} doesn't use them", shift)
         verdict = dataclasses.replace(verdict, code=unused.code, text=unused.text)

@@ -34,11 +34,22 @@ HANGS_TOGETHER = 2.0
 FEWEST = 32
 """Below this many independent pairs neither directions nor flips can be told from chance."""
 
+SELDOM = 0.05
+"""A flip rate below this leaves little to gain."""
+
 HARDLY = 0.01
 """A gain of the error bound below this, one answer in a hundred, is none that anybody would notice."""
 
 HARDLY_SHARE = 0.05
 """For regression, the same as a share of the bound at rank 0."""
+
+VERDICTS = {
+    "helps": "The pairs help",
+    "no-gain": "The pairs don't help",
+    "constant": "The pairs don't help",
+    **dict.fromkeys(("too-few", "undecided", "unmeasured"), "It can't be told whether the pairs help"),
+}
+"""What each code of a verdict says."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -429,7 +440,9 @@ class Verdict:
         same answer; ``too-few``: too few independent pairs; ``undecided``: the interval is wider than the
         gain; ``unmeasured``: no validation rows, or pairs that can't be divided into folds.
     text
-        The same in a sentence.
+        The same in a sentence, with flip rate and validation accuracy at rank 0 and now.
+    reasons
+        Why they don't, or may not, help, as far as the path tells; in ``text`` too.
     about
         Which shift it is about.
     bound, erm_bound
@@ -440,6 +453,7 @@ class Verdict:
 
     code: str
     text: str
+    reasons: tuple[str, ...]
     about: str
     pairs: int
     units: int
@@ -463,12 +477,14 @@ def judge(
     *,
     least_bound: bool = True,
     one_answer: bool = False,
+    unlike: int = 0,
 ) -> Verdict:
     """The verdict on candidate ``pick`` beside candidate ``erm``, which removes nothing.
 
     ``constant`` is the validation error (or MSE) of always the same ``answer``, which no shift can change,
     and ``shift`` what the pairs differ in, in words. ``least_bound``: the pick was chosen as the least bound
     of all ranks, so that what it doesn't reach no rank does. ``one_answer``: it tells all rows the same.
+    ``unlike`` counts the pairs whose members have different labels.
     """
     if found.errors is None or constant is None:
         return unmeasured(found.pairs, found.units, "no validation rows", shift)
@@ -482,58 +498,32 @@ def judge(
     useless = one_answer or bound.value > constant - hardly
     # What remains of the gain without validation error is the pairs' own part.
     idle = min(gain.value, gain.value - (erm_error.value - error.value)) < least
-    word, what = ("MSE", "mean squared change") if regression else ("error", "flip rate")
-    always = f"always answering {answer}"
-    unknown, no = "It can't be told whether the pairs help", "The pairs don't help"
-    cases = (
-        (
-            found.units < FEWEST,
-            "too-few",
-            f"{unknown}: {'' if alone else f'{found.units} sets of '}{found.pairs} pairs that share no row, "
-            f"where {FEWEST} are needed."
-            + f" The bound is no lower than that of {always} ({constant:.3g})."
-            * (bound.value >= constant),
-        ),
-        (
-            useless and least_bound,
-            "constant",
-            f"{no}: no rank that was tried beats {always} ({word} {constant:.3g}): these pairs differ in the "
-            "label's own directions, or the label can't be told without them.",
-        ),
-        (
-            useless,
-            "constant",
-            f"{no} this probe: its bound, {bound}, is hardly lower than that of {always} ({constant:.3g}). "
-            "--select bound chooses by the bound.",
-        ),
-        (
-            idle and pick == erm and least_bound,
-            "no-gain",
-            f"{no}: no rank that was tried has a lower bound than {erm_bound}, with nothing removed.",
-        ),
-        (
-            idle,
-            "no-gain",
-            f"{no}: the bound went from {erm_bound} with nothing removed to {bound}, the {what} from "
-            f"{erm_flips} to {flips}.",
-        ),
-        (
-            gain.low <= 0,
-            "undecided",
-            f"{unknown}: the bound fell by {gain}, 95 % interval {gain.low:.3g} to {gain.high:.3g}.",
-        ),
-        (
-            True,
-            "helps",
-            f"The pairs help: {what} fell from {erm_flips} to {flips}, validation {word} went from "
-            f"{erm_error} to {error}, and the bound fell by {gain} ({gain.low:.3g} to {gain.high:.3g}).",
-        ),
-    )
-    code, text = next((code, text) for holds, code, text in cases if holds)
+    word = "MSE" if regression else "error"
+    always = f"always answering {answer} ({word} {constant:.3g})"
+    if found.units < FEWEST:
+        sets = f"{'' if alone else f'{found.units} sets of '}{found.pairs} pairs that share no row"
+        code, why = "too-few", f"{sets}, where {FEWEST} are needed"
+        why += f"; the bound is no lower than that of {always}" * (bound.value >= constant)
+    elif useless and least_bound:
+        code, why = "constant", f"no rank that was tried beats {always}"
+    elif useless:
+        code, why = "constant", f"this probe's bound, {bound}, is hardly lower than that of {always}"
+        why += ": --select bound chooses by the bound"
+    elif idle and pick == erm:
+        code, why = "no-gain", "no rank that was tried has a lower bound" if least_bound else ""
+    elif idle:
+        code, why = "no-gain", ""
+    elif gain.low <= 0:
+        code, why = "undecided", f"if they do, the bound falls by at most {gain.high:.2g}"
+    else:
+        code, why = "helps", ""
+    reasons = () if code == "helps" else _reasons(found, erm, code, unlike, whole_path=least_bound)
+    text = f"{VERDICTS[code]}: {'; '.join(filter(None, (why, _change(found, pick, erm), *reasons)))}."
     return dataclasses.replace(
         unmeasured(found.pairs, found.units, "", shift),
         code=code,
         text=text,
+        reasons=reasons,
         bound=bound,
         erm_bound=erm_bound,
         flip_rate=flips,
@@ -545,11 +535,49 @@ def judge(
     )
 
 
+def _measured(found: CrossFit, index: int) -> tuple[str, str]:
+    """Flip rate and validation accuracy of a candidate, or what regression has for them, in words."""
+    what, val = ("mean squared change", "MSE") if found.regression else ("flip rate", "accuracy")
+    error = found.error(index).value
+    right = error if found.regression else 1 - error
+    return f"{what} {found.change(index)}", f"validation {val} {right:.3g}"
+
+
+def _change(found: CrossFit, pick: int, erm: int) -> str:
+    """From rank 0 to the pick, in words."""
+    flips, right = _measured(found, erm)
+    now, still = (part.rsplit(" ", 1)[1] for part in _measured(found, pick))
+    if pick == erm:
+        return f"{flips} and {right} with nothing removed"
+    gain, rank = found.gain(pick, erm), found.candidates[pick].rank
+    fell = f"the bound fell by {gain} (95 %: {gain.low:.2g} to {gain.high:.2g})"
+    return f"{flips} with nothing removed, {now} with rank {rank}; {right}, now {still}; {fell}"
+
+
+def _reasons(found: CrossFit, erm: int, code: str, unlike: int, *, whole_path: bool) -> tuple[str, ...]:
+    """Why the pairs don't help; with ``whole_path`` the candidates are of every rank that was tried."""
+    flips, reasons = found.changes.mean(axis=1), []
+    fewest = int(flips.argmin())
+    at = f"least {', '.join(_measured(found, fewest))}, at rank {found.candidates[fewest].rank}"
+    if code == "constant" and whole_path:
+        reasons.append("what they differ in tells the label, too, or the label can't be told without it")
+    elif code == "no-gain" and not found.regression and flips[erm] < SELDOM:
+        reasons.append("a probe with nothing removed seldom flips them: it hardly uses what they differ in")
+    elif code == "no-gain" and whole_path and flips[fewest] > flips[erm] / 2:
+        reasons.append(f"no rank helps much ({at}): what one pair differs in, the others hardly show")
+    elif code == "no-gain" and whole_path:
+        reasons.append(f"fewer flips cost too much ({at}): what they differ in tells the label, too")
+    if unlike:
+        reasons.append(f"the members of {unlike} pairs have different labels")
+    return tuple(reasons)
+
+
 def unmeasured(pairs: int, units: int, why: str, shift: str) -> Verdict:
     """The verdict where the bound can't be measured."""
     return Verdict(
         code="unmeasured",
-        text=f"It can't be told whether the pairs help: {why}.",
+        text=f"{VERDICTS['unmeasured']}: {why}.",
+        reasons=(),
         about=f"This is about rows that differ from training rows as {shift} do, and about no other shift.",
         pairs=pairs,
         units=units,

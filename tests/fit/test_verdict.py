@@ -52,22 +52,40 @@ def said(found: CrossFit, constant: float | None = 0.5, pick: int = 1) -> Verdic
 @pytest.mark.parametrize(
     ("found", "code", "words"),
     [
-        (made((80, 4)), "helps", "flip rate fell from 0.4 to 0.02, validation error went from 0.15 to 0.15"),
-        (made((80, 4), (30, 44)), "helps", "validation error went from 0.15 to 0.22"),
+        (
+            made((80, 4)),
+            "helps",
+            "flip rate 0.4 with nothing removed, 0.02 with rank 4; validation accuracy 0.85, now 0.85",
+        ),
+        (
+            made((80, 4), (30, 44)),
+            "helps",
+            "validation accuracy 0.85, now 0.78; the bound fell by 0.31 (95 %: 0.2",
+        ),
         (made((4, 4)), "no-gain", "don't help"),
-        (made((4, 3)), "no-gain", "the flip rate from 0.02 to 0.015"),
+        (made((4, 3)), "no-gain", "seldom flips them"),
         (made((4, 30)), "no-gain", "don't help"),
+        (
+            made((60, 59)),
+            "no-gain",
+            "no rank helps much (least flip rate 0.295, validation accuracy 0.85, at rank 4)",
+        ),
+        (made((60, 10), (30, 80)), "no-gain", "fewer flips cost too much (least flip rate 0.05"),
         (
             made((100, 80), (30, 30)),
             "constant",
             "no rank that was tried beats always answering 'cat' (error 0.5)",
         ),
         (made((10, 4), pairs=40), "helps", "the bound fell by 0.15"),
-        (made((3, 1), pairs=40), "undecided", "the bound fell by 0.05, 95 % interval -0.0"),
+        (made((3, 1), pairs=40), "undecided", "if they do, the bound falls by at most 0.12"),
         (made((20, 0), pairs=FEWEST - 1), "too-few", "31 pairs that share no row, where 32 are needed"),
         (made((100, 0), units=20), "too-few", "20 sets of 200 pairs that share no row, where 32"),
-        (made((8, 8), (50, 50), pairs=10), "too-few", "no lower than that of always answering 'cat' (0.5)"),
-        (made((80, 4), regression=True), "helps", "mean squared change fell from 0.4 to 0.02"),
+        (
+            made((8, 8), (50, 50), pairs=10),
+            "too-few",
+            "no lower than that of always answering 'cat' (error 0.5)",
+        ),
+        (made((80, 4), regression=True), "helps", "mean squared change 0.4 with nothing removed, 0.02 with"),
         (made((4, 4), regression=True), "no-gain", "don't help"),
     ],
 )
@@ -82,10 +100,15 @@ def test_each_verdict(found: CrossFit, code: str, words: str) -> None:
     assert "no other shift" in verdict.about
 
 
+def test_pairs_of_different_labels_are_a_reason() -> None:
+    verdict = judge(made((60, 59)), 1, 0, 0.5, "'cat'", "random pairs", unlike=12)
+    assert verdict.reasons[1] == "the members of 12 pairs have different labels"
+
+
 def test_a_pick_of_rank_zero_gains_nothing() -> None:
     verdict = said(made((4, 4)), pick=0)
     assert verdict.code == "no-gain"
-    assert "no rank that was tried has a lower bound than" in verdict.text
+    assert "no rank that was tried has a lower bound;" in verdict.text
 
 
 def test_lower_validation_error_alone_is_no_help_of_the_pairs() -> None:
@@ -165,7 +188,8 @@ def test_pairs_across_the_label_can_only_make_a_constant(on_disk: Any) -> None:
     assert verdict.bound is not None
     assert verdict.constant_error is not None
     assert verdict.bound.value >= verdict.constant_error
-    assert "label's own directions" in verdict.text
+    assert "what they differ in tells the label" in verdict.reasons[0]
+    assert verdict.reasons[0] in verdict.text
 
 
 def test_pairs_that_differ_in_nothing_that_matters_gain_nothing(on_disk: Any) -> None:
@@ -335,7 +359,7 @@ def test_the_command_says_the_verdict(on_disk: Any, capsys: pytest.CaptureFixtur
     line = f"fit -f {on_disk.features} -p {pairs} --rank 0:4 --weight-decay 1e-2 -o {on_disk.folder}/p"
     assert run(line.split()) == 0
     out = capsys.readouterr().out
-    assert "The pairs help: flip rate fell from" in out
+    assert "The pairs help: flip rate" in out
     assert "and about no other shift" in out
     assert "always the same answer" in out
     assert run([*line.split(), "--json"]) == 0
