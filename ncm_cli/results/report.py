@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ncm_cli.probes.metrics import wilson
+from ncm_cli.probes.selection import VERDICTS
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.results.lines import ORACLE, Found, Line, Mean, Sources, lines_of, read_sources
 from ncm_cli.results.options import ReportOptions
@@ -150,11 +151,14 @@ def _choices(probes: Sequence[Found]) -> Table:
         selection = found.body.get("selection") or {}
         if verdict := selection.get("verdict"):
             controls = {one["name"]: one["bound"] for one in selection.get("controls", [])}
-            measured = [verdict["flip_rate"], verdict["bound"], controls.get("erm"), controls.get("constant")]
+            own = (verdict.get(name) for name in ("erm_flip_rate", "flip_rate", "erm_bound", "bound"))
+            measured = [*own, controls.get("constant")]
             rule = f"{ORACLE} {selection['rule']}" if selection.get("oracle") else str(selection["rule"])
             spreads = [spread([one["value"]], (one["low"], one["high"])) if one else None for one in measured]
-            rows.append(_cells(str(found.path), rule, str(found.body.get("rank")), *spreads, verdict["code"]))
-    columns = ("probe", "selection", "rank", "flip rate", "bound", "ERM's bound", "constant's", "verdict")
+            rows.append(_cells(str(found.path), rule, str(found.body.get("rank")), *spreads))
+            rows[-1] += _cells(f"{VERDICTS.get(verdict['code'], '')} ({verdict['code']})")
+    measures = ("flip rate at rank 0", "flip rate", "bound at rank 0", "bound", "constant's")
+    columns = ("probe", "selection", "rank", *measures, "verdict")
     title = "Did the pairs help? (validation rows and pairs only)"
     return Table(title, columns, rows, 3, "brackets are 95 % intervals")
 

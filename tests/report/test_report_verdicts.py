@@ -44,12 +44,14 @@ def test_the_verdict_stands_beside_bound_and_controls(
         "text": "The pairs help.",
         "flip_rate": estimate(0.1, 0.05, 0.2),
         "bound": estimate(0.3, 0.25, 0.4),
+        "erm_flip_rate": estimate(0.6, 0.5, 0.7),
+        "erm_bound": estimate(0.9, 0.8, 1.0),
     }
     found = [made(tmp_path / "a.safetensors", verdict), made(tmp_path / "erm.safetensors", None)]
     assert run(["report", *map(str, found), "--format", "csv"]) == 0
     shown = capsys.readouterr().out
-    assert "helps" in shown
-    for number in ("0.3", "0.25", "0.4", "0.9"):
+    assert "The pairs help (helps)" in shown
+    for number in ("0.3", "0.25", "0.4", "0.6", "0.9"):
         assert number in shown
     assert "erm.safetensors" not in shown
 
