@@ -307,7 +307,7 @@ def _head(
     notes = [f"{ORACLE}: chosen by looking at the test rows"] * line.oracle
     notes += [*(meta.get("flags") or []), *(subject.body.get("warnings") or [])]
     lead = f"{line.label}, rank {(subject.body.get('probe') or {}).get('rank', 'unknown')}"
-    lead += f" chosen by {line.selection}" if line.rule else ""
+    lead += f" chosen by {line.selection}" if line.rule not in ("", "only-candidate") else ""
     lead += f"; {subject.body.get('n', 0):,} rows of {subject.where}"
     if (seeds := len(line.found) // len(wheres)) > 1:
         lead += f"; mean ± standard deviation over {seeds} seeds, and what follows is of {subject.path}"
