@@ -32,6 +32,7 @@ from ncm_cli.probes.evaluate import SEEN
 from ncm_cli.progress import Reporter
 from ncm_cli.registry import options_of
 from ncm_cli.results.lines import ORACLE, Found, Line, Sources, facts_of
+from ncm_cli.results.page_pairs import BUDGET, SIDE, Look, look
 from ncm_cli.results.pictures import Pictures
 from ncm_cli.results.plots import dark, figures, svg
 from ncm_cli.results.report import Cell, Spread, Table, interval_of, number_of, plain, spread, tables
@@ -86,7 +87,7 @@ def page(sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], by: st
         version=__version__,
         plain=plain,
         sections={name: title for name, (title, *_) in SECTIONS.items() if context.get(name)},
-        style=Markup((HERE / "style.css").read_text("utf-8")),
+        style=Markup("".join(path.read_text("utf-8") for path in sorted(HERE.glob("*.css"), reverse=True))),
         dark=Markup(dark()),
         script=Markup(script),
         script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
@@ -233,6 +234,8 @@ def _context(
             part(plot.name)["figures"].append((plot, Markup(made)))
     for table in tables(sources, evals, bounds, by):
         part(table.title)["tables"].append(table)
+    if sources.pairs:
+        part("Pairs")["looks"] = _looks(subject, files)
     recipes = [(found.body.get("provenance") or {}).get("recipe") or {} for found in sources.runs]
     title = ", ".join(recipe["name"] for recipe in recipes if recipe.get("name"))
     context |= {"title": title or "Results", "head": None, "made": _made(subject, files)}
@@ -247,6 +250,20 @@ def _context(
             part("groups")["tables"].append(groups)
         context |= _looked_at(subject, rival, files)
     return context
+
+
+def _looks(subject: Found | None, files: Files) -> list[Look]:
+    """The doubtful pairs that the subject's probe was fitted with; without a subject, of every pair store."""
+    pictures, shown = Pictures(side=SIDE, budget=BUDGET), files.sources.pairs
+    if subject is not None and (probe := files.of(subject, "probe")).made is not None:
+        own = files.of(Found(probe.path, probe.made.meta, subject.facts), "pair store").path
+        shown = [one for one in shown if one[0] == own] or shown
+    looks = []
+    for path, store in shown:
+        named = Found(path, {"options": store.options}, facts_of(path, {}))
+        found = [files.of(named, "feature store", **source) for source in store.sources]
+        looks.append(look(path, store, found, pictures))
+    return looks
 
 
 def _name(found: Found) -> str:
