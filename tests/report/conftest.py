@@ -6,6 +6,8 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,12 @@ from ncm_cli.store.files import sha256_file
 from ncm_cli.store.probe import Probe, read_probe, write_probe
 from ncm_cli.store.results import write_result
 from ncm_cli.theory.options import BoundOptions
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
 
 
 def digest(text: str) -> str:
@@ -165,3 +173,16 @@ class Results:
 def results(tmp_path: Path) -> Results:
     """Writes below the test's folder."""
     return Results(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A headless browser; a test is skipped where there is none."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright to drive a browser with")
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on PATH")
+    with playwright.sync_playwright() as driver:
+        made = driver.chromium.launch(executable_path=path, args=list(FLAGS))
+        yield made
+        made.close()

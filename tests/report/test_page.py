@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 EVIL = '"><img src=x onerror=alert(1)>'
 CLASSES = ("<script>alert(2)</script>", "b & w")
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
 
 
 class Parsed(HTMLParser):
@@ -149,18 +143,6 @@ def test_pages_without_rows_classes_or_evaluations(made: Path, tmp_path: Path) -
     body = {name: value for name, value in read_result(made).items() if name not in HEADER}
     write_result(tmp_path / "gone.json", "eval", body | {"probe": body["probe"] | {"sha256": "0" * 64}})
     assert "has changed since; name the right one beside the results" in _page(tmp_path / "gone.json").text
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright to drive a browser with")
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on PATH")
-    with playwright.sync_playwright() as driver:
-        made = driver.chromium.launch(executable_path=path, args=list(FLAGS))
-        yield made
-        made.close()
 
 
 @pytest.fixture(scope="module")
