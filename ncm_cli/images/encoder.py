@@ -206,6 +206,9 @@ class Encoder(Protocol):
         passed on: the caller knows the ids, and names such rows.
         """
 
+    def start(self, items: Sequence[np.ndarray]) -> Callable[[], np.ndarray]:
+        """Begin `encode`; a call of what is returned waits for the features. A GPU works on meanwhile."""
+
 
 def start_loading(request: EncoderRequest, reporter: Reporter) -> None:
     """Say what is to be loaded, and import its library in a thread: that and hashing the weights overlap."""
@@ -305,3 +308,8 @@ class PixelsEncoder:
         """(B, 3·SIZE²) float32 in 0..1, or unit rows when the request normalises."""
         rows = np.stack(items).reshape(len(items), -1).astype(np.float32) / np.float32(255)
         return self._request.finish(rows)
+
+    def start(self, items: Sequence[np.ndarray]) -> Callable[[], np.ndarray]:
+        """`encode`, at once."""
+        features = self.encode(items)
+        return lambda: features

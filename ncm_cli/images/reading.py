@@ -259,8 +259,16 @@ def encode_batches(
     count, processes = choose_readers(workers, files)
     window = max(map(len, batches), default=0) + 2 * count * (AT_ONCE if processes else 1)
     images = read_ahead(files, encoder.preprocess, workers=count, window=window, processes=processes)
+    # A GPU has the next batch before it's asked for the last one's features; a CPU gains nothing by that.
+    ahead, waiting = int(encoder.device != "cpu"), deque[tuple[list[ReadImage], Callable[[], np.ndarray]]]()
     with contextlib.closing(images):  # type: ignore[type-var]
         for batch in batches:
             read = [next(images) for _ in batch]
             items = [image.item for image in read if image.item is not None]
-            yield read, encoder.encode(items) if items else np.zeros((0, encoder.dim), "f4")
+            none = np.zeros((0, encoder.dim), "f4")
+            waiting.append((read, encoder.start(items) if items else none.copy))
+            if len(waiting) > ahead:
+                read, features = waiting.popleft()
+                yield read, features()
+        for read, features in waiting:
+            yield read, features()

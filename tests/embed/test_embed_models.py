@@ -38,18 +38,18 @@ def test_a_resumed_run_gives_the_bits_of_a_clean_one(
     pictures = make_pictures(30)
     (pictures.folder / "9.png").write_bytes(b"broken")
     pictures.embed(output=pictures.folder / "clean.h5", batch_size="7", **MODEL)
-    plain = network.TorchEncoder.encode
+    plain = network.TorchEncoder.start
     for last in (1, 2, 1):
         seen = []
 
-        def encode(self: Any, items: Any, seen: list[int] = seen, last: int = last) -> np.ndarray:
+        def start(self: Any, items: Any, seen: list[int] = seen, last: int = last) -> Any:
             if len(seen) == last:
                 raise KeyboardInterrupt
             seen.append(len(items))
             return plain(self, items)
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(network.TorchEncoder, "encode", encode)
+            patch.setattr(network.TorchEncoder, "start", start)
             pictures.embed(batch_size="7", **MODEL)
     pictures.embed(batch_size="7", **MODEL)
     assert contents(pictures.output) == contents(pictures.folder / "clean.h5")

@@ -143,3 +143,27 @@ def test_small_jobs_and_single_readers_start_no_process() -> None:
     assert reading.choose_readers(3, few * 1000) == (3, True)
     large = [ImageFile(str(i), "", 5_000_000) for i in range(100)]
     assert reading.choose_readers(3, large) == (3, True)
+
+
+def test_a_gpu_has_the_next_batch_before_the_last_ones_features_are_asked_for(make_pictures: Any) -> None:
+    pictures = make_pictures(5)
+    said: list[str] = []
+
+    class Fake(encoders.PixelsEncoder):
+        def start(self, items: Any) -> Any:
+            number = sum(text.startswith("start") for text in said)
+            said.append(f"start {number}")
+            features = self.encode(items)
+            return lambda: (said.append(f"fetch {number}"), features)[1]
+
+    encoder = Fake(encoders.EncoderRequest(model="pixels:2"))
+    files = [ImageFile(str(i), str(pictures.folder / f"{i}.png")) for i in range(5)]
+    rows = {}
+    for encoder.device in ("cpu", "cuda:0"):
+        said.clear()
+        made = list(reading.encode_batches(encoder, [files[:2], files[2:4], files[4:]], workers=1))
+        assert [[image.file.id for image in images] for images, _ in made] == [["0", "1"], ["2", "3"], ["4"]]
+        rows[encoder.device] = np.concatenate([features for _, features in made])
+        order = {"cpu": "s0 f0 s1 f1 s2 f2", "cuda:0": "s0 s1 f0 s2 f1 f2"}[encoder.device]
+        assert " ".join(text[0] + text[-1] for text in said) == order
+    np.testing.assert_array_equal(rows["cpu"], rows["cuda:0"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import runpy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -141,25 +142,90 @@ def test_a_cuda_request_without_cuda_is_an_error(tiny_clip, monkeypatch: pytest.
     assert heard.notes == ["device: cpu, fp32"]
 
 
-def test_running_out_of_memory_names_the_batch_size(tiny_clip, picture: Picture) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        lambda torch: torch.cuda.OutOfMemoryError("CUDA out of memory"),
+        lambda torch: RuntimeError(
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+        ),
+        lambda torch: RuntimeError(
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+        ),
+        lambda torch: MemoryError(),
+    ],
+    ids=["cuda", "cpu", "cublas", "python"],
+)
+def test_where_memory_is_short_batches_are_halved_and_it_is_said_once(
+    error: Callable[[Any], Exception], tiny_clip, picture: Picture, heard
+) -> None:
     import torch
 
     request = EncoderRequest(model=str(tiny_clip.config), pretrained=str(tiny_clip.checkpoint))
-    encoder = load_encoder(request, device="cpu", reporter=SILENT)
-    items = [encoder.preprocess(picture(32, 32), "")] * 6
-    for error in (
-        torch.cuda.OutOfMemoryError("CUDA out of memory"),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
-        MemoryError(),
-    ):
+    encoder: Any = load_encoder(request, device="cpu", reporter=heard)
+    items = [encoder.preprocess(picture(32, 32, i), "") for i in range(11)]
+    halves = [encoder.encode(items[start : start + 2]) for start in range(0, 11, 2)]
+    held, sizes, plain, heard.notes = [3], [], encoder._model.encode, []
 
-        def fail(batch: Any, error: Exception = error) -> Any:
-            raise error
+    def fails(batch: Any) -> Any:
+        if len(batch) > held[0]:
+            raise error(torch)
+        sizes.append(len(batch))
+        return plain(batch)
 
-        model = encoder._model  # type: ignore[attr-defined]
-        encoder._model = replace(model, encode=fail)  # type: ignore[attr-defined]
-        with pytest.raises(InputError, match=r"batch of 6[\s\S]*--batch-size 3"):
-            encoder.encode(items)
+    encoder._model = replace(encoder._model, encode=fails)
+    # 11, 5, 2: the features are those of batches of 2, to the last bit.
+    np.testing.assert_array_equal(encoder.encode(items), np.concatenate(halves))
+    np.testing.assert_array_equal(encoder.encode(items[:4]), np.concatenate(halves[:2]))
+    assert sizes == [2, 2, 2, 2, 2, 1, 2, 2]
+    assert len(heard.warnings) == 1
+    assert re.search(
+        r"not enough memory on cpu for 11 pictures .*going on with 2\..*--batch-size 2 ", heard.warnings[0]
+    )
+    held[0] = 0
+    with pytest.raises(InputError, match="not enough memory on cpu for one picture"):
+        encoder.encode(items)
+
+
+def test_another_error_of_the_network_is_none_of_memory(tiny_clip, picture: Picture) -> None:
+    request = EncoderRequest(model=str(tiny_clip.config), pretrained=str(tiny_clip.checkpoint))
+    encoder: Any = load_encoder(request, device="cpu", reporter=SILENT)
+    with pytest.raises(RuntimeError, match=r"size|shape"):
+        encoder.encode([encoder.preprocess(picture(32, 32), "")[:5]])
+
+
+@pytest.mark.parametrize(("rates", "said"), [((1.7, 14.0), 1), ((10.0, 10.5), 0), ((30.0, 10.0), 0)])
+def test_a_precision_that_is_slower_than_fp32_is_warned_about(
+    rates: tuple[float, float], said: int, tiny_clip, picture: Picture, heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from types import SimpleNamespace
+
+    from ncm_cli.images import network
+
+    now, rate, runs = [0.0], dict(zip(("bf16", "fp32"), rates, strict=True)), []
+    monkeypatch.setattr(network, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    request = EncoderRequest(
+        model=str(tiny_clip.config), pretrained=str(tiny_clip.checkpoint), precision="bf16"
+    )
+    encoder: Any = load_encoder(request, device="cpu", reporter=heard)
+    plain = encoder._run
+
+    def run(items: Any, precision: str) -> Any:
+        runs.append((len(items), precision))
+        now[0] += len(items) / rate[precision]
+        return plain(items, precision)
+
+    monkeypatch.setattr(encoder, "_run", run)
+    items = [encoder.preprocess(picture(32, 32, i), "") for i in range(8)]
+    first, second, third = (encoder.encode(items) for _ in range(3))
+    # The second batch is measured, and fp32 by a quarter of it; the features are bf16 all along.
+    assert runs == [(8, "bf16"), (8, "bf16"), (2, "fp32"), (2, "fp32"), (8, "bf16")]
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(first, third)
+    assert len(heard.warnings) == said
+    if said:
+        assert "bf16 is slower than fp32 on cpu: 1.7 against 14 pictures/s" in heard.warnings[0]
+        assert "--precision fp32" in heard.warnings[0]
 
 
 def test_a_picture_too_narrow_to_resize_is_a_decode_error(tiny_clip) -> None:
@@ -197,3 +263,10 @@ def test_cuda_agrees_with_the_cpu(tiny_clip, images) -> None:
             reporter=SILENT,
         )
         assert 0 < np.abs(half.encode(items) - cpu.encode(items)).max() < 0.05
+
+
+@pytest.mark.slow
+def test_the_check_of_a_gpu_runs_without_one(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).resolve().parents[1] / "benchmarks" / "gpu_check.py"
+    assert runpy.run_path(str(path))["main"](["--smoke"]) == 0
+    assert "the same bits" in capsys.readouterr().out
