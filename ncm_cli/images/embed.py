@@ -35,6 +35,7 @@ from ncm_cli.images.options import (
     parse_shard,
     parse_workers,
 )
+from ncm_cli.images.paths import as_written, is_remote
 from ncm_cli.images.reading import read_ahead
 from ncm_cli.images.rows import (
     DONE,
@@ -136,8 +137,9 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
     started = time.monotonic()
     check(options)
     output = options.output
-    if options.root is not None and not options.root.is_dir():
-        raise InputError("no such folder", where=f"--root {options.root}")
+    root = options.root
+    if root is not None and not (is_remote(as_written(root)) or root.is_dir()):
+        raise InputError("no such folder", where=f"--root {root}")
     if output.is_dir():
         raise InputError("the output is a folder", where=output, fix=f"-o {output / 'features.h5'}")
     refuse_replacing(options)

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import stat
-import sys
 import unicodedata
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -18,6 +17,7 @@ import numpy as np
 
 from ncm_cli.errors import InputError, UsageError, listing
 from ncm_cli.images.options import EmbedOptions, parse_layout
+from ncm_cli.images.paths import as_written, file_system, is_remote, list_remote, native
 from ncm_cli.store.columns import Column, Files, NumericColumn
 from ncm_cli.store.digests import MAX_TEXT_BYTES, require_few_columns
 from ncm_cli.store.tables import Table, has_decimal_comma, read_table
@@ -136,11 +136,16 @@ def ordered_categories(values: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_source(options: EmbedOptions) -> Manifest:
-    """The rows that ``ncm embed`` reads with these options: of a table, or of a folder."""
+    """The rows that ``ncm embed`` reads with these options: of a table, a folder or tar archives."""
     source, names, with_files = options.source, ColumnNames.of(options), options.from_array is None
-    if not source.is_dir():
+    text = as_written(source)
+    if not (file_system(text).isdir(text) if is_remote(text) else source.is_dir()):
         if options.layout is not None:
             raise UsageError("--layout is for folders", found=f"{source} is no folder")
+        if re.search(r"\.tar\W*$", text) and with_files and options.root is None:
+            from ncm_cli.images.archives import read_archives
+
+            return read_archives(text, names)
         return read_manifest(source, names, root=options.root, with_files=with_files)
     if not with_files:
         fix = "write a CSV with the ids and labels in the order of the array's rows"
@@ -161,8 +166,23 @@ def read_manifest(
         The table can't be read, a column isn't there, an id is blank or repeated, a label is blank or a
         measurement, image files are missing (all are listed).
     """
-    table = read_table(path)
-    notes = [*table.notes]
+    text = as_written(path)
+    if is_remote(text):
+        raise InputError("a manifest has to be a local file", where=text, expected="its images may be remote")
+    base = absolute_text(root if root is not None else path.parent) if with_files else None
+    return manifest_of(read_table(path), names, base=base, images_only=images_only)
+
+
+def manifest_of(
+    table: Table,
+    names: ColumnNames,
+    *,
+    base: str | None = None,
+    files: Files | None = None,
+    images_only: bool = False,
+) -> Manifest:
+    """The rows of a table, whose files are known, or named from ``base`` on; without either it has none."""
+    path, notes, with_files = table.path, [*table.notes], base is not None or files is not None
     unnamed = names.id_col is None and "id" not in table.columns
     names = names.resolved(table.columns, with_files=with_files)
     if images_only:
@@ -182,9 +202,7 @@ def read_manifest(
     kept = [] if images_only else names.kept(table.columns)
     require_few_columns(len(kept), path)
     _check_values(table, kept, label, names.numeric)
-    files = None
-    if path_col is not None and with_files:
-        base = absolute_text(root if root is not None else path.parent)
+    if path_col is not None and base is not None:
         files = find_files(table.column(path_col, option="--path-col"), base, table.row_name, path)
     text = {name: table.values[name] for name in kept}
     alike = alike_categories(text, label, {split, *names.numeric})
@@ -375,13 +393,6 @@ def _depths(images: Sequence[str]) -> str:
     return ", ".join(f"{levels.count(level)} under {level}" for level in sorted(set(levels)))
 
 
-def native(path: str) -> str | bytes:
-    """``path`` as the system takes it: bytes where the locale would not let Python encode it."""
-    if sys.getfilesystemencoding().lower().replace("-", "") == "utf8":
-        return path
-    return path.encode("utf-8", "surrogateescape")
-
-
 def printable(name: str) -> str:
     """``name`` with the bytes that aren't UTF-8 as ``\\xe9``: how such a file is named in a store."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
@@ -389,6 +400,8 @@ def printable(name: str) -> str:
 
 def absolute_text(path: str | os.PathLike[str]) -> str:
     """The absolute path as text that can be stored; a name that isn't UTF-8 is an `InputError`."""
+    if is_remote(text := as_written(Path(path))):
+        return text.rstrip("/")
     try:
         return os.fsencode(os.path.abspath(path)).decode("utf-8")
     except UnicodeDecodeError:
@@ -399,7 +412,8 @@ def absolute_text(path: str | os.PathLike[str]) -> str:
 def find_files(paths: Sequence[str], base: str, row_name: Callable[[int], str], where: Path) -> Files:
     """Look every path up before any work starts.
 
-    A relative path starts from ``base``. Backslashes are tried as slashes, and the path is tried in both
+    Those with a scheme are not: reading them says what is wrong. A relative path starts from ``base``.
+    Backslashes are tried as slashes, and the path is tried in both
     Unicode normal forms, since a manifest written on one system is often read on another.
 
     Raises
@@ -412,6 +426,10 @@ def find_files(paths: Sequence[str], base: str, row_name: Callable[[int], str], 
     problems: list[str] = []
     for i, path in enumerate(paths):
         reason = "is missing" if path else "is blank"
+        if path and (is_remote(path) or is_remote(base)):
+            found.append(path if is_remote(path) else f"{base}/{path}")
+            size[i] = -1
+            continue
         for candidate in _spellings(path, base) if path else ():
             try:
                 status = os.stat(native(candidate))
@@ -434,6 +452,8 @@ def find_files(paths: Sequence[str], base: str, row_name: Callable[[int], str], 
             expected=f"files, relative paths starting from {base}",
             fix="--root FOLDER if relative paths start elsewhere; absolute paths are taken as they are",
         )
+    for one in {path.partition("://")[0]: path for path in found if is_remote(path)}.values():
+        file_system(one)
     return Files(tuple(found), size, mtime_ns, ("",) * len(found))
 
 
@@ -480,8 +500,13 @@ def walk_images(folder: Path) -> tuple[list[str], list[str]]:
     """
     images: list[str] = []
     others: list[str] = []
+    base = absolute_text(folder)
     try:
-        _scan(absolute_text(folder), "", images, others, ())
+        if is_remote(base):
+            for name in list_remote(base):
+                (images if _looks_like_image(name) else others).append(name)
+        else:
+            _scan(base, "", images, others, ())
     except OSError as error:
         what = (error.strerror or str(error)).lower()
         raise InputError("a folder can't be read", where=error.filename, found=what) from None
@@ -518,5 +543,8 @@ def _scan(
             if is_folder:
                 _scan(f"{folder}/{name}", f"{prefix}{name}/", images, others, (*above, here))
             else:
-                image = os.path.splitext(name)[1].lower() in {*IMAGE_SUFFIXES, ""}
-                (images if image else others).append(prefix + name)
+                (images if _looks_like_image(name) else others).append(prefix + name)
+
+
+def _looks_like_image(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in {*IMAGE_SUFFIXES, ""}

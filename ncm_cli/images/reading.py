@@ -30,9 +30,10 @@ import numpy as np
 from PIL import Image
 
 from ncm_cli.errors import InputError, listing
-from ncm_cli.images.decode import DecodeError, UndeclaredRangeError, decode, read_bytes
+from ncm_cli.images.decode import DecodeError, UndeclaredRangeError, decode
 from ncm_cli.images.encoder import Encoder, Preprocess
-from ncm_cli.images.manifest import native, printable
+from ncm_cli.images.manifest import printable
+from ncm_cli.images.paths import fetch, is_remote, look_up
 from ncm_cli.store.journal import ImageFile
 
 MOST_THREADS, MOST_PROCESSES = 8, 32
@@ -49,6 +50,9 @@ IMAGE_SECONDS, BYTE_SECONDS = 1.5e-3, 2.5e-8
 
 NEARLY = 16
 """Levels of 256 next to black or white: 12 bits taken for 16 have no others."""
+
+REMOTE_READERS = 32
+"""Threads of ``auto`` where files come over a network: they wait for it most of their time."""
 
 Read = Callable[[Sequence[ImageFile]], list["ReadImage"]]
 
@@ -76,12 +80,11 @@ def read_image(file: ImageFile, preprocess: Preprocess | None) -> ReadImage:
     """Read, decode and prepare one image; without ``preprocess``, only find out whether it decodes."""
     if printable(file.path) != file.path:
         return ReadImage(file, None, reason="its name isn't UTF-8: rename it, as names are stored as UTF-8")
-    file, mtime_ns = ImageFile(file.id, file.path), 0
+    file = ImageFile(file.id, file.path)
     try:
         # The time is taken before the bytes: a later change is then seen as one.
-        with contextlib.suppress(OSError):  # reading the file says what is wrong with it
-            mtime_ns = os.stat(native(file.path)).st_mtime_ns  # noqa: PTH116
-        data = read_bytes(os.fsdecode(native(file.path)))
+        _, mtime_ns = look_up(file.path)
+        data = fetch(file.path)
         file = ImageFile(file.id, file.path, len(data), mtime_ns, hashlib.sha256(data).hexdigest())
         image = decode(data, preprocess.request.intensity_range if preprocess is not None else None)
         item = True if preprocess is None else preprocess(image, file.id)
@@ -242,6 +245,8 @@ def choose_readers(workers: int | None, files: Sequence[ImageFile]) -> tuple[int
     cores = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))  # torchrun's, one rank a device
     seconds = sum(IMAGE_SECONDS + BYTE_SECONDS * file.size for file in files)
     processes = workers != 0 and os.name == "posix" and seconds >= MANY and (workers or cores) > 1
+    if files and is_remote(files[0].path):
+        return REMOTE_READERS if workers is None else workers, False
     most = MOST_PROCESSES if processes else MOST_THREADS
     return min(cores, most) if workers is None else workers, processes
 

@@ -6,24 +6,25 @@ Finished rows are durable while it goes.
 from __future__ import annotations
 
 import contextlib
-import os
+import hashlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ncm_cli.errors import listing
-from ncm_cli.images.decode import SAMPLE_POLICY, range_advice, sniff
+from ncm_cli.images.decode import SAMPLE_POLICY, DecodeError, range_advice, sniff
 from ncm_cli.images.encoder import Encoder
-from ncm_cli.images.manifest import native, printable
+from ncm_cli.images.manifest import printable
+from ncm_cli.images.paths import fetch, is_remote, look_up
 from ncm_cli.images.reading import ReadImage, encode_batches
 from ncm_cli.progress import Reporter, Task
 from ncm_cli.store.columns import FailedRow, Files
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.files import sha256_file
 from ncm_cli.store.journal import ImageFile, Journal
 
 BLOCK_BYTES = 1 << 20
@@ -31,6 +32,9 @@ BLOCK_BYTES = 1 << 20
 
 MOSTLY = 0.9
 """The share of a run's images that makes a tone the data set's."""
+
+LOOKING = 16
+"""Remote files that are looked up at once."""
 
 NEW, OLD, OTHER, DONE, FAILED = 0, 1, 2, 3, 4
 """Where a row's features come from: nowhere yet, the existing output, ``--reuse``, this run or one before;
@@ -63,8 +67,8 @@ class RowPlan:
         """SHA-256 of a row's file now; blank when it can't be read (reading it later says why)."""
         if row not in self._hashed:
             self._hashed[row] = ""
-            with contextlib.suppress(OSError):
-                self._hashed[row] = sha256_file(os.fsdecode(native(self.files[row].path)))
+            with contextlib.suppress(DecodeError):
+                self._hashed[row] = hashlib.sha256(fetch(self.files[row].path)).hexdigest()
         return self._hashed[row]
 
     def _usable(self, store: FeatureStore) -> list[int]:
@@ -75,8 +79,8 @@ class RowPlan:
         return [row for row in rows if not self._is_tiff(row)]
 
     def _is_tiff(self, row: int) -> bool:
-        with contextlib.suppress(OSError), open(native(self.files[row].path), "rb") as stream:  # noqa: PTH123
-            return sniff(stream.read(8)) == "TIFF"
+        with contextlib.suppress(DecodeError):
+            return sniff(fetch(self.files[row].path)[:8]) == "TIFF"
         return False
 
     def take_unchanged(self, old: FeatureStore, *, verify: bool, reporter: Reporter) -> None:
@@ -87,13 +91,16 @@ class RowPlan:
         if (files := old.files) is None:
             return
         known = {id: at for at, id in enumerate(old.ids)}
+        usable = [(row, at) for row in self._usable(old) if (at := known.get(self.files[row].id, -1)) >= 0]
+        self._look_up(
+            [(row, at) for row, at in usable if self.files[row].path == files.path[at]], files, reporter
+        )
         doubtful = []
-        for row in self._usable(old):
+        for row, at in usable:
             mine = self.files[row]
-            at = known.get(mine.id, -1)
-            if at < 0 or files.size[at] != mine.size:
+            if files.size[at] != mine.size:
                 continue
-            if not verify and (files.path[at], files.mtime_ns[at]) == (mine.path, mine.mtime_ns):
+            if not verify and (files.path[at], files.mtime_ns[at]) == (mine.path, mine.mtime_ns or None):
                 self.take(row, OLD, at, files.sha256[at])
             else:
                 doubtful.append((row, at))
@@ -101,6 +108,18 @@ class RowPlan:
             for row, at in doubtful:
                 if self.digest(row) == files.sha256[at]:
                     self.take(row, OLD, at, files.sha256[at])
+                task.advance()
+
+    def _look_up(self, pairs: Sequence[tuple[int, int]], old: Files, reporter: Reporter) -> None:
+        """Ask for the facts of remote files that an old store has too; a size that isn't told is taken on."""
+        pairs = [
+            (row, at) for row, at in pairs if self.files[row].size < 0 and is_remote(self.files[row].path)
+        ]
+        with reporter.task("looking up", len(pairs), "files") as task, ThreadPoolExecutor(LOOKING) as pool:
+            told = pool.map(look_up, [self.files[row].path for row, _ in pairs])
+            for (row, at), (size, mtime_ns) in zip(pairs, told, strict=True):
+                size = int(old.size[at]) if size < 0 else size
+                self.files[row] = self.files[row]._replace(size=size, mtime_ns=mtime_ns)
                 task.advance()
 
     def take_equal(self, other: FeatureStore, reporter: Reporter) -> None:
@@ -111,7 +130,11 @@ class RowPlan:
         pairs = zip(other.ids, files.sha256, strict=True)
         places = {(id if view else "", sha256): at for at, (id, sha256) in enumerate(pairs)}
         sizes = set(files.size.tolist())
-        rows = [row for row in self._usable(other) if self.files[row].size in sizes]
+        rows = [
+            row
+            for row in self._usable(other)
+            if self.files[row].size in sizes or is_remote(self.files[row].path)
+        ]
         with reporter.task("comparing contents", len(rows), "images") as task:
             for row in rows:
                 digest = self.digest(row)
@@ -126,6 +149,10 @@ class RowPlan:
             found = journal.lookup(self.files[row].id)
             if found is None:
                 continue
+            # What a run has read a while ago isn't asked for again.
+            remote = found.path == self.files[row].path and is_remote(found.path)
+            if remote:
+                self.files[row] = found
             same = not verify and found[:4] == self.files[row][:4]
             if same or self.digest(row) == found.sha256:
                 self.take(row, DONE, -1, found.sha256)

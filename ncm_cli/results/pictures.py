@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +12,9 @@ from typing import Any
 from PIL import Image, features
 
 from ncm_cli.images.augment import apply
-from ncm_cli.images.decode import DecodeError, decode, read_bytes
-from ncm_cli.images.manifest import native
+from ncm_cli.images.decode import DecodeError, decode
 from ncm_cli.images.options import parse_augment
+from ncm_cli.images.paths import fetch
 from ncm_cli.store.features import FeatureStore
 
 
@@ -89,7 +88,7 @@ class Pictures:
         self, id: str, path: str, sha256: str | None, span: Any, view: Mapping[str, Any]
     ) -> tuple[str | None, str, bool]:
         try:
-            data = read_bytes(os.fsdecode(native(path)))
+            data = fetch(path)
             if sha256 and hashlib.sha256(data).hexdigest() != sha256:
                 return None, "changed since it was embedded", False
             image = decode(data, tuple(span) if span else None)

@@ -1,0 +1,146 @@
+"""Tar archives of samples, as WebDataset writes them, as the rows of an embedding.
+
+Files of one name up to its first dot, one after another in an archive, are a sample: ``00012.jpg``,
+``00012.cls``, ``00012.json``. Only headers and labels are read here; an image is read where it lies.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ncm_cli.errors import InputError, UsageError, listing
+from ncm_cli.images.manifest import IMAGE_SUFFIXES, ColumnNames, Manifest, absolute_text, manifest_of
+from ncm_cli.images.paths import look_up, member_path, open_file
+from ncm_cli.store.columns import Files
+from ncm_cli.store.digests import MAX_TEXT_BYTES
+from ncm_cli.store.files import one_line
+from ncm_cli.store.tables import Table
+
+_KEY, _IMAGE = "__key__", "__url__"
+"""WebDataset's names for a sample's id and its place; no entry of a sample's own has them."""
+
+_NAME = re.compile(r"((?:.*/|)[^./][^.]*)\.([^/]+)", re.DOTALL)
+_META = re.compile(r"__[^/]*__($|/)")
+
+
+class _Samples(Table):
+    """A table whose rows messages name by their ids."""
+
+    def row_name(self, index: int) -> str:
+        """The sample's id."""
+        return self.values[_KEY][index]
+
+
+def expanded(pattern: str) -> list[str]:
+    """The texts that ``{000..099}`` and ``{a,b}``, also one in another, stand for; zeros in front count."""
+    found = re.search(r"\{(\d+)\.\.(\d+)\}|\{([^{}]*,[^{}]*)\}", pattern)
+    if found is None:
+        return [pattern]
+    first, last, words = found.groups()
+    if words is None:
+        step, width = (1 if int(first) <= int(last) else -1), len(first) if first[0] == "0" else 0
+        parts = [f"{number:0{width}}" for number in range(int(first), int(last) + step, step)]
+    else:
+        parts = words.split(",")
+    before, after = pattern[: found.start()], pattern[found.end() :]
+    texts = (text for part in parts for text in expanded(f"{before}{part}{after}"))
+    return list(dict.fromkeys(texts))
+
+
+def read_archives(source: str, names: ColumnNames) -> Manifest:
+    """The samples with an image in the archives that ``source`` stands for; ids are ``ARCHIVE/KEY``.
+
+    Columns are ``cls``, which is the label where no other is, and the entries of the JSON members that are
+    text, numbers, true or false.
+
+    Raises
+    ------
+    InputError
+        Archives are missing, compressed or damaged; there are no images; a label is blank or missing.
+    """
+    for option, value in (("--id-col", names.id_col), ("--path-col", names.path_col)):
+        if value is not None:
+            raise UsageError(f"{option} is for tables", found=f"{source} is an archive", fix="leave it out")
+    archives = [absolute_text(Path(path)) for path in expanded(source)]
+    facts = {archive: look_up(archive) for archive in archives}
+    if missing := [archive for archive, (size, _) in facts.items() if size < 0]:
+        raise InputError(f"{len(missing)} of {len(facts)} archives can't be read", found=listing(missing))
+    rows: list[dict[str, str]] = []
+    size: list[int] = []
+    mtime_ns: list[int] = []
+    left_out: dict[str, None] = {}
+    without = 0
+    for archive, (_, changed) in facts.items():
+        stem = archive.rpartition("/")[2].rpartition(".")[0]
+        for key, image, entries in _samples(archive):
+            without += image is None
+            if image is not None:
+                own = {_KEY: f"{stem}/{key}", _IMAGE: member_path(archive, image)}
+                rows.append(_flat(entries, left_out) | own)
+                size.append(image.size)
+                mtime_ns.append(changed)
+    if not rows:
+        raise InputError("no images in the archives", where=source, found=f"{without} samples of other kinds")
+    notes = [f"{without:,} samples without an image are left out"] if without else []
+    notes += [f"left out, as lists, objects and long texts are: {listing(left_out)}"] if left_out else []
+    columns = tuple(dict.fromkeys(name for row in rows for name in row))
+    values = {name: [row.get(name, "") for row in rows] for name in columns}
+    table = _Samples(Path(source), columns, values, range(len(rows)), ",", tuple(notes))
+    label = names.label_col or ("cls" if "cls" in columns and "label" not in columns else None)
+    files = Files(
+        tuple(values[_IMAGE]), np.array(size, np.int64), np.array(mtime_ns, np.int64), ("",) * len(rows)
+    )
+    return manifest_of(table, replace(names, id_col=_KEY, path_col=_IMAGE, label_col=label), files=files)
+
+
+def _samples(archive: str) -> Iterator[tuple[str, tarfile.TarInfo | None, dict[str, Any]]]:
+    """The key of each sample, the header of its image, its class and the entries of its JSON."""
+    try:
+        with open_file(archive) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
+            for key, members in itertools.groupby(_members(tar), lambda one: one[0]):
+                images: dict[str, tarfile.TarInfo] = {}
+                entries: dict[str, Any] = {}
+                for _, suffix, member in members:
+                    if f".{suffix.rpartition('.')[2]}" in IMAGE_SUFFIXES:
+                        images[suffix] = member
+                    elif suffix in ("cls", "json"):
+                        text = tar.extractfile(member).read().decode("utf-8")  # type: ignore[union-attr]
+                        entries |= {"cls": text} if suffix == "cls" else json.loads(text)
+                # Of several, such as left.png and jpg, that with the plain name.
+                yield key, images[min(images, key=lambda name: name.count("."))] if images else None, entries
+    except (tarfile.TarError, ValueError, TypeError, OSError, EOFError) as error:
+        raise InputError(
+            "an archive that can't be read", where=archive, found=one_line(error),
+            expected="an uncompressed tar file, with text in .cls and an object in .json",
+        ) from None  # fmt: skip
+
+
+def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
+    """(key, suffix, header) of the files of an archive that are part of a sample."""
+    for member in tar:
+        tar.members = []  # type: ignore[attr-defined]  # all would be kept otherwise
+        named = _NAME.fullmatch(member.name)
+        if named and member.isreg() and not _META.match(member.name):
+            yield named[1], named[2].lower(), member
+
+
+def _flat(sample: dict[str, Any], left_out: dict[str, None]) -> dict[str, str]:
+    """The entries of a sample that a column takes, as text; the names of others are added to ``left_out``."""
+    texts: dict[str, str] = {}
+    for name, value in sample.items():
+        missing = value is None or value != value
+        text = "" if missing else json.dumps(value) if isinstance(value, bool) else str(value).strip()
+        if name and not isinstance(value, list | dict) and len(text.encode()) <= MAX_TEXT_BYTES:
+            texts[name] = text
+        else:
+            left_out[name] = None
+    return texts

@@ -1,0 +1,144 @@
+"""The bytes behind a path: of a file, of a member of a tar archive, or of what a scheme such as s3:// names.
+
+A path with a scheme is read through fsspec, whose file systems are installed apart. A member of an archive is
+``ARCHIVE.tar#MEMBER@OFFSET``: so it is read without a look at the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from ncm_cli.errors import InputError
+from ncm_cli.images.decode import MAX_BYTES, DecodeError, read_bytes
+from ncm_cli.store.files import one_line
+
+# Names may be bytes here, and a stat a row must stay cheap, so this module keeps to os.path.
+# ruff: noqa: PTH116, PTH123
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+
+_MEMBER = re.compile(r"(.+?\.tar)#(.+)@(\d+)", re.IGNORECASE | re.DOTALL)
+
+_VERSIONS = ("ETag", "etag", "mtime", "LastModified", "Last-Modified", "last_modified", "updated", "created")
+"""What file systems call the facts by which a changed file is told."""
+
+_NEAR = 1 << 18
+"""Bytes of a remote archive that are read at once: a member's header, and most images whole."""
+
+
+def native(path: str) -> str | bytes:
+    """``path`` as the system takes it: bytes where the locale would not let Python encode it."""
+    if sys.getfilesystemencoding().lower().replace("-", "") == "utf8":
+        return path
+    return path.encode("utf-8", "surrogateescape")
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path has a scheme."""
+    return _SCHEME.match(path) is not None
+
+
+def as_written(path: Path) -> str:
+    """The text of a path; pathlib takes the second slash from one with a scheme."""
+    return re.sub(r"^([A-Za-z][A-Za-z0-9+.-]+):/+", r"\1://", str(path))
+
+
+def file_system(path: str) -> Any:
+    """What reads paths of this scheme; an `InputError` says what has to be installed for it."""
+    scheme = path.partition("://")[0]
+    try:
+        import fsspec
+
+        return fsspec.filesystem(scheme)
+    except (ImportError, ValueError) as error:
+        package = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}.get(
+            scheme, ""
+        )
+        raise InputError(
+            f"paths with {scheme}:// can't be read here",
+            where=path,
+            found=one_line(error),
+            fix=f"pip install 'ncm-cli[remote]' {package}".rstrip(),
+        ) from None
+
+
+def list_remote(folder: str) -> list[str]:
+    """The files in a folder with a scheme, at any depth, by their names from it on; no hidden ones."""
+    system = file_system(folder)
+    start = len(system._strip_protocol(folder).rstrip("/")) + 1
+    names = [name[start:] for name in system.find(folder)]
+    return [name for name in names if not any(part.startswith(".") for part in name.split("/"))]
+
+
+def open_file(path: str) -> BinaryIO:
+    """A file with or without a scheme, to be read from any place of it."""
+    if is_remote(path):
+        return cast(BinaryIO, file_system(path).open(path, "rb", block_size=_NEAR))
+    return open(native(path), "rb")
+
+
+def member_path(archive: str, member: tarfile.TarInfo) -> str:
+    """The path of a member, which begins at a byte of its archive."""
+    return f"{archive}#{member.name}@{member.offset}"
+
+
+def archive_of(path: str) -> str:
+    """The file that has to be there for a path to be read: the archive of a member, or the path."""
+    found = _MEMBER.fullmatch(path)
+    return found[1] if found else path
+
+
+def look_up(path: str) -> tuple[int, int]:
+    """(size, time in ns) of a file or archive now; −1 and 0 where they aren't told: reading it says why.
+
+    Of a remote file the time is a number that changes with what its file system tells of it.
+    """
+    path = archive_of(path)
+    try:
+        if not is_remote(path):
+            status = os.stat(native(path))
+            return status.st_size, status.st_mtime_ns
+        told = file_system(path).info(path)
+    except Exception:  # file systems raise what they like
+        return -1, 0
+    said = [f"{name} {told[name]}" for name in _VERSIONS if told.get(name)]
+    size = told.get("size")
+    return -1 if size is None else size, int(
+        hashlib.sha256(repr(said).encode()).hexdigest()[:15], 16
+    ) if said else 0
+
+
+def fetch(path: str) -> bytes:
+    """The bytes of an image, or `DecodeError` with the reason why they can't be had."""
+    found = _MEMBER.fullmatch(path)
+    if found is None and not is_remote(path):
+        return read_bytes(os.fsdecode(native(path)))
+    try:
+        return _member(*found.groups()) if found else cast(bytes, file_system(path).cat_file(path))
+    except DecodeError:
+        raise
+    except FileNotFoundError:
+        raise DecodeError("no such file") from None
+    except Exception as error:  # file systems raise what they like
+        reason = error.what if isinstance(error, InputError) else one_line(error) or type(error).__name__
+        raise DecodeError(f"cannot be read: {reason}") from None
+
+
+def _member(archive: str, name: str, offset: str) -> bytes:
+    with open_file(archive) as stream:
+        stream.seek(int(offset))
+        with tarfile.open(fileobj=stream, mode="r:") as tar:
+            member = tar.next()
+            if member is None or member.name != name:
+                raise DecodeError("the archive holds another file at its place")
+            if member.size > MAX_BYTES:
+                raise DecodeError(f"file of {member.size:,} bytes, over the limit of {MAX_BYTES:,}")
+            content = tar.extractfile(member)
+            assert content is not None  # only files are listed
+            return content.read()

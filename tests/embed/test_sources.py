@@ -1,0 +1,233 @@
+"""Tar archives of samples and paths with a scheme are embedded like the same pictures in a folder."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.server
+import io
+import json
+import os
+import sys
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ncm_cli.errors import InputError
+from ncm_cli.images.archives import expanded
+from ncm_cli.images.paths import as_written, is_remote
+from ncm_cli.store.features import FeatureStore
+
+
+def png(seed: int) -> bytes:
+    stream = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))
+
+
+def write_archives(folder: Path, count: int = 3, each: int = 4) -> str:
+    """Archives of samples with classes and entries; the last sample of each has no entries."""
+    for shard in range(count):
+        with tarfile.open(folder / f"data-{shard:03d}.tar", "w") as tar:
+            for i in range(each):
+                # Names over 100 bytes have a header of their own.
+                key = f"{'a' * 120 if i == 1 else 'dir'}/{i:04d}"
+                add(tar, f"{key}.png", png(10 * shard + i))
+                add(tar, f"{key}.cls", str(i % 2).encode())
+                if i < each - 1:
+                    entries = {"place": f"p{i}", "night": bool(i), "n": 0.5 * i, "box": [1, 2], "none": None}
+                    add(tar, f"{key}.json", json.dumps(entries).encode())
+    return str(folder / f"data-{{000..{count - 1:03d}}}.tar")
+
+
+def test_braces_stand_for_what_a_shell_makes_of_them() -> None:
+    assert expanded("a-{08..11}.tar") == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
+    assert expanded("{b,a}-{2..1}") == ["b-2", "b-1", "a-2", "a-1"]
+    assert expanded("{t-{0..1},v}.tar") == ["t-0.tar", "v.tar", "t-1.tar"]
+    assert expanded("{a}.tar") == ["{a}.tar"]
+
+
+def test_archives_are_embedded_like_a_folder(pictures: Any, contents: Any) -> None:
+    source = write_archives(pictures.folder)
+    for shard in range(3):
+        for i in range(4):
+            (pictures.folder / f"{shard}-{i}.png").write_bytes(png(10 * shard + i))
+    pictures.rows = [{"id": f"{s}{i}", "path": f"{s}-{i}.png"} for s in range(3) for i in range(4)]
+    pictures.write()
+    pictures.embed(output=pictures.folder / "folder.h5")
+    report = pictures.embed(source=Path(source), numeric=("n",))
+    assert "left out, as lists, objects and long texts are: box" in pictures.said.notes
+    with FeatureStore(pictures.output) as store, FeatureStore(pictures.folder / "folder.h5") as plain:
+        np.testing.assert_array_equal(store.read(), plain.read())
+        assert store.files is not None and plain.files is not None
+        assert store.files.sha256 == plain.files.sha256
+        assert store.files.path[4] == f"{pictures.folder}/data-001.tar#dir/0000.png@0"
+        assert store.ids[:2] == ("data-000/dir/0000", f"data-000/{'a' * 120}/0001")
+        assert (store.label_column, store.column("cls").text()) == ("cls", ["0", "1", "0", "1"] * 3)
+        assert store.column("place").text() == ["p0", "p1", "p2", ""] * 3
+        assert store.column("night").text()[:4] == ["false", "true", "true", ""]
+        np.testing.assert_array_equal(store.column("n").values[:4], [0, 0.5, 1, np.nan])
+    before = contents(pictures.output)
+    assert not pictures.embed(source=Path(source), numeric=("n",)).written
+    # An archive that was written anew with one other picture: the content decides.
+    with tarfile.open(pictures.folder / "data-001.tar", "w") as tar:
+        for i in (3, 2, 0):
+            key = f"dir/{i:04d}"
+            add(tar, f"{key}.png", png(99 if i == 2 else 10 + i))
+            add(tar, f"{key}.cls", b"1")
+    changed = pictures.embed(source=Path(source), numeric=("n",))
+    assert (report.new, changed.new, changed.reused, changed.removed) == (12, 1, 10, 1)
+    assert contents(pictures.output)["content"] != before["content"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # it leaves a file open
+def test_webdatasets_own_writer_and_reader_agree(pictures: Any) -> None:
+    wds = pytest.importorskip("webdataset")
+    path = pictures.folder / "w-0.tar"
+    with wds.TarWriter(str(path)) as sink:
+        for i in range(3):
+            sample = {"__key__": f"k{i}", "left.png": png(9), "cls": i, "json": {"x": i}}
+            sink.write(sample if i == 1 else sample | {"png": png(i)})
+    samples = list(wds.WebDataset(str(path), shardshuffle=False, empty_check=False))
+    pictures.embed(source=path)
+    with FeatureStore(pictures.output) as store:
+        assert list(store.ids) == [f"w-0/{sample['__key__']}" for sample in samples]
+        assert store.column("cls").text() == [sample["cls"].decode() for sample in samples]
+        images = [sample.get("png", sample["left.png"]) for sample in samples]
+        assert store.files is not None
+        assert list(store.files.sha256) == [hashlib.sha256(image).hexdigest() for image in images]
+
+
+def test_bad_archives_say_what_is_wrong(pictures: Any) -> None:
+    source = write_archives(pictures.folder, count=1)
+    path = pictures.folder / "data-000.tar"
+    with pytest.raises(InputError, match="2 of 3 archives can't be read"):
+        pictures.embed(source=pictures.folder / "data-{000..002}.tar")
+    whole = path.read_bytes()
+    at = whole.index(png(2))
+    path.write_bytes(whole[:at] + bytes(len(png(2))) + whole[at + len(png(2)) :])
+    report = pictures.embed(source=Path(source))
+    assert [row.id for row in report.failed] == ["data-000/dir/0002"]
+    path.write_bytes(b"\x1f\x8b" + whole)
+    with pytest.raises(InputError, match="an archive that can't be read"):
+        pictures.embed(source=path)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """The pictures' folder over HTTP; what is called broken ends early."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if "broken" in self.path:
+                self.send_response(200)
+                self.send_header("Content-Length", "1000")
+                self.end_headers()
+                self.wfile.write(b"half")
+            elif "forbidden" in self.path:
+                self.send_error(403)
+            else:
+                super().do_GET()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    handler = functools.partial(Handler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+        thread = threading.Thread(target=running.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{running.server_port}"
+        running.shutdown()
+        thread.join()
+
+
+def test_pictures_of_a_server_are_embedded_and_those_that_fail_are_told(
+    make_pictures: Any, contents: Any, server: str
+) -> None:
+    pytest.importorskip("aiohttp")
+    pictures = make_pictures(6)
+    pictures.embed(output=pictures.folder / "local.h5")
+    for i in range(6):
+        pictures.rows[i]["path"] = f"{server}/{i}.png"
+    for name in ("gone", "broken", "forbidden"):
+        pictures.rows.append(pictures.rows[0] | {"id": name, "path": f"{server}/{name}.png"})
+    (pictures.folder / "broken.png").write_bytes(b"")
+    pictures.write()
+    report = pictures.embed(max_failures=3)
+    failed = {row.id: row.reason for row in report.failed}
+    assert list(failed) == ["gone", "broken", "forbidden"] and failed["gone"] == "no such file"
+    assert "403" in failed["forbidden"]
+    first, local = contents(pictures.output), contents(pictures.folder / "local.h5")
+    assert first["features"] == local["features"] and first["files"][3] == local["files"][3]
+    os.utime(pictures.picture("2.png"), (2e9, 2e9))  # servers tell the time in seconds
+    again = pictures.embed(max_failures=3)
+    assert (again.new, again.reused) == (1, 5)
+    assert contents(pictures.output)["features"] != first["features"]
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    fsspec = pytest.importorskip("fsspec")
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    yield system
+    system.store.clear()
+
+
+def test_folders_archives_and_manifests_with_a_scheme(pictures: Any, contents: Any, memory: Any) -> None:
+    for i in range(6):
+        memory.pipe(f"/set/{'cat' if i % 2 else 'dog'}/{i}.png", png(i))
+    memory.pipe("/set/cat/notes.txt", b"no image")
+    source = Path("memory://set")
+    assert as_written(source) == "memory://set"
+    report = pictures.embed(source=source)
+    assert report.new == 6 and not pictures.embed(source=source).written
+    with FeatureStore(pictures.output) as store:
+        assert store.ids[0] == "cat/1.png" and store.column("label").counts() == {"cat": 3, "dog": 3}
+        assert store.files is not None and store.files.path[0] == "memory://set/cat/1.png"
+        features = store.read()
+    memory.pipe("/set/cat/1.png", png(77))
+    assert pictures.embed(source=source).new == 1
+    pictures.rows = [{"id": str(i), "path": f"{'cat' if i % 2 else 'dog'}/{i}.png"} for i in (3, 5, 0, 2, 4)]
+    pictures.write()
+    pictures.embed(root=Path("memory://set"), output=pictures.folder / "b.h5", shard="1/2", batch_size="2")
+    pictures.embed(root=Path("memory://set"), output=pictures.folder / "b.h5", shard="0/2", batch_size="2")
+    with FeatureStore(pictures.folder / "b.h5") as store:
+        np.testing.assert_array_equal(store.read(), features[1:])
+        assert store.files is not None and (store.files.size > 0).all() and (store.files.mtime_ns > 0).all()
+    assert pictures.embed(root=Path("memory://set"), output=pictures.folder / "b.h5").reused == 5
+    local = write_archives(pictures.folder)
+    for path in pictures.folder.glob("*.tar"):
+        memory.pipe(f"/tars/{path.name}", path.read_bytes())
+    pictures.embed(source=Path(local), output=pictures.folder / "c.h5")
+    pictures.embed(source=Path("memory://tars/data-{000..002}.tar"), output=pictures.folder / "d.h5")
+    assert contents(pictures.folder / "c.h5")["content"] == contents(pictures.folder / "d.h5")["content"]
+
+
+def test_what_is_not_installed_is_named(pictures: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures.rows = [{"id": "a", "path": "s3://bucket/a.png"}]
+    pictures.write()
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(InputError, match="paths with s3://") as error:
+        pictures.embed()
+    assert "ncm-cli[remote]' s3fs" in str(error.value)
+    with pytest.raises(InputError, match="has to be a local file"):
+        monkeypatch.setattr(
+            "ncm_cli.images.manifest.file_system", lambda _: type("", (), {"isdir": lambda *_: 0})()
+        )
+        pictures.embed(source=Path("https://host/manifest.csv"))
+    assert not is_remote("C:/a.png") and not is_remote("/a/b://c.png")
