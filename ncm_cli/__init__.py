@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ncm_cli.notebook import Result, load, run
     from ncm_cli.probes.estimator import NCMClassifier, NCMRegressor, SpuriousProjection
     from ncm_cli.store.features import FeatureStore
     from ncm_cli.store.pairs import PairStore
@@ -22,11 +23,19 @@ __all__ = [
     "NCMRegressor",
     "PairStore",
     "Probe",
+    "Result",
     "SpuriousProjection",
     "__version__",
+    "load",
+    "run",
 ]
 
-_HOMES = {"FeatureStore": "store.features", "PairStore": "store.pairs", "Probe": "store.probe"}
+_HOMES = {
+    "FeatureStore": "store.features",
+    "PairStore": "store.pairs",
+    "Probe": "store.probe",
+    **dict.fromkeys(("Result", "load", "run"), "notebook"),
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -31,6 +31,7 @@ LEVELS = {
     "console": 4,
     "commands": 5,
     "main": 6,
+    "notebook": 6,
 }
 """A module may import from its own level and from lower ones; none may import itself by a detour."""
 

@@ -17,6 +17,7 @@ from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import as_json
 from ncm_cli.progress import Reporter
 from ncm_cli.store.hdf5 import H5Reader, reading, writing
+from ncm_cli.store.results import Shown
 
 Array = NDArray[np.float64]
 
@@ -308,7 +309,7 @@ def _why_not(rule: Rule, found: Mapping[str, NDArray[Any]], options: SweepOption
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class SweepTable:
+class SweepTable(Shown):
     """n configurations, in the order in which they were planned."""
 
     method: tuple[str, ...]

@@ -93,7 +93,12 @@ def run(options: BoundOptions, ui: Ui) -> None:
     found = bound(options, reporter=ui.reporter)
     if ui.json:
         ui.result(found)
-        return
+    else:
+        show(found, ui)
+
+
+def show(found: dict[str, Any], ui: Ui) -> None:
+    """The terms, whether the bound holds, and the paths."""
     rows = _rows(found)
     ui.table(
         ("Term", "What it is", "Paper", "Value", "95 % interval"),
@@ -101,7 +106,7 @@ def run(options: BoundOptions, ui: Ui) -> None:
         title=f"Bound on the test-domain risk: {found['loss']} loss, rank {found['rank']}",
         left=3,
     )
-    if options.explain:
+    if found["options"]["explain"]:
         for (symbol, words, *_), meaning in rows:
             if meaning:
                 ui.text("\n".join([f"{symbol}: {words}", *meaning, ""]))
@@ -113,8 +118,8 @@ def run(options: BoundOptions, ui: Ui) -> None:
         if found[name]:
             path = [(row[key], *(row[column] for column in columns)) for row in found[name]]
             ui.table((key, *heads), path, title=f"Along the {what}", left=0)
-    if options.output:
-        ui.note(f"written: {options.output}")
+    if found["options"]["output"]:
+        ui.note(f"written: {found['options']['output']}")
 
 
 def _rows(found: dict[str, Any]) -> list[tuple[tuple[Any, ...], list[str]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from ncm_cli.console import Ui
@@ -20,7 +21,12 @@ def run(options: EvalOptions, ui: Ui) -> None:
     body = evaluate(options, reporter=ui.reporter)
     if ui.json:
         ui.result(body)
-        return
+    else:
+        show(body, ui)
+
+
+def show(body: dict[str, Any], ui: Ui) -> None:
+    """The numbers as tables."""
     probe, table = body["probe"], body["groups"]
     ui.text(
         f"{probe['method'] or 'probe'}, rank {probe['rank']}, on {body['where'] or 'all rows'}: "
@@ -51,9 +57,9 @@ def run(options: EvalOptions, ui: Ui) -> None:
     if len(table) > 1:
         _show_groups(body, ui)
     if body["comparison"] is not None:
-        _show_comparison(body, body["comparison"], options, ui)
-    if options.output:
-        ui.note(f"wrote {options.output}")
+        _show_comparison(body, body["comparison"], ui)
+    if body["options"]["output"]:
+        ui.note(f"wrote {body['options']['output']}")
 
 
 def _worst(text: str, entry: dict[str, Any]) -> tuple[str, object]:
@@ -89,8 +95,8 @@ def _interval(entry: dict[str, Any], form: str) -> str | None:
     return None if low is None else f"{low:{form}} – {high:{form}}"
 
 
-def _show_comparison(body: dict[str, Any], found: dict[str, Any], options: EvalOptions, ui: Ui) -> None:
-    other = options.compare.name if options.compare else ""
+def _show_comparison(body: dict[str, Any], found: dict[str, Any], ui: Ui) -> None:
+    other = Path(body["options"]["compare"] or "").name
     if "mse_difference" in found:
         interval = _interval(found, "+.4g") or "unknown from one row"
         ui.text(

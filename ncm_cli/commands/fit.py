@@ -40,7 +40,12 @@ def run(options: FitOptions, ui: Ui) -> None:
     body = fit(options, reporter=ui.reporter)
     if ui.json:
         ui.result(body)
-        return
+    else:
+        show(body, ui)
+
+
+def show(body: dict[str, Any], ui: Ui) -> None:
+    """The path, what was chosen, and whether the pairs helped."""
     _show_path(body, ui)
     if len(body["crossings"]) > 1:
         ui.text("\n".join(map(_worst_of, body["crossings"])) + "\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ncm_cli import __version__
-from ncm_cli.baselines.choice import read_sweep
+from ncm_cli.baselines.choice import SweepTable, read_sweep
 from ncm_cli.console import Ui
 from ncm_cli.errors import InputError
 from ncm_cli.results.options import InfoOptions
@@ -38,7 +38,7 @@ def run(options: InfoOptions, ui: Ui) -> None:
         return
     facts = describe(options.file, options, ui)
     if not ui.json:
-        _show(facts, ui)
+        show(facts, ui)
     elif not options.system:
         ui.result(facts)
     if facts["verified"]:
@@ -60,26 +60,20 @@ def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
     ui.reporter.detail(f"{path}: {kind}")
     facts: dict[str, Any]
     if kind == "features":
-        facts = _features(path, options.verify, ui)
-    elif kind == "pairs":
-        store = pairs.read_pairs(path)
-        facts = {"rows": store.pairs, "held_out": int(store.holdout.sum())}
-        facts |= _attributes(store, "dim rank strategy sources diagnostics encoder fingerprint")
-        facts |= _attributes(store, "content_sha256 created ncm_version options")
-        facts["singular_values"] = store.singular_values.tolist()
+        with FeatureStore(path) as store:
+            if options.verify:
+                with ui.reporter.task("verifying", total=store.rows, unit="rows") as task:
+                    store.verify(task.advance)
+            facts = facts_of(store)
     elif kind == "probe":
         own = probe.read_probe(path)
-        facts = _attributes(own, "dim task target classes rank encoder fingerprint created ncm_version")
-        facts |= {name: value for name, value in own.meta.items() if name not in (*facts, "rows")}
-        facts |= {"classes": list(own.classes), "content_sha256": own.sha256}
+        facts = facts_of(own)
         if options.export is not None and options.output is not None:
             probe.EXPORTERS[options.export](options.output, own)
+    elif kind == "pairs":
+        facts = facts_of(pairs.read_pairs(path))
     elif kind == "sweep":
-        table = read_sweep(path)
-        methods = {name: table.method.count(name) for name in dict.fromkeys(table.method)}
-        facts = {"rows": len(table.method), "methods": methods, "seeds": sorted(set(table.seed.tolist()))}
-        facts |= {"checkpoints": len(table.epochs), "diverged": int(table.diverged.sum())}
-        facts["options"] = table.options
+        facts = facts_of(read_sweep(path))
     elif kind == "journal":
         found = journal.read_facts(path)
         names = ("output", "rows", "dim", "damaged", "shards", "key", "content_sha256", "ncm_version")
@@ -106,15 +100,26 @@ def _attributes(found: Any, names: str) -> dict[str, Any]:
     return {name: getattr(found, name) for name in names.split()}
 
 
-def _features(path: Path, verify: bool, ui: Ui) -> dict[str, Any]:
+def facts_of(found: FeatureStore | pairs.PairStore | probe.Probe | SweepTable) -> dict[str, Any]:
+    """What is told of an open store, a probe or a sweep's table, beside the file."""
+    if isinstance(found, SweepTable):
+        methods = {name: found.method.count(name) for name in dict.fromkeys(found.method)}
+        facts = {"rows": len(found.method), "methods": methods, "seeds": sorted(set(found.seed.tolist()))}
+        facts |= {"checkpoints": len(found.epochs), "diverged": int(found.diverged.sum())}
+        return facts | {"options": found.options}
+    if isinstance(found, probe.Probe):
+        facts = _attributes(found, "dim task target classes rank encoder fingerprint created ncm_version")
+        facts |= {name: value for name, value in found.meta.items() if name not in (*facts, "rows")}
+        return facts | {"classes": list(found.classes), "content_sha256": found.sha256}
+    if isinstance(found, pairs.PairStore):
+        facts = {"rows": found.pairs, "held_out": int(found.holdout.sum())}
+        facts |= _attributes(found, "dim rank strategy sources diagnostics encoder fingerprint")
+        facts |= _attributes(found, "content_sha256 created ncm_version options")
+        return facts | {"singular_values": found.singular_values.tolist()}
     names = "rows dim dtype columns label_column split_column encoder fingerprint"
-    with FeatureStore(path) as store:
-        if verify:
-            with ui.reporter.task("verifying", total=store.rows, unit="rows") as task:
-                store.verify(task.advance)
-        facts = _attributes(store, f"{names} content_sha256 created ncm_version options")
-        facts["columns"] = {name: _column(column) for name, column in store.columns.items()}
-        facts["failed"] = [dataclasses.asdict(row) for row in store.failed]
+    facts = _attributes(found, f"{names} content_sha256 created ncm_version options")
+    facts["columns"] = {name: _column(column) for name, column in found.columns.items()}
+    facts["failed"] = [dataclasses.asdict(row) for row in found.failed]
     return facts
 
 
@@ -150,7 +155,8 @@ def _show_system(ui: Ui) -> None:
     ui.text("\n".join([platform.platform(), *devices]))
 
 
-def _show(facts: dict[str, Any], ui: Ui) -> None:
+def show(facts: dict[str, Any], ui: Ui) -> None:
+    """The facts of a file as tables; what isn't known of it is left out."""
     known = {name: value for name, value in facts.items() if value is not None and value not in ({}, [])}
     rows = [(name, _short(value)) for name, value in known.items() if name not in _ELSEWHERE | _LONG]
     rows += _choice_rows(facts.get("selection") or {})

@@ -16,7 +16,12 @@ def run(options: PairsOptions, ui: Ui) -> None:
     made = pairs(options, reporter=ui.reporter)
     if ui.json:
         ui.result(made)
-        return
+    else:
+        show(made, ui)
+
+
+def show(made: dict[str, Any], ui: Ui) -> None:
+    """The diagnostics as tables."""
     found: dict[str, Any] = made["diagnostics"]
     gap = f"after rank {found['gap']} ({found['gap_ratio']:.2f} times)" if found["gap"] else None
     counted = {

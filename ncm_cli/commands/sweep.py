@@ -23,13 +23,19 @@ def run(options: SweepOptions, ui: Ui) -> None:
     body = sweep(options, reporter=ui.reporter)
     if ui.json:
         ui.result(body)
-        return
+    else:
+        show(body, ui)
+
+
+def show(body: dict[str, Any], ui: Ui) -> None:
+    """What each rule picks, as tables."""
+    options = body["options"]
     rows, rules = body["rows"], body["rules"]
     applied = [rule for rule, why in rules.items() if why is None]
     for metric, title in SHOWN.items():
         cells = {(row["method"], row["rule"]): _cell(row, metric) for row in rows}
         if any(cells.values()):
-            spread = f"mean ± sd of {options.seeds} seeds" if options.seeds > 1 else "one seed"
+            spread = f"mean ± sd of {options['seeds']} seeds" if options["seeds"] > 1 else "one seed"
             ui.table(
                 ["method", *(HEADINGS.get(rule, rule) for rule in applied)],
                 [
@@ -44,7 +50,7 @@ def run(options: SweepOptions, ui: Ui) -> None:
         ui.text("Rules that don't apply. " + "; ".join(skipped) + ".")
     if any(row["oracle"] for row in rows):
         ui.text("ORACLE rules look at the test rows: they say what could be reached, not what one gets.")
-    probes = "" if options.save_probes is None else f", and probes in {options.save_probes}"
+    probes = "" if options["save_probes"] is None else f", and probes in {options['save_probes']}"
     ui.note(f"{body['configurations']:,} configurations; wrote {body['output']}{probes}")
 
 

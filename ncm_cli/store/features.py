@@ -28,7 +28,7 @@ from ncm_cli.store.digests import (
 )
 from ncm_cli.store.files import one_line
 from ncm_cli.store.hdf5 import CHUNK_BYTES, H5Reader, H5Writer, reading, writing
-from ncm_cli.store.results import jsonable
+from ncm_cli.store.results import Shown, jsonable
 
 FORMAT = "ncm-features"
 VERSION = 1
@@ -255,7 +255,7 @@ def _content_digest(
     )
 
 
-class FeatureStore(contextlib.AbstractContextManager["FeatureStore"]):
+class FeatureStore(Shown, contextlib.AbstractContextManager["FeatureStore"]):
     """A feature store opened for reading; a context manager.
 
     Opening reads the header alone, in bounded memory: ids, columns and features are read, and checked against
@@ -269,6 +269,14 @@ class FeatureStore(contextlib.AbstractContextManager["FeatureStore"]):
         ``float32`` or ``float16`` on disk; features are always returned as float32.
     encoder, fingerprint
         The encoder's description, and SHA-256 over it.
+
+    Examples
+    --------
+    >>> from ncm_cli import FeatureStore
+    >>> with FeatureStore.open("features.h5") as store:
+    ...     X, label = store.read(store.mask("split=train")), store.column("label")
+    >>> X.shape, label.categories
+    ((400, 8), ('-1', '1'))
     """
 
     def __init__(self, path: Path | str) -> None:

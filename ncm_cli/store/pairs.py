@@ -22,7 +22,7 @@ from ncm_cli.store.digests import (
     text_digest,
 )
 from ncm_cli.store.hdf5 import H5Reader, reading, writing
-from ncm_cli.store.results import jsonable, now
+from ncm_cli.store.results import Shown, jsonable, now
 
 FORMAT = "ncm-pairs"
 VERSION = 2
@@ -32,8 +32,8 @@ _ARRAYS = {"features_a": np.float32, "features_b": np.float32, "holdout": bool, 
 _TEXTS = ("id_a", "id_b", "label_a", "label_b")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class PairStore:
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class PairStore(Shown):
     """k pairs of rows (a, b), features of width d, in the order in which they were matched."""
 
     features_a: np.ndarray
@@ -58,6 +58,9 @@ class PairStore:
     diagnostics: dict[str, Any]
     created: str = ""
     ncm_version: str = __version__
+
+    def __repr__(self) -> str:
+        return f"PairStore(pairs={self.pairs}, rank={self.rank}, strategy={self.strategy!r}, dim={self.dim})"
 
     @property
     def pairs(self) -> int:

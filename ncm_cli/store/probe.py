@@ -21,7 +21,7 @@ from ncm_cli import __version__
 from ncm_cli.errors import InputError
 from ncm_cli.store.digests import array_digest, damaged, digest_of, fingerprint, require_version
 from ncm_cli.store.files import one_line, require_file, write_bytes
-from ncm_cli.store.results import jsonable, now
+from ncm_cli.store.results import Shown, jsonable, now
 
 FORMAT = "ncm-probe"
 VERSION = 1
@@ -34,8 +34,8 @@ _SCALING = ("mean", "scale")
 _MAX_HEADER_BYTES = 64 << 20
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Probe:
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Probe(Shown):
     """A linear probe: logits = scaled(x) @ weight.T + bias, for features x of one encoder."""
 
     weight: np.ndarray
@@ -60,6 +60,10 @@ class Probe:
     """Encoder, fingerprint, scaling, method, hyper-parameters, selection, data: see the topic files."""
     created: str = ""
     ncm_version: str = __version__
+
+    def __repr__(self) -> str:
+        method = self.meta.get("method")
+        return f"Probe(method={method!r}, rank={self.rank}, target={self.target!r}, dim={self.dim})"
 
     @property
     def dim(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import importlib
 import math
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,15 @@ from ncm_cli import __version__
 from ncm_cli.errors import InputError
 from ncm_cli.store.digests import digest_of, require_version
 from ncm_cli.store.files import read_json, write_json
+
+
+class Shown:
+    """In a notebook: the tables by which `ncm info` describes the file."""
+
+    def _repr_html_(self) -> str:
+        # By address, as commands are: what shows things lies above the things.
+        return str(importlib.import_module("ncm_cli.notebook").html(self))
+
 
 FORMAT = "ncm-result"
 VERSION = 2

@@ -1,0 +1,175 @@
+"""Any command and any file of ours from Python, shown in a notebook by the tables of a terminal."""
+
+from __future__ import annotations
+
+import importlib
+import numbers
+from collections.abc import Sequence
+from html import escape
+from io import BytesIO, TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+from ncm_cli.baselines.choice import SweepTable, read_sweep
+from ncm_cli.commands import info
+from ncm_cli.console import Ui, cell_text, plain
+from ncm_cli.errors import InputError, UsageError, listing, unknown
+from ncm_cli.options import Field, at_home, check, fields_of, refuse_replacing
+from ncm_cli.registry import BUILDERS, STEPS, options_of, work_of
+from ncm_cli.store import recognise
+from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.pairs import PairStore, read_pairs
+from ncm_cli.store.probe import Probe, read_probe
+from ncm_cli.store.results import jsonable, read_result
+
+SHOWN = ("pairs", "fit", "eval", "bound", "sweep")
+"""Results that have tables; others are shown like `ncm info` shows a file."""
+
+TAKES: dict[type, tuple[type, str]] = {
+    float: (numbers.Real, "a number"),
+    int: (numbers.Integral, "a whole number"),
+    bool: (bool, "True or False"),
+}
+
+
+class Result(dict[str, Any]):
+    """What a command found out: what ``--json`` prints, and in a notebook the tables of a terminal.
+
+    ``kind`` is the command's name.
+    """
+
+    def __init__(self, body: dict[str, Any], kind: str) -> None:
+        super().__init__(body)
+        self.kind = kind
+
+    def _repr_html_(self) -> str:
+        return html(self)
+
+
+def load(path: Path | str) -> FeatureStore | PairStore | Probe | SweepTable | Result:
+    """Open any file of ours, whatever it is called; ``type`` and a notebook say what it is.
+
+    Raises `InputError` for another file, a damaged one, and the folder of unfinished work.
+
+    Examples
+    --------
+    >>> probe = load("probe.safetensors")
+    >>> probe
+    Probe(method='ncm', rank=2, target='label', dim=8)
+    >>> load("pairs.h5")
+    PairStore(pairs=90, rank=8, strategy='noisy', dim=8)
+    >>> load("result.json").kind
+    'eval'
+    """
+    kind = recognise(path)
+    if kind == "result":
+        body = read_result(path)
+        return Result(body, str(body.get("kind")))
+    if kind == "journal":
+        raise InputError("unfinished work", where=path, fix="run the command that makes it again, to go on")
+    readers: dict[str, Any] = {
+        "features": FeatureStore,
+        "pairs": read_pairs,
+        "probe": read_probe,
+        "sweep": read_sweep,
+    }
+    return readers[kind](path)
+
+
+def run(command: str, /, **given: Any) -> Result:
+    """Do what ``ncm COMMAND`` does, and return what ``--json`` prints.
+
+    Options have their long names, with underscores: ``ncm fit --weight-decay 1e-2`` is
+    ``run("fit", weight_decay=1e-2)``. Several values are a list, or text between commas. Progress, notes and
+    warnings go to standard error.
+
+    Raises `UsageError` for an option that isn't there or a value that it doesn't take, and what the command
+    raises.
+
+    Examples
+    --------
+    >>> found = run("eval", probe="probe.safetensors", features="features.h5", where="split=test")
+    >>> found.kind, found["n"], found["worst_group"]["group"]
+    ('eval', 100, {'label': '1'})
+    """
+    step, _, builder = command.partition(" ")
+    if step not in STEPS or (step == "data" and builder not in BUILDERS):
+        every = [one for one in STEPS if one != "data"] + [f"data {one}" for one in BUILDERS]
+        raise UsageError(f"no command {command!r} to run", expected=listing(every))
+    options = options_of(command)
+    fields = {field.name: field for field in fields_of(options)}
+    for name in given:
+        if name not in fields:
+            raise unknown("option", name, fields, where=command, error=UsageError)
+    given = {name: value for name, value in given.items() if value is not None}
+    if missing := [name for name, field in fields.items() if field.required and name not in given]:
+        raise UsageError(f"{command} needs {listing(missing)}")
+    ready = check(options(**{name: _value(fields[name], value) for name, value in given.items()}))
+    refuse_replacing(ready)
+    return Result(jsonable(work_of(step)(ready, reporter=Ui().reporter)), step)
+
+
+def _value(field: Field, value: Any) -> Any:
+    """A value as the option's field has it."""
+    items = list(value) if isinstance(value, list | tuple) else [value]
+    wanted, words = TAKES.get(field.type, (object, ""))
+    if not all(isinstance(item, wanted) for item in items):
+        raise UsageError(f"{field.name} takes {words}", found=repr(value))
+    made = [at_home(field, field.type(item)) for item in items]
+    if field.repeated:
+        return tuple(made)
+    return made[0] if len(made) == 1 else (";" if field.spec.joined else ",").join(map(str, made))
+
+
+def html(found: Any) -> str:
+    """A store, a probe, a sweep's table or a result as the tables that a terminal shows of it."""
+    ui = _Html()
+    if isinstance(found, Result) and found.kind in SHOWN:
+        importlib.import_module(f"ncm_cli.commands.{found.kind}").show(found, ui)
+    else:
+        known = found if isinstance(found, Result) else info.facts_of(found)
+        name = getattr(found, "kind", type(found).__name__)
+        head = {"format": name, "path": str(getattr(found, "path", "")), "failed": ()}
+        info.show({**dict.fromkeys(info.COMMON), **head, **known}, ui)
+    return "".join(ui.parts)
+
+
+class _Html(Ui):
+    """What a command shows, as HTML."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.parts: list[str] = []
+
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        *,
+        title: str | None = None,
+        footer: str | None = None,
+        left: int = 1,
+    ) -> None:
+        def line(cells: Sequence[object], tag: str) -> str:
+            return f"<tr>{''.join(cell(index, one, tag) for index, one in enumerate(cells))}</tr>"
+
+        def cell(index: int, value: object, tag: str) -> str:
+            side = "left" if index < left else "right"
+            return f'<{tag} style="text-align:{side}">{_text(cell_text(value))}</{tag}>'
+
+        caption = f'<caption style="text-align:left">{_text(title)}</caption>' if title else ""
+        body = "".join(line(row, "td") for row in rows)
+        head = f"<thead>{line(columns, 'th')}</thead>"
+        self.parts.append(f"<table>{caption}{head}<tbody>{body}</tbody></table>")
+        if footer:
+            self.text(footer)
+
+    def text(self, text: str) -> None:
+        self.parts.append(f'<pre style="white-space:pre-wrap">{_text(text)}</pre>')
+
+    def note(self, text: str) -> None:
+        pass
+
+
+def _text(text: str) -> str:
+    return escape(plain(text, TextIOWrapper(BytesIO(), encoding="utf-8")))
