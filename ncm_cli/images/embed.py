@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 _FAULTS = ("aren't finite", "are zero and can't be scaled to unit length", "are too large for float16")
 
-_TELLING = ("kind", "model", "precision", "normalize", "view", "intensity_range")
+_TELLING = ("kind", "model", "precision", "normalize", "view", "intensity_range", "decode")
 """Fields of a request that can't differ between two requests for the same features."""
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
-from ncm_cli.images.decode import DECODE_POLICY, MAX_PIXELS, SAMPLE_POLICY, DecodeError
+from ncm_cli.images.decode import DECODE_POLICY, MAX_PIXELS, SAMPLE_POLICY, DecodeError, decode
 from ncm_cli.images.options import (
     DEFAULT_MODEL,
     DEFAULT_PRETRAINED,
@@ -45,7 +45,8 @@ class EncoderRequest:
     their own. ``precision`` (fp32, bf16, fp16) is how the network computes; features are float32 whatever it
     is. ``normalize`` divides each row by its Euclidean norm. ``seed`` is of ``augment`` and of
     ``random_init``. ``intensity_range`` are the samples that are black and white in images of more than 8
-    bits; None takes what files declare.
+    bits; None takes what files declare. ``decode`` is ``exact``, or ``fast`` where large JPEG files may be
+    decoded at a reduced size.
     """
 
     model: str = DEFAULT_MODEL
@@ -56,6 +57,7 @@ class EncoderRequest:
     augment: str | None = None
     seed: int = 0
     intensity_range: tuple[float, float] | None = None
+    decode: str = "exact"
 
     @property
     def kind(self) -> str:
@@ -79,10 +81,11 @@ class EncoderRequest:
         return {"precision": self.precision, **facts, **shared} | self.views()
 
     def views(self) -> dict[str, Any]:
-        """What is asked of the pictures, where it is: an augmentation, a range of samples."""
+        """What is asked of the pictures, where it is: an augmentation, a range of samples, fast decoding."""
         chain, span = parse_augment(self.augment), self.intensity_range
         view = {"view": {"augment": canonical(chain), "seed": self.seed}} if chain else {}
-        return view | ({"intensity_range": list(span)} if span is not None else {})
+        fast = {"decode": self.decode} if self.decode != "exact" else {}
+        return view | ({"intensity_range": list(span)} if span is not None else {}) | fast
 
     def augmented(self, image: Image.Image, id: str) -> Image.Image:
         """The picture with the augmentation that is asked for."""
@@ -132,13 +135,15 @@ class Resize:
     resample: int
 
     def __call__(self, image: Image.Image) -> Image.Image:
-        """The picture resized."""
+        """The picture resized, or the box of it that is one."""
+        box = image.info.get("box") or (0, 0, *image.size)
+        width, height = box[2:]
         if isinstance(self.size, int):
-            longer = int(self.size * max(image.size) / min(image.size))
-            size = (self.size, longer) if image.width <= image.height else (longer, self.size)
+            longer = int(self.size * max(width, height) / min(width, height))
+            size = (self.size, longer) if width <= height else (longer, self.size)
         else:
             size = self.size[::-1]
-        return image if size == image.size else image.resize(size, Image.Resampling(self.resample))
+        return image if size == (width, height) else image.resize(size, Image.Resampling(self.resample), box)
 
 
 @dataclass(frozen=True)
@@ -169,6 +174,13 @@ class Preprocess:
     request: EncoderRequest
     steps: tuple[Callable[[Any], Any], ...]
     shortest: int | None = None
+
+    def decode(self, data: bytes) -> Image.Image:
+        """The picture in a file's bytes, as the request wants it; raises `DecodeError`."""
+        first, side = self.steps[0], None
+        if self.request.decode == "fast" and isinstance(first, Resize):
+            side = int(np.max(first.size))
+        return decode(data, self.request.intensity_range, side)
 
     def __call__(self, image: Image.Image, id: str) -> np.ndarray:
         """(H, W, 3) uint8 of one decoded RGB picture; ``id`` seeds the augmentation.

@@ -258,6 +258,11 @@ class EmbedOptions:
         metavar="LOW:HIGH",
         parse=parse_intensity_range,
     )
+    decode: str = _encoder(
+        "exact",
+        help="fast reads large JPEG files at a reduced size: other features, of cosine above .999.",
+        choices=("exact", "fast"),
+    )
     augment: str | None = _encoder(
         None, help="Change each image before it is embedded, to pair it with itself.", parse=parse_augment
     )
@@ -293,6 +298,11 @@ class EmbedOptions:
             if self.encoder_name is not None:
                 yield UsageError(
                     "--encoder-name names what made --from-array", fix="leave it out, or add --from-array"
+                )
+            if self.augment is not None and self.decode == "fast":
+                yield UsageError(
+                    "--augment changes pictures at their full size, which --decode fast may not read",
+                    fix="--decode exact",
                 )
             yield from refuse_device(self.model, self.device)
             return

@@ -86,7 +86,7 @@ def read_image(file: ImageFile, preprocess: Preprocess | None) -> ReadImage:
         _, mtime_ns = look_up(file.path)
         data = fetch(file.path)
         file = ImageFile(file.id, file.path, len(data), mtime_ns, hashlib.sha256(data).hexdigest())
-        image = decode(data, preprocess.request.intensity_range if preprocess is not None else None)
+        image = decode(data) if preprocess is None else preprocess.decode(data)
         item = True if preprocess is None else preprocess(image, file.id)
     except DecodeError as error:
         found = error.span if isinstance(error, UndeclaredRangeError) else None

@@ -233,4 +233,5 @@ def _request(options: PredictOptions, probe: Probe) -> EncoderRequest:
         random_init=bool(made_with.get("random_init")),
         seed=int(made_with.get("seed") or 0),
         intensity_range=described.get("intensity_range"),
+        decode=described.get("decode") or "exact",
     )

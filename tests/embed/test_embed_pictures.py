@@ -203,13 +203,14 @@ def test_rows_of_tiffs_that_were_read_by_another_policy_are_made_again_and_no_ot
             assert a.fingerprint == b.fingerprint
 
 
-def test_the_range_of_a_probes_features_is_that_of_the_images_to_predict(tmp_path: Path) -> None:
+def test_images_to_predict_are_read_as_those_of_the_probes_features_were(tmp_path: Path) -> None:
     from types import SimpleNamespace
 
     from ncm_cli.probes.options import PredictOptions
     from ncm_cli.probes.predict import _request
 
-    encoder = {"kind": "pixels", "model": "pixels:2", "intensity_range": [0, 4095]}
+    encoder = {"kind": "pixels", "model": "pixels:2", "intensity_range": [0, 4095], "decode": "fast"}
     probe: Any = SimpleNamespace(encoder=encoder, meta={}, fingerprint="")
     options = PredictOptions(probe=tmp_path / "p", source=tmp_path, pretrained="x")
-    assert _request(options, probe).intensity_range == [0, 4095]
+    request = _request(options, probe)
+    assert (request.intensity_range, request.decode) == ([0, 4095], "fast")
