@@ -49,7 +49,8 @@ def test_a_batch_is_what_the_published_transform_gives(make: Any, plain: bool) -
     transform = make()
     encoder = object.__new__(TorchEncoder)
     steps, scale = picture_steps(transform)
-    encoder.device, encoder._scale = "cpu", [torch.as_tensor(value).view(-1, 1, 1) for value in scale]
+    encoder.device, encoder._copies = "cpu", None
+    encoder._scale = [torch.as_tensor(value).view(-1, 1, 1) for value in scale]
     assert plain == all(type(step).__module__ == "ncm_cli.images.encoder" for step in steps)
     preprocess = pickle.loads(pickle.dumps(Preprocess(EncoderRequest(), steps)))
     rng = np.random.default_rng(0)
@@ -72,7 +73,7 @@ def test_a_transform_that_ends_otherwise_is_kept_whole() -> None:
     steps, scale = picture_steps(transform)
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 9, 3), dtype=np.uint8))
     encoder = object.__new__(TorchEncoder)
-    encoder.device, encoder._scale = "cpu", scale
+    encoder.device, encoder._copies, encoder._scale = "cpu", None, scale
     items = [Preprocess(EncoderRequest(), steps)(picture, "")] * 2
     assert torch.equal(encoder.batch(items), torch.stack([transform(picture)] * 2))
 
