@@ -19,6 +19,7 @@ LEVELS = {
     "progress": 0,
     "options": 1,
     "registry": 1,
+    "blocks": 1,
     "store": 2,
     "datasets": 3,
     "images": 3,

@@ -25,13 +25,14 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ncm_cli.baselines.objectives import generator_of
+from ncm_cli.blocks import Features, RowBlocks, blocks, moments
 from ncm_cli.errors import InputError
 from ncm_cli.probes.path import Fit
 
@@ -78,7 +79,7 @@ def fit_dfr(
     *,
     seed: int,
     subsets: int = SUBSETS,
-    scale_by: NDArray[np.floating] | None = None,
+    scale_by: Features | None = None,
 ) -> list[Fit]:
     """Retrain on validation rows ``X`` (n, d) for every C: C · Σ loss + ‖w‖₁ + |b| on standardised features.
 
@@ -97,7 +98,11 @@ def fit_dfr(
     from sklearn.preprocessing import StandardScaler
 
     X = np.asarray(X, np.float64)
-    common = None if scale_by is None else StandardScaler().fit(scale_by)
+    common = None
+    if scale_by is not None:
+        common = StandardScaler()
+        for _, rows in blocks(scale_by):
+            common.partial_fit(rows)
     fits: list[list[Fit]] = [[] for _ in Cs]
     for rows in _subsets(groups, seed, subsets):
         if len(np.unique(y[rows])) < n_classes:
@@ -178,8 +183,14 @@ class Eraser:
     right: Array
     mean: Array
 
-    def apply(self, X: NDArray[np.floating]) -> Array:
+    @overload
+    def apply(self, X: NDArray[np.floating]) -> Array: ...
+    @overload
+    def apply(self, X: Features) -> Features: ...
+    def apply(self, X: Features) -> Features:
         """Erased rows, float64 (n, d)."""
+        if isinstance(X, RowBlocks):
+            return X.then(self.apply)
         X = np.asarray(X, np.float64)
         return X - ((X - self.mean) @ self.right.T) @ self.left.T
 
@@ -189,7 +200,7 @@ class Eraser:
         return weight - through @ self.right, bias + through @ (self.right @ self.mean)
 
 
-def fit_eraser(X: NDArray[np.floating], codes: NDArray[np.integer]) -> Eraser:
+def fit_eraser(X: Features, codes: NDArray[np.integer]) -> Eraser:
     """The eraser of a categorical column, of codes (n,), that changes the features (n, d) least.
 
     It takes the difference of the values' means out of the features, whatever its size. "Least" is meant in
@@ -217,16 +228,19 @@ def fit_eraser(X: NDArray[np.floating], codes: NDArray[np.integer]) -> Eraser:
     hot = np.eye(values.max() + 1)[values]
     # The package's tolerances are absolute. With features of unit size and standardised indicators its
     # singular values are correlations, however rare a value is and whatever the features' unit.
-    mean: Array = np.asarray(X, np.float64).mean(0)
-    centred = X - mean
-    size = np.sqrt((centred**2).mean()) or 1.0
+    mean, deviation = moments(X)
+    square = sum(float(((rows - mean) ** 2).sum()) for _, rows in blocks(X))
+    size = np.sqrt(square / (len(X) * X.shape[1])) or 1.0
     indicators = ((hot - hot.mean(0)) / hot.std(0))[:, 1:]  # the first follows from the others
     fitter = LeaceFitter(X.shape[1], indicators.shape[1], dtype=torch.float64, svd_tol=CORRELATION)
-    fitter.update(torch.from_numpy(centred / size), torch.from_numpy(indicators))
+    for own, rows in blocks(X):
+        fitter.update(torch.from_numpy((rows - mean) / size), torch.from_numpy(indicators[own]))
     eraser = Eraser(fitter.eraser.proj_left.numpy(), fitter.eraser.proj_right.numpy(), mean)
-    erased, deviation = eraser.apply(X), centred.std(0)
     # The largest difference of a value's mean from all rows', in the features' standard deviations.
-    differences = np.abs(hot.T @ erased / hot.sum(0)[:, None] - erased.mean(0))[:, deviation > 0]
+    sums = sum(
+        (hot[own].T @ rows for own, rows in blocks(eraser.apply(X))), np.zeros((hot.shape[1], X.shape[1]))
+    )
+    differences = np.abs(sums / hot.sum(0)[:, None] - sums.sum(0) / len(X))[:, deviation > 0]
     gap = float((differences / deviation[deviation > 0]).max(initial=0.0))
     if gap > GAP:
         warnings.warn(

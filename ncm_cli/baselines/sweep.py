@@ -31,6 +31,7 @@ from ncm_cli.baselines.choice import (
     write_sweep,
 )
 from ncm_cli.baselines.options import METHODS, Config, SweepOptions, files_of
+from ncm_cli.blocks import chosen
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import as_json, check
 from ncm_cli.probes import metrics
@@ -431,7 +432,7 @@ class Runner:
         assert val is not None and val.group is not None
         codes = joint(val.group)
         known = codes >= 0
-        return Rows(X=val.X[known], y=val.y[known], group=val.group[known]), codes[known]
+        return Rows(X=chosen(val.X, known), y=val.y[known], group=val.group[known]), codes[known]
 
     def probes(
         self, configs: Sequence[Config], wanted: Mapping[int, set[int | None]]
@@ -500,7 +501,7 @@ class Runner:
         origin = self._origins[config.upweighted]
         if dfr and problem.val is not None:
             # Trained on the validation rows, on the scale of the training rows.
-            both = record_ids((*problem.train.ids, *problem.val.ids))
+            both = record_ids(problem.train.ids.joined(problem.val.ids))
             origin = origin | {"rows": origin["rows"] | {"train": both}}
         return probe_of(problem, self.whole, fit, record, origin)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -31,8 +31,12 @@ from ncm_cli.baselines.objectives import (
     probabilities_,
 )
 from ncm_cli.baselines.options import METHODS, Config
+from ncm_cli.blocks import Features, blocks, held
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.probes.projection import complement
+
+MOST_READ = 8192
+"""Rows that are read at once where features aren't in memory: 35 MB of width 512."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +79,7 @@ class Schedule:
 class TrainData:
     """The training rows, as numpy arrays."""
 
-    features: Any
+    features: Features
     """(n, d) floats."""
     targets: Any
     """(n,) class codes 0..n_classes − 1."""
@@ -106,8 +110,8 @@ class DeviceRows:
 
     def __init__(self, data: TrainData, device: str) -> None:
         self.data, self.device = data, torch.device(device)
-        self._features = np.asarray(data.features, np.float64)
-        if not np.isfinite(self._features).all():
+        self._features = held(data.features)
+        if not all(np.isfinite(rows).all() for _, rows in blocks(self._features)):
             raise InputError("the training features hold NaN or infinite values")
         self.n, self.dim = self._features.shape
         # Padded to a multiple of 16 with zeros, which matrix products like.
@@ -147,14 +151,27 @@ class DeviceRows:
         return self.codes.get("environments")
 
     @cached_property
-    def given(self) -> Tensor:
-        """(n, width) rows in the given coordinates, then 1 for the bias, then zeros."""
-        return self._padded(self._features)
+    def turn(self) -> Tensor | None:
+        """(width, width): of rows that aren't in memory and so aren't rotated, what weights are instead."""
+        if isinstance(self._features, np.ndarray):
+            return None
+        turn = torch.eye(self.width, dtype=torch.float64)
+        turn[: self.dim, : self.dim] = torch.from_numpy(self.rotation)
+        return turn.to(self.device)
+
+    def read(self, chosen: Tensor, rotated: bool) -> Tensor:
+        """(b, width) rows, given or in coordinates [basis, complement], then 1 for the bias, then zeros."""
+        if isinstance(self._features, np.ndarray):
+            return (self._rotated if rotated else self._given).index_select(0, chosen.to(self.device))
+        return self._padded(np.asarray(self._features[chosen.numpy()], np.float64))
 
     @cached_property
-    def rotated(self) -> Tensor:
-        """(n, width) the same with the coordinates [basis, complement]."""
-        return self._padded(self._features @ self.rotation)
+    def _given(self) -> Tensor:
+        return self._padded(np.asarray(self._features[:], np.float64))
+
+    @cached_property
+    def _rotated(self) -> Tensor:
+        return self._padded(self._features[:] @ self.rotation)
 
     @cached_property
     def rotation(self) -> NDArray[np.float64]:
@@ -163,7 +180,7 @@ class DeviceRows:
         return np.concatenate([basis, complement(basis)], axis=1)
 
     def _padded(self, features: NDArray[np.float64]) -> Tensor:
-        padded = torch.zeros(self.n, self.width, dtype=torch.float64)
+        padded = torch.zeros(len(features), self.width, dtype=torch.float64)
         padded[:, : self.dim] = torch.from_numpy(features)
         padded[:, self.dim] = 1
         return padded.to(self.device)
@@ -191,13 +208,25 @@ class Batch:
 
     @cached_property
     def given(self) -> Tensor:
-        """(B, width), as in `DeviceRows`."""
-        return self._rows.given.index_select(0, self._on_device)
+        """(B, width), as `DeviceRows.read` makes them."""
+        return self._rows.read(self._chosen, rotated=False)
 
     @cached_property
     def rotated(self) -> Tensor:
-        """(B, width), as in `DeviceRows`."""
-        return self._rows.rotated.index_select(0, self._on_device)
+        """(B, width), the same in [basis, complement]."""
+        return self._rows.read(self._chosen, rotated=True)
+
+    def features(self, rotated: bool = False, within: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
+        """Features of the batch, or of rows ``within`` it; in parts where they aren't in memory."""
+        in_memory = self._rows.turn is None
+        if in_memory or len(self._chosen) <= MOST_READ:
+            whole = self.rotated if rotated and in_memory else self.given
+            yield slice(0, None), whole if within is None else whole.index_select(0, within)
+            return
+        chosen = self._chosen if within is None else self._chosen[within.cpu()]
+        for start in range(0, len(chosen), MOST_READ):
+            own = slice(start, start + MOST_READ)
+            yield own, self._rows.read(chosen[own], rotated)
 
     def shares(self, grouping: str, upweighted: bool) -> Tensor:
         """(B, E): each row's share in its part's risk; columns sum to 1, or 0 where the batch has no such.
@@ -331,8 +360,10 @@ class SharedWeights:
             self._blocks.append((slice(start, start + len(own)), made))
         self._pairs = self._pair_penalty()
         self._keep: Tensor | None = None
+        self._turn: Tensor | None = None
         if configs[0].method == "ncm" and configs[0].rank:
             ranks = self._per_row("rank")
+            self._turn = rows.turn
             self._keep = (torch.arange(int(ranks.max()), device=ranks.device) >= ranks).to(ranks.dtype)
 
     def _per_row(self, name: str) -> Tensor:
@@ -375,21 +406,36 @@ class SharedWeights:
 
         The same buffer at every call.
         """
-        features = batch.given if self._keep is None else batch.rotated
-        logits = features @ self._flat.T
+        rotated = self._keep is not None
+        logits = self._logits_of(batch.features(rotated), len(batch.targets))
         by_config = logits.view(len(logits), len(self._configs), self._logits)
         for own, objective in self._blocks:
             beginning = objective.begin(step)
             if beginning is not None:
                 self._adapt(own, objective, beginning)
             objective.residual_(by_config[:, own], batch)
-        torch.mm(logits.T, features, out=self._gradient)
+        self._back(logits, batch.features(rotated))
         if self._pairs is not None:
             rows, basis, factors = self._pairs
             self._gradient[rows] += (self._flat[rows] @ basis * factors) @ basis.T
         if self._keep is not None:
             self._gradient[:, : self._keep.shape[1]].mul_(self._keep)
         return self._gradient
+
+    def _logits_of(self, features: Iterator[tuple[slice, Tensor]], count: int) -> Tensor:
+        """(count, R·C) logits of rows."""
+        logits = self._flat.new_empty(count, len(self._flat))
+        weights = self._flat if self._turn is None else self._flat @ self._turn.T
+        for own, rows in features:
+            torch.mm(rows, weights.T, out=logits[own])
+        return logits
+
+    def _back(self, residual: Tensor, features: Iterator[tuple[slice, Tensor]]) -> None:
+        """Make the gradient of rows' residuals (B, R·C)."""
+        for own, rows in features:
+            self._gradient.addmm_(residual[own].T, rows, beta=int(own.start > 0))
+        if self._turn is not None:
+            self._gradient.copy_(self._gradient @ self._turn)
 
     def _adapt(self, own: slice, objective: Erm, beginning: Tensor) -> None:
         """Where a penalty begins, restart the optimiser (domainbed) or divide the decay too (papers)."""
@@ -416,13 +462,13 @@ class FishWeights(SharedWeights):
     def step(self, batch: Batch, step: int) -> None:
         before = self._flat.clone()
         for environment, rows in batch.visits:
-            features = batch.given.index_select(0, rows)
-            logits = (features @ self._flat.T).view(len(rows), len(self._configs), self._logits)
+            flat = self._logits_of(batch.features(within=rows), len(rows))
+            logits = flat.view(len(rows), len(self._configs), self._logits)
             residual = probabilities_(logits).sub_(batch.targets.index_select(0, rows))
             for own, objective in self._blocks:
                 shares = batch.shares("environments", objective.upweighted)
                 residual[:, own].mul_(shares[rows, environment, None, None])
-            torch.mm(residual.view(len(rows), -1).T, features, out=self._gradient)
+            self._back(residual.view(len(rows), -1), batch.features(within=rows))
             self.adam.step(self._gradient)
         torch.lerp(before, self._flat, self._meta_lr, out=self._flat)
 

@@ -201,11 +201,9 @@ def _sides(store: FeatureStore, test: str | None) -> Rows:
         if not (sides & _TRAIN).any():
             # Without a split that is named train, whatever isn't a test row is a training row.
             sides[~chosen] = _TRAIN
-    if store.files is not None:
-        digests = np.asarray(store.files.sha256)
-        tests = np.isin(digests, digests[(sides == _TEST) & (digests != "")])
-        sides = np.where(tests & (sides == _TRAIN), _TRAIN | _TEST, sides)
-    return sides
+    nodes = store.content_nodes
+    tests = np.isin(nodes, nodes[sides == _TEST])
+    return np.where(tests & (sides == _TRAIN), _TRAIN | _TEST, sides)
 
 
 SHOWN = 50
@@ -282,7 +280,7 @@ def _hint(name: str, known: Sequence[str]) -> str | None:
 
 def _same_id(options: PairsOptions, stores: Stores, reporter: Reporter) -> Members:
     rows = np.flatnonzero(stores[0].mask(options.where))
-    partner = stores[1].positions([stores[0].ids[i] for i in rows])
+    partner = stores[1].positions(stores[0].ids[rows])
     found = partner >= 0
     if not found.any():
         shown = (f"{listing(store.ids[:3])} ..." for store in stores)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ncm_cli.blocks import Features, RowBlocks, moments
 from ncm_cli.errors import InputError, MismatchError, listing
 from ncm_cli.probes.options import SCALINGS
 from ncm_cli.probes.projection import Array
@@ -36,8 +37,14 @@ class Scaling:
     mean: Array | None = None
     scale: Array | None = None
 
-    def apply(self, X: NDArray[np.floating]) -> Array:
+    @overload
+    def apply(self, X: NDArray[np.floating]) -> Array: ...
+    @overload
+    def apply(self, X: RowBlocks) -> RowBlocks: ...
+    def apply(self, X: Features) -> Features:
         """Scaled rows, float64 (n, d). A row of zeros stays zero under ``norm``."""
+        if isinstance(X, RowBlocks):
+            return X.then(self.apply)
         rows: Array = np.asarray(X, np.float64)
         if self.kind == "norm":
             norms = np.sqrt(np.einsum("nd,nd->n", rows, rows))
@@ -54,7 +61,7 @@ class Scaling:
         return float(np.sqrt(np.mean(unit**2)))
 
 
-def fit_scaling(kind: str, factor: float, X: NDArray[np.floating]) -> Scaling:
+def fit_scaling(kind: str, factor: float, X: Features) -> Scaling:
     """The scaling of ``kind``; ``X`` (n, d) are the training rows, used by ``standard`` only.
 
     Raises `InputError` for an unknown kind, a factor that isn't positive, or no rows for ``standard``.
@@ -67,8 +74,7 @@ def fit_scaling(kind: str, factor: float, X: NDArray[np.floating]) -> Scaling:
         return Scaling(kind, float(factor))
     if not len(X):
         raise InputError("standard scaling needs training rows", found="none")
-    X = np.asarray(X, np.float64)
-    mean, deviation = X.mean(axis=0), X.std(axis=0)
+    mean, deviation = moments(X)
     # A constant column's deviation is rounding of its mean, not spread.
     return Scaling(kind, 1.0, mean, np.where(deviation <= 1e-7 * np.abs(mean), 1.0, deviation))
 
@@ -105,7 +111,11 @@ def scaling_of(probe: Probe) -> Scaling:
     return Scaling(kind, float(scaling.get("factor") or 1.0), probe.mean, probe.scale)
 
 
-def scale_like(probe: Probe, X: np.ndarray) -> np.ndarray:
+@overload
+def scale_like(probe: Probe, X: np.ndarray) -> np.ndarray: ...
+@overload
+def scale_like(probe: Probe, X: Features) -> Features: ...
+def scale_like(probe: Probe, X: Features) -> Features:
     """float64 (n, d): features scaled as the probe's training rows were."""
     if X.shape[-1] != probe.dim:
         raise MismatchError(

@@ -103,7 +103,7 @@ def evaluate(options: EvalOptions, *, reporter: Reporter = SILENT) -> dict[str, 
                 "the adjusted average leaves these groups out"
             )
         selection = probe.meta.get("selection") or {}
-        ids = [store.ids[row] for row in rows.tolist()]
+        ids = store.ids[rows]
         seen = {part: int(seen_rows(probe, part, ids).sum()) for part in ("train", "val")}
         if len(selection.get("path") or ()) == 1:  # there was no choice
             seen["val"] = 0
@@ -166,7 +166,7 @@ def _rows(store: FeatureStore, where: str | None, target: str, said: Reporter) -
         )
     if missing:
         said.warn(f"{missing:,} of {int(chosen.sum()):,} rows have no {target} and are left out")
-    return np.array(sorted(rows.tolist(), key=store.ids.__getitem__), dtype=np.int64), missing
+    return rows[store.ids[rows].order], missing
 
 
 def _answer(probe: Probe, name: object, store: FeatureStore, rows: np.ndarray, target: str) -> _Answers:
@@ -298,7 +298,6 @@ def _saved(path: Path, store: FeatureStore, rows: NDArray[np.int64]) -> NDArray[
 def _ids_digest(store: FeatureStore, rows: np.ndarray) -> str:
     """SHA-256 over the ids of rows, which are in the order of their ids."""
     digest = hashlib.sha256()
-    for row in rows.tolist():
-        text = store.ids[row].encode("utf-8")
+    for text in map(str.encode, store.ids[rows]):
         digest.update(len(text).to_bytes(8, "little") + text)
     return digest.hexdigest()

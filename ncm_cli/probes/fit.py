@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ncm_cli.blocks import blocks, joined
 from ncm_cli.errors import InputError
 from ncm_cli.options import as_json, check, given_flags, parse_ranks
 from ncm_cli.probes.metrics import PairRows, Rows, decide, joint, row_errors, summary, worst
@@ -398,8 +399,8 @@ def _control_rows(problem: Problem) -> dict[str, RawRows]:
         found[UPWEIGHTED] = dataclasses.replace(train, codes={"upweight": codes}).take(codes >= 0)
     if extra is not None:
         found[PAIR_ROWS] = RawRows(
-            ids=(*train.ids, *extra.ids),
-            X=np.concatenate([train.X, extra.X]),
+            ids=train.ids.joined(extra.ids),
+            X=joined(train.X, extra.X),
             y=np.concatenate([train.y, extra.y]),
             node=np.concatenate([train.node, extra.node]),
         )
@@ -444,7 +445,8 @@ def _one_answer(problem: Problem, whole: Part, best: Fit) -> str | None:
     """The class that a probe gives every validation row, if it is one alone."""
     if problem.val is None or problem.regression or len(problem.val.ids) < 2:
         return None
-    told = np.unique(decide(whole.scaling.apply(problem.val.X) @ best.weight.T + best.bias))
+    parts = (X @ best.weight.T + best.bias for _, X in blocks(whole.scaling.apply(problem.val.X)))
+    told = np.unique(np.concatenate([decide(logits) for logits in parts]))
     return problem.target.classes[int(told[0])] if len(told) == 1 else None
 
 

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ncm_cli.blocks import Features, blocks
+
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -110,7 +112,7 @@ class Rows:
     crossing for each row, −1 for none.
     """
 
-    X: Floats
+    X: Features
     y: NDArray[Any]
     group: Codes | None = None
 
@@ -129,12 +131,14 @@ def row_errors(weight: Floats, bias: Floats, rows: Rows) -> tuple[Floats, Floats
     Errors are 0 or 1, losses log losses in nats; for regression both are squared errors.
     """
     errors, losses = (np.empty((len(weight), len(rows.X))) for _ in range(2))
-    for own, logits in _logits(weight, bias, rows.X):
-        if rows.y.dtype.kind == "f":
-            losses[own] = errors[own] = ((logits[..., 0] - rows.y[:, None]) ** 2).T
-        else:
-            losses[own] = row_log_loss(logits, rows.y).T
-            errors[own] = (decide(logits) != rows.y[:, None]).T
+    for some, X in blocks(rows.X):
+        y = rows.y[some]
+        for own, logits in _logits(weight, bias, X):
+            if y.dtype.kind == "f":
+                losses[own, some] = errors[own, some] = ((logits[..., 0] - y[:, None]) ** 2).T
+            else:
+                losses[own, some] = row_log_loss(logits, y).T
+                errors[own, some] = (decide(logits) != y[:, None]).T
     return errors, losses
 
 
@@ -153,7 +157,7 @@ def pair_shifts(weight: Floats, bias: Floats, pairs: PairRows, *, regression: bo
     return changes, shifts
 
 
-def _logits(weight: Floats, bias: Floats, X: Floats) -> Iterator[tuple[slice, Floats]]:
+def _logits(weight: Floats, bias: Floats, X: NDArray[np.floating]) -> Iterator[tuple[slice, Floats]]:
     """Logits (n, r, C) of blocks of probes."""
     count, logits, dim = weight.shape
     step = max(1, BLOCK_ELEMENTS // max(1, len(X) * logits))

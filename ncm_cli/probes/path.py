@@ -16,6 +16,7 @@ import scipy.linalg
 import scipy.special
 from numpy.typing import NDArray
 
+from ncm_cli.blocks import Features, RowBlocks, block_rows, blocks, held
 from ncm_cli.errors import InputError
 from ncm_cli.probes.options import MAX_ITER, TOLERANCE
 from ncm_cli.probes.projection import Array, blas_threads
@@ -25,6 +26,9 @@ LARGEST = 1e100
 
 CHUNK_ELEMENTS = 4_000_000
 """Scores (rows × problems × classes) held at once: 32 MB an array."""
+
+BLOCKED_ELEMENTS = 32_000_000
+"""The same for rows in blocks, which are read twice an iteration: 256 MB an array, three at the most."""
 
 FIRST_RANKS = 8
 """Ranks that are solved side by side at first: so few start near nothing, so many cost as much as one."""
@@ -83,7 +87,7 @@ class Fit:
 
 
 def fit_path(
-    X: NDArray[np.floating],
+    X: Features,
     y: NDArray[np.generic],
     n_classes: int,
     basis: Array,
@@ -133,7 +137,9 @@ def fit_path(
     InputError
         Non-finite or huge features, non-finite targets, no rows, one class only, or a rank above m.
     """
-    rows: Array = np.asarray(X, np.float64)
+    rows = held(X)
+    if len(X) < X.shape[1]:  # the rows' span is smaller than they are
+        rows = np.asarray(rows[:], np.float64)
     ranks = sorted({int(r) for r in ranks})
     decays = list(dict.fromkeys(float(decay) for decay in weight_decays))
     regression = task == "regression"
@@ -142,7 +148,7 @@ def fit_path(
         raise InputError("the tolerance must be above 0 and max_iter at least 1", found=(tolerance, max_iter))
     weights = np.ones(len(X)) if weights is None else weights / weights.mean()
     fits: dict[tuple[int, float], Fit] = {}
-    with blas_threads(rows.size):
+    with blas_threads(len(rows) * rows.shape[1]):
         design = _Design.rotate(rows, y, n_classes, basis[:, : ranks[-1]], weights, regression)
         made = (
             _ridge(design, ranks, decays)
@@ -160,7 +166,7 @@ def fit_path(
 
 
 def _check(
-    X: Array,
+    X: Features,
     y: NDArray[np.generic],
     n_classes: int,
     basis: Array,
@@ -170,11 +176,13 @@ def _check(
 ) -> None:
     if not len(X):
         raise InputError("no training rows")
-    bad = np.flatnonzero(~np.isfinite(X).all(axis=1))
-    if bad.size:
-        raise InputError("features hold NaN or an infinity", where=f"row {int(bad[0])}")
-    if np.abs(X).max(initial=0.0) > LARGEST:
-        raise InputError("features too large to be squared", found=f"up to {np.abs(X).max():.1e}")
+    for own, rows in blocks(X):
+        largest = float(np.abs(rows).max(initial=0.0))
+        if not np.isfinite(largest):
+            bad = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
+            raise InputError("features hold NaN or an infinity", where=f"row {own.start + bad}")
+        if largest > LARGEST:
+            raise InputError("features too large to be squared", found=f"up to {largest:.1e}")
     if not ranks or ranks[0] < 0 or ranks[-1] > basis.shape[1]:
         raise InputError(
             "a rank that the pairs don't have",
@@ -193,10 +201,15 @@ def _check(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Design:
-    """Rows in rotated, centred coordinates, and what they should be predicted as."""
+    """Rows in rotated, centred coordinates, and what they should be predicted as.
 
-    A: Array
-    """(n, p): [ones (for classes),] complement, basis reversed."""
+    Rows that don't fit into memory are centred as they are read, and not rotated: coefficients are instead.
+    """
+
+    A: Features
+    """(n, p): [ones (for classes),] complement, basis reversed; of rows in blocks (n, q): [ones,] centred."""
+    turn: Array | None
+    """(q, p): what coefficients of rows in blocks are multiplied by; None for an array."""
     rotation: Array | None
     """(d, q): complement, basis reversed; None means the identity."""
     mean: Array
@@ -210,7 +223,13 @@ class _Design:
 
     @classmethod
     def rotate(
-        cls, X: Array, y: NDArray[np.generic], n_classes: int, basis: Array, weights: Array, regression: bool
+        cls,
+        X: Features,
+        y: NDArray[np.generic],
+        n_classes: int,
+        basis: Array,
+        weights: Array,
+        regression: bool,
     ) -> _Design:
         """Centre and rotate X (n, d) once; ``basis`` (d, m) are the directions that the path removes.
 
@@ -219,10 +238,13 @@ class _Design:
         """
         n, d = X.shape
         m = basis.shape[1]
-        mean = weights @ X / n
-        Z = X - mean
+        mean = np.zeros(d)
+        for own, rows in blocks(X):
+            mean += weights[own] @ rows
+        mean /= n
+        Z: Features = X if isinstance(X, RowBlocks) else X - mean
         rotation: Array | None = None
-        if n < d - m:
+        if n < d - m and not isinstance(Z, RowBlocks):
             outside = Z - (Z @ basis) @ basis.T
             span = scipy.linalg.qr(outside.T, mode="economic", check_finite=False)[0]
             span -= basis @ (basis.T @ span)
@@ -230,15 +252,56 @@ class _Design:
         elif m:
             full = scipy.linalg.qr(basis, mode="full", check_finite=False)[0]
             rotation = np.hstack([full[:, m:], basis[:, ::-1]])
-        if rotation is not None:
-            Z = Z @ rotation
+        turn: Array | None = None
+        ones = 0 if regression else 1
+
+        def centred(rows: NDArray[np.floating]) -> Array:
+            made = np.ones((len(rows), ones + d))
+            np.subtract(rows, mean, out=made[:, ones:])
+            return made
+
+        if isinstance(Z, RowBlocks):
+            turn = scipy.linalg.block_diag(np.eye(ones), np.eye(d) if rotation is None else rotation)
+            Z = Z.then(centred, ones + d)
+        else:
+            Z = Z if rotation is None else Z @ rotation
+            Z = Z if regression else np.hstack([np.ones((n, 1)), Z])
         if regression:
             values = np.asarray(y, np.float64)
             offset = np.array([float(weights @ values / n)])
-            return cls(Z, rotation, mean, (values - offset)[:, None], offset, weights)
+            return cls(Z, turn, rotation, mean, (values - offset)[:, None], offset, weights)
         codes = np.array([1]) if n_classes == 2 else np.arange(n_classes)
         targets = np.asarray(y, np.int64)[:, None] == codes[None, :]
-        return cls(np.hstack([np.ones((n, 1)), Z]), rotation, mean, targets, None, weights)
+        return cls(Z, turn, rotation, mean, targets, None, weights)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """n and p."""
+        return len(self.A), self.A.shape[1] if self.turn is None else self.turn.shape[1]
+
+    def leading(self, p: int) -> tuple[Features, Array | None]:
+        """The rows, and the turn, for the first p coefficients."""
+        if self.turn is None:
+            return self.A[:, :p], None  # type: ignore[index]
+        return self.A, self.turn[:, :p]
+
+    def times(self, B: Array) -> Array:
+        """Scores (n, ...) of the first coefficients B (p', ...)."""
+        A, turn = self.leading(len(B))
+        flat = B.reshape(len(B), -1)
+        flat = flat if turn is None else turn @ flat
+        made = np.empty((len(A), flat.shape[1]))
+        for own, rows in blocks(A):
+            np.matmul(rows, flat, out=made[own])
+        return made.reshape(len(A), *B.shape[1:])
+
+    def back(self, p: int, size: int, residual: Callable[[slice], Array]) -> Array:
+        """``A^T r`` (p, size), of residuals that are made for some rows at a time."""
+        A, turn = self.leading(p)
+        product = np.zeros((A.shape[1], size))
+        for own in _row_blocks(A, size):
+            product += A[own].T @ residual(own)
+        return product if turn is None else turn.T @ product
 
     def fold(self, B: Array, removed: Array) -> tuple[Array, Array]:
         """Coefficients B (p, C) as weight (C, d) and bias (C,) on the features themselves."""
@@ -267,11 +330,18 @@ def _ridge(design: _Design, ranks: list[int], decays: list[float]) -> _Solutions
 
     Weight decay 0 gives least squares, of dependent columns the solution of least norm up to rounding.
     """
-    A, y = design.A, design.targets[:, 0]
-    n, p = A.shape
+    y = design.targets[:, 0]
+    n, p = design.shape
     mask = (np.arange(p)[:, None] < p - np.asarray(ranks)[None, :]).astype(np.float64)
-    weighted = A * design.weights[:, None]
-    gram, right = weighted.T @ A / n, weighted.T @ y / n
+    q = design.A.shape[1]
+    gram, right = np.zeros((q, q)), np.zeros(q)
+    for own, rows in blocks(design.A):
+        weighted = rows * design.weights[own, None]
+        gram += weighted.T @ rows
+        right += weighted.T @ y[own]
+    if design.turn is not None:
+        gram, right = design.turn.T @ gram @ design.turn, design.turn.T @ right
+    gram, right = gram / n, right / n
     for decay in decays:
         H = gram.copy()
         H[np.diag_indices(p)] += decay
@@ -285,8 +355,8 @@ def _ridge(design: _Design, ranks: list[int], decays: list[float]) -> _Solutions
         half = scipy.linalg.solve_triangular(lower, right, lower=True, check_finite=False)
         half = half[:, None] * mask
         B = scipy.linalg.solve_triangular(lower, half, lower=True, trans="T", check_finite=False)
-        errors = (A @ B - y[:, None]) * design.weights[:, None]
-        gradients = 2 * (A.T @ errors / n + decay * B) * mask
+        errors = (design.times(B) - y[:, None]) * design.weights[:, None]
+        gradients = 2 * (design.back(p, len(ranks), errors.__getitem__) / n + decay * B) * mask
         norms = np.array([np.linalg.norm(gradients[:, j]) for j in range(len(ranks))])
         ones = np.ones(len(ranks), np.int64)
         yield [(rank, decay) for rank in ranks], _Solution(B[:, :, None], norms, ones > 0, ones)
@@ -296,10 +366,16 @@ def _logistic(
     design: _Design, ranks: list[int], decays: list[float], tolerance: float, max_iter: int
 ) -> _Solutions:
     """Solve the path in chunks of ranks that grow as solutions change less from one to the next."""
-    A, D = design.A, len(decays)
-    (n, p), C = A.shape, design.targets.shape[1]
-    limit = tolerance * float(np.sqrt(np.einsum("np,np,n->", A, A, design.weights) / n))
-    widest = max(1, CHUNK_ELEMENTS // (n * C * D))
+    (n, p), C = design.shape, design.targets.shape[1]
+    square = sum(np.einsum("np,np,n->", rows, rows, design.weights[own]) for own, rows in blocks(design.A))
+    limit = tolerance * float(np.sqrt(square / n))
+    most = (CHUNK_ELEMENTS if design.turn is None else BLOCKED_ELEMENTS) // (n * C)
+    if design.turn is not None and 1 < len(decays) > most:
+        for some in np.array_split(decays, -(-len(decays) // max(1, most))):
+            yield from _logistic(design, ranks, some.tolist(), tolerance, max_iter)
+        return
+    D = len(decays)
+    widest = max(1, most // D)
     curvature = _Curvature(design)
     curvature.take(decays, None)
     start = np.zeros((p, D, C))
@@ -313,16 +389,16 @@ def _logistic(
         start = solution.B[:, -D:]
         if solution.iterations.mean() > STALE_ITERATIONS and done + width < len(ranks):
             for j, decay in enumerate(decays):
-                curvature.take([decay], A @ start[:, j])
+                curvature.take([decay], design.times(start[:, j]))
         done += len(chunk)
         slow = solution.iterations.max() > SLOW_ITERATIONS
         width = max(1, len(chunk) // 4) if slow else min(2 * len(chunk), widest)
 
 
-def _row_blocks(rows: int, scores: int) -> Iterator[slice]:
+def _row_blocks(rows: Features, scores: int) -> Iterator[slice]:
     """All rows in blocks of few enough for `BLOCK_SCORES`, where a row has so many scores."""
-    step = max(1, BLOCK_SCORES // scores)
-    for start in range(0, rows, step):
+    step = max(1, min(BLOCK_SCORES // scores, block_rows(rows)))
+    for start in range(0, len(rows), step):
         yield slice(start, start + step)
 
 
@@ -344,8 +420,8 @@ class _Curvature:
     """
 
     def __init__(self, design: _Design) -> None:
-        self._A, self._weights = design.A, design.weights
-        self._p, self._C = p, C = design.A.shape[1], design.targets.shape[1]
+        self._A, self._turn, self._weights = design.A, design.turn, design.weights
+        self._p, self._C = p, C = design.shape[1], design.targets.shape[1]
         self._joint = C > 1 and p * C <= JOINT_COLUMNS
         self._diagonal = not self._joint and p > SHARED_COLUMNS
         self.cost = p * C * (C + 1) / 8 if self._joint else 1.0 if self._diagonal else p / 4
@@ -371,12 +447,13 @@ class _Curvature:
     def _of_each(self, scores: Array) -> Array:
         n, C = scores.shape
         spread = np.empty(n)
-        for rows in _row_blocks(n, C):
+        for rows in _row_blocks(scores, C):
             prob = _inverse_link(scores[rows])
             spread[rows] = (prob * (1 - prob))[:, 0] if C == 1 else (1 - (prob * prob).sum(axis=1)) / (C - 1)
         if self._diagonal:
             shares = np.broadcast_to(spread, len(self._A)) / len(self._A)
-            return np.einsum("np,np,n->p", self._A, self._A, shares)
+            parts = ((own, X if self._turn is None else X @ self._turn) for own, X in blocks(self._A))
+            return np.asarray(sum(np.einsum("np,np,n->p", X, X, shares[own]) for own, X in parts))
         return self._gram(spread)
 
     def _of_all(self, scores: Array) -> Array:
@@ -395,11 +472,11 @@ class _Curvature:
     def _gram(self, rows: Array) -> Array:
         """``A^T diag(weights * rows) A / n``."""
         roots = np.sqrt(np.maximum(rows, 0.0) * self._weights / len(self._A))
-        total = np.zeros((self._p, self._p))
+        total = np.zeros((self._A.shape[1], self._A.shape[1]))
         for start in range(0, len(self._A), ROW_BLOCK):
             block = self._A[start : start + ROW_BLOCK] * roots[start : start + ROW_BLOCK, None]
             total += block.T @ block
-        return total
+        return total if self._turn is None else self._turn.T @ total @ self._turn
 
     def _factor(self, curvature: Array, decay: float) -> Array:
         """Lower Cholesky factor of curvature plus weight decay; for a diagonal (p,), their sum."""
@@ -446,7 +523,7 @@ class _LockStep:
         self, design: _Design, sizes: NDArray[np.int64], decays: Array, start: Array, curvature: _Curvature
     ) -> None:
         p, width = int(sizes.max()), len(start)
-        self.A, self.targets, self.weights = design.A[:, :p], design.targets, design.weights
+        self.design, self.targets, self.weights = design, design.targets, design.weights
         self.curvature, self.decays = curvature, decays
         self.mask = (np.arange(p)[:, None] < sizes[None, :])[:, :, None].astype(np.float64)
         self.penalty = np.broadcast_to(decays[None, :, None], self.mask.shape).copy()
@@ -460,10 +537,10 @@ class _LockStep:
 
     def _start(self, B: Array) -> None:
         """Start from the best multiple of B: without what was masked it may be far too sure of itself."""
-        self.B, self.scores = np.zeros_like(B), np.zeros((len(self.A), *B.shape[1:]))
+        self.B, self.scores = np.zeros_like(B), np.zeros((len(self.weights), *B.shape[1:]))
         if not B.any():
             return
-        scores = self._times(B)
+        scores = self.design.times(B)
         slope = self._slopes(scores, np.zeros(B.shape[1]), np.arange(B.shape[1]))[0]
         share = np.where(slope < 0, self._line_search(B, scores, slope), 0.0)[None, :, None]
         self.B, self.scores = share * B, share * scores
@@ -495,16 +572,15 @@ class _LockStep:
     def _norms(self) -> Array:
         return np.sqrt(np.einsum("prc,prc->r", self.gradient, self.gradient))
 
-    def _times(self, B: Array) -> Array:
-        return (self.A @ B.reshape(len(B), -1)).reshape(len(self.A), *B.shape[1:])
-
     def _gradient(self) -> Array:
         n, R, C = self.scores.shape
-        product = np.zeros((self.A.shape[1], R * C))
-        for rows in _row_blocks(n, R * C):
-            residual = _inverse_link(self.scores[rows]) - self.targets[rows, None, :]
-            residual *= self.weights[rows, None, None]
-            product += self.A[rows].T @ residual.reshape(-1, R * C)
+
+        def residual(rows: slice) -> Array:
+            made = _inverse_link(self.scores[rows]) - self.targets[rows, None, :]
+            made *= self.weights[rows, None, None]
+            return made.reshape(-1, R * C)
+
+        product = self.design.back(len(self.mask), R * C, residual)
         return (product.reshape(-1, R, C) / n + self.penalty * self.B) * self.mask
 
     def _refresh(self, before: Array, norms: Array, age: int, tolerance: float) -> bool:
@@ -559,11 +635,11 @@ class _LockStep:
     def _step(self) -> None:
         direction = self._direction()
         slope = np.einsum("prc,prc->r", self.gradient, direction)
-        along = self._times(direction)
+        along = self.design.times(direction)
         steps = self._line_search(direction, along, slope)[None, :, None]
         move, before = steps * direction, self.gradient
         self.B = self.B + move
-        for rows in _row_blocks(len(along), along[0].size):
+        for rows in _row_blocks(along, along[0].size):
             self.scores[rows] += steps * along[rows]
         self.gradient = self._gradient()
         change = self.gradient - before
@@ -600,7 +676,7 @@ class _LockStep:
         n, R, C = along.shape
         first, second = np.zeros(len(chosen)), np.zeros(len(chosen))
         every = slice(None) if len(chosen) == R else chosen
-        for rows in _row_blocks(n, len(chosen) * C):
+        for rows in _row_blocks(along, len(chosen) * C):
             tangent = along[rows, every]
             p = _inverse_link(self.scores[rows, every] + t[None, :, None] * tangent)
             weighted = tangent * self.weights[rows, None, None]

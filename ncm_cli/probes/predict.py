@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,7 +42,7 @@ SCORES_AT_ONCE = 1 << 20
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 
-_Part = tuple[list[str], list[str], np.ndarray]
+_Part = tuple[Sequence[str], list[str], np.ndarray]
 """Some of the rows, in order: ids, why each that failed did (else blank), and the features of the others."""
 
 
@@ -128,10 +128,7 @@ def _parts(
             if store.failed:
                 reporter.note(f"{len(store.failed)} images failed when they were embedded and have no row")
             return (
-                (
-                    ([store.ids[i] for i in own], [""] * len(own), features)
-                    for own, features in store.blocks(rows)
-                ),
+                ((store.ids[own], [""] * len(own), features) for own, features in store.blocks(rows)),
                 len(rows),
                 "rows",
             )

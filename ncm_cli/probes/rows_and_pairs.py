@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncm_cli.blocks import Features, chosen
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError, listing
 from ncm_cli.options import parse_device, parse_names
 from ncm_cli.probes.apply import Scaling, fit_scaling, require_same_encoder
@@ -42,6 +43,7 @@ from ncm_cli.store.digests import array_digest, digest_of, without_view
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import Probe, record_ids
+from ncm_cli.store.texts import Texts
 
 if TYPE_CHECKING:
     from ncm_cli.baselines.trainer import TrainData
@@ -79,7 +81,7 @@ class Pairs:
     ``usable`` (k,) are those whose members are no validation or test rows, ``held_out`` (k,) the usable ones
     that the user holds out; ``overlapping`` counts the pairs that have such a member. ``node_a`` and
     ``node_b`` (k,) are the row of each member: equal where it is one row, or one image by its bytes. Rows of
-    the feature store come first, as `content_nodes` numbers them.
+    the feature store come first, as `FeatureStore.content_nodes` numbers them.
     """
 
     store: PairStore
@@ -104,15 +106,15 @@ class Pairs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RawRows:
-    """Some rows of the store, features as stored (n, d) float32.
+    """Some rows of the store, features as stored (n, d).
 
     ``y`` (n,) holds class codes or values; ``node`` (n,) which rows are one image; ``group`` (n, crossings)
     the groups of ``--groups``; ``codes`` (n,) those of the columns that options such as ``upweight`` name, by
     the option.
     """
 
-    ids: tuple[str, ...]
-    X: NDArray[np.float32]
+    ids: Texts
+    X: Features
     y: NDArray[Any]
     node: Codes
     group: Codes | None = None
@@ -124,8 +126,8 @@ class RawRows:
     def take(self, mask: Mask) -> RawRows:
         """The rows of a mask (n,)."""
         return RawRows(
-            ids=tuple(np.array(self.ids, dtype=object)[mask]),
-            X=self.X[mask],
+            ids=self.ids[mask],
+            X=chosen(self.X, mask),
             y=self.y[mask],
             node=self.node[mask],
             group=None if self.group is None else self.group[mask],
@@ -142,7 +144,7 @@ class Part:
     """
 
     scaling: Scaling
-    X: Array
+    X: Features
     y: NDArray[Any]
     n_classes: int
     weights: Array | None
@@ -269,7 +271,7 @@ def read_problem(
         A probe that this problem's stands beside: its classes count, and nothing is kept apart.
     """
     with FeatureStore(options.features) as store:
-        nodes = content_nodes(store)
+        nodes = store.content_nodes
         roles = _roles(store, options, oracle, beside is None, reporter)
         copies = _drop_copies(store, nodes, roles, options.overlap, reporter)
         if beside is None or options.task == "regression":
@@ -284,8 +286,8 @@ def read_problem(
         def rows(mask: Mask) -> RawRows:
             where = np.flatnonzero(mask)
             return RawRows(
-                ids=tuple(store.ids[row] for row in where),
-                X=store.read(where),
+                ids=store.ids[where],
+                X=store.rows_of(where),
                 y=target.y[where],
                 node=nodes[where],
                 group=None if groups is None else groups.codes[where],
@@ -381,15 +383,6 @@ def _refuse_shared(store: FeatureStore, rows: dict[Role, Mask], role: Role, othe
             expected="rows that play one part: the number would look better than it is",
             fix="say --train, --val and --test such that no row is in two of them",
         )
-
-
-def content_nodes(store: FeatureStore) -> Codes:
-    """(N,) a number for each row: equal for rows whose image files are byte for byte the same."""
-    if store.files is None:
-        return np.arange(store.rows)
-    first: dict[str, int] = {}
-    digests = store.files.sha256
-    return np.array([first.setdefault(one, row) if one else row for row, one in enumerate(digests)], np.int64)
 
 
 def _drop_copies(store: FeatureStore, nodes: Codes, roles: Roles, overlap: str, reporter: Reporter) -> int:
@@ -569,13 +562,12 @@ def _extra(
 def rows_digest(problem: Problem) -> str:
     """SHA-256 over the training rows in the order of their ids: ids, features, answers and weights."""
     rows = problem.train
-    order = np.argsort(np.array(rows.ids))
-    values = [rows.X, rows.y] + [
-        group_weights(codes) for codes in [rows.codes.get("upweight")] if codes is not None
-    ]
+    order = rows.ids.order
     # By blocks, so that a large store isn't copied.
-    blocks = np.array_split(order, len(order) // 8192 + 1)
-    digests = [array_digest(value[block]) for value in values for block in blocks]
+    parts = np.array_split(order, len(order) // 8192 + 1)
+    digests = [array_digest(np.asarray(rows.X[part], np.float32)) for part in parts]
+    values = [rows.y] + [group_weights(codes) for codes in [rows.codes.get("upweight")] if codes is not None]
+    digests += [array_digest(value[part]) for value in values for part in parts]
     return digest_of([record_ids(rows.ids), *problem.target.classes, *digests])
 
 

@@ -112,12 +112,12 @@ AnyColumn = Column | NumericColumn
 class Files:
     """The image file of each row: what it takes to tell whether it has changed."""
 
-    path: tuple[str, ...]
+    path: Sequence[str]
     size: np.ndarray
     """int64 (N,), bytes."""
     mtime_ns: np.ndarray
     """int64 (N,), nanoseconds since 1970."""
-    sha256: tuple[str, ...]
+    sha256: Sequence[str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -122,11 +122,12 @@ def array_digest(values: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def text_digest(items: Sequence[bytes]) -> str:
+def text_digest(items: Sequence[bytes] | np.ndarray) -> str:
     """SHA-256 over the UTF-8 texts, each ended by a NUL (which no text may hold)."""
     digest = hashlib.sha256(f"text({len(items)})".encode())
     for start in range(0, len(items), 1 << 16):
-        digest.update(b"\0".join([*items[start : start + (1 << 16)], b""]))
+        part = items[start : start + (1 << 16)]
+        digest.update(b"\0".join([*(part.tolist() if isinstance(part, np.ndarray) else part), b""]))
     return digest.hexdigest()
 
 

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
+from ncm_cli.blocks import Features, RowBlocks, fits
 from ncm_cli.errors import InputError, listing, unknown
 from ncm_cli.options import parse_where
 from ncm_cli.store.columns import AnyColumn, Column, FailedRow, Files, NumericColumn, check_columns
@@ -27,8 +28,9 @@ from ncm_cli.store.digests import (
     require_few_columns,
 )
 from ncm_cli.store.files import one_line
-from ncm_cli.store.hdf5 import CHUNK_BYTES, H5Reader, H5Writer, reading, writing
+from ncm_cli.store.hdf5 import CHUNK_BYTES, H5Reader, H5Writer, RowReader, reading, row_reader, writing
 from ncm_cli.store.results import Shown, jsonable
+from ncm_cli.store.texts import Texts
 
 FORMAT = "ncm-features"
 VERSION = 1
@@ -300,6 +302,7 @@ class FeatureStore(Shown, contextlib.AbstractContextManager["FeatureStore"]):
         if self.dtype not in ("float32", "float16") or not self.rows or not self.dim:
             raise damaged(self.path, f"features of shape {features.shape} and type {self.dtype}")
         self._features = features
+        self._checked: set[int] = set()
         attrs = self._h5.attrs
         self.label_column, self.split_column = (
             str(attrs[name]) if name in attrs else None for name in ("label_column", "split_column")
@@ -333,10 +336,10 @@ class FeatureStore(Shown, contextlib.AbstractContextManager["FeatureStore"]):
         return _content_digest(digests, self.rows, self.dim, self.dtype, self.label_column, self.split_column)
 
     @functools.cached_property
-    def ids(self) -> tuple[str, ...]:
+    def ids(self) -> Texts:
         """The rows' ids, unique, in manifest order."""
-        ids = self._h5.text("id", rows=self.rows)
-        if len(set(ids)) != len(ids):
+        ids = self._h5.texts("id", rows=self.rows)
+        if ids.repeat:
             raise damaged(self.path, "repeated ids")
         return ids
 
@@ -362,10 +365,10 @@ class FeatureStore(Shown, contextlib.AbstractContextManager["FeatureStore"]):
             return None
         whole = (self.rows,)
         return Files(
-            path=self._h5.text("path", rows=self.rows),
+            path=self._h5.texts("path", rows=self.rows),
             size=self._h5.array("size", np.int64, shape=whole),
             mtime_ns=self._h5.array("mtime_ns", np.int64, shape=whole),
-            sha256=self._h5.text("sha256", rows=self.rows),
+            sha256=self._h5.texts("sha256", rows=self.rows),
         )
 
     @functools.cached_property
@@ -378,14 +381,16 @@ class FeatureStore(Shown, contextlib.AbstractContextManager["FeatureStore"]):
             raise damaged(self.path, "failed rows of unequal lengths")
         return tuple(FailedRow(*row) for row in zip(*parts, strict=True))
 
-    @functools.cached_property
-    def _position_of(self) -> dict[str, int]:
-        return {id: position for position, id in enumerate(self.ids)}
-
     def positions(self, ids: Sequence[str]) -> np.ndarray:
         """int64 (n,): the row of each id, −1 where the store has no such id."""
-        known = self._position_of
-        return np.fromiter((known.get(id, -1) for id in ids), dtype=np.int64, count=len(ids))
+        return self.ids.positions(ids)
+
+    @functools.cached_property
+    def content_nodes(self) -> np.ndarray:
+        """int64 (N,) a number for each row: equal for rows whose image files are byte for byte the same."""
+        if "sha256" not in self._h5:
+            return np.arange(self.rows)
+        return self._h5.texts("sha256", rows=self.rows).same()
 
     def column(self, name: str) -> AnyColumn:
         """A column by name; raises `InputError` that lists those there are.
@@ -435,6 +440,26 @@ class FeatureStore(Shown, contextlib.AbstractContextManager["FeatureStore"]):
                 refuse_not_finite(picked, [self.ids[p] for p in positions[wanted].tolist()], self.path)
             made[wanted] = picked
         return made
+
+    def rows_of(self, rows: np.ndarray) -> Features:
+        """The features of ``rows`` as `read` gives them; of a large store in blocks, as stored.
+
+        These are checked now, and are read from this very file even after it was closed or replaced.
+        """
+        reader = None if fits(self.rows, self.dim) else self._reader
+        if reader is None:
+            return self.read(rows)
+        positions = self._rows(rows)
+        for index in np.unique(positions // self._block_rows).tolist():
+            if index not in self._checked:
+                self.read(np.arange(index * self._block_rows, min((index + 1) * self._block_rows, self.rows)))
+                self._checked.add(index)
+        return RowBlocks(reader, positions, self.dim)
+
+    @functools.cached_property
+    def _reader(self) -> RowReader | None:
+        with reading(self.path):
+            return row_reader(self.path, self._features)
 
     def blocks(
         self, rows: np.ndarray | Sequence[int] | None = None, *, block_rows: int | None = None

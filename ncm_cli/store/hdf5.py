@@ -16,6 +16,7 @@ import math
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -37,6 +38,7 @@ from ncm_cli.store.digests import (
 )
 from ncm_cli.store.files import atomic_path, one_line, require_file
 from ncm_cli.store.results import now
+from ncm_cli.store.texts import Texts
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
@@ -50,6 +52,9 @@ MAX_ATTRIBUTES = 200
 MAX_ATTRIBUTE_BYTES = 60_000
 MAX_OBJECTS = 20_000
 MAX_DEPTH = 4
+
+DENSE = 2
+"""Rows are read with those between them where that is no more than so many times as much."""
 
 _FILTERS = (h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_SHUFFLE)
 
@@ -247,17 +252,19 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
         self._verify(name, array_digest(made))
         return made
 
-    def text(self, name: str, *, rows: int | None = None) -> tuple[str, ...]:
+    def text(self, name: str) -> tuple[str, ...]:
         """A whole array of text, verified."""
+        return tuple(self.texts(name))
+
+    def texts(self, name: str, *, rows: int | None = None) -> Texts:
+        """The texts of many rows, verified."""
         found = self.dataset(name, ndim=1, kinds="S")
         if rows not in (None, found.shape[0]):
             raise damaged(self.path, f"{name} of {found.shape[0]:,} rows, expected {rows:,}")
-        step = max(1, 8 * CHUNK_BYTES // found.dtype.itemsize)
         with reading(self.path):
-            parts = (found[start : start + step].tolist() for start in range(0, found.shape[0], step))
-            raw = [item for part in parts for item in part]
+            raw = np.asarray(found[()], dtype=f"S{found.dtype.itemsize}")
             self._verify(name, text_digest(raw))
-            return tuple(item.decode("utf-8", TEXT_ERRORS) for item in raw)
+            return Texts(raw)
 
     def json(self, name: str) -> Any:
         """A JSON object (of "sources" a list) kept as an array of bytes, verified; empty if there is none."""
@@ -284,6 +291,69 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _read_at(descriptor: int, count: int, offset: int) -> bytes:
+    if hasattr(os, "pread"):  # all but Windows
+        return os.pread(descriptor, count, offset)
+    os.lseek(descriptor, offset, os.SEEK_SET)
+    return os.read(descriptor, count)
+
+
+class RowReader:
+    """Reads rows (b, d) of an array at positions (b,) straight from the file, with nothing kept in memory.
+
+    HDF5 would read and check a whole chunk for each row. Rows near each other are read as one stretch.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype, dim: int, chunk_rows: int, offsets: np.ndarray) -> None:
+        self._path, self._dtype, self._dim = path, dtype, dim
+        self._chunk_rows, self._offsets = chunk_rows, offsets
+        self._bytes = dim * dtype.itemsize
+        self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        if not len(positions):
+            return np.empty((0, self._dim), self._dtype)
+        first, last = int(positions.min()), int(positions.max()) + 1
+        if last - first <= DENSE * len(positions):
+            edges = [
+                first,
+                *range(first - first % self._chunk_rows + self._chunk_rows, last, self._chunk_rows),
+            ]
+            found = self._rows([*zip(edges, [*edges[1:], last], strict=True)])
+            whole = len(positions) == last - first and (np.diff(positions) == 1).all()
+            return found if whole else found[positions - first]
+        return self._rows([(row, row + 1) for row in positions.tolist()])
+
+    def _rows(self, stretches: list[tuple[int, int]]) -> np.ndarray:
+        """Rows of stretches (first, past the last), none of which goes beyond a chunk."""
+        starts = np.array([first for first, _ in stretches])
+        at = self._offsets[starts // self._chunk_rows] + starts % self._chunk_rows * self._bytes
+        parts = []
+        for offset, (first, last) in zip(at.tolist(), stretches, strict=True):
+            parts.append(_read_at(self._descriptor, (last - first) * self._bytes, offset))
+        raw = b"".join(parts)
+        if len(raw) != sum(last - first for first, last in stretches) * self._bytes:
+            raise InputError("a file that was cut short", where=self._path, fix="make it again")
+        return np.frombuffer(raw, self._dtype).reshape(-1, self._dim)
+
+
+def row_reader(path: Path, array: h5py.Dataset) -> RowReader | None:
+    """What reads single rows of an array; None where its bytes don't lie in the file row by row."""
+    facts = array.id.get_create_plist()
+    filters = {facts.get_filter(index)[0] for index in range(facts.get_nfilters())}
+    rows, dim = array.shape
+    if array.chunks is None:
+        offsets = [array.id.get_offset()]
+    elif array.chunks[1] == dim and filters <= {h5py.h5z.FILTER_FLETCHER32}:
+        starts = range(0, rows, array.chunks[0])
+        offsets = [array.id.get_chunk_info_by_coord((start, 0)).byte_offset for start in starts]
+    else:
+        return None
+    chunk_rows = rows if array.chunks is None else array.chunks[0]
+    return RowReader(path, array.dtype, dim, chunk_rows, np.array(offsets, np.int64))
 
 
 class Sink(io.RawIOBase):

@@ -119,7 +119,7 @@ def read_pairs(path: Path | str) -> PairStore:
         k, d = (int(n) for n in h5.dataset("features_a", ndim=2, kinds="f").shape)
         shapes = {"features_a": (k, d), "features_b": (k, d), "holdout": (k,), "singular_values": (None,)}
         held: dict[str, Any] = {name: h5.array(name, _ARRAYS[name], shape=shapes[name]) for name in _ARRAYS}
-        held |= {name: h5.text(name, rows=k) for name in _TEXTS}
+        held |= {name: h5.texts(name, rows=k) for name in _TEXTS}
         held |= {name: str(h5.attrs.get(name, "")) for name in ("strategy", "created", "ncm_version")}
         with reading(h5.path):
             encoder = dict(json.loads(h5.attrs["encoder"]))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncm_cli.blocks import Features, blocks
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError, listing
 from ncm_cli.options import as_json, check
 from ncm_cli.probes.apply import require_same_encoder, scale_like, scaling_of
@@ -256,7 +257,7 @@ class _Judged:
             "options": as_json(options),
         }
 
-    def _training_rows(self, where: str) -> tuple[Array, NDArray]:
+    def _training_rows(self, where: str) -> tuple[Features, NDArray]:
         """The labelled rows of ``--train``, scaled, and their answers."""
         chosen = self.features.mask(where)
         labelled = chosen & self.target.known
@@ -267,7 +268,7 @@ class _Judged:
         if known < rows:
             left_out = f"{rows - known:,} of {rows:,} rows of {where}"
             self.reporter.warn(f"{left_out} have no known {name} and are left out of Term I")
-        return scale_like(self.probe, self.features.read(labelled)), self.target.y[labelled]
+        return scale_like(self.probe, self.features.rows_of(labelled)), self.target.y[labelled]
 
     def _measure(self, weight: Array, bias: Array, basis: Array, spurious_dim: int = 0) -> Measured:
         """Measure weights (C, d) and a bias (C,); ``spurious_dim`` decides s (of `term_2_upper`)."""
@@ -275,7 +276,9 @@ class _Judged:
         test_loss, twin_loss = (self.loss.rows(logits, self.answers) for logits in (test, twin))
         train_loss = None
         if self.train is not None:
-            train_loss = self.loss.rows(self.train[0] @ weight.T + bias, self.train[1])
+            rows, answers = self.train
+            losses = [self.loss.rows(X @ weight.T + bias, answers[own]) for own, X in blocks(rows)]
+            train_loss = np.concatenate(losses)
         terms = theorem.theorem(
             loss=self.loss,
             weight=weight,

@@ -1,0 +1,131 @@
+"""Features of many rows: an array where they fit the memory budget, else blocks that are read when needed.
+
+Mathematics takes either, as `Features`, and passes over its `blocks`. An array is one block: what is summed
+over blocks has then the bits that it has without them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncm_cli.errors import UsageError
+
+BUDGET = "NCM_MEMORY_MIB"
+"""The environment variable that sets the memory budget of features, in MiB."""
+
+BUDGET_MIB = 256
+"""By default 65,536 rows of width 512. A fit holds up to five such arrays."""
+
+BLOCK_BYTES = 4 << 20
+"""A block in float64: small enough to stay in the processor's cache, large enough for matrix products."""
+
+
+def fits(rows: int, dim: int) -> bool:
+    """Whether features (rows, dim) are held as an array: whether their float64 copy is within the budget.
+
+    Raises `UsageError` for a budget that is no number.
+    """
+    text = os.environ.get(BUDGET) or str(BUDGET_MIB)
+    try:
+        return rows * dim * 8 <= float(text) * 2**20
+    except ValueError:
+        raise UsageError("no number of MiB", where=BUDGET, found=text, expected="such as 1024") from None
+
+
+class RowBlocks:
+    """Rows (n, d) that are read when they are asked for: ``X[5:9]`` and ``X[positions]`` are arrays.
+
+    Parameters
+    ----------
+    read
+        Makes an array (b, d) of positions int64 (b,).
+    rows
+        int64 (n,): the positions of the rows.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[NDArray[np.int64]], NDArray[np.floating]],
+        rows: NDArray[np.int64],
+        dim: int,
+        then: Callable[[NDArray[np.floating]], NDArray[np.float64]] | None = None,
+    ) -> None:
+        self._read, self._rows, self._then = read, rows, then
+        self.shape = (len(rows), dim)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, rows: slice | NDArray[np.int64]) -> NDArray[np.floating]:
+        made = self._read(self._rows[rows])
+        return made if self._then is None else self._then(made)
+
+    def where(self, mask: NDArray[np.bool_]) -> RowBlocks:
+        """Some of the rows, not yet read."""
+        return RowBlocks(self._read, self._rows[mask], self.shape[1], self._then)
+
+    def then(
+        self, function: Callable[[NDArray[np.floating]], NDArray[np.float64]], dim: int | None = None
+    ) -> RowBlocks:
+        """The rows as a function of rows makes them, of width ``dim`` where it is another."""
+        first = self._then
+        both = function if first is None else lambda rows: function(first(rows))
+        return RowBlocks(self._read, self._rows, dim or self.shape[1], both)
+
+    def joined(self, other: RowBlocks) -> RowBlocks:
+        """These rows, then others that are read in the same way."""
+        rows = np.concatenate([self._rows, other._rows])
+        return RowBlocks(self._read, rows, self.shape[1], self._then)
+
+
+Features = NDArray[np.floating[Any]] | RowBlocks
+
+
+def chosen(X: Features, mask: NDArray[np.bool_]) -> Features:
+    """The rows of a mask (n,)."""
+    return X[mask] if isinstance(X, np.ndarray) else X.where(mask)
+
+
+def joined(X: Features, other: Features) -> Features:
+    """Rows of one store, then others of it."""
+    if isinstance(X, RowBlocks) and isinstance(other, RowBlocks):
+        return X.joined(other)
+    return np.concatenate([np.asarray(X), np.asarray(other)])
+
+
+def held(X: Features) -> NDArray[np.float64] | RowBlocks:
+    """Rows as a float64 array where they fit; an array that doesn't goes on in blocks of itself."""
+    if isinstance(X, RowBlocks):
+        return X
+    if fits(*X.shape):
+        return np.asarray(X, np.float64)
+    return RowBlocks(X.__getitem__, np.arange(len(X)), X.shape[1])
+
+
+def block_rows(X: Features) -> int:
+    """How many rows a block has at most."""
+    return max(1, len(X) if isinstance(X, np.ndarray) else BLOCK_BYTES // (8 * X.shape[1]))
+
+
+def blocks(X: Features) -> Iterator[tuple[slice, NDArray[np.floating]]]:
+    """All rows in order, with where they are; an array is one block."""
+    step = block_rows(X)
+    for start in range(0, len(X), step):
+        own = slice(start, min(start + step, len(X)))
+        yield own, X[own]
+
+
+def moments(X: Features) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and standard deviation (d,) of the columns, float64, in two passes."""
+    mean, square = np.zeros(X.shape[1]), np.zeros(X.shape[1])
+    for _, rows in blocks(X):
+        mean += np.asarray(rows, np.float64).sum(axis=0)
+    mean /= len(X)
+    for _, rows in blocks(X):
+        square += np.square(rows - mean).sum(axis=0)
+    return mean, np.sqrt(square / len(X))
