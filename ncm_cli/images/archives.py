@@ -13,13 +13,13 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from ncm_cli.errors import InputError, UsageError, listing
 from ncm_cli.images.manifest import IMAGE_SUFFIXES, ColumnNames, Manifest, absolute_text, manifest_of
-from ncm_cli.images.paths import look_up, member_path, open_file
+from ncm_cli.images.paths import Member, content, look_up, member_path, members, open_file
 from ncm_cli.store.columns import Files
 from ncm_cli.store.digests import MAX_TEXT_BYTES
 from ncm_cli.store.files import one_line
@@ -102,18 +102,18 @@ def read_archives(source: str, names: ColumnNames) -> Manifest:
     return manifest_of(table, replace(names, id_col=_KEY, path_col=_IMAGE, label_col=label), files=files)
 
 
-def _samples(archive: str) -> Iterator[tuple[str, tarfile.TarInfo | None, dict[str, Any]]]:
-    """The key of each sample, the header of its image, its class and the entries of its JSON."""
+def _samples(archive: str) -> Iterator[tuple[str, Member | None, dict[str, Any]]]:
+    """The key of each sample, its image, its class and the entries of its JSON."""
     try:
-        with open_file(archive) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
-            for key, members in itertools.groupby(_members(tar), lambda one: one[0]):
-                images: dict[str, tarfile.TarInfo] = {}
+        with open_file(archive) as stream:
+            for key, named in itertools.groupby(_named(stream), lambda one: one[0]):
+                images: dict[str, Member] = {}
                 entries: dict[str, Any] = {}
-                for _, suffix, member in members:
+                for _, suffix, member in named:
                     if f".{suffix.rpartition('.')[2]}" in IMAGE_SUFFIXES:
                         images[suffix] = member
                     elif suffix in ("cls", "json"):
-                        text = tar.extractfile(member).read().decode("utf-8")  # type: ignore[union-attr]
+                        text = content(stream, member).decode("utf-8")
                         entries |= {"cls": text} if suffix == "cls" else json.loads(text)
                 # Of several, such as left.png and jpg, that with the plain name.
                 yield key, images[min(images, key=lambda name: name.count("."))] if images else None, entries
@@ -124,12 +124,11 @@ def _samples(archive: str) -> Iterator[tuple[str, tarfile.TarInfo | None, dict[s
         ) from None  # fmt: skip
 
 
-def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
-    """(key, suffix, header) of the files of an archive that are part of a sample."""
-    for member in tar:
-        tar.members = []  # type: ignore[attr-defined]  # all would be kept otherwise
+def _named(archive: BinaryIO) -> Iterator[tuple[str, str, Member]]:
+    """(key, suffix, member) of the files of an archive that are part of a sample."""
+    for member in members(archive):
         named = _NAME.fullmatch(member.name)
-        if named and member.isreg() and not _META.match(member.name):
+        if named and not _META.match(member.name):
             yield named[1], named[2].lower(), member
 
 

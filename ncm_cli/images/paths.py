@@ -11,8 +11,9 @@ import os
 import re
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from ncm_cli.errors import InputError
 from ncm_cli.images.decode import MAX_BYTES, DecodeError, read_bytes
@@ -83,8 +84,56 @@ def open_file(path: str) -> BinaryIO:
     return open(native(path), "rb")
 
 
-def member_path(archive: str, member: tarfile.TarInfo) -> str:
-    """The path of a member, which begins at a byte of its archive."""
+class Member(NamedTuple):
+    """A file in an archive: its name, where its header and its content begin, and its size."""
+
+    name: str
+    offset: int
+    begin: int
+    size: int
+
+
+def members(archive: BinaryIO, offset: int = 0) -> Iterator[Member]:
+    """The files in a tar archive from a header on; what is no file is passed over.
+
+    Raises ValueError or `tarfile.TarError` for what is no archive, is compressed, or ends early.
+    """
+    while True:
+        archive.seek(offset)
+        head = archive.read(tarfile.BLOCKSIZE)
+        if head in (b"", bytes(tarfile.BLOCKSIZE)):
+            return
+        # Nearly all headers are plain, and ten times as fast to read without the library.
+        plain = head[257:262] == b"ustar" and head[156:157] in b"0\0" and head[124] < 0x80 and not head[345]
+        if plain:
+            name, size = head[:100].rstrip(b"\0").decode("utf-8"), int(head[124:136].rstrip(b" \0"), 8)
+            found = Member(name, offset, offset + tarfile.BLOCKSIZE, size)
+            after = found.begin + -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+        else:
+            archive.seek(offset)
+            with tarfile.open(fileobj=archive, mode="r:") as tar:
+                told, after = tar.next(), tar.offset
+            if told is None:
+                raise ValueError(f"no header at byte {offset:,}")
+            name = told.name.encode("utf-8", "surrogateescape").decode("utf-8")
+            found = Member(name, offset, told.offset_data, told.size)
+            plain = told.isreg() and not told.issparse()
+        if plain:
+            yield found
+        offset = after
+
+
+def content(archive: BinaryIO, member: Member) -> bytes:
+    """The bytes of a member."""
+    archive.seek(member.begin)
+    data = archive.read(member.size)
+    if len(data) < member.size:
+        raise ValueError("the archive ends early")
+    return data
+
+
+def member_path(archive: str, member: Member) -> str:
+    """The path of a member."""
     return f"{archive}#{member.name}@{member.offset}"
 
 
@@ -132,13 +181,9 @@ def fetch(path: str) -> bytes:
 
 def _member(archive: str, name: str, offset: str) -> bytes:
     with open_file(archive) as stream:
-        stream.seek(int(offset))
-        with tarfile.open(fileobj=stream, mode="r:") as tar:
-            member = tar.next()
-            if member is None or member.name != name:
-                raise DecodeError("the archive holds another file at its place")
-            if member.size > MAX_BYTES:
-                raise DecodeError(f"file of {member.size:,} bytes, over the limit of {MAX_BYTES:,}")
-            content = tar.extractfile(member)
-            assert content is not None  # only files are listed
-            return content.read()
+        member = next(members(stream, int(offset)), None)
+        if member is None or member.name != name:
+            raise DecodeError("the archive holds another file at its place")
+        if member.size > MAX_BYTES:
+            raise DecodeError(f"file of {member.size:,} bytes, over the limit of {MAX_BYTES:,}")
+        return content(stream, member)

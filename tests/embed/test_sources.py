@@ -122,6 +122,12 @@ def test_bad_archives_say_what_is_wrong(pictures: Any) -> None:
     path.write_bytes(whole[:at] + bytes(len(png(2))) + whole[at + len(png(2)) :])
     report = pictures.embed(source=Path(source))
     assert [row.id for row in report.failed] == ["data-000/dir/0002"]
+    with tarfile.open(path, "w") as tar:
+        add(tar, "a.png", png(0))
+        add(tar, "b.png", png(1))
+    path.write_bytes(path.read_bytes()[:1600])
+    (failed,) = pictures.embed(source=path, fresh=True).failed
+    assert (failed.id, failed.reason) == ("data-000/b", "cannot be read: the archive ends early")
     path.write_bytes(b"\x1f\x8b" + whole)
     with pytest.raises(InputError, match="an archive that can't be read"):
         pictures.embed(source=path)
