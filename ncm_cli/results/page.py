@@ -35,7 +35,17 @@ from ncm_cli.results.lines import ORACLE, Found, Line, Sources, facts_of
 from ncm_cli.results.page_pairs import BUDGET, SIDE, Look, look
 from ncm_cli.results.pictures import Pictures
 from ncm_cli.results.plots import dark, figures, svg
-from ncm_cli.results.report import Cell, Spread, Table, interval_of, number_of, plain, spread, tables
+from ncm_cli.results.report import (
+    Cell,
+    Spread,
+    Table,
+    interval_of,
+    number_of,
+    plain,
+    ranks_of,
+    spread,
+    tables,
+)
 from ncm_cli.store.columns import Groups, categories_of, make_groups, read_target
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
@@ -62,9 +72,6 @@ are among the results."""
 
 TILES, OF_EACH, MOST = 24, 6, 72
 """Pictures of a gallery; one with a filter has some of every group as well, up to a limit."""
-
-WIDE = 60
-"""Characters of a shell line after which the next option has a line of its own."""
 
 MATRIX = 20
 """Classes up to which the confusion matrix is drawn; of more, the most frequent confusions are listed."""
@@ -244,8 +251,6 @@ def _context(
         rival = _rival(subject, sources.evals)
         probe = files.of(subject, "probe").made
         context["head"] = _head(subject, rival, evals, probe.meta if probe else {})
-        if probe is not None and "rank" in context:
-            context["rank"]["lead"] = _choice(probe.meta.get("selection") or {})
         if (groups := _group_table(subject, rival)) is not None:
             part("groups")["tables"].append(groups)
         context |= _looked_at(subject, rival, files)
@@ -283,9 +288,16 @@ def _subject(evals: Sequence[Found]) -> Found | None:
 def _rival(subject: Found, evals: Sequence[Found]) -> Found | None:
     """The evaluation of another probe on the same rows, ERM's if there is one: of the same seed first."""
 
+    def known(of: Found, name: str, digest: str) -> Any:
+        return (of.body.get(name) or {}).get(digest)
+
+    def rows(one: Found) -> tuple[Any, ...]:
+        return known(one, "features", "content_sha256"), one.where, one.body.get("target")
+
     def same(one: Found) -> bool:
-        keys = ((own.body.get("features"), own.where, own.body.get("target")) for own in (one, subject))
-        return len({str(key) for key in keys}) == 1 and one.body.get("probe") != subject.body.get("probe")
+        return rows(one) == rows(subject) and known(one, "probe", "sha256") != known(
+            subject, "probe", "sha256"
+        )
 
     def rank(one: Found) -> tuple[bool, ...]:
         return _name(one) != "erm", one.path.parent != subject.path.parent
@@ -323,27 +335,13 @@ def _head(
                 cards.append({"what": what, "marks": marks, "value": Cell(spread=own), "against": against})
     notes = [f"{ORACLE}: chosen by looking at the test rows"] * line.oracle
     notes += [*(meta.get("flags") or []), *(subject.body.get("warnings") or [])]
-    lead = f"{line.label}, rank {(subject.body.get('probe') or {}).get('rank', 'unknown')}"
+    lead = f"{line.label}, rank {ranks_of(line.found) or 'unknown'}"
     lead += f" chosen by {line.selection}" if line.rule not in ("", "only-candidate") else ""
     lead += f"; {subject.body.get('n', 0):,} rows of {subject.where}"
     if (seeds := len(line.found) // len(wheres)) > 1:
         lead += f"; mean ± standard deviation over {seeds} seeds, and what follows is of {subject.path}"
     verdict = (meta.get("selection") or {}).get("verdict")
     return {"lead": lead, "cards": cards, "verdict": verdict, "notes": notes}
-
-
-def _choice(selection: Mapping[str, Any]) -> str:
-    """How a rank was chosen, in a sentence; empty where there was no choice."""
-    path, rule = selection.get("path") or [], selection.get("rule")
-    if len(path) < 2:
-        return ""
-    chosen = path[selection["chosen"]]
-    how = "the least sum of validation error and flip rate" if rule == "bound" else f"by {rule}"
-    return (
-        f"{f'{ORACLE}: ' if selection.get('oracle') else ''}Of {len(path):,} candidates of rank "
-        f"{path[0]['rank']} to {path[-1]['rank']}, rank {chosen['rank']} with weight decay "
-        f"{chosen['weight_decay']:g} was chosen: {how}."
-    )
 
 
 def _group_table(subject: Found, rival: Found | None) -> Table | None:
@@ -354,10 +352,10 @@ def _group_table(subject: Found, rival: Found | None) -> Table | None:
     columns = list(dict.fromkeys(column for entry in entries for column in entry["group"]))
     theirs = {_joined(entry["group"]): entry for entry in (rival.body.get("groups") or [] if rival else [])}
 
-    def cell(entry: Mapping[str, Any], less: float = 0.0) -> Cell:
+    def cell(entry: Mapping[str, Any]) -> Cell:
         if entry.get(name) is None:
             return Cell()
-        return Cell(spread=Spread(entry[name] - less, low=entry.get("ci_low"), high=entry.get("ci_high")))
+        return Cell(spread=Spread(entry[name], low=entry.get("ci_low"), high=entry.get("ci_high")))
 
     rows = []
     for entry in sorted(present, key=lambda entry: sign * entry[name]):
@@ -562,12 +560,9 @@ def _shell_lines(subject: Found, files: Files) -> list[str]:
     lines = [f"cd {shlex.quote(base)}"] if base else []
     for (kind, own), given in steps.items():
         if own in given:  # else made by another command, as by a builder or a sweep, or not known
-            broken = [f"ncm {kind}"]
+            line = f"ncm {kind}"
             for word in command_words(options_of(kind), given):
-                text = shlex.quote(word.removeprefix(base))
-                if word.startswith("-") and len(broken[-1]) > WIDE:
-                    broken.append(text)
-                else:
-                    broken[-1] += f" {text}"
-            lines.append(" \\\n    ".join(broken))
+                # An option a line: for people to read, and for shells to continue.
+                line += (" \\\n    " if word.startswith("-") else " ") + shlex.quote(word.removeprefix(base))
+            lines.append(line)
     return lines

@@ -84,7 +84,7 @@ def _evals(lines: Sequence[Line]) -> Table:
     wheres = list(dict.fromkeys(one.where for one in found))
     rows = []
     for line in lines:
-        row = _cells(line.label, line.selection, _ranks(line.found))
+        row = _cells(line.label, line.selection, ranks_of(line.found))
         for where in wheres:
             here = [one.body for one in line.found if one.where == where]
             for name in names:
@@ -113,7 +113,8 @@ def interval_of(body: dict[str, Any], name: str) -> tuple[float, float] | None:
     return None
 
 
-def _ranks(found: Iterable[Found]) -> str:
+def ranks_of(found: Iterable[Found]) -> str:
+    """The rank of the results' probes, or the least and the largest; empty where none is known."""
     known = ((one.body.get("probe") or {}).get("rank") for one in found)
     ranks = sorted({int(rank) for rank in known if rank is not None})
     return " to ".join(map(str, dict.fromkeys([*ranks[:1], *ranks[-1:]])))
@@ -180,7 +181,7 @@ def _bounds(lines: Sequence[Line], by: str) -> Table:
         bodies = [one.body for one in line.found]
         held = sum(bool(body.get("holds")) for body in bodies)
         exact = "exact" if all(body.get("exact") for body in bodies) else "up to sampling error"
-        row = _cells(line.label, _ranks(line.found), f"{held} of {len(bodies)}, {exact}")
+        row = _cells(line.label, ranks_of(line.found), f"{held} of {len(bodies)}, {exact}")
         for name, inner, interval in _BOUND.values():
             values = [(body.get(name) or {}).get(inner) if inner else body.get(name) for body in bodies]
             known = (bodies[0].get("intervals") or {}).get(interval) if len(bodies) == 1 else None

@@ -44,3 +44,4 @@ for (const button of document.querySelectorAll("button[data-copies]")) {
     }
   });
 }
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => (one.open = true)));
