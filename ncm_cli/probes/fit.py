@@ -348,8 +348,8 @@ def judge_pick(
     erm = found.best(0)
     answer, constant = _constant(problem)
     assert problem.pairs is not None
-    labels = zip(problem.pairs.store.label_a, problem.pairs.store.label_b, strict=True)
-    unlike = sum(bool(a and b and a != b) for a, b in labels)
+    labels = list(zip(problem.pairs.store.label_a, problem.pairs.store.label_b, strict=True))
+    unlike = sum(bool(a and b and a != b) for a, b in labels), len(labels)
     known = {"least_bound": least_bound, "one_answer": one_answer}
     verdict = judge(found, pick, erm, constant.value, answer, shift, unlike=unlike, **known)
     if method != "ncm":

@@ -477,14 +477,14 @@ def judge(
     *,
     least_bound: bool = True,
     one_answer: bool = False,
-    unlike: int = 0,
+    unlike: tuple[int, int] = (0, 0),
 ) -> Verdict:
     """The verdict on candidate ``pick`` beside candidate ``erm``, which removes nothing.
 
     ``constant`` is the validation error (or MSE) of always the same ``answer``, which no shift can change,
     and ``shift`` what the pairs differ in, in words. ``least_bound``: the pick was chosen as the least bound
     of all ranks, so that what it doesn't reach no rank does. ``one_answer``: it tells all rows the same.
-    ``unlike`` counts the pairs whose members have different labels.
+    ``unlike`` are how many pairs have members of different labels, and of how many.
     """
     if found.errors is None or constant is None:
         return unmeasured(found.pairs, found.units, "no validation rows", shift)
@@ -550,11 +550,14 @@ def _change(found: CrossFit, pick: int, erm: int) -> str:
     if pick == erm:
         return f"{flips} and {right} with nothing removed"
     gain, rank = found.gain(pick, erm), found.candidates[pick].rank
-    fell = f"the bound fell by {gain} (95 %: {gain.low:.2g} to {gain.high:.2g})"
-    return f"{flips} with nothing removed, {now} with rank {rank}; {right}, now {still}; {fell}"
+    bound = f"bound {found.bound(erm)}, now {found.bound(pick)}"
+    change = f"95 % of the change: {-gain.high:+.2g} to {-gain.low:+.2g}"
+    return f"{flips} with nothing removed, {now} with rank {rank}; {right}, now {still}; {bound} ({change})"
 
 
-def _reasons(found: CrossFit, erm: int, code: str, unlike: int, *, whole_path: bool) -> tuple[str, ...]:
+def _reasons(
+    found: CrossFit, erm: int, code: str, unlike: tuple[int, int], *, whole_path: bool
+) -> tuple[str, ...]:
     """Why the pairs don't help; with ``whole_path`` the candidates are of every rank that was tried."""
     flips, reasons = found.changes.mean(axis=1), []
     fewest = int(flips.argmin())
@@ -567,8 +570,8 @@ def _reasons(found: CrossFit, erm: int, code: str, unlike: int, *, whole_path: b
         reasons.append(f"no rank helps much ({at}): what one pair differs in, the others hardly show")
     elif code == "no-gain" and whole_path:
         reasons.append(f"fewer flips cost too much ({at}): what they differ in tells the label, too")
-    if unlike:
-        reasons.append(f"the members of {unlike} pairs have different labels")
+    if unlike[0]:
+        reasons.append("the members of {:,} of {:,} pairs have different labels".format(*unlike))
     return tuple(reasons)
 
 
