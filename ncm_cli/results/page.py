@@ -222,7 +222,7 @@ def _context(
 ) -> dict[str, Any]:
     """What the template shows: the head, and each section that there is something for."""
     sources, context = files.sources, dict[str, Any]()
-    subject = _subject(sources.evals)
+    subject = _subject(evals, files)
 
     def part(name: str) -> Any:
         own = next(
@@ -275,14 +275,21 @@ def _name(found: Found) -> str:
     return str((found.body.get("probe") or {}).get("method") or "probe")
 
 
-def _subject(evals: Sequence[Found]) -> Found | None:
-    """The evaluation that the page tells of: first on rows that its probe hasn't seen, then not ERM's."""
+def _subject(evals: Sequence[Line], files: Files) -> Found | None:
+    """The evaluation that the page tells of: on rows that its probe hasn't seen, of another method than ERM.
 
-    def rank(one: Found) -> tuple[bool, ...]:
+    Of several the one whose line has the least bound, which no test row has a part in.
+    """
+
+    def rank(of: tuple[Line, Found]) -> tuple[Any, ...]:
+        line, one = of
+        probes = (files.of(each, "probe").made for each in line.found)
+        verdicts = [((probe.meta.get("selection") or {}).get("verdict") or {}) for probe in probes if probe]
+        bound = Spread.of((known.get("bound") or {}).get("value") for known in verdicts)
         seen = any((one.body.get("overlap") or {}).values())
-        return seen, _name(one) == "erm", one.body.get("oracle") is True
+        return seen, _name(one) == "erm", line.oracle, bound.mean if bound else np.inf
 
-    return min(evals, key=rank, default=None)
+    return min(((line, one) for line in evals for one in line.found), key=rank, default=(None, None))[1]
 
 
 def _rival(subject: Found, evals: Sequence[Found]) -> Found | None:
