@@ -198,7 +198,9 @@ def _named(argv: list[str]) -> str | None:
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with the code of DESIGN's table."""
     _guard_streams()
-    _interrupt_on_sigterm()
+    # What schedulers and torchrun send ends work like Ctrl-C: locks are let go, finished rows are kept.
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     code = run(sys.argv[1:] if argv is None else argv)
     try:
         sys.stdout.flush()
@@ -262,19 +264,6 @@ def _refused(error: NcmError) -> int:
 
     print_error(error.title, error.what, error.lines())
     return error.exit_code
-
-
-def _interrupt_on_sigterm() -> None:
-    """What schedulers and torchrun send ends this process like Ctrl-C: locks are let go, rows are kept."""
-    pid = os.getpid()
-
-    def interrupt(*_: object) -> None:
-        if os.getpid() != pid:  # a forked child has nothing to let go
-            os._exit(128 + signal.SIGTERM)
-        raise KeyboardInterrupt
-
-    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, interrupt)
 
 
 class _Stdout(io.FileIO):

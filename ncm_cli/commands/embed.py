@@ -7,23 +7,23 @@ import dataclasses
 from ncm_cli.console import Ui
 from ncm_cli.errors import listing
 from ncm_cli.images.embed import EmbedReport, embed
-from ncm_cli.images.options import EmbedOptions, parse_shard
-from ncm_cli.images.shards import RankReporter, of_rank
+from ncm_cli.images.options import EmbedOptions
+from ncm_cli.images.shards import of_rank
 
 SHOWN_FAILURES = 12
 
 
 def run(options: EmbedOptions, ui: Ui) -> int | None:
     """Run the stage and say what it made; 5 when more images failed than were allowed."""
-    reporter, own = ui.reporter, of_rank(options)
-    shard = None if own is options else parse_shard(own.shard)
-    if shard is not None:
-        reporter = RankReporter(reporter, shard)
-    report = embed(own, reporter=reporter)
+    own = of_rank(options)
+    ranked = own is not options
+    # Of processes that share a terminal the first alone tells of its progress; all warn.
+    quiet = ranked and not own.shard.startswith("0/")  # type: ignore[union-attr]
+    report = embed(own, reporter=Ui(quiet=True).reporter if quiet else ui.reporter)
     if report.failed and not report.shard:  # who joins the shards tells of all
         _warn_failures(report, ui)
     ui.text(_summary(report))
-    if ui.json and (shard is None or report.shard is None):  # of all ranks, that which joined them
+    if ui.json and not (ranked and report.shard):  # of all ranks, that which joined them
         ui.result(dataclasses.asdict(report))
     return 5 if report.too_many_failed else None
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from ncm_cli.errors import InputError, UsageError, listing
 from ncm_cli.images.manifest import IMAGE_SUFFIXES, ColumnNames, Manifest, absolute_text, manifest_of
-from ncm_cli.images.paths import Member, content, look_up, member_path, members, open_file
+from ncm_cli.images.paths import content, look_up, members, open_file
 from ncm_cli.store.columns import Files
 from ncm_cli.store.digests import MAX_TEXT_BYTES
 from ncm_cli.store.files import one_line
@@ -74,20 +74,16 @@ def read_archives(source: str, names: ColumnNames) -> Manifest:
     facts = {archive: look_up(archive) for archive in archives}
     if missing := [archive for archive, (size, _) in facts.items() if size < 0]:
         raise InputError(f"{len(missing)} of {len(facts)} archives can't be read", found=listing(missing))
-    rows: list[dict[str, str]] = []
-    size: list[int] = []
-    mtime_ns: list[int] = []
-    left_out: dict[str, None] = {}
-    without = 0
+    rows, known = list[dict[str, str]](), list[tuple[int, int]]()
+    left_out, without = dict[str, None](), 0
     for archive, (_, changed) in facts.items():
         stem = archive.rpartition("/")[2].rpartition(".")[0]
         for key, image, entries in _samples(archive):
             without += image is None
             if image is not None:
-                own = {_KEY: f"{stem}/{key}", _IMAGE: member_path(archive, image)}
+                own = {_KEY: f"{stem}/{key}", _IMAGE: f"{archive}#{image.name}@{image.offset}"}
                 rows.append(_flat(entries, left_out) | own)
-                size.append(image.size)
-                mtime_ns.append(changed)
+                known.append((image.size, changed))
     if not rows:
         raise InputError("no images in the archives", where=source, found=f"{without} samples of other kinds")
     notes = [f"{without:,} samples without an image are left out"] if without else []
@@ -96,18 +92,17 @@ def read_archives(source: str, names: ColumnNames) -> Manifest:
     values = {name: [row.get(name, "") for row in rows] for name in columns}
     table = _Samples(Path(source), columns, values, range(len(rows)), ",", tuple(notes))
     label = names.label_col or ("cls" if "cls" in columns and "label" not in columns else None)
-    files = Files(
-        tuple(values[_IMAGE]), np.array(size, np.int64), np.array(mtime_ns, np.int64), ("",) * len(rows)
-    )
+    size, mtime_ns = np.array(known, np.int64).T
+    files = Files(tuple(values[_IMAGE]), size, mtime_ns, ("",) * len(rows))
     return manifest_of(table, replace(names, id_col=_KEY, path_col=_IMAGE, label_col=label), files=files)
 
 
-def _samples(archive: str) -> Iterator[tuple[str, Member | None, dict[str, Any]]]:
+def _samples(archive: str) -> Iterator[tuple[str, tarfile.TarInfo | None, dict[str, Any]]]:
     """The key of each sample, its image, its class and the entries of its JSON."""
     try:
         with open_file(archive) as stream:
             for key, named in itertools.groupby(_named(stream), lambda one: one[0]):
-                images: dict[str, Member] = {}
+                images: dict[str, tarfile.TarInfo] = {}
                 entries: dict[str, Any] = {}
                 for _, suffix, member in named:
                     if f".{suffix.rpartition('.')[2]}" in IMAGE_SUFFIXES:
@@ -124,7 +119,7 @@ def _samples(archive: str) -> Iterator[tuple[str, Member | None, dict[str, Any]]
         ) from None  # fmt: skip
 
 
-def _named(archive: BinaryIO) -> Iterator[tuple[str, str, Member]]:
+def _named(archive: BinaryIO) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
     """(key, suffix, member) of the files of an archive that are part of a sample."""
     for member in members(archive):
         named = _NAME.fullmatch(member.name)

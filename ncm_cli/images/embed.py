@@ -29,7 +29,6 @@ from ncm_cli.images.encoder import (
 from ncm_cli.images.manifest import Manifest, read_source
 from ncm_cli.images.options import (
     EmbedOptions,
-    Shard,
     parse_batch_size,
     parse_intensity_range,
     parse_shard,
@@ -93,17 +92,17 @@ class EmbedReport:
     rows: int
     dim: int
     new: int
-    reused: int
-    removed: int
+    reused: int = 0
+    removed: int = 0
     failed: tuple[FailedRow, ...]
     max_failures: int
-    written: bool
+    written: bool = False
     seconds: float
     images_per_second: float | None
     device: str | None
     model: str
     fingerprint: str
-    content_sha256: str | None
+    content_sha256: str | None = None
     shard: str | None = None
     unfinished: tuple[str, ...] = ()
 
@@ -138,18 +137,17 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
     check(options)
     output = options.output
     root = options.root
-    if root is not None and not (is_remote(as_written(root)) or root.is_dir()):
+    if not (root is None or is_remote(as_written(root)) or root.is_dir()):
         raise InputError("no such folder", where=f"--root {root}")
     if output.is_dir():
         raise InputError("the output is a folder", where=output, fix=f"-o {output / 'features.h5'}")
     refuse_replacing(options)
     manifest = read_source(options)
     shard, part, encoder = parse_shard(options.shard), None, None
-    if shard is None or shard.index == 0:
-        for note in manifest.notes:
-            reporter.note(note)
-        for warning in manifest.warnings:
-            reporter.warn(warning)
+    for note in manifest.notes:
+        reporter.note(note)
+    for warning in manifest.warnings if shard is None or shard.index == 0 else ():
+        reporter.warn(warning)
     if shard is not None:
         with contextlib.ExitStack() as stack:
             run = _ImageRun(options, manifest, verify, reporter, stack)
@@ -209,8 +207,11 @@ class _ImageRun:
         if self.loading:
             start_loading(self.request, self.reporter)
         self.key = json.loads(canonical_json(request_key(self.request)))
-        shard = parse_shard(options.shard)
-        self.part = None if shard is None else self._part(shard)
+        self.journal_key = {"encoder": self.key}  # the type on disk plays no part in float32 rows
+        self.part = None
+        if shard := parse_shard(options.shard):
+            replace = options.fresh
+            self.part = Part(options.output, shard, self.journal_key, self.stack, replace=replace)
         self.old = None if options.fresh or not options.output.exists() else self._open_old(options.output)
         self.other = None if options.reuse is None else self._open_reuse(options.reuse)
 
@@ -286,17 +287,13 @@ class _ImageRun:
             rows=int((plan.source == DONE).sum()),
             dim=next(made.dim for made in (self.encoder, self.old, self.other) if made is not None),
             new=tally.encoded - len(tally.failed),
-            reused=0,
-            removed=0,
             failed=tuple(tally.failed.values()),
             max_failures=self.options.max_failures,
-            written=False,
             seconds=time.monotonic() - started,
             images_per_second=tally.encoded / tally.seconds if tally.seconds else None,
             device=self.encoder.device if self.encoder is not None else None,
             model=str(self.description.get("model")),
             fingerprint=fingerprint(self.description),
-            content_sha256=None,
             shard=str(self.part.shard),
             unfinished=unfinished,
         )
@@ -312,17 +309,10 @@ class _ImageRun:
             plan.take_equal(self.other, self.reporter)
         return plan
 
-    def _part(self, shard: Shard) -> Part:
-        options = self.options
-        return Part(options.output, shard, self._journal_key(), self.stack, replace=options.fresh)
-
-    def _journal_key(self) -> dict[str, Any]:
-        return {"encoder": self.key}  # the type on disk plays no part in float32 rows
-
     def _journal(self) -> Journal:
         """The finished rows of an interrupted run; a journal that stays empty is removed again."""
-        output, key = self.options.output, self._journal_key()
-        journal = self.stack.enter_context(Journal.open(output, key, replace=self.options.fresh))
+        journal = Journal.open(self.options.output, self.journal_key, replace=self.options.fresh)
+        self.stack.enter_context(journal)
         self.stack.callback(lambda: None if journal.rows else journal.discard())
         return journal
 
@@ -377,7 +367,7 @@ class _ImageRun:
         known: dict[str, FailedRow] = {}
         if self.part is not None:
             shard, ids = self.part.shard, [plan.files[row].id for row in rows]
-            self.part.begin(digest_of([shard.count, size, ids]), self.reporter)
+            self.part.begin(digest_of([shard.count, size, ids]))
             batches = shard.of(batches)
             rows = [row for batch in batches for row in batch]
         elif parts := read_parts(journal.folder):

@@ -413,8 +413,8 @@ def find_files(paths: Sequence[str], base: str, row_name: Callable[[int], str], 
     """Look every path up before any work starts.
 
     Those with a scheme are not: reading them says what is wrong. A relative path starts from ``base``.
-    Backslashes are tried as slashes, and the path is tried in both
-    Unicode normal forms, since a manifest written on one system is often read on another.
+    Backslashes are tried as slashes, and the path is tried in both Unicode normal forms, since a manifest
+    written on one system is often read on another.
 
     Raises
     ------

@@ -136,16 +136,12 @@ def parse_shard(text: str | None) -> Shard | None:
     """The part ``I/N`` of a run; None for the whole, also where N is 1."""
     if text is None:
         return None
-    index, slash, count = text.partition("/")
-    numbers = [int(part) for part in (index, count) if part.isascii() and part.isdecimal()]
-    if not slash or len(numbers) < 2 or numbers[0] >= numbers[1]:
-        last = (
-            f": 0/{numbers[1]} to {numbers[1] - 1}/{numbers[1]}" if len(numbers) == 2 and numbers[1] else ""
-        )
+    numbers = [int(part) for part in text.split("/") if part.isascii() and part.isdecimal()]
+    if len(numbers) != 2 or text.count("/") != 1 or numbers[0] >= numbers[1]:
         raise UsageError(
             "a shard that can't be read",
             where=f"--shard {text}",
-            expected=f"I/N, with I from 0 to N-1{last}",
+            expected="I/N, with I from 0 to N-1",
             fix="--shard $SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT in a job array with --array=0-7",
         )
     return Shard(*numbers) if numbers[1] > 1 else None

@@ -13,7 +13,7 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, cast
 
 from ncm_cli.errors import InputError
 from ncm_cli.images.decode import MAX_BYTES, DecodeError, read_bytes
@@ -58,15 +58,8 @@ def file_system(path: str) -> Any:
 
         return fsspec.filesystem(scheme)
     except (ImportError, ValueError) as error:
-        package = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}.get(
-            scheme, ""
-        )
-        raise InputError(
-            f"paths with {scheme}:// can't be read here",
-            where=path,
-            found=one_line(error),
-            fix=f"pip install 'ncm-cli[remote]' {package}".rstrip(),
-        ) from None
+        what, fix = f"paths with {scheme}:// can't be read here", "pip install 'ncm-cli[remote]'"
+        raise InputError(what, where=path, found=one_line(error), fix=fix) from None
 
 
 def list_remote(folder: str) -> list[str]:
@@ -84,19 +77,10 @@ def open_file(path: str) -> BinaryIO:
     return open(native(path), "rb")
 
 
-class Member(NamedTuple):
-    """A file in an archive: its name, where its header and its content begin, and its size."""
-
-    name: str
-    offset: int
-    begin: int
-    size: int
-
-
-def members(archive: BinaryIO, offset: int = 0) -> Iterator[Member]:
+def members(archive: BinaryIO, offset: int = 0) -> Iterator[tarfile.TarInfo]:
     """The files in a tar archive from a header on; what is no file is passed over.
 
-    Raises ValueError or `tarfile.TarError` for what is no archive, is compressed, or ends early.
+    Raises ValueError or `tarfile.TarError` for what is no archive, is compressed, or has a broken header.
     """
     while True:
         archive.seek(offset)
@@ -104,37 +88,30 @@ def members(archive: BinaryIO, offset: int = 0) -> Iterator[Member]:
         if head in (b"", bytes(tarfile.BLOCKSIZE)):
             return
         # Nearly all headers are plain, and ten times as fast to read without the library.
-        plain = head[257:262] == b"ustar" and head[156:157] in b"0\0" and head[124] < 0x80 and not head[345]
-        if plain:
-            name, size = head[:100].rstrip(b"\0").decode("utf-8"), int(head[124:136].rstrip(b" \0"), 8)
-            found = Member(name, offset, offset + tarfile.BLOCKSIZE, size)
-            after = found.begin + -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+        if head[257:262] == b"ustar" and head[156:157] in b"0\0" and head[124] < 0x80 and not head[345]:
+            member = tarfile.TarInfo(head[:100].rstrip(b"\0").decode("utf-8"))
+            member.size, member.offset = int(head[124:136].rstrip(b" \0"), 8), offset
+            member.offset_data = offset + tarfile.BLOCKSIZE
+            offset = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
         else:
             archive.seek(offset)
             with tarfile.open(fileobj=archive, mode="r:") as tar:
-                told, after = tar.next(), tar.offset
+                told, offset = tar.next(), tar.offset
             if told is None:
-                raise ValueError(f"no header at byte {offset:,}")
-            name = told.name.encode("utf-8", "surrogateescape").decode("utf-8")
-            found = Member(name, offset, told.offset_data, told.size)
-            plain = told.isreg() and not told.issparse()
-        if plain:
-            yield found
-        offset = after
+                raise ValueError("a broken header")
+            member = told
+        member.name.encode("utf-8")  # the library gives other names too
+        if member.isreg() and not member.issparse():
+            yield member
 
 
-def content(archive: BinaryIO, member: Member) -> bytes:
+def content(archive: BinaryIO, member: tarfile.TarInfo) -> bytes:
     """The bytes of a member."""
-    archive.seek(member.begin)
+    archive.seek(member.offset_data)
     data = archive.read(member.size)
     if len(data) < member.size:
         raise ValueError("the archive ends early")
     return data
-
-
-def member_path(archive: str, member: Member) -> str:
-    """The path of a member."""
-    return f"{archive}#{member.name}@{member.offset}"
 
 
 def archive_of(path: str) -> str:
@@ -157,10 +134,8 @@ def look_up(path: str) -> tuple[int, int]:
     except Exception:  # file systems raise what they like
         return -1, 0
     said = [f"{name} {told[name]}" for name in _VERSIONS if told.get(name)]
-    size = told.get("size")
-    return -1 if size is None else size, int(
-        hashlib.sha256(repr(said).encode()).hexdigest()[:15], 16
-    ) if said else 0
+    digest = hashlib.sha256(repr(said).encode()).hexdigest()
+    return -1 if told.get("size") is None else told["size"], int(digest[:15], 16) if said else 0
 
 
 def fetch(path: str) -> bytes:

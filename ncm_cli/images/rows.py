@@ -92,9 +92,7 @@ class RowPlan:
             return
         known = {id: at for at, id in enumerate(old.ids)}
         usable = [(row, at) for row in self._usable(old) if (at := known.get(self.files[row].id, -1)) >= 0]
-        self._look_up(
-            [(row, at) for row, at in usable if self.files[row].path == files.path[at]], files, reporter
-        )
+        self._look_up(usable, files, reporter)
         doubtful = []
         for row, at in usable:
             mine = self.files[row]
@@ -112,9 +110,8 @@ class RowPlan:
 
     def _look_up(self, pairs: Sequence[tuple[int, int]], old: Files, reporter: Reporter) -> None:
         """Ask for the facts of remote files that an old store has too; a size that isn't told is taken on."""
-        pairs = [
-            (row, at) for row, at in pairs if self.files[row].size < 0 and is_remote(self.files[row].path)
-        ]
+        asked = ((row, at, self.files[row]) for row, at in pairs)
+        pairs = [(row, at) for row, at, file in asked if is_remote(file.path) and file.path == old.path[at]]
         with reporter.task("looking up", len(pairs), "files") as task, ThreadPoolExecutor(LOOKING) as pool:
             told = pool.map(look_up, [self.files[row].path for row, _ in pairs])
             for (row, at), (size, mtime_ns) in zip(pairs, told, strict=True):

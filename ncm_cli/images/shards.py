@@ -1,4 +1,4 @@
-"""One embedding done by several processes: which part is whose, when all are there, and who speaks.
+"""One embedding done by several processes: which part is whose, and when all are there.
 
 A shard is a run of whole batches of the plan that one process alone would have, so that the features are the
 same bits. It adds to a log of its own in the output's journal, and says there when it is done; nobody waits.
@@ -10,23 +10,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ncm_cli.errors import MismatchError
 from ncm_cli.images.options import EmbedOptions, Shard
-from ncm_cli.progress import SILENT, Reporter, Task
 from ncm_cli.store.files import BusyError, writer_lock
 from ncm_cli.store.journal import (
     journal_folder,
     log_path,
-    part_path,
     prepare,
     read_parts,
     refuse_busy_parts,
     write_part,
-)
+)  # fmt: skip
 
 WAIT_SECONDS = 60.0
 """How long a shard that begins waits for others that do, and for one that joins."""
@@ -38,33 +36,6 @@ def of_rank(options: EmbedOptions) -> EmbedOptions:
     if options.shard is not None or not all(map(str.isdecimal, told)) or int(told[1]) == 1:
         return options
     return dataclasses.replace(options, shard=f"{told[0]}/{told[1]}")
-
-
-class RankReporter(Reporter):
-    """Of processes that share a terminal the first speaks; what the others warn of carries their number."""
-
-    def __init__(self, reporter: Reporter, shard: Shard) -> None:
-        self._to, self._shard = reporter, shard
-
-    @contextlib.contextmanager
-    def task(self, label: str, total: int | None = None, unit: str = "rows") -> Iterator[Task]:
-        """Work of the first."""
-        to, what = (self._to, f"shard {self._shard}: {label}") if self._shard.index == 0 else (SILENT, label)
-        with to.task(what, total, unit) as task:
-            yield task
-
-    def note(self, message: str) -> None:
-        """A note of the first."""
-        if self._shard.index == 0:
-            self._to.note(message)
-
-    def detail(self, message: str) -> None:
-        """A detail of each."""
-        self._to.detail(f"shard {self._shard}: {message}")
-
-    def warn(self, message: str) -> None:
-        """A warning of each."""
-        self._to.warn(f"shard {self._shard}: {message}")
 
 
 class Part:
@@ -79,29 +50,24 @@ class Part:
             log = log_path(output, shard.part)
             stack.enter_context(writer_lock(log))
             log.touch()
-            part_path(output, shard.part).unlink(missing_ok=True)
+            write_part(output, shard.part, plan="", done=False)
 
-    def begin(self, plan: str, reporter: Reporter) -> None:
+    def begin(self, plan: str) -> None:
         """Say what all shards are of: ``plan``, a digest; a `MismatchError` if one at work says otherwise."""
         self._plan = plan
         with writer_lock(self.output, wait=WAIT_SECONDS):
             write_part(self.output, self.shard.part, plan=plan, done=False)
             for part, said in read_parts(journal_folder(self.output)).items():
-                if said["plan"] == plan:
-                    continue
-                what = "rows, batches or a number of shards"
                 try:
-                    refuse_busy_parts(self.output, [part])
+                    if said["plan"] not in ("", plan):
+                        refuse_busy_parts(self.output, [part])
                 except BusyError as error:
                     raise MismatchError(
-                        f"shards of one output with different {what}",
+                        "shards of one output with different rows, batches or numbers",
                         where=self.output,
                         found=f"shard {part.replace('-of-', '/')} is at work: {error.found}",
                         fix="the same manifest, --batch-size, device and N for all of them",
                     ) from None
-                if said["done"] and part.endswith(f"-of-{self.shard.count}"):
-                    name = part.replace("-of-", "/")
-                    reporter.warn(f"{name} was made with other {what}, and has to run again")
 
     def end(self, failed: Sequence[Sequence[Any]]) -> tuple[str, ...]:
         """Say that this shard is done but for the ``failed`` images; returns the shards that aren't."""

@@ -79,14 +79,9 @@ def log_path(output: Path | str, part: str = "") -> Path:
     return journal_folder(output) / (f"rows.{part}.log" if part else "rows.log")
 
 
-def part_path(output: Path | str, part: str) -> Path:
-    """Where a part says what it is."""
-    return journal_folder(output) / f"{part}.json"
-
-
 def write_part(output: Path | str, part: str, **facts: Any) -> None:
     """Say what a part is of (``plan``), whether it is ``done``, and which images ``failed``, if it is."""
-    write_document(part_path(output, part), FORMAT, VERSION, facts)
+    write_document(journal_folder(output) / f"{part}.json", FORMAT, VERSION, facts)
 
 
 def read_parts(folder: Path) -> dict[str, dict[str, Any]]:

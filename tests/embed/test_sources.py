@@ -230,7 +230,7 @@ def test_what_is_not_installed_is_named(pictures: Any, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(InputError, match="paths with s3://") as error:
         pictures.embed()
-    assert "ncm-cli[remote]' s3fs" in str(error.value)
+    assert "ncm-cli[remote]" in str(error.value)
     with pytest.raises(InputError, match="has to be a local file"):
         monkeypatch.setattr(
             "ncm_cli.images.manifest.file_system", lambda _: type("", (), {"isdir": lambda *_: 0})()
