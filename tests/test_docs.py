@@ -58,7 +58,16 @@ def flags(words: str) -> set[str]:
 
 
 EVERY = set().union(*map(flags, reference.commands()))
-OTHERS = {"--version", "--index-url", "--smoke", "--first-seed", "--dogs", "--refit"}
+OTHERS = {
+    "--version",
+    "--nproc-per-node",
+    "--array",
+    "--index-url",
+    "--smoke",
+    "--first-seed",
+    "--dogs",
+    "--refit",
+}
 """Options of other programs, of earlier versions and of ncm itself that pages name."""
 
 

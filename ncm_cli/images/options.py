@@ -215,7 +215,9 @@ _column = partial(_table, None, metavar="COLUMN", columns_of="source")
 class EmbedOptions:
     """Options of ``ncm embed``; the fields are the long options and the recipe's keys."""
 
-    source: Path = argument(help="A CSV or TSV manifest, or a folder of images.", role="input")
+    source: Path = argument(
+        help="A CSV or TSV manifest, a folder of images, or tar archives of samples.", role="input"
+    )
     output: Path = option(help="Feature store to write (.h5).", role="output", flags=("-o",))
     model: str = option(
         DEFAULT_MODEL, help="An open_clip model, timm:NAME, or pixels:SIZE.", parse=parse_model

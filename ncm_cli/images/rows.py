@@ -110,7 +110,7 @@ class RowPlan:
 
     def _look_up(self, pairs: Sequence[tuple[int, int]], old: Files, reporter: Reporter) -> None:
         """Ask for the facts of remote files that an old store has too; a size that isn't told is taken on."""
-        asked = ((row, at, self.files[row]) for row, at in pairs)
+        asked = ((row, at, self.files[row]) for row, at in pairs if self.files[row].size < 0)
         pairs = [(row, at) for row, at, file in asked if is_remote(file.path) and file.path == old.path[at]]
         with reporter.task("looking up", len(pairs), "files") as task, ThreadPoolExecutor(LOOKING) as pool:
             told = pool.map(look_up, [self.files[row].path for row, _ in pairs])

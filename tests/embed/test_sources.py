@@ -161,6 +161,7 @@ def server(tmp_path: Path) -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_pictures_of_a_server_are_embedded_and_those_that_fail_are_told(
     make_pictures: Any, contents: Any, server: str
 ) -> None:
@@ -194,6 +195,7 @@ def memory() -> Iterator[Any]:
     system.store.clear()
 
 
+@pytest.mark.slow
 def test_folders_archives_and_manifests_with_a_scheme(pictures: Any, contents: Any, memory: Any) -> None:
     for i in range(6):
         memory.pipe(f"/set/{'cat' if i % 2 else 'dog'}/{i}.png", png(i))
@@ -220,7 +222,9 @@ def test_folders_archives_and_manifests_with_a_scheme(pictures: Any, contents: A
     for path in pictures.folder.glob("*.tar"):
         memory.pipe(f"/tars/{path.name}", path.read_bytes())
     pictures.embed(source=Path(local), output=pictures.folder / "c.h5")
-    pictures.embed(source=Path("memory://tars/data-{000..002}.tar"), output=pictures.folder / "d.h5")
+    remote = {"source": Path("memory://tars/data-{000..002}.tar"), "output": pictures.folder / "d.h5"}
+    pictures.embed(**remote)
+    assert not pictures.embed(**remote).written
     assert contents(pictures.folder / "c.h5")["content"] == contents(pictures.folder / "d.h5")["content"]
 
 
