@@ -278,16 +278,18 @@ def _name(found: Found) -> str:
 def _subject(evals: Sequence[Line], files: Files) -> Found | None:
     """The evaluation that the page tells of: on rows that its probe hasn't seen, of another method than ERM.
 
-    Of several the one whose line has the least bound, which no test row has a part in.
+    Of several the one of the line whose pairs help by their verdicts, and whose bound fell most: no test row
+    has a part in that. (Bounds can't be compared: each is about rows that differ as its own pairs do.)
     """
 
     def rank(of: tuple[Line, Found]) -> tuple[Any, ...]:
         line, one = of
         probes = (files.of(each, "probe").made for each in line.found)
         verdicts = [((probe.meta.get("selection") or {}).get("verdict") or {}) for probe in probes if probe]
-        bound = Spread.of((known.get("bound") or {}).get("value") for known in verdicts)
+        helped = sum(known.get("code") == "helps" for known in verdicts)
+        gain = Spread.of((known.get("gain") or {}).get("value") for known in verdicts)
         seen = any((one.body.get("overlap") or {}).values())
-        return seen, _name(one) == "erm", line.oracle, bound.mean if bound else np.inf
+        return seen, _name(one) == "erm", line.oracle, -helped, -gain.mean if gain else 0.0
 
     return min(((line, one) for line in evals for one in line.found), key=rank, default=(None, None))[1]
 
