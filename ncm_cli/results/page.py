@@ -148,7 +148,8 @@ class Files(contextlib.ExitStack):
         moved = [found.path.parent / os.path.relpath(path, Path(was).parent)] if was else []
         key = (word, digest or str(path))
         if key not in self._known:
-            self._known[key] = self._find(word, digest, dict.fromkeys([*self._given[word], *moved, path]))
+            given = self._given[word] if digest else []  # without a digest any file would do
+            self._known[key] = self._find(word, digest, dict.fromkeys([*given, *moved, path]))
         return self._known[key]
 
     def _find(self, word: str, digest: str | None, candidates: Mapping[Path, None]) -> Located:

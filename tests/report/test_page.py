@@ -140,6 +140,18 @@ def test_pages_without_rows_classes_or_evaluations(made: Path, tmp_path: Path) -
         assert ("Furthest off" if target == "age" else "most frequent confusions of 30 classes") in found.text
         only = _page(probe)
         assert "What it gets wrong" not in only.text and "SHA-256" in only.text
+    second = tmp_path / "second.safetensors"
+    line = ["fit", "-f", str(made.parent / "f.h5"), "-o", str(second), "--weight-decay", "1e-4"]
+    assert run(line) == 0
+    for given in (["report", str(made), str(second)], ["report", str(tmp_path / "compared.json")]):
+        if "compared" in given[1]:
+            line = ["eval", str(made.parent / "erm.safetensors"), "-f", str(made.parent / "f.h5")]
+            assert run([*line, "--where", "split=test", "--compare", str(second), "-o", given[1]]) == 0
+        assert run([*given, "--html", str(tmp_path / "two.html")]) == 0
+        found = read_result(tmp_path / "compared.json")["comparison"] if "compared" in given[1] else {}
+        text = Parsed((tmp_path / "two.html").read_text("utf-8")).text
+        assert "Against erm (accuracy " in text and f"Fixed: {found.get('only_this_right', '')}" in text
+        assert f"Broken: {found.get('only_other_right', '')}" in text
     body = {name: value for name, value in read_result(made).items() if name not in HEADER}
     write_result(tmp_path / "gone.json", "eval", body | {"probe": body["probe"] | {"sha256": "0" * 64}})
     assert "has changed since; name the right one beside the results" in _page(tmp_path / "gone.json").text
