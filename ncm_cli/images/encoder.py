@@ -206,10 +206,13 @@ class Encoder(Protocol):
     description: dict[str, Any]
     """All that decides a feature; its canonical JSON is what a fingerprint hashes."""
 
-    dim: int
     device: str
     batch_size: int
     """The ``auto`` choice; constant for a device, so that it never depends on what else runs."""
+
+    @property
+    def dim(self) -> int:
+        """Length of a feature."""
 
     def encode(self, items: Sequence[np.ndarray]) -> np.ndarray:
         """(B, dim) float32 features of ``items``, in order.

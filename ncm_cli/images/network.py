@@ -50,7 +50,7 @@ sums never depends on how much memory happens to be free."""
 SHORT_OF_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
 """What errors of torch say that are of no class of their own, as those of its CPU and of CUDA's libraries."""
 
-CLEARLY = 1.1
+CLEARLY = 1.2
 """How many times as fast fp32 must be for its being faster to be more than noise."""
 
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
@@ -99,13 +99,15 @@ class TorchEncoder:
         steps, scale = picture_steps(self._model.transform)
         self.preprocess = Preprocess(request, steps, self._model.shortest)
         self._scale = [torch.as_tensor(value, device=self.device).view(-1, 1, 1) for value in scale]
-        # Towers name the length of a feature in different places, so a black picture is run.
-        with torch.inference_mode(), exact(self.device, request.precision):
-            black = torch.zeros(1, 3, *self._model.size, device=self.device)
-            self.dim = int(self._model.encode(black).shape[1])
         self._copies = torch.cuda.Stream(self.device) if self.device != "cpu" else None
         self._most = sys.maxsize
         self._started = 0
+
+    @functools.cached_property
+    def dim(self) -> int:
+        """Length of a feature: what a batch gave, or a black picture; towers name it in different places."""
+        black = np.zeros((1, 3, *self._model.size), "f4")
+        return int(self.encode(list(black)).shape[1])
 
     def batch(self, items: Sequence[np.ndarray]) -> torch.Tensor:
         """(B, 3, H, W) float32 on the device: what the model's own transform gives for each picture.
@@ -177,6 +179,7 @@ class TorchEncoder:
         try:
             with torch.inference_mode(), exact(self.device, precision):
                 features = self._model.encode(self.batch(items)).float().to("cpu", non_blocking=True)
+            self.dim = int(features.shape[1])
             if self._copies is None:
                 return features.numpy
             done = torch.cuda.current_stream(self.device).record_event()

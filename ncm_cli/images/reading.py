@@ -270,8 +270,7 @@ def encode_batches(
         for batch in batches:
             read = [next(images) for _ in batch]
             items = [image.item for image in read if image.item is not None]
-            none = np.zeros((0, encoder.dim), "f4")
-            waiting.append((read, encoder.start(items) if items else none.copy))
+            waiting.append((read, encoder.start(items) if items else np.zeros((0, encoder.dim), "f4").copy))
             if len(waiting) > ahead:
                 read, features = waiting.popleft()
                 yield read, features()
