@@ -266,6 +266,8 @@ def _looks(subject: Found | None, files: Files) -> list[Look]:
         shown = [one for one in shown if one[0] == own] or shown
     looks = []
     for path, store in shown:
+        if "suspects" not in store.diagnostics:  # of a builder, which looks for none
+            continue
         named = Found(path, {"options": store.options}, facts_of(path, {}))
         found = [files.of(named, "feature store", **source) for source in store.sources]
         looks.append(look(path, store, found, pictures))
