@@ -32,7 +32,7 @@ from ncm_cli.probes.evaluate import SEEN
 from ncm_cli.progress import Reporter
 from ncm_cli.registry import options_of
 from ncm_cli.results.lines import ORACLE, Found, Line, Sources, facts_of
-from ncm_cli.results.page_pairs import BUDGET, SIDE, Look, look
+from ncm_cli.results.page_pairs import BUDGET, SIDE, look
 from ncm_cli.results.pictures import Pictures
 from ncm_cli.results.plots import dark, figures, svg
 from ncm_cli.results.report import (
@@ -258,7 +258,7 @@ def _context(
     return context
 
 
-def _looks(subject: Found | None, files: Files) -> list[Look]:
+def _looks(subject: Found | None, files: Files) -> list[dict[str, Any]]:
     """The doubtful pairs that the subject's probe was fitted with; without a subject, of every pair store."""
     pictures, shown = Pictures(side=SIDE, budget=BUDGET), files.sources.pairs
     if subject is not None and (probe := files.of(subject, "probe")).made is not None:

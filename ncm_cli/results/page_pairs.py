@@ -35,43 +35,13 @@ FLAGS = {
 Ids = tuple[str, str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Doubtful:
-    """One pair to look at."""
+def look(path: Path, store: PairStore, found: Sequence[Any], pictures: Pictures) -> dict[str, Any]:
+    """The doubtful pairs of a store, the most doubtful first, for the template.
 
-    tiles: tuple[Tile, Tile]
-    labels: Ids
-    """"" where unknown."""
-    share: float | None
-    """Of its difference's length that the other pairs leave unexplained."""
-    reasons: Sequence[str]
-    suspicious: bool
-    """Whether something speaks against it; others are merely next in the ranking."""
-    held_out: bool
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """The doubtful pairs of a store, the most doubtful first."""
-
-    path: Path
-    pairs: Sequence[Doubtful]
-    suspicious: int
-    """How many of all are."""
-    more: int
-    """How many of these aren't in ``pairs``."""
-    of: int
-    dropped: Sequence[Ids]
-    """Pairs that were left out when the store was made: a list to drop has to name them again."""
-    command: str
-    """The line that makes the store without the pairs of drop.csv; "" for one that another program made."""
-    missing: str
-    """Why there are no pictures."""
-
-
-def look(path: Path, store: PairStore, found: Sequence[Any], pictures: Pictures) -> Look:
-    """The doubtful pairs of a store; ``found`` are its feature stores, each with ``made`` or ``why`` not."""
-    at = {ids: j for j, ids in reversed(list(enumerate(zip(store.id_a, store.id_b, strict=True))))}
+    ``found`` are its feature stores, each with ``made`` or ``why`` not. The page's list to drop has to name
+    again what was ``dropped`` when the store was made.
+    """
+    at = {ids: j for j, ids in enumerate(zip(store.id_a, store.id_b, strict=True))}
     told = store.diagnostics
     median = told.get("median_residual") or 1.0
     times: dict[Ids, float] = {}
@@ -92,29 +62,29 @@ def look(path: Path, store: PairStore, found: Sequence[Any], pictures: Pictures)
     shown = [*ranked[: min(suspicious, SHOWN)], *ranked[suspicious:][:NEXT]]
     stores = (found[0].made, found[-1].made) if found else (None, None)
     made = [
-        Doubtful(
-            tiles=(_tile(pictures, stores[0], ids[0]), _tile(pictures, stores[1], ids[1])),
-            labels=(store.label_a[at[ids]], store.label_b[at[ids]]),
-            share=share.get(ids),
-            reasons=reasons[ids] or [f"{times[ids]:.1f} times the median"],
-            suspicious=bool(reasons[ids]),
-            held_out=bool(store.holdout[at[ids]]),
-        )
+        {
+            "tiles": [_tile(pictures, own, id) for own, id in zip(stores, ids, strict=True)],
+            "labels": (store.label_a[at[ids]], store.label_b[at[ids]]),
+            "share": share.get(ids),
+            "reasons": reasons[ids] or [f"{times[ids]:.1f} times the median"],
+            "suspicious": bool(reasons[ids]),
+            "held_out": bool(store.holdout[at[ids]]),
+        }
         for ids in shown
         if ids in at
     ]
     options = {name: value for name, value in store.options.items() if name != "drop"}
     words = command_words(PairsOptions, options) if options.get("features") else []
-    return Look(
-        path=path,
-        pairs=made,
-        suspicious=suspicious,
-        more=max(0, suspicious - SHOWN),
-        of=store.pairs,
-        dropped=[(pair["id_a"], pair["id_b"]) for pair in told.get("dropped") or []],
-        command=shlex.join(["ncm", "pairs", *words, "--drop", "drop.csv"]) if words else "",
-        missing="; ".join(one.why for one in found if one.why),
-    )
+    return {
+        "path": path,
+        "pairs": made,
+        "suspicious": suspicious,
+        "more": max(0, suspicious - SHOWN),
+        "of": store.pairs,
+        "dropped": [(pair["id_a"], pair["id_b"]) for pair in told.get("dropped") or []],
+        "command": shlex.join(["ncm", "pairs", *words, "--drop", "drop.csv"]) if words else "",
+        "missing": "; ".join(one.why for one in found if one.why),
+    }
 
 
 def _tile(pictures: Pictures, store: FeatureStore | None, id: str) -> Tile:

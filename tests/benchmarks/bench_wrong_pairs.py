@@ -101,7 +101,9 @@ def experiment(kind: str, mnist: Path | None, seed: int, fraction: float) -> dic
         bad, store = accuracy(folder)
         rows = read_table(folder / "data" / "pairs.csv").rows
         wrong = {(row["id_a"], row["id_b"]) for row in rows if row["wrong"] == "1"}
-        shown = [tuple(tile.id for tile in pair.tiles) for pair in look(Path(), store, [], Pictures()).pairs]
+        shown = [
+            tuple(tile.id for tile in pair["tiles"]) for pair in look(Path(), store, [], Pictures())["pairs"]
+        ]
         flags = np.array([ids in wrong for ids in zip(store.id_a, store.id_b, strict=True)])
         suspects = [(one["id_a"], one["id_b"]) for one in store.diagnostics["suspects"]]
         looked = accuracy(folder, [ids for ids in shown if ids in wrong])[0]

@@ -12,7 +12,7 @@ from PIL import Image
 from ncm_cli.main import run
 from ncm_cli.results import page_pairs
 from ncm_cli.results.page import Located
-from ncm_cli.results.page_pairs import Look, look
+from ncm_cli.results.page_pairs import look
 from ncm_cli.results.pictures import Pictures
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
@@ -62,29 +62,29 @@ def test_each_suspicious_pair_says_why(pairs: Path, monkeypatch: pytest.MonkeyPa
     path = _make(pairs, "whole")
     made = read_pairs(path)
 
-    def found(budget: int = 100_000) -> Look:
+    def found(budget: int = 100_000) -> dict[str, Any]:
         with FeatureStore(pairs / "f.h5") as store:
             return look(path, made, [Located(Path(), store)], Pictures(budget=budget))
 
     whole = found()
-    assert made.diagnostics["stand_out"] == 4 and whole.suspicious == 5 and whole.of == 41
-    ids = [tuple(tile.id for tile in pair.tiles) for pair in whole.pairs]
+    assert made.diagnostics["stand_out"] == 4 and whole["suspicious"] == 5 and whole["of"] == 41
+    ids = [tuple(tile.id for tile in pair["tiles"]) for pair in whole["pairs"]]
     assert {a for a, _ in ids[:4]} == {*STRANGE} and ids[4] == ("7-0", "7-1")
     assert len({*ids}) == len(ids) == 11
-    assert all("times as much is unexplained" in pair.reasons[0] for pair in whole.pairs[:4])
-    assert [pair.suspicious for pair in whole.pairs] == [True] * 5 + [False] * 6
-    assert "listed more than once" in whole.pairs[4].reasons[0]
+    assert all("times as much is unexplained" in pair["reasons"][0] for pair in whole["pairs"][:4])
+    assert [pair["suspicious"] for pair in whole["pairs"]] == [True] * 5 + [False] * 6
+    assert "listed more than once" in whole["pairs"][4]["reasons"][0]
     at = [a for a, _ in ids].index(STRANGE[2])
-    assert whole.pairs[at].reasons[1:] == ["the labels differ"]
-    assert [tile.why for tile in whole.pairs[at].tiles] == ["", "no such file"]
-    assert whole.command.startswith(f"ncm pairs {pairs}/pairs.csv --features")
-    assert whole.command.endswith("--drop drop.csv") and not whole.dropped
+    assert whole["pairs"][at]["reasons"][1:] == ["the labels differ"]
+    assert [tile.why for tile in whole["pairs"][at]["tiles"]] == ["", "no such file"]
+    assert whole["command"].startswith(f"ncm pairs {pairs}/pairs.csv --features")
+    assert whole["command"].endswith("--drop drop.csv") and not whole["dropped"]
     monkeypatch.setattr(page_pairs, "SHOWN", 3)
     short = found(budget=200)
-    assert (len(short.pairs), short.more) == (9, 2)
-    assert short.pairs[3].tiles[0].why == "the page is full"
+    assert (len(short["pairs"]), short["more"]) == (9, 2)
+    assert short["pairs"][3]["tiles"][0].why == "the page is full"
     gone = look(path, made, [Located(Path(), why="the store isn't there")], Pictures())
-    assert gone.missing == "the store isn't there" and not gone.pairs[0].tiles[0].src
+    assert gone["missing"] == "the store isn't there" and not gone["pairs"][0]["tiles"][0].src
 
 
 @pytest.mark.slow
