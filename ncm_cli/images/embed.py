@@ -203,7 +203,8 @@ class _ImageRun:
         asked["intensity_range"] = parse_intensity_range(span) if span else None
         self.request = EncoderRequest(**asked)
         # A new store needs the model almost always.
-        self.loading = options.fresh or not (options.output.exists() or options.reuse)
+        there = options.output.exists() or options.reuse
+        self.loading = self.encoder is None and bool(options.fresh or not there)
         if self.loading:
             start_loading(self.request, self.reporter)
         self.key = json.loads(canonical_json(request_key(self.request)))
