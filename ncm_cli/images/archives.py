@@ -19,7 +19,7 @@ import numpy as np
 
 from ncm_cli.errors import InputError, UsageError, listing
 from ncm_cli.images.manifest import IMAGE_SUFFIXES, ColumnNames, Manifest, absolute_text, manifest_of
-from ncm_cli.images.paths import content, look_up, members, open_file
+from ncm_cli.images.paths import content, expanded, file_system, is_remote, look_up, members, open_file
 from ncm_cli.store.columns import Files
 from ncm_cli.store.digests import MAX_TEXT_BYTES
 from ncm_cli.store.files import one_line
@@ -40,22 +40,6 @@ class _Samples(Table):
         return self.values[_KEY][index]
 
 
-def expanded(pattern: str) -> list[str]:
-    """The texts that ``{000..099}`` and ``{a,b}``, also one in another, stand for; zeros in front count."""
-    found = re.search(r"\{(\d+)\.\.(\d+)\}|\{([^{}]*,[^{}]*)\}", pattern)
-    if found is None:
-        return [pattern]
-    first, last, words = found.groups()
-    if words is None:
-        step, width = (1 if int(first) <= int(last) else -1), len(first) if first[0] == "0" else 0
-        parts = [f"{number:0{width}}" for number in range(int(first), int(last) + step, step)]
-    else:
-        parts = words.split(",")
-    before, after = pattern[: found.start()], pattern[found.end() :]
-    texts = (text for part in parts for text in expanded(f"{before}{part}{after}"))
-    return list(dict.fromkeys(texts))
-
-
 def read_archives(source: str, names: ColumnNames) -> Manifest:
     """The samples with an image in the archives that ``source`` stands for; ids are ``ARCHIVE/KEY``.
 
@@ -71,6 +55,8 @@ def read_archives(source: str, names: ColumnNames) -> Manifest:
         if value is not None:
             raise UsageError(f"{option} is for tables", found=f"{source} is an archive", fix="leave it out")
     archives = [absolute_text(Path(path)) for path in expanded(source)]
+    for archive in filter(is_remote, archives):
+        file_system(archive)
     facts = {archive: look_up(archive) for archive in archives}
     if missing := [archive for archive, (size, _) in facts.items() if size < 0]:
         raise InputError(f"{len(missing)} of {len(facts)} archives can't be read", found=listing(missing))
@@ -112,7 +98,7 @@ def _samples(archive: str) -> Iterator[tuple[str, tarfile.TarInfo | None, dict[s
                         entries |= {"cls": text} if suffix == "cls" else json.loads(text)
                 # Of several, such as left.png and jpg, that with the plain name.
                 yield key, images[min(images, key=lambda name: name.count("."))] if images else None, entries
-    except (tarfile.TarError, ValueError, TypeError, OSError, EOFError) as error:
+    except Exception as error:  # file systems raise what they like
         raise InputError(
             "an archive that can't be read", where=archive, found=one_line(error),
             expected="an uncompressed tar file, with text in .cls and an object in .json",

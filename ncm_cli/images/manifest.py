@@ -17,7 +17,7 @@ import numpy as np
 
 from ncm_cli.errors import InputError, UsageError, listing
 from ncm_cli.images.options import EmbedOptions, parse_layout
-from ncm_cli.images.paths import as_written, file_system, is_remote, list_remote, native
+from ncm_cli.images.paths import as_written, file_system, is_folder, is_remote, list_remote, native
 from ncm_cli.store.columns import Column, Files, NumericColumn
 from ncm_cli.store.digests import MAX_TEXT_BYTES, require_few_columns
 from ncm_cli.store.tables import Table, has_decimal_comma, read_table
@@ -139,7 +139,7 @@ def read_source(options: EmbedOptions) -> Manifest:
     """The rows that ``ncm embed`` reads with these options: of a table, a folder or tar archives."""
     source, names, with_files = options.source, ColumnNames.of(options), options.from_array is None
     text = as_written(source)
-    if not (file_system(text).isdir(text) if is_remote(text) else source.is_dir()):
+    if not is_folder(source):
         if options.layout is not None:
             raise UsageError("--layout is for folders", found=f"{source} is no folder")
         if re.search(r"\.tar\W*$", text) and with_files and options.root is None:

@@ -6,6 +6,7 @@ A path with a scheme is read through fsspec, whose file systems are installed ap
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -45,9 +46,25 @@ def is_remote(path: str) -> bool:
     return _SCHEME.match(path) is not None
 
 
-def as_written(path: Path) -> str:
+def as_written(path: Path | str) -> str:
     """The text of a path; pathlib takes the second slash from one with a scheme."""
     return re.sub(r"^([A-Za-z][A-Za-z0-9+.-]+):/+", r"\1://", str(path))
+
+
+def expanded(pattern: str) -> list[str]:
+    """The texts that ``{000..099}`` and ``{a,b}``, also one in another, stand for; zeros in front count."""
+    found = re.search(r"\{(\d+)\.\.(\d+)\}|\{([^{}]*,[^{}]*)\}", pattern)
+    if found is None:
+        return [pattern]
+    first, last, words = found.groups()
+    if words is None:
+        step, width = (1 if int(first) <= int(last) else -1), len(first) if first[0] == "0" else 0
+        parts = [f"{number:0{width}}" for number in range(int(first), int(last) + step, step)]
+    else:
+        parts = words.split(",")
+    before, after = pattern[: found.start()], pattern[found.end() :]
+    texts = (text for part in parts for text in expanded(f"{before}{part}{after}"))
+    return list(dict.fromkeys(texts))
 
 
 def file_system(path: str) -> Any:
@@ -62,12 +79,31 @@ def file_system(path: str) -> Any:
         raise InputError(what, where=path, found=one_line(error), fix=fix) from None
 
 
+def is_folder(path: Path) -> bool:
+    """Whether a path, with or without a scheme, is a folder."""
+    text = as_written(path)
+    if not is_remote(text):
+        return path.is_dir()
+    system = file_system(text)
+    with _remote_errors(text):
+        return bool(system.isdir(text))
+
+
 def list_remote(folder: str) -> list[str]:
     """The files in a folder with a scheme, at any depth, by their names from it on; no hidden ones."""
     system = file_system(folder)
     start = len(system._strip_protocol(folder).rstrip("/")) + 1
-    names = [name[start:] for name in system.find(folder)]
+    with _remote_errors(folder):
+        names = [name[start:] for name in system.find(folder)]
     return [name for name in names if not any(part.startswith(".") for part in name.split("/"))]
+
+
+@contextlib.contextmanager
+def _remote_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # file systems raise what they like
+        raise InputError("a remote folder can't be read", where=path, found=one_line(error)) from error
 
 
 def open_file(path: str) -> BinaryIO:

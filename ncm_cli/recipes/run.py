@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ncm_cli.errors import InputError, NcmError, UsageError, listing, unknown
+from ncm_cli.images.paths import as_written
 from ncm_cli.options import as_json, command_words, fields_of
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.recipes.freshness import State
@@ -298,7 +299,7 @@ def shell_lines(recipe: Recipe, jobs: Sequence[Job]) -> list[str]:
     lines = [f"cd {shlex.quote(str(here))}", f"mkdir -p {shlex.quote(str(out))}"]
     for job in jobs:
         values = {field.name: getattr(job.options, field.name) for field in fields_of(type(job.options))}
-        words = command_words(type(job.options), values)
+        words = map(as_written, command_words(type(job.options), values))
         lines.append(shlex.join(["ncm", job.kind, *([job.builder] if job.builder else []), *words]))
     return lines
 

@@ -20,6 +20,7 @@ from typing import Any
 from ncm_cli.baselines.options import files_of
 from ncm_cli.errors import NcmError, UsageError
 from ncm_cli.images.manifest import ColumnNames
+from ncm_cli.images.paths import expanded, is_remote
 from ncm_cli.options import Field, check_value, fields_of, parse_names, parse_where, refusals
 from ncm_cli.recipes.document import NUMBER, Mistakes, Node, Variables, scalar_value
 from ncm_cli.registry import BUILDERS, STEPS, options_of
@@ -398,8 +399,8 @@ class Steps:
 
     def _path_of(self, field: Field, node: Node, key_path: str) -> Path:
         """The path that an option names, as a command line would give it."""
-        if field.spec.role == "output" and Path(node.text) == STDOUT:
-            return STDOUT
+        if Path(node.text) == STDOUT if field.spec.role == "output" else is_remote(node.text):
+            return Path(node.text)
         path, made = _possible(self._in_out(node)), False
         if field.spec.role != "output":
             outside = _clean((node.base or self._recipe_folder) / _at_home(node.text))
@@ -410,7 +411,8 @@ class Steps:
                 path = _possible(outside)
                 if field.spec.role == "name-or-input" and not path.is_file():
                     return Path(node.text)
-        self._paths.append(_NamedPath(field, path, key_path, node.line, made))
+        for one in [str(path)] if path.exists() else expanded(str(path)):  # a pattern of archives
+            self._paths.append(_NamedPath(field, Path(one), key_path, node.line, made))
         return self._shown(path)
 
     def _shown(self, path: Path) -> Path:
@@ -487,7 +489,9 @@ class Steps:
         """The columns of what an option names; None where they can't be known yet."""
         if option == "layout" or (option == "source" and getattr(job.options, "layout", None)):
             return tuple(job.options.layout.split("/"))
-        (file,) = job.inputs.get(option) or (None,)
+        file, *more = job.inputs.get(option) or (None,)
+        if more:  # archives
+            return None
         if file is not None and file not in self._known:
             self._known[file] = _columns_in(file)
         return None if file is None else self._known[file]

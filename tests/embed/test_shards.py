@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,10 @@ def told(capsys: pytest.CaptureFixture[str]) -> Callable[[Path], dict[str, Any]]
 
 @pytest.mark.parametrize(
     "orders",
-    [[("2/3", "0/3", "1/3")], pytest.param(permutations(("0/3", "1/3", "2/3")), marks=pytest.mark.slow)],
+    [
+        [("2/3", "0/3", "1/3")],
+        pytest.param([("0/3", "1/3", "2/3"), ("1/3", "2/3", "0/3")], marks=pytest.mark.slow),
+    ],
 )
 def test_shards_in_any_order_make_the_store_of_one_process(
     make_pictures: Any, contents: Any, orders: Any

@@ -8,6 +8,7 @@ import http.server
 import io
 import json
 import os
+import shutil
 import sys
 import tarfile
 import threading
@@ -20,8 +21,8 @@ import pytest
 from PIL import Image
 
 from ncm_cli.errors import InputError
-from ncm_cli.images.archives import expanded
-from ncm_cli.images.paths import as_written, is_remote
+from ncm_cli.images.paths import as_written, expanded, is_remote
+from ncm_cli.main import run
 from ncm_cli.store.features import FeatureStore
 
 
@@ -133,6 +134,27 @@ def test_bad_archives_say_what_is_wrong(pictures: Any) -> None:
         pictures.embed(source=path)
 
 
+@pytest.mark.slow
+def test_a_recipe_takes_archives_and_remote_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_archives(tmp_path)
+    step = "name: r\nsteps:\n  - embed: {source: '%s', model: 'pixels:2', output: f.h5}\n"
+    Path("r.yaml").write_text(step % "data-{000..002}.tar")
+    assert run(["run", "r.yaml", "--out", "out"]) == run(["run", "r.yaml", "--out", "out"]) == 0
+    assert "1 of 1 steps were up to date" in capsys.readouterr().err
+    shutil.copy("data-000.tar", "data-002.tar")
+    assert run(["run", "r.yaml", "--out", "out"]) == 0
+    assert "its inputs changed" in capsys.readouterr().err
+    Path("data-001.tar").unlink()
+    assert run(["run", "r.yaml", "--out", "out"]) == 3
+    assert "data-001.tar" in capsys.readouterr().err
+    Path("r.yaml").write_text(step % "s3://bucket/set")
+    assert run(["run", "r.yaml", "--dry-run"]) == 0
+    assert "ncm embed s3://bucket/set " in capsys.readouterr().out
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
     """The pictures' folder over HTTP; what is called broken ends early."""
@@ -178,6 +200,8 @@ def test_pictures_of_a_server_are_embedded_and_those_that_fail_are_told(
     failed = {row.id: row.reason for row in report.failed}
     assert list(failed) == ["gone", "broken", "forbidden"] and failed["gone"] == "no such file"
     assert "403" in failed["forbidden"]
+    with pytest.raises(InputError, match="a remote folder can't be read"):
+        pictures.embed(source=Path("http://127.0.0.1:1/x"))
     first, local = contents(pictures.output), contents(pictures.folder / "local.h5")
     assert first["features"] == local["features"] and first["files"][3] == local["files"][3]
     os.utime(pictures.picture("2.png"), (2e9, 2e9))  # servers tell the time in seconds
@@ -218,6 +242,8 @@ def test_folders_archives_and_manifests_with_a_scheme(pictures: Any, contents: A
         np.testing.assert_array_equal(store.read(), features[1:])
         assert store.files is not None and (store.files.size > 0).all() and (store.files.mtime_ns > 0).all()
     assert pictures.embed(root=Path("memory://set"), output=pictures.folder / "b.h5").reused == 5
+    with pytest.raises(InputError, match="has to be a local file"):
+        pictures.embed(source=Path("memory://set/manifest.csv"))
     local = write_archives(pictures.folder)
     for path in pictures.folder.glob("*.tar"):
         memory.pipe(f"/tars/{path.name}", path.read_bytes())
@@ -235,9 +261,6 @@ def test_what_is_not_installed_is_named(pictures: Any, monkeypatch: pytest.Monke
     with pytest.raises(InputError, match="paths with s3://") as error:
         pictures.embed()
     assert "ncm-cli[remote]" in str(error.value)
-    with pytest.raises(InputError, match="has to be a local file"):
-        monkeypatch.setattr(
-            "ncm_cli.images.manifest.file_system", lambda _: type("", (), {"isdir": lambda *_: 0})()
-        )
-        pictures.embed(source=Path("https://host/manifest.csv"))
+    with pytest.raises(InputError, match="paths with s3://"):
+        pictures.embed(source=Path("s3://bucket/data-{0..1}.tar"))
     assert not is_remote("C:/a.png") and not is_remote("/a/b://c.png")
