@@ -24,7 +24,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from ncm_cli import __version__
-from ncm_cli.errors import NcmError
+from ncm_cli.errors import InputError, NcmError
 from ncm_cli.options import command_words
 from ncm_cli.probes import metrics
 from ncm_cli.probes.apply import logits
@@ -194,12 +194,15 @@ class Answers:
         target = read_target(store, name, probe.classes or None)
         known = categories_of(store.column(name)).codes >= 0
         rows = np.flatnonzero(store.mask(body.get("where")) & known & target.known)
-        scores = np.concatenate([logits(probe, features) for _, features in store.blocks(rows)])
-        truth = target.y[rows]
-        if not probe.classes:
-            return cls(probe, rows, truth, scores[:, 0], np.abs(scores[:, 0] - truth))
-        predicted = metrics.decide(scores)
-        return cls(probe, rows, truth, predicted, np.exp(-metrics.row_log_loss(scores, predicted)))
+        if not len(rows):
+            raise InputError("none of the result's rows is there", where=store.path, found=body.get("where"))
+        truth, parts = target.y[rows], []
+        for _, features in store.blocks(rows):
+            scores = logits(probe, features)
+            said = metrics.decide(scores) if probe.classes else scores[:, 0]
+            parts.append((said, -metrics.row_log_loss(scores, said) if probe.classes else said))
+        predicted, sure = (np.concatenate(part) for part in zip(*parts, strict=True))
+        return cls(probe, rows, truth, predicted, np.exp(sure) if probe.classes else np.abs(sure - truth))
 
     @property
     def wrong(self) -> NDArray[np.bool_]:
