@@ -372,7 +372,7 @@ class _ImageRun:
             batches = shard.of(batches)
             rows = [row for batch in batches for row in batch]
         elif parts := read_parts(journal.folder):
-            what = f"joining {len(parts)} shards"
+            what = "joining the shards"
             known = plan.take_failed(failed for said in parts.values() for failed in said.get("failed", ()))
         plan.take_finished(journal, rows, verify=self.verify)
         if journal.damaged:

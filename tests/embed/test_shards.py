@@ -106,7 +106,7 @@ def test_what_is_there_counts_for_other_numbers_of_shards_and_for_none(
     again = embed(pictures, "1/2")
     assert (again.new, again.rows, len(again.failed)) == (0, 12, 2)
     assert embed(pictures).new == 23
-    assert any("joining 3 shards: 16 of 26" in note for note in pictures.said.notes)
+    assert any("joining the shards: 16 of 26" in note for note in pictures.said.notes)
     assert contents(pictures.output) == contents(pictures.folder / "one.h5")
 
 
