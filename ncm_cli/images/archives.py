@@ -60,20 +60,18 @@ def read_archives(source: str, names: ColumnNames) -> Manifest:
     facts = {archive: look_up(archive) for archive in archives}
     if missing := [archive for archive, (size, _) in facts.items() if size < 0]:
         raise InputError(f"{len(missing)} of {len(facts)} archives can't be read", found=listing(missing))
-    rows, known = list[dict[str, str]](), list[tuple[int, int]]()
-    left_out, without = dict[str, None](), 0
+    rows, known, without = list[dict[str, str]](), list[tuple[int, int]](), 0
     for archive, (_, changed) in facts.items():
         stem = archive.rpartition("/")[2].rpartition(".")[0]
         for key, image, entries in _samples(archive):
             without += image is None
             if image is not None:
                 own = {_KEY: f"{stem}/{key}", _IMAGE: f"{archive}#{image.name}@{image.offset}"}
-                rows.append(_flat(entries, left_out) | own)
+                rows.append(_flat(entries) | own)
                 known.append((image.size, changed))
     if not rows:
         raise InputError("no images in the archives", where=source, found=f"{without} samples of other kinds")
     notes = [f"{without:,} samples without an image are left out"] if without else []
-    notes += [f"left out, as lists, objects and long texts are: {listing(left_out)}"] if left_out else []
     columns = tuple(dict.fromkeys(name for row in rows for name in row))
     values = {name: [row.get(name, "") for row in rows] for name in columns}
     table = _Samples(Path(source), columns, values, range(len(rows)), ",", tuple(notes))
@@ -113,14 +111,12 @@ def _named(archive: BinaryIO) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
             yield named[1], named[2].lower(), member
 
 
-def _flat(sample: dict[str, Any], left_out: dict[str, None]) -> dict[str, str]:
-    """The entries of a sample that a column takes, as text; the names of others are added to ``left_out``."""
-    texts: dict[str, str] = {}
-    for name, value in sample.items():
-        missing = value is None or value != value
-        text = "" if missing else json.dumps(value) if isinstance(value, bool) else str(value).strip()
-        if name and not isinstance(value, list | dict) and len(text.encode()) <= MAX_TEXT_BYTES:
+def _flat(entries: dict[str, Any]) -> dict[str, str]:
+    """The entries of a sample that a column takes, as text."""
+    texts = {}
+    for name, value in entries.items():
+        text = json.dumps(value) if isinstance(value, bool) else str(value).strip()
+        missing = value is None or value != value or isinstance(value, list | dict)
+        if name and not missing and len(text.encode()) <= MAX_TEXT_BYTES:
             texts[name] = text
-        else:
-            left_out[name] = None
     return texts

@@ -17,7 +17,7 @@ import numpy as np
 
 from ncm_cli.errors import InputError, UsageError, listing
 from ncm_cli.images.options import EmbedOptions, parse_layout
-from ncm_cli.images.paths import as_written, file_system, is_folder, is_remote, list_remote, native
+from ncm_cli.images.paths import as_written, file_system, is_remote, list_remote, native
 from ncm_cli.store.columns import Column, Files, NumericColumn
 from ncm_cli.store.digests import MAX_TEXT_BYTES, require_few_columns
 from ncm_cli.store.tables import Table, has_decimal_comma, read_table
@@ -139,13 +139,14 @@ def read_source(options: EmbedOptions) -> Manifest:
     """The rows that ``ncm embed`` reads with these options: of a table, a folder or tar archives."""
     source, names, with_files = options.source, ColumnNames.of(options), options.from_array is None
     text = as_written(source)
-    if not is_folder(source):
+    archives = re.search(r"\.tar\W*$", text) and not source.is_dir()
+    if archives and with_files and not (options.root or options.layout):
+        from ncm_cli.images.archives import read_archives
+
+        return read_archives(text, names)
+    if not (is_remote(text) or source.is_dir()):
         if options.layout is not None:
             raise UsageError("--layout is for folders", found=f"{source} is no folder")
-        if re.search(r"\.tar\W*$", text) and with_files and options.root is None:
-            from ncm_cli.images.archives import read_archives
-
-            return read_archives(text, names)
         return read_manifest(source, names, root=options.root, with_files=with_files)
     if not with_files:
         fix = "write a CSV with the ids and labels in the order of the array's rows"
@@ -166,9 +167,6 @@ def read_manifest(
         The table can't be read, a column isn't there, an id is blank or repeated, a label is blank or a
         measurement, image files are missing (all are listed).
     """
-    text = as_written(path)
-    if is_remote(text):
-        raise InputError("a manifest has to be a local file", where=text, expected="its images may be remote")
     base = absolute_text(root if root is not None else path.parent) if with_files else None
     return manifest_of(read_table(path), names, base=base, images_only=images_only)
 
@@ -513,7 +511,7 @@ def walk_images(folder: Path) -> tuple[list[str], list[str]]:
     if not images:
         raise InputError(
             "no images in the folder",
-            where=folder,
+            where=as_written(folder),
             found=f"other files: {listing(map(printable, sorted(others)))}" if others else "no files",
             expected=f"files named like images ({', '.join(sorted(IMAGE_SUFFIXES))}) or without any suffix",
         )

@@ -6,7 +6,6 @@ A path with a scheme is read through fsspec, whose file systems are installed ap
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
@@ -57,14 +56,10 @@ def expanded(pattern: str) -> list[str]:
     if found is None:
         return [pattern]
     first, last, words = found.groups()
-    if words is None:
-        step, width = (1 if int(first) <= int(last) else -1), len(first) if first[0] == "0" else 0
-        parts = [f"{number:0{width}}" for number in range(int(first), int(last) + step, step)]
-    else:
-        parts = words.split(",")
-    before, after = pattern[: found.start()], pattern[found.end() :]
-    texts = (text for part in parts for text in expanded(f"{before}{part}{after}"))
-    return list(dict.fromkeys(texts))
+    numbers = () if words else range(int(first), int(last) + 1)
+    parts = words.split(",") if words else [str(number).zfill(len(first)) for number in numbers]
+    texts = (expanded(pattern[: found.start()] + part + pattern[found.end() :]) for part in parts)
+    return list(dict.fromkeys(text for several in texts for text in several))
 
 
 def file_system(path: str) -> Any:
@@ -79,31 +74,15 @@ def file_system(path: str) -> Any:
         raise InputError(what, where=path, found=one_line(error), fix=fix) from None
 
 
-def is_folder(path: Path) -> bool:
-    """Whether a path, with or without a scheme, is a folder."""
-    text = as_written(path)
-    if not is_remote(text):
-        return path.is_dir()
-    system = file_system(text)
-    with _remote_errors(text):
-        return bool(system.isdir(text))
-
-
 def list_remote(folder: str) -> list[str]:
     """The files in a folder with a scheme, at any depth, by their names from it on; no hidden ones."""
     system = file_system(folder)
     start = len(system._strip_protocol(folder).rstrip("/")) + 1
-    with _remote_errors(folder):
-        names = [name[start:] for name in system.find(folder)]
-    return [name for name in names if not any(part.startswith(".") for part in name.split("/"))]
-
-
-@contextlib.contextmanager
-def _remote_errors(path: str) -> Iterator[None]:
     try:
-        yield
+        names = [name[start:] for name in system.find(folder)] if system.isdir(folder) else []
     except Exception as error:  # file systems raise what they like
-        raise InputError("a remote folder can't be read", where=path, found=one_line(error)) from error
+        raise InputError("a remote folder can't be read", where=folder, found=one_line(error)) from error
+    return [name for name in names if not any(part.startswith(".") for part in name.split("/"))]
 
 
 def open_file(path: str) -> BinaryIO:
