@@ -142,7 +142,8 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
     if output.is_dir():
         raise InputError("the output is a folder", where=output, fix=f"-o {output / 'features.h5'}")
     refuse_replacing(options)
-    manifest = read_source(options)
+    with reporter.task(f"reading {options.source}", unit="images"):  # a bar at once, where people look on
+        manifest = read_source(options)
     shard, part, encoder = parse_shard(options.shard), None, None
     for note in manifest.notes:
         reporter.note(note)

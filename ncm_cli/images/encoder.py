@@ -226,10 +226,17 @@ class Encoder(Protocol):
 
 
 def start_loading(request: EncoderRequest, reporter: Reporter) -> None:
-    """Say what is to be loaded, and import its library in a thread: that and hashing the weights overlap."""
+    """Say what is to be loaded, and import its library in a thread: that and hashing the weights overlap.
+
+    Raises `InputError` where the weights are meant to be a file and aren't: no library is needed to tell.
+    """
     if request.kind == "pixels":
         return
     from ncm_cli.images.network import import_library
+    from ncm_cli.images.weights import chosen_weights, looks_like_a_path
+
+    if request.weights and looks_like_a_path(request.weights):
+        chosen_weights(request, request.model, (), "a checkpoint file")
 
     def ahead() -> None:
         with contextlib.suppress(Exception):  # whoever needs it imports it again, and is told what is wrong

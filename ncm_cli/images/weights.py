@@ -109,10 +109,11 @@ def names_a_file(pretrained: str) -> bool:
 
     A tag never has a suffix or a separator, so a stray file called ``openai`` doesn't hide the tag.
     """
-    return _looks_like_a_path(pretrained) and Path(pretrained).expanduser().is_file()
+    return looks_like_a_path(pretrained) and Path(pretrained).expanduser().is_file()
 
 
-def _looks_like_a_path(pretrained: str) -> bool:
+def looks_like_a_path(pretrained: str) -> bool:
+    """Whether ``--pretrained`` can't be a tag."""
     return bool(Path(pretrained).suffix) or os.sep in pretrained or pretrained.startswith(("~", "."))
 
 
@@ -150,7 +151,7 @@ def chosen_weights(
             expected="a file, or a tag",
             fix=f"one of its files: {listing(files)}" if files else None,
         )
-    if _looks_like_a_path(pretrained):
+    if looks_like_a_path(pretrained):
         there = path.parent.is_dir()
         close = nearest(path.name, [found.name for found in path.parent.iterdir()] if there else [])
         raise InputError(

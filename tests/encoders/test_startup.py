@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ncm_cli.errors import InputError
 from ncm_cli.images import weights
 from ncm_cli.images.encoder import EncoderRequest, load_encoder, start_loading
 from ncm_cli.progress import SILENT
@@ -97,15 +99,23 @@ def test_no_parameter_stays_undrawn(kind: str, tiny_clip, tmp_path: Path) -> Non
     ("asked", "said"),
     [
         ({}, ["loading ViT-B-32-quickgelu with openai"]),
-        ({"model": "timm:resnet18", "pretrained": "/x/a.pt"}, ["loading timm:resnet18 with a.pt"]),
+        ({"model": "timm:resnet18", "pretrained": "a file"}, ["loading timm:resnet18 with plain.pt"]),
         ({"model": "ViT-B-32", "random_init": True}, ["loading ViT-B-32 with random weights"]),
         ({"model": "local-dir:/x/y"}, ["loading local-dir:/x/y"]),
         ({"model": "pixels:8"}, []),
     ],
 )
-def test_what_is_loaded_is_said_first(asked: dict[str, object], said: list[str], heard) -> None:
-    start_loading(EncoderRequest(**asked), heard)  # type: ignore[arg-type]
+def test_what_is_loaded_is_said_first(asked: dict[str, Any], said: list[str], heard, tiny_clip) -> None:
+    if "pretrained" in asked:
+        asked = asked | {"pretrained": str(tiny_clip.checkpoint)}
+    start_loading(EncoderRequest(**asked), heard)
     assert heard.notes == said
+
+
+def test_a_file_that_is_not_there_is_known_before_any_library(heard, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such checkpoint file"):
+        start_loading(EncoderRequest(pretrained=str(tmp_path / "w.pt")), heard)
+    assert heard.notes == []
 
 
 @pytest.mark.slow
