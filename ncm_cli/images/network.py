@@ -338,6 +338,8 @@ def choose_device(asked: str, precision: str, reporter: Reporter) -> str:
     if device == "cpu" and precision == "fp16":
         what = "--precision fp16 needs CUDA, and the device is the CPU"
         raise InputError(what, fix="--precision bf16, or fp32")
+    if device != "cpu" and os.environ.get("LOCAL_RANK"):
+        torch.cuda.set_device(device)  # or pinned memory takes some of the first device as well
     name = f"{device} ({torch.cuda.get_device_name(device)})" if device != "cpu" else "cpu"
     reporter.note(f"device: {name}, {precision}")
     return device

@@ -60,7 +60,7 @@ class Part:
             for part, said in read_parts(journal_folder(self.output)).items():
                 try:
                     if said["plan"] not in ("", plan):
-                        refuse_busy_parts(self.output, [part])
+                        refuse_busy_parts(self.output, part)
                 except BusyError as error:
                     raise MismatchError(
                         "shards of one output with different rows, batches or numbers",

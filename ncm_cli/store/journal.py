@@ -90,16 +90,11 @@ def read_parts(folder: Path) -> dict[str, dict[str, Any]]:
     return {part: read_document(path, FORMAT, VERSION, what="a part") for part, path in found.items()}
 
 
-def refuse_busy_parts(output: Path | str, parts: Iterable[str] | None = None) -> None:
-    """A `BusyError` if one of the parts (None: any) is being written by now.
-
-    The caller holds the output's writer lock, without which no part is begun.
-    """
-    logs = _logs(journal_folder(output)) if parts is None else [log_path(output, part) for part in parts]
-    for log in logs:
-        if log.name != "rows.log":
-            with writer_lock(log, wait=0):
-                pass
+def refuse_busy_parts(output: Path | str, part: str = "*") -> None:
+    """A `BusyError` if a part is being written; who asks holds the output's lock, so that none is begun."""
+    for log in journal_folder(output).glob(f"rows.{part}.log"):
+        with writer_lock(log, wait=0):
+            pass
 
 
 def _logs(folder: Path) -> list[Path]:

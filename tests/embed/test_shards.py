@@ -221,7 +221,12 @@ def test_each_rank_of_a_machine_has_a_device_of_its_own(monkeypatch: pytest.Monk
     from ncm_cli.images.network import choose_device
     from ncm_cli.progress import SILENT
 
-    for name, value in (("is_available", True), ("device_count", 2), ("get_device_name", "X")):
+    for name, value in (
+        ("is_available", True),
+        ("device_count", 2),
+        ("get_device_name", "X"),
+        ("set_device", None),
+    ):
         monkeypatch.setattr(f"torch.cuda.{name}", lambda *_, value=value: value)
     assert choose_device("auto", "fp32", SILENT) == "cuda:0"
     for rank, device in (("0", "cuda:0"), ("1", "cuda:1"), ("2", "cuda:0")):
