@@ -103,7 +103,7 @@ def test_webdatasets_own_writer_and_reader_agree(pictures: Any) -> None:
         for i in range(3):
             sample = {"__key__": f"k{i}", "left.png": png(9), "cls": i, "json": {"x": i}}
             sink.write(sample if i == 1 else sample | {"png": png(i)})
-    samples = list(wds.WebDataset(str(path), shardshuffle=False, empty_check=False))
+    samples = list(wds.WebDataset(str(path), shardshuffle=False))
     pictures.embed(source=path)
     with FeatureStore(pictures.output) as store:
         assert list(store.ids) == [f"w-0/{sample['__key__']}" for sample in samples]
