@@ -89,7 +89,13 @@ class TorchEncoder:
 
         self.device, self._reporter = choose_device(device, request.precision, reporter), reporter
         self._request, self._model = request, _LOADERS[request.kind](request, reporter)
-        module = self._model.module.eval().to(self.device)
+        try:
+            module = self._model.module.eval().to(self.device)
+        except RuntimeError as error:
+            if not is_short_of_memory(error):
+                raise
+            what = f"not enough memory on {self.device} for {request.model}"
+            raise InputError(what, fix="end what else is on it, or --device cpu") from error
         if self.device == "cpu":
             _keep_freed_memory()
         else:
@@ -145,9 +151,13 @@ class TorchEncoder:
         Where memory is short, the pictures are run in halves, quarters and so on, and so are all later ones.
         Raises `InputError` where it doesn't even do for one.
         """
+        import torch
+
         self._started += 1
         # The first batch is slow for other reasons.
         compared = self._started == 2 and self._request.precision != "fp32"
+        if compared and self._copies is not None:
+            torch.cuda.synchronize(self.device)
         began, parts, at, most = time.perf_counter(), [], 0, self._most
         while at < len(items):
             part = items[at : at + self._most]
@@ -183,14 +193,21 @@ class TorchEncoder:
             if self._copies is None:
                 return features.numpy
             done = torch.cuda.current_stream(self.device).record_event()
-            return lambda: (done.synchronize(), features.numpy())[1]
         except (RuntimeError, MemoryError) as error:
-            said = any(words in str(error) for words in SHORT_OF_MEMORY)
-            if not said and not isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+            if not is_short_of_memory(error):
                 raise
-        if self._copies is not None:
-            torch.cuda.empty_cache()
-        return None
+            features = None
+        if features is None:  # and the error gone, whose traceback held what the layers had made
+            if self._copies is not None:
+                torch.cuda.empty_cache()
+            return None
+
+        def wait() -> np.ndarray:
+            done.synchronize()
+            made: np.ndarray = features.numpy()
+            return made
+
+        return wait
 
     def _compare(self, items: Sequence[np.ndarray], rate: float) -> None:
         """Warn where fp32 does more of these pictures a second than the ``rate`` of the lower precision."""
@@ -205,6 +222,14 @@ class TorchEncoder:
                 f"{self._request.precision} is slower than fp32 on {self.device}: {rate:.3g} against "
                 f"{full:.3g} pictures/s. Features made with --precision fp32 come faster, and are exact"
             )
+
+
+def is_short_of_memory(error: Exception) -> bool:
+    """Whether memory is what an error of torch is about."""
+    import torch
+
+    said = any(words in str(error) for words in SHORT_OF_MEMORY)
+    return said or isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
 
 
 def picture_steps(transform: Any) -> tuple[tuple[Callable[[Any], Any], ...], list[Any]]:
