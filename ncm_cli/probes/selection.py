@@ -551,7 +551,7 @@ def _change(found: CrossFit, pick: int, erm: int) -> str:
         return f"{flips} and {right} with nothing removed"
     gain, rank = found.gain(pick, erm), found.candidates[pick].rank
     bound = f"bound {found.bound(erm)}, now {found.bound(pick)}"
-    change = f"95 % of the change: {-gain.high:+.2g} to {-gain.low:+.2g}"
+    change = f"95 % of the change: {0 - gain.high:+.2g} to {0 - gain.low:+.2g}"
     return f"{flips} with nothing removed, {now} with rank {rank}; {right}, now {still}; {bound} ({change})"
 
 

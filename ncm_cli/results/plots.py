@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import re
+import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -87,6 +88,9 @@ FORMATS: dict[str, dict[str, Any]] = {
 """Written without a date, so that the same data give the same bytes."""
 
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+
+
 class Plot(NamedTuple):
     """One figure of a report."""
 
@@ -153,7 +157,9 @@ def svg(plot: Plot) -> str:
     text = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text)
     text = re.sub(r' style="[^"]*"', _themed, text)
     looks = 'fill="currentColor" stroke-linejoin="round" stroke-linecap="butt" font-family="inherit"'
-    return text.replace("<svg", f'<svg role="img" aria-label={quoteattr(plot.text)} {looks}', 1)
+    return text.replace(
+        "<svg", f'<svg role="img" aria-label={quoteattr(_CONTROL.sub(" ", plot.text))} {looks}', 1
+    )
 
 
 def _themed(style: re.Match[str]) -> str:
@@ -184,10 +190,17 @@ def _mixed(colour: str, other: int, share: float) -> str:
 
 def shown(text: str, most: int = 60) -> str:
     """A user's text as matplotlib draws it: no formula, no control characters, not too long."""
-    text = re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", text)
+    text = _CONTROL.sub(" ", text)
+    # matplotlib leaves names with an underscore first out of legends: a blank without width is before it.
+    text = "\u200b" + text if text.startswith("_") else text
     if len(text) > most:
         text = f"{text[: most * 2 // 3]}…{text[len(text) - most // 3 + 1 :]}"
     return text.replace("$", r"\$")
+
+
+def _marker(index: int) -> str:
+    """Another one for lines that have the same colour."""
+    return MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]
 
 
 def line(
@@ -211,7 +224,7 @@ def line(
         mean,
         color=colour,
         linestyle=LINES[index % len(LINES)] if style is None else style,
-        marker=None if thin else MARKERS[index % len(MARKERS)],
+        marker=None if thin else _marker(index),
         markevery=max(1, -(-len(x) // MARKS)),
         markerfacecolor=PAPER,
         linewidth=1.0 if thin else 1.5,
@@ -445,8 +458,11 @@ def dots(name: str, title: str, panels: Mapping[str, Dots], rows: Mapping[Any, s
     """Values with their intervals: ``rows`` (names and labels) from the top, a marker for each series."""
     series = list(dict.fromkeys(label for own in panels.values() for label in own))
     step = 0.8 / len(series) if len(series) > 1 else 0
-    inches = 1.1 + len(rows) * max(0.22, 0.13 * len(series))
-    with figure(2.0 + 2.8 * len(panels), inches, ncols=len(panels), sharey=True, squeeze=False) as (
+    names = [shown(label, 40) for label in rows.values()]
+    wide = 1 + 0.07 * max(map(len, names)) + 2.8 * len(panels)
+    head_lines = textwrap.wrap(shown(title, 200), int(wide * 12))
+    inches = 1 + 0.15 * len(head_lines) + len(rows) * max(0.22, 0.13 * len(series))
+    with figure(wide, inches, ncols=len(panels), sharey=True, squeeze=False) as (
         made,
         grid,
     ):
@@ -459,7 +475,7 @@ def dots(name: str, title: str, panels: Mapping[str, Dots], rows: Mapping[Any, s
                     [dot.value for _, dot in known],
                     [i + (index - (len(series) - 1) / 2) * step for i, _ in known],
                     xerr=np.transpose(errors) if errors else None,
-                    fmt=MARKERS[index % len(MARKERS)],
+                    fmt=_marker(index),
                     label=shown(label),
                     color=COLOURS[index % len(COLOURS)],
                     markerfacecolor=PAPER,
@@ -467,9 +483,10 @@ def dots(name: str, title: str, panels: Mapping[str, Dots], rows: Mapping[Any, s
                     clip_on=False,
                 )
             axes.set(xlabel=what)
-        grid[0, 0].set_yticks(range(len(rows)), [shown(label) for label in rows.values()])
+            axes.locator_params(axis="x", nbins=5)
+        grid[0, 0].set_yticks(range(len(rows)), names)
         grid[0, 0].set(ylim=(len(rows) - 0.5, -0.5), ylabel=shown(head))
-        made.suptitle(shown(title, 90), fontsize=9.5)
+        made.suptitle("\n".join(head_lines), fontsize=9.5)
         if len(series) > 1:
             _legend(made, grid[0, 0], 4)
     found = [

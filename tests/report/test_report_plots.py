@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -14,8 +16,7 @@ from PIL import Image
 
 from ncm_cli.baselines.choice import SweepTable, write_sweep
 from ncm_cli.main import run
-from ncm_cli.results import plots as report_figures
-from ncm_cli.results import plots as report_style
+from ncm_cli.results import plots as figures
 from ncm_cli.results.options import ReportOptions
 from ncm_cli.results.report import report
 from ncm_cli.store.results import HEADER, read_result, write_result
@@ -177,21 +178,19 @@ def _luminance(colour: str) -> float:
 
 
 def test_neighbouring_lines_differ_in_grey_style_and_marker() -> None:
-    for a, b in zip(report_style.COLOURS, report_style.COLOURS[1:], strict=False):
+    for a, b in zip(figures.COLOURS, figures.COLOURS[1:], strict=False):
         assert abs(_luminance(a) - _luminance(b)) > 0.06, (a, b)
-    for names in (report_style.MARKERS, report_style.LINES):
-        assert len(set(names)) == len(names) >= len(report_style.COLOURS)
+    for names in (figures.MARKERS, figures.LINES):
+        assert len(set(names)) == len(names) >= len(figures.COLOURS)
 
 
 def test_the_legend_covers_no_axes(tmp_path: Path) -> None:
     x = np.arange(5.0)
-    with report_style.figure(5.6, 4.1) as (made, axes):
+    with figures.figure(5.6, 4.1) as (made, axes):
         for index in range(6):
-            report_style.line(
-                axes, x, np.ones((1, 5)) * index, index=index, label=f"a rather long label {index}"
-            )
+            figures.line(axes, x, np.ones((1, 5)) * index, index=index, label=f"a rather long label {index}")
         axes.set(xlabel="rank", ylabel="accuracy")
-        report_style.name_lines(made, [axes])
+        figures.name_lines(made, [axes])
         made.canvas.draw()
         legend = made.legends[0].get_window_extent()
         assert not legend.overlaps(axes.get_tightbbox())
@@ -200,8 +199,8 @@ def test_the_legend_covers_no_axes(tmp_path: Path) -> None:
 
 def test_points_that_not_every_repetition_has_are_left_out() -> None:
     runs = np.array([[1.0, 2.0, 3.0], [1.0, 2.0, np.nan]])
-    with report_style.figure(4, 3) as (_, axes):
-        report_style.line(axes, np.arange(3.0), runs, index=0, label="a")
+    with figures.figure(4, 3) as (_, axes):
+        figures.line(axes, np.arange(3.0), runs, index=0, label="a")
         assert list(axes.lines[0].get_xdata()) == [0, 1]
 
 
@@ -218,10 +217,53 @@ def test_regression_paths_have_no_accuracy_figure(tmp_path: Path) -> None:
 
 
 def test_a_group_that_one_method_lacks(tmp_path: Path) -> None:
-    dot = report_figures.Dot(0.5, 0.4, 0.6, 20)
+    dot = figures.Dot(0.5, 0.4, 0.6, 20)
     found = {"erm": {"a": dot, "b": dot}, "ncm": {"a": dot}}
-    plot = report_figures.dots("g", "split=test", {"accuracy": found}, {"a": "a", "b": "b"}, "")
-    _looks_drawn(report_figures.save(plot, tmp_path)[0])
+    plot = figures.dots("g", "split=test", {"accuracy": found}, {"a": "a", "b": "b"}, "")
+    _looks_drawn(figures.save(plot, tmp_path)[0])
+
+
+@pytest.mark.slow
+def test_a_figure_in_a_page_is_text_of_its_own(tmp_path: Path) -> None:
+    """Long paths stay small; names are text, ids are of one figure, and nothing reaches out of it."""
+    x = np.arange(2000.0)
+    own = np.random.default_rng(0).random((1, 2000))
+    curves = {"x": x, **dict.fromkeys(("test_error", "twin_error", "zero_one_bound"), own)}
+    name = "<script>$a$ 日本語\x1b"
+    lines = [{name: curves, "b": curves}, {name: curves}, {"_b": curves, "b": curves}]
+    plots = [figures.accuracy(f"p{i}", one, figures.References(), key="rank") for i, one in enumerate(lines)]
+    made = [figures.svg(plot) for plot in plots]
+    assert made == [figures.svg(plot) for plot in plots], "the same each time"
+    assert all(len(text) < 150_000 for text in made)
+    trees = [ElementTree.fromstring(text) for text in made]
+    ids = [node.get("id") for tree in trees for node in tree.iter() if node.get("id")]
+    assert len(set(ids)) == len(ids) > 0
+    for text, tree in zip(made, trees, strict=True):
+        links = [value for node in tree.iter() for name, value in node.items() if name.endswith("href")]
+        links += re.findall(r"url\(([^)]*)\)", text)
+        assert {link.removeprefix("#") for link in links} <= set(ids)
+        assert not re.search(r"<(style|metadata|script|image)|font-family: ", text)
+        assert tree.get("role") == "img"
+        assert tree.get("aria-label").startswith("Accuracy against rank r")  # type: ignore[union-attr]
+    texts = ["".join(tree.itertext()) for tree in trees]
+    assert "<script>$a$ 日本語" in texts[0]
+    assert "_b" in texts[2]
+    assert figures.COLOURS[1].lower()[1:] in figures.dark()
+
+
+def test_labels_at_the_ends_of_lines_keep_apart() -> None:
+    with figures.figure(5, 3) as (made, axes):
+        for index, end in enumerate((0.5, 0.5, 0.501, 0.52)):
+            figures.line(
+                axes, np.arange(3.0), np.array([[index, 0.1, end]]), index=index, label=f"line {index}"
+            )
+        figures.name_lines(made, [axes])
+        made.canvas.draw()
+        boxes = [text.get_window_extent() for text in axes.texts]
+    assert len(boxes) == 4
+    assert not made.legends
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    assert all(box.y0 >= 0 and box.x1 <= made.bbox.x1 for box in boxes)
 
 
 @pytest.mark.parametrize("ends", [(0.7, 0.9), (0.1, 0.3)], ids=["below", "above"])
