@@ -47,12 +47,6 @@ CUDA_BATCH = 256
 """Fills a current GPU with a ViT-B and fits a ViT-L at 336 pixels in 16 GiB; constant, so that the order of
 sums never depends on how much memory happens to be free."""
 
-SHORT_OF_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
-"""What errors of torch say that are of no class of their own, as those of its CPU and of CUDA's libraries."""
-
-CLEARLY = 1.2
-"""How many times as fast fp32 must be for its being faster to be more than noise."""
-
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 """Names of parameters in glibc's malloc.h."""
 
@@ -167,8 +161,8 @@ class TorchEncoder:
             elif len(part) > 1:
                 self._most = len(part) // 2
             else:
-                fix = "a smaller model, a lower --precision" + (", or --device cpu" if self._copies else "")
-                raise InputError(f"not enough memory on {self.device} for one picture", fix=fix)
+                what = f"not enough memory on {self.device} for one picture"
+                raise InputError(what, fix="end what else is on it, or a smaller model")
         if self._most < most:
             self._reporter.warn(
                 f"not enough memory on {self.device} for {len(items)} pictures at once: going on with "
@@ -217,7 +211,7 @@ class TorchEncoder:
             if made is not None:
                 made()
                 full = len(items) / (time.perf_counter() - began)
-        if full > CLEARLY * rate:
+        if full > 1.2 * rate:  # less is noise
             self._reporter.warn(
                 f"{self._request.precision} is slower than fp32 on {self.device}: {rate:.3g} against "
                 f"{full:.3g} pictures/s. Features made with --precision fp32 come faster, and are exact"
@@ -225,11 +219,9 @@ class TorchEncoder:
 
 
 def is_short_of_memory(error: Exception) -> bool:
-    """Whether memory is what an error of torch is about."""
-    import torch
-
-    said = any(words in str(error) for words in SHORT_OF_MEMORY)
-    return said or isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
+    """Whether memory is what an error is about, of Python, of torch's CPU, of CUDA or of its libraries."""
+    words = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+    return isinstance(error, MemoryError) or any(said in str(error) for said in words)
 
 
 def picture_steps(transform: Any) -> tuple[tuple[Callable[[Any], Any], ...], list[Any]]:
@@ -264,6 +256,7 @@ def _plain_step(step: Any) -> Callable[[Any], Any]:
 
 
 _IMPORTING = threading.Lock()
+_COMPILER = "torch._dynamo.utils"
 
 
 def import_library(kind: str) -> None:
@@ -276,7 +269,8 @@ def import_library(kind: str) -> None:
             stack.callback(gc.enable)
             gc.disable()
         importlib.import_module("torch")
-        stack.enter_context(_compiler_put_off())
+        if _COMPILER not in sys.modules:
+            stack.enter_context(_compiler_put_off())
         importlib.import_module(kind)
 
 
@@ -288,18 +282,17 @@ def _compiler_put_off() -> Iterator[None]:
     methods of one model that it is to leave alone: both when they are imported.
     """
     compiler: Any = importlib.import_module("torch.compiler")
-    name, marked_now = "torch._dynamo.utils", compiler.disable
-    stand_in = ModuleType(name)
+    marked_now, stand_in = compiler.disable, ModuleType(_COMPILER)
 
-    def module() -> Any:
-        if sys.modules.get(name) is stand_in:
-            del sys.modules[name]
-        return importlib.import_module(name)
+    def give_way() -> None:
+        if sys.modules.get(_COMPILER) is stand_in:
+            del sys.modules[_COMPILER]
 
-    def attribute(wanted: str) -> Any:
-        if wanted.startswith("__"):
-            raise AttributeError(wanted)
-        return getattr(module(), wanted)
+    def attribute(name: str) -> Any:
+        if name.startswith("__"):  # what the import system asks for
+            raise AttributeError(name)
+        give_way()
+        return getattr(importlib.import_module(_COMPILER), name)
 
     def marked(function: Any = None, *rest: Any, **options: Any) -> Any:
         if not callable(function):
@@ -311,19 +304,14 @@ def _compiler_put_off() -> Iterator[None]:
 
         return call
 
-    if name in sys.modules:
-        yield
-        return
-    vars(stand_in).update(
-        is_compile_supported=lambda device: module().is_compile_supported(device), __getattr__=attribute
-    )
-    sys.modules[name], compiler.disable = stand_in, marked
+    later = {"is_compile_supported": lambda device: attribute("is_compile_supported")(device)}
+    vars(stand_in).update(later, __getattr__=attribute)
+    sys.modules[_COMPILER], compiler.disable = stand_in, marked
     try:
         yield
     finally:
         compiler.disable = marked_now
-        if sys.modules.get(name) is stand_in:
-            del sys.modules[name]
+        give_way()
 
 
 def _keep_freed_memory() -> None:

@@ -35,8 +35,6 @@ CHECKPOINT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar", "
 LARGE = 1 << 25
 """Bytes from which a file's digest takes long enough to be remembered by later runs."""
 
-MOST_REMEMBERED = 100
-
 _NO_FOLDER = {errno.ENOENT, errno.ENOTDIR, errno.EEXIST}
 _CACHE_ERRORS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC} | _NO_FOLDER)
 
@@ -62,12 +60,9 @@ def request_facts(request: EncoderRequest) -> dict[str, Any]:
 def digest(path: str | Path) -> dict[str, Any]:
     """Size in bytes and SHA-256 of a file, remembered while its size and times of change stay the same."""
     path = Path(path).expanduser().absolute()
-    state = path.stat()
+    now = path.stat()
     # What copies and unpacks files may set the one time, but never the other.
-    return {
-        "size": state.st_size,
-        "sha256": _sha256(path, state.st_size, state.st_mtime_ns, state.st_ctime_ns),
-    }
+    return {"size": now.st_size, "sha256": _sha256(path, now.st_size, now.st_mtime_ns, now.st_ctime_ns)}
 
 
 @lru_cache(maxsize=64)
@@ -88,7 +83,7 @@ def _sha256(path: Path, *state: int) -> str:
     with contextlib.suppress(OSError, NcmError):
         if cache is not None:
             cache.parent.mkdir(parents=True, exist_ok=True)
-            write_json(cache, dict([*known.items()][1 - MOST_REMEMBERED :]) | {str(path): [*state, value]})
+            write_json(cache, known | {str(path): [*state, value]})
     return value
 
 

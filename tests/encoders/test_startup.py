@@ -52,15 +52,6 @@ def test_a_large_files_digest_is_remembered_while_nothing_of_it_changes(
     kept.parent.rmdir()
     kept.parent.write_text("no folder")
     assert in_a_new_process(file) == second
-    monkeypatch.setattr(weights, "MOST_REMEMBERED", 2)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
-    for name in "abc":
-        (tmp_path / name).write_bytes(b"")
-        in_a_new_process(tmp_path / name)
-    assert [Path(path).name for path in json.loads((tmp_path / "other/ncm/digests.json").read_text())] == [
-        "b",
-        "c",
-    ]
 
 
 def test_parameters_that_are_loaded_over_are_not_drawn_and_all_else_is() -> None:
