@@ -36,16 +36,7 @@ from ncm_cli.images.options import (
 )
 from ncm_cli.images.paths import as_written, is_remote
 from ncm_cli.images.reading import read_ahead
-from ncm_cli.images.rows import (
-    DONE,
-    OLD,
-    OTHER,
-    RowPlan,
-    Tally,
-    gathered,
-    make_features,
-    unstorable,
-)
+from ncm_cli.images.rows import DONE, OLD, OTHER, RowPlan, Tally, gathered, make_features, unstorable
 from ncm_cli.images.shards import Part
 from ncm_cli.options import as_json, check, refuse_replacing
 from ncm_cli.progress import SILENT, Reporter, Task

@@ -138,6 +138,7 @@ class RowPlan:
                 at = places.get((self.files[row].id if view else "", digest), -1)
                 if digest and at >= 0:
                     self.take(row, OTHER, at, digest)
+                    self.files[row] = self.files[row]._replace(size=int(files.size[at]))
                 task.advance()
 
     def take_finished(self, journal: Journal, rows: Sequence[int], *, verify: bool) -> None:

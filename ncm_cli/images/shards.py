@@ -17,14 +17,7 @@ from typing import Any
 from ncm_cli.errors import MismatchError
 from ncm_cli.images.options import EmbedOptions, Shard
 from ncm_cli.store.files import BusyError, writer_lock
-from ncm_cli.store.journal import (
-    journal_folder,
-    log_path,
-    prepare,
-    read_parts,
-    refuse_busy_parts,
-    write_part,
-)  # fmt: skip
+from ncm_cli.store.journal import journal_folder, log_path, prepare, read_parts, refuse_busy_parts, write_part
 
 WAIT_SECONDS = 60.0
 """How long a shard that begins waits for others that do, and for one that joins."""

@@ -232,6 +232,11 @@ def test_folders_archives_and_manifests_with_a_scheme(pictures: Any, contents: A
         assert store.ids[0] == "cat/1.png" and store.column("label").counts() == {"cat": 3, "dog": 3}
         assert store.files is not None and store.files.path[0] == "memory://set/cat/1.png"
         features = store.read()
+    lent = pictures.embed(source=source, output=pictures.folder / "e.h5", reuse=pictures.output)
+    assert (lent.new, lent.reused) == (0, 6)
+    with FeatureStore(pictures.folder / "e.h5") as store:
+        assert store.files is not None and (store.files.size > 0).all()
+    assert pictures.embed(source=source, output=pictures.folder / "e.h5").reused == 6
     memory.pipe("/set/cat/1.png", png(77))
     assert pictures.embed(source=source).new == 1
     pictures.rows = [{"id": str(i), "path": f"{'cat' if i % 2 else 'dog'}/{i}.png"} for i in (3, 5, 0, 2, 4)]
