@@ -53,7 +53,7 @@ class RowBlocks:
         read: Callable[[NDArray[np.int64]], NDArray[np.floating]],
         rows: NDArray[np.int64],
         dim: int,
-        then: Callable[[NDArray[np.floating]], NDArray[np.float64]] | None = None,
+        then: Callable[[NDArray[np.floating]], NDArray[np.floating]] | None = None,
     ) -> None:
         self._read, self._rows, self._then = read, rows, then
         self.shape = (len(rows), dim)
@@ -65,37 +65,43 @@ class RowBlocks:
         made = self._read(self._rows[rows])
         return made if self._then is None else self._then(made)
 
-    def where(self, mask: NDArray[np.bool_]) -> RowBlocks:
+    def where(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> RowBlocks:
         """Some of the rows, not yet read."""
-        return RowBlocks(self._read, self._rows[mask], self.shape[1], self._then)
+        return RowBlocks(self._read, self._rows[rows], self.shape[1], self._then)
 
     def then(
-        self, function: Callable[[NDArray[np.floating]], NDArray[np.float64]], dim: int | None = None
+        self, function: Callable[[NDArray[np.floating]], NDArray[np.floating]], dim: int | None = None
     ) -> RowBlocks:
         """The rows as a function of rows makes them, of width ``dim`` where it is another."""
         first = self._then
         both = function if first is None else lambda rows: function(first(rows))
         return RowBlocks(self._read, self._rows, dim or self.shape[1], both)
 
-    def joined(self, other: RowBlocks) -> RowBlocks:
-        """These rows, then others that are read in the same way."""
-        rows = np.concatenate([self._rows, other._rows])
-        return RowBlocks(self._read, rows, self.shape[1], self._then)
-
 
 Features = NDArray[np.floating[Any]] | RowBlocks
 
 
-def chosen(X: Features, mask: NDArray[np.bool_]) -> Features:
-    """The rows of a mask (n,)."""
-    return X[mask] if isinstance(X, np.ndarray) else X.where(mask)
+def chosen(X: Features, rows: NDArray[np.bool_] | NDArray[np.int64]) -> Features:
+    """The rows of a mask (n,), or at positions."""
+    return X[rows] if isinstance(X, np.ndarray) else X.where(rows)
+
+
+def applied(X: Features, function: Callable[[NDArray[np.floating]], NDArray[np.floating]]) -> Features:
+    """The rows as a function of rows makes them."""
+    return function(X) if isinstance(X, np.ndarray) else X.then(function)
 
 
 def joined(X: Features, other: Features) -> Features:
-    """Rows of one store, then others of it."""
-    if isinstance(X, RowBlocks) and isinstance(other, RowBlocks):
-        return X.joined(other)
-    return np.concatenate([np.asarray(X), np.asarray(other)])
+    """Rows as stored, then others."""
+    if isinstance(X, np.ndarray) and isinstance(other, np.ndarray):
+        return np.concatenate([X, other])
+
+    def read(rows: NDArray[np.int64]) -> NDArray[np.floating]:
+        first, made = rows < len(X), np.empty((len(rows), X.shape[1]), np.float32)
+        made[first], made[~first] = X[rows[first]], other[rows[~first] - len(X)]
+        return made
+
+    return RowBlocks(read, np.arange(len(X) + len(other)), X.shape[1])
 
 
 def held(X: Features) -> NDArray[np.float64] | RowBlocks:

@@ -25,14 +25,14 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ncm_cli.baselines.objectives import generator_of
-from ncm_cli.blocks import Features, RowBlocks, blocks, moments
+from ncm_cli.blocks import Features, applied, blocks, moments
 from ncm_cli.errors import InputError
 from ncm_cli.probes.path import Fit
 
@@ -183,16 +183,9 @@ class Eraser:
     right: Array
     mean: Array
 
-    @overload
-    def apply(self, X: NDArray[np.floating]) -> Array: ...
-    @overload
-    def apply(self, X: Features) -> Features: ...
-    def apply(self, X: Features) -> Features:
+    def apply(self, X: Features) -> Any:
         """Erased rows, float64 (n, d)."""
-        if isinstance(X, RowBlocks):
-            return X.then(self.apply)
-        X = np.asarray(X, np.float64)
-        return X - ((X - self.mean) @ self.right.T) @ self.left.T
+        return applied(X, lambda rows: rows - ((rows - self.mean) @ self.right.T) @ self.left.T)
 
     def fold(self, weight: Array, bias: Array) -> tuple[Array, Array]:
         """The probe on given features equal to (``weight`` (..., C, d), ``bias`` (..., C)) on erased ones."""

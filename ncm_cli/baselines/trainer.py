@@ -203,24 +203,17 @@ class Batch:
         self._rows, self._chosen, self._mix, self._visit = rows, chosen, mix, visit
         self._on_device = chosen.to(rows.device)
         self._shares: dict[tuple[str, bool], Tensor] = {}
+        self._whole: dict[bool, Tensor] = {}
         self.targets = rows.targets.index_select(0, self._on_device)
         """(B, 1, C), as in `DeviceRows`."""
 
-    @cached_property
-    def given(self) -> Tensor:
-        """(B, width), as `DeviceRows.read` makes them."""
-        return self._rows.read(self._chosen, rotated=False)
-
-    @cached_property
-    def rotated(self) -> Tensor:
-        """(B, width), the same in [basis, complement]."""
-        return self._rows.read(self._chosen, rotated=True)
-
     def features(self, rotated: bool = False, within: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
         """Features of the batch, or of rows ``within`` it; in parts where they aren't in memory."""
-        in_memory = self._rows.turn is None
-        if in_memory or len(self._chosen) <= MOST_READ:
-            whole = self.rotated if rotated and in_memory else self.given
+        rotated = rotated and self._rows.turn is None
+        if self._rows.turn is None or len(self._chosen) <= MOST_READ:
+            if rotated not in self._whole:
+                self._whole[rotated] = self._rows.read(self._chosen, rotated)
+            whole = self._whole[rotated]
             yield slice(0, None), whole if within is None else whole.index_select(0, within)
             return
         chosen = self._chosen if within is None else self._chosen[within.cpu()]

@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from ncm_cli.blocks import Features, applied
 from ncm_cli.probes.metrics import joint
 
 Positions = NDArray[np.int64]
@@ -212,23 +213,29 @@ def _part_equals(a: Positions, b: Positions, group: Positions, cell: Positions) 
             b[waiting], b[partners] = b[partners], b[waiting]
 
 
-def prepare(features: Float32, metric: str) -> Float32:
+def prepare(features: Features, metric: str) -> Features:
     """Rows for a neighbour search: of unit length for ``cosine``, centred for ``euclidean``.
 
     Centring leaves distances as they are and keeps float32's digits for the differences. A zero row
     stays zero and is at cosine 0 from everything.
     """
-    if metric == "euclidean":
-        centre = np.zeros(features.shape[1])
-        for block in blocks(len(features), BLOCK_COLUMNS):
-            centre += features[block].sum(axis=0, dtype=np.float64)
-        return features - (centre / max(len(features), 1)).astype(np.float32)
-    norms = np.sqrt(np.einsum("ij,ij->i", features, features, dtype=np.float64))
-    return features / np.where(norms == 0, 1, norms).astype(np.float32)[:, None]
+    centre = np.zeros(features.shape[1])
+    for block in blocks(len(features) if metric == "euclidean" else 0, BLOCK_COLUMNS):
+        centre += features[block].sum(axis=0, dtype=np.float64)
+    shift = (centre / max(len(features), 1)).astype(np.float32)
+
+    def prepared(rows: NDArray[np.floating]) -> Float32:
+        rows = np.asarray(rows, np.float32)
+        if metric == "euclidean":
+            return rows - shift
+        norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
+        return rows / np.where(norms == 0, 1, norms).astype(np.float32)[:, None]
+
+    return applied(features, prepared)
 
 
 def nearest_rows(
-    rows: Float32, queries: Positions, candidates: Positions, metric: str, codes: Positions
+    rows: Features, queries: Positions, candidates: Positions, metric: str, codes: Positions
 ) -> tuple[Positions, Array]:
     """For each of a block of queries, the nearest candidate of another code (rows,), and its distance.
 
@@ -258,7 +265,7 @@ def nearest_rows(
             best[index[better], weakest[better]] = value[better]
             where[index[better], weakest[better]] = chunk[top[better]]
             score[index, top] = -np.inf
-    exact, keys = wanted[:, None].astype(np.float64), rows[where]
+    exact, keys = wanted[:, None].astype(np.float64), rows[where.reshape(-1)].reshape(*where.shape, -1)
     if metric == "euclidean":
         distance = np.sqrt(((exact - keys) ** 2).sum(axis=2))
     else:
@@ -272,7 +279,7 @@ def nearest_rows(
 
 
 def nearest_pairs(
-    rows: Float32, pool: Pool, metric: str, anchors: Positions | None = None, advance: Advance | None = None
+    rows: Features, pool: Pool, metric: str, anchors: Positions | None = None, advance: Advance | None = None
 ) -> tuple[Positions, Positions, Array]:
     """The nearest row that each anchor may be paired with; anchors without one are left out.
 
@@ -350,13 +357,13 @@ class Matched:
     def converged(self) -> bool:
         return not self.changed or self.changed[-1] <= CHANGED
 
-    def match(self, features: Float32, pool: Pool) -> tuple[Positions, Positions]:
+    def match(self, features: Features, pool: Pool) -> tuple[Positions, Positions]:
         """Match other rows in the representation found, base rows with each other domain as before."""
         return _oriented(*_nearest(features, self.mean, self.weight, pool), pool)
 
 
 def alternate(
-    features: Float32,
+    features: Features,
     pool: Pool,
     rng: np.random.Generator,
     *,
@@ -407,7 +414,7 @@ def _compatible(pool: Pool, i: int, j: int) -> bool:
     return bool(apart and (not pool.two_sided or pool.side[i] != pool.side[j]))
 
 
-def _nearest(features: Float32, mean: Array, weight: Array, pool: Pool) -> tuple[Positions, Positions]:
+def _nearest(features: Features, mean: Array, weight: Array, pool: Pool) -> tuple[Positions, Positions]:
     """Base rows and the nearest row of each other domain, in the representation."""
     embedded = np.empty((len(features), weight.shape[1]), dtype=np.float32)
     for block in blocks(len(features), BLOCK_COLUMNS):
@@ -427,7 +434,7 @@ def _oriented(a: Positions, b: Positions, pool: Pool) -> tuple[Positions, Positi
     return np.where(swap, b, a), np.where(swap, a, b)
 
 
-def represent(features: Float32, a: Positions, b: Positions, dims: int) -> tuple[Array, Array]:
+def represent(features: Features, a: Positions, b: Positions, dims: int) -> tuple[Array, Array]:
     """The linear representation of the matches: mean (d,) and weight (d, m), m at most ``dims``.
 
     m is 1 at least, even if no direction is alike in matched rows.

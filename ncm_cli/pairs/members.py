@@ -7,6 +7,7 @@ table: by id across two stores, at random, by nearest neighbour, or by MatchDG's
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncm_cli.blocks import Features, chosen, joined
 from ncm_cli.errors import InputError, listing, nearest
 from ncm_cli.options import parse_names
 from ncm_cli.pairs import matching
@@ -455,7 +457,7 @@ class _Matcher:
                 # Two rows that are each other's nearest make one pair: up to twice the number is needed.
                 enough = int(np.ceil(2 * self.options.count * len(part) / len(prepared))) + 64
                 anchors = self.rng.permutation(anchors)[:enough]
-            rows = prepared if len(part) == len(prepared) else prepared[part]
+            rows = prepared if len(part) == len(prepared) else chosen(prepared, part)
             with self.reporter.task("matching", len(anchors)) as task:
                 a, b, distance = matching.nearest_pairs(rows, pool, "cosine", anchors, task.advance)
             fresh = ~matching.repeated(a, b, either_way=True)
@@ -469,7 +471,7 @@ class _Matcher:
         rounds = self.options.rounds
         dims = self.options.dims or max(2, len(np.unique(self.pool.same)) - 1)
         features = self._features()
-        fitted, held = (features[part] for part in self.parts)
+        fitted, held = (chosen(features, part) for part in self.parts)
         with self.reporter.task("rounds", rounds, "rounds") as task:
             result = matching.alternate(
                 fitted, self.pools[0], self.rng, rounds=rounds, dims=dims, advance=task.advance
@@ -484,7 +486,7 @@ class _Matcher:
         facts |= {"changed": changed, "converged": result.converged}
         return [(result.a, result.b), result.match(held, self.pools[1])], facts
 
-    def _features(self) -> NDArray[np.float32]:
+    def _features(self) -> Features:
         """(n, d) features of the pool's rows."""
-        parts = [store.read(self.rows[self.side == i]) for i, store in enumerate(dict.fromkeys(self.stores))]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        stores = enumerate(dict.fromkeys(self.stores))
+        return functools.reduce(joined, [store.rows_of(self.rows[self.side == i]) for i, store in stores])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.blocks import Features, RowBlocks, moments
+from ncm_cli.blocks import Features, applied, moments
 from ncm_cli.errors import InputError, MismatchError, listing
 from ncm_cli.probes.options import SCALINGS
 from ncm_cli.probes.projection import Array
@@ -37,14 +37,11 @@ class Scaling:
     mean: Array | None = None
     scale: Array | None = None
 
-    @overload
-    def apply(self, X: NDArray[np.floating]) -> Array: ...
-    @overload
-    def apply(self, X: RowBlocks) -> RowBlocks: ...
-    def apply(self, X: Features) -> Features:
-        """Scaled rows, float64 (n, d). A row of zeros stays zero under ``norm``."""
-        if isinstance(X, RowBlocks):
-            return X.then(self.apply)
+    def apply(self, X: Features) -> Any:
+        """Scaled rows, float64 (n, d), of an array an array. A row of zeros stays zero under ``norm``."""
+        return applied(X, self._scaled)
+
+    def _scaled(self, X: NDArray[np.floating]) -> Array:
         rows: Array = np.asarray(X, np.float64)
         if self.kind == "norm":
             norms = np.sqrt(np.einsum("nd,nd->n", rows, rows))
@@ -111,11 +108,7 @@ def scaling_of(probe: Probe) -> Scaling:
     return Scaling(kind, float(scaling.get("factor") or 1.0), probe.mean, probe.scale)
 
 
-@overload
-def scale_like(probe: Probe, X: np.ndarray) -> np.ndarray: ...
-@overload
-def scale_like(probe: Probe, X: Features) -> Features: ...
-def scale_like(probe: Probe, X: Features) -> Features:
+def scale_like(probe: Probe, X: Features) -> Any:
     """float64 (n, d): features scaled as the probe's training rows were."""
     if X.shape[-1] != probe.dim:
         raise MismatchError(

@@ -28,7 +28,7 @@ from ncm_cli.store.digests import (
     require_few_columns,
 )
 from ncm_cli.store.files import one_line
-from ncm_cli.store.hdf5 import CHUNK_BYTES, H5Reader, H5Writer, RowReader, reading, row_reader, writing
+from ncm_cli.store.hdf5 import CHUNK_BYTES, H5Reader, H5Writer, RowReader, reading, writing
 from ncm_cli.store.results import Shown, jsonable
 from ncm_cli.store.texts import Texts
 
@@ -442,24 +442,22 @@ class FeatureStore(Shown, contextlib.AbstractContextManager["FeatureStore"]):
         return made
 
     def rows_of(self, rows: np.ndarray) -> Features:
-        """The features of ``rows`` as `read` gives them; of a large store in blocks, as stored.
+        """The features of ``rows`` as `read` gives them; too many for the memory budget in blocks, as stored.
 
         These are checked now, and are read from this very file even after it was closed or replaced.
         """
-        reader = None if fits(self.rows, self.dim) else self._reader
-        if reader is None:
-            return self.read(rows)
         positions = self._rows(rows)
-        for index in np.unique(positions // self._block_rows).tolist():
-            if index not in self._checked:
-                self.read(np.arange(index * self._block_rows, min((index + 1) * self._block_rows, self.rows)))
-                self._checked.add(index)
-        return RowBlocks(reader, positions, self.dim)
+        if fits(len(positions), self.dim) or not RowReader.can(self._features):
+            return self.read(positions)
+        for index in {*(positions // self._block_rows).tolist()} - self._checked:
+            self.read(np.arange(index * self._block_rows, min((index + 1) * self._block_rows, self.rows)))
+            self._checked.add(index)
+        return RowBlocks(self._reader, positions, self.dim)
 
     @functools.cached_property
-    def _reader(self) -> RowReader | None:
+    def _reader(self) -> RowReader:
         with reading(self.path):
-            return row_reader(self.path, self._features)
+            return RowReader(self.path, self._features)
 
     def blocks(
         self, rows: np.ndarray | Sequence[int] | None = None, *, block_rows: int | None = None

@@ -293,67 +293,59 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
         self.close()
 
 
-def _read_at(descriptor: int, count: int, offset: int) -> bytes:
-    if hasattr(os, "pread"):  # all but Windows
-        return os.pread(descriptor, count, offset)
-    os.lseek(descriptor, offset, os.SEEK_SET)
-    return os.read(descriptor, count)
-
-
 class RowReader:
     """Reads rows (b, d) of an array at positions (b,) straight from the file, with nothing kept in memory.
 
     HDF5 would read and check a whole chunk for each row. Rows near each other are read as one stretch.
     """
 
-    def __init__(self, path: Path, dtype: np.dtype, dim: int, chunk_rows: int, offsets: np.ndarray) -> None:
-        self._path, self._dtype, self._dim = path, dtype, dim
-        self._chunk_rows, self._offsets = chunk_rows, offsets
-        self._bytes = dim * dtype.itemsize
+    def __init__(self, path: Path, array: h5py.Dataset) -> None:
+        self._path, self._dtype, (rows, self._dim), self._step = (
+            path,
+            array.dtype,
+            array.shape,
+            array.chunks[0],
+        )
+        self._bytes = self._dim * self._dtype.itemsize
+        starts = range(0, rows, self._step)
+        self._offsets = np.array([array.id.get_chunk_info_by_coord((at, 0)).byte_offset for at in starts])
         self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         weakref.finalize(self, os.close, self._descriptor)
 
-    def __call__(self, positions: np.ndarray) -> np.ndarray:
-        if not len(positions):
-            return np.empty((0, self._dim), self._dtype)
-        first, last = int(positions.min()), int(positions.max()) + 1
-        if last - first <= DENSE * len(positions):
-            edges = [
-                first,
-                *range(first - first % self._chunk_rows + self._chunk_rows, last, self._chunk_rows),
-            ]
-            found = self._rows([*zip(edges, [*edges[1:], last], strict=True)])
-            whole = len(positions) == last - first and (np.diff(positions) == 1).all()
-            return found if whole else found[positions - first]
-        return self._rows([(row, row + 1) for row in positions.tolist()])
+    @staticmethod
+    def can(array: h5py.Dataset) -> bool:
+        """Whether the array's bytes lie in the file row by row, as we write them."""
+        facts = array.id.get_create_plist()
+        filters = {facts.get_filter(index)[0] for index in range(facts.get_nfilters())}
+        return (
+            bool(array.chunks)
+            and array.chunks[1] == array.shape[1]
+            and h5py.h5z.FILTER_SHUFFLE not in filters
+        )
 
-    def _rows(self, stretches: list[tuple[int, int]]) -> np.ndarray:
-        """Rows of stretches (first, past the last), none of which goes beyond a chunk."""
-        starts = np.array([first for first, _ in stretches])
-        at = self._offsets[starts // self._chunk_rows] + starts % self._chunk_rows * self._bytes
-        parts = []
-        for offset, (first, last) in zip(at.tolist(), stretches, strict=True):
-            parts.append(_read_at(self._descriptor, (last - first) * self._bytes, offset))
-        raw = b"".join(parts)
-        if len(raw) != sum(last - first for first, last in stretches) * self._bytes:
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        first, last = (int(positions.min()), int(positions.max()) + 1) if len(positions) else (0, 0)
+        if last - first > DENSE * len(positions):
+            return self._rows(positions, np.ones(len(positions), np.int64))
+        edges = np.array([first, *range(first - first % self._step + self._step, last, self._step)])
+        found = self._rows(edges, np.diff([*edges, last]))
+        whole = len(positions) == len(found) and (np.diff(positions) == 1).all()
+        return found if whole else found[positions - first]
+
+    def _rows(self, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Rows of stretches, none of which goes beyond a chunk."""
+        at = self._offsets[starts // self._step] + starts % self._step * self._bytes
+        sizes = counts * self._bytes
+        raw = b"".join(map(self._read, sizes.tolist(), at.tolist()))
+        if len(raw) != sizes.sum():
             raise InputError("a file that was cut short", where=self._path, fix="make it again")
         return np.frombuffer(raw, self._dtype).reshape(-1, self._dim)
 
-
-def row_reader(path: Path, array: h5py.Dataset) -> RowReader | None:
-    """What reads single rows of an array; None where its bytes don't lie in the file row by row."""
-    facts = array.id.get_create_plist()
-    filters = {facts.get_filter(index)[0] for index in range(facts.get_nfilters())}
-    rows, dim = array.shape
-    if array.chunks is None:
-        offsets = [array.id.get_offset()]
-    elif array.chunks[1] == dim and filters <= {h5py.h5z.FILTER_FLETCHER32}:
-        starts = range(0, rows, array.chunks[0])
-        offsets = [array.id.get_chunk_info_by_coord((start, 0)).byte_offset for start in starts]
-    else:
-        return None
-    chunk_rows = rows if array.chunks is None else array.chunks[0]
-    return RowReader(path, array.dtype, dim, chunk_rows, np.array(offsets, np.int64))
+    def _read(self, size: int, offset: int) -> bytes:
+        if hasattr(os, "pread"):  # all but Windows
+            return os.pread(self._descriptor, size, offset)
+        os.lseek(self._descriptor, offset, os.SEEK_SET)
+        return os.read(self._descriptor, size)
 
 
 class Sink(io.RawIOBase):

@@ -14,10 +14,10 @@ import ncm_cli.baselines.trainer
 import ncm_cli.blocks
 from ncm_cli.baselines.options import SweepOptions
 from ncm_cli.baselines.sweep import sweep
-from ncm_cli.blocks import RowBlocks, held
+from ncm_cli.blocks import RowBlocks, held, joined
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.hdf5 import row_reader
+from ncm_cli.store.hdf5 import RowReader
 from ncm_cli.store.probe import read_probe
 from ncm_cli.store.texts import Texts
 
@@ -82,7 +82,7 @@ def test_commands_say_the_same_of_a_store_in_blocks(
     whole = everything(world, "whole", features, **scaling)
     request.getfixturevalue("in_blocks")
     with FeatureStore(features) as store:
-        assert isinstance(store.rows_of(np.arange(9)), RowBlocks)
+        assert isinstance(store.rows_of(np.arange(90)), RowBlocks)
     same(whole, everything(world, "blocks", features, **scaling))
 
 
@@ -97,21 +97,20 @@ def test_rows_in_blocks_are_the_stores_rows(world: Any, in_blocks: None) -> None
         assert np.array_equal(found[some], expected[some])
     mask = np.arange(50) % 3 == 0
     both = np.concatenate([expected[mask], expected])
-    assert np.array_equal(found.where(mask).joined(found)[3:30], both[3:30])
+    assert np.array_equal(joined(found.where(mask), found)[3:30], both[3:30])
 
 
-@pytest.mark.parametrize("chunks", [(7, 10), None, (9, 5)])
-def test_any_layout_of_rows_is_read(tmp_path: Path, chunks: tuple[int, int] | None) -> None:
+@pytest.mark.parametrize(
+    "layout", [{"chunks": (7, 10)}, {"chunks": (9, 5)}, {"chunks": (9, 10), "shuffle": True}]
+)
+def test_rows_are_read_from_the_file_where_they_lie_one_after_another(tmp_path: Path, layout: Any) -> None:
     values = np.random.default_rng(0).normal(size=(50, 10)).astype(np.float16)
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset("a", data=values, chunks=chunks)
+        file.create_dataset("a", data=values, **layout)
     with h5py.File(tmp_path / "a.h5") as file:
-        reader = row_reader(tmp_path / "a.h5", file["a"])
-    if chunks == (9, 5):  # a row lies in two places
-        assert reader is None
-        return
-    assert reader is not None
-    for rows in ([49, 0, 49], [*range(3, 40)], [5, 4, 7, 6]):
+        assert RowReader.can(file["a"]) == (layout["chunks"][0] == 7)
+        reader = RowReader(tmp_path / "a.h5", file["a"])
+    for rows in ([49, 0, 49], [*range(3, 40)], [5, 4, 7, 6], [7]) if layout["chunks"][0] == 7 else ():
         assert np.array_equal(reader(np.array(rows)), values[rows])
 
 
@@ -122,7 +121,7 @@ def test_a_damaged_block_is_told_before_anything_is_fitted(world: Any, in_blocks
     raw[at] ^= 1
     path.write_bytes(raw)
     with FeatureStore(path) as store, pytest.raises(InputError, match="a damaged file"):
-        store.rows_of(np.arange(9))
+        store.rows_of(np.arange(90))
 
 
 def test_the_memory_budget_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
