@@ -226,10 +226,7 @@ class Encoder(Protocol):
 
 
 def start_loading(request: EncoderRequest, reporter: Reporter) -> None:
-    """Say what is to be loaded, and import its library in a thread: that and hashing the weights overlap.
-
-    Raises `InputError` where the weights are meant to be a file and aren't: no library is needed to tell.
-    """
+    """Say what is to be loaded, or is wrong with a file of weights; import the library in a thread."""
     if request.kind == "pixels":
         return
     from ncm_cli.images.network import import_library

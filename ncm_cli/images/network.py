@@ -198,8 +198,7 @@ class TorchEncoder:
 
         def wait() -> np.ndarray:
             done.synchronize()
-            made: np.ndarray = features.numpy()
-            return made
+            return np.asarray(features)
 
         return wait
 
@@ -297,12 +296,7 @@ def _compiler_put_off() -> Iterator[None]:
     def marked(function: Any = None, *rest: Any, **options: Any) -> Any:
         if not callable(function):
             return marked_now(function, *rest, **options)
-
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return marked_now(function, *rest, **options)(*args, **kwargs)
-
-        return call
+        return functools.wraps(function)(lambda *a, **k: marked_now(function, *rest, **options)(*a, **k))
 
     later = {"is_compile_supported": lambda device: attribute("is_compile_supported")(device)}
     vars(stand_in).update(later, __getattr__=attribute)
