@@ -277,17 +277,17 @@ BUILDERS = {
 """The builders of ``ncm data``: their ``work`` is ``build(options, folder, reporter)``, called by data's."""
 
 TOPICS = {
-    "start": "five minutes on your own images",
-    "pairs": "how to get pairs, and what makes them good",
+    "start": "the first ten minutes: your own images to a page",
+    "pairs": "how to get pairs, look at them and drop wrong ones",
     "rank": "how to choose r, what fit does, and its verdict",
-    "metrics": "what the numbers of eval, predict and report mean",
+    "metrics": "what the numbers of eval, predict and report mean; the page",
     "bound": "what a test domain can cost, term by term",
     "methods": "comparing methods, hyper-parameters and selection rules",
     "recipes": "the whole path in one YAML file",
     "files": "tables that are read, and the formats of what is written",
-    "images": "encoders, image files, augmentations",
-    "api": "stores, probes and estimators in Python",
-    "performance": "how long things take",
+    "images": "encoders, image files, archives and buckets, augmentations",
+    "api": "commands, files and estimators in Python and notebooks",
+    "performance": "how long things take; GPUs, many of them",
     "paper": "results measured, and reproducing the paper",
     "troubleshooting": "what happens when ..., exit codes, when not to use it",
     "contributing": "how the code is laid out, and how to add to it",
