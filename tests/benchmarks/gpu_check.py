@@ -1,4 +1,4 @@
-"""Checks `ncm embed` on a GPU, in less than 8 minutes, and prints what it measures.
+"""Checks `ncm embed` on a GPU, in some five minutes by reckoning, and prints what it measures.
 
     python tests/benchmarks/gpu_check.py [--smoke]
 
