@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -136,12 +137,12 @@ def parse_shard(text: str | None) -> Shard | None:
     """The part ``I/N`` of a run; None for the whole, also where N is 1."""
     if text is None:
         return None
-    numbers = [int(part) for part in text.split("/") if part.isascii() and part.isdecimal()]
+    numbers = [int(part) for part in text.split("/") if re.fullmatch("[0-9]{1,5}", part)]
     if len(numbers) != 2 or text.count("/") != 1 or numbers[0] >= numbers[1]:
         raise UsageError(
             "a shard that can't be read",
             where=f"--shard {text}",
-            expected="I/N, with I from 0 to N-1",
+            expected="I/N, with I from 0 to N-1, and N at most 99999",
             fix="--shard $SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT in a job array with --array=0-7",
         )
     return Shard(*numbers) if numbers[1] > 1 else None
