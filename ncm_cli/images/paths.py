@@ -46,8 +46,9 @@ def is_remote(path: str) -> bool:
 
 
 def as_written(path: Path | str) -> str:
-    """The text of a path; pathlib takes the second slash from one with a scheme."""
-    return re.sub(r"^([A-Za-z][A-Za-z0-9+.-]+):/+", r"\1://", str(path))
+    """The text of a path; pathlib leaves one slash after a scheme, and a file's is of the root."""
+    text = re.sub(r"^([A-Za-z][A-Za-z0-9+.-]+):/+", r"\1://", str(path))
+    return re.sub(r"^(file|local)://", r"\1:///", text)
 
 
 def expanded(pattern: str) -> list[str]:
@@ -56,7 +57,7 @@ def expanded(pattern: str) -> list[str]:
     if found is None:
         return [pattern]
     first, last, words = found.groups()
-    numbers = () if words else range(int(first), int(last) + 1)
+    numbers = () if words else range(int(first), int(last) + 1) or range(int(first), int(last) - 1, -1)
     parts = words.split(",") if words else [str(number).zfill(len(first)) for number in numbers]
     texts = (expanded(pattern[: found.start()] + part + pattern[found.end() :]) for part in parts)
     return list(dict.fromkeys(text for several in texts for text in several))
