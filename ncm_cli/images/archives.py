@@ -67,7 +67,7 @@ def read_archives(source: str, names: ColumnNames) -> Manifest:
             without += image is None
             if image is not None:
                 own = {_KEY: f"{stem}/{key}", _IMAGE: f"{archive}#{image.name}@{image.offset}"}
-                rows.append(_flat(entries) | own)
+                rows.append(entries | own)
                 known.append((image.size, changed))
     if not rows:
         raise InputError("no images in the archives", where=source, found=f"{without} samples of other kinds")
@@ -81,19 +81,22 @@ def read_archives(source: str, names: ColumnNames) -> Manifest:
     return manifest_of(table, replace(names, id_col=_KEY, path_col=_IMAGE, label_col=label), files=files)
 
 
-def _samples(archive: str) -> Iterator[tuple[str, tarfile.TarInfo | None, dict[str, Any]]]:
-    """The key of each sample, its image, its class and the entries of its JSON."""
+def _samples(archive: str) -> Iterator[tuple[str, tarfile.TarInfo | None, dict[str, str]]]:
+    """The key of each sample, its image, its class and the entries of its JSON, as text."""
     try:
         with open_file(archive) as stream:
             for key, named in itertools.groupby(_named(stream), lambda one: one[0]):
                 images: dict[str, tarfile.TarInfo] = {}
-                entries: dict[str, Any] = {}
+                entries: dict[str, str] = {}
+                seen: set[str] = set()
                 for _, suffix, member in named:
+                    if suffix in seen:
+                        raise ValueError(f"{member.name} twice in one sample")
+                    seen.add(suffix)
                     if f".{suffix.rpartition('.')[2]}" in IMAGE_SUFFIXES:
                         images[suffix] = member
                     elif suffix in ("cls", "json"):
-                        text = content(stream, member).decode("utf-8")
-                        entries |= {"cls": text} if suffix == "cls" else json.loads(text)
+                        entries |= _label(suffix, member.name, content(stream, member))
                 # Of several, such as left.png and jpg, that with the plain name.
                 yield key, images[min(images, key=lambda name: name.count("."))] if images else None, entries
     except Exception as error:  # file systems raise what they like
@@ -111,12 +114,23 @@ def _named(archive: BinaryIO) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
             yield named[1], named[2].lower(), member
 
 
+def _label(suffix: str, name: str, data: bytes) -> dict[str, str]:
+    try:
+        text = data.decode("utf-8")
+        found = {"cls": text} if suffix == "cls" else json.loads(text)
+        if not isinstance(found, dict):
+            raise ValueError("no object")
+        return _flat(found)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name}: {one_line(error)}") from None
+
+
 def _flat(entries: dict[str, Any]) -> dict[str, str]:
     """The entries of a sample that a column takes, as text."""
     texts = {}
     for name, value in entries.items():
         text = json.dumps(value) if isinstance(value, bool) else str(value).strip()
         missing = value is None or value != value or isinstance(value, list | dict)
-        if name and not missing and len(text.encode()) <= MAX_TEXT_BYTES:
+        if name.encode() and not missing and len(text.encode()) <= MAX_TEXT_BYTES:
             texts[name] = text
     return texts

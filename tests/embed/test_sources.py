@@ -20,7 +20,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.errors import InputError
+from ncm_cli.errors import InputError, UsageError
+from ncm_cli.images.archives import read_archives
+from ncm_cli.images.manifest import ColumnNames
+from ncm_cli.images.options import parse_shard
 from ncm_cli.images.paths import as_written, expanded, is_remote
 from ncm_cli.main import run
 from ncm_cli.store.features import FeatureStore
@@ -269,3 +272,35 @@ def test_what_is_not_installed_is_named(pictures: Any, monkeypatch: pytest.Monke
     with pytest.raises(InputError, match="paths with s3://"):
         pictures.embed(source=Path("s3://bucket/data-{0..1}.tar"))
     assert not is_remote("C:/a.png") and not is_remote("/a/b://c.png")
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ((("a.png", b"1"), ("a.png", b"2")), "a.png twice in one sample"),
+        ((("a.png", b"1"), ("a.json", b'["ab"]')), "a.json: no object"),
+        ((("a.png", b"1"), ("a.json", b'{"x": "\\ud800"}')), "a.json: .*surrogates"),
+        ((("a.png", b"1"), ("a.json", b'{"\\ud800": null}')), "a.json: .*surrogates"),
+        ((("a.png", b"1"), ("a.cls", b"\xff")), "a.cls: .*decode"),
+    ],
+)
+def test_what_a_sample_cannot_hold_is_named_with_its_member(
+    tmp_path: Path, members: tuple[tuple[str, bytes], ...], said: str
+) -> None:
+    with tarfile.open(tmp_path / "s.tar", "w") as tar:
+        for name, data in members:
+            add(tar, name, data)
+    with pytest.raises(InputError, match=said):
+        read_archives(str(tmp_path / "s.tar"), ColumnNames())
+
+
+def test_a_file_url_keeps_its_root_and_braces_count_down() -> None:
+    assert as_written(Path("file:///data/x.tar")) == as_written("file:///data/x.tar") == "file:///data/x.tar"
+    assert as_written(Path("s3://bucket/x.tar")) == "s3://bucket/x.tar"
+    assert expanded("{2..0}.tar") == ["2.tar", "1.tar", "0.tar"]
+
+
+@pytest.mark.parametrize("text", ["0/100000000000", f"0/{'9' * 5000}"])
+def test_a_shard_of_too_many_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="shard"):
+        parse_shard(text)
