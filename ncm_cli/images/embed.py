@@ -360,7 +360,7 @@ class _ImageRun:
         known: dict[str, FailedRow] = {}
         if self.part is not None:
             shard, ids = self.part.shard, [plan.files[row].id for row in rows]
-            self.part.begin(digest_of([shard.count, size, ids]))
+            self.part.begin(digest_of([shard.count, size, self.options.dtype, ids]))
             batches = shard.of(batches)
             rows = [row for batch in batches for row in batch]
         elif parts := read_parts(journal.folder):

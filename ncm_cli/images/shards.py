@@ -59,7 +59,7 @@ class Part:
                         "shards of one output with different rows, batches or numbers",
                         where=self.output,
                         found=f"shard {part.replace('-of-', '/')} is at work: {error.found}",
-                        fix="the same manifest, --batch-size, device and N for all of them",
+                        fix="the same manifest, --batch-size, --dtype, device and N for all of them",
                     ) from None
 
     def end(self, failed: Sequence[Sequence[Any]]) -> tuple[str, ...]:

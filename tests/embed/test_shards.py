@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from ncm_cli.errors import InputError, MismatchError, UsageError
-from ncm_cli.images.options import Shard, parse_shard
+from ncm_cli.images.embed import embed as run_embed
+from ncm_cli.images.options import EmbedOptions, Shard, parse_shard
 from ncm_cli.images.shards import of_rank
 from ncm_cli.main import run
 from ncm_cli.store.journal import journal_folder
@@ -249,3 +251,14 @@ def test_a_process_of_torchrun_has_the_shard_of_its_rank(
     assert of_rank(asked) is asked
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert of_rank(options) is options
+
+
+def test_shards_of_another_dtype_do_not_decide_what_is_written(tmp_path: Path) -> None:
+    for name in "abcd":
+        Image.new("RGB", (8, 8), (ord(name), 0, 0)).save(tmp_path / f"{name}.png")
+    output, made = tmp_path / "o.h5", []
+    for shard, dtype in (("0/2", "float32"), ("1/2", "float16"), ("0/2", "float16")):
+        told: dict[str, Any] = {"batch_size": "2", "shard": shard, "dtype": dtype}
+        options = EmbedOptions(source=tmp_path, output=output, model="pixels:4", **told)
+        made.append(run_embed(options).unfinished)
+    assert made == [("1/2",), ("0/2",), ()]
