@@ -1,43 +1,49 @@
-"""Prints what a re-run of ``ncm embed`` costs, and whether its memory grows with the number of images.
+"""Prints what ``ncm embed`` reaches beside what limits it, on the same images in one run.
 
-    python tests/benchmarks/bench_embed.py            PACS and EfficientNet-Lite0
-    python tests/benchmarks/bench_embed.py --smoke    generated pictures and pixels, in seconds
+    python tests/benchmarks/bench_embed.py                        PACS and EfficientNet-Lite0
+    python tests/benchmarks/bench_embed.py --model ViT-B-32 --random-init --precision bf16 --repeat 20
+    python tests/benchmarks/bench_embed.py --enlarge 3000x2000 --count 60     large JPEG files
+    python tests/benchmarks/bench_embed.py --smoke                generated pictures, in seconds
 
-Every run is a process of its own, start and imports included. The first run embeds all images, the second
-finds nothing to do. Then the same images are listed ten times under new ids, and the peaks are compared.
+Reading is decoding and preparing, by processes as ``ncm embed`` has them; the forward pass is on prepared
+images and includes what brings them to the device. The ceiling is the smaller of the two on a GPU. Where the
+same cores do both, it is 1/(1/reading + 1/forward): what is left if neither ever waits. Rates of reading
+leave out the first quarter of the images, in which processes start. Figures of a busy machine are worth
+little: the load is printed, and the best of ``--rounds`` counts.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import importlib.util
+import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from PIL import Image
+import torch
+from PIL import Image, features
+
+from ncm_cli.errors import NcmError
+from ncm_cli.images.encoder import EncoderRequest, load_encoder
+from ncm_cli.images.network import exact
+from ncm_cli.images.reading import AT_ONCE, read_ahead
+from ncm_cli.progress import SILENT
+from ncm_cli.store.journal import ImageFile
 
 ROOT = Path(__file__).resolve().parents[2]
-REPEATS = 10
-
-
-def run(*arguments: object) -> tuple[float, float]:
-    """(wall seconds, peak resident MiB) of one ``ncm`` process."""
-    command = [sys.executable, "-m", "ncm_cli", *map(str, arguments), "--quiet"]
-    started = time.perf_counter()
-    process = subprocess.Popen(command)
-    _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - started
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        sys.exit(f"{' '.join(command)}: exit code {process.returncode}")
-    # Linux counts in KiB, macOS in bytes.
-    return seconds, usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+SECONDS = 2.0
+"""The least time that a rate of the forward pass is taken over."""
 
 
 def generated(folder: Path, count: int) -> list[Path]:
@@ -49,12 +55,26 @@ def generated(folder: Path, count: int) -> list[Path]:
     return paths
 
 
-def pacs() -> list[Path]:
+def pacs() -> Path:
     """The sample of PACS."""
     folder = Path(os.environ.get("NCM_TEST_DATA", ROOT.parent / "shared" / "data")) / "pacs100"
     if not folder.is_dir():
-        sys.exit(f"no test data at {folder}: set NCM_TEST_DATA, or use --smoke")
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+        sys.exit(f"no test data at {folder}: set NCM_TEST_DATA, or use --images FOLDER or --smoke")
+    return folder
+
+
+def enlarged(paths: list[Path], folder: Path, size: str) -> list[Path]:
+    """JPEG files of ``WIDTHxHEIGHT`` pixels, each of one picture with a little noise, as of a sensor."""
+    width, height = map(int, size.split("x"))
+    rng, made = np.random.default_rng(0), []
+    for i, path in enumerate(paths):
+        with Image.open(path) as opened:
+            large = opened.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+        noise = rng.normal(0, 4, (height, width, 1)).astype(np.float32)
+        made.append(folder / f"large-{i}.jpg")
+        pixels = (np.asarray(large, np.float32) + noise).clip(0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(made[-1], quality=90)
+    return made
 
 
 def checkpoint(folder: Path) -> Path:
@@ -67,61 +87,204 @@ def checkpoint(folder: Path) -> Path:
     return made
 
 
-def manifest(folder: Path, paths: list[Path], repeats: int) -> Path:
-    """A manifest that lists the paths ``repeats`` times, each time under new ids."""
-    written = folder / f"manifest-{repeats}.csv"
+def manifest(folder: Path, paths: list[Path]) -> Path:
+    """A manifest that lists the paths."""
+    written = folder / "manifest.csv"
     with written.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
-        writer.writerow(["id", "path", "label", "domain"])
-        for copy in range(repeats):
-            for i, path in enumerate(paths):
-                writer.writerow([f"{copy}-{i:05d}", path, path.parent.name, path.parent.parent.name])
+        writer.writerow(["id", "path"])
+        writer.writerows(enumerate(paths))
     return written
 
 
-def main() -> None:
-    """Run, and print one line for each figure."""
+def reading_rate(paths: list[Path], preprocess: Any, workers: int, processes: bool = True) -> float:
+    """Images decoded and prepared each second, after the first quarter of them."""
+    files = [ImageFile(str(path), str(path)) for path in paths]
+    images = read_ahead(
+        files, preprocess, workers=workers, window=2 * workers * AT_ONCE, processes=processes and workers > 0
+    )
+    with contextlib.closing(images):  # type: ignore[type-var]
+        skipped = len(files) // 4
+        for _ in range(skipped):
+            next(images)
+        started = time.perf_counter()
+        read = sum(image.item is not None for image in images)
+    return read / (time.perf_counter() - started)
+
+
+def forward_rate(encoder: Any, items: list[np.ndarray], seconds: float) -> float:
+    """Prepared images encoded each second, the next batch begun before the last is fetched, as on a GPU."""
+    encoder.encode(items)
+    encoder.encode(items)
+    count, started, before = 0, time.perf_counter(), encoder.start(items)
+    while time.perf_counter() - started < seconds:
+        following = encoder.start(items)
+        before()
+        before, count = following, count + 1
+    before()
+    return (count + 1) * len(items) / (time.perf_counter() - started)
+
+
+class Pictures(torch.utils.data.Dataset[torch.Tensor]):
+    """Pictures under a model's own transform, as most people write it."""
+
+    def __init__(self, paths: list[Path], transform: Any) -> None:
+        self.paths, self.transform = paths, transform
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        made: torch.Tensor = self.transform(Image.open(self.paths[index]).convert("RGB"))
+        return made
+
+
+def loop_rate(paths: list[Path], encoder: Any, precision: str) -> float:
+    """Images each second of a plain loop, from its first line to its last; the model is there already."""
+    started, rows = time.perf_counter(), []
+    data = Pictures(paths, encoder._model.transform)
+    loader = torch.utils.data.DataLoader(data, batch_size=encoder.batch_size, num_workers=CORES)
+    with torch.inference_mode(), exact(encoder.device, precision):
+        for batch in loader:
+            rows.append(encoder._model.encode(batch.to(encoder.device)).float().cpu().numpy())
+    assert len(np.concatenate(rows)) == len(paths)
+    return len(paths) / (time.perf_counter() - started)
+
+
+def embed(source: Path, output: Path, *options: str) -> tuple[dict[str, Any], float, float]:
+    """The report, wall seconds and peak MiB of one ``ncm embed``, start and imports included."""
+    command = [sys.executable, "-m", "ncm_cli", "embed", str(source), "-o", str(output), *options]
+    started = time.perf_counter()
+    with subprocess.Popen([*command, "--quiet", "--json"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        report = json.load(process.stdout)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    seconds = time.perf_counter() - started
+    # Linux counts in KiB, macOS in bytes.
+    return report, seconds, usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def machine(device: str) -> str:
+    """What the figures are of."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+        name = models[0].partition(": ")[2] if models else name
+    gpu = f", {torch.cuda.get_device_name(device)}" if device != "cpu" else ""
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, Pillow {Image.__version__}"
+    jpeg = f"libjpeg {features.version('jpg')}, turbo: {features.check('libjpeg_turbo')}"
+    return f"{name}, {CORES} cores (load {os.getloadavg()[0]:.1f}){gpu}; {versions}, {jpeg}"
+
+
+def parsed() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--smoke", action="store_true", help="small generated pictures and the pixels encoder"
-    )
-    parser.add_argument(
-        "--memory-model",
-        default="",
-        help="compare memory with this model and random weights, if time is short",
-    )
-    asked = parser.parse_args()
+    parser.add_argument("--smoke", action="store_true", help="small generated pictures and a tiny model")
+    parser.add_argument("--images", type=Path, help="folder of images (the sample of PACS)")
+    parser.add_argument("--count", type=int, help="so many of them")
+    parser.add_argument("--repeat", type=int, default=1, help="each listed so many times")
+    parser.add_argument("--enlarge", metavar="WIDTHxHEIGHT", help="as JPEG files of this size")
+    parser.add_argument("--model", help="as of ncm embed (EfficientNet-Lite0)")
+    parser.add_argument("--pretrained")
+    parser.add_argument("--random-init", action="store_true")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="fp32", help="of the loop and of ncm embed")
+    parser.add_argument("--decode", default="exact")
+    parser.add_argument("--rounds", type=int, default=1, help="repeat all, and keep the best of each")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run, and print the table."""
+    asked = parsed()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        paths = generated(folder, 200) if asked.smoke else pacs()
-        model = ["--model", "pixels:8"]
-        if not asked.smoke:
-            model = ["--model", "timm:tf_efficientnet_lite0", "--pretrained", str(checkpoint(folder))]
-        once = manifest(folder, paths, 1)
-        small = None
-        if not asked.memory_model:
-            small = compare_times(once, folder / "features.h5", model, len(paths))
+        if asked.smoke:
+            paths, asked.model, asked.random_init = generated(folder, 64), "timm:test_vit", True
         else:
-            model = ["--model", asked.memory_model, "--random-init"]
-        if small is None:
-            _, small = run("embed", once, "-o", folder / "few.h5", *model)
-        _, large = run("embed", manifest(folder, paths, REPEATS), "-o", folder / "many.h5", *model)
-        growth = 100 * (large / small - 1)
-        print(
-            f"{model[1]}, peak memory: {small:,.0f} MiB for {len(paths):,} images, {large:,.0f} MiB for "
-            f"{REPEATS * len(paths):,}: {growth:+.1f} %"
+            found = sorted(path for path in (asked.images or pacs()).rglob("*") if path.is_file())
+            # Across the folder, so that a few are of every kind.
+            paths = found[:: max(1, len(found) // asked.count)][: asked.count] if asked.count else found
+        if asked.model is None:
+            asked.model, asked.pretrained = "timm:tf_efficientnet_lite0", str(checkpoint(folder))
+        if asked.enlarge:
+            paths = enlarged(paths, folder, asked.enlarge)
+        measure(asked, paths, folder)
+
+
+def measure(asked: argparse.Namespace, paths: list[Path], folder: Path) -> None:
+    """All figures, the best of the rounds each, as a table."""
+    model = {"model": asked.model, "pretrained": asked.pretrained, "random_init": asked.random_init}
+
+    def loaded(precision: str, decode: str) -> Any:
+        request = EncoderRequest(**model, precision=precision, decode=decode)
+        return load_encoder(request, device=asked.device, reporter=SILENT)
+
+    encoders = {asked.precision: loaded(asked.precision, asked.decode)}
+    for precision in {"fp32", "bf16", "fp16"} - set(encoders):
+        with contextlib.suppress(NcmError):  # no fp16 on a CPU
+            encoders[precision] = loaded(precision, asked.decode)
+    encoder = encoders[asked.precision]
+    how = {decode: loaded("fp32", decode).preprocess for decode in ("exact", "fast")}
+    pictures = [Image.open(paths[at % len(paths)]).convert("RGB") for at in range(encoder.batch_size)]
+    items = [encoder.preprocess(picture, "") for picture in pictures]
+    listed = paths * asked.repeat
+    kilobytes = sum(path.stat().st_size for path in paths) / len(paths) / 1000
+    print(machine(encoder.device))
+    print(
+        f"{asked.model} on {encoder.device}, batches of {encoder.batch_size}; {len(listed):,} images, the "
+        f"first of {pictures[0].width} x {pictures[0].height}, {kilobytes:,.0f} kB on average",
+        flush=True,
+    )
+    counts = sorted({1 << i for i in range(CORES.bit_length()) if 1 << i <= CORES} | {CORES})
+    figures: dict[str, Callable[[], float]] = {
+        f"reading, {count} process{'es' * (count > 1)}": lambda count=count: reading_rate(
+            paths, how["exact"], count
         )
+        for count in counts
+    }
+    figures |= {
+        f"reading, {CORES} processes, --decode fast": lambda: reading_rate(paths, how["fast"], CORES),
+        "reading, 8 threads": lambda: reading_rate(paths, how["exact"], 8, processes=False),
+    }
+    seconds = 0.2 if asked.smoke else SECONDS
+    figures |= {
+        f"forward, {precision}": lambda one=one: forward_rate(one, items, seconds)
+        for precision, one in sorted(encoders.items())
+    }
+    figures["plain loop"] = lambda: loop_rate(listed, encoder, asked.precision)
+    options = ["--model", asked.model, "--device", asked.device, "--precision", asked.precision]
+    options += ["--decode", asked.decode, *(["--random-init"] if asked.random_init else [])]
+    options += ["--pretrained", asked.pretrained] if asked.pretrained else []
+    source, output = manifest(folder, listed), folder / "features.h5"
+    best, peak, again = dict.fromkeys([*figures, "ncm embed, steady", "ncm embed, all of it"], 0.0), 0.0, 0.0
+    for _ in range(asked.rounds):
+        for what, figure in figures.items():
+            best[what] = max(best[what], figure())
+        report, wall, peak = embed(source, output, *options, "--fresh")
+        rates = {"steady": report["images_per_second"], "all of it": len(listed) / wall}
+        best |= {f"ncm embed, {what}": max(best[f"ncm embed, {what}"], rate) for what, rate in rates.items()}
+        again = embed(source, output, *options)[1]
+    for line in table(best, asked, encoder.device):
+        print(line)
+    print(f"peak memory {peak:,.0f} MiB without the processes that read; unchanged re-run {again:.2f} s")
 
 
-def compare_times(source: Path, output: Path, model: list[str], count: int) -> float:
-    """Print the first run beside the unchanged one; returns the first one's peak memory in MiB."""
-    first, peak = run("embed", source, "-o", output, *model)
-    again = min(run("embed", source, "-o", output, *model)[0] for _ in range(3))
-    print(f"{model[1]}, {count:,} images: first run {first:.2f} s, {count / first:,.0f} images/s")
-    print(f"unchanged re-run {again:.2f} s: {first / again:.0f} times faster", flush=True)
-    return peak
+def table(best: dict[str, float], asked: argparse.Namespace, device: str) -> Iterator[str]:
+    """The lines: images each second, and the share of the ceiling."""
+    decode = ", --decode fast" * (asked.decode == "fast")
+    reading = best[f"reading, {CORES} process{'es' * (CORES > 1)}{decode}"]
+    forward = best[f"forward, {asked.precision}"]
+    shared = device == "cpu"
+    ceiling = 1 / (1 / reading + 1 / forward) if shared else min(reading, forward)
+    name = "ceiling, as the same cores do both" if shared else "ceiling, the smaller of the two"
+    yield f"{'':<42}{'images/s':>9}  of the ceiling"
+    for what, rate in (best | {name: ceiling}).items():
+        share = f"{rate / ceiling:.2f}" if what.startswith(("plain", "ncm", "ceiling")) else ""
+        yield f"{what:<42}{rate:>9,.0f}  {share}"
 
 
 if __name__ == "__main__":
