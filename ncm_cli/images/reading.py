@@ -141,9 +141,10 @@ def _reader_processes(count: int, preprocess: Preprocess | None) -> Iterator[Rea
 
     def read(files: Sequence[ImageFile]) -> list[ReadImage]:
         process = free.get()
-        images = process.read(files)
-        free.put(process)
-        return images
+        try:
+            return process.read(files)
+        finally:  # one that has ended goes back too, or a thread would wait for it for ever
+            free.put(process)
 
     with contextlib.ExitStack() as stack:
         for _ in range(count):

@@ -118,8 +118,9 @@ for images, _ in reading.encode_batches(encoder, batches, workers=2):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("victim", ["parent", "reader"])
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
-def test_no_process_outlives_the_one_that_started_it(tmp_path: Path, end: signal.Signals) -> None:
+def test_all_end_when_one_does(tmp_path: Path, end: signal.Signals, victim: str) -> None:
     Image.fromarray(np.zeros((900, 900, 3), np.uint8)).save(tmp_path / "a.jpg")
     (tmp_path / "script.py").write_text(PROGRAM)
     command = [sys.executable, tmp_path / "script.py", tmp_path / "a.jpg"]
@@ -127,13 +128,14 @@ def test_no_process_outlives_the_one_that_started_it(tmp_path: Path, end: signal
         assert parent.stdout is not None
         pids = [int(parent.stdout.readline()) for _ in range(2)]
         assert parent.stdout.readline() == "\n" and len(running(pids)) == 2
-        parent.send_signal(end)
+        os.kill(parent.pid if victim == "parent" else pids[0], end)
         said = parent.communicate(timeout=20)[1]
     deadline = time.monotonic() + 10
     while running(pids) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not running(pids)
-    assert said.count("Traceback") == (end == signal.SIGINT)
+    assert ("Traceback" in said) == ((victim, end) != ("parent", signal.SIGKILL))
+    assert (f"a process that reads images was ended by {end.name}" in said) == (victim == "reader")
 
 
 def test_small_jobs_and_single_readers_start_no_process() -> None:
