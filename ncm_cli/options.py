@@ -275,8 +275,16 @@ def check(options: Any) -> Any:
 
 
 def refuse_replacing(options: Any) -> None:
-    """A `UsageError` if a file that is to be written is one that is read."""
+    """A `UsageError` if a file that is to be written is one that is read, or written twice."""
     fields = fields_of(type(options))
+    named: dict[Path, str] = {}
+    for field in fields:
+        value = getattr(options, field.name) if field.spec.role == "output" else None
+        if (
+            isinstance(value, Path)
+            and (other := named.setdefault(value.absolute(), field.flag)) != field.flag
+        ):
+            raise UsageError(f"{other} and {field.flag} name one file", where=value, fix="name two")
     written = [path for field in fields if field.spec.role == "output" for path in _files(options, field)]
     for field in fields:
         read = _files(options, field) if field.spec.role in ("input", "name-or-input") else []
