@@ -88,7 +88,8 @@ FORMATS: dict[str, dict[str, Any]] = {
 """Written without a date, so that the same data give the same bytes."""
 
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
+"""What can't be drawn, or turns around what stands beside it."""
 
 
 class Plot(NamedTuple):
@@ -344,7 +345,7 @@ def accuracy(
     regression: bool = False,
 ) -> Plot:
     """Accuracy (MSE) against ``key``: for one label also the 0-1 bound, for several one colour each."""
-    several, of = len(lines) > 1, np.asarray if regression else _complement
+    several, of = len(lines) > 1, np.asarray if regression else _accuracy
     measure = "MSE" if regression else "accuracy"
     said = []
     with figure(5.9, 4.1 if several else 3.7) as (made, axes):
@@ -375,6 +376,7 @@ def accuracy(
         if references.spurious_dim is not None:
             _upright(axes, references.spurious_dim, f"|I| = {references.spurious_dim}", level=len(lines) == 1)
         axes.set(xlabel=HEADS[key], ylabel=f"test {measure}" if several else measure)
+        axes.set_ylim(bottom=max(axes.get_ylim()[0], 0))
         name_lines(made, [axes], columns=2 if several else 3)
     title = f"{measure.capitalize() if measure != 'MSE' else measure} against {HEADS[key]}"
     of_line = ", ".join(lines) if several else "; ".join(_ends(axes))
@@ -618,7 +620,7 @@ def _probe_figures(lines: Sequence[Line]) -> Iterator[Plot]:
                 References(chosen=chosen),
                 key="rank",
                 words=("validation", f"{ORACLE}: test rows"),
-                regression=own.found[0].body.get("task") == "regression",
+                regression="val_mse" in own.found[0].body["selection"]["path"][0],
             )
             yield plot._replace(title=f"{plot.title}: {title}", text=f"{title}: {plot.text}")
 
@@ -640,6 +642,11 @@ def _rank_path(meta: dict[str, Any]) -> list[dict[str, Any]] | None:
         for row in rows
         if row["weight_decay"] == decay
     ]
+
+
+def _accuracy(errors: Array) -> Array:
+    """A bound on the error may exceed 1: of the accuracy, it says nothing then."""
+    return np.maximum(1 - errors, 0)
 
 
 def _complement(value: Any) -> Any:

@@ -16,7 +16,9 @@ from PIL import Image
 
 from ncm_cli.baselines.choice import SweepTable, write_sweep
 from ncm_cli.main import run
+from ncm_cli.progress import SILENT
 from ncm_cli.results import plots as figures
+from ncm_cli.results.lines import read_sources
 from ncm_cli.results.options import ReportOptions
 from ncm_cli.results.report import report
 from ncm_cli.store.results import HEADER, read_result, write_result
@@ -214,6 +216,36 @@ def test_regression_paths_have_no_accuracy_figure(tmp_path: Path) -> None:
     body |= {"summary": None, "oracle": {"test_error": None}, "zero_one": None}
     write_result(tmp_path / "b.json", "bound", body)
     assert _draw(tmp_path, tmp_path / "fig") == ["bound-tradeoff.png", "bound-tradeoff.svg"]
+
+
+def test_an_accuracy_is_never_below_zero() -> None:
+    x, worse = np.arange(3.0), np.array([[1.4, 1.1, 0.9]])
+    curves = {"x": x, "twin_error": worse - 0.5, "test_error": worse * np.nan, "zero_one_bound": worse}
+    plot = figures.accuracy("p", {"a": curves}, figures.References(), key="rank")
+    (axes,) = plot.figure.axes
+    assert axes.get_ylim()[0] >= 0
+    assert min(figures._y(own).min() for own in figures._named(axes)) == 0
+
+
+@pytest.mark.slow
+def test_the_path_of_a_regression_probe_is_of_its_error(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 6)).astype(np.float32)
+    rows = [f"r{i},{v:.4f},{'train' if i % 2 else 'val'}" for i, v in enumerate(9 * x.sum(axis=1))]
+    (tmp_path / "m.csv").write_text("\n".join(["id,label,split", *rows]))
+    (tmp_path / "p.csv").write_text("id_a,id_b\n" + "".join(f"r{i},r{i + 2}\n" for i in range(1, 80, 4)))
+    np.save(tmp_path / "x.npy", x)
+    file = {
+        name: str(tmp_path / name) for name in ("m.csv", "p.csv", "x.npy", "f.h5", "p.h5", "a.safetensors")
+    }
+    embed = ["embed", file["m.csv"], "--from-array", file["x.npy"], "--numeric", "label", "-o", file["f.h5"]]
+    fit = ["fit", "-f", file["f.h5"], "-p", file["p.h5"], "--rank", "0:4", "--task", "regression"]
+    assert run([*embed, "--encoder-name", "e"]) == 0
+    assert run(["pairs", file["p.csv"], "-f", file["f.h5"], "-o", file["p.h5"]]) == 0
+    assert run([*fit, "-o", file["a.safetensors"]]) == 0
+    sources = read_sources([tmp_path / "a.safetensors"])
+    (plot,) = figures.figures(sources, [], [], SILENT)
+    assert plot.figure.axes[0].get_ylabel() == "MSE"
 
 
 def test_a_group_that_one_method_lacks(tmp_path: Path) -> None:
