@@ -218,7 +218,7 @@ class Answers:
         pair, names = (self.truth[index], self.predicted[index]), self.probe.classes
         if not names:
             return "{:.3g} → {:.3g}".format(*pair)
-        return f"{names[pair[0]]} → {names[pair[1]]}, {self.sure[index]:.2f}"
+        return "{} → {}, {:.2f}".format(*(_apart(names[code]) for code in pair), self.sure[index])
 
 
 def _context(
@@ -387,7 +387,12 @@ def _group_table(subject: Found, rival: Found | None) -> Table | None:
 
 
 def _joined(group: Mapping[str, str]) -> str:
-    return ", ".join(f"{column}={value}" for column, value in group.items())
+    return ", ".join(f"{_apart(column)}={_apart(value)}" for column, value in group.items())
+
+
+def _apart(text: str) -> str:
+    """A user's text in a line of others, which it may not turn around: it may be written from the right."""
+    return text if text.isascii() else f"\u2068{text}\u2069"
 
 
 def _looked_at(subject: Found, rival: Found | None, files: Files) -> dict[str, Any]:

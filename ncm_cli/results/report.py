@@ -298,15 +298,22 @@ def number(value: float) -> str:
     return f"{value:.3f}" if 1e-3 <= abs(value) < 1e3 or value == 0 else f"{value:.3g}"
 
 
+def _end(value: float, beside: float) -> str:
+    """A deviation or an end of an interval, with as many decimals as the number that it stands beside."""
+    if not 0 < abs(value) < 1e-3 or 0 < abs(beside) < 1e-3:
+        return number(value)
+    return "<0.001" if 0 < value < 5e-4 else f"{round(value, 3) + 0.0:.3f}"
+
+
 def plain(cell: Cell, *, intervals: bool = True) -> str:
     """A cell as text without bold: ``0.663 ± 0.012``, ``0.663 [0.641, 0.684]``."""
     own = cell.spread
     if own is None:
         return cell.text
     if own.sd is not None:
-        return f"{number(own.mean)} ± {number(own.sd)}"
+        return f"{number(own.mean)} ± {_end(own.sd, own.mean)}"
     if intervals and own.low is not None and own.high is not None:
-        return f"{number(own.mean)} [{number(own.low)}, {number(own.high)}]"
+        return f"{number(own.mean)} [{_end(own.low, own.mean)}, {_end(own.high, own.mean)}]"
     return number(own.mean)
 
 
@@ -439,6 +446,11 @@ class Report:
         return {"tables": made, "output": self.output, "plots": self.plots, "html": self.html}
 
 
+def _encoded(text: str) -> bytes:
+    """UTF-8, and bytes of file names that aren't as escapes."""
+    return text.encode("utf-8", "backslashreplace")
+
+
 def report(options: ReportOptions, *, reporter: Reporter = SILENT) -> Report:
     """Read results, make tables, and draw plots if a folder for them is named.
 
@@ -449,7 +461,7 @@ def report(options: ReportOptions, *, reporter: Reporter = SILENT) -> Report:
     bounds = lines_of(sources.bounds, options.by, reporter)
     made = tables(sources, evals, bounds, options.by)
     if options.output is not None:
-        write_bytes(options.output, text_of(made, options.format).encode("utf-8"))
+        write_bytes(options.output, _encoded(text_of(made, options.format)))
     drawn: list[Path] = []
     if options.plots is not None:
         # matplotlib is slow to import, and only plots need it.
@@ -459,5 +471,5 @@ def report(options: ReportOptions, *, reporter: Reporter = SILENT) -> Report:
     if options.html is not None:
         from ncm_cli.results.page import page
 
-        write_bytes(options.html, page(sources, evals, bounds, options.by, reporter).encode("utf-8"))
+        write_bytes(options.html, _encoded(page(sources, evals, bounds, options.by, reporter)))
     return Report(made, options.output, drawn, options.html)

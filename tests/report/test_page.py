@@ -14,7 +14,8 @@ from PIL import Image
 
 from ncm_cli.main import run
 from ncm_cli.results.lines import read_sources
-from ncm_cli.results.page import Files, Located
+from ncm_cli.results.page import Files, Located, _joined
+from ncm_cli.results.plots import shown
 from ncm_cli.store.results import HEADER, read_result, write_result
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,6 +96,11 @@ def test_what_users_wrote_stays_text_and_nothing_is_fetched(made: Path) -> None:
     ids = [str(one["id"]) for _, one in found.elements if "id" in one]
     assert len(ids) == len(set(ids))
     assert {str(one["href"])[1:] for one in found.all("a")} <= set(ids)
+
+
+def test_text_from_the_right_turns_nothing_else_around() -> None:
+    assert _joined({"a": "b", "c": "שלום"}) == "a=b, c=\u2068שלום\u2069"
+    assert shown("a\u202eb\udcff") == "a b "
 
 
 def test_files_are_found_by_what_they_hold(made: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,18 @@ from ncm_cli.errors import InputError, UsageError
 from ncm_cli.main import run
 from ncm_cli.probes.metrics import wilson
 from ncm_cli.results.options import ReportOptions
-from ncm_cli.results.report import Cell, Spread, Table, comma_separated, latex, markdown, number, report, tex
+from ncm_cli.results.report import (
+    Cell,
+    Spread,
+    Table,
+    comma_separated,
+    latex,
+    markdown,
+    number,
+    plain,
+    report,
+    tex,
+)
 from ncm_cli.store.results import write_result
 
 from .conftest import Results
@@ -258,6 +270,38 @@ def test_csv_has_full_precision_and_no_formulas() -> None:
 )
 def test_numbers(value: float, text: str) -> None:
     assert number(value) == text
+
+
+def test_ends_of_intervals_have_the_decimals_of_their_number() -> None:
+    def shown(*values: float | None) -> str:
+        mean, sd, low, high = values
+        assert mean is not None
+        return plain(Cell(spread=Spread(mean, sd, low=low, high=high)))
+
+    assert shown(0.004, None, 0.000745, 0.024) == "0.004 [0.001, 0.024]"
+    assert shown(0.0, None, 0.0, 0.0004) == "0.000 [0.000, <0.001]"
+    assert shown(0.1, None, -0.0002, 0.2) == "0.100 [0.000, 0.200]"
+    assert shown(0.5, 0.0003, None, None) == "0.500 ± <0.001"
+    assert shown(2e-5, None, 1e-5, 3e-5) == "2e-05 [1e-05, 3e-05]"
+
+
+def test_file_names_that_are_not_utf8(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("no such names here")
+    write_eval(folder / "erm.json", "erm", 0.6)
+    for out in ("-o", "--html"):
+        assert run(["report", str(folder / "erm.json"), "--by", "file", out, str(tmp_path / "out")]) == 0
+    assert "udcff" in (tmp_path / "out").read_text("utf-8")
+
+
+def test_two_outputs_in_one_file_are_refused(tmp_path: Path) -> None:
+    write_eval(tmp_path / "erm.json", "erm", 0.6)
+    out = str(tmp_path / "out")
+    assert run(["report", str(tmp_path / "erm.json"), "-o", out, "--html", out]) == 2
+    assert not Path(out).exists()
 
 
 def test_command_prints_writes_and_speaks_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
