@@ -22,10 +22,8 @@ from ncm_cli.main import run
 from ncm_cli.registry import BUILDERS, COMMANDS, TOPICS
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = {
-    path: path.read_text(encoding="utf-8")
-    for path in (ROOT / "README.md", *sorted(topics.FOLDER.glob("*.md")))
-}
+HELP = ROOT / "ncm_cli" / "help"
+PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(HELP.glob("*.md")))}
 """The README and the topics of ``ncm help``, by file."""
 
 _spec = importlib.util.spec_from_file_location("reference", Path(__file__).with_name("reference.py"))
@@ -194,7 +192,7 @@ def run_line(argv: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_examples_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    start = topics.FOLDER / "start.md"
+    start = HELP / "start.md"
     for page in sorted(PAGES, key=lambda page: page != start):
         python = []
         capsys.readouterr()
