@@ -49,7 +49,8 @@ class Result(dict[str, Any]):
 def load(path: Path | str) -> FeatureStore | PairStore | Probe | SweepTable | Result:
     """Open any file of ours, whatever it is called; ``type`` and a notebook say what it is.
 
-    Raises `InputError` for another file, a damaged one, and the folder of unfinished work.
+    Raises `InputError` for another file, a damaged one, and the folder of unfinished work, `UsageError` for
+    what is no path.
 
     Examples
     --------
@@ -61,6 +62,10 @@ def load(path: Path | str) -> FeatureStore | PairStore | Probe | SweepTable | Re
     >>> load("result.json").kind
     'eval'
     """
+    if not isinstance(path, str | Path):
+        raise UsageError("path takes the path of a file", found=repr(path))
+    if not str(path) or "\0" in str(path):
+        raise InputError("not the path of a file", where="load", found=repr(str(path)))
     kind = recognise(path)
     if kind == "result":
         body = read_result(path)
@@ -92,7 +97,7 @@ def run(command: str, /, **given: Any) -> Result:
     >>> found.kind, found["n"], found["worst_group"]["group"]
     ('eval', 100, {'label': '1'})
     """
-    step, _, builder = command.partition(" ")
+    step, _, builder = command.partition(" ") if isinstance(command, str) else ("", "", "")
     if step not in STEPS or (step == "data" and builder not in BUILDERS):
         every = [one for one in STEPS if one != "data"] + [f"data {one}" for one in BUILDERS]
         raise UsageError(f"no command {command!r} to run", expected=listing(every))

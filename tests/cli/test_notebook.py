@@ -148,6 +148,14 @@ def test_what_is_wrong_is_said(inside: Path) -> None:
         run("fit", **FILES, output="p", folds=2.5)
     with pytest.raises(UsageError, match="would replace --features"):
         run("fit", features="features.h5", output="features.h5")
+    for odd in (None, 3, ["fit"], b"fit"):
+        with pytest.raises(UsageError, match=r"no command .* to run"):
+            run(odd)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="path takes the path of a file"):
+            load(odd)  # type: ignore[arg-type]
+    for name in ("", "a\0b"):
+        with pytest.raises(InputError, match="not the path of a file"):
+            load(name)
 
 
 def test_importing_the_package_loads_nothing() -> None:
