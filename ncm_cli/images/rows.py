@@ -20,7 +20,7 @@ from ncm_cli.errors import listing
 from ncm_cli.images.decode import SAMPLE_POLICY, DecodeError, range_advice, sniff
 from ncm_cli.images.encoder import Encoder
 from ncm_cli.images.manifest import printable
-from ncm_cli.images.paths import fetch, is_remote, look_up
+from ncm_cli.images.paths import archive_of, fetch, is_remote, look_up, open_file
 from ncm_cli.images.reading import ReadImage, encode_batches
 from ncm_cli.progress import Reporter, Task
 from ncm_cli.store.columns import FailedRow, Files
@@ -79,8 +79,12 @@ class RowPlan:
         return [row for row in rows if not self._is_tiff(row)]
 
     def _is_tiff(self, row: int) -> bool:
-        with contextlib.suppress(DecodeError):
-            return sniff(fetch(self.files[row].path)[:8]) == "TIFF"
+        path = self.files[row].path
+        with contextlib.suppress(DecodeError, OSError):
+            if is_remote(path) or archive_of(path) != path:
+                return sniff(fetch(path)[:8]) == "TIFF"
+            with open_file(path) as stream:  # a whole file for 8 bytes would be read twice
+                return sniff(stream.read(8)) == "TIFF"
         return False
 
     def take_unchanged(self, old: FeatureStore, *, verify: bool, reporter: Reporter) -> None:
