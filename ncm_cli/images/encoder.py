@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,10 +16,12 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
+from ncm_cli.errors import InputError
 from ncm_cli.images.decode import DECODE_POLICY, MAX_PIXELS, SAMPLE_POLICY, DecodeError, decode
 from ncm_cli.images.options import (
     DEFAULT_MODEL,
     DEFAULT_PRETRAINED,
+    PRECISIONS,
     canonical,
     parse_augment,
     parse_size,
@@ -99,6 +101,34 @@ class EncoderRequest:
     def finish(self, features: np.ndarray) -> np.ndarray:
         """Float32 rows as they are wanted: normalised, or as they are."""
         return unit_rows(features) if self.normalize else np.ascontiguousarray(features, dtype=np.float32)
+
+
+def request_of(
+    encoder: Mapping[str, Any], options: Mapping[str, Any], *, pretrained: str | None, where: object
+) -> EncoderRequest:
+    """What to load for more features like those that an ``encoder`` is described for.
+
+    ``options`` are those with which the features were made, where they are known: they say where the weights
+    are, unless ``pretrained`` does. Raises `InputError`, about ``where``, if no model is named.
+    """
+    model, precision = options.get("model") or encoder.get("model"), encoder.get("precision") or "fp32"
+    if not isinstance(model, str) or precision not in PRECISIONS:
+        raise InputError(
+            "nothing says which encoder made the features",
+            where=where,
+            found=f"model {model!r}, precision {precision!r}",
+            fix="embed the images again; a probe is then to be fitted again",
+        )
+    return EncoderRequest(
+        model=model,
+        pretrained=pretrained or options.get("pretrained"),
+        precision=precision,
+        normalize=bool(encoder.get("normalize")),
+        random_init=bool(options.get("random_init")),
+        seed=int(options.get("seed") or 0),
+        intensity_range=encoder.get("intensity_range"),
+        decode=encoder.get("decode") or "exact",
+    )
 
 
 def request_key(request: EncoderRequest) -> dict[str, Any]:

@@ -63,7 +63,8 @@ class LoadedModel:
 
     ``encode`` maps (B, 3, H, W) float32 to (B, dim), with (H, W) the ``size``; ``transform`` is the model's
     own published preprocessing, to (3, H, W) float32. ``shortest`` is the side that it gives a picture's
-    shorter edge, or None where it can't enlarge much.
+    shorter edge, or None where it can't enlarge much. ``tokenizer`` makes what turns texts into tokens of
+    the text tower, and ``lacks`` names that tower's tensors that the weights don't have.
     """
 
     module: torch.nn.Module
@@ -72,6 +73,8 @@ class LoadedModel:
     size: tuple[int, int]
     shortest: int | None
     facts: dict[str, Any]
+    tokenizer: Callable[[], Any] | None = None
+    lacks: Sequence[str] = ()
 
 
 class TorchEncoder:
@@ -82,9 +85,9 @@ class TorchEncoder:
         import torch
 
         self.device, self._reporter = choose_device(device, request.precision, reporter), reporter
-        self._request, self._model = request, _LOADERS[request.kind](request, reporter)
+        self._request, self.model = request, _LOADERS[request.kind](request, reporter)
         try:
-            module = self._model.module.eval().to(self.device)
+            module = self.model.module.eval().to(self.device)
         except RuntimeError as error:
             if not is_short_of_memory(error):
                 raise
@@ -95,9 +98,9 @@ class TorchEncoder:
         else:
             module.to(memory_format=torch.channels_last)
         self.batch_size = CPU_BATCH if self.device == "cpu" else CUDA_BATCH
-        self.description = request.describe(image_size=list(self._model.size), **self._model.facts)
-        steps, scale = picture_steps(self._model.transform)
-        self.preprocess = Preprocess(request, steps, self._model.shortest)
+        self.description = request.describe(image_size=list(self.model.size), **self.model.facts)
+        steps, scale = picture_steps(self.model.transform)
+        self.preprocess = Preprocess(request, steps, self.model.shortest)
         self._scale = [torch.as_tensor(value, device=self.device).view(-1, 1, 1) for value in scale]
         self._copies = torch.cuda.Stream(self.device) if self.device != "cpu" else None
         self._most = sys.maxsize
@@ -106,7 +109,7 @@ class TorchEncoder:
     @functools.cached_property
     def dim(self) -> int:
         """Length of a feature: what a batch gave, or a black picture; towers name it in different places."""
-        black = np.zeros((1, 3, *self._model.size), "f4")
+        black = np.zeros((1, 3, *self.model.size), "f4")
         return int(self.encode(list(black)).shape[1])
 
     def batch(self, items: Sequence[np.ndarray]) -> torch.Tensor:
@@ -182,7 +185,7 @@ class TorchEncoder:
 
         try:
             with torch.inference_mode(), exact(self.device, precision):
-                features = self._model.encode(self.batch(items)).float().to("cpu", non_blocking=True)
+                features = self.model.encode(self.batch(items)).float().to("cpu", non_blocking=True)
             self.dim = int(features.shape[1])
             if self._copies is None:
                 return features.numpy
@@ -541,10 +544,11 @@ def _load_open_clip(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
 
     source = find_clip(request)
     model = _build(request, source)
+    lacks: list[str] = []
     if source.checkpoint is None:
         sha256 = weights.state_sha256(model)
     else:
-        _load_checkpoint(model, source.checkpoint, source.name, reporter)
+        lacks = _load_checkpoint(model, source.checkpoint, source.name, reporter)
         sha256 = weights.digest(source.checkpoint)["sha256"]
         warn_on_activation(model.visual, source, reporter)
     config = PreprocessCfg(**model.visual.preprocess_cfg)
@@ -573,7 +577,22 @@ def _load_open_clip(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
             "projection": "encode_image",
         }
         | ({"config_sha256": digest_of(source.config)} if source.config is not None else {}),
+        tokenizer=functools.partial(_tokenizer, request, source),
+        lacks=lacks,
     )
+
+
+def _tokenizer(request: EncoderRequest, source: ClipSource) -> Any:
+    """What turns texts into the tokens of a source's text tower."""
+    import open_clip
+
+    if not request.model.endswith(".json"):
+        return open_clip.get_tokenizer(source.name if source.config is None else request.model)
+    # open_clip looks configurations up by name or folder, never by their file.
+    text = (source.config or {}).get("text_cfg", {})
+    options = {"context_length": text.get("context_length"), **text.get("tokenizer_kwargs", {})}
+    named = text.get("hf_tokenizer_name")
+    return open_clip.get_tokenizer(f"hf-hub:{named}" if named else "", **options)
 
 
 def find_clip(request: EncoderRequest) -> ClipSource:
@@ -699,8 +718,11 @@ def _build(request: EncoderRequest, source: ClipSource) -> Any:
             raise InputError(what, found=weights.plain_words(error)) from error
 
 
-def _load_checkpoint(model: Any, path: Path, name: str, reporter: Reporter) -> None:
-    """Load the checkpoint by open_clip's own rules; the image tower must be complete."""
+def _load_checkpoint(model: Any, path: Path, name: str, reporter: Reporter) -> list[str]:
+    """Load the checkpoint by open_clip's own rules; the image tower must be complete.
+
+    Returns the names of other tensors that it lacks.
+    """
     from open_clip.factory import load_checkpoint
     from open_clip.model import convert_to_custom_text_state_dict
 
@@ -716,11 +738,12 @@ def _load_checkpoint(model: Any, path: Path, name: str, reporter: Reporter) -> N
         else:
             found = load_checkpoint(model, str(path), strict=False, weights_only=True)
     if not found:  # big_vision's NumPy files, which open_clip checks itself
-        return
+        return []
     lacking = [key for key in found.missing_keys if key.startswith("visual.")]
     weights.require_keys(lacking, found.unexpected_keys, path=path, model=name)
     if found.missing_keys:
         reporter.detail(f"{path.name} has no text tower: the image tower is all that is used")
+    return list(found.missing_keys)
 
 
 def warn_on_activation(tower: torch.nn.Module, source: ClipSource, reporter: Reporter) -> None:

@@ -76,6 +76,10 @@ def fit_scaling(kind: str, factor: float, X: Features) -> Scaling:
     return Scaling(kind, 1.0, mean, np.where(deviation <= 1e-7 * np.abs(mean), 1.0, deviation))
 
 
+OTHER_WEIGHTS = "--pretrained FILE names the weights that the features were made with"
+"""What to do where the encoder that is loaded isn't that of the features."""
+
+
 def require_same_encoder(
     name_a: object,
     encoder_a: Mapping[str, Any],
@@ -83,6 +87,7 @@ def require_same_encoder(
     encoder_b: Mapping[str, Any],
     *,
     ignore_view: bool = False,
+    fix: str = "embed one of them again with the other's options",
 ) -> None:
     """Raise `MismatchError` naming the fields in which two encoder descriptions differ.
 
@@ -95,7 +100,7 @@ def require_same_encoder(
             where=f"{name_a} and {name_b}",
             found=listing((f"{name}: {a!r} against {b!r}" for name, a, b in fields), limit=6),
             expected="the same encoder, weights and preprocessing",
-            fix="embed one of them again with the other's options",
+            fix=fix,
         )
 
 

@@ -12,9 +12,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError
+from ncm_cli.errors import InputError, NcmError, UsageError
 from ncm_cli.images.decode import sniff
-from ncm_cli.images.encoder import LIBRARIES, EncoderRequest, load_encoder, start_loading
+from ncm_cli.images.encoder import LIBRARIES, EncoderRequest, load_encoder, request_of, start_loading
 from ncm_cli.images.manifest import (
     IMAGE_SUFFIXES,
     ColumnNames,
@@ -23,10 +23,10 @@ from ncm_cli.images.manifest import (
     read_manifest,
     walk_images,
 )
-from ncm_cli.images.options import PRECISIONS, parse_batch_size, parse_workers
+from ncm_cli.images.options import parse_batch_size, parse_workers
 from ncm_cli.images.reading import encode_batches
 from ncm_cli.probes import metrics
-from ncm_cli.probes.apply import logits, require_same_encoder
+from ncm_cli.probes.apply import OTHER_WEIGHTS, logits, require_same_encoder
 from ncm_cli.probes.options import PredictOptions
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.features import FeatureStore
@@ -182,11 +182,9 @@ def _encoded(
     request = _request(options, probe)
     start_loading(request, reporter)
     encoder = load_encoder(request, device=options.device, reporter=reporter)
-    try:
-        require_same_encoder(str(options.probe), probe.encoder, "the encoder loaded", encoder.description)
-    except MismatchError as error:
-        error.fix = "--pretrained FILE names the weights that the features were made with"
-        raise
+    require_same_encoder(
+        str(options.probe), probe.encoder, "the encoder loaded", encoder.description, fix=OTHER_WEIGHTS
+    )
     size, workers = parse_batch_size(options.batch_size) or encoder.batch_size, parse_workers(options.workers)
     batches = [files[start : start + size] for start in range(0, len(files), size)]
     for images, features in encode_batches(encoder, batches, workers=workers):
@@ -214,21 +212,4 @@ def _request(options: PredictOptions, probe: Probe) -> EncoderRequest:
         # The store may be another one by now.
         with contextlib.suppress(NcmError), FeatureStore(path) as store:
             made_with = dict(store.options) if store.fingerprint == probe.fingerprint else {}
-    model, precision = made_with.get("model") or described.get("model"), described.get("precision") or "fp32"
-    if not isinstance(model, str) or precision not in PRECISIONS:
-        raise InputError(
-            "the probe doesn't say which encoder its features were made by",
-            where=options.probe,
-            found=f"model {model!r}, precision {precision!r}",
-            fix="fit the probe again",
-        )
-    return EncoderRequest(
-        model=model,
-        pretrained=options.pretrained or made_with.get("pretrained"),
-        precision=precision,
-        normalize=bool(described.get("normalize")),
-        random_init=bool(made_with.get("random_init")),
-        seed=int(made_with.get("seed") or 0),
-        intensity_range=described.get("intensity_range"),
-        decode=described.get("decode") or "exact",
-    )
+    return request_of(described, made_with, pretrained=options.pretrained, where=options.probe)

@@ -165,7 +165,7 @@ def test_where_memory_is_short_batches_are_halved_and_it_is_said_once(
     encoder: Any = load_encoder(request, device="cpu", reporter=heard)
     items = [encoder.preprocess(picture(32, 32, i), "") for i in range(11)]
     halves = [encoder.encode(items[start : start + 2]) for start in range(0, 11, 2)]
-    held, sizes, plain, heard.notes = [3], [], encoder._model.encode, []
+    held, sizes, plain, heard.notes = [3], [], encoder.model.encode, []
 
     def fails(batch: Any) -> Any:
         if len(batch) > held[0]:
@@ -173,7 +173,7 @@ def test_where_memory_is_short_batches_are_halved_and_it_is_said_once(
         sizes.append(len(batch))
         return plain(batch)
 
-    encoder._model = replace(encoder._model, encode=fails)
+    encoder.model = replace(encoder.model, encode=fails)
     # 11, 5, 2: the features are those of batches of 2, to the last bit.
     np.testing.assert_array_equal(encoder.encode(items), np.concatenate(halves))
     np.testing.assert_array_equal(encoder.encode(items[:4]), np.concatenate(halves[:2]))

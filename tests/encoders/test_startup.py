@@ -80,7 +80,7 @@ def test_no_parameter_stays_undrawn(kind: str, tiny_clip, tmp_path: Path) -> Non
         path, name = tmp_path / "w.pt", "timm:vit_tiny_patch16_224"
         torch.save(timm.create_model("vit_tiny_patch16_224", num_classes=0).state_dict(), path)
     encoder = load_encoder(EncoderRequest(model=name, pretrained=str(path)), device="cpu", reporter=SILENT)
-    loaded = encoder._model.module.state_dict()  # type: ignore[attr-defined]
+    loaded = encoder.model.module.state_dict()  # type: ignore[attr-defined]
     state = torch.load(path, weights_only=True)
     assert loaded.keys() == state.keys()
     assert all(torch.equal(loaded[key], value) for key, value in state.items())

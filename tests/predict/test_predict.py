@@ -205,7 +205,7 @@ def test_an_encoder_that_a_probe_does_not_say_is_refused(
 ) -> None:
     with FeatureStore(embedded) as store:
         probe = _probe(tmp_path / "q", store.encoder | changed, store.dim, ("a", "b"))
-    with pytest.raises(InputError, match="which encoder its features were made by"):
+    with pytest.raises(InputError, match="which encoder made the features"):
         _predict(probe, pictures)
 
 
