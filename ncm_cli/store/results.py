@@ -1,7 +1,6 @@
 """JSON documents of ours: each says what it is, and carries a digest of all that it says.
 
-Result files are such documents, with one schema for what eval, bound, sweep and their like find out. Foreign
-ones are checked against `SHAPES`, what other commands rely on in each kind.
+Result files are such documents, with one schema for what eval, bound, sweep and their like find out.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ import dataclasses
 import datetime
 import importlib
 import math
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,120 +34,7 @@ VERSION = 2
 
 DIGEST = "content_sha256"
 
-SEALED_SINCE = 2
-"""The first version of every such format that has the digest."""
-
 HEADER = ("ncm_format", "ncm_format_version", DIGEST, "kind", "ncm_version", "created")
-
-_NUMBER = slice(-sys.float_info.max, sys.float_info.max)
-_SHARE = slice(0, 1)
-_COUNT = slice(0, 2**53)
-_NAN = (_NUMBER, None)
-"""A number, or the null that stands for NaN."""
-
-
-def _all(names: str, shape: Any) -> dict[str, Any]:
-    return dict.fromkeys(names.split(), shape)
-
-
-_COMMON = {
-    "where?": str,
-    "probe?": {**_all("path? sha256? method? selection?", str), "rank?": int},
-    **_all("features? data?", {"content_sha256?": str}),
-    "reference?": {"where?": str},
-    "options?": _all("output? probe? features? pairs? oracle_pairs? clean_pairs? compare?", str),
-}
-
-_GROUP = {"group": {"*": object}, "accuracy?": _SHARE, "mse?": _NUMBER}
-
-_REFIT = {
-    **_all("rank pairs", int),
-    **_all("bound term_1 term_2 test_risk twin_error flip_rate zero_one_bound test_error", _NAN),
-    "*": (_NUMBER, bool, None),
-}
-
-_PICK = {
-    **_all("method rule", str),
-    "trial": int,
-    "hyper_parameters": {"*": _NUMBER},
-    "seeds?": ([int], int),
-    "metrics": {"*": _NAN},
-    "sd?": {"*": _NAN},
-    "values?": {"*": [_NAN]},
-}
-
-_VERDICT = {
-    "expectation": {
-        "metric": str,
-        "source?": str,
-        "filters": {"*": object},
-        **_all("min? max?", _NUMBER),
-        "value tolerance?": _NUMBER,
-    },
-    "state": str,
-    "measured?": {"mean": _NUMBER, "sd?": _NUMBER, "n": int},
-}
-
-SHAPES: dict[str, Any] = {
-    "eval": {
-        **_COMMON,
-        **_all("accuracy? adjusted_accuracy? balanced_accuracy?", _SHARE),
-        **_all("log_loss? mse? adjusted_mse? r2?", _NUMBER),
-        "n?": _COUNT,
-        "worst_group?": _GROUP,
-        "groups!": [{**_GROUP, "n": _COUNT, "ci_low ci_high?": _SHARE}],
-        "rows?": {"*": object},
-    },
-    "bound": {
-        **_COMMON,
-        **_all("term_1? term_2? bound? test_risk?", _NUMBER),
-        "zero_one?": _all("bound? test_error?", _NUMBER),
-        "intervals?": {"*": [_NAN, _NAN]},
-        "summary?": {"*": _NAN},
-        **_all("path? pair_counts?", [_REFIT]),
-        "oracle?": {"test_error?": _NUMBER},
-        "spurious_dim estimates?": object,
-        "spurious_dim?": int,
-        "estimates?": {"spurious_dim?": str},
-    },
-    "sweep": {**_COMMON, "configurations!": int, "history?": str, "rows": [_PICK]},
-    "run": {"expect?": [_VERDICT], "provenance?": {"recipe!": {"name!": str}}},
-}
-"""What results of each kind hold, as far as other commands rely on it.
-
-A shape is a type (``object`` for anything), None for null, a slice for a number from its start to its stop, a
-tuple of shapes of which one fits, ``[shape]`` for a list, ``[shape, shape]`` for a list of that length, or an
-object of shapes by name. There, names that end in ``?`` may be absent or null (all or none of several in one
-key), those in ``!`` may be absent, and ``*`` stands for all that aren't mentioned.
-"""
-
-
-def _misfits(value: Any, shape: Any, at: str) -> Iterator[str]:
-    """Where and how a JSON value differs from a shape."""
-    if isinstance(shape, tuple):
-        fits = any(next(_misfits(value, one, at), None) is None for one in shape)
-    elif isinstance(shape, slice):
-        fits = type(value) in (int, float) and shape.start <= value <= shape.stop
-    elif isinstance(shape, dict) and isinstance(value, dict):
-        fits, mentioned = True, {name for key in shape for name in key.rstrip("?!").split()}
-        for key, inner in shape.items():
-            names = sorted(value.keys() - mentioned) if key == "*" else key.rstrip("?!").split()
-            if key.endswith("?") and all(value.get(name) is None for name in names):
-                continue
-            for name in names:
-                place = f"{at}.{name}".lstrip(".")
-                if name in value:
-                    yield from _misfits(value[name], inner, place)
-                elif not key.endswith("!"):
-                    yield f"{place} isn't there"
-    elif isinstance(shape, list) and isinstance(value, list) and len(shape) in (1, len(value)):
-        fits = True
-        for index, item in enumerate(value):
-            yield from _misfits(item, shape[index % len(shape)], f"{at}[{index}]")
-    else:
-        fits = shape is object or value is shape or type(value) is shape
-    if not fits:
-        yield f"{at} is {type(value).__name__} {str(value)[:40]!r}"
 
 
 def write_document(path: Path | str, format_name: str, version: int, body: Mapping[str, Any]) -> None:
@@ -161,9 +46,9 @@ def write_document(path: Path | str, format_name: str, version: int, body: Mappi
 def read_document(
     path: Path | str, format_name: str, version: int, *, what: str, fix: str = "make it again"
 ) -> dict[str, Any]:
-    """The whole document; one that an earlier version wrote has no `DIGEST`.
+    """The whole document.
 
-    Raises `InputError` for another file or version, and for one that was changed after it was written.
+    Raises `InputError` for another file or version, and for one whose `DIGEST` isn't that of its contents.
     """
     path = Path(path)
     found = read_json(path)
@@ -173,12 +58,12 @@ def read_document(
             f"not {what}", where=path, found=f"ncm_format {other!r}", expected=format_name, fix=fix
         )
     require_version(found.get("ncm_format_version"), version, path)
-    stated = found.get(DIGEST)
-    if (stated is not None or found["ncm_format_version"] >= SEALED_SINCE) and stated != _digest(found):
+    if found.get(DIGEST) != _digest(found):
+        off = f"no {DIGEST}, so that no command of ncm since 0.1.0 wrote it"
         raise InputError(
             f"{what} that was changed after it was written",
             where=path,
-            found=f"contents that don't match its {DIGEST}",
+            found=f"contents that don't match its {DIGEST}" if DIGEST in found else off,
             fix=fix,
         )
     return found
@@ -211,15 +96,10 @@ def write_result(path: Path | str, kind: str, body: Mapping[str, Any]) -> None:
 
 
 def read_result(path: Path | str, *, kind: str | None = None) -> dict[str, Any]:
-    """A result file's header and body as one object; refuses another kind and what `read_document` does.
-
-    What other commands rely on is there, and of the right type.
-    """
+    """A result file's header and body as one object; refuses another kind and what `read_document` does."""
     found = read_document(path, FORMAT, VERSION, what="a result", fix="make it again with ncm")
     if kind is not None and found.get("kind") != kind:
         raise InputError("a result of another kind", where=path, found=found.get("kind"), expected=kind)
-    if wrong := next(_misfits(found, SHAPES.get(str(found.get("kind")), {}), ""), None):
-        raise InputError("a result that no command of ncm wrote", where=path, found=wrong)
     return found
 
 

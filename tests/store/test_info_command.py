@@ -97,9 +97,8 @@ def test_verify_finds_what_a_look_does_not(
 def test_verify_says_what_it_can_not_tell(
     write_store: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sealed, result = tmp_path / "new.json", tmp_path / "old.json"
+    sealed = tmp_path / "new.json"
     write_result(sealed, "eval", {"n": 5})
-    result.write_text('{"ncm_format": "ncm-result", "ncm_format_version": 1, "kind": "eval", "n": 5}')
     store = write_store()
     with h5py.File(store, "r+") as file:
         del file.attrs["header_sha256"]
@@ -110,7 +109,6 @@ def test_verify_says_what_it_can_not_tell(
     log.write_bytes(log.read_bytes()[:-1] + b"x")
     for path, said in (
         (sealed, ""),
-        (result, "no digests, so changes can't be told (make it again to have them)"),
         (store, "no digests, so changes can't be told (make it again to have them)"),
         (unfinished, "1 rows are damaged, and will be made anew"),
     ):
