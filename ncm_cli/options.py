@@ -55,48 +55,87 @@ MOST_VALUES = 100_000
 """More than the dimensions of any embedding; a longer grid is a slip of the keyboard."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Space:
+    """The values that a number may take: a list, or without ``values`` a range."""
+
+    text: str
+    values: tuple[float, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+
+    def at(self, share: float, *, whole: bool) -> float:
+        """The value at ``share`` in [0, 1) of the space; whole numbers are rounded."""
+        if self.values:
+            return self.values[int(share * len(self.values))]
+        if self.log:
+            value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
+        else:
+            value = self.low + share * (self.high - self.low)
+        return float(round(value)) if whole else value
+
+
+FORMS = "log:1e-5:1e-3, lin:0:1, 2:24 (whole numbers), 1e-3,1e-2 (a list) or 0.1; log:1e-4:1:5 counts a grid"
+
+
+def parse_space(
+    text: str, *, whole: bool = False, what: str = "a search space", expected: str = FORMS
+) -> Space:
+    """The one grammar of numbers, `FORMS`; raises `UsageError` that ``what`` can't be read."""
+    try:
+        kind, _, rest = text.partition(":")
+        if kind in ("log", "lin"):
+            pieces = rest.split(":")
+            (low, high), count = map(float, pieces[:2]), pieces[2:]
+            if not math.isfinite(high - low) or (kind == "log" and min(low, high) <= 0) or len(count) > 1:
+                raise ValueError
+            if high < low and not count:
+                raise ValueError
+            space = Space(text=text, low=low, high=high, log=kind == "log")
+            if not count:
+                return space
+            shares = [i / max(int(count[0]) - 1, 1) for i in range(min(int(count[0]), MOST_VALUES + 1))]
+            # Twelve digits: 0.001 rather than the 0.0010000000000000002 that logarithms make of it.
+            values = [float(f"{space.at(share, whole=whole):.12g}") for share in shares]
+        else:
+            space, values = Space(text=text), []
+            for part in text.split(","):
+                numbers = [float(piece) for piece in part.split(":")]
+                if len(numbers) > 1:
+                    start, stop, step = (int(number) for number in (*numbers, 1)[:3])
+                    if [start, stop, step][: len(numbers)] != numbers or step < 1 or stop < start:
+                        raise ValueError
+                    last = min(stop, start + step * MOST_VALUES)
+                    numbers = [float(value) for value in range(start, last + 1, step)]
+                values += numbers
+        if not 1 <= len(values) <= MOST_VALUES or not all(map(math.isfinite, values)):
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise UsageError(f"{what} that can't be read", found=repr(text), expected=expected) from None
+    return dataclasses.replace(space, values=tuple(dict.fromkeys(values)))
+
+
+def parse_numbers(
+    text: str, *, what: str = "numbers", expected: str = "1e-3, or 1e-4,1e-3,1e-2, or log:1e-4:1:5"
+) -> tuple[float, ...]:
+    """The values of a space that has them: ``1e-3``, ``1e-4,1e-2`` or ``log:1e-4:1:5``."""
+    space = parse_space(text, what=what, expected=expected)
+    if not space.values:
+        raise UsageError(f"{what} that can't be read", found=repr(text), expected=expected)
+    return space.values
+
+
 def parse_ranks(text: str) -> tuple[int, ...] | None:
     """``16``, ``2:24`` (both ends included), ``0:64:8``, ``0,8,56`` or a mix; None for ``auto``."""
     if text.strip() == "auto":
         return None
-    ranks: set[int] = set()
-    try:
-        for part in text.split(","):
-            start, *more = map(int, part.split(":"))
-            stop, step = (*more, *(start, 1)[len(more) :])
-            if start < 0 or step < 1 or stop < start or (stop - start) // step >= MOST_VALUES:
-                raise ValueError
-            ranks.update(range(start, stop + 1, step))
-    except ValueError:
-        raise UsageError(
-            "a rank grid that can't be read",
-            found=repr(text),
-            expected=f"16, or 2:24, or 0:64:8, or 0,8,56, or auto; at most {MOST_VALUES:,} ranks",
-        ) from None
-    return tuple(sorted(ranks))
-
-
-def parse_numbers(text: str) -> tuple[float, ...]:
-    """``1e-3``, ``1e-4,1e-2`` or ``log:1e-4:1:5`` (five values, evenly spaced in the logarithm)."""
-    try:
-        if text.startswith("log:"):
-            low, high, count = text.removeprefix("log:").split(":")
-            start, stop = math.log10(float(low)), math.log10(float(high))
-            if not 1 <= int(count) <= MOST_VALUES:
-                raise ValueError
-            steps = max(int(count) - 1, 1)
-            values = [10 ** (start + (stop - start) * i / steps) for i in range(int(count))]
-        else:
-            values = [float(part) for part in text.split(",")]
-        if not all(map(math.isfinite, values)):
-            raise ValueError
-    except ValueError:
-        raise UsageError(
-            "numbers that can't be read",
-            found=repr(text),
-            expected="1e-3, or 1e-4,1e-3,1e-2, or log:1e-4:1:5",
-        ) from None
-    return tuple(dict.fromkeys(values))
+    what = "a rank grid"
+    expected = f"16, or 2:24, or 0:64:8, or 0,8,56, or auto; at most {MOST_VALUES:,} ranks"
+    ranks = parse_numbers(text, what=what, expected=expected)
+    if not all(rank >= 0 and rank.is_integer() for rank in ranks):
+        raise UsageError(f"{what} that can't be read", found=repr(text), expected=expected)
+    return tuple(sorted(map(int, ranks)))
 
 
 def parse_names(text: str) -> tuple[str, ...]:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.baselines.options import HYPER, METHODS, UPWEIGHT, Config, Space, SweepOptions, space_of
+from ncm_cli.baselines.options import HYPER, METHODS, UPWEIGHT, Config, SweepOptions, space_of
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.options import as_json
+from ncm_cli.options import Space, as_json
 from ncm_cli.progress import Reporter
 from ncm_cli.store.hdf5 import H5Reader, reading, writing
 from ncm_cli.store.results import Shown

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ncm_cli.errors import UsageError, unknown
-from ncm_cli.options import MOST_VALUES, option, parse_device, parse_names
+from ncm_cli.options import FORMS, Space, option, parse_names, parse_space
+from ncm_cli.probes.options import TrainingOptions
 
 PROTOCOLS = ("papers", "domainbed")
 """Whose form of the methods: see `ncm_cli.baselines.trainer.Schedule`."""
@@ -142,65 +143,6 @@ def lacking(method: str, options: Any) -> Iterator[UsageError]:
             yield UsageError(f"{method} needs --{need}", fix=f"--{need} {value}")
 
 
-FORMS = "log:1e-5:1e-3, lin:0:1, 2:24 (whole numbers), 1e-3,1e-2 (a list) or 0.1; log:1e-4:1:5 counts a grid"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Space:
-    """The values that one hyper-parameter may take: a list, or without ``values`` a range."""
-
-    text: str
-    values: tuple[float, ...] = ()
-    low: float = 0.0
-    high: float = 0.0
-    log: bool = False
-
-    def at(self, share: float, *, whole: bool) -> float:
-        """The value at ``share`` in [0, 1) of the space; whole numbers are rounded."""
-        if self.values:
-            return self.values[int(share * len(self.values))]
-        if self.log:
-            value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
-        else:
-            value = self.low + share * (self.high - self.low)
-        return float(round(value)) if whole else value
-
-
-def parse_space(text: str, *, whole: bool = False) -> Space:
-    """A space from its text; raises `UsageError` for what isn't one of `FORMS`."""
-    try:
-        kind, _, rest = text.partition(":")
-        if kind in ("log", "lin"):
-            pieces = rest.split(":")
-            (low, high), count = map(float, pieces[:2]), pieces[2:]
-            if not math.isfinite(high - low) or high < low or (kind == "log" and low <= 0) or len(count) > 1:
-                raise ValueError
-            space = Space(text=text, low=low, high=high, log=kind == "log")
-            if not count:
-                return space
-            shares = [i / max(int(count[0]) - 1, 1) for i in range(min(int(count[0]), MOST_VALUES + 1))]
-            # Twelve digits: 0.001 rather than the 0.0010000000000000002 that logarithms make of it.
-            values = [float(f"{space.at(share, whole=whole):.12g}") for share in shares]
-        else:
-            space, values = Space(text=text), []
-            for part in text.split(","):
-                numbers = [float(piece) for piece in part.split(":")]
-                if len(numbers) > 1:
-                    start, stop, step = (int(number) for number in (*numbers, 1)[:3])
-                    if [start, stop, step][: len(numbers)] != numbers or step < 1 or stop < start:
-                        raise ValueError
-                    numbers = [
-                        float(value)
-                        for value in range(start, min(stop, start + step * MOST_VALUES) + 1, step)
-                    ]
-                values += numbers
-        if not 1 <= len(values) <= MOST_VALUES or not all(map(math.isfinite, values)):
-            raise ValueError
-    except (ValueError, OverflowError):
-        raise UsageError("a search space that can't be read", found=repr(text), expected=FORMS) from None
-    return dataclasses.replace(space, values=tuple(dict.fromkeys(values)))
-
-
 class Search(NamedTuple):
     """One ``--search``: the space of a hyper-parameter, for one method or for all that have it."""
 
@@ -244,8 +186,6 @@ def space_of(method: str, hyper: str, searches: Sequence[Search], *, grid: bool)
     return parse_space(kind.grid if grid else kind.space, whole=kind.whole)
 
 
-SCALINGS = ("none", "norm", "standard")
-OVERLAPS = ("exclude", "error", "keep")
 TABLES = (".h5", ".csv", ".parquet", ".json")
 """What ``--output`` may end in; all but ``.parquet`` are written whichever is named."""
 
@@ -278,17 +218,15 @@ def parse_methods(text: str) -> tuple[tuple[str, bool], ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _columns(what: str, *, joined: bool = False) -> Any:
-    return option(
-        None, help=f"Columns whose combinations {what}", group=_ROWS, metavar="COLUMNS", joined=joined
-    )
+def _columns(what: str, **facts: Any) -> Any:
+    help_text = f"Columns whose combinations {what}"
+    return option(None, help=help_text, group=_ROWS, metavar="COLUMNS", **facts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SweepOptions:
+class SweepOptions(TrainingOptions):
     """Options of ``ncm sweep``; the fields are the long options and the recipe's keys."""
 
-    features: Path = option(help="Feature store with the rows.", role="input", flags=("-f",))
     pairs: Path | None = option(
         None, help="Pair store of ncm and matchdg, and of the rule bound.", role="input", flags=("-p",)
     )
@@ -336,20 +274,11 @@ class SweepOptions:
     )
     seed: int = option(0, least=0, help="First seed; also that of the random search.", group=_SEARCH)
 
-    train: str | None = option(
-        None, help="Training rows; without it, those of a split named train.", group=_ROWS, metavar="WHERE"
-    )
-    val: str | None = option(
-        None, help="Validation rows; without it, those of a split named val.", group=_ROWS, metavar="WHERE"
-    )
     test: str | None = option(
         None,
         help="Test rows: adds their accuracy, and the rules that look at them, marked ORACLE.",
         group=_ROWS,
         metavar="WHERE",
-    )
-    target: str | None = option(
-        None, help="Column to predict; without it, the store's label.", group=_ROWS, metavar="COLUMN"
     )
     envs: str | None = _columns("are the environments of irm, vrex, groupdro, fish and lisa.")
     groups: str | None = _columns(
@@ -366,29 +295,19 @@ class SweepOptions:
         f"count equally in training: for all methods, or for those named with {UPWEIGHT} if there are such."
     )
     erase: str | None = option(None, help="Column that leace erases.", group=_ROWS, metavar="COLUMN")
-    overlap: str = option(
-        "exclude",
-        help="What to do with pairs and byte-identical images that also occur among validation or test rows.",
-        choices=OVERLAPS,
-        group=_ROWS,
-    )
 
-    scaling: str = option("none", help="How features are scaled first.", choices=SCALINGS, group=_TRAINING)
-    scale_factor: float = option(10.0, above=0, help="The rows' norm under --scaling norm.", group=_TRAINING)
     protocol: str = option(
         "papers",
         help="In whose form the methods are trained: as their own papers' code does, or as DomainBed does.",
         choices=PROTOCOLS,
         group=_TRAINING,
     )
-    epochs: int = option(100, least=1, help="Passes over the training rows.", group=_TRAINING)
     batch_size: int = option(
         256,
         least=0,
         help="Rows in a batch, with --protocol domainbed of each environment; 0 for all.",
         group=_TRAINING,
     )
-    device: str = option("auto", help="auto, cpu or cuda.", group=_TRAINING, parse=parse_device)
 
     @property
     def chosen_methods(self) -> tuple[tuple[str, bool], ...]:

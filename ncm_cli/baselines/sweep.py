@@ -40,7 +40,7 @@ from ncm_cli.probes.fit import flags_of, origin_of, probe_of
 from ncm_cli.probes.metrics import PairRows, Rows, joint
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.path import Fit
-from ncm_cli.probes.rows_and_pairs import Part, read_problem, resolve_device, train_data
+from ncm_cli.probes.rows_and_pairs import Part, read_problem, train_data
 from ncm_cli.probes.selection import Fold, pair_facts, row_facts, stacked
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.digests import fingerprint
@@ -218,6 +218,8 @@ class Runner:
     """
 
     def __init__(self, options: SweepOptions, reporter: Reporter) -> None:
+        from ncm_cli.images.network import choose_device
+
         shared = {field.name for field in dataclasses.fields(FitOptions)} & set(vars(options))
         self.options = options
         self.problem = read_problem(
@@ -249,10 +251,9 @@ class Runner:
         groups = self.problem.groups
         self.metrics = metric_names(0 if groups is None else len(groups.crossings))
         self.logits = 1 if len(self.problem.target.classes) == 2 else len(self.problem.target.classes)
-        self.device = resolve_device(options.device)
+        self.device = choose_device(options.device, "fp64", reporter)
         self._origins: dict[bool, dict[str, Any]] = {}
         """What probes record of their rows, up-weighted or not: reading every row, made once."""
-        reporter.note(f"training on {self.device}")
 
     def data(self) -> dict[str, Any]:
         """What the result was made from."""

@@ -21,7 +21,6 @@ from ncm_cli.probes.rows_and_pairs import (
     RawRows,
     pairs_digest,
     read_problem,
-    resolve_device,
     rows_digest,
     train_path,
 )
@@ -174,7 +173,9 @@ def _hold(problem: Problem, whole: Part, reporter: Reporter) -> _Contest:
         available = min(available, *(problem.without(fold).rank for fold in folds))
     ranks = resolve_ranks(options.rank, method, available, reporter)
     if solver == "adam":
-        reporter.note(f"training on {resolve_device(options.device)}")
+        from ncm_cli.images.network import choose_device
+
+        choose_device(options.device, "fp64", reporter)
     kind: dict[str, Any] = {"method": method, "solver": solver}
     total = len(decays) * (options.epochs if solver == "adam" else 1)
     found = None

@@ -17,7 +17,6 @@ RULES = ("bound", "in-domain", "worst-group", "oracle")
 SCALINGS = ("none", "norm", "standard")
 SOLVERS = ("lbfgs", "adam")
 TASKS = ("classification", "regression")
-OVERLAPS = ("exclude", "error", "keep")
 
 WEIGHT_DECAYS = {"lbfgs": "1e-4,1e-3,1e-2,1e-1,1", "adam": "1e-4"}
 """The weight decays that are tried when none are given, by solver."""
@@ -35,9 +34,9 @@ SWEPT = "ncm sweep --methods {} ... --save-probes DIR"
 """What trains the other methods."""
 
 _choice = functools.partial(option, group="Rank and selection")
-_rows = functools.partial(option, None, group="Rows")
-_where = functools.partial(_rows, metavar="WHERE")
-_columns = functools.partial(_rows, metavar="COLUMNS", parse=parse_names)
+_rows = functools.partial(option, group="Rows")
+_where = functools.partial(_rows, None, metavar="WHERE")
+_columns = functools.partial(_rows, None, metavar="COLUMNS", parse=parse_names)
 _training = functools.partial(option, group="Training")
 
 
@@ -62,7 +61,46 @@ def parse_decays(text: str) -> tuple[float, ...]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FitOptions:
+class TrainingOptions:
+    """The rows, pairs and scaling of ``ncm fit`` and ``ncm sweep``."""
+
+    features: Path = option(help="Feature store with the rows.", role="input", flags=("-f",))
+    pairs: Path | None = option(
+        None, help="Pair store: what its pairs differ in is removed.", role="input", flags=("-p",)
+    )
+    output: Path = option(help="Probe to write.", role="output", flags=("-o",))
+
+    train: str | None = _where(help="Training rows; without it, those of a split named train or training.")
+    val: str | None = _where(
+        help="Validation rows; without it, those of a split named val, valid, validation or dev."
+    )
+    test: str | None = _where(
+        help="Test rows: needed by --select oracle, else only kept apart; without it, split test or testing."
+    )
+    target: str | None = _rows(
+        None, help="Column to predict; without it, the store's label.", metavar="COLUMN"
+    )
+    groups: str | None = _columns(
+        help="Columns whose combinations are the groups, as in eval: of --select worst-group and controls. "
+        "May be repeated.",
+        joined=True,
+    )
+    upweight: str | None = _columns(help="Columns whose combinations count equally in training.")
+    overlap: str = _rows(
+        "exclude",
+        help="What to do with pairs and byte-identical images that also occur among validation or test rows.",
+        choices=("exclude", "error", "keep"),
+    )
+
+    scaling: str = _training("none", help="How features are scaled first.", choices=SCALINGS)
+    scale_factor: float = _training(10.0, above=0, help="The rows' norm under --scaling norm.")
+    epochs: int = _training(100, least=1, help="Passes of adam over the training rows.")
+    batch_size: int = _training(256, least=0, help="adam: rows in a batch; 0 for all.")
+    device: str = _training("auto", help="Where adam trains: auto, cpu or cuda.", parse=parse_device)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FitOptions(TrainingOptions):
     """Options of ``ncm fit``; the fields are the long options and the recipe's keys."""
 
     moved: ClassVar = dict.fromkeys(
@@ -71,11 +109,6 @@ class FitOptions:
     )
     """What takes the place of an option that a command line may still have."""
 
-    features: Path = option(help="Feature store with the rows.", role="input", flags=("-f",))
-    pairs: Path | None = option(
-        None, help="Pair store: what its pairs differ in is removed.", role="input", flags=("-p",)
-    )
-    output: Path = option(help="Probe to write.", role="output", flags=("-o",))
     method: str | None = option(
         None,
         help=f"Method; without it, ncm if there are pairs and erm if not. ({' | '.join(METHODS)})",
@@ -106,30 +139,7 @@ class FitOptions:
         None, help="Folder for the probes that the choice is compared with.", role="output", metavar="DIR"
     )
 
-    train: str | None = _where(help="Training rows; without it, those of a split named train or training.")
-    val: str | None = _where(
-        help="Validation rows; without it, those of a split named val, valid, validation or dev."
-    )
-    test: str | None = _where(
-        help="Test rows: needed by --select oracle, else only kept apart; without it, split test or testing."
-    )
-    target: str | None = _rows(help="Column to predict; without it, the store's label.", metavar="COLUMN")
-    groups: str | None = _columns(
-        help="Columns whose combinations are the groups, as in eval: of --select worst-group and controls. "
-        "May be repeated.",
-        joined=True,
-    )
-    upweight: str | None = _columns(help="Columns whose combinations count equally in training.")
-    overlap: str = option(
-        "exclude",
-        help="What to do with pairs and byte-identical images that also occur among validation or test rows.",
-        choices=OVERLAPS,
-        group="Rows",
-    )
-
     task: str = _training("classification", help="What is predicted.", choices=TASKS)
-    scaling: str = _training("none", help="How features are scaled first.", choices=SCALINGS)
-    scale_factor: float = _training(10.0, above=0, help="The rows' norm under --scaling norm.")
     solver: str | None = _training(
         None,
         help="lbfgs is exact and the default of ncm and erm; adam trains on mini-batches, as in the paper.",
@@ -140,10 +150,7 @@ class FitOptions:
     )
     max_iter: int = _training(MAX_ITER, least=1, help="lbfgs: most iterations for one probe.")
     lr: float = _training(1e-3, above=0, help="adam: learning rate.")
-    epochs: int = _training(100, least=1, help="adam: passes over the training rows.")
-    batch_size: int = _training(256, least=0, help="adam: rows in a batch; 0 for all.")
     seed: int = _training(0, least=0, help="Seed of the folds of pairs, and for adam of the batches.")
-    device: str = _training("auto", help="adam: auto, cpu or cuda.", parse=parse_device)
 
     @property
     def chosen_method(self) -> str:

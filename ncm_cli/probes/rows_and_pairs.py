@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli.blocks import Features, chosen
-from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError, listing
-from ncm_cli.options import parse_device, parse_names
+from ncm_cli.errors import InputError, MismatchError, NcmError, listing
+from ncm_cli.options import parse_names
 from ncm_cli.probes.apply import Scaling, fit_scaling, require_same_encoder
 from ncm_cli.probes.metrics import PairRows, Rows
 from ncm_cli.probes.options import METHODS, FitOptions
 from ncm_cli.probes.path import Fit, fit_path
 from ncm_cli.probes.projection import Spectrum, spectrum
 from ncm_cli.probes.selection import Fold, deal, set_aside
-from ncm_cli.progress import Reporter
+from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.columns import (
     Column,
     Groups,
@@ -667,6 +667,7 @@ def train_path(
         )
     from ncm_cli.baselines.options import Config
     from ncm_cli.baselines.trainer import Schedule, train
+    from ncm_cli.images.network import choose_device
 
     shared: dict[str, Any] = {"method": method, "seed": options.seed, "lr": options.lr}
     upweighted = part.weights is not None
@@ -678,7 +679,7 @@ def train_path(
         ],
         train_data(part),
         Schedule(epochs=options.epochs, batch_size=options.batch_size),
-        device=resolve_device(options.device),
+        device=choose_device(options.device, "fp64", SILENT),
         advance=advance,
     )
     return [
@@ -716,20 +717,3 @@ def train_data(part: Part) -> TrainData:
         basis=basis,
         pair_moments=moments,
     )
-
-
-def resolve_device(name: str) -> str:
-    """``cuda`` or ``cpu``; asking for CUDA where there is none is an error.
-
-    Raises
-    ------
-    UsageError
-        An unknown name, or CUDA without CUDA.
-    """
-    import torch
-
-    if parse_device(name) == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name != "cpu" and not torch.cuda.is_available():
-        raise UsageError("no CUDA device here", found=f"--device {name}", fix="--device cpu")
-    return name

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ncm_cli.baselines.choice import chunks, plan
-from ncm_cli.baselines.options import HYPER, METHODS, SweepOptions, parse_methods, parse_search, parse_space
+from ncm_cli.baselines.options import HYPER, METHODS, SweepOptions, parse_methods, parse_search
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.options import check
+from ncm_cli.options import check, parse_space
 from ncm_cli.progress import SILENT, Reporter
 
 
