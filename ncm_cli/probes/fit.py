@@ -40,6 +40,7 @@ from ncm_cli.probes.selection import (
 )
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.digests import fingerprint
+from ncm_cli.store.pairs import TEXT, PairStore
 from ncm_cli.store.probe import Probe, record_ids, write_probe
 
 ONLY = "only-candidate"
@@ -324,7 +325,7 @@ def _judged(
         if least_bound:
             raise
         why = f"{error.what} ({error.found})" if error.found else error.what
-        return unmeasured(int(problem.pairs.usable.sum()), 0, why, shift_of(problem)), []
+        return unmeasured(int(problem.pairs.usable.sum()), 0, why, shift_of(problem.pairs.store)), []
 
 
 def judge_pick(
@@ -342,13 +343,13 @@ def judge_pick(
     ``least_bound`` says that the candidate was chosen by its bound, ``one_answer`` that its final fit gives
     every validation row the same one.
     """
-    method, shift = problem.options.chosen_method, shift_of(problem)
+    assert problem.pairs is not None
+    method, shift = problem.options.chosen_method, shift_of(problem.pairs.store)
     if problem.val is None:
         return unmeasured(found.pairs, found.units, "no validation rows", shift), []
     pick = [(one.rank, one.weight_decay) for one in found.candidates].index((rank, decay))
     erm = found.best(0)
     answer, constant = _constant(problem)
-    assert problem.pairs is not None
     labels = list(zip(problem.pairs.store.label_a, problem.pairs.store.label_b, strict=True))
     unlike = sum(bool(a and b and a != b) for a, b in labels), len(labels)
     known = {"least_bound": least_bound, "one_answer": one_answer}
@@ -430,13 +431,13 @@ def _constant_fit(part: Part) -> Fit:
     return Fit(0, 0.0, np.zeros((len(bias), part.X.shape[1])), bias, True, 0, 0.0)
 
 
-def shift_of(problem: Problem) -> str:
+def shift_of(store: PairStore) -> str:
     """What the pairs differ in, in words: how they were made says it."""
-    assert problem.pairs is not None
-    store = problem.pairs.store
     same, across = store.options.get("same"), store.options.get("across")
     if store.strategy == "same-id":
         return "a row and its other view in these pairs"
+    if store.strategy == TEXT:
+        return "the prompts of these text pairs (texts, not pictures)"
     if store.strategy == "table" or not across:
         return "these pairs"
     return f"{store.strategy} pairs across {across}{f' with the same {same}' if same else ''}"

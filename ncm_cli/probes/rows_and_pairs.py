@@ -41,7 +41,7 @@ from ncm_cli.store.columns import (
 )
 from ncm_cli.store.digests import array_digest, digest_of, without_view
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.pairs import PairStore, read_pairs
+from ncm_cli.store.pairs import TEXT, PairStore, read_pairs
 from ncm_cli.store.probe import Probe, record_ids
 from ncm_cli.store.texts import Texts
 
@@ -102,6 +102,26 @@ class Pairs:
         rows = self.members(which, scaling)
         raw = np.concatenate([self.store.features_a[which], self.store.features_b[which]])
         return spectrum((rows.a - rows.b).T, magnitude=scaling.magnitude(raw))
+
+    def folds(self, count: int, seed: int) -> list[Fold]:
+        """The user's held-out pairs as one fold, or the usable pairs cut into ``count``.
+
+        Raises
+        ------
+        InputError
+            Too few pairs that share no row.
+        """
+        where = np.flatnonzero(self.usable)
+        a, b = self.node_a[where], self.node_b[where]
+        held_out = self.held_out[where]
+        found = set_aside(a, b, held_out) if held_out.any() else deal(a, b, count, seed)
+
+        def over_all(mask: Mask) -> Mask:
+            every = np.zeros_like(self.usable)
+            every[where] = mask
+            return every
+
+        return [Fold(over_all(fold.measured), over_all(fold.basis), fold.apart) for fold in found]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,25 +247,9 @@ class Problem:
         )
 
     def folds(self, count: int, seed: int) -> list[Fold]:
-        """The user's held-out pairs as one fold, or the usable pairs cut into ``count``.
-
-        Raises
-        ------
-        InputError
-            Too few pairs that share no row.
-        """
+        """See `Pairs.folds`."""
         assert self.pairs is not None
-        pairs, where = self.pairs, np.flatnonzero(self.pairs.usable)
-        a, b = pairs.node_a[where], pairs.node_b[where]
-        held_out = pairs.held_out[where]
-        found = set_aside(a, b, held_out) if held_out.any() else deal(a, b, count, seed)
-
-        def over_all(mask: Mask) -> Mask:
-            every = np.zeros_like(pairs.usable)
-            every[where] = mask
-            return every
-
-        return [Fold(over_all(fold.measured), over_all(fold.basis), fold.apart) for fold in found]
+        return self.pairs.folds(count, seed)
 
     def measured(self, fold: Fold, scaling: Scaling) -> PairRows:
         """The pairs whose members a fold compares."""
@@ -278,7 +282,9 @@ def read_problem(
             target = _target(store, options, roles.rows["train"])
         else:
             target = read_target(store, beside.target, beside.classes)
-        pairs = _read_pairs(options, store, nodes, roles, reporter)
+        pairs = None
+        if options.pairs is not None:
+            pairs = pairs_beside(options.pairs, store, roles, options.overlap, reporter)
         named = {"upweight": options.upweight, **(columns or {})}
         codes = {option: _codes(store, names) for option, names in named.items() if names}
         groups = make_groups(store, options.groups) if options.groups else None
@@ -479,20 +485,15 @@ def _tell_groupless(rows: RawRows, name: str, groups: Groups, reporter: Reporter
             )
 
 
-def _read_pairs(
-    options: FitOptions, features: FeatureStore, nodes: Codes, roles: Roles, reporter: Reporter
-) -> Pairs | None:
+def pairs_beside(path: Path, features: FeatureStore, roles: Roles, overlap: str, reporter: Reporter) -> Pairs:
     """Read the pair store, check that it belongs to the features, and leave leaking pairs out.
 
     Members are looked up by id in the feature store that is used now, whenever the pairs were made; ids that
-    it lacks get numbers beyond its rows. What ``ncm pairs`` left out itself: `pairs.members.straddling`.
+    it lacks get numbers beyond its rows. Of text pairs each class is a node, so that folds measure classes
+    that they have left out whole. What ``ncm pairs`` left out itself: `pairs.members.straddling`.
     """
-    if options.pairs is None:
-        return None
-    store = read_pairs(options.pairs)
-    require_same_encoder(
-        str(features.path), features.encoder, str(options.pairs), store.encoder, ignore_view=True
-    )
+    store, nodes = read_pairs(path), features.content_nodes
+    require_same_encoder(str(features.path), features.encoder, str(path), store.encoder, ignore_view=True)
     strangers: dict[str, int] = {}
 
     def nodes_of(ids: Sequence[str]) -> Codes:
@@ -505,9 +506,14 @@ def _read_pairs(
             ]
         )
 
-    node_a, node_b = nodes_of(store.id_a), nodes_of(store.id_b)
+    text = store.strategy == TEXT
+    members: tuple[Sequence[str], Sequence[str]] = (store.id_a, store.id_b)
+    if text:  # no row's id holds a NUL
+        groups = [f"\0{label or id}" for label, id in zip(store.label_a, store.id_a, strict=True)]
+        members = (groups, groups)
+    node_a, node_b = map(nodes_of, members)
     strange = int((node_a >= features.rows).sum() + (node_b >= features.rows).sum())
-    if strange:
+    if strange and not text:
         reporter.note(
             f"{strange:,} of {2 * len(node_a):,} members of pairs are no rows of {features.path.name}: that "
             "they are no validation or test rows can't be checked"
@@ -521,14 +527,14 @@ def _read_pairs(
             f"{int(leaking.sum()):,} pairs have a member among the validation or test rows, "
             f"such as ({store.id_a[first]!r}, {store.id_b[first]!r})"
         )
-        refusal = InputError(what, where=options.pairs, fix="--overlap exclude leaves them out")
+        refusal = InputError(what, where=path, fix="--overlap exclude leaves them out")
         without = "they are left out (--overlap keep would use them)"
-        if not _keeps(options.overlap, refusal, without, reporter):
+        if not _keeps(overlap, refusal, without, reporter):
             usable = ~leaking
     if not (usable & ~store.holdout).any():
         raise InputError(
             "no pair is left to find directions with",
-            where=options.pairs,
+            where=path,
             found=f"{len(usable):,} pairs, {int(store.holdout.sum()):,} held out, "
             f"{int((~usable).sum()):,} barred",
             fix="a smaller --holdout in ncm pairs, or pairs of training rows",

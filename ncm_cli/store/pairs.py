@@ -28,6 +28,9 @@ FORMAT = "ncm-pairs"
 VERSION = 2
 """Version 1 also held ``delta`` and the left singular vectors ``basis``, which follow from the members."""
 
+TEXT = "text"
+"""The strategy of pairs whose members are prompts, named by their ids: they have no row and no picture."""
+
 _ARRAYS = {"features_a": np.float32, "features_b": np.float32, "holdout": bool, "singular_values": np.float64}
 _TEXTS = ("id_a", "id_b", "label_a", "label_b")
 

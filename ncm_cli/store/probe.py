@@ -238,7 +238,7 @@ def export_sklearn(path: Path, probe: Probe) -> None:
 
     The feature scaling is folded in, except dividing each row by its norm, which ``normalize_rows`` asks for.
     """
-    weight, bias, normalize_rows = _folded(probe)
+    weight, bias, normalize_rows = folded(probe)
     arrays: dict[str, Any] = {"coef_": weight, "intercept_": bias, "normalize_rows": normalize_rows}
     if probe.classes:
         arrays["classes_"] = np.array(probe.classes, dtype=np.str_)
@@ -257,7 +257,7 @@ def export_onnx(path: Path, probe: Probe) -> None:
         raise InputError(
             "the package onnx isn't installed", fix="pip install 'ncm-cli[onnx]', or --export npz"
         ) from None
-    weight, bias, normalize_rows = _folded(probe)
+    weight, bias, normalize_rows = folded(probe)
     constants = {"weight": weight.T, "bias": bias, "tiny": np.array(np.finfo(np.float32).tiny)}
     nodes, rows = [], "features"
     if normalize_rows:
@@ -296,7 +296,7 @@ def export_onnx(path: Path, probe: Probe) -> None:
     write_bytes(path, model.SerializeToString())
 
 
-def _folded(probe: Probe) -> tuple[np.ndarray, np.ndarray, bool]:
+def folded(probe: Probe) -> tuple[np.ndarray, np.ndarray, bool]:
     """(weight, bias, whether rows are divided by their norm first), float64, for features as they are."""
     scaling = probe.meta.get("scaling") or {}
     kind, factor = scaling.get("kind", "none"), float(scaling.get("factor") or 1.0)
