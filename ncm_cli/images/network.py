@@ -17,9 +17,7 @@ import os
 import sys
 import tempfile
 import threading
-import time
 import warnings
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +47,9 @@ sums never depends on how much memory happens to be free."""
 
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 """Names of parameters in glibc's malloc.h."""
+
+_CPU_FACTS = Path("/proc/cpuinfo")
+"""Where Linux names what a processor has instructions for, of x86 and of ARM."""
 
 _ACTIVATIONS = frozenset(
     {"GELU", "GELUTanh", "QuickGELU", "ReLU", "ReLU6", "SiLU", "Swish", "Mish", "Hardswish", "HardSwish"}
@@ -104,7 +105,6 @@ class TorchEncoder:
         self._scale = [torch.as_tensor(value, device=self.device).view(-1, 1, 1) for value in scale]
         self._copies = torch.cuda.Stream(self.device) if self.device != "cpu" else None
         self._most = sys.maxsize
-        self._started = 0
 
     @functools.cached_property
     def dim(self) -> int:
@@ -148,17 +148,10 @@ class TorchEncoder:
         Where memory is short, the pictures are run in halves, quarters and so on, and so are all later ones.
         Raises `InputError` where it doesn't even do for one.
         """
-        import torch
-
-        self._started += 1
-        # The first batch is slow for other reasons.
-        compared = self._started == 2 and self._request.precision != "fp32"
-        if compared and self._copies is not None:
-            torch.cuda.synchronize(self.device)
-        began, parts, at, most = time.perf_counter(), [], 0, self._most
+        parts, at, most = list[Callable[[], np.ndarray]](), 0, self._most
         while at < len(items):
             part = items[at : at + self._most]
-            if (made := self._run(part, self._request.precision)) is not None:
+            if (made := self._run(part)) is not None:
                 parts.append(made)
                 at += len(part)
             elif len(part) > 1:
@@ -172,19 +165,14 @@ class TorchEncoder:
                 f"{self._most}. As arithmetic rounds differently in batches of other sizes, --batch-size "
                 f"{self._most} makes this run the same to the last bit wherever memory is short"
             )
-        features: list[np.ndarray] = []
-        if compared:
-            features = [wait() for wait in parts]
-            rate = len(items) / (time.perf_counter() - began)
-            self._compare(items[: max(1, len(items) // 4)], rate)
-        return lambda: self._request.finish(np.concatenate(features or [wait() for wait in parts]))
+        return lambda: self._request.finish(np.concatenate([wait() for wait in parts]))
 
-    def _run(self, items: Sequence[np.ndarray], precision: str) -> Callable[[], np.ndarray] | None:
+    def _run(self, items: Sequence[np.ndarray]) -> Callable[[], np.ndarray] | None:
         """Queue pictures; what is returned waits for their features. None where memory is short."""
         import torch
 
         try:
-            with torch.inference_mode(), exact(self.device, precision):
+            with torch.inference_mode(), exact(self.device, self._request.precision):
                 features = self.model.encode(self.batch(items)).float().to("cpu", non_blocking=True)
             self.dim = int(features.shape[1])
             if self._copies is None:
@@ -204,20 +192,6 @@ class TorchEncoder:
             return np.asarray(features)
 
         return wait
-
-    def _compare(self, items: Sequence[np.ndarray], rate: float) -> None:
-        """Warn where fp32 does more of these pictures a second than the ``rate`` of the lower precision."""
-        full = 0.0
-        for _ in range(2):  # of which the first is slow for other reasons
-            began, made = time.perf_counter(), self._run(items, "fp32")
-            if made is not None:
-                made()
-                full = len(items) / (time.perf_counter() - began)
-        if full > 1.2 * rate:  # less is noise
-            self._reporter.warn(
-                f"{self._request.precision} is slower than fp32 on {self.device}: {rate:.3g} against "
-                f"{full:.3g} pictures/s. Features made with --precision fp32 come faster, and are exact"
-            )
 
 
 def is_short_of_memory(error: Exception) -> bool:
@@ -284,7 +258,7 @@ def _compiler_put_off() -> Iterator[None]:
     methods of one model that it is to leave alone: both when they are imported.
     """
     compiler: Any = importlib.import_module("torch.compiler")
-    marked_now, stand_in = compiler.disable, ModuleType(_COMPILER)
+    marked, stand_in = compiler.disable, ModuleType(_COMPILER)
 
     def give_way() -> None:
         if sys.modules.get(_COMPILER) is stand_in:
@@ -296,18 +270,14 @@ def _compiler_put_off() -> Iterator[None]:
         give_way()
         return getattr(importlib.import_module(_COMPILER), name)
 
-    def marked(function: Any = None, *rest: Any, **options: Any) -> Any:
-        if not callable(function):
-            return marked_now(function, *rest, **options)
-        return functools.wraps(function)(lambda *a, **k: marked_now(function, *rest, **options)(*a, **k))
-
     later = {"is_compile_supported": lambda device: attribute("is_compile_supported")(device)}
     vars(stand_in).update(later, __getattr__=attribute)
-    sys.modules[_COMPILER], compiler.disable = stand_in, marked
+    sys.modules[_COMPILER] = stand_in
+    compiler.disable = lambda function=None, **_: function or (lambda decorated: decorated)
     try:
         yield
     finally:
-        compiler.disable = marked_now
+        compiler.disable = marked
         give_way()
 
 
@@ -352,7 +322,26 @@ def choose_device(asked: str, precision: str, reporter: Reporter) -> str:
         torch.cuda.set_device(device)  # or pinned memory takes some of the first device as well
     name = f"{device} ({torch.cuda.get_device_name(device)})" if device != "cpu" else "cpu"
     reporter.note(f"device: {name}, {precision}")
+    if precision != "fp32" and not _has_instructions(device, precision):
+        reporter.warn(
+            f"{name} has no instructions for {precision}, which is slower there than fp32: features come "
+            "faster with --precision fp32, and are exact"
+        )
     return device
+
+
+def _has_instructions(device: str, precision: str) -> bool:
+    """Whether a device computes in a precision itself; one that can't be asked is taken to.
+
+    A CPU that doesn't takes 3 to 5 times as long as with fp32.
+    """
+    import torch
+
+    if device != "cpu":
+        return torch.cuda.get_device_capability(device)[0] >= {"fp16": 7, "bf16": 8}[precision]
+    with contextlib.suppress(OSError):
+        return precision in _CPU_FACTS.read_text("utf-8", "replace")
+    return True
 
 
 @contextlib.contextmanager
@@ -661,15 +650,13 @@ def _registered(request: EncoderRequest, model: str) -> ClipSource:
 
 def _checkpoint_in(folder: Path) -> Path:
     """The one checkpoint of a model folder: the preferred name, or the only one there is."""
-    files = [path for path in sorted(folder.iterdir()) if path.suffix in weights.CHECKPOINT_SUFFIXES]
-    for stem in _PREFERRED:
-        named = [path for path in files if path.stem == stem]
-        if named:
-            return min(named, key=lambda path: path.suffix != ".safetensors")
-    if len(files) == 1:
-        return files[0]
+    files = [path for path in folder.iterdir() if path.suffix in weights.CHECKPOINT_SUFFIXES]
+    files.sort(key=lambda path: (path.suffix != ".safetensors", path.name))
+    named = [path for stem in _PREFERRED for path in files if path.stem == stem]
+    if named or len(files) == 1:
+        return (named or files)[0]
     raise InputError(
-        "the model folder holds several checkpoints" if files else "the model folder holds no checkpoint",
+        f"the model folder holds {'several checkpoints' if files else 'no checkpoint'}",
         where=folder,
         found=listing(path.name for path in files) if files else None,
         expected="one checkpoint, or one called open_clip_model.safetensors",
@@ -785,34 +772,20 @@ def evidence_in(path: Path) -> tuple[bool | None, str]:
     """Whether a local checkpoint was trained with QuickGELU (None: it doesn't say), and how that is known."""
     from open_clip import pretrained
 
-    # OpenAI's own files by their digest, which is part of their address.
-    models = pretrained.list_pretrained_models_by_tag("openai")
-    urls = [pretrained.get_pretrained_url(model, "openai") for model in models]
-    digests = {url.split("/")[-2] for url in urls if "openaipublic" in url}
-    if digests and weights.digest(path)["sha256"] in digests:
-        return True, "it is OpenAI's own file"
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-            index = next((name for name in names if name.endswith("data.pkl")), None)
-            entries = archive.read(index) if index else b""
-        if any(name.endswith("/constants.pkl") for name in names):
-            return True, "it is a TorchScript archive, as OpenAI's are"
-        if all(name.encode() in entries for name in OPENAI_SETTINGS):
-            return True, "it holds the settings of an OpenAI archive"
+    if weights.checkpoint_kind(path) == "torchscript":
+        return True, "it is a TorchScript archive, as OpenAI's are"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         model = json.loads((path.parent / CONFIG_NAME).read_text(encoding="utf-8"))["model_cfg"]
         return bool(model.get("quick_gelu", False)), f"{CONFIG_NAME} beside it says so"
     text = f"{path.resolve().parent.name}/{path.name}".lower().replace("-", "_")
     if "quickgelu" in text or "quick_gelu" in text:
         return True, "its name says so"
-    tags: dict[str, set[bool]] = {}
-    for model, tag in pretrained.list_pretrained():
-        quick = bool(pretrained.get_pretrained_cfg(model, tag).get("quick_gelu", False))
-        tags.setdefault(tag, set()).add(quick)
     # Short tags (v1, meta) turn up in unrelated names; a tag used with both activations tells nothing.
-    telling = (kinds for tag, kinds in tags.items() if len(tag) > 5 and tag in text and len(kinds) == 1)
-    said = {kind for kinds in telling for kind in kinds}
+    said = {
+        bool(pretrained.get_pretrained_cfg(model, tag).get("quick_gelu", False))
+        for model, tag in pretrained.list_pretrained()
+        if len(tag) > 5 and tag in text
+    }
     return (said.pop(), "its name holds a tag of open_clip's") if len(said) == 1 else (None, "")
 
 
