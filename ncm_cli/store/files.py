@@ -1,9 +1,8 @@
 """Files that appear whole or not at all, one writer at a time, and JSON without NaN.
 
 A file is written under a temporary name beside it, synced and renamed. The lock of an output is a file
-``.NAME.lock`` beside it that says which process holds it. Where the file system has locks, the holder also
-has a record lock on it: that ends with the process however it ends, and no child inherits it. Where it has
-none, the file's exclusive creation is the lock, and one left by a killed process is told by its id.
+``.NAME.lock`` beside it, whose exclusive creation every file system has. It says which process holds it: one
+that a killed process of this host left is told by its id, and moved away.
 """
 
 from __future__ import annotations
@@ -41,10 +40,6 @@ _TRY_SECONDS = 1.0
 
 _UNNAMED_SECONDS = 30.0
 """Age from which a lock file without a holder's name was left by a process killed while it wrote the name."""
-
-_ours: dict[tuple[int, str], dict[str, Any]] = {}
-"""What this process holds, by its id and the lock file: to the system its threads are one holder, which loses
-a record lock when it closes any descriptor of the file. So none of these files may be opened again."""
 
 
 def place() -> str:
@@ -273,11 +268,6 @@ def lock_path(output: Path | str) -> Path:
     return output.with_name(f".{output.name}.lock")
 
 
-def holds(output: Path | str) -> bool:
-    """Whether this process is writing ``output``."""
-    return (os.getpid(), str(lock_path(os.path.realpath(output)))) in _ours
-
-
 class BusyError(InputError):
     """Another process is writing an output."""
 
@@ -289,107 +279,89 @@ def writer_lock(output: Path | str, *, wait: float | None = None) -> Iterator[No
     Raises `BusyError`, naming process and host, when another process has it for longer than ``wait`` seconds
     (None: as long as it takes to change hands). The lock of a process that is no more is taken over.
     """
-    path, pid = lock_path(_writable_target(Path(output))), os.getpid()
-    since = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    me = {"pid": pid, "host": socket.gethostname(), "started": start_time(pid), "since": since}
-    first = _ours.setdefault((pid, str(path)), me)
-    if first is not me:
-        raise _refused(path, output, first)
+    path = lock_path(_writable_target(Path(output)))
+    deadline = time.monotonic() + (_TRY_SECONDS if wait is None else wait)
+    with full_disk_is_an_input_error(path):
+        while not _created(path):
+            with contextlib.suppress(FileNotFoundError):  # it is released in between
+                said = path.read_bytes()
+                if _is_left(said, time.time() - path.stat().st_mtime):
+                    _remove_left(path, said)
+                elif time.monotonic() > deadline:
+                    raise _refused(path, output, said)
+                else:
+                    time.sleep(0.05)
     try:
-        with full_disk_is_an_input_error(path):
-            descriptor = _acquire(path, output, me, _TRY_SECONDS if wait is None else wait)
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                path.unlink()
-            os.close(descriptor)
+        yield
     finally:
-        del _ours[pid, str(path)]
+        path.unlink(missing_ok=True)
 
 
-def _acquire(path: Path, output: Path | str, me: dict[str, Any], wait: float) -> int:
-    """A descriptor of the lock file, which says ``me`` now."""
-    deadline = time.monotonic() + wait
-    while True:
-        try:
-            descriptor, created = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True
-        except FileExistsError:
-            try:
-                descriptor, created = os.open(path, os.O_RDWR), False
-            except FileNotFoundError:  # it has been released in between
-                continue
-        holder, free = _holder(descriptor), False
-        try:
-            if free := _is_free(descriptor, created, holder, path):
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, json.dumps(me).encode("ascii", "replace"), 0)
-                os.fsync(descriptor)
-                return descriptor
-        except BaseException:
-            if free:  # the disk is full: who has the lock can't be said
-                path.unlink(missing_ok=True)
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-        if time.monotonic() > deadline:
-            raise _refused(path, output, holder)
-        time.sleep(0.05)
-
-
-def _is_free(descriptor: int, created: bool, holder: dict[str, Any] | None, path: Path) -> bool:
-    """Whether the lock is ours now; what a dead process left is moved away for the next try."""
-    locked = _record_lock(descriptor)
-    if locked is False or not _is_same_file(descriptor, path):
-        return False
-    if holder is not None and holder["host"] != socket.gethostname():  # whose locks may not be seen here
-        return False
-    if locked or created:
-        return True
-    age = time.time() - os.fstat(descriptor).st_mtime
-    if is_dead(holder["pid"], holder["started"]) if holder else age > _UNNAMED_SECONDS:
-        # The move is atomic, so of two processes that found it stale one gets it. Should the file have been
-        # replaced in between by a living process's, it is put back.
-        aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-        with contextlib.suppress(FileNotFoundError):
-            path.rename(aside)
-            if not _is_same_file(descriptor, aside):
-                with contextlib.suppress(OSError):
-                    os.link(aside, path)
-            aside.unlink()
+def holds(output: Path | str) -> bool:
+    """Whether this process is writing ``output``."""
+    with contextlib.suppress(OSError):
+        holder = _holder(lock_path(os.path.realpath(output)).read_bytes())
+        return holder is not None and (holder["pid"], holder["place"]) == (os.getpid(), place())
     return False
 
 
-def _record_lock(descriptor: int) -> bool | None:
-    """True: got the system's lock; False: another process has it; None: this file system has none."""
-    if sys.platform == "win32":
-        return None
-    import fcntl
-
+def _created(path: Path) -> bool:
+    """Make a lock file that names this process; False if there is one."""
+    pid, since = os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S %z")
+    me = {
+        "pid": pid,
+        "place": place(),
+        "host": socket.gethostname(),
+        "started": start_time(pid),
+        "since": since,
+    }
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return False if error.errno in (errno.EACCES, errno.EAGAIN) else None
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:
+        return False
+    try:
+        os.write(descriptor, json.dumps(me).encode("ascii", "replace"))
+    except BaseException:
+        path.unlink()
+        raise
+    finally:
+        os.close(descriptor)
     return True
 
 
-def _is_same_file(descriptor: int, path: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    return False
-
-
-def _holder(descriptor: int) -> dict[str, Any] | None:
-    """What the lock file says of its holder; None where it says nothing that can be read."""
+def _holder(said: bytes) -> dict[str, Any] | None:
+    """Whom a lock file names; None where that can't be read."""
     try:
-        found = json.loads(os.pread(descriptor, 4096, 0))
-        return {"pid": int(found["pid"]), **{name: str(found[name]) for name in ("host", "started", "since")}}
-    except (OSError, ValueError, KeyError, TypeError):
+        found = {"place": "", **json.loads(said)}
+        texts = {name: str(found[name]) for name in ("place", "host", "started", "since")}
+        return {"pid": int(found["pid"]), **texts}
+    except (ValueError, KeyError, TypeError):
         return None
 
 
-def _refused(path: Path, output: Path | str, holder: dict[str, Any] | None) -> BusyError:
-    here = holder is not None and holder["host"] == socket.gethostname()
+def _is_left(said: bytes, age: float) -> bool:
+    """Whether a lock file was left by a process that is no more."""
+    holder = _holder(said)
+    if holder is None:
+        return age > _UNNAMED_SECONDS
+    return holder["place"] == place() and is_dead(holder["pid"], holder["started"])
+
+
+def _remove_left(path: Path, said: bytes) -> None:
+    """Move a lock file away that a dead process left, for the next try."""
+    # The move is atomic, so of two processes that found it one gets it. Should the file have been replaced in
+    # between by a living process's, it is put back.
+    aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    path.rename(aside)
+    if aside.read_bytes() != said:
+        with contextlib.suppress(OSError):
+            os.link(aside, path)
+    aside.unlink()
+
+
+def _refused(path: Path, output: Path | str, said: bytes) -> BusyError:
+    holder = _holder(said)
     who = "process {pid} on host {host}, since {since}".format(**holder) if holder else "another process"
+    here = holder is not None and holder["place"] == place()
     fix = "wait for it, or stop it" if here else f"wait for it; if it is no more, delete {path}"
     return BusyError("another process is writing this output", where=output, found=who, fix=fix)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,7 +146,7 @@ class Results:
                 for name, (step, cell) in self.made.items()
             }
             (self.folder / ".ncm-run.json").write_text(json.dumps({"jobs": jobs}))
-            lock._ours[os.getpid(), str(lock.lock_path(self.folder.resolve() / "report.json"))] = {}
+            lock._created(lock.lock_path(self.folder.resolve() / "report.json"))
         else:
             files = [
                 {"file": name, "step": step, "cell": cell, "sha256": self._digest(name)}

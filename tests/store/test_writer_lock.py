@@ -18,28 +18,18 @@ import pytest
 from ncm_cli.errors import InputError
 from ncm_cli.main import run
 from ncm_cli.store import files as lock
-from ncm_cli.store.files import holds, is_dead, lock_path, start_time, writer_lock
+from ncm_cli.store.files import holds, is_dead, lock_path, place, start_time, writer_lock
 
 HOLD = """
 import os, sys, time
 os.register_at_fork(after_in_child=lambda: time.sleep(5))
 from ncm_cli.store import files as lock
-if sys.argv[2] == "without":
-    lock._record_lock = lambda descriptor: None
 with lock.writer_lock(sys.argv[1]):
-    if sys.argv[3] == "child" and os.fork() == 0:
+    if sys.argv[2] == "child" and os.fork() == 0:
         os._exit(0)
     print("held", flush=True)
     time.sleep(60)
 """
-
-
-@pytest.fixture(params=["with", "without"])
-def locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With the file system's locks, and without."""
-    if request.param == "without":
-        monkeypatch.setattr(lock, "_record_lock", lambda descriptor: None)
-    return request.param
 
 
 @pytest.fixture
@@ -48,18 +38,18 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "_TRY_SECONDS", 0)
 
 
-def holder(output: Path, locks: str, child: str = "no") -> subprocess.Popen[str]:
+def holder(output: Path, child: str = "no") -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(output), locks, child], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(output), child], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     return process
 
 
-def test_a_second_writer_is_refused_and_told_who_is_first(tmp_path: Path, locks: str, at_once: None) -> None:
+def test_a_second_writer_is_refused_and_told_who_is_first(tmp_path: Path, at_once: None) -> None:
     output = tmp_path / "f.h5"
-    with holder(output, locks) as process:
+    with holder(output) as process:
         try:
             with pytest.raises(InputError, match="another process is writing") as error, writer_lock(output):
                 pass
@@ -77,9 +67,9 @@ def test_a_second_writer_is_refused_and_told_who_is_first(tmp_path: Path, locks:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path, locks: str) -> None:
+def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
     output = tmp_path / "f.h5"
-    with holder(output, locks) as process:
+    with holder(output) as process:
         process.kill()
     assert lock_path(output).exists()
     with writer_lock(output):
@@ -88,12 +78,10 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path, locks: str) 
 
 
 @pytest.mark.parametrize("repeat", range(3))
-def test_workers_that_outlive_a_killed_writer_do_not_keep_its_lock(
-    tmp_path: Path, locks: str, repeat: int
-) -> None:
+def test_workers_that_outlive_a_killed_writer_do_not_keep_its_lock(tmp_path: Path, repeat: int) -> None:
     # The child sleeps before any hook of ours could run in it, with all descriptors that it has inherited.
     output = tmp_path / "f.h5"
-    with holder(output, locks, "child") as process:
+    with holder(output, "child") as process:
         process.kill()
         with writer_lock(output):
             pass
@@ -105,7 +93,7 @@ def test_a_process_that_nobody_has_asked_about_since_it_was_killed_is_dead(tmp_p
     if not Path("/proc/self/stat").exists():
         pytest.skip("this system doesn't tell the state of a process")
     output = tmp_path / "f.h5"
-    with holder(output, "without") as process:
+    with holder(output) as process:
         started = start_time(process.pid)
         assert not is_dead(process.pid, started)
         assert is_dead(process.pid, "1")
@@ -124,9 +112,10 @@ def test_a_process_knows_what_it_is_writing(tmp_path: Path) -> None:
     assert not holds(tmp_path / "f.h5")
 
 
-def test_a_process_id_that_was_given_out_again_is_not_the_holder(tmp_path: Path, locks: str) -> None:
+def test_a_process_id_that_was_given_out_again_is_not_the_holder(tmp_path: Path) -> None:
     output = tmp_path / "f.h5"
-    facts = {"pid": os.getppid(), "host": socket.gethostname(), "started": "1", "since": "long ago"}
+    here = {"host": socket.gethostname(), "place": place()}
+    facts = {"pid": os.getppid(), **here, "started": "1", "since": "long ago"}
     lock_path(output).write_text(json.dumps(facts))
     if not Path("/proc/self/stat").exists():
         pytest.skip("this system doesn't tell when a process started")
@@ -134,36 +123,35 @@ def test_a_process_id_that_was_given_out_again_is_not_the_holder(tmp_path: Path,
         pass
 
 
-def test_another_hosts_lock_is_respected(tmp_path: Path, locks: str, at_once: None) -> None:
+@pytest.mark.parametrize("where", [{}, {"place": "00000000"}])
+def test_another_places_lock_is_respected(tmp_path: Path, where: dict[str, str], at_once: None) -> None:
+    # Ids mean another thing there, if it is a container of this host or an earlier version, which didn't say.
     output = tmp_path / "f.h5"
-    facts = {"pid": 1, "host": "elsewhere", "started": "", "since": "2024-01-01"}
+    facts = {"pid": 2**22 + 1, "host": "elsewhere", "started": "", "since": "2024-01-01", **where}
     lock_path(output).write_text(json.dumps(facts))
     with pytest.raises(InputError, match="another process") as error, writer_lock(output):
         pass
-    assert "process 1 on host elsewhere, since 2024-01-01" in str(error.value.found)
+    assert f"process {2**22 + 1} on host elsewhere, since 2024-01-01" in str(error.value.found)
     assert str(lock_path(output)) in str(error.value.fix)
     assert lock_path(output).exists()
 
 
 @pytest.mark.parametrize("content", ["", "garbage", "[]", '{"pid": "x"}'])
-def test_a_lock_file_that_names_nobody(
-    tmp_path: Path, locks: str, content: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_file_that_names_nobody(tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "f.h5"
     lock_path(output).write_text(content)
-    if locks == "without":
-        # It may be another's who is about to write the name: only an old one is given up.
-        with monkeypatch.context() as patch, pytest.raises(InputError, match="another process"):
-            patch.setattr(lock, "_TRY_SECONDS", 0)
-            with writer_lock(output):
-                pass
-        os.utime(lock_path(output), (0, 0))
+    # It may be another's who is about to write the name: only an old one is given up.
+    with monkeypatch.context() as patch, pytest.raises(InputError, match="another process"):
+        patch.setattr(lock, "_TRY_SECONDS", 0)
+        with writer_lock(output):
+            pass
+    os.utime(lock_path(output), (0, 0))
     with writer_lock(output):
         pass
     assert not lock_path(output).exists()
 
 
-def test_of_many_threads_one_writes_at_a_time(tmp_path: Path, locks: str) -> None:
+def test_of_many_threads_one_writes_at_a_time(tmp_path: Path) -> None:
     output = tmp_path / "f.h5"
     inside, most, refused, entered = [0], [0], [0], [0]
     guard = threading.Lock()
@@ -192,7 +180,7 @@ def test_of_many_threads_one_writes_at_a_time(tmp_path: Path, locks: str) -> Non
     assert not lock_path(output).exists()
 
 
-def test_the_lock_is_released_after_an_error(tmp_path: Path, locks: str) -> None:
+def test_the_lock_is_released_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="x"), writer_lock(tmp_path / "f.h5"):
         raise ValueError("x")
     assert list(tmp_path.iterdir()) == []
@@ -213,7 +201,7 @@ def test_a_full_disk_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(lock.os, "pwrite", full)
+        patch.setattr(lock.os, "write", full)
         with pytest.raises(InputError, match="the disk is full"), writer_lock(tmp_path / "f.h5"):
             pass
     assert list(tmp_path.iterdir()) == []
