@@ -20,7 +20,7 @@ import typer
 from ncm_cli import __version__
 from ncm_cli.errors import NcmError, UsageError
 from ncm_cli.options import Field, at_home, check, fields_of, refuse_replacing
-from ncm_cli.registry import BUILDERS, COMMANDS, TOPICS, Command, options_of
+from ncm_cli.registry import BUILDERS, COMMANDS, TOPICS, Command, options_of, work_of
 
 PICTURE = r"""
   images ──▶ ncm embed ──▶ features.h5 ──▶ ncm pairs ──▶ pairs.h5
@@ -106,7 +106,10 @@ def build_app(only: str | None = None) -> typer.Typer:
 
 
 def _add(app: typer.Typer, name: str, command: Command, options: type, module: str) -> None:
-    """One command, done by ``run(options, ui)`` of its module, which returns an exit code or None."""
+    """One command: its work, and ``show(found, ui)`` of its module.
+
+    In place of both a module may have ``run(options, ui)``, which returns an exit code or None.
+    """
     fields = fields_of(options)
 
     def invoke(**values: Any) -> None:
@@ -125,9 +128,16 @@ def _add(app: typer.Typer, name: str, command: Command, options: type, module: s
             path = given[field.name]
             if field.spec.role == "output" and field.spec.metavar != "DIR" and path not in (None, Path("-")):
                 refuse_no_file(path)
-        code = importlib.import_module(f"ncm_cli.commands.{module}").run(made, ui)
-        if code:
-            raise typer.Exit(code)
+        own = importlib.import_module(f"ncm_cli.commands.{module}")
+        if hasattr(own, "run"):
+            if code := own.run(made, ui):
+                raise typer.Exit(code)
+            return
+        found = work_of(module)(made, reporter=ui.reporter)
+        if ui.json:
+            ui.result(found)
+        else:
+            own.show(found, ui)
 
     parameters = [*map(_parameter, fields), *_shared(command.json)]
     invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

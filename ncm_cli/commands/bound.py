@@ -6,8 +6,6 @@ import re
 from typing import Any
 
 from ncm_cli.console import Ui
-from ncm_cli.theory.bound import bound
-from ncm_cli.theory.options import BoundOptions
 
 TERMS = """\
 term_1 | Term I | risk on {where} | Thm 1
@@ -86,15 +84,6 @@ WORDS = {
     "squared": ("‖θ‖", "θᵀMθ", "2 · ", "2 θᵀMθ", "2 ‖θ‖² · misalignment²"),
 }
 """For each loss what stands in `TERMS` for these names."""
-
-
-def run(options: BoundOptions, ui: Ui) -> None:
-    """Compute the bound and show it."""
-    found = bound(options, reporter=ui.reporter)
-    if ui.json:
-        ui.result(found)
-    else:
-        show(found, ui)
 
 
 def show(found: dict[str, Any], ui: Ui) -> None:

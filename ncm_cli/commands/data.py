@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ncm_cli.console import Ui
-from ncm_cli.datasets.base import data
 
 ROWS_SHOWN = 40
 """Rows of a table of counts."""
 
 
-def run(options: Any, ui: Ui) -> None:
-    """Make the data set and show its counts."""
-    made = data(options, reporter=ui.reporter)
+def show(made: dict[str, Any], ui: Ui) -> None:
+    """The data set's counts and files."""
     ((title, counts),) = made["counts"].items()
     rows = [list(row.values()) for row in counts]
     more = len(rows) - ROWS_SHOWN
@@ -22,5 +20,3 @@ def run(options: Any, ui: Ui) -> None:
     ui.table(list(counts[0]), rows[:ROWS_SHOWN], title=title, footer=footer, left=names)
     for role, path in made["files"].items():
         ui.note(f"{role}: {path}")
-    if ui.json:
-        ui.result(made)

@@ -6,23 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from ncm_cli.console import Ui
-from ncm_cli.probes.evaluate import SEEN, evaluate
+from ncm_cli.probes.evaluate import SEEN
 from ncm_cli.probes.metrics import MEASURES
-from ncm_cli.probes.options import EvalOptions
 
 GROUPS_SHOWN = 40
 """Rows of a group table; of more groups the worst are shown."""
 
 NAMES = {name: one.text for measures in MEASURES.values() for name, one in measures.items()}
-
-
-def run(options: EvalOptions, ui: Ui) -> None:
-    """Evaluate and show the numbers."""
-    body = evaluate(options, reporter=ui.reporter)
-    if ui.json:
-        ui.result(body)
-    else:
-        show(body, ui)
 
 
 def show(body: dict[str, Any], ui: Ui) -> None:

@@ -6,8 +6,6 @@ from typing import Any
 
 from ncm_cli.console import Ui
 from ncm_cli.errors import listing
-from ncm_cli.probes.fit import fit
-from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.selection import Candidate, choose
 
 SHOWN = 24
@@ -33,15 +31,6 @@ CONTROLS = {
     "erm-upweighted": "ERM, groups up-weighted",
     "erm-pair-rows": "ERM, pairs' rows added",
 }
-
-
-def run(options: FitOptions, ui: Ui) -> None:
-    """Fit, then show the path and what was chosen."""
-    body = fit(options, reporter=ui.reporter)
-    if ui.json:
-        ui.result(body)
-    else:
-        show(body, ui)
 
 
 def show(body: dict[str, Any], ui: Ui) -> None:

@@ -5,19 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ncm_cli.console import Ui, scree
-from ncm_cli.pairs.options import PairsOptions
-from ncm_cli.pairs.pairs import pairs
 
 SUSPECTS_SHOWN = 5
-
-
-def run(options: PairsOptions, ui: Ui) -> None:
-    """Make the pairs and show their diagnostics."""
-    made = pairs(options, reporter=ui.reporter)
-    if ui.json:
-        ui.result(made)
-    else:
-        show(made, ui)
 
 
 def show(made: dict[str, Any], ui: Ui) -> None:

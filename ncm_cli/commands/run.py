@@ -9,6 +9,7 @@ from ncm_cli.recipes.load import Recipe, load
 from ncm_cli.recipes.options import RunOptions
 from ncm_cli.recipes.run import RunReport, Summary, chosen, shell_lines
 from ncm_cli.recipes.run import run as run_recipe
+from ncm_cli.recipes.steps import REPORT
 from ncm_cli.results.report import known_values, terminal
 
 MISSED = 3
@@ -34,7 +35,7 @@ def run(options: RunOptions, ui: Ui) -> int | None:
         return None
     report = run_recipe(recipe, only=options.only, force=options.force, reporter=ui.reporter)
     if ui.json:
-        ui.result(report.to_json())
+        ui.result(report)
     else:
         _show(report, ui)
     if options.strict and (missed := report.missed):
@@ -102,5 +103,5 @@ def _where_files_are(report: RunReport) -> str:
     for step, names in ((step, names) for step, names in steps.items() if names):
         more = f" ... {names[-1]} ({len(names)})" if len(names) > 1 else ""
         lines.append(f"  {step}: {names[0]}{more}")
-    lines.append(f"  everything above, for programs: {report.report.name}")
+    lines.append(f"  everything above, for programs: {REPORT}")
     return "\n".join(lines)

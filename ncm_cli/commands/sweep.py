@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ncm_cli.baselines.options import SweepOptions
-from ncm_cli.baselines.sweep import sweep
 from ncm_cli.console import Ui
 
 SHOWN = {
@@ -16,15 +14,6 @@ SHOWN = {
 """The tables on the terminal; the files hold every metric."""
 
 HEADINGS = {"oracle": "ORACLE", "oracle-worst-group": "ORACLE worst"}
-
-
-def run(options: SweepOptions, ui: Ui) -> None:
-    """Run the sweep and show what each rule picks."""
-    body = sweep(options, reporter=ui.reporter)
-    if ui.json:
-        ui.result(body)
-    else:
-        show(body, ui)
 
 
 def show(body: dict[str, Any], ui: Ui) -> None:

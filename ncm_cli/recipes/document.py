@@ -6,11 +6,10 @@ PyYAML parses; what a scalar means follows YAML 1.2, where ``no`` is text and ``
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ MAX_BYTES = 1 << 20
 MAX_DEPTH = 20
 """A recipe is written by hand: larger, or deeper than four times the deepest, it is something else."""
 
-MOST = 10_000
-"""Values, characters of one value, and cells, once aliases and variables are replaced: these can double."""
+MOST_CELLS = 10_000
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 NUMBER = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -84,6 +82,10 @@ class Mistakes:
     def add(self, line: int, path: str, what: str) -> None:
         self._found.append(Mistake(line, path, what))
 
+    def expected(self, node: Node, path: str, what: str) -> None:
+        """Another kind of value than what is needed."""
+        self.add(node.line, path, f"expected {what}, found {node.kind()}")
+
     def unknown(self, line: int, path: str, kind: str, name: str, known: Iterable[str]) -> None:
         """A name that isn't there, with the nearest that is, or all of them."""
         every = list(known)
@@ -126,14 +128,12 @@ class Node:
         """Those of a list; of anything else itself."""
         return self.value if isinstance(self.value, list) else [self]
 
-    @property
-    def children(self) -> list[Node]:
-        return list(self.value.values()) if isinstance(self.value, dict) else self.value
-
-    @functools.cached_property
-    def size(self) -> int:
-        """Values in it, with every alias and variable written out."""
-        return 1 + sum(child.size for child in self.children) if isinstance(self.value, list | dict) else 1
+    def renamed(self, name_of: Callable[[str], str]) -> Node:
+        """A mapping with other keys."""
+        values = {name_of(key): value for key, value in self.value.items()}
+        return dataclasses.replace(
+            self, value=values, keys={name_of(key): line for key, line in self.keys.items()}
+        )
 
     def kind(self) -> str:
         """What it is, in words for a message."""
@@ -196,10 +196,6 @@ def parse(text: str, mistakes: Mistakes, *, base: Path | None = None) -> Node | 
                 else:
                     entries[own.text], keys[own.text] = built(value, inner, depth + 1), key_line
             made = Node(entries, line, keys=keys)
-        if made.size > MOST:
-            raise yaml.MarkedYAMLError(
-                problem=f"more than {MOST:,} values once aliases are copied", problem_mark=node.start_mark
-            )
         done[id(node)] = made
         return made
 
@@ -244,15 +240,14 @@ class Variables:
         for name, node in chosen.items():
             (matrix if name in matrix else self.plain)[name] = node
         self.matrix: dict[str, list[Node]] = {}
-        self._done: dict[str, Node] = {}
         self.matrix = {name: self._values(name, node) for name, node in matrix.items()}
-        self.plain = {name: self._expanded(name, ()) for name in self.plain}
+        self.plain = {name: self.fill(node, f"vars.{name}", {}, (name,)) for name, node in self.plain.items()}
 
     def _mapping(self, node: Node | None, path: str) -> dict[str, Node]:
         if node is None or node.value is None:
             return {}
         if not isinstance(node.value, dict):
-            self._mistakes.add(node.line, path, f"expected a mapping of names to values, found {node.kind()}")
+            self._mistakes.expected(node, path, "a mapping of names to values")
             return {}
         for name in node.value:
             if not NAME.fullmatch(name):
@@ -277,7 +272,7 @@ class Variables:
 
     def _values(self, name: str, node: Node) -> list[Node]:
         path, values = f"matrix.{name}", list[Node]()
-        node = self.fill(node, path, {}, ("matrix",))
+        node = self.fill(node, path, {})
         for item in node.items:
             if not item.is_scalar:
                 what = f"expected a list of values, found {item.kind()} in it"
@@ -290,82 +285,60 @@ class Variables:
             self._mistakes.add(node.line, path, "no value")
         return values
 
-    def _expanded(self, name: str, within: tuple[str, ...]) -> Node:
-        """A variable without variables in it, but for the matrix's."""
-        node = self.plain[name]
-        if name in within:
-            chain = " -> ".join([*within[within.index(name) :], name])
-            self._mistakes.add(node.line, f"vars.{name}", f"defined by itself: {chain}")
-            return Node(None, node.line, f"${{{name}}}")
-        if name not in self._done:
-            self._done[name] = self.fill(node, f"vars.{name}", {}, (*within, name))
-        return self._done[name]
-
     def fill(self, node: Node, path: str, cell: Mapping[str, Node], within: tuple[str, ...] = ()) -> Node:
         """A node with every variable replaced; those of the matrix stay that the cell doesn't have.
 
-        ``within`` names the variables that are being expanded.
+        ``within`` names the variables that are being filled.
         """
         if isinstance(node.value, dict):
             entries = {
                 name: self.fill(one, f"{path}.{name}", cell, within) for name, one in node.value.items()
             }
-            made = dataclasses.replace(node, value=entries)
-        elif isinstance(node.value, list):
+            return dataclasses.replace(node, value=entries)
+        if isinstance(node.value, list):
             items = [self.fill(one, f"{path}[{i}]", cell, within) for i, one in enumerate(node.value, 1)]
-            made = dataclasses.replace(node, value=items)
-        else:
-            return self._filled(node, path, cell, within)
-        if made.size > MOST:
-            self._mistakes.add(node.line, path, f"more than {MOST:,} values once variables are replaced")
-            self._mistakes.stop_if_any()
-        return made
-
-    def _filled(self, node: Node, path: str, cell: Mapping[str, Node], within: tuple[str, ...]) -> Node:
+            return dataclasses.replace(node, value=items)
         uses = list(_VARIABLE.finditer(node.text))
         values = [self._looked_up(use[1].strip(), node.line, path, cell, within) for use in uses]
         if values and values[0] is not None and uses[0][0] == node.text.strip():
             return _moved(values[0], node.line)
-        unresolved, text, base = Node(None, node.line, node.text), node.text, node.base
+        text, base = node.text, node.base
         for use, value in reversed(list(zip(uses, values, strict=True))):
-            if value is None or value.is_unresolved:
-                return unresolved
-            if not value.is_scalar:
+            if value is not None and not value.is_scalar and not value.is_unresolved:
                 what = f"{use[0]} is {value.kind()}, which can't stand inside text"
                 self._mistakes.add(node.line, path, what)
-                return unresolved
+            if value is None or not value.is_scalar:
+                return Node(None, node.line, node.text)
             base = value.base if use.start() == 0 else base
             text = text[: use.start()] + value.text + text[use.end() :]
-            if len(text) > MOST:
-                what = f"longer than {MOST:,} characters once variables are replaced"
-                self._mistakes.add(node.line, path, what)
-                return Node(None, node.line, "${...}")
-        return node if text is node.text else Node(text, node.line, text, base)
+        return Node(text, node.line, text, base) if uses else node
 
     def _looked_up(
         self, name: str, line: int, path: str, cell: Mapping[str, Node], within: tuple[str, ...]
     ) -> Node | None:
         if name in cell:
             return cell[name]
+        unfilled = f"${{{name}}}"
         if name in self.matrix:
-            return Node(f"${{{name}}}", line, f"${{{name}}}")
-        if name in self.plain:
-            found = self._expanded(name, within) if within else self.plain[name]
-            return self.fill(found, path, cell) if cell else found
-        self._mistakes.unknown(line, path, "variable", name, [*self.plain, *self.matrix])
-        return None
+            return Node(unfilled, line, unfilled)
+        if name not in self.plain:
+            self._mistakes.unknown(line, path, "variable", name, [*self.plain, *self.matrix])
+            return None
+        node = self.plain[name]
+        if name in within:
+            chain = " -> ".join([*within[within.index(name) :], name])
+            self._mistakes.add(node.line, f"vars.{name}", f"defined by itself: {chain}")
+            return Node(None, node.line, unfilled)
+        return self.fill(node, f"vars.{name}", cell, (*within, name))
 
     def cells(self, node: Node) -> list[dict[str, Node]]:
         """One dict for each combination of the values of the matrix variables that a node depends on."""
-        found, waiting = set[str](), _names_in(node)
-        while waiting:
-            if (name := waiting.pop()) not in found:
-                found.add(name)
-                waiting |= _names_in(self.plain[name]) if name in self.plain else set()
+        found = _names_in(node)
+        found |= {inner for name in found & self.plain.keys() for inner in _names_in(self.plain[name])}
         names = [name for name in self.matrix if name in found]
         count = math.prod(len(self.matrix[name]) for name in names)
-        if count > MOST:
-            self._mistakes.add(0, "matrix", f"{count:,} cells; at most {MOST:,} can be run")
+        if count > MOST_CELLS:
+            self._mistakes.add(0, "matrix", f"{count:,} cells; at most {MOST_CELLS:,} can be run")
             self._mistakes.stop_if_any()
         combinations = itertools.product(*(self.matrix[name] for name in names))
         return [dict(zip(names, values, strict=True)) for values in combinations]
@@ -381,5 +354,6 @@ def _moved(node: Node, line: int) -> Node:
 def _names_in(node: Node) -> set[str]:
     """The variables that a node uses."""
     if isinstance(node.value, list | dict):
-        return set[str]().union(*map(_names_in, node.children))
+        inner = node.value.values() if isinstance(node.value, dict) else node.value
+        return set[str]().union(*map(_names_in, inner))
     return {name.strip() for name in _VARIABLE.findall(node.text)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,7 @@ def load(
         matrix={key: tuple(item.text for item in items) for key, items in variables.matrix.items()},
         jobs=tuple(jobs),
         columns=_table(parts.get("table"), variables, mistakes),
-        expect=_expectations(parts.get("expect"), variables, steps.names, mistakes),
+        expect=tuple(_expectations(parts.get("expect"), variables, steps.names, mistakes)),
         missing=tuple(steps.missing),
     )
     mistakes.stop_if_any()
@@ -166,11 +166,11 @@ def _table(node: Node | None, variables: Variables, mistakes: Mistakes) -> dict[
         return DEFAULT_TABLE
     node = variables.fill(node, "table", {})
     if not isinstance(node.value, dict) or not node.value:
-        mistakes.add(node.line, "table", f"expected headings with row filters, found {node.kind()}")
+        mistakes.expected(node, "table", "headings with row filters")
         return {}
     for heading, value in node.value.items():
         if not value.is_scalar:
-            mistakes.add(value.line, f"table.{heading}", f"expected a row filter, found {value.kind()}")
+            mistakes.expected(value, f"table.{heading}", "a row filter")
             continue
         try:
             parse_where(value.text)
@@ -180,23 +180,21 @@ def _table(node: Node | None, variables: Variables, mistakes: Mistakes) -> dict[
 
 
 def _expectations(
-    node: Node | None, variables: Variables, steps: Sequence[str], mistakes: Mistakes
-) -> tuple[Expectation, ...]:
+    node: Node | None, variables: Variables, steps: Iterable[str], mistakes: Mistakes
+) -> Iterator[Expectation]:
     """The known values that the closing table is compared with."""
     if node is None:
-        return ()
+        return
     if not isinstance(node.value, list):
-        mistakes.add(node.line, "expect", f"expected a list, found {node.kind()}")
-        return ()
-    found = []
+        mistakes.expected(node, "expect", "a list")
+        return
     for number, item in enumerate(node.value, 1):
         path = f"expect[{number}]"
         filled = variables.fill(item, path, {})
         if not isinstance(filled.value, dict):
-            mistakes.add(filled.line, path, f"expected a mapping, found {filled.kind()}")
+            mistakes.expected(filled, path, "a mapping")
         elif (one := _expectation(filled, path, variables, steps, mistakes)) is not None:
-            found.append(one)
-    return tuple(found)
+            yield one
 
 
 METRICS = (
@@ -209,7 +207,7 @@ METRICS = (
 
 
 def _expectation(
-    node: Node, path: str, variables: Variables, steps: Sequence[str], mistakes: Mistakes
+    node: Node, path: str, variables: Variables, steps: Iterable[str], mistakes: Mistakes
 ) -> Expectation | None:
     known = ["metric", "source", *_NUMBERS, *_FILTERS, *variables.matrix, *variables.plain]
     numbers: dict[str, float] = {}
@@ -219,7 +217,7 @@ def _expectation(
         if key not in known:
             mistakes.unknown(line, inner, "key", key, known)
         elif not value.is_scalar:
-            mistakes.add(line, inner, f"expected a value, found {value.kind()}")
+            mistakes.expected(value, inner, "a value")
         elif key not in _NUMBERS:
             texts[key] = value.text
             if key == "step" and value.text not in steps:
@@ -234,7 +232,7 @@ def _expectation(
         elif isinstance(value.value, int | float) and not isinstance(value.value, bool):
             numbers[key] = float(value.value)
         else:
-            mistakes.add(line, inner, f"expected a number, found {value.kind()}")
+            mistakes.expected(value, inner, "a number")
     if len(numbers) + len(texts) < len(node.value):
         return None
     tolerance = numbers.get("tolerance")

@@ -127,10 +127,8 @@ def outcome(recipe: Recipe) -> tuple[list[Summary], list[Verdict]]:
 
 def _measurements(recipe: Recipe) -> Iterator[Measured]:
     """What eval, bound and sweep steps wrote."""
-    makers = {path: job for job in recipe.jobs for path in job.named}
-    sweeps = {path.with_suffix(".json"): job for path, job in makers.items() if job.kind == "sweep"}
-    made = {recipe.name_of(path): (job.step, job.cell) for path, job in (makers | sweeps).items()}
-    run = (recipe.out, made)
+    makers = {path: job for job in recipe.jobs for path in job.written}
+    run = (recipe.out, {recipe.name_of(path): (job.step, job.cell) for path, job in makers.items()})
     for job in recipe.jobs:
         for path in job.outputs.get("output", ()):
             if job.kind == "sweep" and path.with_suffix(".json").is_file():
@@ -320,25 +318,15 @@ class RunReport:
     seconds: float
 
     @property
-    def report(self) -> Path:
-        return self.recipe.out / REPORT
-
-    @property
     def missed(self) -> int:
         return sum(verdict.state == MISSED for verdict in self.verdicts)
 
     def to_json(self) -> dict[str, Any]:
         """What ``--json`` prints."""
-        return {
-            "recipe": self.recipe.name,
-            "out": self.recipe.out,
-            "report": self.report,
-            "ran": self.ran,
-            "up_to_date": self.skipped,
-            "seconds": self.seconds,
-            "rows": self.rows,
-            "expect": self.verdicts,
-        }
+        out = self.recipe.out
+        said = {"recipe": self.recipe.name, "out": out, "report": out / REPORT, "ran": self.ran}
+        said |= {"up_to_date": self.skipped, "seconds": self.seconds}
+        return said | {"rows": self.rows, "expect": self.verdicts}
 
 
 def chosen(recipe: Recipe, only: Sequence[str]) -> tuple[Job, ...]:

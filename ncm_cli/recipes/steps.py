@@ -12,7 +12,7 @@ import fnmatch
 import json
 import os.path
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,14 +97,11 @@ def read_options(
     In the second, options that aren't right have their defaults, and required ones None.
     """
     fields = {field.name: field for field in fields_of(options)}
-    written = {key.replace("-", "_"): value for key, value in node.value.items()}
-    lines = {key.replace("-", "_"): line for key, line in node.keys.items()}
     values: dict[str, Any] = {}
     right = True
-    for name, value in written.items():
+    for name, value in node.value.items():
         if (field := fields.get(name)) is None:
-            key = next(key for key in node.value if key.replace("-", "_") == name)
-            mistakes.unknown(lines[name], f"{path}.{key}", "option", key, fields)
+            mistakes.unknown(node.keys[name], f"{path}.{name}", "option", name, fields)
             right = False
         elif value.value is not None:  # nothing written is the default, so that a variable can leave it out
             made = []
@@ -114,25 +111,23 @@ def read_options(
                 except UsageError as error:
                     mistakes.add(item.line, f"{path}.{name}", _said(error))
                     right = False
-            if right or made:
+            if made or field.repeated:
                 values[name] = tuple(made) if field.repeated else made[0]
-    for field in fields.values():
-        if field.required and field.name not in values:
-            right = False
-            if field.name not in written:
-                mistakes.add(node.line, path, f"{field.name} is required")
-            elif written[field.name].value is None and not written[field.name].is_unresolved:
-                what = "a value is required; if a variable should give it, use --set NAME=VALUE"
-                mistakes.add(lines[field.name], f"{path}.{field.name}", what)
+    for name in (name for name, field in fields.items() if field.required and name not in values):
+        right = False
+        if name not in node.value:
+            mistakes.add(node.line, path, f"{name} is required")
+        elif node.value[name].value is None and not node.value[name].is_unresolved:
+            what = "a value is required; if a variable should give it, use --set NAME=VALUE"
+            mistakes.add(node.keys[name], f"{path}.{name}", what)
     known = {name: None if field.required else field.default for name, field in fields.items()}
     made_of = options(**values) if right else None
     for refusal in refusals(made_of):
         # The first key that a reason names has its line.
         named = {flag.replace("-", "_") for flag in re.findall(r"--([a-z][a-z-]*)", str(refusal))}
-        key = next((f".{name}" for name in lines if name in named), "")
-        mistakes.add(lines.get(key[1:], node.line), f"{path}{key}", _said(refusal))
-        right = False
-    return made_of if right else None, SimpleNamespace(**known | values)
+        name = next((name for name in node.keys if name in named), "")
+        mistakes.add(node.keys.get(name, node.line), f"{path}.{name}".rstrip("."), _said(refusal))
+    return made_of, SimpleNamespace(**known | values)
 
 
 def _checked(field: Field, node: Node, path: str, path_of: Callable[[Field, Node, str], Path]) -> Any:
@@ -212,43 +207,16 @@ def _columns_in(file: Path) -> Columns | None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Template:
-    """One step as it is written."""
+class _Draft:
+    """One step in one cell of the matrix, before its options are read."""
 
-    name: str
-    kind: str
+    job: Job
+    kind: type | None
+    """The class of its options; None where the step or its builder isn't known."""
     options: Node
+    """Without variables."""
+    as_written: Node
     path: str
-    line: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _NamedPath:
-    """A path that a job's option names; ``made`` says whether a step of the recipe writes it."""
-
-    field: Field
-    path: Path
-    key_path: str
-    line: int
-    made: bool = False
-
-
-class _Writers:
-    """Who writes which paths."""
-
-    def __init__(self) -> None:
-        self.by: dict[Path, Any] = {}
-        self._around: dict[Path, Any] = {}
-
-    def add(self, path: Path, writer: Any) -> None:
-        self.by.setdefault(path, writer)
-        for folder in path.parents:
-            self._around.setdefault(folder, writer)
-
-    def of(self, path: Path) -> Any:
-        """Who writes a path, the folder it lies in, or what lies in it; None for nobody."""
-        around = (self.by[one] for one in (path, *path.parents) if one in self.by)
-        return next(around, self._around.get(path))
 
 
 @dataclasses.dataclass(slots=True)
@@ -261,50 +229,40 @@ class Steps:
     _out: Path
     _dry_run: bool
     _allow_outside: bool
-    names: tuple[str, ...] = ()
-    """Of all steps, also of those with mistakes."""
+    names: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Of all steps, also of those with mistakes; each with its line."""
     missing: dict[str, None] = dataclasses.field(default_factory=dict)
     """Inputs that aren't there, where that is no mistake."""
+    _drafts: list[_Draft] = dataclasses.field(default_factory=list)
+    _writers: dict[Path, int] = dataclasses.field(default_factory=dict)
+    """The first draft, by its place, that writes a path."""
+    _around: dict[Path, int] = dataclasses.field(default_factory=dict)
+    """The first that writes something in a folder."""
     _known: dict[Path, Columns | None] = dataclasses.field(default_factory=dict)
     """The columns of tables and feature stores that were looked at."""
-    _paths: list[_NamedPath] = dataclasses.field(default_factory=list)
-    """What the options of the job at hand name."""
-    _written: _Writers = dataclasses.field(default_factory=_Writers)
-    _later: _Writers = dataclasses.field(default_factory=_Writers)
 
     def read(self, node: Node | None, line: int) -> list[Job]:
         """Every job, in the order of the steps; within one step, in the matrix's order."""
-        templates = list(self._templates(node, line))
-        self.names = tuple(template.name for template in templates)
-        every = []
-        for template in templates:
-            for cell in self._variables.cells(template.options):
-                options = self._variables.fill(template.options, template.path, cell)
-                kind = self._class_of(template, options)
-                every.append((template, cell, options, kind))
-                for path in self._outputs_of(template, options, kind):
-                    self._later.add(path, template)
-        jobs = [self._job(*one) for one in every]
-        return [job for job in jobs if job is not None]
-
-    def _templates(self, node: Node | None, line: int) -> Iterator[_Template]:
         if node is None or not isinstance(node.value, list) or not node.value:
             found = "nothing" if node is None else "an empty list" if node.value == [] else node.kind()
             what = f"expected a list with one entry for each step, found {found}"
             self._mistakes.add(node.line if node else line, "steps", what)
-            return
-        names: dict[str, int] = {}
+            return []
         for number, item in enumerate(node.value, 1):
-            template = self._template(item, f"steps[{number}]", names)
-            if template is not None:
-                names[template.name] = template.line
-                yield template
+            self._draft(item, f"steps[{number}]")
+        for number, draft in enumerate(self._drafts):
+            self._claim(number, draft)
+        return [
+            self._job(number, draft, draft.kind)
+            for number, draft in enumerate(self._drafts)
+            if draft.kind is not None
+        ]
 
-    def _template(self, item: Node, path: str, names: dict[str, int]) -> _Template | None:
+    def _draft(self, item: Node, path: str) -> None:
+        """Take in one step, for each cell of the matrix variables that it uses."""
         if not isinstance(item.value, dict):
-            what = f"expected a step such as  - fit: {{features: features.h5, ...}}, found {item.kind()}"
-            self._mistakes.add(item.line, path, what)
-            return None
+            self._mistakes.expected(item, path, "a step such as  - fit: {features: features.h5, ...}")
+            return
         kinds = [key for key in item.value if key in STEPS]
         strange = [key for key in item.value if key not in STEPS and key != "name"]
         for key in strange:
@@ -313,107 +271,144 @@ class Steps:
             what = f"expected one step, found {', '.join(kinds) or 'none'}"
             self._mistakes.add(item.line, path, what)
         if len(kinds or strange) != 1:
-            return None
+            return
         # Of a step with an unknown name the outputs count: those who read them are right.
         (kind,) = kinds or strange
         options = item.value[kind]
         if not isinstance(options.value, dict):
-            what = f"expected a mapping of options, found {options.kind()}"
-            self._mistakes.add(options.line, f"{path}.{kind}", what)
-            return None
-        name = self._step_name(item.value.get("name"), kind, path, names)
-        return _Template(name, kind, options, f"{path}.{kind}", item.keys[kind])
+            self._mistakes.expected(options, f"{path}.{kind}", "a mapping of options")
+            return
+        options = options.renamed(lambda key: key.replace("-", "_"))
+        name = self._step_name(item.value.get("name"), kind, path)
+        self.names[name] = item.keys[kind]
+        for cell in self._variables.cells(options):
+            filled = self._variables.fill(options, f"{path}.{kind}", cell)
+            builder, taken = None, options_of(kind) if kind in STEPS and kind != "data" else None
+            if kind == "data":
+                node = filled.value.pop("builder", Node(None, item.keys[kind]))
+                builder = node.text
+                if builder in BUILDERS:
+                    taken = options_of(f"data {builder}")
+                else:
+                    line = filled.keys.get("builder", node.line)
+                    self._mistakes.unknown(line, f"{path}.data.builder", "builder", builder, BUILDERS)
+            texts = {name: value.text for name, value in cell.items()}
+            job = Job(step=name, kind=kind, builder=builder, cell=texts)
+            self._drafts.append(_Draft(job, taken, filled, options, f"{path}.{kind}"))
 
-    def _step_name(self, node: Node | None, kind: str, path: str, names: dict[str, int]) -> str:
+    def _step_name(self, node: Node | None, kind: str, path: str) -> str:
         if node is None:
-            numbered = (f"{kind}-{number}" for number in range(2, len(names) + 3))
-            return next(name for name in (kind, *numbered) if name not in names)
+            numbered = (f"{kind}-{number}" for number in range(2, len(self.names) + 3))
+            return next(name for name in (kind, *numbered) if name not in self.names)
         if not node.text.strip() or "|" in node.text:
             self._mistakes.add(node.line, f"{path}.name", "expected a short text without |")
             return f"{kind}-at-{path}"
         if "${" in node.text:
             what = "a step's name takes no variables: its cells add them"
             self._mistakes.add(node.line, f"{path}.name", what)
-        if node.text in names:
-            what = f"line {names[node.text]} has a step of this name"
+        if node.text in self.names:
+            what = f"line {self.names[node.text]} has a step of this name"
             self._mistakes.add(node.line, f"{path}.name", what)
         return node.text
 
-    def _class_of(self, template: _Template, options: Node) -> type | None:
-        """The class of a step's options; None where the step or its builder isn't known."""
-        if template.kind != "data":
-            return options_of(template.kind) if template.kind in STEPS else None
-        node = options.value.get("builder", Node(None, template.line))
-        if node.text in BUILDERS:
-            return options_of(f"data {node.text}")
-        line = options.keys.get("builder", template.line)
-        self._mistakes.unknown(line, f"{template.path}.builder", "builder", node.text, BUILDERS)
-        return None
-
-    def _outputs_of(self, template: _Template, options: Node, kind: type | None) -> Iterator[Path]:
-        """The files that a job will write."""
-        fields = fields_of(kind) if kind else ()
-        names = [field.name for field in fields if field.spec.role == "output"] if kind else ["output"]
-        for name in names:
-            node = options.value.get(name, options.value.get(name.replace("_", "-")))
-            if node is not None and node.is_scalar and Path(node.text) != STDOUT:
-                path = self._in_out(node)
-                yield from files_of(path) if template.kind == "sweep" else (path,)
-
-    def _job(self, template: _Template, cell: dict[str, Node], node: Node, kind: type | None) -> Job | None:
-        texts = {name: value.text for name, value in cell.items()}
-        job = Job(step=template.name, kind=template.kind, cell=texts)
-        if kind is None:
-            for path in self._outputs_of(template, node, kind):
-                self._written.add(path, job)
-            return None
-        self._paths = []
-        fields = fields_of(kind)
-        entries = {
-            key: value for key, value in node.value.items() if (template.kind, key) != ("data", "builder")
+    def _claim(self, number: int, draft: _Draft) -> None:
+        """Note what a draft writes, which no draft before it may."""
+        fields = fields_of(draft.kind) if draft.kind else ()
+        names = [field.name for field in fields if field.spec.role == "output"] if fields else ["output"]
+        found = {name: node for name in names if (node := draft.options.value.get(name)) is not None}
+        paths = {
+            name: files_of(path) if draft.job.kind == "sweep" else (path,)
+            for name, node in found.items()
+            if node.is_scalar and Path(node.text) != STDOUT and (path := self._in_out(node))
         }
+        for name, written in paths.items() if fields else ():
+            if (other := next(filter(None, map(self._writer, written)), None)) is not None:
+                what = self._why_the_same(draft, name, self._drafts[other], self._shown(written[0]))
+                self._mistakes.add(found[name].line, f"{draft.path}.{name}", what)
+        for path in (path for written in paths.values() for path in written):
+            self._writers.setdefault(path, number)
+            for folder in path.parents:
+                self._around.setdefault(folder, number)
+
+    def _writer(self, path: Path) -> int | None:
+        """The draft that writes a path, the folder it lies in, or what lies in it."""
+        around = (self._writers[one] for one in (path, *path.parents) if one in self._writers)
+        return next(around, self._around.get(path))
+
+    def _why_the_same(self, draft: _Draft, name: str, other: _Draft, path: Path) -> str:
+        """What is wrong where two jobs write one file."""
+        job = draft.job
+        if other.job.step != job.step:
+            return f"{path} is also written by {other.job.title}"
+        (written,) = self._variables.cells(draft.as_written.value[name])[:1]
+        lacking = [one for one in job.cell if job.cell[one] != other.job.cell[one] and one not in written]
+        if lacking:
+            variables = ", ".join(f"${{{one}}}" for one in lacking)
+            return f"{path} is the same in several cells; put {variables} in it"
+        cells = " and ".join(one.title.removeprefix(f"{job.step} ") for one in (other.job, job))
+        return f"{path} is written in the cells {cells}: choose values that give different paths"
+
+    def _job(self, number: int, draft: _Draft, kind: type) -> Job:
+        fields, entries = fields_of(kind), dict(draft.options.value)
         for field in fields:
             if field.repeated and field.spec.role == "input" and field.name in entries:
                 # ``seed*/result.json``: the outputs it fits, one by one.
                 own = entries[field.name]
-                matches = [one for item in own.items for one in self._matches(item)]
+                matches = [one for item in own.items for one in self._matches(item, number)]
                 entries[field.name] = dataclasses.replace(own, value=matches)
-        written = dataclasses.replace(node, value=entries)
-        options, known = read_options(kind, written, template.path, self._path_of, self._mistakes)
-        found: tuple[dict[str, tuple[Path, ...]], ...] = ({}, {})
-        for one in self._paths:
-            by_option = found[one.field.spec.role == "output"]
-            by_option[one.field.name] = (*by_option.get(one.field.name, ()), one.path)
-        builder = node.value["builder"].text if template.kind == "data" else None
-        job = dataclasses.replace(job, builder=builder, options=options, inputs=found[0], outputs=found[1])
-        for one in self._paths:
-            if one.field.spec.role == "output":
-                self._check_output(one, job, template)
-            else:
-                self._check_input(one)
-        for path in job.written:
-            self._written.add(path, job)
-        place = (node.line, template.path)
-        self._check_columns(dataclasses.replace(job, options=known), fields, node.keys, place)
-        return job if options is not None else None
+        files: dict[str, tuple[Path, ...]] = {}
 
-    def _path_of(self, field: Field, node: Node, key_path: str) -> Path:
-        """The path that an option names, as a command line would give it."""
-        if Path(node.text) == STDOUT if field.spec.role == "output" else is_remote(node.text):
-            return Path(node.text)
-        path, made = _possible(self._in_out(node)), False
-        if field.spec.role != "output":
-            outside = _clean((node.base or self._recipe_folder) / _at_home(node.text))
-            # What --set names is meant from the current folder, if it is there.
-            given = node.base is not None and _possible(outside).exists()
-            made = not given and self._later.of(path) is not None
-            if not made:
-                path = _possible(outside)
-                if field.spec.role == "name-or-input" and not path.is_file():
-                    return Path(node.text)
-        for one in [str(path)] if path.exists() else expanded(str(path)):  # a pattern of archives
-            self._paths.append(_NamedPath(field, Path(one), key_path, node.line, made))
-        return self._shown(path)
+        def path_of(field: Field, node: Node, key_path: str) -> Path:
+            shown, found = self._located(field, node, key_path, number)
+            files[field.name] = (*files.get(field.name, ()), *found)
+            return shown
+
+        options = dataclasses.replace(draft.options, value=entries)
+        made, known = read_options(kind, options, draft.path, path_of, self._mistakes)
+        outputs = {field.name for field in fields if field.spec.role == "output"}
+        job = dataclasses.replace(
+            draft.job,
+            options=made,
+            inputs={name: paths for name, paths in files.items() if name not in outputs},
+            outputs={name: paths for name, paths in files.items() if name in outputs},
+        )
+        self._check_columns(dataclasses.replace(job, options=known), fields, draft)
+        return job
+
+    def _located(self, field: Field, node: Node, key_path: str, number: int) -> tuple[Path, list[Path]]:
+        """The path that an option names, as a command line would give it; and its files."""
+        is_output = field.spec.role == "output"
+        if Path(node.text) == STDOUT if is_output else is_remote(node.text):
+            return Path(node.text), []
+        path = _possible(self._in_out(node))
+        if is_output:
+            own = [self._out / name for name in (REPORT, STATE)]
+            if self._out.is_relative_to(path) or any(path.is_relative_to(file) for file in own):
+                self._mistakes.add(node.line, key_path, f"{self._shown(path)} is the run's own")
+            elif not self._allow_outside and not path.is_relative_to(self._out):
+                what = "is outside the run's folder; ncm run --allow-outside writes there"
+                self._mistakes.add(node.line, key_path, f"{self._shown(path)} {what}")
+            return self._shown(path), [path]
+        outside = _clean((node.base or self._recipe_folder) / _at_home(node.text))
+        # What --set names is meant from the current folder, if it is there.
+        given = node.base is not None and _possible(outside).exists()
+        writer = None if given else self._writer(path)
+        if writer is None:
+            path = _possible(outside)
+            if field.spec.role == "name-or-input" and not path.is_file():
+                return Path(node.text), []
+        files = [path] if path.exists() else [Path(one) for one in expanded(str(path))]  # archives
+        for file in files:
+            if writer is not None and writer >= number:
+                what = f"{self._shown(file)} is read here, but only a later step writes it"
+                self._mistakes.add(node.line, key_path, what)
+            elif writer is None and not file.exists():
+                what = f"no such file or folder: {self._shown(file)}, and no step writes it"
+                if self._dry_run:
+                    self.missing[f"line {node.line}: {what}"] = None
+                else:
+                    self._mistakes.add(node.line, key_path, what)
+        return self._shown(path), files
 
     def _shown(self, path: Path) -> Path:
         """A path relative to the current folder if it lies in it, else absolute."""
@@ -422,63 +417,34 @@ class Steps:
     def _in_out(self, node: Node) -> Path:
         return _clean(self._out / _at_home(node.text))
 
-    def _matches(self, item: Node) -> list[Node]:
+    def _matches(self, item: Node, number: int) -> list[Node]:
         if not item.is_scalar or not any(mark in item.text for mark in "*?["):
             return [item]
         pattern = str(self._in_out(item))
-        paths = [path for path in self._written.by if fnmatch.fnmatchcase(str(path), pattern)]
-        texts = [str(relative(path, self._out)) for path in paths]
+        paths = [path for path, writer in self._writers.items() if writer < number]
+        texts = [str(relative(one, self._out)) for one in paths if fnmatch.fnmatchcase(str(one), pattern)]
         return [Node(text, item.line, text) for text in texts] or [item]
 
-    def _check_input(self, one: _NamedPath) -> None:
-        shown = self._shown(one.path)
-        if one.made and self._written.of(one.path) is None:
-            what = f"{shown} is read here, but only a later step writes it"
-            self._mistakes.add(one.line, one.key_path, what)
-        elif not one.made and not one.path.exists():
-            what = f"no such file or folder: {shown}, and no step writes it"
-            if self._dry_run:
-                self.missing[f"line {one.line}: {what}"] = None
-            else:
-                self._mistakes.add(one.line, one.key_path, what)
-
-    def _check_output(self, one: _NamedPath, job: Job, template: _Template) -> None:
-        shown = self._shown(one.path)
-        own = [self._out / name for name in (REPORT, STATE)]
-        if self._out.is_relative_to(one.path) or any(one.path.is_relative_to(file) for file in own):
-            self._mistakes.add(one.line, one.key_path, f"{shown} is the run's own")
-        elif not self._allow_outside and not one.path.is_relative_to(self._out):
-            what = f"{shown} is outside the run's folder; ncm run --allow-outside writes there"
-            self._mistakes.add(one.line, one.key_path, what)
-        for path in files_of(one.path) if job.kind == "sweep" else (one.path,):
-            if (other := self._written.of(path)) is not None:
-                what = f"{self._shown(path)} is also written by {other.title}"
-                if other.step == job.step:
-                    what = f"{shown} is {self._why_the_same(one, job, other, template)}"
-                self._mistakes.add(one.line, one.key_path, what)
-                break
-
-    def _check_columns(
-        self, job: Job, fields: Iterable[Field], keys: Mapping[str, int], place: tuple[int, str]
-    ) -> None:
+    def _check_columns(self, job: Job, fields: Iterable[Field], draft: _Draft) -> None:
         """Check one job, in the order of the steps, and remember what it makes.
 
         The job's own options may be what is right of them.
         """
-        lines = {name.replace("-", "_"): line for name, line in keys.items()}
+
+        def place(name: str) -> tuple[int, str]:
+            return draft.options.keys.get(name, draft.options.line), f"{draft.path}.{name}"
+
         for field in fields:
             value, source = getattr(job.options, field.name), field.spec.columns_of
             if not source or value == field.default or (known := self._columns_of(job, source)) is None:
                 continue
             whose = source if source in ("features", "layout") else "manifest"
-            at = (lines.get(field.name, place[0]), f"{place[1]}.{field.name}")
             for name in _named_columns(field, value):
                 if name not in known:
-                    self._mistakes.unknown(*at, f"column of the {whose}", name, known)
+                    self._mistakes.unknown(*place(field.name), f"column of the {whose}", name, known)
         val, test = (getattr(job.options, name, None) for name in ("val", "test"))
         if job.kind in ("fit", "sweep") and val and val.split() == (test or "split=test").split():
-            what = f"the validation rows are the test rows: {val}"
-            self._mistakes.add(lines.get("val", place[0]), f"{place[1]}.val", what)
+            self._mistakes.add(*place("val"), f"the validation rows are the test rows: {val}")
         for output in job.outputs.get("output", ()):
             if job.kind == "data":
                 self._known.update({output / name: found for name, found in built_columns(job).items()})
@@ -507,15 +473,6 @@ class Steps:
         if job.options.layout is None:
             names = names.resolved(found, with_files=job.options.from_array is None)
         return (*names.kept(found), *ALIASES)
-
-    def _why_the_same(self, one: _NamedPath, job: Job, other: Job, template: _Template) -> str:
-        """What is wrong where two cells of one step write one file."""
-        (written,) = self._variables.cells(template.options.value[one.key_path.rpartition(".")[2]])[:1]
-        lacking = [name for name in job.cell if job.cell[name] != other.cell[name] and name not in written]
-        if lacking:
-            return f"the same in several cells; put {', '.join(f'${{{name}}}' for name in lacking)} in it"
-        cells = " and ".join(two.title.removeprefix(f"{job.step} ") for two in (other, job))
-        return f"written in the cells {cells}: choose values that give different paths"
 
 
 def _at_home(text: str) -> Path:

@@ -423,9 +423,10 @@ class Report:
     """The tables, and the plots that were drawn."""
 
     tables: Sequence[Table]
+    format: str
     output: Path | None
     plots: Sequence[Path]
-    html: Path | None = None
+    html: Path | None
 
     def to_json(self) -> dict[str, Any]:
         """Tables by title, each row an object of column to text or number."""
@@ -472,4 +473,4 @@ def report(options: ReportOptions, *, reporter: Reporter = SILENT) -> Report:
         from ncm_cli.results.page import page
 
         write_bytes(options.html, _encoded(page(sources, evals, bounds, options.by, reporter)))
-    return Report(made, options.output, drawn, options.html)
+    return Report(made, options.format, options.output, drawn, options.html)

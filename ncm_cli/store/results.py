@@ -111,8 +111,10 @@ def now() -> str:
 def jsonable(value: Any) -> Any:
     """``value`` in JSON's own types: arrays as lists, dataclasses as objects, NaN and infinities as null.
 
-    Raises TypeError for what has no such form.
+    An object with a method ``to_json`` is what that says. Raises TypeError for what has no such form.
     """
+    if hasattr(value, "to_json"):
+        return jsonable(value.to_json())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):

@@ -499,8 +499,8 @@ def test_a_value_for_another_variable_is_not_run(tiny: Path) -> None:
 
 def test_the_report_records_where_everything_comes_from(tiny: Path) -> None:
     recipe = _load(tiny)
-    report = run(recipe)
-    found = json.loads(report.report.read_text())
+    run(recipe)
+    found = json.loads((tiny / "out" / "report.json").read_text())
     assert found["ncm_format"] == "ncm-result"
     assert found["kind"] == "run"
     provenance = found["provenance"]
