@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import pickle
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +22,6 @@ BLOCK_BYTES = 4 << 20
 PREFERRED = "features"
 """The name looked for where a file holds several matrices."""
 
-HEADER_LIMIT = 10_000
-"""Bytes of an array's header; numpy's own limit against hostile ones."""
-
 
 @dataclass(frozen=True)
 class ArraySource:
@@ -38,7 +34,7 @@ class ArraySource:
 
 
 def open_array(path: Path) -> ArraySource:
-    """Look into a matrix file; nothing but its header is read where the format allows that.
+    """Look into a matrix file; of ``.npy``, ``.pt`` and ``.parquet`` its header alone is read.
 
     Raises `InputError` for another kind of file, one that needs unpickling, a matrix that isn't
     two-dimensional and real, and several matrices of which none is called ``features``.
@@ -49,7 +45,8 @@ def open_array(path: Path) -> ArraySource:
             "an array in a format that isn't known", where=path, expected=f"one of: {listing(_OPENERS)}"
         )
     with _readable(path):
-        return opener(path)
+        found = opener(path)
+        return found if isinstance(found, ArraySource) else _sliced(path, found)
 
 
 @contextmanager
@@ -57,7 +54,7 @@ def _readable(path: Path) -> Iterator[None]:
     """Whatever a reader makes of a damaged or foreign file becomes one line."""
     try:
         yield
-    except (InputError, MemoryError):
+    except InputError:
         raise
     except pickle.UnpicklingError as error:
         raise InputError(
@@ -77,18 +74,15 @@ def _readable(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _checked(path: Path, shape: tuple[int, ...], dtype: np.dtype | None, name: str = "") -> tuple[int, int]:
-    where = f"{path}, {name}" if name else path
-    if dtype is not None and dtype.kind not in "fiu":
-        raise InputError("an array that doesn't hold real numbers", where=where, found=f"dtype {dtype}")
+def _checked(path: Path, shape: tuple[int, ...]) -> tuple[int, int]:
     if len(shape) != 2 or not all(shape):
         expected = "(rows, dimensions), at least one of each"
-        raise InputError("an array of another shape", where=where, found=f"shape {shape}", expected=expected)
+        raise InputError("an array of another shape", where=path, found=f"shape {shape}", expected=expected)
     return int(shape[0]), int(shape[1])
 
 
-def _block_rows(dim: int, itemsize: int = 4) -> int:
-    return max(1, BLOCK_BYTES // (dim * itemsize))
+def _block_rows(dim: int) -> int:
+    return max(1, BLOCK_BYTES // (4 * dim))
 
 
 def _float32(block: np.ndarray) -> np.ndarray:
@@ -103,55 +97,21 @@ def _only(path: Path, names: list[str]) -> str:
     return names[0] if len(names) == 1 else PREFERRED
 
 
-def _npy(path: Path) -> ArraySource:
-    return _streamed(path, lambda: path.open("rb"))
+def _npy(path: Path) -> np.ndarray:
+    return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
-def _npz(path: Path) -> ArraySource:
-    with zipfile.ZipFile(path) as archive:
-        name = _only(path, [name[:-4] for name in archive.namelist() if name.endswith(".npy")])
-    return _streamed(path, lambda: zipfile.ZipFile(path).open(f"{name}.npy"), name)
-
-
-def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    version = np.lib.format.read_magic(stream)
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    if version not in readers:
-        raise ValueError(f"version {version} of the npy format")
-    return readers[version](stream, max_header_size=HEADER_LIMIT)
-
-
-def _streamed(path: Path, opened: Callable[[], IO[bytes]], name: str = "") -> ArraySource:
-    """Rows read one block after another: a memory map would count as this process's memory."""
-    with opened() as stream:
-        shape, fortran, dtype = _header(stream)
-    if dtype.hasobject:
-        raise InputError("an array of Python objects would need unpickling", where=path)
-    rows, dim = _checked(path, shape, dtype, name)
-    if fortran and rows > 1 and dim > 1:
-        if not name:
-            return _sliced(path, np.load(path, mmap_mode="r", allow_pickle=False))
-        # Rows of a compressed column-major matrix can't be had without all of it.
-        with opened() as stream:
-            return _sliced(path, np.lib.format.read_array(stream, allow_pickle=False))
-
-    def blocks() -> Iterator[np.ndarray]:
-        step, width = _block_rows(dim, dtype.itemsize), dim * dtype.itemsize
-        with _readable(path), opened() as stream:
-            _header(stream)
-            for start in range(0, rows, step):
-                count = min(step, rows - start)
-                data = stream.read(count * width)
-                if len(data) < count * width:
-                    raise ValueError(f"the file ends at row {start + len(data) // width}")
-                yield _float32(np.frombuffer(data, dtype).reshape(count, dim))
-
-    return ArraySource(path, rows, dim, blocks)
+def _npz(path: Path) -> np.ndarray:
+    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+        return archive[_only(path, archive.files)]
 
 
 def _sliced(path: Path, matrix: Any) -> ArraySource:
     """Rows of a (rows, dim) matrix of numpy's or torch's."""
-    rows, dim = matrix.shape
+    rows, dim = _checked(path, tuple(matrix.shape))
+    if isinstance(matrix, np.ndarray) and matrix.dtype.kind not in "fiu":
+        what = "an array that doesn't hold real numbers"
+        raise InputError(what, where=path, found=f"dtype {matrix.dtype}")
 
     def blocks() -> Iterator[np.ndarray]:
         step = _block_rows(dim)
@@ -162,7 +122,7 @@ def _sliced(path: Path, matrix: Any) -> ArraySource:
     return ArraySource(path, rows, dim, blocks)
 
 
-def _pt(path: Path) -> ArraySource:
+def _pt(path: Path) -> Any:
     import torch
 
     try:
@@ -187,8 +147,7 @@ def _pt(path: Path) -> ArraySource:
         )
     if tensor.is_complex() or tensor.dtype == torch.bool or tensor.layout != torch.strided:
         raise InputError("a tensor that doesn't hold real numbers", where=path, found=str(tensor.dtype))
-    _checked(path, tuple(tensor.shape), None)
-    return _sliced(path, tensor.detach())
+    return tensor.detach()
 
 
 def _parquet(path: Path) -> ArraySource:
@@ -205,7 +164,7 @@ def _parquet(path: Path) -> ArraySource:
     first = next(file.iter_batches(batch_size=1, columns=names), None)
     if first is None:
         raise InputError("no rows in the file", where=path)
-    rows, dim = _checked(path, (file.metadata.num_rows, _matrix(first, bool(lists)).shape[1]), None)
+    rows, dim = _checked(path, (file.metadata.num_rows, _matrix(first, bool(lists)).shape[1]))
 
     def blocks() -> Iterator[np.ndarray]:
         with _readable(path):
@@ -228,7 +187,7 @@ def _matrix(batch: Any, is_list: bool) -> np.ndarray:
     return matrix
 
 
-_OPENERS: dict[str, Callable[[Path], ArraySource]] = {
+_OPENERS: dict[str, Callable[[Path], Any]] = {
     ".npy": _npy,
     ".npz": _npz,
     ".pt": _pt,

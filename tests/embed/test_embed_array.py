@@ -264,7 +264,7 @@ def test_a_header_that_claims_too_much_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.npy"
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (4000000000, 1000000), }".ljust(117) + b"\n"
     path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
-    with pytest.raises(InputError, match="numbers of rows"):
+    with pytest.raises(InputError, match="can't be read"):
         make(tmp_path, path)
 
 
