@@ -174,16 +174,16 @@ class _Judged:
         return dataclasses.replace(target, y=np.where(absent, kept, target.y[positions]))
 
     def _fitted_problem(self, path: Path) -> Problem:
-        """The problem that the probe was fitted on, read again, once it is known that the pairs are its."""
-        options, meta = self.options, self.probe.meta
-        if (options.ranks or options.pair_counts) and meta.get("method") != "ncm":
+        """The problem that the probe was fitted on, read again."""
+        method = self.probe.meta.get("method")
+        if (self.options.ranks or self.options.pair_counts) and method != "ncm":
             raise MismatchError(
                 "a probe that removes no directions can't be fitted again along ranks or pairs",
-                found=f"method {meta.get('method')}",
+                found=f"method {method}",
                 expected="method ncm: a probe of ncm fit --pairs P.h5 --method ncm",
             )
         store = self._pairs(path)
-        fitted = (meta.get("data") or {}).get("pairs") or {}
+        fitted = (self.probe.meta.get("data") or {}).get("pairs") or {}
         expected = fitted.get("content_sha256")
         if expected not in (None, store.content_sha256):
             raise MismatchError(
@@ -193,7 +193,7 @@ class _Judged:
                 expected=f"content {expected[:12]}, which was {fitted.get('path')}",
                 fix="name that pair store, or fit the probe again with these pairs",
             )
-        return reread_problem(self.probe, options.features, path, reporter=SILENT)
+        return reread_problem(self.probe, self.options.features, path, reporter=SILENT)
 
     def body(self) -> dict[str, Any]:
         """The whole result."""
@@ -322,10 +322,10 @@ class _Judged:
 
     def _refit(
         self, problem: Problem, part: Part, ranks: Sequence[int], advance: Callable[[int], None] | None = None
-    ) -> list[Fit]:
-        """Fits at these ranks, by the probe's method (ERM where the problem has no pairs)."""
+    ) -> list[dict[str, Any]]:
+        """Rows of refits at these ranks, by the probe's method (ERM where the problem has no pairs)."""
         meta = self.probe.meta
-        return train_path(
+        fits = train_path(
             part,
             problem.options,
             method="erm" if problem.pairs is None else "ncm",
@@ -334,37 +334,38 @@ class _Judged:
             decays=[float(meta["hyper_parameters"]["weight_decay"])],
             advance=advance,
         )
+        return [self._row(fit, part) for fit in fits]
 
     def _paths(self) -> dict[str, Any]:
         """``path`` along ranks, its ``summary``, and ``pair_counts``: empty where they aren't asked for."""
         path: list[dict[str, Any]] = []
         counts: list[dict[str, Any]] = []
-        options, problem, reporter = self.options, self.problem, self.reporter
+        options, problem = self.options, self.problem
         if problem is not None and problem.pairs is not None:
             usable, scaling = problem.pairs.usable, scaling_of(self.probe)
             if options.ranks:
                 part = problem.part(problem.train, usable, scaling)
-                asked = parse_grid(options.ranks)
-                ranks = [rank for rank in asked if rank <= part.rank]
-                if len(ranks) < len(asked):
-                    reporter.note(
-                        f"ranks above {part.rank} are skipped: the pairs' differences have that rank"
-                    )
-                with reporter.task("ranks", len(ranks), "ranks") as task:
-                    fits = self._refit(problem, part, ranks, task.advance) if ranks else []
-                path = [self._row(fit, part) for fit in fits]
+                why = f"ranks above {part.rank} are skipped: the pairs' differences have that rank"
+                ranks = self._possible(options.ranks, part.rank, why)
+                with self.reporter.task("ranks", len(ranks), "ranks") as task:
+                    path = self._refit(problem, part, ranks, task.advance) if ranks else []
             if options.pair_counts:
-                there, asked = int(usable.sum()), parse_grid(options.pair_counts)
-                possible = [count for count in asked if count <= there]
-                if len(possible) < len(asked):
-                    reporter.note(f"counts above {there} are skipped: there are no more pairs")
-                with reporter.task("pair counts", len(possible), "fits") as task:
+                most = int(usable.sum())
+                why = f"counts above {most} are skipped: there are no more pairs"
+                possible = self._possible(options.pair_counts, most, why)
+                with self.reporter.task("pair counts", len(possible), "fits") as task:
                     for count in possible:
                         part = problem.part(problem.train, usable & (np.cumsum(usable) <= count), scaling)
-                        rank = min(count, self.probe.rank, part.rank)
-                        counts.append(self._row(self._refit(problem, part, [rank])[0], part))
+                        counts += self._refit(problem, part, [min(count, self.probe.rank, part.rank)])
                         task.advance()
         return {"path": path, "summary": _summary(path), "pair_counts": counts}
+
+    def _possible(self, asked: str, most: int, why: str) -> list[int]:
+        """The numbers of a grid that are at most ``most``; a note says why others are skipped."""
+        grid = parse_grid(asked)
+        if max(grid) > most:
+            self.reporter.note(why)
+        return [number for number in grid if number <= most]
 
     def _row(self, fit: Fit, part: Part) -> dict[str, Any]:
         """The bound and the measurements of one refit."""
@@ -395,7 +396,7 @@ class _Judged:
             )
         problem = reread_problem(self.probe, self.options.features, None, where=where, reporter=self.reporter)
         part = problem.part(problem.train, None, scaling_of(self.probe))
-        row = self._row(self._refit(problem, part, [0])[0], part)
+        row = self._refit(problem, part, [0])[0]
         error = row["test_error"]
         # By how much its test accuracy is above the bounded probe's.
         gap = own.zero_one["test_error"] - error if own.zero_one else None
