@@ -6,9 +6,8 @@ import dataclasses
 
 from ncm_cli.console import Ui
 from ncm_cli.errors import listing
-from ncm_cli.images.embed import EmbedReport, embed
+from ncm_cli.images.embed import EmbedReport, embed, of_rank
 from ncm_cli.images.options import EmbedOptions
-from ncm_cli.images.shards import of_rank
 
 SHOWN_FAILURES = 12
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -132,11 +131,11 @@ def _column(column: Any) -> dict[str, Any]:
 
 
 def _show_system(ui: Ui) -> None:
+    from ncm_cli.images.reading import cores
     from ncm_cli.recipes.run import versions  # which loads all that recipes can do
 
     known = {"ncm": __version__, **versions()}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    devices = [f"cpu: {platform.machine()}, {cores} cores"]
+    devices = [f"cpu: {platform.machine()}, {cores()} cores"]
     try:
         import torch
     except (ImportError, OSError) as error:

@@ -1,6 +1,9 @@
 """``ncm embed``: images, or features made elsewhere, to a feature store.
 
-Kill it at any moment, repeat it, extend it.
+Kill it at any moment, repeat it, extend it, or share it between processes: a shard is a run of whole batches
+of the plan that one process alone would have, so that the features are the same bits. It adds to a log of its
+own in the output's journal, and says there when it is done; nobody waits. Whoever finds that all are done
+goes on like one process after an interruption, with nothing left to make.
 """
 
 from __future__ import annotations
@@ -29,27 +32,37 @@ from ncm_cli.images.encoder import (
 from ncm_cli.images.manifest import Manifest, read_source
 from ncm_cli.images.options import (
     EmbedOptions,
+    Shard,
     parse_batch_size,
     parse_intensity_range,
     parse_shard,
     parse_workers,
 )
 from ncm_cli.images.paths import as_written, is_remote
-from ncm_cli.images.reading import read_ahead
 from ncm_cli.images.rows import DONE, OLD, OTHER, RowPlan, Tally, gathered, make_features, unstorable
-from ncm_cli.images.shards import Part
 from ncm_cli.options import as_json, check, refuse_replacing
 from ncm_cli.progress import SILENT, Reporter, Task
 from ncm_cli.store.columns import FailedRow, Files
 from ncm_cli.store.digests import canonical_json, differing_fields, digest_of, fingerprint
 from ncm_cli.store.features import FeatureStore, write_features
 from ncm_cli.store.files import BusyError, remove_leftovers, sha256_file, writer_lock
-from ncm_cli.store.journal import Journal, journal_folder, read_parts, refuse_busy_parts
+from ncm_cli.store.journal import (
+    Journal,
+    journal_folder,
+    log_path,
+    prepare,
+    read_parts,
+    refuse_busy_parts,
+    write_part,
+)
 
 if TYPE_CHECKING:
     from ncm_cli.images.arrays import ArraySource
 
 _FAULTS = ("aren't finite", "are zero and can't be scaled to unit length", "are too large for float16")
+
+WAIT_SECONDS = 60.0
+"""How long a shard that begins waits for others that do, and for one that joins."""
 
 _TELLING = ("kind", "model", "precision", "normalize", "view", "intensity_range", "decode")
 """Fields of a request that can't differ between two requests for the same features."""
@@ -177,6 +190,54 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
         )
 
 
+def of_rank(options: EmbedOptions) -> EmbedOptions:
+    """The options of this process if torchrun, or what sets the same variables, started it with others."""
+    told = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
+    if options.shard is not None or not all(map(str.isdecimal, told)) or int(told[1]) == 1:
+        return options
+    return dataclasses.replace(options, shard=f"{told[0]}/{told[1]}")
+
+
+class Part:
+    """One shard's place in the journal of an output, whose lock is held until ``stack`` is closed."""
+
+    def __init__(
+        self, output: Path, shard: Shard, key: dict[str, Any], stack: contextlib.ExitStack, *, replace: bool
+    ) -> None:
+        self.output, self.shard, self._plan = output, shard, ""
+        with writer_lock(output, wait=WAIT_SECONDS):
+            prepare(output, key, replace=replace)
+            log = log_path(output, shard.part)
+            stack.enter_context(writer_lock(log))
+            log.touch()
+            write_part(output, shard.part, plan="", done=False)
+
+    def begin(self, plan: str) -> None:
+        """Say what all shards are of: ``plan``, a digest; a `MismatchError` if one at work says otherwise."""
+        self._plan = plan
+        with writer_lock(self.output, wait=WAIT_SECONDS):
+            write_part(self.output, self.shard.part, plan=plan, done=False)
+            for part, said in read_parts(journal_folder(self.output)).items():
+                try:
+                    if said["plan"] not in ("", plan):
+                        refuse_busy_parts(self.output, part)
+                except BusyError as error:
+                    raise MismatchError(
+                        "shards of one output with different rows, batches or numbers",
+                        where=self.output,
+                        found=f"shard {part.replace('-of-', '/')} is at work: {error.found}",
+                        fix="the same manifest, --batch-size, --dtype, device and N for all of them",
+                    ) from None
+
+    def end(self, failed: Sequence[Sequence[Any]]) -> tuple[str, ...]:
+        """Say that this shard is done but for the ``failed`` images; returns the shards that aren't."""
+        write_part(self.output, self.shard.part, plan=self._plan, done=True, failed=failed)
+        said = read_parts(journal_folder(self.output))
+        done = {part for part, told in said.items() if told["done"] and told["plan"] == self._plan}
+        every = (Shard(index, self.shard.count) for index in range(self.shard.count))
+        return tuple(str(shard) for shard in every if shard.part not in done)
+
+
 @dataclass
 class _ImageRun:
     """One run over images: what is there, what is missing, making it, and writing the store."""
@@ -248,8 +309,7 @@ class _ImageRun:
         tally = Tally()
         if pending:
             journal = journal or self._journal()
-            if not self._all_still_bad(plan, tally):
-                tally = self._make(plan, journal)
+            tally = self._make(plan, journal)
         written = self._write(plan, journal, tally)
         tally.say(self.reporter)
         if journal is not None:
@@ -265,11 +325,11 @@ class _ImageRun:
         }
 
     def run_part(self, started: float) -> EmbedReport:
-        """Make the rows of one shard; it has none where the old store has all but what had failed."""
+        """Make the rows of one shard, where any are missing."""
         assert self.part is not None
         plan, tally = self._plan(), Tally()
         unfinished: tuple[str, ...] = ()
-        if not self._failed_before(plan):
+        if plan.pending():
             with Journal(self.options.output, self.part.shard.part) as journal:
                 tally = self._make(plan, journal)
             tally.say(self.reporter)
@@ -329,26 +389,6 @@ class _ImageRun:
                 start_loading(self.request, self.reporter)
             self.encoder = load_encoder(self.request, device=self.options.device, reporter=self.reporter)
         return self.encoder
-
-    def _failed_before(self, plan: RowPlan) -> bool:
-        """Whether nothing is missing but images that the old store couldn't use."""
-        failed = {row.id for row in self.old.failed} if self.old is not None else set()
-        return all(plan.files[row].id in failed for row in plan.pending())
-
-    def _all_still_bad(self, plan: RowPlan, tally: Tally) -> bool:
-        """Whether all that is missing had failed before and still doesn't decode: then no model is loaded."""
-        pending = plan.pending()
-        if self.encoder is not None or not self._failed_before(plan):
-            return False
-        ranged, workers = self.request.intensity_range is not None, parse_workers(self.options.workers)
-        threads = 1 if workers is None else workers
-        files = [plan.files[row] for row in pending]
-        for image in read_ahead(files, None, workers=threads, window=2 * threads):
-            # With a range of samples for all, those without one of their own are taken to decode.
-            if image.item is not None or (ranged and image.undeclared):
-                return False
-            tally.fail(image, image.reason)
-        return True
 
     def _make(self, plan: RowPlan, journal: Journal) -> Tally:
         encoder, rows = self._load(), plan.pending()

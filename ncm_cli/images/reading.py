@@ -30,7 +30,7 @@ import numpy as np
 from PIL import Image
 
 from ncm_cli.errors import InputError, listing
-from ncm_cli.images.decode import DecodeError, UndeclaredRangeError, decode
+from ncm_cli.images.decode import DecodeError, UndeclaredRangeError
 from ncm_cli.images.encoder import Encoder, Preprocess
 from ncm_cli.images.manifest import printable
 from ncm_cli.images.paths import fetch, is_remote, look_up
@@ -76,8 +76,8 @@ class ReadImage:
     undeclared: tuple[float, float] | None = None
 
 
-def read_image(file: ImageFile, preprocess: Preprocess | None) -> ReadImage:
-    """Read, decode and prepare one image; without ``preprocess``, only find out whether it decodes."""
+def read_image(file: ImageFile, preprocess: Preprocess) -> ReadImage:
+    """Read, decode and prepare one image."""
     if printable(file.path) != file.path:
         return ReadImage(file, None, reason="its name isn't UTF-8: rename it, as names are stored as UTF-8")
     file = ImageFile(file.id, file.path)
@@ -86,8 +86,8 @@ def read_image(file: ImageFile, preprocess: Preprocess | None) -> ReadImage:
         _, mtime_ns = look_up(file.path)
         data = fetch(file.path)
         file = ImageFile(file.id, file.path, len(data), mtime_ns, hashlib.sha256(data).hexdigest())
-        image = decode(data) if preprocess is None else preprocess.decode(data)
-        item = True if preprocess is None else preprocess(image, file.id)
+        image = preprocess.decode(data)
+        item = preprocess(image, file.id)
     except DecodeError as error:
         found = error.span if isinstance(error, UndeclaredRangeError) else None
         return ReadImage(file, None, error.reason, undeclared=found)
@@ -103,7 +103,7 @@ def _tone_of(image: Image.Image) -> str:
 
 def read_ahead(
     files: Iterable[ImageFile],
-    preprocess: Preprocess | None,
+    preprocess: Preprocess,
     *,
     workers: int,
     window: int,
@@ -135,7 +135,7 @@ def read_ahead(
 
 
 @contextlib.contextmanager
-def _reader_processes(count: int, preprocess: Preprocess | None) -> Iterator[Read]:
+def _reader_processes(count: int, preprocess: Preprocess) -> Iterator[Read]:
     """A function that has images read by one of ``count`` processes, for as many threads to call."""
     free: queue.SimpleQueue[_ReaderProcess] = queue.SimpleQueue()
 
@@ -155,7 +155,7 @@ def _reader_processes(count: int, preprocess: Preprocess | None) -> Iterator[Rea
 class _ReaderProcess:
     """A process that reads images, seen from here."""
 
-    def __init__(self, preprocess: Preprocess | None) -> None:
+    def __init__(self, preprocess: Preprocess) -> None:
         self._socket, theirs = socket.socketpair()
         self._connection = Connection(os.dup(self._socket.fileno()))
         # It has this process's modules, but not its main one, which may be anybody's script.
@@ -240,16 +240,20 @@ def _end_with(descriptor: int) -> None:
     os._exit(0)
 
 
+def cores() -> int:
+    """The processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def choose_readers(workers: int | None, files: Sequence[ImageFile]) -> tuple[int, bool]:
     """How many readers, None being ``auto``, and whether they are processes, which pay with many images."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    cores = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))  # torchrun's, one rank a device
+    own = max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))  # torchrun's, one rank a device
     seconds = sum(IMAGE_SECONDS + BYTE_SECONDS * file.size for file in files)
-    processes = workers != 0 and os.name == "posix" and seconds >= MANY and (workers or cores) > 1
+    processes = workers != 0 and os.name == "posix" and seconds >= MANY and (workers or own) > 1
     if files and is_remote(files[0].path):
         return REMOTE_READERS if workers is None else workers, False
     most = MOST_PROCESSES if processes else MOST_THREADS
-    return min(cores, most) if workers is None else workers, processes
+    return min(own, most) if workers is None else workers, processes
 
 
 def encode_batches(

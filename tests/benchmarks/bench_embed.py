@@ -36,12 +36,12 @@ from PIL import Image, features
 from ncm_cli.errors import NcmError
 from ncm_cli.images.encoder import EncoderRequest, load_encoder
 from ncm_cli.images.network import exact
-from ncm_cli.images.reading import AT_ONCE, read_ahead
+from ncm_cli.images.reading import AT_ONCE, cores, read_ahead
 from ncm_cli.progress import SILENT
 from ncm_cli.store.journal import ImageFile
 
 ROOT = Path(__file__).resolve().parents[2]
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+CORES = cores()
 SECONDS = 4.0
 """The least time that the forward pass is measured for."""
 

@@ -16,8 +16,8 @@ from PIL import Image
 
 from ncm_cli.errors import InputError, MismatchError, UsageError
 from ncm_cli.images.embed import embed as run_embed
+from ncm_cli.images.embed import of_rank
 from ncm_cli.images.options import EmbedOptions, Shard, parse_shard
-from ncm_cli.images.shards import of_rank
 from ncm_cli.main import run
 from ncm_cli.store.journal import journal_folder
 
@@ -139,7 +139,7 @@ def at_work(pictures: Any, shard: str) -> Iterator[Callable[[str], None]]:
         import contextlib, sys
         from pathlib import Path
         from ncm_cli.images.options import parse_shard
-        from ncm_cli.images.shards import Part
+        from ncm_cli.images.embed import Part
         from ncm_cli.store.journal import journal_folder, read_facts, write_part
         output, shard = Path({str(pictures.output)!r}), parse_shard({shard!r})
         with contextlib.ExitStack() as stack:
