@@ -344,7 +344,7 @@ def write_sweep(path: Path | str, table: SweepTable) -> None:
 def read_sweep(path: Path | str) -> SweepTable:
     """Read the HDF5 file; refuses another format, a newer version and changed bytes."""
     with H5Reader(path, TABLE_FORMAT, TABLE_VERSION, what="a sweep's table") as h5, reading(h5.path):
-        method, epochs = h5.text("method"), h5.array("epochs", np.int64, shape=(None,))
+        method, epochs = tuple(h5.texts("method")), h5.array("epochs", np.int64, shape=(None,))
         rows, wide = (len(method),), (len(method), len(epochs))
         hyper = {name: h5.array(f"hyper/{name}", np.float64, shape=rows) for name in h5.members("hyper")}
         return SweepTable(

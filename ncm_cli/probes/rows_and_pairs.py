@@ -39,11 +39,10 @@ from ncm_cli.store.columns import (
     unrecognised,
     unused_filter,
 )
-from ncm_cli.store.digests import array_digest, digest_of, without_view
+from ncm_cli.store.digests import Texts, array_digest, digest_of, without_view
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import TEXT, PairStore, read_pairs
 from ncm_cli.store.probe import Probe, record_ids
-from ncm_cli.store.texts import Texts
 
 if TYPE_CHECKING:
     from ncm_cli.baselines.trainer import TrainData

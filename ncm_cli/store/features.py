@@ -20,6 +20,7 @@ from ncm_cli.errors import InputError, listing, unknown
 from ncm_cli.options import parse_where
 from ncm_cli.store.columns import AnyColumn, Column, FailedRow, Files, NumericColumn, check_columns
 from ncm_cli.store.digests import (
+    Texts,
     array_digest,
     canonical_json,
     damaged,
@@ -30,7 +31,6 @@ from ncm_cli.store.digests import (
 from ncm_cli.store.files import one_line
 from ncm_cli.store.hdf5 import CHUNK_BYTES, H5Reader, H5Writer, RowReader, reading, writing
 from ncm_cli.store.results import Shown, jsonable
-from ncm_cli.store.texts import Texts
 
 FORMAT = "ncm-features"
 VERSION = 1
@@ -376,7 +376,7 @@ class FeatureStore(Shown, contextlib.AbstractContextManager["FeatureStore"]):
         """Rows that have no features, with the reasons."""
         if "failed" not in self._h5:
             return ()
-        parts = [self._h5.text(f"failed/{name}") for name in ("id", "path", "reason")]
+        parts = [tuple(self._h5.texts(f"failed/{name}")) for name in ("id", "path", "reason")]
         if len({len(part) for part in parts}) != 1:
             raise damaged(self.path, "failed rows of unequal lengths")
         return tuple(FailedRow(*row) for row in zip(*parts, strict=True))
@@ -545,7 +545,7 @@ class _LazyColumns(Mapping[str, AnyColumn]):
             column = NumericColumn(name, h5.array(f"{folder}/values", np.float64, shape=whole, kinds="fiu"))
         else:
             codes = h5.array(f"{folder}/codes", np.int32, shape=whole, kinds="iu")
-            column = Column(name, codes, h5.text(f"{folder}/categories"))
+            column = Column(name, codes, tuple(h5.texts(f"{folder}/categories")))
         try:
             check_columns([column], self._rows)
         except InputError as error:

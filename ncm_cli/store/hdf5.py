@@ -29,6 +29,7 @@ from ncm_cli import __version__
 from ncm_cli.errors import InputError
 from ncm_cli.store.digests import (
     TEXT_ERRORS,
+    Texts,
     array_digest,
     damaged,
     encode_text,
@@ -38,7 +39,6 @@ from ncm_cli.store.digests import (
 )
 from ncm_cli.store.files import atomic_path, one_line, require_file
 from ncm_cli.store.results import now
-from ncm_cli.store.texts import Texts
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
@@ -83,9 +83,13 @@ def _hostile(path: Path, found: str, fix: str | None = None) -> InputError:
     )
 
 
-def _check_tree(file: h5py.File, path: Path) -> None:
-    """Refuse links other than hard ones, cycles, deep or endless trees, and all but groups and arrays."""
+def _names(file: h5py.File, path: Path) -> dict[str, None]:
+    """Groups and arrays, those of a group in the order in which they were written.
+
+    Refuses links other than hard ones, cycles, deep or endless trees, and all but groups and plain arrays.
+    """
     seen = {h5py.h5o.get_info(file.id).addr}
+    names: dict[str, None] = {}
     pending: list[tuple[str, h5py.Group]] = [("", file)]
     while pending:
         prefix, group = pending.pop()
@@ -99,10 +103,12 @@ def _check_tree(file: h5py.File, path: Path) -> None:
             if fault := "is linked twice" if address in seen else _fault_of_type(found, name):
                 raise _hostile(path, f"{name!r} {fault}")
             seen.add(address)
-            if len(seen) > MAX_OBJECTS:
+            names[name] = None
+            if len(names) > MAX_OBJECTS:
                 raise _hostile(path, f"over {MAX_OBJECTS:,} objects")
             if isinstance(found, h5py.Group):
                 pending.append((f"{name}/", found))
+    return names
 
 
 def _fault_of_type(array: Any, name: str) -> str | None:
@@ -176,6 +182,7 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
     def __init__(self, path: Path | str, format_name: str, version: int, *, what: str) -> None:
         self.path = require_file(path)
         self._bytes = self.path.stat().st_size
+        self.digests: dict[str, str] | None = None
         self.found: dict[str, str] = {}
         with self.path.open("rb") as stream:
             if stream.read(8) != SIGNATURE:
@@ -186,8 +193,9 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
             with reading(self.path):
                 self.attrs = _attributes(self._file, self.path)
                 self._check_header(format_name, version, what)
-                _check_tree(self._file, self.path)
-            self.digests = self._digests()
+                self._names = _names(self._file, self.path)
+            if "header_sha256" in self.attrs:
+                self.digests = self._read_digests()
         except BaseException:
             self.close()
             raise
@@ -202,10 +210,8 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
         if stated is not None and stated != header_digest(self.attrs):
             raise damaged(self.path, "header attributes that don't match header_sha256")
 
-    def _digests(self) -> dict[str, str] | None:
-        if "header_sha256" not in self.attrs:
-            return None
-        raw = self._raw("digests", ndim=1, kinds="u").tobytes()
+    def _read_digests(self) -> dict[str, str]:
+        raw = self.array("digests", np.uint8, shape=(None,)).tobytes()
         if hashlib.sha256(raw).hexdigest() != self.attrs.get("digests_sha256"):
             raise damaged(self.path, "digests that don't match digests_sha256")
         digests: dict[str, str] = json.loads(raw)
@@ -214,14 +220,12 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
         return digests
 
     def __contains__(self, name: str) -> bool:
-        with reading(self.path):
-            return name in self._file
+        return name in self._names
 
     def members(self, group: str) -> list[str]:
         """Names in a group, in the order in which they were written; none if there is no such group."""
-        with reading(self.path):
-            found = self._file.get(group)
-            return list(found) if isinstance(found, h5py.Group) else []
+        inside = (name.rpartition("/") for name in self._names)
+        return [leaf for parent, _, leaf in inside if parent == group]
 
     def dataset(self, name: str, *, ndim: int, kinds: str) -> h5py.Dataset:
         """A checked array whose numpy kind is one of ``kinds``, not yet read."""
@@ -235,26 +239,18 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
                 raise damaged(self.path, f"{name} of shape {found.shape} and type {found.dtype}")
             return found
 
-    def _raw(self, name: str, *, ndim: int, kinds: str) -> np.ndarray:
-        found = self.dataset(name, ndim=ndim, kinds=kinds)
-        with reading(self.path):
-            return np.asarray(found[()])
-
     def array(
         self, name: str, dtype: Any, *, shape: tuple[int | None, ...], kinds: str | None = None
     ) -> np.ndarray:
         """A whole numeric array, verified, as ``dtype``; None in ``shape`` stands for any length."""
         dtype = np.dtype(dtype)
-        raw = self._raw(name, ndim=len(shape), kinds=kinds or dtype.kind)
-        if any(want not in (None, have) for want, have in zip(shape, raw.shape, strict=True)):
-            raise damaged(self.path, f"{name} of shape {raw.shape}, expected {shape}")
-        made = np.ascontiguousarray(raw, dtype=dtype)
+        found = self.dataset(name, ndim=len(shape), kinds=kinds or dtype.kind)
+        if any(want not in (None, have) for want, have in zip(shape, found.shape, strict=True)):
+            raise damaged(self.path, f"{name} of shape {found.shape}, expected {shape}")
+        with reading(self.path):
+            made = np.ascontiguousarray(found[()], dtype=dtype)
         self._verify(name, array_digest(made))
         return made
-
-    def text(self, name: str) -> tuple[str, ...]:
-        """A whole array of text, verified."""
-        return tuple(self.texts(name))
 
     def texts(self, name: str, *, rows: int | None = None) -> Texts:
         """The texts of many rows, verified."""
@@ -269,12 +265,9 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
     def json(self, name: str) -> Any:
         """A JSON object (of "sources" a list) kept as an array of bytes, verified; empty if there is none."""
         kind: type = list if name == "sources" else dict
-        if name not in self:
-            return kind()
-        raw = self._raw(name, ndim=1, kinds="u")
-        self._verify(name, array_digest(raw))
+        raw = self.array(name, np.uint8, shape=(None,)) if name in self else None
         with reading(self.path):
-            found = json.loads(raw.tobytes().decode("utf-8", TEXT_ERRORS))
+            found = kind() if raw is None else json.loads(raw.tobytes().decode("utf-8", TEXT_ERRORS))
         if not isinstance(found, kind):
             raise damaged(self.path, f"{name} of type {type(found).__name__}")
         return found
@@ -348,7 +341,7 @@ class RowReader:
         return os.read(self._descriptor, size)
 
 
-class Sink(io.RawIOBase):
+class Sink(io.FileIO):
     """A file for h5py whose methods never raise; ``error`` is what went wrong first.
 
     HDF5 crashes the process when a write fails below it, as on a full disk. So it goes on in memory until it
@@ -356,62 +349,46 @@ class Sink(io.RawIOBase):
     """
 
     def __init__(self, path: Path) -> None:
+        super().__init__(path, "r+")
         self.error: BaseException | None = None
-        self._descriptor = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
-        self._position = self._size = 0
         self._unwritten: list[tuple[int, bytes]] = []
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Set the position, as of a file."""
-        self._position = offset + (0, self._position, self._size)[whence]
-        return self._position
 
     def write(self, data: Any) -> int:
         """Write at the position; what can't be written is kept in memory."""
-        raw, done = memoryview(data).cast("B"), 0
+        raw, at, done = memoryview(data).cast("B"), self.tell(), 0
         while self.error is None and done < len(raw):
             try:
-                os.lseek(self._descriptor, self._position + done, os.SEEK_SET)
-                done += os.write(self._descriptor, raw[done:])
+                done += os.write(self.fileno(), raw[done:])
             except BaseException as error:
                 self.error = error
         if done < len(raw):
-            self._unwritten.append((self._position + done, bytes(raw[done:])))
-        self._position += len(raw)
-        self._size = max(self._size, self._position)
+            self._unwritten.append((at + done, bytes(raw[done:])))
         return len(raw)
 
     def readinto(self, buffer: Any) -> int:
         """Read at the position what was written there, zeros beyond."""
-        into, at = memoryview(buffer).cast("B"), self._position
+        into, at = memoryview(buffer).cast("B"), self.tell()
         into[:] = bytes(len(into))
-        try:
-            os.lseek(self._descriptor, at, os.SEEK_SET)
-            found = os.read(self._descriptor, len(into))
-            into[: len(found)] = found
-        except BaseException as error:
-            self.error = self.error or error
+        with self._kept_going():
+            super().readinto(into)
         for start, data in self._unwritten:
             first, last = max(start, at), min(start + len(data), at + len(into))
             if first < last:
                 into[first - at : last - at] = data[first - start : last - start]
-        self._position += len(into)
         return len(into)
 
     def truncate(self, size: int | None = None) -> int:
         """Set the size."""
-        self._size = self._position if size is None else size
+        with self._kept_going():
+            super().truncate(size)
+        return size or 0
+
+    @contextlib.contextmanager
+    def _kept_going(self) -> Iterator[None]:
         try:
-            os.ftruncate(self._descriptor, self._size)
+            yield
         except BaseException as error:
             self.error = self.error or error
-        return self._size
-
-    def close(self) -> None:
-        """Close the file; closing twice is fine."""
-        if not self.closed:
-            os.close(self._descriptor)
-        super().close()
 
 
 @contextlib.contextmanager

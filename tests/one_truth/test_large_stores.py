@@ -16,10 +16,10 @@ from ncm_cli.baselines.options import SweepOptions
 from ncm_cli.baselines.sweep import sweep
 from ncm_cli.blocks import RowBlocks, held, joined
 from ncm_cli.errors import InputError, UsageError
+from ncm_cli.store.digests import Texts
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.hdf5 import RowReader
 from ncm_cli.store.probe import read_probe
-from ncm_cli.store.texts import Texts
 
 
 @pytest.fixture
