@@ -6,7 +6,7 @@ from typing import Any
 
 from ncm_cli.console import Ui
 from ncm_cli.errors import listing
-from ncm_cli.probes.selection import Candidate, choose
+from ncm_cli.probes.selection import choose
 
 SHOWN = 24
 """Longer paths are cut to the best weight decay of each rank, and then to this many ranks around it."""
@@ -88,10 +88,7 @@ def _thinned(body: dict[str, Any]) -> list[int]:
     by_rank: dict[int, list[int]] = {}
     for index, candidate in enumerate(path):
         by_rank.setdefault(candidate["rank"], []).append(index)
-    best = [
-        own[choose([Candidate(**path[index]) for index in own], body["rule"], body["task"])]
-        for own in by_rank.values()
-    ]
+    best = [own[choose([path[i] for i in own], body["rule"], body["task"])] for own in by_rank.values()]
     if len(best) <= SHOWN:
         return best
     step = (len(best) - 1) / (SHOWN - 1)

@@ -113,7 +113,7 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
         "rule": contest.rule,
         "oracle": contest.rule == "oracle",
         "note": contest.note,
-        "path": [_known(candidate) for candidate in contest.candidates],
+        "path": contest.candidates,
         "chosen": contest.chosen,
         "converged": best.converged,
         "train_rows": len(problem.train.ids),
@@ -150,12 +150,6 @@ def worst_groups(problem: Problem, whole: Part, best: Fit) -> list[dict[str, Any
     return found
 
 
-def _known(candidate: Candidate) -> dict[str, Any]:
-    """A candidate's known facts; non-finite numbers (a diverged probe's) are left out."""
-    facts = dataclasses.asdict(candidate).items()
-    return {name: value for name, value in facts if value is not None and np.isfinite(value)}
-
-
 def _hold(problem: Problem, whole: Part, reporter: Reporter) -> _Contest:
     """Resolve rule, folds and ranks, fit, and choose."""
     options = problem.options
@@ -184,9 +178,9 @@ def _hold(problem: Problem, whole: Part, reporter: Reporter) -> _Contest:
         tried = sorted({0, *ranks})
         with reporter.task("fitting folds", len(folds) * len(tried) * total, unit="fits") as bar:
             found = crossfit(problem, folds, ranks=tried, decays=decays, advance=bar.advance, **kind)
-        candidates = [candidate for candidate in found.candidates if candidate.rank in ranks]
+        candidates = [candidate for candidate in found.candidates if candidate["rank"] in ranks]
         pick = candidates[chosen := choose(candidates, rule, options.task)]
-        best = train_path(whole, options, ranks=[pick.rank], decays=[pick.weight_decay], **kind)[0]
+        best = train_path(whole, options, ranks=[pick["rank"]], decays=[pick["weight_decay"]], **kind)[0]
     else:
         with reporter.task("fitting", len(ranks) * total, unit="fits") as bar:
             fits = train_path(whole, options, ranks=ranks, decays=decays, advance=bar.advance, **kind)
@@ -347,7 +341,7 @@ def judge_pick(
     method, shift = problem.options.chosen_method, shift_of(problem.pairs.store)
     if problem.val is None:
         return unmeasured(found.pairs, found.units, "no validation rows", shift), []
-    pick = [(one.rank, one.weight_decay) for one in found.candidates].index((rank, decay))
+    pick = [(one["rank"], one["weight_decay"]) for one in found.candidates].index((rank, decay))
     erm = found.best(0)
     answer, constant = _constant(problem)
     labels = list(zip(problem.pairs.store.label_a, problem.pairs.store.label_b, strict=True))
@@ -379,7 +373,7 @@ def _erm_solver(options: FitOptions) -> str:
 
 
 def _measured(name: str, found: CrossFit, index: int) -> dict[str, Any]:
-    decay = found.candidates[index].weight_decay
+    decay = found.candidates[index]["weight_decay"]
     return _control(name, decay, found.error(index), found.change(index), found.bound(index))
 
 
@@ -455,7 +449,7 @@ def _one_answer(problem: Problem, whole: Part, best: Fit) -> str | None:
 def _warn(contest: _Contest, options: FitOptions, answer: str | None, reporter: Reporter) -> None:
     """Say when fits stopped short, the pick is a constant, or it lies at the end of what was tried."""
     best, count, last = contest.best, len(contest.candidates), max(contest.ranks)
-    missed = sum(not candidate.converged for candidate in contest.candidates)
+    missed = sum(not candidate["converged"] for candidate in contest.candidates)
     if (missed or not best.converged) and options.chosen_solver == "adam":
         reporter.warn(f"{missed} of {count} probes diverged: lower --lr")
     elif missed or not best.converged:
@@ -587,7 +581,7 @@ def _save_controls(folder: Path, problem: Problem, body: dict[str, Any]) -> None
                 0
             ]
         # The constant had no others to be chosen among; the others' weight decays had.
-        only = {"path": [_known(Candidate(rank=0, weight_decay=0.0, converged=True))], "rule": ONLY}
+        only = {"path": [{"rank": 0, "weight_decay": 0.0, "converged": True}], "rule": ONLY}
         record = {
             "method": name,
             "solver": solver,

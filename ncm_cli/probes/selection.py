@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,45 +133,24 @@ def units(a: Codes, b: Codes, folds: Sequence[Fold]) -> Codes:
     return np.concatenate(found)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
-    """One setting and what is known of it; None where there were no rows or pairs to tell.
+Candidate = dict[str, Any]
+"""One setting and what is finite and known of it, as in the ``path`` of a result.
 
-    Attributes
-    ----------
-    val_accuracy, val_log_loss
-        On the validation rows; ``val_mse`` for regression. For the rule ``bound``, means over the folds.
-    flip_rate
-        Share of the measured pairs whose members are predicted differently.
-    bound_01
-        ``1 - val_accuracy + flip_rate``. For regression ``bound_mse``: ``(sqrt(val_mse) + sqrt(pair_mse))^2``
-        with ``pair_mse`` the mean squared difference between the predictions for a pair's members: by
-        Minkowski's inequality the test domain's MSE is at most that.
-    log_loss_bound
-        ``val_log_loss + L sqrt(mean |W delta|^2)`` over the measured pairs, L = 1 for two classes and sqrt(2)
-        for more (softmax cross-entropy is sqrt(2)-Lipschitz in the logits). Not used to select: shrinking
-        the weights drives it to log 2.
-    worst_group
-        Lowest accuracy among the validation rows' groups (highest MSE for regression).
-    test_accuracy, test_mse
-        Only known to the oracle.
-    """
+- ``rank``, ``weight_decay``, and whether it ``converged``.
+- ``val_accuracy``, ``val_log_loss``, or ``val_mse``: on the validation rows; for the rule ``bound`` means
+  over the folds. ``worst_group``: lowest accuracy among their groups (highest MSE).
+- ``flip_rate``: share of the measured pairs whose members are predicted differently; ``bound_01`` is
+  ``1 - val_accuracy + flip_rate``. For regression ``pair_mse``, the mean squared difference between the
+  predictions for a pair's members, and ``bound_mse``, ``(sqrt(val_mse) + sqrt(pair_mse))^2``: by Minkowski's
+  inequality the test domain's MSE is at most that.
+- ``log_loss_bound``: ``val_log_loss + L sqrt(mean |W delta|^2)`` over the measured pairs, L = 1 for two
+  classes and sqrt(2) for more (softmax cross-entropy is sqrt(2)-Lipschitz in the logits). Not used to
+  select: shrinking the weights drives it to log 2.
+- ``test_accuracy`` or ``test_mse``: only known to the oracle.
+"""
 
-    rank: int
-    weight_decay: float
-    converged: bool
-    val_accuracy: float | None = None
-    val_log_loss: float | None = None
-    flip_rate: float | None = None
-    bound_01: float | None = None
-    log_loss_bound: float | None = None
-    worst_group: float | None = None
-    test_accuracy: float | None = None
-    val_mse: float | None = None
-    pair_mse: float | None = None
-    bound_mse: float | None = None
-    test_mse: float | None = None
-
+RANKED = ("val_accuracy", "val_log_loss", "val_mse", "worst_group", "test_accuracy", "test_mse")
+"""What rows say of a candidate."""
 
 RULES: dict[str, dict[str, tuple[str, int]]] = {
     "bound": {"classification": ("bound_01", 1), "regression": ("bound_mse", 1)},
@@ -191,12 +171,10 @@ def choose(candidates: Sequence[Candidate], rule: str, task: str) -> int:
 
     def key(index: int) -> tuple[float, float, int, int]:
         candidate = candidates[index]
-        value = getattr(candidate, name)
-        if value is None:
+        if name not in candidate:
             raise InputError(f"the rule {rule!r} needs {name}, which is not known here")
-        known = getattr(candidate, loss)
         # Accuracies are shares of counts: differences below 1e-12 are rounding of sums, not of rows.
-        return round(sign * value, 12), np.inf if known is None else known, candidate.rank, index
+        return round(sign * candidate[name], 12), candidate.get(loss, np.inf), candidate["rank"], index
 
     return min(range(len(candidates)), key=key)
 
@@ -253,22 +231,16 @@ def score_path(fits: Sequence[Fit], *, val: Rows | None = None, test: Rows | Non
     for name, rows in (("val", val), ("test", test)):
         if rows is not None:
             facts |= row_facts(*stacked(fits), name, rows)
-    if "val_worst_group" in facts:
-        facts["worst_group"] = facts["val_worst_group"]
-    known = {field.name for field in dataclasses.fields(Candidate)} & facts.keys()
-    return _candidates(fits, {name: facts[name] for name in known})
+    facts = {name.replace("val_worst", "worst"): values for name, values in facts.items()}
+    return _candidates(fits, {name: facts[name] for name in RANKED if name in facts})
 
 
 def _candidates(fits: Sequence[Fit], facts: dict[str, Array]) -> list[Candidate]:
     """A candidate for each fit, with facts (R,) by name; rounding of shares is taken off at 1e-15."""
     return [
-        Candidate(
-            rank=fit.rank,
-            weight_decay=fit.weight_decay,
-            converged=fit.converged,
-            **{name: round(float(values[index]), 15) for name, values in facts.items()},
-        )
-        for index, fit in enumerate(fits)
+        {"rank": fit.rank, "weight_decay": fit.weight_decay, "converged": fit.converged}
+        | {name: round(float(own[i]), 15) for name, own in facts.items() if np.isfinite(own[i])}
+        for i, fit in enumerate(fits)
     ]
 
 
@@ -346,7 +318,7 @@ class CrossFit:
 
     def best(self, rank: int) -> int:
         """The candidate of this rank with the least bound."""
-        own = [index for index, candidate in enumerate(self.candidates) if candidate.rank == rank]
+        own = [index for index, candidate in enumerate(self.candidates) if candidate["rank"] == rank]
         task = "regression" if self.regression else "classification"
         return own[choose([self.candidates[index] for index in own], "bound", task)]
 
@@ -549,7 +521,7 @@ def _change(found: CrossFit, pick: int, erm: int) -> str:
     now, still = (part.rsplit(" ", 1)[1] for part in _measured(found, pick))
     if pick == erm:
         return f"{flips} and {right} with nothing removed"
-    gain, rank = found.gain(pick, erm), found.candidates[pick].rank
+    gain, rank = found.gain(pick, erm), found.candidates[pick]["rank"]
     bound = f"bound {found.bound(erm)}, now {found.bound(pick)}"
     change = f"95 % of the change: {0 - gain.high:+.2g} to {0 - gain.low:+.2g}"
     return f"{flips} with nothing removed, {now} with rank {rank}; {right}, now {still}; {bound} ({change})"
@@ -561,7 +533,7 @@ def _reasons(
     """Why the pairs don't help; with ``whole_path`` the candidates are of every rank that was tried."""
     flips, reasons = found.changes.mean(axis=1), []
     fewest = int(flips.argmin())
-    at = f"least {', '.join(_measured(found, fewest))}, at rank {found.candidates[fewest].rank}"
+    at = f"least {', '.join(_measured(found, fewest))}, at rank {found.candidates[fewest]['rank']}"
     if code == "constant" and whole_path:
         reasons.append("what they differ in tells the label, too, or the label can't be told without it")
     elif code == "no-gain" and not found.regression and flips[erm] < SELDOM:

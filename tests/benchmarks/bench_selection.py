@@ -185,14 +185,14 @@ def _within(found: CrossFit, sign: int) -> int:
         return gain.value <= (gain.high - gain.low) / 2 / Z95 + 1e-12
 
     near = [index for index in range(len(found.candidates)) if close(index)]
-    return min(near, key=lambda i: (-sign * found.candidates[i].rank, found.candidates[i].bound_01))
+    return min(near, key=lambda i: (-sign * found.candidates[i]["rank"], found.candidates[i]["bound_01"]))
 
 
 RULES: dict[str, Callable[[CrossFit], int]] = {
     "least bound": lambda found: choose(found.candidates, "bound", "classification"),
     "1 SE, larger rank": lambda found: _within(found, 1),
     "1 SE, smaller rank": lambda found: _within(found, -1),
-    "log-loss bound": lambda found: int(np.argmin([c.log_loss_bound for c in found.candidates])),
+    "log-loss bound": lambda found: int(np.argmin([c["log_loss_bound"] for c in found.candidates])),
     "in-domain": lambda found: choose(found.candidates, "in-domain", "classification"),
 }
 

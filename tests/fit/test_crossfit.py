@@ -18,7 +18,7 @@ from ncm_cli.probes.metrics import PairRows, Rows, wilson
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.path import Fit
 from ncm_cli.probes.rows_and_pairs import Problem, read_problem, train_path
-from ncm_cli.probes.selection import Candidate, CrossFit, units
+from ncm_cli.probes.selection import CrossFit, units
 from ncm_cli.progress import SILENT
 
 RANKS, DECAYS = (0, 2, 3), (1e-2, 1e-1)
@@ -101,19 +101,19 @@ def test_crossfit_is_what_its_definition_says(
     setting = {"method": "ncm", "solver": "lbfgs", "ranks": RANKS, "decays": DECAYS}
     found = crossfit(problem, folds, **setting)
     expected = _reference(problem, folds)
-    assert [(c.rank, c.weight_decay) for c in found.candidates] == list(expected)
+    assert [(c["rank"], c["weight_decay"]) for c in found.candidates] == list(expected)
     for candidate in found.candidates:
-        own = expected[candidate.rank, candidate.weight_decay]
+        own = expected[candidate["rank"], candidate["weight_decay"]]
         if problem.regression:
-            assert candidate.val_mse == pytest.approx(own["error"], rel=1e-6)
-            assert candidate.pair_mse == pytest.approx(own["change"], rel=1e-6)
+            assert candidate["val_mse"] == pytest.approx(own["error"], rel=1e-6)
+            assert candidate["pair_mse"] == pytest.approx(own["change"], rel=1e-6)
             both = (np.sqrt(own["error"]) + np.sqrt(own["change"])) ** 2
-            assert candidate.bound_mse == pytest.approx(both, rel=1e-6)
+            assert candidate["bound_mse"] == pytest.approx(both, rel=1e-6)
         else:
-            assert candidate.val_accuracy == pytest.approx(1 - own["error"], abs=1e-12)
-            assert candidate.flip_rate == pytest.approx(own["change"], abs=1e-12)
-            assert candidate.bound_01 == pytest.approx(own["error"] + own["change"], abs=1e-12)
-            assert candidate.val_log_loss == pytest.approx(own["loss"], rel=1e-5)
+            assert candidate["val_accuracy"] == pytest.approx(1 - own["error"], abs=1e-12)
+            assert candidate["flip_rate"] == pytest.approx(own["change"], abs=1e-12)
+            assert candidate["bound_01"] == pytest.approx(own["error"] + own["change"], abs=1e-12)
+            assert candidate["val_log_loss"] == pytest.approx(own["loss"], rel=1e-5)
     assert found.pairs == 44
     assert found.units == 12 + 20, "two pairs of a chain are one unit"
 
@@ -124,9 +124,9 @@ def test_the_looser_tolerance_of_folds_changes_hardly_a_decision(on_disk: Any) -
     setting = {"method": "ncm", "solver": "lbfgs", "ranks": RANKS, "decays": DECAYS}
     found = crossfit(problem, folds, **setting)
     for candidate, own in zip(found.candidates, _reference(problem, folds).values(), strict=True):
-        assert candidate.flip_rate == pytest.approx(own["change"], abs=1 / 44)
-        assert candidate.val_accuracy == pytest.approx(1 - own["error"], abs=1 / 50)
-        assert candidate.val_log_loss == pytest.approx(own["loss"], abs=2e-3)
+        assert candidate["flip_rate"] == pytest.approx(own["change"], abs=1 / 44)
+        assert candidate["val_accuracy"] == pytest.approx(1 - own["error"], abs=1 / 50)
+        assert candidate["val_log_loss"] == pytest.approx(own["loss"], abs=2e-3)
 
 
 def test_features_that_interpolate_hide_their_flips_from_all_but_folds(on_disk: Any) -> None:
@@ -154,14 +154,14 @@ def test_features_that_interpolate_hide_their_flips_from_all_but_folds(on_disk: 
     naive = CrossFit.join([(fits, None, everything)], np.arange(len(everything.a)), regression=False)
     assert naive.changes.sum() == 0, "the probes of all rows flip none of their own rows' pairs"
     found = crossfit(problem, folds, **setting)
-    assert all((candidate.flip_rate or 0) > 0.25 for candidate in found.candidates)
+    assert all((candidate["flip_rate"] or 0) > 0.25 for candidate in found.candidates)
 
 
 def joined(changes: np.ndarray, unit: np.ndarray, errors: np.ndarray | None, regression: bool) -> CrossFit:
     """Candidates of these measurements; their ranks count them."""
     return CrossFit(
         candidates=tuple(
-            Candidate(rank=rank, weight_decay=1e-2, converged=True) for rank in range(len(changes))
+            {"rank": rank, "weight_decay": 1e-2, "converged": True} for rank in range(len(changes))
         ),
         errors=errors,
         changes=changes,
@@ -294,13 +294,13 @@ def test_the_regression_bound_holds_on_exact_problems(
     fold = [fit], Rows(X=twins, y=y), PairRows(a=twins, b=shifted)
     (candidate,) = CrossFit.join([fold], np.arange(12), regression=True).candidates
     test = np.mean((shifted @ weight[0] + bias - y) ** 2)
-    assert candidate.bound_mse is not None
-    assert test <= candidate.bound_mse * (1 + 1e-9) + 1e-6
+    assert candidate["bound_mse"] is not None
+    assert test <= candidate["bound_mse"] * (1 + 1e-9) + 1e-6
     opposite = Rows(X=twins, y=twins @ weight[0] + bias - (shifted - twins) @ weight[0])
     fold = [fit], opposite, PairRows(a=twins, b=shifted)
     (tight,) = CrossFit.join([fold], np.arange(12), regression=True).candidates
     test = np.mean((shifted @ weight[0] + bias - opposite.y) ** 2)
-    assert test == pytest.approx(tight.bound_mse, rel=1e-6, abs=1e-6), "and nothing smaller would hold"
+    assert test == pytest.approx(tight["bound_mse"], rel=1e-6, abs=1e-6), "and nothing smaller would hold"
 
 
 def test_units_hang_together_within_a_fold(on_disk: Any) -> None:

@@ -15,7 +15,7 @@ from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.metrics import decide
 from ncm_cli.probes.options import EvalOptions, FitOptions
-from ncm_cli.probes.selection import FEWEST, Candidate, CrossFit, Estimate, Verdict, judge
+from ncm_cli.probes.selection import FEWEST, CrossFit, Estimate, Verdict, judge
 from ncm_cli.progress import Reporter
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
@@ -37,7 +37,7 @@ def made(
         return (np.arange(of) < count).astype(float)
 
     return CrossFit(
-        candidates=tuple(Candidate(rank=rank, weight_decay=1e-2, converged=True) for rank in (0, 4)),
+        candidates=tuple({"rank": rank, "weight_decay": 1e-2, "converged": True} for rank in (0, 4)),
         errors=np.stack([first(count, rows) for count in errors]),
         changes=np.stack([first(count, pairs) for count in flips]),
         unit=np.arange(pairs) % (units or pairs),
@@ -371,7 +371,7 @@ def test_the_command_says_the_verdict(on_disk: Any, capsys: pytest.CaptureFixtur
 
 def test_a_bound_a_hair_below_the_constants_is_no_help() -> None:
     nearly = made((160, 12), (30, 87))  # bound .495 beside a constant's .5
-    assert nearly.candidates[1].rank == 4
+    assert nearly.candidates[1]["rank"] == 4
     assert said(nearly).code == "constant"
 
 
