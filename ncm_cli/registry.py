@@ -135,6 +135,21 @@ COMMANDS = {
         "ncm report sweep.json",
         "methods",
     ),
+    "finetune": Command(
+        "Train a network end to end, with pairs as a penalty.",
+        "finetune.options:FinetuneOptions",
+        "finetune.finetune:finetune",
+        """
+        ncm finetune manifest.csv -p pairs.h5 -o ncm.safetensors
+            ResNet-50 with the pairs' representations held together; keeps the
+            epoch of the least bound
+        ncm finetune manifest.csv --method groupdro --dro-groups label,place \\
+            --groups label,place --rule worst-group -o dro.safetensors
+            the same network by Group DRO
+        """,
+        "ncm report ncm.json dro.json --plots figures",
+        "finetune",
+    ),
     "report": Command(
         "Turn results into tables and plots.",
         "results.options:ReportOptions",
@@ -283,6 +298,7 @@ TOPICS = {
     "metrics": "what the numbers of eval, predict and report mean; the page",
     "bound": "what a test domain can cost, term by term",
     "methods": "comparing methods, hyper-parameters and selection rules",
+    "finetune": "training a network end to end, with pairs",
     "recipes": "the whole path in one YAML file",
     "files": "tables that are read, and the formats of what is written",
     "images": "encoders, image files, archives and buckets, augmentations",

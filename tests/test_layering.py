@@ -26,6 +26,7 @@ LEVELS = {
     "pairs": 3,
     "probes": 3,
     "baselines": 3,
+    "finetune": 3,
     "theory": 3,
     "recipes": 4,
     "results": 4,

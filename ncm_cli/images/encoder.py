@@ -48,7 +48,8 @@ class EncoderRequest:
     is. ``normalize`` divides each row by its Euclidean norm. ``seed`` is of ``augment`` and of
     ``random_init``. ``intensity_range`` are the samples that are black and white in images of more than 8
     bits; None takes what files declare. ``decode`` is ``exact``, or ``fast`` where large JPEG files may be
-    decoded at a reduced size.
+    decoded at a reduced size. ``image_size`` is the side of the pictures that a timm model sees, if not its
+    own.
     """
 
     model: str = DEFAULT_MODEL
@@ -60,6 +61,7 @@ class EncoderRequest:
     seed: int = 0
     intensity_range: tuple[float, float] | None = None
     decode: str = "exact"
+    image_size: int | None = None
 
     @property
     def kind(self) -> str:

@@ -408,7 +408,8 @@ def _three(values: Any) -> list[float]:
 
 
 def _load_timm(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
-    """A model without its classifier, with timm's own evaluation transform."""
+    """A model without its classifier, with timm's own evaluation transform; of `ncm finetune`'s checkpoints
+    the classifier is the layer to the representation."""
     import timm
     from timm.data import create_transform, resolve_data_config
 
@@ -419,8 +420,11 @@ def _load_timm(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
     tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{base}.*")]
     if tag and tag not in tags:
         raise unknown(f"weights tag of the timm model {base}", tag, tags, where="--model")
-    module, sha256 = _timm_with_weights(request, name, base, tags)
-    config = resolve_data_config({}, model=module)
+    tuned = weights.tuned_facts(request.weights)
+    module, sha256 = _timm_with_weights(request, name, base, tags, tuned.get("representation", 0))
+    side = request.image_size or tuned.get("image_size")
+    given: dict[str, Any] = {} if side is None else {"input_size": (3, side, side), "crop_pct": 1.0}
+    config = resolve_data_config(given, model=module)
     config["crop_mode"] = config.get("crop_mode") or "center"
     height, width = map(int, config["input_size"][-2:])
     squash = config["crop_mode"] in {"squash", "border"}
@@ -441,13 +445,13 @@ def _load_timm(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
                 "crop": float(config["crop_pct"]),
                 **{name: _three(config[name]) for name in ("mean", "std")},
             },
-            "projection": "pooled",
+            "projection": "representation" if tuned else "pooled",
         },
     )
 
 
 def _timm_with_weights(
-    request: EncoderRequest, name: str, base: str, tags: list[str]
+    request: EncoderRequest, name: str, base: str, tags: list[str], width: int
 ) -> tuple[torch.nn.Module, str]:
     """The model, and its weights' SHA-256: the file's, where they come from one that can be found."""
     import timm
@@ -461,11 +465,11 @@ def _timm_with_weights(
     if isinstance(source, str):
         return _timm_published(source if default else f"{base}.{source}")
     with own_random_numbers(request.seed), no_random_numbers() if source else contextlib.nullcontext():
-        model = timm.create_model(name, pretrained=False, num_classes=0)
+        model = timm.create_model(name, pretrained=False, num_classes=width)
     if source is None:
         return model, weights.state_sha256(model)
     named = weights.tensors(source, f"timm:{name}")
-    classifier: Any = (getattr(model, "pretrained_cfg", {}) or {}).get("classifier") or ()
+    classifier: Any = () if width else (getattr(model, "pretrained_cfg", {}) or {}).get("classifier") or ()
     dropped = tuple(f"{head}." for head in ([classifier] if isinstance(classifier, str) else classifier))
     kept = {key: value for key, value in named.items() if not key.startswith(dropped)}
     with weights.reading(source, f"timm:{name}"):

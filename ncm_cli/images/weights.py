@@ -11,6 +11,7 @@ import contextlib
 import errno
 import hashlib
 import importlib
+import json
 import logging
 import os
 import pickle
@@ -23,7 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ncm_cli.errors import InputError, NcmError, listing, nearest
-from ncm_cli.store.files import one_line, read_json, sha256_file, write_json
+from ncm_cli.store.digests import require_version
+from ncm_cli.store.files import one_line, read_json, sha256_file, write_bytes, write_json
 
 if TYPE_CHECKING:
     import torch
@@ -221,6 +223,38 @@ def tensors(path: Path, model: str) -> dict[str, torch.Tensor]:
         if named and all(name.startswith(prefix) for name in named):
             named = {name.removeprefix(prefix): value for name, value in named.items()}
     return named
+
+
+TUNED = "ncm-finetuned"
+"""The format of what `ncm finetune` writes: a timm model's state, its classifier ``representation`` wide."""
+
+
+def write_tuned(path: Path, module: torch.nn.Module, facts: Mapping[str, Any]) -> None:
+    """Write a network's state as safetensors, with ``facts`` (JSON) in its metadata."""
+    from safetensors.torch import save
+
+    state = {name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()}
+    write_bytes(
+        path, save(state, {"ncm_format": TUNED, "ncm_format_version": "1", "facts": json.dumps(facts)})
+    )
+
+
+def tuned_facts(source: str | Path | None) -> dict[str, Any]:
+    """The facts of a checkpoint that `write_tuned` wrote; empty for all else that may name weights."""
+    from safetensors import SafetensorError, safe_open
+
+    found: dict[str, str] = {}
+    if source is not None and names_a_file(str(source)):
+        with (
+            contextlib.suppress(SafetensorError, OSError),
+            safe_open(Path(source).expanduser(), "pt") as file,
+        ):
+            found = file.metadata() or {}
+    if found.get("ncm_format") != TUNED:
+        return {}
+    version = found.get("ncm_format_version", "")
+    require_version(int(version) if version.isdecimal() else version, 1, Path(str(source)))
+    return dict(json.loads(found["facts"]))
 
 
 def torchscript_tensors(path: Path) -> dict[str, torch.Tensor]:

@@ -53,8 +53,10 @@ class _Warnings(Reporter):
         self._reporter.warn(message)
 
 
-def evaluate(options: EvalOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
-    """Evaluate a probe on the rows of a store, and write the result if asked to.
+def evaluate(
+    options: EvalOptions, *, store: FeatureStore | None = None, reporter: Reporter = SILENT
+) -> dict[str, Any]:
+    """Evaluate a probe on the rows of a store, open already or named, and write the result if asked to.
 
     Returns
     -------
@@ -70,7 +72,7 @@ def evaluate(options: EvalOptions, *, reporter: Reporter = SILENT) -> dict[str, 
         Features of another encoder than the probe's, or a result to compare with that is of other rows.
     """
     said, probe = _Warnings(reporter), read_probe(options.probe)
-    with FeatureStore(options.features) as store:
+    with store or FeatureStore(options.features) as store:
         require_same_encoder(
             str(options.probe), probe.encoder, str(options.features), store.encoder, ignore_view=True
         )

@@ -263,6 +263,7 @@ def read_problem(
     reporter: Reporter,
     columns: Mapping[str, str | None] | None = None,
     beside: Probe | None = None,
+    store: FeatureStore | None = None,
 ) -> Problem:
     """Read what the options name, and refuse what doesn't belong together.
 
@@ -272,8 +273,10 @@ def read_problem(
         Of other options than ``upweight`` whose training rows need a value, by the option: see `RawRows`.
     beside
         A probe that this problem's stands beside: its classes count, and nothing is kept apart.
+    store
+        The rows, where they are open already; with an empty encoder they take any pairs of their ids.
     """
-    with FeatureStore(options.features) as store:
+    with store or FeatureStore(options.features) as store:
         nodes = store.content_nodes
         roles = _roles(store, options, oracle, beside is None, reporter)
         copies = _drop_copies(store, nodes, roles, options.overlap, reporter)
@@ -492,7 +495,8 @@ def pairs_beside(path: Path, features: FeatureStore, roles: Roles, overlap: str,
     that they have left out whole. What ``ncm pairs`` left out itself: `pairs.members.straddling`.
     """
     store, nodes = read_pairs(path), features.content_nodes
-    require_same_encoder(str(features.path), features.encoder, str(path), store.encoder, ignore_view=True)
+    if features.encoder:
+        require_same_encoder(str(features.path), features.encoder, str(path), store.encoder, ignore_view=True)
     strangers: dict[str, int] = {}
 
     def nodes_of(ids: Sequence[str]) -> Codes:

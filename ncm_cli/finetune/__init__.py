@@ -1,0 +1,1 @@
+"""Networks trained end to end, with pairs as a penalty."""

@@ -1,0 +1,340 @@
+"""``ncm finetune``: what is trained, going on after a kill, and the files that come of it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ncm_cli import __version__
+from ncm_cli.baselines.choice import RULES
+from ncm_cli.errors import InputError, MismatchError, listing
+from ncm_cli.finetune.options import FinetuneOptions, files_of
+from ncm_cli.finetune.rows import ManifestRows, Pictures, read_rows
+from ncm_cli.finetune.train import Epoch, Training, config_of, picks, request_of
+from ncm_cli.images.encoder import EncoderRequest, load_encoder, request_key, start_loading
+from ncm_cli.images.network import TorchEncoder
+from ncm_cli.images.options import parse_workers
+from ncm_cli.images.weights import write_tuned
+from ncm_cli.options import as_json, check, refuse_replacing
+from ncm_cli.probes.evaluate import evaluate
+from ncm_cli.probes.fit import flags_of
+from ncm_cli.probes.options import EvalOptions, FitOptions
+from ncm_cli.probes.rows_and_pairs import Problem, read_problem
+from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.store.digests import differing_fields, fingerprint
+from ncm_cli.store.files import atomic_path, remove_leftovers, sha256_file, writer_lock
+from ncm_cli.store.pairs import read_pairs
+from ncm_cli.store.probe import Probe, read_probe, record_ids, write_probe
+from ncm_cli.store.results import jsonable, read_result, write_result
+
+FREE = ("source", "root", "pairs", "output", "model", "pretrained", "device", "workers", "fresh")
+"""Options that don't decide the result, or whose files' contents do."""
+
+
+def unfinished_file(output: Path) -> Path:
+    """Where a run that isn't finished keeps what its next epoch depends on."""
+    return output.with_name(f".{output.name}.partial")
+
+
+def finetune(options: FinetuneOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
+    """Train a network, and write the epoch that the rule picks: checkpoint, head and results.
+
+    After each epoch everything is kept in one file beside the output, so that the same command goes on after
+    a kill, on a CPU to the very bits of a run that wasn't. A finished result of the same settings, rows,
+    pictures and pairs stays as it is.
+
+    Returns
+    -------
+    dict
+        The body of ``NAME.json``: ``history`` has every epoch; ``rules`` what each rule picks, None
+        where it can't; ``evals`` what ``ncm eval`` says of the kept weights on validation and test rows.
+        Beside it ``written``: False where all was there.
+
+    Raises
+    ------
+    UsageError
+        Options that don't go together.
+    InputError
+        Rows, columns, pairs, pictures or weights that can't be used; training that diverged at once.
+    MismatchError
+        Outputs or an unfinished run of other settings.
+    """
+    check(options)
+    refuse_replacing(options)
+    rows = read_rows(options, reporter)
+    with writer_lock(options.output):
+        remove_leftovers(options.output)
+        key = jsonable(_key(options, rows))
+        if body := _finished(options, key, reporter):
+            return body
+        problem = _read_problem(options, rows, reporter)
+        start_loading(request_of(options), reporter)
+        network = load_encoder(request_of(options), device=options.device, reporter=reporter)
+        assert isinstance(network, TorchEncoder)
+        training = Training(options, problem, rows, network)
+        pictures = Pictures(
+            rows.image_files, training.needed, network.preprocess, parse_workers(options.workers), reporter
+        )
+        history, best = _run(training, pictures, key, reporter)
+        body = _write(training, pictures, rows, history, best, reporter) | {"key": key}
+        write_result(files_of(options.output)[2], "finetune", body)
+        unfinished_file(options.output).unlink(missing_ok=True)
+    return body | {"written": True}
+
+
+def _key(options: FinetuneOptions, rows: ManifestRows) -> dict[str, Any]:
+    """What the result depends on."""
+    kept = {name: value for name, value in as_json(options).items() if name not in FREE}
+    return {
+        "options": kept | {"method": options.chosen_method, "rule": options.chosen_rule},
+        "rows": rows.content_sha256,
+        "pairs": None if options.pairs is None else read_pairs(options.pairs).content_sha256,
+        "network": request_key(request_of(options)),
+        "versions": {"ncm": __version__, "torch": torch.__version__},
+    }
+
+
+def _refusal(path: Path, there: dict[str, Any], asked: dict[str, Any], what: str) -> MismatchError:
+    fields = differing_fields(there, asked)
+    return MismatchError(
+        what,
+        where=path,
+        found=listing((f"{name}: {a!r} there, {b!r} asked for" for name, a, b in fields), 6),
+        fix="another -o, the same settings, or --fresh to start over",
+    )
+
+
+def _finished(options: FinetuneOptions, key: dict[str, Any], reporter: Reporter) -> dict[str, Any] | None:
+    """The result, if it is there and whole; one of other settings is refused."""
+    checkpoint, probe, result = files = files_of(options.output)
+    if options.fresh or not result.exists():
+        return None
+    body = read_result(result, kind="finetune")
+    if body["key"] != key:
+        raise _refusal(result, body["key"], key, "a result of other settings is there")
+    with contextlib.suppress(InputError, FileNotFoundError):
+        if (sha256_file(checkpoint), read_probe(probe).sha256) == (
+            body["checkpoint"],
+            body["probe"]["sha256"],
+        ):
+            reporter.note(f"{options.output} is up to date")
+            for path in files:  # make knows what is up to date by its time alone
+                os.utime(path)
+            return body | {"written": False}
+    return None
+
+
+def _read_problem(options: FinetuneOptions, rows: ManifestRows, reporter: Reporter) -> Problem:
+    """The rows and pairs, read as ``ncm fit`` reads them."""
+    if options.pairs is not None:
+        store = read_pairs(options.pairs)
+        strange = [id for id in dict.fromkeys((*store.id_a, *store.id_b)) if rows.positions([id])[0] < 0]
+        if strange:
+            raise InputError(
+                f"{len(strange):,} members of pairs aren't in the source, so their pictures can't be found",
+                where=options.pairs,
+                found=listing(strange),
+                expected=f"ids of {options.source}",
+            )
+    names = ("pairs", "train", "val", "test", "target", "groups", "upweight", "overlap", "output")
+    problem = read_problem(
+        FitOptions(features=options.source, **{name: getattr(options, name) for name in names}),
+        oracle=options.test is not None,
+        reporter=reporter,
+        columns={"envs": options.envs, "dro_groups": options.dro_groups},
+        store=rows,
+    )
+    if problem.val is None:
+        raise InputError(
+            "no validation rows: nothing to choose by",
+            where=options.source,
+            fix="--val W: any filter that shares no row with --train and --test",
+        )
+    return problem
+
+
+def _run(
+    training: Training, pictures: Pictures, key: dict[str, Any], reporter: Reporter
+) -> tuple[list[Epoch], dict[str, Any]]:
+    """Train what is missing of the epochs; their history, and the weights that the rule picks."""
+    options, file = training.options, unfinished_file(training.options.output)
+    history: list[Epoch] = []
+    best: dict[str, Any] = {}
+    if file.exists():
+        state = _unfinished(file, key, options)
+        if state:
+            training.load(state)
+            history, best = state["history"], state["best"]
+            reporter.note(
+                f"going on after an interrupted run: {len(history)} of {options.epochs} epochs are done"
+            )
+    left = options.epochs - len(history)
+    with reporter.task("training", left * len(training.train.ids), "rows") as task:
+        for number in range(len(history) + 1, options.epochs + 1):
+            found = training.epoch(number, pictures, task)
+            if math.isfinite(found["train_loss"]):
+                found |= training.measure(pictures)
+            if not all(map(math.isfinite, (found["train_loss"], found.get("val_log_loss", math.nan)))):
+                what = f"the training diverged in epoch {number}"
+                if not history:
+                    raise InputError(what, found=f"--lr {options.lr:g}", fix="a smaller --lr or --penalty")
+                reporter.warn(f"{what}: what was known before it is kept")
+                break
+            history.append(found)
+            reporter.detail(
+                f"epoch {number}: " + ", ".join(f"{name} {one:.4g}" for name, one in found.items())
+            )
+            if picks(history)[options.chosen_rule] in (-1, number - 1):
+                best = training.copy()
+            with atomic_path(file) as temporary:
+                torch.save({"key": key, "history": history, "best": best, **training.state()}, temporary)
+    return history, best
+
+
+def _unfinished(file: Path, key: dict[str, Any], options: FinetuneOptions) -> dict[str, Any] | None:
+    """What an unfinished run left, if it is of these settings; None where ``--fresh`` replaces another's."""
+    try:
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        there = state["key"]
+    except Exception as error:  # torch has a dozen kinds for a file that isn't its own
+        if options.fresh:
+            return None
+        what = "what an unfinished run left can't be read"
+        raise InputError(what, where=file, found=type(error).__name__, fix="--fresh starts over") from error
+    if there == key:
+        return state
+    if options.fresh:
+        return None
+    raise _refusal(file, there, key, "an unfinished run of other settings is there")
+
+
+def _write(
+    training: Training,
+    pictures: Pictures,
+    rows: ManifestRows,
+    history: list[Epoch],
+    best: dict[str, Any],
+    reporter: Reporter,
+) -> dict[str, Any]:
+    """Write checkpoint and head, measured as ``ncm embed`` and ``ncm eval`` would; the result's body."""
+    options, problem, found = training.options, training.problem, picks(history)
+    rule, chosen = options.chosen_rule, found[options.chosen_rule]
+    checkpoint, probe_file, result = files_of(options.output)
+    training.take(best)
+    tuned = {
+        "model": options.model,
+        "representation": options.representation,
+        "image_size": options.image_size,
+    }
+    write_tuned(checkpoint, training.module, tuned)
+    made = EncoderRequest(model=options.model, pretrained=str(checkpoint), precision=options.precision)
+    network = load_encoder(made, device=training.network.device, reporter=SILENT)
+    probe = _probe(training, network.description, history, chosen)
+    write_probe(probe_file, probe)
+    features = np.zeros((rows.rows, options.representation), np.float32)
+    for part in ("val", "test"):
+        if part in training.at:
+            features[training.at[part]] = pictures.features(network, training.at[part])
+    rows.embedded(network.description, features)
+    rows.forget_others(problem.target.name, problem.target.known)
+    evals = []
+    for part in ("val", "test"):
+        if part in training.at:
+            asked = EvalOptions(
+                probe=probe_file,
+                features=options.source,
+                where=problem.roles.where[part],  # type: ignore[index]
+                groups=options.groups,
+                target=problem.target.name,
+            )
+            one = evaluate(asked, store=rows, reporter=reporter)
+            evals.append(one | {"kind": "eval", "options": one["options"] | {"output": str(result)}})
+    names = dict.fromkeys(name for one in history for name in one)
+    return jsonable(
+        {
+            "output": str(options.output),
+            "method": config_of(options).label,
+            "seed": options.seed,
+            "rule": rule,
+            "oracle": RULES[rule].oracle,
+            "epoch": chosen + 1,
+            "epochs": len(history),
+            "diverged": len(history) < options.epochs,
+            "rules": {
+                name: {"oracle": RULES[name].oracle, "epoch": at + 1, "metrics": history[at]}
+                if at >= 0
+                else None
+                for name, at in found.items()
+            },
+            "history": {"epoch": list(range(1, len(history) + 1))}
+            | {name: [one.get(name) for one in history] for name in names},
+            "evals": evals,
+            "checkpoint": sha256_file(checkpoint),
+            "fingerprint": probe.fingerprint,
+            "probe": evals[0]["probe"],
+            "classes": problem.target.classes,
+            "data": probe.meta["data"],
+            "options": as_json(options),
+        }
+    )
+
+
+def _probe(training: Training, encoder: dict[str, Any], history: list[Epoch], chosen: int) -> Probe:
+    """The head as a probe of the checkpoint's representations."""
+    options, problem = training.options, training.problem
+    config, where, oracle = config_of(options), problem.roles.where, RULES[options.chosen_rule].oracle
+    weight, bias = training.probe()
+    width, own = weight.shape[1], {"train": training.train, "val": problem.val}
+    trained = ("epochs", "batch_size", "pair_batch", "momentum", "upweight", "seed")
+    return Probe(
+        weight=weight,
+        bias=bias,
+        basis=np.zeros((width, 0)),
+        singular_values=np.zeros(0),
+        classes=problem.target.classes,
+        task="classification",
+        target=problem.target.name,
+        meta={
+            "command": "finetune",
+            "encoder": encoder,
+            "fingerprint": fingerprint(encoder),
+            "scaling": {"kind": "none", "factor": 1.0},
+            "method": config.label,
+            "rank": 0,
+            "hyper_parameters": config.hyper
+            | {"penalty": options.chosen_penalty, "solver": "sgd"}
+            | {name: getattr(options, name) for name in trained},
+            "selection": {
+                "rule": options.chosen_rule,
+                "oracle": oracle,
+                "note": "",
+                "folds": 0 if training.fold is None else 1,
+                "groups": options.groups,
+                "chosen": chosen,
+                "path": [{"epoch": at + 1, **one} for at, one in enumerate(history)],
+            },
+            "flags": flags_of(problem, oracle),
+            "options": as_json(options) | {name: where[name] for name in ("train", "val")},
+            "rows": {name: record_ids(one.ids) for name, one in own.items() if one is not None},
+            "data": {
+                "source": {"path": str(options.source), "content_sha256": problem.content_sha256},
+                "pairs": problem.pairs
+                and {
+                    "path": str(options.pairs),
+                    "content_sha256": problem.pairs.store.content_sha256,
+                    "used": len(training.pairs),
+                    "held_out": len(training.measured),
+                },
+                **where,
+                "train_rows": len(training.train.ids),
+                "val_rows": len(training.at["val"]),
+                "test_rows": len(training.at.get("test", ())),
+            },
+        },
+    )

@@ -1,0 +1,208 @@
+"""The options of ``ncm finetune``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from ncm_cli.errors import UsageError
+from ncm_cli.images.options import PRECISIONS, parse_augment, parse_workers
+from ncm_cli.options import option, parse_device, parse_names
+
+METHODS = ("ncm", "erm", "irm", "groupdro", "matchdg")
+"""The methods, under the names that ``ncm sweep`` has for them."""
+
+PENALTIES = {"ncm": 500.0, "matchdg": 500.0, "irm": 100.0}
+"""What ``--penalty`` is where it isn't given, for the methods that have one: the paper's multipliers."""
+
+RULES = ("bound", "in-domain", "worst-group", "oracle", "oracle-worst-group")
+
+_NEEDS = {"ncm": "pairs", "irm": "envs", "matchdg": "envs"}
+
+_table = partial(option, group="Manifest and folders")
+_column = partial(_table, None, metavar="COLUMN", columns_of="source")
+_rows = partial(option, None, group="Rows", columns_of="source")
+_network = partial(option, group="Network")
+_training = partial(option, group="Training")
+_run = partial(option, group="Running")
+
+
+def parse_timm(text: str) -> str:
+    """``timm:NAME``; the name is known to timm."""
+    if not text.startswith("timm:"):
+        raise UsageError(
+            "a network that ncm finetune doesn't train",
+            found=f"--model {text}",
+            expected="timm:NAME",
+            fix="--model timm:resnet50.tv_in1k, which is torchvision's ResNet-50 (IMAGENET1K_V1)",
+        )
+    return text
+
+
+def files_of(output: Path) -> tuple[Path, ...]:
+    """The files that ``-o NAME.safetensors`` writes: checkpoint, head as a probe, and results."""
+    return (output, output.with_suffix(".probe.safetensors"), output.with_suffix(".json"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinetuneOptions:
+    """Options of ``ncm finetune``; the fields are the long options and the recipe's keys."""
+
+    source: Path = option(
+        positional=True,
+        help="A CSV or TSV manifest, a folder of images, or tar archives of samples.",
+        role="input",
+    )
+    pairs: Path | None = option(
+        None, help="Pair store: its pairs' images are found by id in the source.", role="input", flags=("-p",)
+    )
+    output: Path = option(
+        help="Checkpoint to write, NAME.safetensors; beside it NAME.probe.safetensors and NAME.json.",
+        role="output",
+        flags=("-o",),
+    )
+    method: str | None = option(
+        None, help="Without it, ncm if there are pairs and erm if not.", choices=METHODS
+    )
+    model: str = option("timm:resnet50.tv_in1k", help="A network of timm's: timm:NAME.", parse=parse_timm)
+    pretrained: str = option(
+        "default",
+        help="Weights to start from: default for timm's own, a tag of timm's, or a file.",
+        role="name-or-input",
+    )
+    device: str = option("auto", help="auto, cpu, cuda or cuda:N.", parse=parse_device)
+
+    root: Path | None = _table(
+        None, help="Folder that relative image paths start from (the manifest's folder).", role="input"
+    )
+    id_col: str | None = _column(help="Column of ids (id, if there is one; otherwise the path is the id).")
+    path_col: str | None = _column(help="Column of image paths (path).")
+    label_col: str | None = _column(help="Column of labels (label, if there is one).")
+    split_col: str | None = _column(help="Column of splits (split, if there is one).")
+    layout: str | None = _table(None, help="What the levels of an image folder mean: label, domain/label ...")
+
+    train: str | None = _rows(
+        help="Training rows; without it, those of a split named train or training.", metavar="WHERE"
+    )
+    val: str | None = _rows(
+        help="Validation rows; without it, those of a split named val, valid, validation or dev.",
+        metavar="WHERE",
+    )
+    test: str | None = _rows(
+        help="Test rows, measured after every epoch: adds the rules that look at them, marked ORACLE.",
+        metavar="WHERE",
+    )
+    target: str | None = _rows(help="Column to predict; without it, the manifest's label.", metavar="COLUMN")
+    groups: str | None = _rows(
+        help="Columns whose combinations are the groups of worst-group and adjusted accuracy, as in eval. "
+        "May be repeated.",
+        metavar="COLUMNS",
+        joined=True,
+    )
+    envs: str | None = _rows(
+        help="Columns whose combinations are the environments of irm, groupdro and matchdg.",
+        metavar="COLUMNS",
+        parse=parse_names,
+    )
+    dro_groups: str | None = _rows(
+        help="Columns of groupdro's groups, if not the environments.", metavar="COLUMNS", parse=parse_names
+    )
+    upweight: str | None = _rows(
+        help="Columns whose combinations count equally in training.", metavar="COLUMNS", parse=parse_names
+    )
+    overlap: str = option(
+        "exclude",
+        help="What to do with pairs and byte-identical images that also occur among validation or test rows.",
+        choices=("exclude", "error", "keep"),
+        group="Rows",
+    )
+    folds: int = option(
+        5,
+        least=2,
+        help="Parts that the pairs are cut into, of which one is kept for flip rate and bound; pairs held "
+        "out in the store take its place.",
+        group="Rows",
+    )
+
+    random_init: bool = _network(False, help="Start from random weights instead.")
+    representation: int = _network(
+        64, least=1, help="Width of the representation, between the network and the linear head."
+    )
+    image_size: int | None = _network(
+        None, least=8, help="Side of the pictures that the network sees, if not its own."
+    )
+    augment: str | None = _network(
+        None, help="Change each training image anew at every epoch, as in embed.", parse=parse_augment
+    )
+
+    epochs: int = _training(300, least=1, help="Passes over the training rows.")
+    batch_size: int = _training(128, least=2, help="Rows in a batch.")
+    pair_batch: int = _training(128, least=1, help="Pairs beside each batch, of ncm and matchdg.")
+    lr: float = _training(1e-3, above=0, help="Step size of SGD.")
+    momentum: float = _training(0.9, least=0, below=1, help="Momentum of SGD.")
+    weight_decay: float = _training(1e-4, least=0, help="λ of loss + (λ/2)‖parameters‖².")
+    penalty: float | None = _training(
+        None,
+        least=0,
+        help="Weight of the penalty: 500 for ncm and matchdg, 100 for irm.",
+    )
+    anneal: int = _training(0, least=0, help="irm: steps before --penalty takes the place of 1.")
+    eta: float = _training(1e-2, least=0, help="groupdro: step size of the groups' weights.")
+    rule: str | None = _training(
+        None,
+        help="Which epoch's weights are kept; without it, bound if there are pairs, else in-domain. "
+        "ORACLE rules look at the test rows.",
+        choices=RULES,
+    )
+    precision: str = _training("fp32", help="Arithmetic of the network.", choices=PRECISIONS)
+    seed: int = _training(
+        0, least=0, help="Seed of new weights, batches, the held-out fold of pairs and augmentation."
+    )
+
+    workers: str = _run(
+        "auto",
+        help="Images read at once: a few by threads, many by processes; 0 reads between batches.",
+        parse=parse_workers,
+    )
+    fresh: bool = _run(False, help="Start over: replace a result or an unfinished run of other settings.")
+
+    @property
+    def chosen_method(self) -> str:
+        """``--method``, or the one that goes without saying."""
+        return self.method or ("erm" if self.pairs is None else "ncm")
+
+    @property
+    def chosen_rule(self) -> str:
+        """``--rule``, or the one that goes without saying."""
+        return self.rule or ("in-domain" if self.pairs is None else "bound")
+
+    @property
+    def chosen_penalty(self) -> float:
+        """``--penalty``, or the method's own; 0 for a method without."""
+        own = PENALTIES.get(self.chosen_method, 0.0)
+        return own if self.penalty is None else self.penalty
+
+    def refusals(self) -> Iterator[UsageError]:
+        """Why these options can't be used together."""
+        method, rule = self.chosen_method, self.chosen_rule
+        if self.output.suffix != ".safetensors":
+            yield UsageError("a checkpoint's name ends in .safetensors", found=str(self.output))
+        need = _NEEDS.get(method)
+        if need and getattr(self, need) is None:
+            value = "FILE" if need == "pairs" else "COLUMN"
+            yield UsageError(f"{method} needs --{need}", fix=f"--{need} {value}")
+        if method == "groupdro" and self.envs is None and self.dro_groups is None:
+            yield UsageError("groupdro needs --dro-groups", fix="--dro-groups label,place, or --envs COLUMN")
+        for name, takes in (("penalty", PENALTIES), ("anneal", ("irm",)), ("eta", ("groupdro",))):
+            default = type(self).__dataclass_fields__[name].default
+            if getattr(self, name) != default and method not in takes:
+                yield UsageError(f"the method {method!r} has no --{name}", fix=f"leave --{name} out")
+        if rule == "bound" and self.pairs is None:
+            yield UsageError("--rule bound needs pairs", fix="--pairs P.h5, or --rule in-domain")
+        if rule.endswith("worst-group") and self.groups is None:
+            fix = "--groups label,place: columns whose combinations count"
+            yield UsageError(f"--rule {rule} needs groups", fix=fix)
+        if rule.startswith("oracle") and self.test is None:
+            yield UsageError(f"--rule {rule} needs test rows", fix="--test split=test, or --rule bound")

@@ -1,0 +1,187 @@
+"""What a network is trained on: a manifest's rows, read like those of a feature store, and their pictures."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncm_cli.blocks import BUDGET, fits
+from ncm_cli.errors import InputError, listing
+from ncm_cli.finetune.options import FinetuneOptions
+from ncm_cli.images.decode import DecodeError
+from ncm_cli.images.encoder import Encoder, Preprocess
+from ncm_cli.images.manifest import Manifest, printable, read_source
+from ncm_cli.images.options import EmbedOptions
+from ncm_cli.images.paths import fetch
+from ncm_cli.images.reading import AT_ONCE, ReadImage, choose_readers, read_ahead
+from ncm_cli.progress import Reporter
+from ncm_cli.store.digests import Texts, digest_of, encode_text, fingerprint
+from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.journal import ImageFile
+
+Positions = NDArray[np.int64]
+
+HASHED_AT_ONCE = 8
+"""Files whose digests are taken at once."""
+
+
+class ManifestRows(FeatureStore):
+    """The N rows of a manifest as the feature store that they would be embedded in.
+
+    So all that is said of rows (splits, filters, groups, pairs, leaks between them) is read as ``ncm fit``
+    reads it. The features, one zero a row at first, are what `embedded` is given.
+    """
+
+    def __init__(self, manifest: Manifest, sha256: Sequence[str]) -> None:
+        assert manifest.files is not None
+        self.path, self.rows, self.dtype = manifest.source, len(manifest), "float32"
+        self.label_column, self.split_column = manifest.label_column, manifest.split_column
+        self.image_files = [
+            ImageFile(id, path, int(size))
+            for id, path, size in zip(manifest.ids, manifest.files.path, manifest.files.size, strict=True)
+        ]
+        self.ids = Texts(np.array(encode_text(manifest.ids, "an id"), dtype="S"))
+        self.columns = manifest.columns(range(self.rows))
+        self.content_nodes = Texts(np.array([one.encode() for one in sha256], dtype="S")).same()
+        text = {name: list(values) for name, values in manifest.text.items()}
+        self.content_sha256 = digest_of([manifest.ids, text, list(sha256)])
+        self.embedded({}, np.zeros((self.rows, 1), np.float32))
+
+    def embedded(self, encoder: dict[str, object], features: NDArray[np.float32]) -> None:
+        """Give the rows the (N, d) features of an encoder of this description."""
+        self.encoder, self.fingerprint = encoder, fingerprint(encoder)
+        self.features, self.dim = features, features.shape[1]
+
+    def forget_others(self, target: str, known: NDArray[np.bool_]) -> None:
+        """Take a column's values from rows whose class wasn't trained: they have no answer."""
+        column = self.categorical(target)
+        codes = np.where(known, column.codes, -1).astype(np.int32)
+        self.columns = {**self.columns, column.name: dataclasses.replace(column, codes=codes)}
+
+    def read(self, rows: np.ndarray | Sequence[int] | None = None) -> np.ndarray:
+        """float32 (n, d) of rows (positions, or a mask)."""
+        return self.features[self._rows(rows)]
+
+    def rows_of(self, rows: np.ndarray) -> np.ndarray:
+        """The same."""
+        return self.read(rows)
+
+    def close(self) -> None:
+        """There is no file."""
+
+
+def read_rows(options: FinetuneOptions, reporter: Reporter) -> ManifestRows:
+    """The rows that the source lists; every file is read once, for its digest."""
+    names = {field.name for field in dataclasses.fields(EmbedOptions)}
+    shared = {name: value for name, value in vars(options).items() if name in names}
+    with reporter.task(f"reading {options.source}", unit="images"):
+        manifest = read_source(EmbedOptions(**shared))
+    for note in manifest.notes:
+        reporter.note(note)
+    for warning in manifest.warnings:
+        reporter.warn(warning)
+    assert manifest.files is not None
+    digests = []
+    with (
+        reporter.task("comparing contents", len(manifest), "images") as task,
+        ThreadPoolExecutor(HASHED_AT_ONCE) as pool,
+    ):
+        for digest in pool.map(_digest, manifest.files.path):
+            digests.append(digest)
+            task.advance()
+    return ManifestRows(manifest, digests)
+
+
+def _digest(path: str) -> str:
+    """SHA-256 of a file; blank where it can't be read, which reading its picture will say."""
+    with contextlib.suppress(DecodeError):
+        return hashlib.sha256(fetch(path)).hexdigest()
+    return ""
+
+
+class Pictures:
+    """The pictures of some rows, as a network's preprocessing leaves them.
+
+    They are decoded once and kept, if they fit the memory budget (8 bits a sample); else they are decoded
+    whenever they are asked for.
+
+    Raises
+    ------
+    InputError
+        Some can't be used: all of them, with the reasons.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[ImageFile],
+        rows: Positions,
+        preprocess: Preprocess,
+        workers: int | None,
+        reporter: Reporter,
+    ) -> None:
+        self._files, self._preprocess, self._workers = files, preprocess, workers
+        self._kept: np.ndarray | None = None
+        self._place = np.full(len(files), -1, np.int64)
+        self._place[rows] = np.arange(len(rows))
+        bad, notes, large = [], [], 0
+        with reporter.task("reading pictures", len(rows), "images") as task:
+            for at, image in enumerate(self._read([files[row] for row in rows.tolist()], preprocess)):
+                if image.item is None:
+                    bad.append(image)
+                elif self._kept is None and not large:
+                    large = 0 if fits(len(rows), -(-image.item.nbytes // 8)) else image.item.nbytes
+                    self._kept = None if large else np.empty((len(rows), *image.item.shape), image.item.dtype)
+                if self._kept is not None and image.item is not None:
+                    self._kept[at] = image.item
+                notes += [f"{image.file.id}: {image.note}"] if image.note else []
+                task.advance()
+        if bad:
+            raise InputError(
+                f"{len(bad):,} of {len(rows):,} images can't be used",
+                found=listing(
+                    f"{image.file.id} ({printable(image.file.path)}): {image.reason}" for image in bad
+                ),
+                fix="mend them, or leave their rows out with --train, --val and --test",
+            )
+        if notes:
+            reporter.warn(f"{len(notes)} images are used in part: {listing(notes)}")
+        if large:
+            mib = -(-len(rows) * large // 2**20)
+            reporter.note(f"the pictures are read at every epoch; {BUDGET}={mib} would keep them in memory")
+
+    def _read(self, files: Sequence[ImageFile], preprocess: Preprocess) -> Iterator[ReadImage]:
+        count, processes = choose_readers(self._workers, files)
+        window = 4 * count * (AT_ONCE if processes else 1)
+        return read_ahead(files, preprocess, workers=count, window=window, processes=processes)
+
+    def batches(
+        self, parts: Sequence[Positions], preprocess: Preprocess | None = None
+    ) -> Iterator[list[np.ndarray]]:
+        """The pictures of each part, in order; read anew with a ``preprocess`` of another augmentation."""
+        if self._kept is not None and preprocess is None:
+            yield from (list(self._kept[self._place[part]]) for part in parts)
+            return
+        files = [self._files[row] for part in parts for row in part.tolist()]
+        images = self._read(files, preprocess or self._preprocess)
+        with contextlib.closing(images):  # type: ignore[type-var]
+            for part in parts:
+                yield [_item(next(images)) for _ in part]
+
+    def features(self, encoder: Encoder, rows: Positions) -> NDArray[np.float32]:
+        """float32 (n, d) of rows, in order."""
+        size = encoder.batch_size
+        parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+        return np.concatenate([encoder.encode(items) for items in self.batches(parts)])
+
+
+def _item(image: ReadImage) -> np.ndarray:
+    if image.item is None:
+        what = "an image can't be read any more"
+        raise InputError(what, where=printable(image.file.path), found=image.reason, fix="run the same again")
+    return np.asarray(image.item)

@@ -1,0 +1,331 @@
+"""Trains a network end to end, by the objectives of ``ncm sweep`` or with pairs as a penalty.
+
+The network is timm's, whose classifier becomes a linear layer to the representation; a linear head makes
+logits of that. The data term is one of `ncm_cli.baselines.objectives`: its derivative by the logits is what
+goes back through the network. ncm and matchdg add penalty · the mean squared difference of the
+representations of pairs, a mean over pairs and over the representation's width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from ncm_cli.baselines.choice import METRICS, RULES, best_checkpoints
+from ncm_cli.baselines.objectives import OBJECTIVES, Erm, epoch_batches, generator_of, log_losses, partners
+from ncm_cli.baselines.options import Config
+from ncm_cli.baselines.sweep import facts
+from ncm_cli.baselines.trainer import Batch, DeviceRows, TrainData
+from ncm_cli.errors import InputError
+from ncm_cli.finetune.options import FinetuneOptions
+from ncm_cli.finetune.rows import ManifestRows, Pictures, Positions
+from ncm_cli.images.encoder import EncoderRequest, Preprocess
+from ncm_cli.images.network import TorchEncoder, exact, is_short_of_memory, own_random_numbers
+from ncm_cli.probes import metrics
+from ncm_cli.probes.metrics import PairRows, Rows
+from ncm_cli.probes.rows_and_pairs import Problem
+from ncm_cli.probes.selection import Fold
+from ncm_cli.progress import Task
+from ncm_cli.store.columns import group_weights
+
+Epoch = dict[str, float]
+"""What is known after an epoch, by names of `METRICS` and a few more; what can't be known is left out."""
+
+
+def config_of(options: FinetuneOptions) -> Config:
+    """The method and its hyper-parameters, as ``ncm sweep`` has them."""
+    names = ("lr", "weight_decay", "anneal", "eta", "seed")
+    return Config(
+        method=options.chosen_method,
+        upweighted=options.upweight is not None,
+        penalty=options.chosen_penalty,
+        **{name: getattr(options, name) for name in names},
+    )
+
+
+def request_of(options: FinetuneOptions) -> EncoderRequest:
+    """The network to start from."""
+    return EncoderRequest(
+        model=options.model,
+        pretrained=None if options.random_init else options.pretrained,
+        precision=options.precision,
+        random_init=options.random_init,
+        seed=options.seed,
+        image_size=options.image_size,
+    )
+
+
+class Objective:
+    """The loss of a step: a scalar whose gradient is the method's, and what is told of it.
+
+    Irm's penalty is not divided, as `ncm_cli.baselines.objectives` does for Adam, to whose steps the size of
+    a gradient doesn't matter: ``lr`` is SGD's step for mean_e R_e + penalty · the squared slopes.
+    """
+
+    def __init__(self, config: Config, rows: DeviceRows) -> None:
+        self.config, self.rows = config, rows
+        self.data_term = OBJECTIVES.get(config.method, Erm)([config], rows, domainbed=False)
+        self.steps = 0
+
+    def __call__(
+        self, logits: Tensor, batch: Batch, pairs: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        """The scalar to go back from, and (2,) the mean log loss and the pairs' mean squared difference.
+
+        Parameters
+        ----------
+        logits
+            (B, C) of the batch's rows.
+        pairs
+            (m, width) representations of the first and of the second members.
+        """
+        self.data_term.begin(self.steps)
+        self.steps += 1
+        residual = logits.detach().to(torch.float64, copy=True)[:, None]
+        share = batch.shares("pooled", self.config.upweighted)
+        told = [(log_losses(residual, batch.targets) * share).sum()]
+        self.data_term.residual_(residual, batch)
+        made = (logits * (residual[:, 0] / self.data_term.scale).to(logits.dtype)).sum()
+        if pairs is not None:
+            difference = functional.mse_loss(*pairs)
+            made = made + self.config.penalty * difference
+            told.append(difference.detach().double())
+        return made, torch.stack([*told, *[torch.zeros_like(told[0])] * (2 - len(told))])
+
+    def state(self) -> dict[str, Any]:
+        """What changes from step to step."""
+        tensors = {name: value for name, value in vars(self.data_term).items() if isinstance(value, Tensor)}
+        return {"steps": self.steps, "data_term": tensors}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a `state`."""
+        self.steps = state["steps"]
+        vars(self.data_term).update(state["data_term"])
+
+
+def pair_batches(pairs: Positions, size: int, steps: int, generator: torch.Generator) -> list[Positions]:
+    """``size`` of the (k, 2) pairs for each step (all of fewer), each as often as any other or once more."""
+    size = min(size, len(pairs))
+    shuffled = [
+        torch.randperm(len(pairs), generator=generator) for _ in range(-(-size * steps // len(pairs)))
+    ]
+    order = torch.cat(shuffled).numpy()[: size * steps].reshape(steps, size)
+    return [pairs[own] for own in order]
+
+
+class Training:
+    """A network in training: what an epoch does, and what is known after it.
+
+    Attributes
+    ----------
+    network
+        timm's, as an `Encoder`: what it gives is the representation.
+    head
+        The linear layer from there to the logits.
+    """
+
+    module: Any
+
+    def __init__(
+        self,
+        options: FinetuneOptions,
+        problem: Problem,
+        rows: ManifestRows,
+        network: TorchEncoder,
+    ) -> None:
+        self.options, self.network, self.problem = options, network, problem
+        self.fold: Fold | None = None
+        if problem.pairs is not None:
+            self.fold = problem.pairs.folds(options.folds, options.seed)[0]
+        self.train = problem.train
+        if self.fold is not None:
+            self.train = self.train.take(~np.isin(self.train.node, self.fold.apart))
+        codes, classes = self.train.codes, len(problem.target.classes)
+        data = TrainData(
+            features=np.zeros((len(self.train.ids), 1)),
+            targets=self.train.y,
+            n_classes=classes,
+            environments=codes.get("envs"),
+            dro_groups=codes.get("dro_groups"),
+            row_weights=group_weights(codes["upweight"]) if "upweight" in codes else None,
+        )
+        self.objective = Objective(config_of(options), DeviceRows(data, network.device))
+        self._place(rows)
+        self.module = network.model.module
+        with own_random_numbers(options.seed):
+            if self.module.num_classes != options.representation:
+                self.module.reset_classifier(options.representation)
+            self.head = torch.nn.Linear(options.representation, data.logits)
+        self.module.to(network.device)
+        self.head.to(network.device)
+        self.parameters = [*self.module.parameters(), *self.head.parameters()]
+        self.optimiser = torch.optim.SGD(
+            self.parameters, options.lr, momentum=options.momentum, weight_decay=options.weight_decay
+        )
+        kind = network.device.partition(":")[0]
+        self.scaler = torch.amp.GradScaler(kind, enabled=options.precision == "fp16")
+
+    def _place(self, rows: ManifestRows) -> None:
+        """Where everything is among the rows of the manifest, and what each group is of."""
+        problem, pairs = self.problem, self.problem.pairs
+        self.at = {"train": rows.positions(self.train.ids)}
+        for part, own in (("val", problem.val), ("test", problem.test)):
+            if own is not None:
+                self.at[part] = rows.positions(own.ids)
+        members = np.zeros((0, 2), np.int64)
+        if pairs is not None:
+            members = np.stack([rows.positions(ids) for ids in (pairs.store.id_a, pairs.store.id_b)], axis=1)
+        self.measured = members[self.fold.measured] if self.fold else members
+        self.pairs = members[self.fold.basis & pairs.usable] if self.fold and pairs else members
+        self.reference = None
+        if problem.groups is not None and len(problem.groups.crossings) == 1:
+            self.reference = problem.groups.sizes(rows.mask(problem.roles.where["train"]))
+
+    @property
+    def needed(self) -> Positions:
+        """The rows whose pictures are looked at."""
+        used = self.pairs if self.options.chosen_method == "ncm" else self.pairs[:0]
+        return np.unique(np.concatenate([*self.at.values(), used.ravel(), self.measured.ravel()]))
+
+    def epoch(self, number: int, pictures: Pictures, task: Task) -> Epoch:
+        """Train on every row once; ``number`` counts from 1. What is random comes from it and the seed."""
+        options, order = self.options, generator_of(self.options.seed, 2 * number)
+        batches = list(
+            epoch_batches(self.objective.rows.strata, len(self.train.ids), options.batch_size, order)
+        )
+        beside = self._beside(len(batches), generator_of(options.seed, 2 * number + 1))
+        parts = [
+            np.concatenate([self.at["train"][chosen.numpy()], own.T.ravel()])
+            for chosen, own in zip(batches, beside, strict=True)
+        ]
+        total = torch.zeros(2, dtype=torch.float64, device=self.network.device)
+        self.module.train()
+        device = self.network.device
+        with torch.random.fork_rng(devices=[] if device == "cpu" else [device]):
+            torch.manual_seed(int(order.initial_seed() >> 1))  # what layers such as dropout draw
+            stream = pictures.batches(parts, self._augmented(number))
+            for chosen, items in zip(batches, stream, strict=True):
+                total += self._step(items, chosen) * len(chosen)
+                task.advance(len(chosen))
+        loss, difference = (total / len(self.train.ids)).tolist()
+        return {"train_loss": loss} | ({"pair_difference": difference} if len(beside[0]) else {})
+
+    def _beside(self, steps: int, generator: torch.Generator) -> list[Positions]:
+        """The (m, 2) pairs beside each batch; matchdg's are random ones of a class in two domains."""
+        method, pairs = self.options.chosen_method, self.pairs
+        if method == "matchdg":
+            labels, domains = (
+                torch.from_numpy(np.asarray(one)) for one in (self.train.y, self.train.codes["envs"])
+            )
+            found = partners(labels, domains, torch.rand(len(labels), generator=generator)).numpy()
+            own = np.flatnonzero(found != np.arange(len(found)))
+            pairs = self.at["train"][np.stack([own, found[own]], axis=1)]
+        if method not in ("ncm", "matchdg"):
+            return [np.zeros((0, 2), np.int64)] * steps
+        return pair_batches(pairs, self.options.pair_batch, steps, generator)
+
+    def _augmented(self, number: int) -> Preprocess | None:
+        if self.options.augment is None:
+            return None
+        preprocess, seed = self.network.preprocess, 1_000_003 * self.options.seed + number
+        request = dataclasses.replace(preprocess.request, augment=self.options.augment, seed=seed)
+        return dataclasses.replace(preprocess, request=request)
+
+    def _step(self, items: Sequence[np.ndarray], chosen: Tensor) -> Tensor:
+        """One step of SGD; rows and pairs go through the network together, as one batch."""
+        n, device = len(chosen), self.network.device
+        batch = Batch(self.objective.rows, chosen, torch.Generator(), None)
+        self.optimiser.zero_grad(set_to_none=True)
+        try:
+            with exact(device, self.options.precision):
+                made = self.module(self.network.batch(items))
+                logits = self.head(made[:n]).float()
+                a, b = made[n:].float().chunk(2) if len(items) > n else (None, None)
+                loss, told = self.objective(logits, batch, None if a is None or b is None else (a, b))
+                self.scaler.scale(loss).backward()
+        except (RuntimeError, MemoryError) as error:
+            if not is_short_of_memory(error):
+                raise
+            what = f"not enough memory on {device} for a step of {len(items)} pictures"
+            raise InputError(
+                what, fix="smaller --batch-size and --pair-batch, or --precision bf16"
+            ) from error
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        return told
+
+    def probe(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """(C, width) and (C,): the head as a probe's weight and bias."""
+        weight, bias = (one.detach().cpu().double().numpy() for one in (self.head.weight, self.head.bias))
+        return weight, bias
+
+    def measure(self, pictures: Pictures) -> Epoch:
+        """What validation and test rows and held-out pairs say of the network now."""
+        self.module.eval()
+        members = self.measured
+        parts = [self.at[part] for part in ("val", "test") if part in self.at] + [
+            members[:, 0],
+            members[:, 1],
+        ]
+        features = pictures.features(self.network, np.concatenate(parts)).astype(np.float64)
+        own = np.split(features, np.cumsum([len(part) for part in parts])[:-1])
+        pairs = PairRows(a=own[-2], b=own[-1]) if len(members) else None
+        rows = {}
+        for part, X in zip([part for part in ("val", "test") if part in self.at], own, strict=False):
+            known: Any = getattr(self.problem, part)
+            rows[part] = Rows(X=X, y=known.y, group=known.group)
+        weight, bias = self.probe()
+        found = {
+            name: float(one[0]) for name, one in facts(weight[None], bias[None], **rows, pairs=pairs).items()
+        }
+        for part, one in rows.items():
+            if self.reference is not None and one.group is not None:
+                right = metrics.row_errors(weight[None], bias[None], one)[0][0] == 0
+                table = [metrics.summary(right[one.group[:, 0] == i]) for i in range(len(self.reference))]
+                found[f"{part}_adjusted_accuracy"] = (
+                    metrics.adjusted_average(table, self.reference)[0] or math.nan
+                )
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """All that the next epoch depends on."""
+        return {
+            "network": self.module.state_dict(),
+            "head": self.head.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "objective": self.objective.state(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a `state`."""
+        for name in ("optimiser", "scaler"):
+            getattr(self, name).load_state_dict(state[name])
+        self.objective.load(state["objective"])
+        self.take(state)
+
+    def take(self, weights: dict[str, Any]) -> None:
+        """Take the network and head of a `state`, or of `copy`."""
+        self.module.load_state_dict(weights["network"])
+        self.head.load_state_dict(weights["head"])
+
+    def copy(self) -> dict[str, Any]:
+        """Network and head as they are now, on the CPU."""
+        return {
+            name: {key: value.detach().to("cpu", copy=True) for key, value in own.state_dict().items()}
+            for name, own in (("network", self.module), ("head", self.head))
+        }
+
+
+def picks(history: Sequence[Epoch]) -> dict[str, int]:
+    """The epoch (from 0) that each rule picks; −1 where it has nothing to look at."""
+    known = np.array([[one.get(name, math.nan) for name in METRICS] for one in history])
+    return {name: int(best_checkpoints(known, rule)) for name, rule in RULES.items()}
