@@ -1,4 +1,4 @@
-"""Making pairs: at random, by the nearest neighbour, or by MatchDG's alternation; and splitting pairs.
+"""Making pairs: at random, by the nearest neighbour, or by MatchDG's alternation.
 
 Rows live in *cells*: a cell holds the rows of one value of the ``same`` columns and one value of
 the ``across`` columns, in one of two stores. Rows of two cells can be paired when ``same`` agrees
@@ -58,35 +58,6 @@ and in directions of next to no variance two rows agree by chance."""
 def blocks(n: int, size: int) -> Iterator[slice]:
     """Slices that cut n rows into blocks."""
     return (slice(start, start + size) for start in range(0, n, size))
-
-
-def components(a: Positions, b: Positions) -> Positions:
-    """(k,) a number for each connected component of the graph whose edges are the pairs (a_j, b_j).
-
-    Components are numbered in the order of their first pair.
-    """
-    # Imported here: it takes longer than everything else that a quick command does.
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    nodes, ends = np.unique(np.concatenate([a, b]), return_inverse=True)
-    left, right = ends.reshape(2, -1)
-    graph = coo_array((np.ones(len(left), dtype=bool), (left, right)), shape=(len(nodes), len(nodes)))
-    component = connected_components(graph, directed=False)[1][left]
-    _, first, number = np.unique(component, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first))[number]
-
-
-def split_components(component: Positions, count: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """(k,) a mask of at most ``count`` pairs made of whole components, taken in random order."""
-    sizes = np.bincount(component, minlength=1)
-    chosen = np.zeros(len(sizes), dtype=bool)
-    left = count
-    for number in rng.permutation(len(sizes)):
-        if sizes[number] <= left:
-            chosen[number] = True
-            left -= int(sizes[number])
-    return chosen[component]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,14 +287,6 @@ def nearest_pairs(
                 advance(len(own))
     found = np.flatnonzero(neighbour >= 0)
     return found, neighbour[found], distance[found]
-
-
-def repeated(a: Positions, b: Positions, *, either_way: bool) -> NDArray[np.bool_]:
-    """(k,) pairs that repeat an earlier one, also the other way round with ``either_way``."""
-    keys = np.stack([np.minimum(a, b), np.maximum(a, b)]) if either_way else np.stack([a, b])
-    again = np.ones(len(a), dtype=bool)
-    again[np.unique(keys, axis=1, return_index=True)[1]] = False
-    return again
 
 
 def stratified_parts(pool: Pool, fraction: float, rng: np.random.Generator) -> NDArray[np.bool_]:

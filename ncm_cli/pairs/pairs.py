@@ -1,33 +1,42 @@
 """``ncm pairs``: matched rows -> differences, their spectrum, and what speaks for and against them.
 
-Can these pairs be trusted? A pair store says which repeat others, which have no difference, and which are
-likely wrong matches, as JSON values.
+Pairs come from a table of matched ids, where every problem is found before any is reported, or from
+`matched`. Can they be trusted? A pair store says which are held out, which straddle training and test, which
+repeat others or have no difference, and which are likely wrong matches, as JSON values.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.errors import InputError
+from ncm_cli.errors import InputError, listing, nearest
 from ncm_cli.options import as_json, check, given_flags
-from ncm_cli.pairs.matching import blocks, repeated
-from ncm_cli.pairs.members import Members, drop, find_members, hold_out, straddling
 from ncm_cli.pairs.options import PairsOptions, parse_holdout
 from ncm_cli.probes.apply import require_same_encoder
-from ncm_cli.probes.projection import Spectrum, spectrum
+from ncm_cli.probes.projection import Spectrum, components, spectrum
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.store.columns import Column
+from ncm_cli.store.columns import Column, role_of, split_column, split_values, unrecognised
 from ncm_cli.store.digests import fingerprint, without_view
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import PairStore, write_pairs
+from ncm_cli.store.tables import Table, read_table
 
 Array = NDArray[np.float64]
-Codes = NDArray[np.int64]
+Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Stores = tuple[FeatureStore, FeatureStore]
+
+SHOWN = 50
+"""Problems that an error lists one by one."""
+
+HINTED = 5
+"""Unknown ids of a column that get a suggestion: looking for one reads every id of the store."""
 
 FOLDS = 5
 PASSES = 3
@@ -49,6 +58,48 @@ SUSPECTS = 0.15
 STANDS_OUT = (2.0, 0.1)
 """A pair that stands out has an unexplained part of more than this many times the median length, and of more
 than this share of its own: where all are explained but for a rounding, none is wrong."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Members:
+    """Positions of both members of k pairs in their stores."""
+
+    stores: Stores
+    """Of the first and the second members; twice the same object if it is one."""
+    a: Rows
+    b: Rows
+    holdout: Mask | None = None
+    """(k,) which pairs are held out; None while that is open."""
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What the strategy has to say, for the diagnostics."""
+    straddlers: tuple[tuple[str, str], ...] = ()
+    """Ids of the pairs of a training and a test row, left out or not."""
+    dropped: tuple[tuple[str, str], ...] = ()
+    """Ids of the pairs that ``--drop`` has left out."""
+
+    def __len__(self) -> int:
+        return len(self.a)
+
+    def ids(self, which: Any = slice(None)) -> list[tuple[str, str]]:
+        """Both ids of the pairs in a mask or at positions."""
+        ids_a, ids_b = (store.ids for store in self.stores)
+        return [(ids_a[i], ids_b[j]) for i, j in zip(self.a[which], self.b[which], strict=True)]
+
+    def take(self, keep: Mask) -> Members:
+        """The pairs in a mask."""
+        held = None if self.holdout is None else self.holdout[keep]
+        return dataclasses.replace(self, a=self.a[keep], b=self.b[keep], holdout=held)
+
+    def components(self) -> Rows:
+        """(k,) a number for each set of pairs that hang together by an id.
+
+        An id names the same thing in both stores: an augmented view has the ids of its originals.
+        """
+        first, second = self.stores
+        if first is second:
+            return components(self.a, self.b)
+        same = first.positions(second.ids[self.b])
+        return components(self.a, np.where(same < 0, first.rows + self.b, same))
 
 
 def pairs(options: PairsOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
@@ -81,11 +132,9 @@ def pairs(options: PairsOptions, *, reporter: Reporter = SILENT) -> dict[str, An
 def _pairs(
     options: PairsOptions, stores: tuple[FeatureStore, FeatureStore], reporter: Reporter
 ) -> dict[str, Any]:
-    members = find_members(options, stores, reporter)
-    members = straddling(members, options.test, options.straddling, reporter)
+    members = straddling(find_members(options, stores, reporter), options, reporter)
     together = members.components()
-    members = hold_out(members, together, parse_holdout(options.holdout), options.seed, reporter)
-    assert members.holdout is not None
+    members = hold_out(members, together, options, reporter)
     if options.drop is not None:
         members = drop(members, options.drop)
         together = members.components()
@@ -135,7 +184,221 @@ def _pairs(
     }
 
 
-def _labels(store: FeatureStore, rows: Codes) -> tuple[str, ...]:
+def find_members(options: PairsOptions, stores: Stores, reporter: Reporter) -> Members:
+    """The pairs of the table, or those that ``--match`` chooses."""
+    if options.source is None:
+        # Here, since it needs what a pair is.
+        from ncm_cli.pairs.matched import Matcher, same_id
+
+        if options.match == "same-id":
+            return same_id(options, stores, reporter)
+        return Matcher(options, stores, reporter).run()
+    table = read_table(options.source, what="table of pairs")
+    if options.holdout_col is None and "holdout" in table.columns:
+        reporter.warn("the table's column 'holdout' isn't used: --holdout-col holdout uses it")
+    return _from_table(table, options, stores)
+
+
+def hold_out(members: Members, component: Rows, options: PairsOptions, reporter: Reporter) -> Members:
+    """Members with their held-out pairs chosen, if they aren't yet.
+
+    Pairs that share an id, directly or through others, go to the same side, so that nothing of a
+    held-out pair is in the basis.
+    """
+    if members.holdout is not None:
+        leaking = np.intersect1d(component[members.holdout], component[~members.holdout])
+        if len(leaking):
+            reporter.warn(
+                f"{int(np.isin(component, leaking).sum())} pairs share an id with pairs on the other side "
+                "of the holdout, so the held-out pairs aren't independent of the basis"
+            )
+        return members
+    wanted = parse_holdout(options.holdout)
+    count = round(wanted * len(members)) if wanted < 1 else int(wanted)
+    if count >= len(members) and count > 0:
+        raise InputError(
+            f"--holdout {count} leaves no pair for the basis",
+            found=f"{len(members)} pairs",
+            fix="hold out fewer pairs, or a fraction such as 0.25",
+        )
+    held = split_components(component, count, np.random.default_rng(options.seed))
+    if count and held.sum() < count / 2:
+        reporter.warn(
+            f"only {int(held.sum())} of the {count} pairs wanted are held out: pairs that share ids stay "
+            f"together, and the largest such set has {np.bincount(component).max()} of {len(members)} pairs"
+        )
+    return dataclasses.replace(members, holdout=held)
+
+
+def split_components(component: Rows, count: int, rng: np.random.Generator) -> Mask:
+    """(k,) a mask of at most ``count`` pairs made of whole components, taken in random order."""
+    sizes = np.bincount(component, minlength=1)
+    chosen = np.zeros(len(sizes), dtype=bool)
+    for number in rng.permutation(len(sizes)):
+        chosen[number] = sizes[number] <= count
+        count -= int(sizes[number]) * chosen[number]
+    return np.asarray(chosen[component])
+
+
+def drop(members: Members, path: Path) -> Members:
+    """Members without the pairs of a table, whose ids may come in either order.
+
+    Raises `InputError` that names the rows of pairs that aren't there; one that is left out for straddling
+    training and test may be among them.
+    """
+    table = read_table(path, what="table of pairs to drop")
+    ids = members.ids()
+    known = {*ids, *members.straddlers}
+    listed = list(zip(table.column("id_a"), table.column("id_b"), strict=True))
+    # In one store a pair is the same the other way round; of two stores it may be another one.
+    either_way = members.stores[0] is members.stores[1]
+    wanted = {pair for pair in listed if pair in known}
+    wanted |= {(b, a) for a, b in listed if (b, a) in known and (either_way or (a, b) not in known)}
+    unknown = [at for at, (a, b) in enumerate(listed) if not {(a, b), (b, a)} & wanted]
+    if unknown:
+        shown = (f"\n    {table.row_name(at)}: {' – '.join(listed[at])}" for at in unknown[:SHOWN])
+        raise InputError(
+            f"{len(unknown)} of {len(listed)} pairs to drop aren't among the pairs",
+            where=path,
+            found="".join(shown) + (f"\n    and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""),
+            expected="pairs that the same options make without --drop",
+            fix="give the options and the stores with which the looked-at pairs were made, the seed included",
+        )
+    keep = np.array([pair not in wanted for pair in ids], dtype=bool)
+    if not keep.any():
+        raise InputError("every pair is dropped", where=path, found=f"{len(ids)} pairs")
+    return dataclasses.replace(members.take(keep), dropped=tuple(members.ids(~keep)))
+
+
+_TRAIN, _TEST = 1, 2
+_BITS = {"train": _TRAIN, "val": _TRAIN, "test": _TEST, None: 0}
+
+
+def straddling(members: Members, options: PairsOptions, reporter: Reporter) -> Members:
+    """Members without the pairs of a training and a test row, which are named; or an error.
+
+    A row whose file is byte for byte that of a test row counts as a test row too. Without a split
+    column nothing is known, and nothing straddles; where its values say nothing, that is said.
+    """
+    store, test, rule = members.stores[0], options.test, options.straddling
+    if test is None and (what := unrecognised(store, ["train", "test"])):
+        say = reporter.warn if None in split_values(store).values() else reporter.note
+        say(f"{what}: pairs of training and test rows can't be told from others; --test W names test rows")
+    sides = {store: _sides(store, test) for store in dict.fromkeys(members.stores)}
+    both = sides[store][members.a] | sides[members.stores[1]][members.b]
+    mixed = both == _TRAIN | _TEST
+    ids = members.ids(mixed)
+    shown = [f"{a} – {b}" for a, b in ids]
+    if ids and rule == "error":
+        raise InputError(
+            f"{len(ids)} pairs straddle training and test",
+            found=listing(shown),
+            fix="remove them, or --straddling exclude",
+        )
+    if ids:
+        verb = "left out" if rule == "exclude" else "kept"
+        reporter.warn(f"{len(ids)} pairs of a training and a test row are {verb}: {listing(shown, 5)}")
+    if rule == "exclude":
+        members = members.take(~mixed)
+    if not len(members):
+        raise InputError(
+            "every pair straddles training and test",
+            fix="pair rows of one side, or --straddling keep if the pairs are for `ncm bound` only",
+        )
+    in_test = int((both == _TEST).sum())
+    if in_test:
+        reporter.note(
+            f"{in_test} pairs hold test rows: right for the oracle pairs of ncm bound, "
+            "but a probe fitted with them has seen the test domain"
+        )
+    facts = {**members.facts, "test_pairs": in_test}
+    return dataclasses.replace(members, facts=facts, straddlers=tuple(ids))
+
+
+def _sides(store: FeatureStore, test: str | None) -> Rows:
+    """(N,) bits: 1 training or validation, 2 test, 3 a training row that is also the file of a test row."""
+    sides = np.zeros(store.rows, dtype=np.int64)
+    split = split_column(store)
+    if split is not None:
+        sides = np.array([*(_BITS[role_of(name)] for name in split.categories), 0])[split.codes]
+    if test is not None:
+        chosen = store.mask(test)
+        sides = np.where(chosen, _TEST, np.where(sides == _TEST, 0, sides))
+        if not (sides & _TRAIN).any():
+            # Without a split that is named train, whatever isn't a test row is a training row.
+            sides[~chosen] = _TRAIN
+    nodes = store.content_nodes
+    tests = np.isin(nodes, nodes[sides == _TEST])
+    return np.where(tests & (sides == _TRAIN), _TRAIN | _TEST, sides)
+
+
+_MARKS = {
+    **dict.fromkeys(("1", "1.0", "true", "yes", "y", "t"), True),
+    **dict.fromkeys(("0", "0.0", "false", "no", "n", "f"), False),
+}
+
+
+def _from_table(table: Table, options: PairsOptions, stores: Stores) -> Members:
+    """The members of each row's pair.
+
+    One `InputError` names, with their row numbers, all blank ids, ids that aren't in the store (ids are text:
+    ``1`` isn't ``01``), pairs of a row with itself and marks of the held-out column that are neither yes nor
+    no.
+    """
+    problems: list[tuple[int, str]] = []
+    found: list[Rows] = []
+    columns = ((options.a_col, "--a-col"), (options.b_col, "--b-col"))
+    for (column, option), store in zip(columns, stores, strict=True):
+        ids = table.column(column, option=option)
+        at = store.positions(ids)
+        unknown = 0
+        for index, name in enumerate(ids):
+            # A foreign store may hold a blank id; a blank matches nothing all the same.
+            if not name.strip():
+                problems.append((index, f"{column} is blank"))
+            elif at[index] < 0:
+                unknown += 1
+                hint = _hint(name, store.ids) if unknown <= HINTED else None
+                more = f" (did you mean {hint!r}?)" if hint else ""
+                problems.append((index, f"{column} {name!r} isn't in {store.path.name}{more}"))
+            elif found and stores[0] is stores[1] and found[0][index] == at[index]:
+                problems.append((index, f"{name!r} is paired with itself"))
+        found.append(at)
+    holdout = None
+    if options.holdout_col is not None:
+        marks = table.column(options.holdout_col, option="--holdout-col")
+        read = [_MARKS.get(mark.casefold()) for mark in marks]
+        holdout = np.array([bool(mark) for mark in read], dtype=bool)
+        problems += [
+            (index, f"{options.holdout_col} is {marks[index]!r}, not 1 or 0")
+            for index, mark in enumerate(read)
+            if mark is None
+        ]
+    if problems:
+        every = [f"\n    {table.row_name(index)}: {text}" for index, text in sorted(problems)]
+        rest = f"\n    and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
+        raise InputError(
+            f"{len(every)} {'problem' if len(every) == 1 else 'problems'} in the table of pairs",
+            where=table.path,
+            found="".join(every[:SHOWN]) + rest,
+            expected="ids of rows in the store, as text: '1' isn't '001'",
+            fix="correct or remove these rows",
+        )
+    return Members(stores, found[0], found[1], holdout)
+
+
+def _hint(name: str, known: Sequence[str]) -> str | None:
+    """An id that differs in what spreadsheets lose (zeros in front, folder, extension), else the nearest."""
+
+    def bare(name: str) -> str:
+        text = name.strip().replace("\\", "/").rstrip("/").rsplit("/", 1)[-1].casefold()
+        return (Path(text).stem or text).lstrip("0") or "0"
+
+    wanted = bare(name)
+    return next((one for one in known if bare(one) == wanted), None) or nearest(name, known[:5000])
+
+
+def _labels(store: FeatureStore, rows: Rows) -> tuple[str, ...]:
     """Labels of the rows; '' where the store has none."""
     if store.label_column is None:
         return ("",) * len(rows)
@@ -150,7 +413,7 @@ def _diagnose(
     members: Members,
     labels: list[tuple[str, ...]],
     delta: NDArray[np.float32],
-    together: Codes,
+    together: Rows,
     found: Spectrum,
     seed: int,
     reporter: Reporter,
@@ -213,7 +476,15 @@ def _listed(ids: Sequence[tuple[str, str]], count: int) -> dict[str, Any]:
     return {"count": count, "pairs": [{"id_a": a, "id_b": b} for a, b in ids[:LISTED]]}
 
 
-def unexplained(delta: NDArray[np.floating], together: Codes, *, seed: int = 0) -> Array:
+def repeated(a: Rows, b: Rows, *, either_way: bool) -> Mask:
+    """(k,) pairs that repeat an earlier one, also the other way round with ``either_way``."""
+    keys = np.stack([np.minimum(a, b), np.maximum(a, b)]) if either_way else np.stack([a, b])
+    again = np.ones(len(a), dtype=bool)
+    again[np.unique(keys, axis=1, return_index=True)[1]] = False
+    return again
+
+
+def unexplained(delta: NDArray[np.floating], together: Rows, *, seed: int = 0) -> Array:
     """How little of each pair's difference the other pairs explain: (k,) in [0, 1], NaN without a difference.
 
     The pairs are dealt into folds. Differences of unit length, so that a few long ones don't count more, are
@@ -244,8 +515,9 @@ def unexplained(delta: NDArray[np.floating], together: Codes, *, seed: int = 0) 
     # Without a pair more than there are dimensions, the same angles in fewer of them.
     rows: NDArray[Any] = np.asarray(np.linalg.qr(delta.astype(np.float64), mode="r")) if k < d else delta
 
-    def unit(chosen: Codes) -> Iterator[tuple[Codes, Array]]:
-        for part in (chosen[block] for block in blocks(len(chosen), BLOCK)):
+    def unit(chosen: Rows) -> Iterator[tuple[Rows, Array]]:
+        for start in range(0, len(chosen), BLOCK):
+            part = chosen[start : start + BLOCK]
             yield part, rows[:, part].astype(np.float64) / norms[part]
 
     floors = np.array(FLOORS)[:, None]

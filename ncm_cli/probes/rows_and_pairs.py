@@ -492,7 +492,7 @@ def pairs_beside(path: Path, features: FeatureStore, roles: Roles, overlap: str,
 
     Members are looked up by id in the feature store that is used now, whenever the pairs were made; ids that
     it lacks get numbers beyond its rows. Of text pairs each class is a node, so that folds measure classes
-    that they have left out whole. What ``ncm pairs`` left out itself: `pairs.members.straddling`.
+    that they have left out whole. What ``ncm pairs`` left out itself: `pairs.pairs.straddling`.
     """
     store, nodes = read_pairs(path), features.content_nodes
     if features.encoder:

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError
-from ncm_cli.pairs.matching import components
 from ncm_cli.probes import metrics
 from ncm_cli.probes.metrics import Z95, PairRows, Rows, wilson
 from ncm_cli.probes.path import Fit
+from ncm_cli.probes.projection import components
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.int64]

@@ -17,7 +17,8 @@ from ncm_cli.errors import InputError, UsageError
 from ncm_cli.pairs import matching
 from ncm_cli.pairs.matching import Pool
 from ncm_cli.pairs.options import PairsOptions
-from ncm_cli.pairs.pairs import pairs
+from ncm_cli.pairs.pairs import pairs, split_components
+from ncm_cli.probes.projection import components
 from ncm_cli.progress import Reporter
 from ncm_cli.store.pairs import PairStore, read_pairs
 
@@ -405,7 +406,7 @@ def test_iterative_records_how_it_went(make_store: Make) -> None:
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=15))
 def test_components_are_numbered_by_their_first_pair(edges: list[tuple[int, int]]) -> None:
     a, b = np.array(edges, dtype=np.int64).reshape(-1, 2).T
-    found = matching.components(a, b).tolist()
+    found = components(a, b).tolist()
     nodes = {node: {node} for node in range(13)}
     for left, right in edges:
         merged = nodes[left] | nodes[right]
@@ -416,9 +417,9 @@ def test_components_are_numbered_by_their_first_pair(edges: list[tuple[int, int]
 
 def test_components_and_their_split() -> None:
     a, b = np.array([0, 2, 4, 1, 9]), np.array([1, 3, 5, 6, 9])
-    assert matching.components(a, b).tolist() == [0, 1, 2, 0, 3]
+    assert components(a, b).tolist() == [0, 1, 2, 0, 3]
     for seed in range(20):
-        held = matching.split_components(np.array([0, 1, 2, 0, 3]), 3, np.random.default_rng(seed))
+        held = split_components(np.array([0, 1, 2, 0, 3]), 3, np.random.default_rng(seed))
         assert held.sum() in (2, 3) and held[0] == held[3]
 
 
