@@ -18,26 +18,25 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ncm_cli.errors import InputError, UsageError, listing
-from ncm_cli.images.manifest import IMAGE_SUFFIXES, ColumnNames, Manifest, absolute_text, manifest_of
+from ncm_cli.images.manifest import (
+    IMAGE_SUFFIXES,
+    ITSELF,
+    ColumnNames,
+    Manifest,
+    NamedRows,
+    absolute_text,
+    manifest_of,
+)
 from ncm_cli.images.paths import content, expanded, file_system, is_remote, look_up, members, open_file
 from ncm_cli.store.columns import Files
 from ncm_cli.store.digests import MAX_TEXT_BYTES
 from ncm_cli.store.files import one_line
-from ncm_cli.store.tables import Table
 
-_KEY, _IMAGE = "__key__", "__url__"
-"""WebDataset's names for a sample's id and its place; no entry of a sample's own has them."""
+_IMAGE = "__url__"
+"""WebDataset's name for a sample's place; no entry of a sample's own has it."""
 
 _NAME = re.compile(r"((?:.*/|)[^./][^.]*)\.([^/]+)", re.DOTALL)
 _META = re.compile(r"__[^/]*__($|/)")
-
-
-class _Samples(Table):
-    """A table whose rows messages name by their ids."""
-
-    def row_name(self, index: int) -> str:
-        """The sample's id."""
-        return self.values[_KEY][index]
 
 
 def read_archives(source: str, names: ColumnNames) -> Manifest:
@@ -66,7 +65,7 @@ def read_archives(source: str, names: ColumnNames) -> Manifest:
         for key, image, entries in _samples(archive):
             without += image is None
             if image is not None:
-                own = {_KEY: f"{stem}/{key}", _IMAGE: f"{archive}#{image.name}@{image.offset}"}
+                own = {ITSELF: f"{stem}/{key}", _IMAGE: f"{archive}#{image.name}@{image.offset}"}
                 rows.append(entries | own)
                 known.append((image.size, changed))
     if not rows:
@@ -74,11 +73,11 @@ def read_archives(source: str, names: ColumnNames) -> Manifest:
     notes = [f"{without:,} samples without an image are left out"] if without else []
     columns = tuple(dict.fromkeys(name for row in rows for name in row))
     values = {name: [row.get(name, "") for row in rows] for name in columns}
-    table = _Samples(Path(source), columns, values, range(len(rows)), ",", tuple(notes))
+    table = NamedRows(Path(source), columns, values, range(len(rows)), ",", tuple(notes))
     label = names.label_col or ("cls" if "cls" in columns and "label" not in columns else None)
     size, mtime_ns = np.array(known, np.int64).T
     files = Files(tuple(values[_IMAGE]), size, mtime_ns, ("",) * len(rows))
-    return manifest_of(table, replace(names, id_col=_KEY, path_col=_IMAGE, label_col=label), files=files)
+    return manifest_of(table, replace(names, id_col=ITSELF, path_col=_IMAGE, label_col=label), files=files)
 
 
 def _samples(archive: str) -> Iterator[tuple[str, tarfile.TarInfo | None, dict[str, str]]]:

@@ -33,11 +33,11 @@ import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageFile, TiffTags, UnidentifiedImageError
+from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.ExifTags import Base as Tag
 
 from ncm_cli.store.files import one_line
@@ -89,15 +89,6 @@ _FOREIGN = {
     b"<?xml": "an XML file",
     b"%!PS": "a PostScript file",
 }
-
-_MAY_WARN = {
-    "PNG": (b"acTL",),
-    "JPEG": (b"Exif\0", b"MPF\0"),
-    "AVIF": (b"Exif",),
-    "TIFF": (b"",),
-    "ICO": (b"",),
-}
-"""What a file holds where Pillow warns of odd metadata while it opens it."""
 
 _TURNS = dict(zip(range(2, 9), (0, 3, 1, 5, 4, 6, 2), strict=True))
 """EXIF orientation to Pillow's `Image.Transpose`."""
@@ -261,11 +252,13 @@ def _pillow_errors(kind: str) -> Iterator[None]:
         raise DecodeError(f"damaged {kind} file: {text}") from error
 
 
-_SWITCH, _WARNINGS = threading.Lock(), threading.Lock()
+_SWITCH = threading.Lock()
 _inside: list[tuple[bool, int | None]] = []
 """One entry for each picture that is being decoded: Pillow's switches as they were before the first."""
 
 _NO_LOG = logging.NullHandler()
+_NO_WARNING = ("ignore", None, Warning, re.compile("PIL"), 0)
+"""The entry of `warnings.filters` that keeps Pillow's off the console."""
 
 
 @contextmanager
@@ -287,22 +280,16 @@ def _own_rules() -> Iterator[None]:
                 ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = before
 
 
-@contextmanager
-def _quietly() -> Iterator[list[Any]]:
-    """Keep warnings to a list; this swaps process-wide filters, so it is done for one picture at a time."""
-    with _WARNINGS, warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield caught
+def _open(kind: str, data: bytes) -> Any:
+    """The file opened by the plugin of its format, pixels not decoded yet (but for ICO).
 
-
-def _open(kind: str, data: bytes) -> tuple[Any, list[Any]]:
-    """The file opened by the plugin of its format, pixels not decoded yet (but for ICO), and its warnings."""
-    # Pillow logs to the console where an application has set up no logging.
+    What Pillow thinks of odd metadata is nobody's concern here: it warns of that, and logs it to the console
+    where an application has set up no logging.
+    """
     logging.getLogger("PIL").addHandler(_NO_LOG)
-    warns = any(mark in data for mark in _MAY_WARN.get(kind, ()))
-    quietly: AbstractContextManager[list[Any]] = _quietly() if warns else nullcontext([])
-    with quietly as caught:
-        return Image.open(io.BytesIO(data), formats=[kind]), caught
+    if _NO_WARNING not in warnings.filters:  # adding it again would have all others made anew
+        warnings.filterwarnings("ignore", module="PIL")
+    return Image.open(io.BytesIO(data), formats=[kind])
 
 
 def _check_size(width: int, height: int) -> None:
@@ -314,7 +301,7 @@ def _check_size(width: int, height: int) -> None:
 
 def _plain(kind: str, data: bytes, span: Span | None, side: int | None) -> Image.Image:
     """A picture of any format but TIFF as RGB, not turned yet; ``info`` has its orientation, note and box."""
-    with _open(kind, data)[0] as opened:
+    with _open(kind, data) as opened:
         _check_size(*opened.size)
         try:  # the further pictures of a JPEG are previews, or the other eye's
             animated = kind != "JPEG" and getattr(opened, "is_animated", False)
@@ -518,7 +505,7 @@ def _tiff(data: bytes, span: Span | None) -> Image.Image:
     opened: Any = None
     page: Any = None
     try:
-        opened, caught = _open("TIFF", data)
+        opened = _open("TIFF", data)
     except (OSError, SyntaxError, ValueError, OverflowError) as error:
         unread = isinstance(error, UnidentifiedImageError)
         page = _page(data, "its header can't be read" if unread else str(error))
@@ -537,9 +524,7 @@ def _tiff(data: bytes, span: Span | None) -> Image.Image:
         image = _shown(_samples(page), tags, bits, full, wanted)
     else:
         opened.info.pop("xmp", None)  # its orientation doesn't count
-        warns = caught or any(group in tags for group in TiffTags.TAGS_V2_GROUPS)
-        with _quietly() if warns else nullcontext():
-            opened.load()  # and turn it
+        opened.load()  # and turn it
         if deep and opened.mode not in _COLOURS:
             image = _shown(_pillows(opened, kinds), tags, bits, full, wanted)
         else:

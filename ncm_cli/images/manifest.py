@@ -74,6 +74,13 @@ class ColumnNames:
             split_col=self.split_col or default("split"),
         )
 
+    def chosen(self) -> list[tuple[str, str]]:
+        """Each option that names a column, and the column."""
+        own = [("--label-col", self.label_col), ("--split-col", self.split_col)]
+        return [(option, name) for option, name in own if name] + [
+            ("--numeric", name) for name in self.numeric
+        ]
+
     def kept(self, columns: Sequence[str]) -> list[str]:
         """The columns of a table that the store keeps, once the names are resolved."""
         roles, keys = {self.label_col, self.split_col, *self.numeric}, {self.id_col, self.path_col}
@@ -120,6 +127,18 @@ class Manifest:
                 code = {"": -1} | {category: i for i, category in enumerate(categories)}
                 made[name] = Column(name, np.array([code[text] for text in texts], np.int32), categories)
         return made
+
+
+ITSELF = "__key__"
+"""The column of ids of what is in no table: WebDataset's name, which no entry of a sample has."""
+
+
+class NamedRows(Table):
+    """Rows that messages name by their ids: of a folder or an archive."""
+
+    def row_name(self, index: int) -> str:
+        """The row's id."""
+        return self.values[ITSELF][index]
 
 
 def is_number(text: str) -> bool:
@@ -192,11 +211,9 @@ def manifest_of(
         notes.append(f"no column named 'id': {id_col!r} is the id (--id-col chooses another)")
     check_ids(ids, table, id_col)
     if label is None:
-        notes.append("no column named 'label': the store has no labels (--label-col chooses another)")
-    named = [("--label-col", label), ("--split-col", split), *(("--numeric", name) for name in names.numeric)]
-    for option, name in named:
-        if name is not None:
-            table.column(name, option=option)
+        notes.append("no column named 'label': the store has no labels (--label-col names another)")
+    for option, name in names.chosen():
+        table.column(name, option=option)
     kept = [] if images_only else names.kept(table.columns)
     require_few_columns(len(kept), path)
     _check_values(table, kept, label, names.numeric)
@@ -343,27 +360,21 @@ def read_folder(folder: Path, layout: tuple[str, ...] | None, names: ColumnNames
                 fix=_LAYOUT,
             )
         layout = ("label",) if levels == {1} else ()
-        notes.append("the folders' names are the labels (--layout label)" if layout else "no labels")
+        notes += ["the folders' names are the labels (--layout label)"] if layout else []
     else:
         check_depth(folder, images, len(layout))
     if others:
         notes.append(f"{len(others)} other files are left out: {listing(others)}")
-    for option, value in (
-        ("--label-col", names.label_col),
-        ("--split-col", names.split_col),
-        *(("--numeric", name) for name in names.numeric),
-    ):
-        if value is not None and value not in layout:
+    for option, value in names.chosen():
+        if value not in layout:
             what = f"no folder level named {value!r} ({option})"
             raise InputError(what, where=folder, expected=f"one of the layout's: {listing(layout)}")
     ids = [printable(image) for image in images]
-    parts = [path.split("/")[:-1] for path in ids]
-    text = {name: [row[level] for row in parts] for level, name in enumerate(layout)}
-    label = names.label_col or ("label" if "label" in layout else None)
-    split = names.split_col or ("split" if "split" in layout else None)
-    alike = alike_categories(text, label, {split, *names.numeric})
+    text = {ITSELF: ids}
+    text |= {name: [path.split("/")[level] for path in ids] for level, name in enumerate(layout)}
+    table = NamedRows(folder, tuple(text), text, range(len(ids)), "/", tuple(notes))
     files = _files_of_folder(folder, images)
-    return Manifest(folder, ids, files, text, names.numeric, label, split, tuple(notes), alike)
+    return manifest_of(table, replace(names, id_col=ITSELF, path_col=ITSELF), files=files)
 
 
 _LAYOUT = "--layout with one name for each level of folders, such as --layout domain/label"
