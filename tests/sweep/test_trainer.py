@@ -349,3 +349,18 @@ def test_memory_of_many_configurations_is_one_tensor() -> None:
     found = train([Config(lr=float(rate)) for rate in rates], data, Schedule(epochs=2, batch_size=100))
     sizes = [float(np.linalg.norm(one.weight)) for one in found]
     assert np.all(np.diff(sizes) > 0)
+
+
+def test_lisa_breaks_a_correlation_only_across_the_attribute_itself() -> None:
+    """Two environments agree with the attribute's sign (.8 and .9): mixing one with the other keeps it."""
+    rng = np.random.default_rng(0)
+    labels, environments = rng.integers(0, 2, (2, 2000))
+    attribute = labels ^ (rng.random(2000) < np.where(environments, 0.2, 0.1))
+    features = rng.standard_normal((2000, 2)) + 2 * np.stack([labels, attribute], axis=1)
+    config = Config(method="lisa", lr=0.05, weight_decay=0.0, p_sel=1.0)
+    leans = {}
+    for name, domains in (("environments", environments), ("attribute", attribute)):
+        data = TrainData(features=features, targets=labels, n_classes=2, environments=domains)
+        leans[name] = np.abs(train([config], data, Schedule(epochs=10))[0].weight[0])
+    assert leans["environments"][1] > 0.5 * leans["environments"][0]
+    assert leans["attribute"][1] < 0.1 * leans["attribute"][0]
