@@ -101,7 +101,7 @@ class Ui:
 
     def result(self, value: Any) -> None:
         """Print ``value`` as JSON on stdout (floats at full precision; NaN and infinities are null)."""
-        from ncm_cli.store.results import jsonable
+        from ncm_cli.store.files import jsonable
 
         value = jsonable(value)
         text = json_module.dumps(value, indent=2, allow_nan=False, ensure_ascii=not _is_utf8(sys.stdout))

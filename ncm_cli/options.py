@@ -15,6 +15,7 @@ import os.path
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Union
 
@@ -151,6 +152,22 @@ def parse_crossings(text: str) -> tuple[tuple[str, ...], ...]:
             "no column is named", found=repr(text), expected="label,place, or label,male;label,black"
         )
     return found
+
+
+def _parse_auto(text: str, *, least: int, what: str) -> int | None:
+    """``auto`` as None, otherwise a whole number of at least ``least``."""
+    if text == "auto":
+        return None
+    if not (text.isascii() and text.isdecimal()) or int(text) < least:
+        raise UsageError(f"{what} can't be {text!r}", expected=f"auto, or a whole number from {least}")
+    return int(text)
+
+
+parse_batch_size = partial(_parse_auto, least=1, what="--batch-size")
+"""Images in a batch; None for ``auto``."""
+
+parse_workers = partial(_parse_auto, least=0, what="--workers")
+"""Images read at once, by threads or processes; None for ``auto``."""
 
 
 def parse_device(text: str) -> str:

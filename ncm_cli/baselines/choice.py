@@ -16,8 +16,8 @@ from ncm_cli.baselines.options import HYPER, METHODS, UPWEIGHT, Config, SweepOpt
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import Space, as_json
 from ncm_cli.progress import Reporter
+from ncm_cli.store.files import Shown
 from ncm_cli.store.hdf5 import H5Reader, reading, writing
-from ncm_cli.store.results import Shown
 
 Array = NDArray[np.float64]
 

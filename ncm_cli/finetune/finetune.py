@@ -19,19 +19,18 @@ from ncm_cli.finetune.rows import ManifestRows, Pictures, read_rows
 from ncm_cli.finetune.train import Epoch, Training, config_of, picks, request_of
 from ncm_cli.images.encoder import EncoderRequest, load_encoder, request_key, start_loading
 from ncm_cli.images.network import TorchEncoder
-from ncm_cli.images.options import parse_workers
 from ncm_cli.images.weights import write_tuned
-from ncm_cli.options import as_json, check, refuse_replacing
+from ncm_cli.options import as_json, check, parse_workers, refuse_replacing
 from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.fit import flags_of
 from ncm_cli.probes.options import EvalOptions, FitOptions
 from ncm_cli.probes.rows_and_pairs import Problem, read_problem
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.digests import differing_fields, fingerprint
-from ncm_cli.store.files import atomic_path, remove_leftovers, sha256_file, writer_lock
+from ncm_cli.store.files import atomic_path, jsonable, remove_leftovers, sha256_file, writer_lock
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import Probe, read_probe, record_ids, write_probe
-from ncm_cli.store.results import jsonable, read_result, write_result
+from ncm_cli.store.results import read_result, write_result
 
 FREE = ("source", "root", "pairs", "output", "model", "pretrained", "device", "workers", "fresh")
 """Options that don't decide the result, or whose files' contents do."""

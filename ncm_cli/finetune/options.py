@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from ncm_cli.errors import UsageError
-from ncm_cli.images.options import PRECISIONS, parse_augment, parse_workers
-from ncm_cli.options import option, parse_device, parse_names
+from ncm_cli.images.options import PRECISIONS, parse_augment
+from ncm_cli.options import option, parse_device, parse_names, parse_workers
 
 METHODS = ("ncm", "erm", "irm", "groupdro", "matchdg")
 """The methods, under the names that ``ncm sweep`` has for them."""

@@ -33,14 +33,12 @@ from ncm_cli.images.manifest import Manifest, read_source
 from ncm_cli.images.options import (
     EmbedOptions,
     Shard,
-    parse_batch_size,
     parse_intensity_range,
     parse_shard,
-    parse_workers,
 )
 from ncm_cli.images.paths import as_written, is_remote
 from ncm_cli.images.rows import DONE, OLD, OTHER, RowPlan, Tally, gathered, make_features, unstorable
-from ncm_cli.options import as_json, check, refuse_replacing
+from ncm_cli.options import as_json, check, parse_batch_size, parse_workers, refuse_replacing
 from ncm_cli.progress import SILENT, Reporter, Task
 from ncm_cli.store.columns import FailedRow, Files
 from ncm_cli.store.digests import canonical_json, differing_fields, digest_of, fingerprint

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ncm_cli.errors import UsageError, listing, unknown
-from ncm_cli.options import argument, given_flags, option, parse_device
+from ncm_cli.options import argument, given_flags, option, parse_batch_size, parse_device, parse_workers
 
 T = TypeVar("T")
 
@@ -94,22 +94,6 @@ FOR_IMAGES = (
     "reuse", "shard",
 )  # fmt: skip
 """Options that mean nothing when no image is read."""
-
-
-def _parse_auto(text: str, *, least: int, what: str) -> int | None:
-    """``auto`` as None, otherwise a whole number of at least ``least``."""
-    if text == "auto":
-        return None
-    if not (text.isascii() and text.isdecimal()) or int(text) < least:
-        raise UsageError(f"{what} can't be {text!r}", expected=f"auto, or a whole number from {least}")
-    return int(text)
-
-
-parse_batch_size = partial(_parse_auto, least=1, what="--batch-size")
-"""Images in a batch; None for ``auto``."""
-
-parse_workers = partial(_parse_auto, least=0, what="--workers")
-"""Images read at once, by threads or processes; None for ``auto``."""
 
 
 @dataclasses.dataclass(frozen=True)

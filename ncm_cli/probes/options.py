@@ -9,8 +9,16 @@ from pathlib import Path
 from typing import ClassVar
 
 from ncm_cli.errors import UsageError, unknown
-from ncm_cli.images.options import parse_batch_size, parse_workers
-from ncm_cli.options import argument, option, parse_device, parse_names, parse_numbers, parse_ranks
+from ncm_cli.options import (
+    argument,
+    option,
+    parse_batch_size,
+    parse_device,
+    parse_names,
+    parse_numbers,
+    parse_ranks,
+    parse_workers,
+)
 
 METHODS = ("ncm", "erm")
 RULES = ("bound", "in-domain", "worst-group", "oracle")

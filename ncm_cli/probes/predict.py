@@ -23,8 +23,8 @@ from ncm_cli.images.manifest import (
     read_manifest,
     walk_images,
 )
-from ncm_cli.images.options import parse_batch_size, parse_workers
 from ncm_cli.images.reading import encode_batches
+from ncm_cli.options import parse_batch_size, parse_workers
 from ncm_cli.probes import metrics
 from ncm_cli.probes.apply import OTHER_WEIGHTS, logits, require_same_encoder
 from ncm_cli.probes.options import PredictOptions

@@ -28,9 +28,8 @@ from ncm_cli.store.digests import (
     fingerprint,
     require_few_columns,
 )
-from ncm_cli.store.files import one_line
+from ncm_cli.store.files import Shown, jsonable, one_line
 from ncm_cli.store.hdf5 import CHUNK_BYTES, H5Reader, H5Writer, RowReader, reading, writing
-from ncm_cli.store.results import Shown, jsonable
 
 FORMAT = "ncm-features"
 VERSION = 1

@@ -8,8 +8,11 @@ that a killed process of this host left is told by its id, and moved away.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import datetime
 import errno
 import hashlib
+import importlib
 import json
 import math
 import os
@@ -19,7 +22,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +201,7 @@ def write_bytes(path: Path | str, data: bytes) -> None:
 
 
 def write_json(path: Path | str, value: Any) -> None:
-    """Write JSON atomically; NaN and infinities are a ValueError (see `results.jsonable`)."""
+    """Write JSON atomically; NaN and infinities are a ValueError (see `jsonable`)."""
     text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
     # The name of a file may hold what isn't UTF-8: as a lone surrogate, which JSON writes like Python.
     write_bytes(path, (text + "\n").encode("utf-8", "backslashreplace"))
@@ -222,6 +225,43 @@ def _finite(token: str) -> float:
     if not math.isfinite(value := float(token)):
         raise ValueError(f"{token} is not JSON")
     return value
+
+
+def now() -> str:
+    """The time in UTC, to the second, as ISO 8601."""
+    return datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0).isoformat()
+
+
+def jsonable(value: Any) -> Any:
+    """``value`` in JSON's own types: arrays as lists, dataclasses as objects, NaN and infinities as null.
+
+    An object with a method ``to_json`` is what that says. Raises TypeError for what has no such form.
+    """
+    if hasattr(value, "to_json"):
+        return jsonable(value.to_json())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): jsonable(item) for name, item in value.items()}
+    if hasattr(value, "tolist"):
+        return jsonable(value.tolist())
+    if isinstance(value, list | tuple | set | frozenset):
+        return [jsonable(item) for item in (sorted(value) if isinstance(value, set | frozenset) else value)]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Path):
+        return str(value)
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+class Shown:
+    """In a notebook: the tables by which `ncm info` describes the file."""
+
+    def _repr_html_(self) -> str:
+        # By address, as commands are: what shows things lies above the things.
+        return str(importlib.import_module("ncm_cli.notebook").html(self))
 
 
 def require_file(path: Path | str) -> Path:

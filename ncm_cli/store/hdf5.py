@@ -37,8 +37,7 @@ from ncm_cli.store.digests import (
     require_version,
     text_digest,
 )
-from ncm_cli.store.files import atomic_path, one_line, require_file
-from ncm_cli.store.results import now
+from ncm_cli.store.files import atomic_path, now, one_line, require_file
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 

@@ -21,8 +21,8 @@ from ncm_cli.store.digests import (
     fingerprint,
     text_digest,
 )
+from ncm_cli.store.files import Shown, jsonable, now
 from ncm_cli.store.hdf5 import H5Reader, reading, writing
-from ncm_cli.store.results import Shown, jsonable, now
 
 FORMAT = "ncm-pairs"
 VERSION = 2

@@ -20,8 +20,7 @@ import numpy as np
 from ncm_cli import __version__
 from ncm_cli.errors import InputError
 from ncm_cli.store.digests import array_digest, damaged, digest_of, fingerprint, require_version
-from ncm_cli.store.files import one_line, require_file, write_bytes
-from ncm_cli.store.results import Shown, jsonable, now
+from ncm_cli.store.files import Shown, jsonable, now, one_line, require_file, write_bytes
 
 FORMAT = "ncm-probe"
 VERSION = 1

@@ -5,29 +5,14 @@ Result files are such documents, with one schema for what eval, bound, sweep and
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
-import importlib
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ncm_cli import __version__
 from ncm_cli.errors import InputError
 from ncm_cli.store.digests import digest_of, require_version
-from ncm_cli.store.files import read_json, write_json
-
-
-class Shown:
-    """In a notebook: the tables by which `ncm info` describes the file."""
-
-    def _repr_html_(self) -> str:
-        # By address, as commands are: what shows things lies above the things.
-        return str(importlib.import_module("ncm_cli.notebook").html(self))
-
+from ncm_cli.store.files import jsonable, now, read_json, write_json
 
 FORMAT = "ncm-result"
 VERSION = 2
@@ -101,32 +86,3 @@ def read_result(path: Path | str, *, kind: str | None = None) -> dict[str, Any]:
     if kind is not None and found.get("kind") != kind:
         raise InputError("a result of another kind", where=path, found=found.get("kind"), expected=kind)
     return found
-
-
-def now() -> str:
-    """The time in UTC, to the second, as ISO 8601."""
-    return datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0).isoformat()
-
-
-def jsonable(value: Any) -> Any:
-    """``value`` in JSON's own types: arrays as lists, dataclasses as objects, NaN and infinities as null.
-
-    An object with a method ``to_json`` is what that says. Raises TypeError for what has no such form.
-    """
-    if hasattr(value, "to_json"):
-        return jsonable(value.to_json())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(name): jsonable(item) for name, item in value.items()}
-    if isinstance(value, np.ndarray | np.generic):
-        return jsonable(value.tolist())
-    if isinstance(value, list | tuple | set | frozenset):
-        return [jsonable(item) for item in (sorted(value) if isinstance(value, set | frozenset) else value)]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Path):
-        return str(value)
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    raise TypeError(f"{type(value).__name__} has no JSON form")
