@@ -19,7 +19,7 @@ import typer
 
 from ncm_cli import __version__
 from ncm_cli.errors import NcmError, UsageError
-from ncm_cli.options import Field, at_home, check, fields_of, refuse_replacing
+from ncm_cli.options import Field, fields_of, made_from
 from ncm_cli.registry import BUILDERS, COMMANDS, TOPICS, Command, options_of, work_of
 
 PICTURE = r"""
@@ -117,15 +117,9 @@ def _add(app: typer.Typer, name: str, command: Command, options: type, module: s
         from ncm_cli.store.files import refuse_no_file
 
         ui = Ui(quiet=values.pop("quiet"), verbose=values.pop("verbose"), json=values.pop("json_", False))
-        given = {field.name: at_home(field, values[field.name]) for field in fields}
-        given |= {field.name: tuple(given[field.name] or ()) for field in fields if field.repeated}
-        given |= {
-            field.name: ";".join(given[field.name] or ()) or None for field in fields if field.spec.joined
-        }
-        made = check(options(**given))
-        refuse_replacing(made)
+        made = made_from(options, values)
         for field in fields:
-            path = given[field.name]
+            path = getattr(made, field.name)
             if field.spec.role == "output" and field.spec.metavar != "DIR" and path not in (None, Path("-")):
                 refuse_no_file(path)
         own = importlib.import_module(f"ncm_cli.commands.{module}")

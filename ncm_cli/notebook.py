@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import numbers
 from collections.abc import Sequence
 from html import escape
 from io import BytesIO, TextIOWrapper
@@ -14,7 +13,7 @@ from ncm_cli.baselines.choice import SweepTable, read_sweep
 from ncm_cli.commands import info
 from ncm_cli.console import Ui, cell_text, plain
 from ncm_cli.errors import InputError, UsageError, listing, unknown
-from ncm_cli.options import Field, at_home, check, fields_of, refuse_replacing
+from ncm_cli.options import fields_of, made_from
 from ncm_cli.registry import BUILDERS, STEPS, options_of, work_of
 from ncm_cli.store import recognise
 from ncm_cli.store.features import FeatureStore
@@ -25,12 +24,6 @@ from ncm_cli.store.results import read_result
 
 SHOWN = ("pairs", "fit", "eval", "bound", "sweep")
 """Results that have tables; others are shown like `ncm info` shows a file."""
-
-TAKES: dict[type, tuple[type, str]] = {
-    float: (numbers.Real, "a number"),
-    int: (numbers.Integral, "a whole number"),
-    bool: (bool, "True or False"),
-}
 
 
 class Result(dict[str, Any]):
@@ -107,24 +100,10 @@ def run(command: str, /, **given: Any) -> Result:
     for name in given:
         if name not in fields:
             raise unknown("option", name, fields, where=command, error=UsageError)
-    given = {name: value for name, value in given.items() if value is not None}
-    if missing := [name for name, field in fields.items() if field.required and name not in given]:
+    if missing := [name for name, field in fields.items() if field.required and given.get(name) is None]:
         raise UsageError(f"{command} needs {listing(missing)}")
-    ready = check(options(**{name: _value(fields[name], value) for name, value in given.items()}))
-    refuse_replacing(ready)
-    return Result(jsonable(work_of(step)(ready, reporter=Ui().reporter)), step)
-
-
-def _value(field: Field, value: Any) -> Any:
-    """A value as the option's field has it."""
-    items = list(value) if isinstance(value, list | tuple) else [value]
-    wanted, words = TAKES.get(field.type, (object, ""))
-    if not all(isinstance(item, wanted) for item in items):
-        raise UsageError(f"{field.name} takes {words}", found=repr(value))
-    made = [at_home(field, field.type(item)) for item in items]
-    if field.repeated:
-        return tuple(made)
-    return made[0] if len(made) == 1 else (";" if field.spec.joined else ",").join(map(str, made))
+    done = work_of(step)(made_from(options, given), reporter=Ui().reporter)
+    return Result(jsonable(done), step)
 
 
 def html(found: Any) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import numbers
 import operator
 import os.path
 import types
@@ -276,6 +277,36 @@ def fields_of(options: type) -> list[Field]:
     return found
 
 
+TAKES: dict[type, tuple[type, str]] = {
+    float: (numbers.Real, "a number"),
+    int: (numbers.Integral, "a whole number"),
+    bool: (bool, "True or False"),
+}
+
+
+def made_from(options: type, given: Mapping[str, Any]) -> Any:
+    """The options of a command with what a command line or Python gives; None is what isn't given.
+
+    Raises `UsageError` for values that they don't take, and for an output that would replace an input.
+    """
+    fields = [field for field in fields_of(options) if given.get(field.name) not in (None, [])]
+    made = check(options(**{field.name: _taken(field, given[field.name]) for field in fields}))
+    refuse_replacing(made)
+    return made
+
+
+def _taken(field: Field, value: Any) -> Any:
+    """A value as the option's field has it; of several where it takes one, the text between commas."""
+    items = list(value) if isinstance(value, list | tuple) else [value]
+    wanted, words = TAKES.get(field.type, (object, ""))
+    if not all(isinstance(item, wanted) for item in items):
+        raise UsageError(f"{field.name} takes {words}", found=repr(value))
+    made = [at_home(field, field.type(item)) for item in items]
+    if field.repeated:
+        return tuple(made)
+    return made[0] if len(made) == 1 else (";" if field.spec.joined else ",").join(map(str, made))
+
+
 def at_home(field: Field, value: Any) -> Any:
     """What an option is given, its paths with ``~`` and ``~user`` at their start as a shell expands them.
 
@@ -283,9 +314,7 @@ def at_home(field: Field, value: Any) -> Any:
     """
     if field.spec.role == "value" and field.type is not Path:
         return value
-    if isinstance(value, str | Path):
-        return type(value)(os.path.expanduser(value))  # noqa: PTH111 (leaves an unknown user's as it is)
-    return [at_home(field, item) for item in value] if isinstance(value, list | tuple) else value
+    return type(value)(os.path.expanduser(value))  # noqa: PTH111 (leaves an unknown user's as it is)
 
 
 def check_value(field: Field, item: Any) -> None:
