@@ -32,18 +32,16 @@ from ncm_cli.probes.evaluate import SEEN
 from ncm_cli.progress import Reporter
 from ncm_cli.registry import options_of
 from ncm_cli.results.lines import ORACLE, Found, Line, Sources, facts_of
-from ncm_cli.results.page_pairs import BUDGET, SIDE, look
-from ncm_cli.results.pictures import Pictures
+from ncm_cli.results.pictures import BUDGET, SIDE, Pictures, look
 from ncm_cli.results.plots import dark, figures, svg
 from ncm_cli.results.report import (
     Cell,
     Spread,
     Table,
-    interval_of,
-    number_of,
+    cells,
+    measured,
     plain,
     ranks_of,
-    spread,
     tables,
 )
 from ncm_cli.store.columns import Groups, categories_of, make_groups, read_target
@@ -303,21 +301,18 @@ def _subject(evals: Sequence[Line], files: Files) -> Found | None:
 def _rival(subject: Found, evals: Sequence[Found]) -> Found | None:
     """The evaluation of another probe on the same rows, ERM's if there is one: of the same seed first."""
 
-    def known(of: Found, name: str, digest: str) -> Any:
-        return (of.body.get(name) or {}).get(digest)
-
     def rows(one: Found) -> tuple[Any, ...]:
-        return known(one, "features", "content_sha256"), one.where, one.body.get("target")
+        return (one.body.get("features") or {}).get("content_sha256"), one.where, one.body.get("target")
 
-    def same(one: Found) -> bool:
-        return rows(one) == rows(subject) and known(one, "probe", "sha256") != known(
-            subject, "probe", "sha256"
-        )
+    def probe(one: Found) -> Any:
+        return (one.body.get("probe") or {}).get("sha256")
 
-    def rank(one: Found) -> tuple[bool, ...]:
-        return _name(one) != "erm", one.path.parent != subject.path.parent
-
-    return min(filter(same, evals), key=rank, default=None)
+    same = [one for one in evals if rows(one) == rows(subject) and probe(one) != probe(subject)]
+    return min(
+        same,
+        key=lambda one: (_name(one) != "erm", one.path.parent != subject.path.parent),
+        default=None,
+    )
 
 
 def _head(
@@ -332,20 +327,15 @@ def _head(
     names = ("accuracy", "worst_group") if subject.body.get("task") != "regression" else ("mse", "r2")
     wheres = list(dict.fromkeys(one.where for one in line.found))
     cards = []
-
-    def value(of: Line | None, where: str, name: str) -> Spread | None:
-        bodies = [one.body for one in of.found if one.where == where] if of else []
-        interval = interval_of(bodies[0], name) if len(bodies) == 1 else None
-        return spread([number_of(body, name) for body in bodies], interval)
-
     for where in sorted(wheres, key=lambda where: where == subject.where):
         seen = [one.body.get("overlap") or {} for one in line.found if one.where == where]
         marks = [ORACLE] * line.oracle + [
             SEEN[part][0] for part in SEEN if any(one.get(part) for one in seen)
         ]
         for name in names if where == subject.where else names[:1]:
-            if (own := value(line, where, name)) is not None:
-                theirs, what = value(other, where, name), f"{name.replace('_', ' ')}, {where}"
+            if (own := measured(line.found, where, name)) is not None:
+                theirs = measured(other.found, where, name) if other else None
+                what = f"{name.replace('_', ' ')}, {where}"
                 against = f"{other.label} {theirs.mean:.3f}" if other and theirs else ""
                 cards.append({"what": what, "marks": marks, "value": Cell(spread=own), "against": against})
     notes = [f"{ORACLE}: chosen by looking at the test rows"] * line.oracle
@@ -367,18 +357,16 @@ def _group_table(subject: Found, rival: Found | None) -> Table | None:
     columns = list(dict.fromkeys(column for entry in entries for column in entry["group"]))
     theirs = {_joined(entry["group"]): entry for entry in (rival.body.get("groups") or [] if rival else [])}
 
-    def cell(entry: Mapping[str, Any]) -> Cell:
-        if entry.get(name) is None:
-            return Cell()
-        return Cell(spread=Spread(entry[name], low=entry.get("ci_low"), high=entry.get("ci_high")))
+    def value(entry: Mapping[str, Any]) -> Spread | None:
+        known = entry.get(name)
+        return None if known is None else Spread(known, low=entry.get("ci_low"), high=entry.get("ci_high"))
 
     rows = []
     for entry in sorted(present, key=lambda entry: sign * entry[name]):
         other = theirs.get(_joined(entry["group"]), {})
         gap = Spread(entry[name] - other[name]) if other.get(name) is not None else None
-        keys = [Cell(entry["group"].get(column, "")) for column in columns]
-        row = [*keys, Cell(f"{entry['n']:,}"), cell(entry)]
-        rows.append([*row, cell(other), Cell(spread=gap)] if rival else row)
+        row = [entry["group"].get(column, "") for column in columns] + [f"{entry['n']:,}", value(entry)]
+        rows.append(cells(*row, *([value(other), gap] if rival else [])))
     more = [_name(rival), "difference"] if rival else []
     note = f"of {subject.path}" + ("; brackets are 95 % Wilson intervals" if sign > 0 else "")
     note += f"; {len(entries) - len(present)} more groups have no row here" * (len(entries) > len(present))
@@ -512,7 +500,7 @@ class _Look:
     ) -> dict[str, Any]:
         """Tiles of rows; with ``every`` row that they are chosen from, a filter by group."""
         places = self.own.rows[chosen].tolist()
-        tiles = [self.pictures.row(self.store, place) for place in places]
+        tiles = [self.pictures.row(self.store, self.store.ids[place]) for place in places]
         captions = map(answers.caption, chosen.tolist())
         options = []
         if every is not None:
@@ -534,12 +522,7 @@ def _confusion(own: Answers) -> dict[str, Any]:
     np.fill_diagonal(counts, 0)
     first = np.argsort(-counts, axis=None, kind="stable")[:MATRIX]
     rows = [
-        [
-            Cell(names[i]),
-            Cell(names[j]),
-            Cell(f"{counts[i, j]:,}"),
-            Cell(spread=Spread(counts[i, j] / totals[i])),
-        ]
+        cells(names[i], names[j], f"{counts[i, j]:,}", Spread(counts[i, j] / totals[i]))
         for i, j in zip(*np.unravel_index(first, counts.shape), strict=True)
         if counts[i, j]
     ]
@@ -552,12 +535,12 @@ def _made(subject: Found | None, files: Files) -> dict[str, Any]:
     sources, versions = files.sources, {"ncm": subject.body.get("ncm_version") if subject else __version__}
     for run in sources.runs:
         versions |= (run.body.get("provenance") or {}).get("versions") or {}
-    listed = [[Cell(name), Cell(str(value))] for name, value in versions.items() if value]
+    listed = [cells(name, str(value)) for name, value in versions.items() if value]
     results = [*sources.evals, *sources.bounds, *sources.sweeps, *sources.runs]
     every = [(one.path, one.body.get("kind"), one.body.get("content_sha256")) for one in results]
     every += [(one.path, "probe", one.facts.seeded["fit probe"].digest) for one in sources.probes]
     every += [(path, "pairs", store.content_sha256) for path, store in sources.pairs]
-    rows = [[Cell(str(part or "")) for part in one] for one in every]
+    rows = [cells(*(str(part or "") for part in one)) for one in every]
     made = [Table("Versions", ("package", "version"), listed, 2)]
     made.append(Table("Files, with the digest of their contents", ("file", "kind", "SHA-256"), rows, 3))
     return {"lines": _shell_lines(subject, files) if subject else [], "tables": made}

@@ -1,12 +1,17 @@
-"""Pictures of a page: small, within a budget of bytes, and a reason where there is none."""
+"""Pictures of a page: small, within a budget of bytes, and a reason where there is none; and pairs of them.
+
+Pairs that are likely wrong stand side by side, for a person to keep or to drop.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import io
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from PIL import Image, features
@@ -15,7 +20,34 @@ from ncm_cli.images.augment import apply
 from ncm_cli.images.decode import DecodeError, decode
 from ncm_cli.images.options import parse_augment
 from ncm_cli.images.paths import fetch
+from ncm_cli.options import command_words
+from ncm_cli.pairs.options import PairsOptions
+from ncm_cli.pairs.pairs import STANDS_OUT
 from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.pairs import PairStore
+
+SHOWN, NEXT = 200, 24
+"""Most suspicious pairs of one store that are shown, and of those that are next in the ranking."""
+
+SIDE = 144
+"""Pixels of a picture: a pair is judged by details."""
+
+BUDGET = 1_500_000
+"""Bytes of the pictures of one page's pairs."""
+
+FLAGS = {
+    "label_disagreement": "the labels differ",
+    "straddling": "a training row with a test row",
+    "identical": "the members have the same features",
+    "repeated": "listed more than once: dropping it drops every copy",
+}
+"""Diagnostics that name pairs, and what they say of one."""
+
+_LOSSY: tuple[str, dict[str, Any]] = (
+    ("WEBP", {"quality": 75, "method": 4}) if features.check("webp") else ("JPEG", {"quality": 80})
+)
+
+Ids = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +72,12 @@ class Pictures:
         self.side, self.left = side, budget
         self._made: dict[object, tuple[str | None, str, bool]] = {}
 
-    def row(self, store: FeatureStore, position: int) -> Tile:
-        """The picture of a row of a store; position −1 is a row that it doesn't have."""
-        if position < 0:
-            return Tile("", None, "not in the feature store")
-        id, files = store.ids[position], store.files
-        if files is None:
+    def row(self, store: FeatureStore | None, id: str) -> Tile:
+        """The picture of a row of a store."""
+        if store is None or (position := int(store.positions([id])[0])) < 0:
+            where = "the feature store isn't there" if store is None else "not in the feature store"
+            return Tile(id, None, where)
+        if (files := store.files) is None:
             return self.tile(id, None)
         return self.tile(id, files.path[position], files.sha256[position], encoder=store.encoder)
 
@@ -57,16 +89,10 @@ class Pictures:
         *,
         encoder: Mapping[str, Any] | None = None,
     ) -> Tile:
-        """The picture of an image file.
+        """The picture of an image file, unless the file has another digest by now.
 
-        Parameters
-        ----------
-        path
-            None for a row of an array.
-        sha256
-            Of the file that was embedded: another file's picture isn't shown.
-        encoder
-            Its description: a range of samples and an augmentation change what it saw.
+        Without a path it is a row of an array. What the encoder saw depends on its description: on a range of
+        samples and an augmentation.
         """
         if path is None:
             return Tile(id, None, "a row of an array has no picture")
@@ -101,13 +127,57 @@ class Pictures:
         kind, settings = ("PNG", {"optimize": True}) if crisp else _LOSSY
         stream = io.BytesIO()
         image.save(stream, kind, **settings)
-        return (
-            f"data:image/{kind.lower()};base64,{base64.b64encode(stream.getvalue()).decode('ascii')}",
-            "",
-            crisp,
-        )
+        text = base64.b64encode(stream.getvalue()).decode("ascii")
+        return f"data:image/{kind.lower()};base64,{text}", "", crisp
 
 
-_LOSSY: tuple[str, dict[str, Any]] = (
-    ("WEBP", {"quality": 75, "method": 4}) if features.check("webp") else ("JPEG", {"quality": 80})
-)
+def look(path: Path, store: PairStore, found: Sequence[Any], pictures: Pictures) -> dict[str, Any]:
+    """The doubtful pairs of a store, the most doubtful first, for the template.
+
+    ``found`` are its feature stores, each with ``made`` or ``why`` not. The page's list to drop has to name
+    again what was ``dropped`` when the store was made.
+    """
+    at = {ids: j for j, ids in enumerate(zip(store.id_a, store.id_b, strict=True))}
+    told = store.diagnostics
+    median = told.get("median_residual") or 1.0
+    times: dict[Ids, float] = {}
+    share: dict[Ids, float] = {}
+    reasons: dict[Ids, list[str]] = {}
+    for pair in told.get("suspects") or []:
+        ids = (pair["id_a"], pair["id_b"])
+        share[ids], times[ids] = pair["residual"], pair.get("times", pair["residual"] / median)
+        stands_out = times[ids] > STANDS_OUT[0] and share[ids] > STANDS_OUT[1]
+        reasons[ids] = [f"{times[ids]:.1f} times as much is unexplained as in the median pair"] * stands_out
+    for name, text in FLAGS.items():
+        for pair in (told.get(name) or {}).get("pairs", []):
+            if (ids := (pair["id_a"], pair["id_b"])) in at:
+                reasons.setdefault(ids, []).append(text)
+    # Those of equal standing stay in the order in which they were found.
+    ranked = sorted(reasons, key=lambda ids: (not reasons[ids], -times.get(ids, 0)))
+    suspicious = sum(map(bool, reasons.values()))
+    shown = [*ranked[: min(suspicious, SHOWN)], *ranked[suspicious:][:NEXT]]
+    stores = (found[0].made, found[-1].made) if found else (None, None)
+    made = [
+        {
+            "tiles": [pictures.row(own, id) for own, id in zip(stores, ids, strict=True)],
+            "labels": (store.label_a[at[ids]], store.label_b[at[ids]]),
+            "share": share.get(ids),
+            "reasons": reasons[ids] or [f"{times[ids]:.1f} times the median"],
+            "suspicious": bool(reasons[ids]),
+            "held_out": bool(store.holdout[at[ids]]),
+        }
+        for ids in shown
+        if ids in at
+    ]
+    options = {name: value for name, value in store.options.items() if name != "drop"}
+    words = command_words(PairsOptions, options) if options.get("features") else []
+    return {
+        "path": path,
+        "pairs": made,
+        "suspicious": suspicious,
+        "more": max(0, suspicious - SHOWN),
+        "of": store.pairs,
+        "dropped": [(pair["id_a"], pair["id_b"]) for pair in told.get("dropped") or []],
+        "command": shlex.join(["ncm", "pairs", *words, "--drop", "drop.csv"]) if words else "",
+        "missing": "; ".join(one.why for one in found if one.why),
+    }

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ncm_cli.progress import Reporter
 from ncm_cli.results.lines import ORACLE, Found, Line, Mean, Sources, lines_of
-from ncm_cli.results.report import SWEEP, TIE
+from ncm_cli.results.report import SWEEP, TIE, Spread, spread
 from ncm_cli.store.digests import digest_of
 from ncm_cli.store.files import atomic_path
 
@@ -440,19 +440,10 @@ def spectrum(name: str, spectra: Mapping[str, Array]) -> Plot:
     return Plot(name, title, "; ".join([title, *_ends(axes)]), made)
 
 
-class Dot(NamedTuple):
-    """A value and the ends of its interval; ``n`` rows where it is of a single result."""
-
-    value: float
-    low: float
-    high: float
-    n: int | None = None
-
-
 Group = tuple[tuple[str, str], ...]
 """Columns and their values."""
 
-Dots = Mapping[str, Mapping[Any, Dot]]
+Dots = Mapping[str, Mapping[Any, Spread]]
 """By series, and by what it is of: a group or a method."""
 
 
@@ -471,12 +462,10 @@ def dots(name: str, title: str, panels: Mapping[str, Dots], rows: Mapping[Any, s
         for axes, (what, own) in zip(grid[0], panels.items(), strict=True):
             for index, label in enumerate(series):
                 known = [(i, own[label][row]) for i, row in enumerate(rows) if row in own.get(label, {})]
-                # A foreign result may have an interval beside its value.
-                errors = [(max(dot.value - dot.low, 0), max(dot.high - dot.value, 0)) for _, dot in known]
                 axes.errorbar(
-                    [dot.value for _, dot in known],
+                    [dot.mean for _, dot in known],
                     [i + (index - (len(series) - 1) / 2) * step for i, _ in known],
-                    xerr=np.transpose(errors) if errors else None,
+                    xerr=np.transpose([_reach(dot) for _, dot in known]) if known else None,
                     fmt=_marker(index),
                     label=shown(label),
                     color=COLOURS[index % len(COLOURS)],
@@ -492,7 +481,7 @@ def dots(name: str, title: str, panels: Mapping[str, Dots], rows: Mapping[Any, s
         if len(series) > 1:
             _legend(made, grid[0, 0], 4)
     found = [
-        f"{what} of {label}, {text}: {own[label][row].value:.3f}"
+        f"{what} of {label}, {text}: {own[label][row].mean:.3f}"
         for what, own in panels.items()
         for row, text in rows.items()
         for label in series
@@ -500,6 +489,16 @@ def dots(name: str, title: str, panels: Mapping[str, Dots], rows: Mapping[Any, s
     ]
     more = f" and {len(found) - ROWS} more" if len(found) > ROWS else ""
     return Plot(name, title, f"{title}. {'; '.join(found[:ROWS])}{more}", made)
+
+
+def _reach(dot: Spread) -> tuple[float, float]:
+    """How far a share's deviation or interval reaches down and up, within 0 and 1."""
+    low, high = dot.low, dot.high
+    if dot.sd is not None:
+        low, high = max(dot.mean - dot.sd, 0), min(dot.mean + dot.sd, 1)
+    # A foreign result may have an interval beside its value.
+    down = 0.0 if low is None else max(dot.mean - low, 0.0)
+    return down, 0.0 if high is None else max(high - dot.mean, 0.0)
 
 
 def convergence(name: str, epochs: Array, runs: Mapping[str, Mapping[str, Array]]) -> Plot:
@@ -655,51 +654,46 @@ def _complement(value: Any) -> Any:
 
 def _group_figures(lines: Sequence[Line]) -> Iterator[Plot]:
     for where in dict.fromkeys(one.where for own in lines for one in own.found):
-        found = {
-            title: dots_of(one for one in own.found if one.where == where)
+        entries = {
+            title: groups_of(one for one in own.found if one.where == where)
             for title, own in zip(_titles(lines), lines, strict=True)
         }
-        found = {label: own for label, own in found.items() if len(own) > 1}
-        if not found:
+        entries = {label: own for label, own in entries.items() if len(own) > 1}
+        if not entries:
             continue
-        sizes: dict[Group, set[int | None]] = {}
-        for own in found.values():
-            for group, dot in own.items():
-                sizes.setdefault(group, set()).add(dot.n)
-        order = sorted(
-            sizes, key=lambda group: min(own[group].value for own in found.values() if group in own)
-        )
-        columns = {tuple(column for column, _ in group) for group in sizes}
+        found = {label: {group: _dot(same) for group, same in own.items()} for label, own in entries.items()}
+        groups = dict.fromkeys(group for own in entries.values() for group in own)
+        least = {group: min(own[group].mean for own in found.values() if group in own) for group in groups}
+        order = sorted(least, key=least.__getitem__)
+        columns = {tuple(column for column, _ in group) for group in groups}
         rows = {}
         for group in order[:ROWS]:
             words = (value if len(columns) == 1 else f"{column}={value}" for column, value in group)
-            known = sizes[group] if len(sizes[group]) == 1 else {None}
-            rows[group] = ", ".join(words) + "".join(f"  n = {n:,}" for n in known if n is not None)
-        repeated = any(None in own for own in sizes.values())
+            same = [own[group] for own in entries.values() if group in own]
+            sizes = {int(one[0]["n"]) if len(one) == 1 else None for one in same}
+            known = f"  n = {sizes.pop():,}" if len(sizes) == 1 and None not in sizes else ""
+            rows[group] = ", ".join(words) + known
+        repeated = any(len(same) > 1 for own in entries.values() for same in own.values())
         kind = "standard deviations over repetitions" if repeated else "95 % Wilson intervals"
         worst = f"the {ROWS} worst of {len(order)} groups, " if len(order) > ROWS else ""
         head = " × ".join(columns.pop()) if len(columns) == 1 else ""
         yield dots(f"groups-{_slug(where)}", f"{where} ({worst}{kind})", {"accuracy": found}, rows, head)
 
 
-def dots_of(found: Iterable[Found]) -> dict[Group, Dot]:
-    """Each group's accuracy: mean and deviation over repetitions, or the interval of a single result."""
-    values: dict[Group, list[dict[str, Any]]] = {}
+def groups_of(found: Iterable[Found]) -> dict[Group, list[dict[str, Any]]]:
+    """The entries of each group that has an accuracy, one for each repetition."""
+    entries: dict[Group, list[dict[str, Any]]] = {}
     for one in found:
         for group in one.body.get("groups") or []:
             if group.get("accuracy") is not None:
-                values.setdefault(tuple(group["group"].items()), []).append(group)
-    made = {}
-    for name, groups in values.items():
-        mean = Mean.of(group["accuracy"] for group in groups)
-        assert mean is not None
-        if mean.sd is not None:
-            made[name] = Dot(mean.mean, max(mean.mean - mean.sd, 0), min(mean.mean + mean.sd, 1))
-        else:
-            (own,) = groups
-            ends = own.get("ci_low"), own.get("ci_high")
-            low, high = (mean.mean if end is None else float(end) for end in ends)
-            made[name] = Dot(mean.mean, low, high, int(own["n"]))
+                entries.setdefault(tuple(group["group"].items()), []).append(group)
+    return entries
+
+
+def _dot(same: Sequence[Mapping[str, Any]]) -> Spread:
+    ends = same[0].get("ci_low"), same[0].get("ci_high")
+    made = spread([one["accuracy"] for one in same], ends)
+    assert made is not None
     return made
 
 
@@ -715,7 +709,7 @@ def _spectrum_figure(sources: Sources) -> Iterator[Plot]:
 
 def _sweep_figures(sources: Sources) -> Iterator[Plot]:
     for found in sources.sweeps:
-        panels: dict[str, dict[str, dict[str, Dot]]] = {words: {} for words in SWEEP.values()}
+        panels: dict[str, dict[str, dict[str, Spread]]] = {words: {} for words in SWEEP.values()}
         methods, deviates = {}, False
         for pick in found.body.get("rows") or []:
             methods[pick["method"]] = pick["method"]
@@ -725,7 +719,7 @@ def _sweep_figures(sources: Sources) -> Iterator[Plot]:
                     sd = (pick.get("sd") or {}).get(name) or 0.0
                     deviates |= sd > 0
                     own = panels[words].setdefault(rule, {})
-                    own[pick["method"]] = Dot(value, max(value - sd, 0), min(value + sd, 1))
+                    own[pick["method"]] = Spread(value, sd)
         if panels[SWEEP["test_worst_group"]]:
             del panels[SWEEP["val_worst_group"]]
         panels = {words: own for words, own in panels.items() if own}

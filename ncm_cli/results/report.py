@@ -30,7 +30,7 @@ class Spread(Mean):
     high: float | None = None
 
 
-def spread(values: Iterable[float | None], interval: Sequence[float] | None = None) -> Spread | None:
+def spread(values: Iterable[float | None], interval: Sequence[float | None] | None = None) -> Spread | None:
     """The spread of the values that are known; ``interval`` is used for a single one."""
     found = Spread.of(values)
     if found is None or found.n > 1 or interval is None:
@@ -61,7 +61,8 @@ class Table:
     note: str = ""
 
 
-def _cells(*values: str | Spread | None) -> Row:
+def cells(*values: str | Spread | None) -> Row:
+    """Texts and numbers as cells; None is an empty one."""
     return [Cell(value) if isinstance(value, str) else Cell(spread=value) for value in values]
 
 
@@ -84,25 +85,24 @@ def _evals(lines: Sequence[Line]) -> Table:
     wheres = list(dict.fromkeys(one.where for one in found))
     rows = []
     for line in lines:
-        row = _cells(line.label, line.selection, ranks_of(line.found))
+        row = cells(line.label, line.selection, ranks_of(line.found))
         for where in wheres:
-            here = [one.body for one in line.found if one.where == where]
-            for name in names:
-                interval = interval_of(here[0], name) if len(here) == 1 else None
-                row += _cells(spread([number_of(body, name) for body in here], interval))
+            row += cells(*(measured(line.found, where, name) for name in names))
         rows.append(row)
     _embolden(rows, 3, [name == "mse" for _ in wheres for name in names], [not one.oracle for one in lines])
     columns = [f"{where}: {name.replace('_', ' ')}" for where in wheres for name in names]
     return Table("Methods", ("method", "selection", "rank", *columns), rows, 3, _spread_note(rows))
 
 
-def number_of(body: dict[str, Any], name: str) -> float | None:
-    """A number of an eval's result by its name there; of the worst group its accuracy."""
-    value = body.get(name)
-    return value.get("accuracy") if isinstance(value, dict) else value
+def measured(found: Iterable[Found], where: str, name: str) -> Spread | None:
+    """A number of evals' results on the same rows, by its name there; of the worst group its accuracy."""
+    bodies = [one.body for one in found if one.where == where]
+    values = [body.get(name) for body in bodies]
+    numbers = [value.get("accuracy") if isinstance(value, dict) else value for value in values]
+    return spread(numbers, _interval(bodies[0], name) if len(bodies) == 1 else None)
 
 
-def interval_of(body: dict[str, Any], name: str) -> tuple[float, float] | None:
+def _interval(body: dict[str, Any], name: str) -> tuple[float, float] | None:
     """The 95 % interval of an accuracy over independent rows."""
     if name == "accuracy" and body.get("n") and body.get("accuracy") is not None:
         return wilson(round(body["accuracy"] * body["n"]), body["n"])
@@ -156,8 +156,8 @@ def _choices(probes: Sequence[Found]) -> Table:
             measured = [*own, controls.get("constant")]
             rule = f"{ORACLE} {selection['rule']}" if selection.get("oracle") else str(selection["rule"])
             spreads = [spread([one["value"]], (one["low"], one["high"])) if one else None for one in measured]
-            rows.append(_cells(str(found.path), rule, str(found.body.get("rank")), *spreads))
-            rows[-1] += _cells(f"{VERDICTS.get(verdict['code'], '')} ({verdict['code']})")
+            rows.append(cells(str(found.path), rule, str(found.body.get("rank")), *spreads))
+            rows[-1] += cells(f"{VERDICTS.get(verdict['code'], '')} ({verdict['code']})")
     measures = ("flip rate at rank 0", "flip rate", "bound at rank 0", "bound", "constant's")
     columns = ("probe", "selection", "rank", *measures, "verdict")
     title = "Did the pairs help? (validation rows and pairs only)"
@@ -181,11 +181,11 @@ def _bounds(lines: Sequence[Line], by: str) -> Table:
         bodies = [one.body for one in line.found]
         held = sum(bool(body.get("holds")) for body in bodies)
         exact = "exact" if all(body.get("exact") for body in bodies) else "up to sampling error"
-        row = _cells(line.label, ranks_of(line.found), f"{held} of {len(bodies)}, {exact}")
+        row = cells(line.label, ranks_of(line.found), f"{held} of {len(bodies)}, {exact}")
         for name, inner, interval in _BOUND.values():
             values = [(body.get(name) or {}).get(inner) if inner else body.get(name) for body in bodies]
             known = (bodies[0].get("intervals") or {}).get(interval) if len(bodies) == 1 else None
-            row += _cells(spread(values, known))
+            row += cells(spread(values, known))
         rows.append(row)
     title = "Bound on the test-domain risk (Theorem 1)"
     return Table(title, (by, "rank", "holds", *_BOUND), rows, 3, _spread_note(rows))
@@ -206,7 +206,7 @@ def _paths(lines: Sequence[Line], by: str) -> Table:
     for line in lines:
         if summaries := [one.body["summary"] for one in line.found if one.body.get("summary")]:
             values = (spread([summary.get(name) for summary in summaries]) for name in _PATH.values())
-            rows.append(_cells(line.label, *values))
+            rows.append(cells(line.label, *values))
     return Table("Test accuracy along the ranks", (by, *_PATH), rows, 1, _spread_note(rows))
 
 
@@ -242,11 +242,11 @@ def _pick(pick: dict[str, Any], names: Sequence[str]) -> Row:
     seeds = pick.get("seeds")
     n = len(seeds) if isinstance(seeds, list) else int(seeds or 1)
     hyper = ", ".join(f"{name} {value:.3g}" for name, value in pick["hyper_parameters"].items())
-    row = _cells(f"{pick['rule']} {ORACLE}" if pick.get("oracle") else pick["rule"], pick["method"], hyper)
+    row = cells(f"{pick['rule']} {ORACLE}" if pick.get("oracle") else pick["rule"], pick["method"], hyper)
     for name in names:
         value = pick["metrics"].get(name)
         sd = (pick.get("sd") or {}).get(name) if n > 1 else None
-        row += _cells(None if value is None else Spread(float(value), sd, n))
+        row += cells(None if value is None else Spread(float(value), sd, n))
     return row
 
 
@@ -260,10 +260,10 @@ def known_values(recipe: str, verdicts: Iterable[dict[str, Any]]) -> Table:
         expected = ", ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
         if known.get("value") is not None:
             expected = f"{known['value']:g} ± {known['tolerance']:g}"
-        row = _cells(f"{known['metric']}{': ' if filters else ''}{filters}", known.get("source") or "")
+        row = cells(f"{known['metric']}{': ' if filters else ''}{filters}", known.get("source") or "")
         row.append(Cell(verdict["state"], bold=verdict["state"] == "missed"))
         own = Spread(measured["mean"], measured.get("sd"), measured["n"]) if measured else None
-        rows.append([*row, *_cells(expected, own)])
+        rows.append([*row, *cells(expected, own)])
     columns = ("what", "source", "state", "known", "measured")
     return Table(f"Known values, recipe {recipe}", columns, rows, 3)
 
@@ -273,7 +273,7 @@ def _pairs(sources: Sources) -> Table:
     for path, store in sources.pairs:
         counts = [f"{count:,}" for count in (store.pairs, int(store.holdout.sum()), store.rank)]
         ends = [Spread(float(store.singular_values[i])) if store.rank else None for i in (0, -1)]
-        rows.append(_cells(path.stem, store.strategy, *counts, *ends))
+        rows.append(cells(path.stem, store.strategy, *counts, *ends))
     columns = ("pairs", "strategy", "count", "held out", "rank", "largest σ", "smallest σ")
     return Table("Pairs", columns, rows, 2)
 

@@ -26,8 +26,7 @@ import numpy as np
 
 from ncm_cli.main import run
 from ncm_cli.pairs.pairs import unexplained
-from ncm_cli.results.page_pairs import look
-from ncm_cli.results.pictures import Pictures
+from ncm_cli.results.pictures import Pictures, look
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.tables import read_table, write_csv

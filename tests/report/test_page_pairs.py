@@ -10,10 +10,9 @@ import pytest
 from PIL import Image
 
 from ncm_cli.main import run
-from ncm_cli.results import page_pairs
+from ncm_cli.results import pictures as pictures_module
 from ncm_cli.results.page import Located
-from ncm_cli.results.page_pairs import look
-from ncm_cli.results.pictures import Pictures
+from ncm_cli.results.pictures import Pictures, look
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.tables import csv_text, read_table
@@ -79,7 +78,7 @@ def test_each_suspicious_pair_says_why(pairs: Path, monkeypatch: pytest.MonkeyPa
     assert [tile.why for tile in whole["pairs"][at]["tiles"]] == ["", "no such file"]
     assert whole["command"].startswith(f"ncm pairs {pairs}/pairs.csv --features")
     assert whole["command"].endswith("--drop drop.csv") and not whole["dropped"]
-    monkeypatch.setattr(page_pairs, "SHOWN", 3)
+    monkeypatch.setattr(pictures_module, "SHOWN", 3)
     short = found(budget=200)
     assert (len(short["pairs"]), short["more"]) == (9, 2)
     assert short["pairs"][3]["tiles"][0].why == "the page is full"

@@ -20,7 +20,7 @@ from ncm_cli.progress import SILENT
 from ncm_cli.results import plots as figures
 from ncm_cli.results.lines import read_sources
 from ncm_cli.results.options import ReportOptions
-from ncm_cli.results.report import report
+from ncm_cli.results.report import Spread, report
 from ncm_cli.store.results import HEADER, read_result, write_result
 
 from .conftest import Results
@@ -249,7 +249,7 @@ def test_the_path_of_a_regression_probe_is_of_its_error(tmp_path: Path) -> None:
 
 
 def test_a_group_that_one_method_lacks(tmp_path: Path) -> None:
-    dot = figures.Dot(0.5, 0.4, 0.6, 20)
+    dot = Spread(0.5, low=0.4, high=0.6)
     found = {"erm": {"a": dot, "b": dot}, "ncm": {"a": dot}}
     plot = figures.dots("g", "split=test", {"accuracy": found}, {"a": "a", "b": "b"}, "")
     _looks_drawn(figures.save(plot, tmp_path)[0])
