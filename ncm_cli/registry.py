@@ -73,6 +73,23 @@ COMMANDS = {
         "ncm eval probe.safetensors -f features.h5 --where split=test",
         "rank",
     ),
+    "zeroshot": Command(
+        "Make a probe from prompts: what CLIP says without training.",
+        "probes.options:ZeroshotOptions",
+        "probes.zeroshot:zeroshot",
+        """
+        ncm zeroshot -f features.h5 --prompts openai -o zeroshot.safetensors
+            a probe of the label's classes, from CLIP's 80 prompts
+        ncm zeroshot -f features.h5 --classes 0=landbird,1=waterbird \\
+            --pairs pairs.h5 --rank 2 -o robust.safetensors
+            without the first two directions that pairs differ in
+        ncm zeroshot -f features.h5 --probe probe.safetensors --mix 0.5 \\
+            -o mixed.safetensors
+            halfway between zero-shot and a fitted probe
+        """,
+        "ncm eval probe.safetensors --compare zeroshot.safetensors: is a probe better than none?",
+        "zeroshot",
+    ),
     "eval": Command(
         "Measure a probe: on average, by group, for the worst group.",
         "probes.options:EvalOptions",
@@ -295,6 +312,7 @@ TOPICS = {
     "start": "the first ten minutes: your own images to a page",
     "pairs": "how to get pairs, look at them and drop wrong ones",
     "rank": "how to choose r, what fit does, and its verdict",
+    "zeroshot": "classifiers and pairs from texts, for features of CLIP",
     "metrics": "what the numbers of eval, predict and report mean; the page",
     "bound": "what a test domain can cost, term by term",
     "methods": "comparing methods, hyper-parameters and selection rules",

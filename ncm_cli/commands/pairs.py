@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ncm_cli.console import Ui, scree
+from ncm_cli.store.pairs import TEXT
 
 SUSPECTS_SHOWN = 5
 
@@ -38,5 +39,7 @@ def show(made: dict[str, Any], ui: Ui) -> None:
         ]
         ui.table(["id_a", "id_b", "unexplained", "× median"], shown, left=2)
         standing = f"{found['stand_out']} of {found['pairs']} pairs stand out"
-        ui.text(f"{standing}: ncm report --html shows them as pictures.")
+        ui.text(
+            f"{standing}{'' if made['strategy'] == TEXT else ': ncm report --html shows them as pictures'}."
+        )
     ui.note(f"wrote {made['output']}")

@@ -294,3 +294,70 @@ class EmbedOptions:
             yield UsageError(f"{listing(given)} can't be combined with --from-array: no image is read")
         if self.encoder_name is not None and not self.encoder_name.strip():
             yield UsageError("--encoder-name is blank")
+
+
+OPENAI = "openai"
+"""Stands for the 80 templates that CLIP was published with for ImageNet."""
+
+
+def parse_prompt(text: str) -> str:
+    """A text whose only braces are ``{}`` or ``{class}``, or the name of a file of them, or ``openai``."""
+    left = text.replace("{class}", "").replace("{}", "")
+    if not text.strip() or "{" in left or "}" in left:
+        raise UsageError(
+            "a prompt that can't be read",
+            found=repr(text),
+            expected="text in which {} or {class} stands for a class, such as 'a photo of a {}'",
+        )
+    return text
+
+
+def parse_classes(text: str) -> dict[str, str]:
+    """Classes in order, each with its words: ``cat,polar_bear`` or ``0=landbird,1=waterbird``."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    found = {name.strip(): (words if equals else words_for(name)).strip() for name, equals, words in pairs}
+    if len(found) < len(pairs) or not all(found) or not all(found.values()):
+        raise UsageError(
+            "classes that can't be read",
+            found=repr(text),
+            expected="different ones between commas: cat,dog, or with the words for prompts 0=cat,1=dog",
+            fix="a class with a comma in its name: --class-map FILE",
+        )
+    return found
+
+
+def words_for(name: str) -> str:
+    """What a class is called in prompts where nothing else is said."""
+    return name.replace("_", " ")
+
+
+_text = partial(option, None, group="Classes and text encoder")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """Options of commands that turn prompts into features."""
+
+    classes: str | None = _text(
+        help="Classes in order, and their words in prompts where those aren't the names: cat,dog or "
+        "0=cat,1=dog; without it, those of the store's label. _ in a name becomes a blank.",
+        metavar="CLASSES",
+        parse=parse_classes,
+    )
+    class_map: Path | None = _text(
+        help="The same as a table with the columns class and, where words aren't the names, text.",
+        role="input",
+        metavar="FILE",
+    )
+    pretrained: str | None = _text(
+        help="Weights of the store's encoder: a file or a tag (those the features were made with).",
+        role="name-or-input",
+    )
+    device: str = option(
+        "auto", help="auto, cpu, cuda or cuda:N.", group="Classes and text encoder", parse=parse_device
+    )
+
+    def refusals(self) -> Iterator[UsageError]:
+        """Why these options can't be used together."""
+        if self.classes and self.class_map:
+            yield UsageError("--classes and --class-map say the same", fix="give one of them")

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ncm_cli.errors import UsageError
-from ncm_cli.options import argument, option
+from ncm_cli.images.options import TextOptions, parse_prompt
+from ncm_cli.options import argument, given_flags, option
 
 MATCHES = ("random", "nearest", "same-id", "iterative")
 STRADDLES = ("exclude", "error", "keep")
@@ -32,7 +33,7 @@ def parse_holdout(text: str) -> float | int:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PairsOptions:
+class PairsOptions(TextOptions):
     """Options of ``ncm pairs``; the fields are the long options and the recipe's keys."""
 
     source: Path | None = argument(
@@ -50,6 +51,14 @@ class PairsOptions:
         "id_b", help="Column of the table with the second member's id.", metavar="COLUMN", columns_of="source"
     )
     match: str | None = option(None, help="How to make pairs without a table.", choices=MATCHES)
+    prompts: tuple[str, ...] = option(
+        (),
+        help="A prompt such as 'a {class} on land': every two are a pair, of texts in place of rows. Those "
+        "between | are a set of their own; a file has one set a line. May be repeated.",
+        metavar="PROMPT",
+        role="name-or-input",
+        parse=parse_prompt,
+    )
     seed: int = option(0, least=0, help="Seed of every random choice.")
 
     same: str | None = option(
@@ -115,15 +124,27 @@ class PairsOptions:
 
     def refusals(self) -> Iterator[UsageError]:
         """Why these options can't be used together."""
-        if (self.source is None) == (self.match is None):
-            yield UsageError(
-                "pairs come either from a table or from --match",
-                found="neither" if self.source is None else "both",
-                fix=f"ncm pairs PAIRS.csv -f F.h5 -o P.h5, or --match {'|'.join(MATCHES)}",
+        yield from super().refusals()
+        ways = [self.source is not None, self.match is not None, bool(self.prompts)]
+        if sum(ways) != 1:
+            several = (
+                "PROMPT needs --prompts before each: --prompts A --prompts B; " if all(ways[::2]) else ""
             )
+            yield UsageError(
+                "pairs come either from a table, from --match or from --prompts",
+                found="none of them" if not any(ways) else "several of them",
+                fix=f"{several}ncm pairs PAIRS.csv -f F.h5 -o P.h5, or --match {'|'.join(MATCHES)}",
+            )
+        if not self.prompts and (idle := given_flags(self, {"classes", "class_map"})):
+            yield UsageError(f"{idle[0]} needs --prompts", fix="--prompts 'a photo of a {class} on land' ...")
         if self.holdout_col and self.source is None:
             yield UsageError("--holdout-col needs a table of pairs", fix="--holdout 0.25 holds out at random")
         if self.match is None:
+            rest = ("features_b", "test") if self.prompts else ()
+            for name in rest:
+                if getattr(self, name) is not None:
+                    flag = f"--{name.replace('_', '-')}"
+                    yield UsageError(f"{flag} is about rows, and --prompts are none", fix=f"leave {flag} out")
             for name in ("same", "across", "where", "count"):
                 if getattr(self, name) is not None:
                     yield UsageError(

@@ -24,7 +24,7 @@ from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.columns import Column, role_of, split_column, split_values, unrecognised
 from ncm_cli.store.digests import fingerprint, without_view
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.pairs import PairStore, write_pairs
+from ncm_cli.store.pairs import TEXT, PairStore, write_pairs
 from ncm_cli.store.tables import Table, read_table
 
 Array = NDArray[np.float64]
@@ -76,6 +76,8 @@ class Members:
     """Ids of the pairs of a training and a test row, left out or not."""
     dropped: tuple[tuple[str, str], ...] = ()
     """Ids of the pairs that ``--drop`` has left out."""
+    nodes: Rows | None = None
+    """(N,) of pairs in one store: what hangs together with each row, where that is more than the row."""
 
     def __len__(self) -> int:
         return len(self.a)
@@ -96,6 +98,8 @@ class Members:
         An id names the same thing in both stores: an augmented view has the ids of its originals.
         """
         first, second = self.stores
+        if self.nodes is not None:
+            return components(self.nodes[self.a], self.nodes[self.b])
         if first is second:
             return components(self.a, self.b)
         same = first.positions(second.ids[self.b])
@@ -108,31 +112,42 @@ def pairs(options: PairsOptions, *, reporter: Reporter = SILENT) -> dict[str, An
     Raises
     ------
     UsageError
-        Neither or both of a table and ``--match``, or options that don't fit the strategy.
+        Not one of a table, ``--match`` and ``--prompts``, or options that don't fit the strategy.
     InputError
-        Ids, columns or filters that aren't there, or no pair left.
+        Ids, columns or filters that aren't there, prompts that can't be used, or no pair left.
     MismatchError
-        Two stores of different encoders.
+        Two stores of different encoders, or a text tower of another encoder than the store's.
     """
     check(options)
     if options.match != "iterative" and (idle := given_flags(options, {"rounds", "dims"})):
-        source = "a table" if options.match is None else f"--match {options.match}"
+        source = "a table or prompts" if options.match is None else f"--match {options.match}"
         reporter.warn(f"no effect with {source}: {', '.join(idle)}")
     first, second = options.features, options.features_b
     with FeatureStore(first) as store_a:
+        if options.prompts:
+            # Here, since it needs what a pair is.
+            from ncm_cli.pairs.texts import text_members
+
+            with text_members(options, store_a, reporter) as members:
+                return _pairs(options, members, [store_a], reporter)
         if second is None or (first.exists() and second.exists() and first.samefile(second)):
             check(dataclasses.replace(options, features_b=None))
-            return _pairs(options, (store_a, store_a), reporter)
+            return _matched(options, (store_a, store_a), reporter)
         with FeatureStore(second) as store_b:
             encoders = (store_a.encoder, store_b.encoder)
             require_same_encoder(str(first), encoders[0], str(second), encoders[1], ignore_view=True)
-            return _pairs(options, (store_a, store_b), reporter)
+            return _matched(options, (store_a, store_b), reporter)
+
+
+def _matched(options: PairsOptions, stores: Stores, reporter: Reporter) -> dict[str, Any]:
+    members = straddling(find_members(options, stores, reporter), options, reporter)
+    return _pairs(options, members, list(dict.fromkeys(stores)), reporter)
 
 
 def _pairs(
-    options: PairsOptions, stores: tuple[FeatureStore, FeatureStore], reporter: Reporter
+    options: PairsOptions, members: Members, sources: Sequence[FeatureStore], reporter: Reporter
 ) -> dict[str, Any]:
-    members = straddling(find_members(options, stores, reporter), options, reporter)
+    stores = members.stores
     together = members.components()
     members = hold_out(members, together, options, reporter)
     if options.drop is not None:
@@ -152,7 +167,7 @@ def _pairs(
     diagnostics = _diagnose(members, labels, delta, together, found, options.seed, reporter)
     base = without_view(stores[0].encoder)
     ids_a, ids_b = zip(*members.ids(), strict=True)
-    strategy = options.match or "table"
+    strategy = TEXT if options.prompts else options.match or "table"
     written = PairStore(
         features_a=features_a,
         features_b=features_b,
@@ -166,10 +181,7 @@ def _pairs(
         options=as_json(options),
         encoder=base,
         fingerprint=fingerprint(base),
-        sources=[
-            {"path": str(store.path), "content_sha256": store.content_sha256}
-            for store in dict.fromkeys(stores)
-        ],
+        sources=[{"path": str(store.path), "content_sha256": store.content_sha256} for store in sources],
         diagnostics=diagnostics,
     )
     write_pairs(options.output, written)

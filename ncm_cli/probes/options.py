@@ -1,4 +1,4 @@
-"""The options of ``ncm fit``, ``ncm eval`` and ``ncm predict``."""
+"""The options of ``ncm fit``, ``ncm zeroshot``, ``ncm eval`` and ``ncm predict``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ncm_cli.errors import UsageError, unknown
+from ncm_cli.images.options import TextOptions, parse_prompt
 from ncm_cli.options import (
     argument,
     option,
@@ -207,6 +208,59 @@ class FitOptions(TrainingOptions):
         if self.select == "worst-group" and not self.groups:
             fix = "--groups label,place: columns whose combinations count"
             yield UsageError("--select worst-group needs groups", fix=fix)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ZeroshotOptions(TextOptions):
+    """Options of ``ncm zeroshot``; the fields are the long options and the recipe's keys."""
+
+    features: Path = option(help="Feature store of an open_clip model.", role="input", flags=("-f",))
+    output: Path = option(help="Probe to write.", role="output", flags=("-o",))
+    prompts: tuple[str, ...] = option(
+        ("a photo of a {}.",),
+        help="A prompt with {} for the class, a file with one a line, or openai for CLIP's 80; several are "
+        "averaged. May be repeated.",
+        metavar="PROMPT",
+        role="name-or-input",
+        parse=parse_prompt,
+    )
+    target: str | None = option(
+        None, help="Column of the classes; without it, the store's label.", metavar="COLUMN"
+    )
+    pairs: Path | None = _choice(
+        None, help="Pair store: what its pairs differ in is removed.", role="input", flags=("-p",)
+    )
+    rank: str = _choice(
+        "auto",
+        help="Dimensions to remove, as in ncm fit. Several are chosen among by validation error + flip rate, "
+        "which takes labelled rows; one takes none.",
+        parse=parse_ranks,
+    )
+    val: str | None = _choice(
+        None,
+        help="Validation rows; without it, those of a split named val, valid, validation or dev.",
+        metavar="WHERE",
+    )
+    probe: Path | None = option(
+        None, help="Fitted probe of the same classes to mix with.", role="input", group="Mixing"
+    )
+    mix: float | None = option(
+        None,
+        least=0,
+        most=1,
+        help="Its share of the weights: 0 is zero-shot, 1 the probe.",
+        metavar="SHARE",
+        group="Mixing",
+    )
+
+    def refusals(self) -> Iterator[UsageError]:
+        """Why these options can't be used together."""
+        yield from super().refusals()
+        if (self.probe is None) != (self.mix is None):
+            what = "--probe, what to mix with, and --mix, its share, go together"
+            yield UsageError(what, fix="--probe PROBE.safetensors --mix 0.5")
+        if self.pairs is None and (self.rank != "auto" or self.val):
+            yield UsageError("--rank and --val are about --pairs, and there are none", fix="--pairs P.h5")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

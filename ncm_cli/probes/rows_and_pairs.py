@@ -510,10 +510,10 @@ def pairs_beside(path: Path, features: FeatureStore, roles: Roles, overlap: str,
         )
 
     text = store.strategy == TEXT
-    members: tuple[Sequence[str], Sequence[str]] = (store.id_a, store.id_b)
+    members: tuple[Sequence[str], ...] = (store.id_a, store.id_b)
     if text:  # no row's id holds a NUL
-        groups = [f"\0{label or id}" for label, id in zip(store.label_a, store.id_a, strict=True)]
-        members = (groups, groups)
+        named = zip((store.label_a, store.label_b), members, strict=True)
+        members = tuple([f"\0{label or id}" for label, id in zip(*own, strict=True)] for own in named)
     node_a, node_b = map(nodes_of, members)
     strange = int((node_a >= features.rows).sum() + (node_b >= features.rows).sum())
     if strange and not text:
@@ -606,8 +606,8 @@ def reread_problem(
     ):
         raise MismatchError(
             "the probe doesn't record what it was fitted on, so it can't be fitted again",
-            found=f"a probe of ncm {probe.ncm_version}",
-            fix="fit it again with ncm fit",
+            found=f"a probe of ncm {probe.ncm_version}, method {probe.meta.get('method')}",
+            fix="name a probe of ncm fit, made by this version",
         )
     names = {field.name for field in dataclasses.fields(FitOptions)}
     values = {name: value for name, value in recorded.items() if name in names}

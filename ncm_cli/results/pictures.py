@@ -24,7 +24,7 @@ from ncm_cli.options import command_words
 from ncm_cli.pairs.options import PairsOptions
 from ncm_cli.pairs.pairs import STANDS_OUT
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.pairs import PairStore
+from ncm_cli.store.pairs import TEXT, PairStore
 
 SHOWN, NEXT = 200, 24
 """Most suspicious pairs of one store that are shown, and of those that are next in the ranking."""
@@ -159,7 +159,10 @@ def look(path: Path, store: PairStore, found: Sequence[Any], pictures: Pictures)
     stores = (found[0].made, found[-1].made) if found else (None, None)
     made = [
         {
-            "tiles": [pictures.row(own, id) for own, id in zip(stores, ids, strict=True)],
+            "tiles": [
+                Tile(id, None, "a text, no picture") if store.strategy == TEXT else pictures.row(own, id)
+                for own, id in zip(stores, ids, strict=True)
+            ],
             "labels": (store.label_a[at[ids]], store.label_b[at[ids]]),
             "share": share.get(ids),
             "reasons": reasons[ids] or [f"{times[ids]:.1f} times the median"],

@@ -173,7 +173,7 @@ def test_holdouts_that_mean_nothing_are_usage_errors(text: str) -> None:
 
 
 def test_either_a_table_or_a_strategy(store: Path, make_table: Make) -> None:
-    with pytest.raises(UsageError, match="either from a table or from --match"):
+    with pytest.raises(UsageError, match="either from a table, from --match or from --prompts"):
         pairs(PairsOptions(features=store, output=store.parent / "o.h5"))
     with pytest.raises(UsageError, match="either from a table"):
         _run(make_table([("r1", "r2")]), store, match="random")

@@ -436,7 +436,10 @@ def test_values_are_checked_as_the_command_line_checks_them_all_at_once(tmp_path
         ("fit: {features: f.h5, select: worst-group, output: o}", r"fit\.select: --select worst-group needs"),
         ("fit: {features: f.h5, select: bound, output: o}", r"fit\.select: --select bound needs pairs"),
         ("pairs: {features: f.h5, match: random, output: o}", r"pairs\.match: --match random in one store"),
-        ("pairs: {features: f.h5, output: o}", "pairs come either from a table or from --match"),
+        (
+            "pairs: {features: f.h5, output: o}",
+            "pairs come either from a table, from --match or from --prompts",
+        ),
         (
             "bound: {probe: p, features: f.h5, oracle_pairs: p, ranks: '0:4'}",
             r"bound\.ranks: .* needs --pairs",

@@ -1,0 +1,36 @@
+"""``ncm zeroshot``: the classes and their words, and what was removed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ncm_cli.console import Ui
+
+CLASSES_SHOWN = 20
+
+COLUMNS = {"val_accuracy": "val accuracy", "flip_rate": "flip rate", "bound_01": "error bound"}
+
+
+def show(made: dict[str, Any], ui: Ui) -> None:
+    """The classes, and the ranks if there are pairs."""
+    words, prompts = list(made["words"].items()), made["prompts"]
+    more = len(words) - CLASSES_SHOWN
+    ui.table(
+        ["class", "in prompts"],
+        words[:CLASSES_SHOWN],
+        title=prompts[0] + (f" and {len(prompts) - 1} more" if len(prompts) > 1 else ""),
+        footer=f"and {more:,} more classes" if more > 0 else None,
+        left=2,
+    )
+    if made["verdict"] is not None:
+        path, chosen = made["path"], made["chosen"]
+        columns = [name for name in COLUMNS if name in path[chosen]]
+        rows = [
+            [">" if index == chosen else "", one["rank"], *(one[name] for name in columns)]
+            for index, one in enumerate(path)
+        ]
+        ui.table(["", "rank", *(COLUMNS[name] for name in columns)], rows, title=f"selection: {made['rule']}")
+        ui.text(f"{made['verdict']['text']}\n{made['verdict']['about']}")
+    mixed = f", {made['mix']:g} of it {made['mixed_with']['path']}" if made["mixed_with"] else ""
+    ui.note(f"{made['method']}, rank {made['rank']}, {len(words)} classes{mixed}")
+    ui.note(f"wrote {made['output']}")

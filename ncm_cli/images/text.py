@@ -1,0 +1,162 @@
+"""Texts as features: prompts through the text tower of the model that a store's features were made by."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ncm_cli.errors import InputError, listing
+from ncm_cli.images.encoder import EncoderRequest, request_of, start_loading
+from ncm_cli.images.options import OPENAI, TextOptions, parse_classes, parse_prompt, words_for
+from ncm_cli.probes.apply import OTHER_WEIGHTS, require_same_encoder
+from ncm_cli.progress import Reporter
+from ncm_cli.store.columns import classes_among, label_name
+from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.tables import read_table
+
+if TYPE_CHECKING:
+    from ncm_cli.images.network import TorchEncoder
+
+BATCH = 256
+"""Texts that are encoded at once."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextTower:
+    """The text tower beside the image tower that made a store's features.
+
+    A classifier's logits are ``logit_scale`` times the cosine of picture and text, plus ``logit_bias`` where
+    the model has one.
+    """
+
+    request: EncoderRequest
+    encoder: TorchEncoder
+    tokenizer: Any
+    logit_scale: float
+    logit_bias: float | None
+    reporter: Reporter
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """(n, d) float32: ``encode_text`` of the texts in order, rows of unit length where the store's are.
+
+        In fp32, in whatever precision the pictures were encoded. A text that is longer than the model reads
+        is cut, and the first one is named.
+        """
+        import torch
+
+        from ncm_cli.images.network import exact
+
+        module: Any = self.encoder.model.module
+        made, length, cut = [], 0, ""
+        with self.reporter.task("encoding texts", len(texts), "texts") as task:
+            for start in range(0, len(texts), BATCH):
+                part = list(texts[start : start + BATCH])
+                tokens = self.tokenizer(part)
+                length = tokens.shape[1]
+                # What a tokenizer with twice the room adds to a text that fits is padding, all the same.
+                beyond = self.tokenizer(part, context_length=2 * length)[:, length:]
+                longer = (beyond != beyond[:, -1:]).any(dim=1).nonzero()
+                cut = cut or (part[int(longer[0])] if len(longer) else "")
+                with torch.inference_mode(), exact(self.encoder.device, "fp32"):
+                    rows = module.encode_text(tokens.to(self.encoder.device)).float().cpu()
+                made.append(rows.numpy())
+                task.advance(len(part))
+        if cut:
+            self.reporter.warn(f"prompts of more than {length} tokens are cut, such as {cut!r}")
+        return self.request.finish(np.concatenate(made))
+
+
+def load_text_tower(store: FeatureStore, options: TextOptions, reporter: Reporter) -> TextTower:
+    """Load the encoder of a store's features, for its text tower.
+
+    Raises
+    ------
+    InputError
+        An encoder without text, weights without a text tower, or what `load_encoder` raises.
+    MismatchError
+        What is loaded isn't the encoder of the features: weights, activation or another field differs.
+    """
+    described = store.encoder
+    if described.get("kind") != "open_clip":
+        raise InputError(
+            "the store's encoder has no text tower, so prompts have no features beside its rows",
+            where=store.path,
+            found=f"encoder {described.get('model')!r}",
+            expected="features that ncm embed made with an open_clip model",
+            fix="ncm embed SOURCE --model ViT-B-32-quickgelu --pretrained openai -o F.h5",
+        )
+    made_like = request_of(described, store.options, pretrained=options.pretrained, where=store.path)
+    request = dataclasses.replace(made_like, precision="fp32")
+    start_loading(request, reporter)
+    from ncm_cli.images.network import TorchEncoder
+
+    encoder = TorchEncoder(request, options.device, reporter)
+    loaded = encoder.description | {"precision": described.get("precision")}
+    require_same_encoder(
+        store.path, described, "the encoder loaded", loaded, ignore_view=True, fix=OTHER_WEIGHTS
+    )
+    model = encoder.model
+    if model.lacks:
+        raise InputError(
+            "the weights have no complete text tower",
+            where=request.weights or request.model,
+            found=f"{len(model.lacks)} tensors missing: {listing(model.lacks, 4)}",
+            expected="weights of both towers",
+        )
+    assert model.tokenizer is not None
+    module: Any = model.module
+    bias = getattr(module, "logit_bias", None)
+    return TextTower(
+        request=request,
+        encoder=encoder,
+        tokenizer=model.tokenizer(),
+        logit_scale=module.logit_scale.exp().item(),
+        logit_bias=None if bias is None else bias.item(),
+        reporter=reporter,
+    )
+
+
+def read_classes(options: TextOptions, store: FeatureStore, target: str | None = None) -> dict[str, str]:
+    """The classes in order, and the words for each: as asked, or those of a column of the store."""
+    if options.classes is not None:
+        return parse_classes(options.classes)
+    if options.class_map is None:
+        every = np.ones(store.rows, dtype=bool)
+        return {name: words_for(name) for name in classes_among(store, target or label_name(store), every)}
+    table = read_table(options.class_map, what="class map")
+    names = table.column("class")
+    words = table.column("text") if "text" in table.columns else [""] * len(names)
+    found = dict(zip(names, words, strict=True))
+    if len(found) < len(names) or not all(found):
+        wrong = next(at for at, name in enumerate(names) if not name or name in names[:at])
+        what = f"a class that is {'listed twice' if names[wrong] else 'blank'}"
+        raise InputError(what, where=options.class_map, found=f"{table.row_name(wrong)}: {names[wrong]!r}")
+    return {name: text or words_for(name) for name, text in found.items()}
+
+
+def read_prompts(prompts: Sequence[str]) -> list[str]:
+    """The texts of ``--prompts``: each is one, or a file with one a line, or ``openai``."""
+    found: list[str] = []
+    for prompt in prompts:
+        if prompt == OPENAI:
+            import open_clip
+
+            found += [template("{}") for template in open_clip.OPENAI_IMAGENET_TEMPLATES]
+        elif "{" in prompt or not Path(prompt).is_file():
+            found.append(prompt)
+        else:
+            try:
+                lines = Path(prompt).read_text(encoding="utf-8-sig").splitlines()
+            except UnicodeDecodeError as error:
+                raise InputError("prompts that aren't UTF-8 text", where=prompt, found=error) from error
+            found += [parse_prompt(line.strip()) for line in lines if line.strip()]
+    return found
+
+
+def filled(template: str, words: str) -> str:
+    """A template with the words for a class in its place."""
+    return template.replace("{class}", words).replace("{}", words)

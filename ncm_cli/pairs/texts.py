@@ -1,0 +1,89 @@
+"""Pairs of prompts that say the same class in another setting; their members are texts, no rows or pictures.
+
+Chuang et al. 2023, Debiasing vision-language models via biased prompts, arXiv:2302.00070.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ncm_cli.errors import InputError
+from ncm_cli.images.text import filled, load_text_tower, read_classes, read_prompts
+from ncm_cli.pairs.options import PairsOptions
+from ncm_cli.pairs.pairs import Members
+from ncm_cli.progress import Reporter
+from ncm_cli.store.columns import Column
+from ncm_cli.store.digests import without_view
+from ncm_cli.store.features import FeatureStore, write_features
+
+
+def alternatives(options: PairsOptions) -> list[tuple[str, ...]]:
+    """The templates that say the same of a class but for its setting: those of one ``--prompts`` with ``|``.
+
+    Those without are alternatives of one another. Raises `InputError` for one alone, or twice the same.
+    """
+    lines = [[part.strip() for part in prompt.split("|")] for prompt in read_prompts(options.prompts)]
+    alone = [prompt for (prompt, *more) in lines if not more]
+    found = [tuple(line) for line in lines if len(line) > 1] + ([tuple(alone)] if alone else [])
+    for own in found:
+        slots = {"{" in prompt for prompt in own}
+        if len(own) < 2 or len(set(own)) < len(own) or not all(own) or len(slots) > 1:
+            raise InputError(
+                "prompts that make no pair",
+                where="--prompts",
+                found=" | ".join(map(repr, own)),
+                expected="two or more different ones, each with {class} or none",
+                fix="--prompts 'a photo of a {class} on land' --prompts 'a photo of a {class} on water'",
+            )
+    return found
+
+
+@contextlib.contextmanager
+def text_members(options: PairsOptions, store: FeatureStore, reporter: Reporter) -> Iterator[Members]:
+    """Every two alternatives, of each class: as rows of a store of texts that is gone afterwards.
+
+    Features are of unit length where those of ``store`` are, and else as ``encode_text`` gives them. Ids are
+    the prompts, and the label is the class, or missing where prompts name none.
+    """
+    templates = alternatives(options)
+    classes = {"": ""}
+    if any("{" in prompt for own in templates for prompt in own):
+        classes = read_classes(options, store)
+    label_of: dict[str, str] = {}
+    pairs: dict[tuple[str, str], None] = {}
+    for own in templates:
+        for name, words in classes.items() if "{" in own[0] else [("", "")]:
+            texts = [filled(prompt, words) for prompt in own]
+            for text in texts:
+                if label_of.setdefault(text, name) != name:
+                    what = "two classes with the same words"
+                    raise InputError(what, where="--classes", found=f"{label_of[text]!r} and {name!r}")
+            pairs |= dict.fromkeys(itertools.combinations(texts, 2))
+    ids = list(label_of)
+    names = sorted(set(label_of.values()) - {""})
+    codes = np.array([names.index(name) if name else -1 for name in label_of.values()])
+    features = load_text_tower(store, options, reporter).encode(ids)
+    with tempfile.TemporaryDirectory(prefix="ncm-") as folder:
+        path = Path(folder) / "texts.h5"
+        write_features(
+            path,
+            ids=ids,
+            blocks=[features],
+            dim=features.shape[1],
+            columns=[Column("class", codes, tuple(names))],
+            label_column="class",
+            split_column=None,
+            encoder=without_view(store.encoder),
+            options={},
+        )
+        with FeatureStore(path) as made:
+            a, b = (made.positions(texts) for texts in zip(*pairs, strict=True))
+            # Pairs of one class are held out together, whatever their prompts.
+            groups = np.where(codes >= 0, len(ids) + codes, np.arange(len(ids)))
+            yield Members((made, made), a, b, nodes=groups)

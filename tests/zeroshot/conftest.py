@@ -1,0 +1,65 @@
+"""A small CLIP that reads texts, with seeded random weights in a folder, and stores of pictures by it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ncm_cli.images.embed import embed
+from ncm_cli.images.options import EmbedOptions
+from ncm_cli.progress import SILENT
+
+VISION = {"image_size": 32, "layers": 1, "width": 32, "patch_size": 8, "head_width": 16}
+TEXT = {"context_length": 24, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 2}
+CONFIG = {"embed_dim": 16, "vision_cfg": VISION, "text_cfg": TEXT}
+
+CLASSES = ("polar_bear", "cat", "dog")
+
+
+@dataclass(frozen=True)
+class Stores:
+    """The model, the model as open_clip makes it, and the same 36 pictures twice."""
+
+    model: str
+    reference: Any
+    tokenizer: Any
+    raw: Path
+    unit: Path
+    pictures: Path
+
+
+@pytest.fixture(scope="session")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Stores:
+    import open_clip
+    from safetensors.torch import save_file
+
+    from ncm_cli.images.network import own_random_numbers, quiet_root_logger
+
+    root = tmp_path_factory.mktemp("zeroshot")
+    folder = root / "clip"
+    folder.mkdir()
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": CONFIG, "preprocess_cfg": {}}))
+    model = f"local-dir:{folder}"
+    with own_random_numbers(3), quiet_root_logger():
+        made = open_clip.create_model(model, load_weights=False)
+        save_file(made.state_dict(), folder / "open_clip_model.safetensors")
+        reference = open_clip.create_model(model).eval()
+    rng = np.random.default_rng(0)
+    lines = ["id,path,label,place,split"]
+    for i in range(36):
+        label, place, split = CLASSES[i % 3], ("land", "water")[i // 3 % 2], ("train", "val", "test")[i // 12]
+        shades = rng.integers(0, 255, (4, 4, 3), dtype=np.uint8)
+        Image.fromarray(shades).resize((32, 32)).save(root / f"{i}.png")
+        lines.append(f"r{i},{i}.png,{label},{place},{split}")
+    (root / "m.csv").write_text("\n".join(lines) + "\n")
+    for name, normalize in (("raw", False), ("unit", True)):
+        options = {"source": root / "m.csv", "output": root / f"{name}.h5", "model": model}
+        embed(EmbedOptions(**options, normalize=normalize, workers="0"), reporter=SILENT)
+    tokenizer = open_clip.get_tokenizer(model)
+    return Stores(model, reference, tokenizer, root / "raw.h5", root / "unit.h5", root)
