@@ -198,31 +198,15 @@ def checkpoint_kind(path: Path) -> str:
 
 def tensors(path: Path, model: str) -> dict[str, torch.Tensor]:
     """The tensors of a checkpoint by name, on the CPU, with the wrappers of training scripts taken off."""
-    import torch
+    from timm.models import load_state_dict
 
-    kind = checkpoint_kind(path)
     with reading(path, model):
-        if kind == "safetensors":
-            from safetensors.torch import load_file
-
-            loaded: Any = load_file(path, device="cpu")
-        elif kind == "torchscript":
-            loaded = torchscript_tensors(path)
-        elif kind == "numpy":
-            raise ValueError("it is a NumPy archive; only open_clip's own loader reads those")
-        else:
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
-        for wrapper in ("state_dict_ema", "model_ema", "state_dict", "model"):
-            if isinstance(loaded, Mapping) and isinstance(loaded.get(wrapper), Mapping):
-                loaded = loaded[wrapper]
-                break
-        if not isinstance(loaded, Mapping) or not loaded:
-            raise ValueError(f"it holds a {type(loaded).__name__}, not named tensors")
-    named = {str(name): value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
-    for prefix in ("_orig_mod.", "module.", "_orig_mod."):
-        if named and all(name.startswith(prefix) for name in named):
-            named = {name.removeprefix(prefix): value for name, value in named.items()}
-    return named
+        if checkpoint_kind(path) == "torchscript":
+            return torchscript_tensors(path)
+        named = load_state_dict(str(path), weights_only=True)
+        if not named:
+            raise ValueError("it holds no named tensors")
+        return named
 
 
 TUNED = "ncm-finetuned"
@@ -293,15 +277,16 @@ def reading(path: Path, model: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except pickle.UnpicklingError as error:
-        raise InputError(
-            "the checkpoint holds Python objects beyond tensors, which are never loaded",
-            where=path,
-            found=pickled_object(error),
-            fix="where it was made, torch.save(model.state_dict(), FILE), or save that as .safetensors; then "
-            "--pretrained FILE",
-        ) from error
     except Exception as error:  # readers of foreign tensors raise a dozen kinds, assertions among them
+        for pickled in (error, error.__cause__):  # timm advises to load it all the same
+            if isinstance(pickled, pickle.UnpicklingError):
+                raise InputError(
+                    "the checkpoint holds Python objects beyond tensors, which are never loaded",
+                    where=path,
+                    found=pickled_object(pickled),
+                    fix="where it was made, torch.save(model.state_dict(), FILE), or save that as "
+                    ".safetensors; then --pretrained FILE",
+                ) from error
         raise InputError(
             f"the checkpoint can't be loaded into the model {model}",
             where=path,
