@@ -40,7 +40,7 @@ from ncm_cli.probes.fit import flags_of, origin_of, probe_of
 from ncm_cli.probes.metrics import PairRows, Rows, joint
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.path import Fit
-from ncm_cli.probes.rows_and_pairs import Part, read_problem, train_data
+from ncm_cli.probes.rows_and_pairs import Part, read_problem
 from ncm_cli.probes.selection import Fold, pair_facts, row_facts, stacked
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.digests import fingerprint
@@ -250,7 +250,7 @@ class Runner:
         """The largest rank that every fold's pairs have, 0 without."""
         groups = self.problem.groups
         self.metrics = metric_names(0 if groups is None else len(groups.crossings))
-        self.logits = 1 if len(self.problem.target.classes) == 2 else len(self.problem.target.classes)
+        self.logits = self.whole.logits
         self.device = choose_device(options.device, "fp64", reporter)
         self._origins: dict[bool, dict[str, Any]] = {}
         """What probes record of their rows, up-weighted or not: reading every row, made once."""
@@ -372,12 +372,12 @@ class Runner:
         """Train on a part, and show the weights, on the given features, after every epoch."""
         from ncm_cli.baselines.trainer import Schedule, train
 
-        data, seen = train_data(part), observe
+        seen = observe
         if configs[0].method == "leace":
             from ncm_cli.baselines.comparators import fit_eraser
 
             eraser = fit_eraser(part.X, part.codes["erase"])
-            data = dataclasses.replace(data, features=eraser.apply(data.features))
+            part = dataclasses.replace(part, X=eraser.apply(part.X))
 
             def seen(epoch: int, indices: list[int], weight: Array, bias: Array) -> None:
                 observe(epoch, indices, *eraser.fold(weight, bias))
@@ -385,7 +385,7 @@ class Runner:
         train(
             # The rank at most that of the part's pairs.
             [dataclasses.replace(config, rank=min(config.rank, part.rank)) for config in configs],
-            data,
+            part,
             Schedule(epochs=epochs, batch_size=self.options.batch_size, protocol=self.options.protocol),  # type: ignore[arg-type]
             device=self.device,
             observe=seen,

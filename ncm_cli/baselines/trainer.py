@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -31,9 +31,12 @@ from ncm_cli.baselines.objectives import (
     probabilities_,
 )
 from ncm_cli.baselines.options import METHODS, Config
-from ncm_cli.blocks import Features, blocks, held
+from ncm_cli.blocks import blocks, held
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.probes.projection import complement
+
+if TYPE_CHECKING:
+    from ncm_cli.probes.rows_and_pairs import Part
 
 MOST_READ = 8192
 """Rows that are read at once where features aren't in memory: 35 MB of width 512."""
@@ -75,32 +78,6 @@ class Schedule:
         return self.protocol == "domainbed"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class TrainData:
-    """The training rows, as numpy arrays."""
-
-    features: Features
-    """(n, d) floats."""
-    targets: Any
-    """(n,) class codes 0..n_classes − 1."""
-    n_classes: int
-    environments: Any = None
-    """(n,) codes, needed by irm, vrex, groupdro, fish and lisa."""
-    dro_groups: Any = None
-    """(n,) codes of the groups of groupdro; the environments where left out."""
-    row_weights: Any = None
-    """(n,) weights of upweighted configurations."""
-    basis: Any = None
-    """(d, m) orthonormal columns: left singular vectors of the pairs' differences, strongest first."""
-    pair_moments: Any = None
-    """(m,) mean over pairs of (basisᵀδ)² = σ²/k: what matchdg penalises."""
-
-    @property
-    def logits(self) -> int:
-        """C: one logit for two classes."""
-        return 1 if self.n_classes == 2 else self.n_classes
-
-
 class DeviceRows:
     """The training rows on the device, in float64, with what batches need.
 
@@ -108,21 +85,21 @@ class DeviceRows:
     balanced) is noise of which Adam makes full steps; in float64 it drowns in Adam's ε.
     """
 
-    def __init__(self, data: TrainData, device: str) -> None:
-        self.data, self.device = data, torch.device(device)
-        self._features = held(data.features)
+    def __init__(self, part: Part, device: str) -> None:
+        self.part, self.device = part, torch.device(device)
+        self._features = held(part.X)
         if not all(np.isfinite(rows).all() for _, rows in blocks(self._features)):
             raise InputError("the training features hold NaN or infinite values")
         self.n, self.dim = self._features.shape
         # Padded to a multiple of 16 with zeros, which matrix products like.
         self.width = -(-(self.dim + 1) // 16) * 16
-        self.labels = torch.as_tensor(np.asarray(data.targets), dtype=torch.int64)
-        hot = self._hot(self.labels, data.n_classes) if data.logits > 1 else self._column(data.targets)
+        self.labels = torch.as_tensor(np.asarray(part.y), dtype=torch.int64)
+        hot = self._hot(self.labels, part.n_classes) if part.logits > 1 else self._column(part.y)
         self.targets = hot[:, None, :]
         """(n, 1, C): 0 or 1 for a binary problem, else one-hot."""
         groupings = {
-            "environments": data.environments,
-            "dro": data.environments if data.dro_groups is None else data.dro_groups,
+            "environments": part.codes.get("envs"),
+            "dro": part.codes.get("dro_groups", part.codes.get("envs")),
         }
         self.codes = {
             name: torch.from_numpy(np.unique(codes, return_inverse=True)[1].reshape(-1))
@@ -132,7 +109,7 @@ class DeviceRows:
         self.members = {name: self._hot(codes) for name, codes in self.codes.items()}
         """(n, E) the parts of each grouping, one-hot."""
         self.members["pooled"] = self._column(np.ones(self.n))
-        self.weights = None if data.row_weights is None else self._column(data.row_weights)
+        self.weights = None if part.weights is None else self._column(part.weights)
 
     def _hot(self, codes: Tensor, width: int = -1) -> Tensor:
         return torch.nn.functional.one_hot(codes, width).to(self.device, torch.float64)
@@ -176,7 +153,7 @@ class DeviceRows:
     @cached_property
     def rotation(self) -> NDArray[np.float64]:
         """(d, d) orthogonal: the basis, and a complement."""
-        basis = np.asarray(self.data.basis, np.float64)
+        basis = self.part.basis(self.part.rank)
         return np.concatenate([basis, complement(basis)], axis=1)
 
     def _padded(self, features: NDArray[np.float64]) -> Tensor:
@@ -333,7 +310,7 @@ class SharedWeights:
     """
 
     def __init__(self, configs: Sequence[Config], rows: DeviceRows, schedule: Schedule) -> None:
-        self._configs, self._rows, self._logits = configs, rows, rows.data.logits
+        self._configs, self._rows, self._logits = configs, rows, rows.part.logits
         self._flat = rows.targets.new_zeros(len(configs) * self._logits, rows.width)
         self._gradient = torch.empty_like(self._flat)
         self._domainbed = schedule.domainbed
@@ -386,9 +363,9 @@ class SharedWeights:
         if not own:
             return None
         rows = slice(own[0] * self._logits, (own[-1] + 1) * self._logits)
+        part = self._rows.part
         basis, moments = (
-            torch.as_tensor(values).to(self._flat)
-            for values in (self._rows.data.basis, self._rows.data.pair_moments)
+            torch.as_tensor(values).to(self._flat) for values in (part.basis(part.rank), part.moments)
         )
         padded = self._flat.new_zeros(self._rows.width, basis.shape[1])
         padded[: self._rows.dim] = basis
@@ -491,7 +468,7 @@ and (R, C) biases, float64, in the given coordinates."""
 
 def train(
     configs: Sequence[Config],
-    data: TrainData,
+    part: Part,
     schedule: Schedule | None = None,
     *,
     device: str = "cpu",
@@ -513,11 +490,11 @@ def train(
     Raises
     ------
     InputError
-        Where a method needs environments or pairs that ``data`` lacks, or a rank is beyond the basis.
+        Where a method needs environments or pairs that ``part`` lacks, or a rank is beyond the basis.
     """
     schedule = schedule or Schedule()
-    _check(configs, data)
-    rows = DeviceRows(data, device)
+    _check(configs, part)
+    rows = DeviceRows(part, device)
     results: dict[int, Trained] = {}
     for seed in dict.fromkeys(config.seed for config in configs):
         indices = [i for i, config in enumerate(configs) if config.seed == seed]
@@ -549,22 +526,21 @@ def train(
     return [results[i] for i in range(len(configs))]
 
 
-def _check(configs: Sequence[Config], data: TrainData) -> None:
-    if data.n_classes < 2:
+def _check(configs: Sequence[Config], part: Part) -> None:
+    if part.n_classes < 2:
         raise InputError("the training rows hold one class only", expected="at least two classes")
-    if data.environments is not None and len(np.unique(data.environments)) < 2:
+    if "envs" in part.codes and len(np.unique(part.codes["envs"])) < 2:
         raise InputError("the training rows hold one environment only", expected="at least two")
-    width = 0 if data.basis is None else data.basis.shape[1]
     for config in configs:
         if config.method == "dfr":
             raise UsageError("dfr isn't trained by steps", fix="ncm_cli.baselines.comparators.fit_dfr")
-        if "envs" in METHODS[config.method].needs and data.environments is None:
+        if "envs" in METHODS[config.method].needs and "envs" not in part.codes:
             raise InputError(f"{config.method} needs environments", fix="name their column with --envs")
-        if config.method == "matchdg" and data.pair_moments is None:
+        if config.method == "matchdg" and not part.rank:
             raise InputError("matchdg needs pairs", fix="give a pair store with --pairs")
-        if config.method == "ncm" and config.rank > width:
+        if config.method == "ncm" and config.rank > part.rank:
             raise InputError(
                 f"rank {config.rank} is more than the pairs span",
-                expected=f"at most {width}",
+                expected=f"at most {part.rank}",
                 fix="more pairs",
             )

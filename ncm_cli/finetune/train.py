@@ -23,7 +23,7 @@ from ncm_cli.baselines.choice import METRICS, RULES, best_checkpoints
 from ncm_cli.baselines.objectives import OBJECTIVES, Erm, epoch_batches, generator_of, log_losses, partners
 from ncm_cli.baselines.options import Config
 from ncm_cli.baselines.sweep import facts
-from ncm_cli.baselines.trainer import Batch, DeviceRows, TrainData
+from ncm_cli.baselines.trainer import Batch, DeviceRows
 from ncm_cli.errors import InputError
 from ncm_cli.finetune.options import FinetuneOptions
 from ncm_cli.finetune.rows import ManifestRows, Pictures, Positions
@@ -31,7 +31,7 @@ from ncm_cli.images.encoder import EncoderRequest, Preprocess
 from ncm_cli.images.network import TorchEncoder, exact, is_short_of_memory, own_random_numbers
 from ncm_cli.probes import metrics
 from ncm_cli.probes.metrics import PairRows, Rows
-from ncm_cli.probes.rows_and_pairs import Problem
+from ncm_cli.probes.rows_and_pairs import Part, Problem
 from ncm_cli.probes.selection import Fold
 from ncm_cli.progress import Task
 from ncm_cli.store.columns import group_weights
@@ -149,13 +149,12 @@ class Training:
         if self.fold is not None:
             self.train = self.train.take(~np.isin(self.train.node, self.fold.apart))
         codes, classes = self.train.codes, len(problem.target.classes)
-        data = TrainData(
-            features=np.zeros((len(self.train.ids), 1)),
-            targets=self.train.y,
+        data = Part(
+            X=np.zeros((len(self.train.ids), 1)),
+            y=self.train.y,
             n_classes=classes,
-            environments=codes.get("envs"),
-            dro_groups=codes.get("dro_groups"),
-            row_weights=group_weights(codes["upweight"]) if "upweight" in codes else None,
+            codes=codes,
+            weights=group_weights(codes["upweight"]) if "upweight" in codes else None,
         )
         self.objective = Objective(config_of(options), DeviceRows(data, network.device))
         self._place(rows)

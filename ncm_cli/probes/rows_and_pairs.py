@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,9 +43,6 @@ from ncm_cli.store.digests import Texts, array_digest, digest_of, without_view
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import TEXT, PairStore, read_pairs
 from ncm_cli.store.probe import Probe, record_ids
-
-if TYPE_CHECKING:
-    from ncm_cli.baselines.trainer import TrainData
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.int64]
@@ -158,18 +155,34 @@ class RawRows:
 class Part:
     """Scaled rows to train on, X (n, d) and y (n,), and the spectrum of the pairs that span the basis.
 
-    ``weights`` (n,) are those of up-weighted training: every group of the part counts alike. ``codes`` are as
-    in `RawRows`; ``pairs`` counts those that span the basis, and without any there is no ``spectrum``.
+    ``y`` are class codes 0..n_classes − 1, or values. ``weights`` (n,) are those of up-weighted training:
+    every group of the part counts alike. ``codes`` are as in `RawRows`: of environments ``envs``, of
+    groupdro's groups, if they are others, ``dro_groups``. ``pairs`` counts those that span the basis, and
+    without any there is no ``spectrum``.
     """
 
-    scaling: Scaling
     X: Features
     y: NDArray[Any]
     n_classes: int
-    weights: Array | None
-    codes: Mapping[str, Codes]
-    spectrum: Spectrum | None
-    pairs: int
+    scaling: Scaling = Scaling()
+    weights: Array | None = None
+    codes: Mapping[str, Codes] = dataclasses.field(default_factory=dict)
+    spectrum: Spectrum | None = None
+    pairs: int = 0
+
+    @property
+    def logits(self) -> int:
+        """C: one logit for two classes, or for values."""
+        return self.n_classes if self.n_classes > 2 else 1
+
+    @property
+    def moments(self) -> Array:
+        """(rank,) mean over pairs of (basisᵀδ)² = σ²/k: what matchdg penalises."""
+        return (
+            np.zeros(0)
+            if self.spectrum is None
+            else self.spectrum.singular_values[: self.rank] ** 2 / self.pairs
+        )
 
     @property
     def rank(self) -> int:
@@ -686,7 +699,7 @@ def train_path(
             for rank in ranks
             for decay in decays
         ],
-        train_data(part),
+        part,
         Schedule(epochs=options.epochs, batch_size=options.batch_size),
         device=choose_device(options.device, "fp64", SILENT),
         advance=advance,
@@ -703,26 +716,3 @@ def train_path(
         )
         for one in trained
     ]
-
-
-def train_data(part: Part) -> TrainData:
-    """What the trainer takes of a part.
-
-    The whole spectrum, whichever ranks are asked for: a rank's probe doesn't depend on its neighbours.
-    """
-    from ncm_cli.baselines.trainer import TrainData
-
-    basis = moments = None
-    if part.spectrum is not None and part.rank:
-        basis = part.basis(part.rank)
-        moments = part.spectrum.singular_values[: part.rank] ** 2 / part.pairs
-    return TrainData(
-        features=part.X,
-        targets=part.y,
-        n_classes=part.n_classes,
-        environments=part.codes.get("envs"),
-        dro_groups=part.codes.get("dro_groups"),
-        row_weights=part.weights,
-        basis=basis,
-        pair_moments=moments,
-    )

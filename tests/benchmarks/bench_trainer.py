@@ -25,10 +25,12 @@ import numpy as np
 import torch
 
 from ncm_cli.baselines.options import Config
-from ncm_cli.baselines.trainer import Schedule, TrainData, train
+from ncm_cli.baselines.trainer import Schedule, train
+from ncm_cli.probes.projection import Spectrum
+from ncm_cli.probes.rows_and_pairs import Part
 
 
-def problem(n: int, d: int, rank: int, *, embedded: bool, seed: int = 0) -> TrainData:
+def problem(n: int, d: int, rank: int, *, embedded: bool, seed: int = 0) -> Part:
     """Random features with a noisy linear label, two environments, and a random basis."""
     rng = np.random.default_rng(seed)
     features = rng.standard_normal((n, d))
@@ -38,13 +40,19 @@ def problem(n: int, d: int, rank: int, *, embedded: bool, seed: int = 0) -> Trai
         spread *= 7 / np.sqrt((spread**2).sum(1).mean())
         center = rng.standard_normal(d)
         features = spread @ np.linalg.qr(rng.standard_normal((d, d)))[0] + 7 * center / np.linalg.norm(center)
-    return TrainData(
-        features=features.astype(np.float32),
-        targets=(score + 0.7 * rng.standard_normal(n) > 0).astype(np.int64),
+    return Part(
+        X=features.astype(np.float32),
+        y=(score + 0.7 * rng.standard_normal(n) > 0).astype(np.int64),
         n_classes=2,
-        environments=rng.integers(0, 2, n),
-        basis=np.linalg.qr(rng.standard_normal((d, rank)))[0],
-        pair_moments=np.linspace(1, 0.1, rank),
+        codes={"envs": rng.integers(0, 2, n)},
+        spectrum=Spectrum(
+            np.sqrt(np.linspace(1, 0.1, rank)),
+            np.linalg.qr(rng.standard_normal((d, rank)))[0],
+            rank,
+            0.0,
+            0,
+        ),
+        pairs=1,
     )
 
 
@@ -60,9 +68,9 @@ def configurations(count: int, ranks: int) -> list[Config]:
     return every[:count]
 
 
-def torch_loop(data: TrainData, config: Config, epochs: int, batch: int, loader: bool) -> None:
+def torch_loop(data: Part, config: Config, epochs: int, batch: int, loader: bool) -> None:
     """One configuration as anyone writes it."""
-    features, targets = torch.from_numpy(data.features), torch.from_numpy(data.targets).float()
+    features, targets = torch.from_numpy(data.X), torch.from_numpy(data.y).float()
     model = torch.nn.Linear(features.shape[1], 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
     loss_of = torch.nn.BCEWithLogitsLoss()
@@ -79,14 +87,14 @@ def torch_loop(data: TrainData, config: Config, epochs: int, batch: int, loader:
             optimizer.step()
 
 
-def scikit(data: TrainData, config: Config) -> int:
+def scikit(data: Part, config: Config) -> int:
     """One fit; returns its iterations."""
     from sklearn.linear_model import LogisticRegression
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = LogisticRegression(C=1 / (len(data.features) * config.weight_decay))
-        return int(model.fit(data.features, data.targets).n_iter_[0])
+        model = LogisticRegression(C=1 / (len(data.X) * config.weight_decay))
+        return int(model.fit(data.X, data.y).n_iter_[0])
 
 
 def one_thread(work: Callable[[], object]) -> object:

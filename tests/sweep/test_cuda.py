@@ -7,26 +7,30 @@ import pytest
 import torch
 
 from ncm_cli.baselines.options import Config
-from ncm_cli.baselines.trainer import Schedule, TrainData, train
+from ncm_cli.baselines.trainer import Schedule, train
+from ncm_cli.probes.projection import Spectrum
+from ncm_cli.probes.rows_and_pairs import Part
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 METHODS = ("erm", "ncm", "irm", "vrex", "groupdro", "fish", "lisa", "matchdg")
 
 
-def made(classes: int) -> TrainData:
+def made(classes: int) -> Part:
     rng = np.random.default_rng(classes)
     n, d = 900, 40
     features = rng.standard_normal((n, d)).astype(np.float32)
     scores = features @ rng.standard_normal((d, classes)) + rng.standard_normal((n, classes))
-    return TrainData(
-        features=features,
-        targets=scores.argmax(1),
+    return Part(
+        X=features,
+        y=scores.argmax(1),
         n_classes=classes,
-        environments=rng.integers(0, 3, n),
-        row_weights=rng.uniform(0.5, 2, n),
-        basis=np.linalg.qr(rng.standard_normal((d, 6)))[0],
-        pair_moments=np.linspace(1, 0.1, 6),
+        codes={"envs": rng.integers(0, 3, n)},
+        weights=rng.uniform(0.5, 2, n),
+        spectrum=Spectrum(
+            np.sqrt(np.linspace(1, 0.1, 6)), np.linalg.qr(rng.standard_normal((d, 6)))[0], 6, 0.0, 0
+        ),
+        pairs=1,
     )
 
 

@@ -10,8 +10,9 @@ from sklearn.linear_model import LogisticRegression
 
 from ncm_cli.baselines.comparators import SUBSETS, _subsets, fit_dfr, fit_eraser, halves
 from ncm_cli.baselines.options import Config
-from ncm_cli.baselines.trainer import Schedule, TrainData, train
+from ncm_cli.baselines.trainer import Schedule, train
 from ncm_cli.errors import InputError
+from ncm_cli.probes.rows_and_pairs import Part
 
 
 def spurious_problem(seed: int, n: int = 600, d: int = 8) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -158,7 +159,7 @@ def test_leace_erases_rare_values_whatever_the_unit(rare: int, unit: float) -> N
     y = (X[:, 3] > 6 * unit).astype(int)
     weights = []
     for features in (X / unit, eraser.apply(X) / unit):
-        data = TrainData(features=features, targets=y, n_classes=2)
+        data = Part(X=features, y=y, n_classes=2)
         weights.append(train([Config(lr=0.05)], data, Schedule(epochs=5))[0].weight)
     folded, _ = eraser.fold(weights[1], np.zeros(1))
     assert np.abs(weights[0] - folded).max() > 1e-2

@@ -12,14 +12,16 @@ from torch.nn import functional
 
 from ncm_cli.baselines.objectives import drawn_batches, generator_of
 from ncm_cli.baselines.options import Config
-from ncm_cli.baselines.trainer import Schedule, TrainData, Trained, train
+from ncm_cli.baselines.trainer import Schedule, Trained, train
+from ncm_cli.probes.projection import spectrum
+from ncm_cli.probes.rows_and_pairs import Part as TrainingPart
 
 METHODS = ("erm", "irm", "vrex", "groupdro", "fish", "matchdg")
 Part = tuple[Tensor, Tensor]
 DELTA = np.random.default_rng(0).standard_normal((8, 5))
 
 
-def made(classes: int, *, n: int = 300, d: int = 8) -> TrainData:
+def made(classes: int, *, n: int = 300, d: int = 8) -> TrainingPart:
     """Three environments of unequal size; they disagree on how much the last feature says. Five pairs."""
     rng = np.random.default_rng(classes)
     targets = rng.integers(0, classes, n)
@@ -27,14 +29,13 @@ def made(classes: int, *, n: int = 300, d: int = 8) -> TrainData:
     features = rng.standard_normal((n, d))
     features[:, :classes] += np.eye(classes)[targets]
     features[:, -1] += (environments + 1) * (targets - 0.5)
-    basis, singular_values, _ = np.linalg.svd(DELTA, full_matrices=False)
-    return TrainData(
-        features=features,
-        targets=targets,
+    return TrainingPart(
+        X=features,
+        y=targets,
         n_classes=classes,
-        environments=environments,
-        basis=basis,
-        pair_moments=singular_values**2 / DELTA.shape[1],
+        codes={"envs": environments},
+        spectrum=spectrum(DELTA),
+        pairs=DELTA.shape[1],
     )
 
 
@@ -47,11 +48,9 @@ def config_of(method: str, anneal: int = 20) -> Config:
 class Reference:
     """A linear layer with an output for every class, trained as DomainBed trains its classifier."""
 
-    def __init__(self, data: TrainData, config: Config) -> None:
+    def __init__(self, data: TrainingPart, config: Config) -> None:
         self.config = config
-        self.weight = torch.zeros(
-            data.n_classes, data.features.shape[1], dtype=torch.float64
-        ).requires_grad_()
+        self.weight = torch.zeros(data.n_classes, data.X.shape[1], dtype=torch.float64).requires_grad_()
         self.bias = torch.zeros(data.n_classes, dtype=torch.float64).requires_grad_()
         self.restart()
         self.q = torch.ones(3, dtype=torch.float64)
@@ -116,10 +115,10 @@ class Reference:
         return found[1:] - found[:1] if len(found) == 2 else found
 
 
-def minibatches(data: TrainData, epochs: int, size: int, seed: int) -> Iterator[list[Part]]:
+def minibatches(data: TrainingPart, epochs: int, size: int, seed: int) -> Iterator[list[Part]]:
     """The rows that the trainer draws, one environment after another."""
-    environments = torch.tensor(data.environments)
-    features, targets = torch.tensor(data.features), torch.tensor(data.targets)
+    environments = torch.tensor(data.codes["envs"])
+    features, targets = torch.tensor(data.X), torch.tensor(data.y)
     generator = generator_of(seed, 0)
     for _ in range(epochs):
         for rows in drawn_batches(environments, len(targets), size, generator):
@@ -148,7 +147,7 @@ def test_every_method_is_domainbeds(classes: int) -> None:
 def test_two_logits_are_one_with_twice_the_rate_and_half_the_decay() -> None:
     """DomainBed's (lr, weight decay) for two logits, with ``papers``, which leave the bias free."""
     data = made(2)
-    features, targets = torch.tensor(data.features), torch.tensor(data.targets)
+    features, targets = torch.tensor(data.X), torch.tensor(data.y)
     reference = Reference(data, config_of("erm"))
     groups = [{"params": [reference.weight], "weight_decay": 0.1}, {"params": [reference.bias]}]
     reference.optimizer = torch.optim.Adam(groups, lr=0.03)
@@ -168,5 +167,5 @@ def test_the_full_batch_is_every_row_once() -> None:
     found = train([config_of("erm")], data, Schedule(epochs=5, batch_size=0, protocol="domainbed"))[0]
     reference = Reference(data, config_of("erm"))
     for _ in range(5):
-        reference.step([(torch.tensor(data.features), torch.tensor(data.targets))])
+        reference.step([(torch.tensor(data.X), torch.tensor(data.y))])
     np.testing.assert_allclose(probe_of(found), reference.probe(), atol=1e-10)

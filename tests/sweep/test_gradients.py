@@ -11,7 +11,9 @@ import torch
 
 from ncm_cli.baselines.objectives import generator_of
 from ncm_cli.baselines.options import Config
-from ncm_cli.baselines.trainer import Batch, DeviceRows, FishWeights, Schedule, SharedWeights, TrainData
+from ncm_cli.baselines.trainer import Batch, DeviceRows, FishWeights, Schedule, SharedWeights
+from ncm_cli.probes.projection import spectrum
+from ncm_cli.probes.rows_and_pairs import Part
 
 _spec = importlib.util.spec_from_file_location("references", Path(__file__).with_name("references.py"))
 references = importlib.util.module_from_spec(_spec)
@@ -21,19 +23,15 @@ CLASSES = [2, 4]
 TOLERANCE = 1e-8
 
 
-def train_data(problem, *, pairs: bool = False) -> TrainData:
-    basis = moments = None
-    if pairs:
-        vectors, values, _ = np.linalg.svd(problem.delta, full_matrices=False)
-        basis, moments = vectors, values**2 / problem.delta.shape[1]
-    return TrainData(
-        features=problem.features,
-        targets=problem.targets,
+def train_data(problem, *, pairs: bool = False) -> Part:
+    return Part(
+        X=problem.features,
+        y=problem.targets,
         n_classes=problem.classes,
-        environments=problem.environments,
-        row_weights=problem.row_weights,
-        basis=basis,
-        pair_moments=moments,
+        codes={"envs": problem.environments},
+        weights=problem.row_weights,
+        spectrum=spectrum(problem.delta) if pairs else None,
+        pairs=problem.delta.shape[1],
     )
 
 

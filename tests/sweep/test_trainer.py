@@ -11,26 +11,28 @@ from torch.nn import functional
 
 from ncm_cli.baselines.objectives import epoch_batches, generator_of
 from ncm_cli.baselines.options import Config
-from ncm_cli.baselines.trainer import Adam, Schedule, TrainData, train
+from ncm_cli.baselines.trainer import Adam, Schedule, train
 from ncm_cli.errors import InputError, UsageError
+from ncm_cli.probes.projection import Spectrum
+from ncm_cli.probes.rows_and_pairs import Part
 from ncm_cli.store.columns import group_weights
 
 TRAINED = ("erm", "ncm", "irm", "vrex", "groupdro", "fish", "lisa", "matchdg")
 
 
-def make_data(seed: int = 0, *, n: int = 300, d: int = 12, classes: int = 2, pairs: bool = True) -> TrainData:
+def make_data(seed: int = 0, *, n: int = 300, d: int = 12, classes: int = 2, pairs: bool = True) -> Part:
     rng = np.random.default_rng(seed)
     features = rng.standard_normal((n, d))
     scores = features @ rng.standard_normal((d, classes)) + rng.standard_normal((n, classes))
-    basis = np.linalg.qr(rng.standard_normal((d, 4)))[0] if pairs else None
-    return TrainData(
-        features=features,
-        targets=scores.argmax(1),
+    basis = np.linalg.qr(rng.standard_normal((d, 4)))[0]
+    return Part(
+        X=features,
+        y=scores.argmax(1),
         n_classes=classes,
-        environments=rng.integers(0, 2, n),
-        row_weights=rng.uniform(0.5, 2, n),
-        basis=basis,
-        pair_moments=np.array([2.0, 1.0, 0.5, 0.1]) if pairs else None,
+        codes={"envs": rng.integers(0, 2, n)},
+        weights=rng.uniform(0.5, 2, n),
+        spectrum=Spectrum(np.sqrt([2.0, 1.0, 0.5, 0.1]), basis, 4, 0.0, 0) if pairs else None,
+        pairs=1,
     )
 
 
@@ -65,20 +67,18 @@ def test_the_optimiser_is_torchs_step_by_step(decay: float) -> None:
     assert (ours - start).abs().max() > 0.01
 
 
-def plain_loop(
-    config: Config, data: TrainData, epochs: int, batch_size: int
-) -> tuple[np.ndarray, np.ndarray]:
+def plain_loop(config: Config, data: Part, epochs: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
     """ERM or the pair penalty as anyone writes it in torch, on the trainer's order of rows."""
-    rows = torch.tensor(data.features)
+    rows = torch.tensor(data.X)
     weight = torch.zeros(data.logits, rows.shape[1], dtype=torch.float64, requires_grad=True)
     bias = torch.zeros(data.logits, dtype=torch.float64, requires_grad=True)
     groups = [{"params": [weight], "weight_decay": config.weight_decay}, {"params": [bias]}]
     optimizer = torch.optim.Adam(groups, lr=config.lr)
-    targets = torch.tensor(data.targets)
+    targets = torch.tensor(data.y)
     generator = generator_of(config.seed, 0)
     strata = None
-    if data.environments is not None:
-        strata = torch.tensor(data.environments)
+    if "envs" in data.codes:
+        strata = torch.tensor(data.codes["envs"])
     for _ in range(epochs):
         for own in epoch_batches(strata, len(rows), batch_size, generator):
             optimizer.zero_grad()
@@ -90,10 +90,10 @@ def plain_loop(
                 if data.logits == 1
                 else functional.cross_entropy(logits, targets[own], reduction="none")
             )
-            weights = torch.tensor(data.row_weights)[own] if config.upweighted else torch.ones(len(own))
+            weights = torch.tensor(data.weights)[own] if config.upweighted else torch.ones(len(own))
             loss = (weights * losses).sum() / weights.sum()
             if config.method == "matchdg":
-                moment = torch.tensor(data.basis * data.pair_moments @ data.basis.T)
+                moment = torch.tensor(data.basis() * data.moments @ data.basis().T)
                 loss = loss + config.penalty * torch.trace(weight @ moment @ weight.T)
             loss.backward()
             optimizer.step()
@@ -141,7 +141,7 @@ def test_rounding_of_a_zero_gradient_is_not_trained_on() -> None:
     rng = np.random.default_rng(16)
     features = rng.standard_normal((1000, 6))
     targets = (features[:, 0] + rng.standard_normal(1000) > 0.5).astype(int)
-    data = TrainData(features=features, targets=targets, n_classes=2, row_weights=group_weights(targets))
+    data = Part(X=features, y=targets, n_classes=2, weights=group_weights(targets))
     configs = [Config(lr=0.1 + 0.01 * i, upweighted=True) for i in range(7)]
     schedule = Schedule(epochs=60, batch_size=0)
     together = train(configs, data, schedule)
@@ -155,7 +155,7 @@ def test_rounding_of_a_zero_gradient_is_not_trained_on() -> None:
 
 def test_pairs_change_no_method_but_those_that_use_them() -> None:
     data = make_data(17)
-    bare = dataclasses.replace(data, basis=None, pair_moments=None)
+    bare = dataclasses.replace(data, spectrum=None)
     schedule = Schedule(epochs=6, batch_size=50)
     configs = [config_of(method) for method in ("erm", "irm", "vrex", "groupdro", "fish", "lisa")]
     every = train([*configs, config_of("ncm"), config_of("matchdg")], data, schedule)
@@ -194,16 +194,16 @@ def test_rank_zero_is_erm_and_every_rank_is_orthogonal() -> None:
     for rank, found in enumerate(path):
         size = np.linalg.norm(found.weight)
         assert size > 0
-        assert np.abs(found.weight @ data.basis[:, :rank]).max(initial=0) < 1e-12 * max(size, 1)
-    assert np.abs(erm.weight @ data.basis).max() > 1e-3
+        assert np.abs(found.weight @ data.basis(rank)).max(initial=0) < 1e-12 * max(size, 1)
+    assert np.abs(erm.weight @ data.basis()).max() > 1e-3
 
 
 def test_ncm_is_erm_on_projected_features() -> None:
     data = make_data(7)
     schedule = Schedule(epochs=300, batch_size=0)
     found = train([Config(method="ncm", rank=3, lr=0.05, weight_decay=0.1)], data, schedule)[0]
-    basis = data.basis[:, :3]
-    flat = dataclasses.replace(data, features=data.features - data.features @ basis @ basis.T)
+    basis = data.basis(3)
+    flat = dataclasses.replace(data, X=data.X - data.X @ basis @ basis.T)
     other = train([Config(lr=0.05, weight_decay=0.1)], flat, schedule)[0]
     np.testing.assert_allclose(found.weight, other.weight, atol=1e-4)
 
@@ -212,7 +212,7 @@ def test_matchdg_approaches_ncm_as_its_penalty_grows() -> None:
     data = make_data(8)
     configs = [Config(method="matchdg", penalty=penalty, lr=0.02) for penalty in (0.0, 1.0, 100.0, 1e5)]
     found = train(configs, data, Schedule(epochs=200, batch_size=0))
-    gaps = [float(np.abs(one.weight @ data.basis).max()) for one in found]
+    gaps = [float(np.abs(one.weight @ data.basis()).max()) for one in found]
     assert gaps == sorted(gaps, reverse=True)
     assert gaps[0] > 0.05
     assert gaps[-1] < 1e-3
@@ -224,11 +224,11 @@ def test_upweighting_counts_groups_alike() -> None:
     assert weights.mean() == pytest.approx(1)
     assert weights[groups == 0].sum() == pytest.approx(weights[groups == 3].sum())
     rng = np.random.default_rng(0)
-    data = TrainData(
-        features=rng.standard_normal((100, 3)),
-        targets=(groups > 0).astype(int),
+    data = Part(
+        X=rng.standard_normal((100, 3)),
+        y=(groups > 0).astype(int),
         n_classes=2,
-        row_weights=weights,
+        weights=weights,
     )
     plain, weighted = train(
         [Config(lr=0.05), Config(lr=0.05, upweighted=True)], data, Schedule(epochs=300, batch_size=0)
@@ -251,7 +251,7 @@ def test_a_diverged_configuration_is_told_and_harms_no_other() -> None:
 @pytest.mark.parametrize("classes", [2, 5])
 def test_huge_penalties_stay_finite(method: str, classes: int) -> None:
     data = make_data(10, classes=classes)
-    data = dataclasses.replace(data, features=data.features * 30)
+    data = dataclasses.replace(data, X=data.X * 30)
     found = train(
         [Config(method=method, penalty=1e5, anneal=2, lr=lr, eta=10.0) for lr in (1e-4, 1e-1)],
         data,
@@ -271,9 +271,7 @@ def test_invariance_penalties_do_what_they_are_for(method: str) -> None:
     stable = sign + 2 * rng.standard_normal(n)
     agrees = np.where(environments == 0, 0.95, 0.7)
     spurious = sign * np.where(rng.random(n) < agrees, 1, -1)
-    data = TrainData(
-        features=np.stack([stable, spurious], 1), targets=y, n_classes=2, environments=environments
-    )
+    data = Part(X=np.stack([stable, spurious], 1), y=y, n_classes=2, codes={"envs": environments})
     erm, robust = train(
         [Config(lr=0.01), Config(method=method, penalty=1e3, anneal=200, lr=0.01)],
         data,
@@ -286,7 +284,7 @@ def test_invariance_penalties_do_what_they_are_for(method: str) -> None:
 
 def test_refusals_name_what_is_missing() -> None:
     data = make_data(12)
-    bare = dataclasses.replace(data, environments=None, pair_moments=None, basis=None)
+    bare = dataclasses.replace(data, codes={}, spectrum=None)
     for method in ("irm", "vrex", "groupdro", "fish", "lisa"):
         with pytest.raises(InputError, match=f"{method} needs environments"):
             train([Config(method=method)], bare)
@@ -303,15 +301,15 @@ def test_refusals_name_what_is_missing() -> None:
     with pytest.raises(InputError, match="one class only"):
         train([Config()], dataclasses.replace(data, n_classes=1))
     with pytest.raises(InputError, match="one environment only"):
-        train([Config()], dataclasses.replace(data, environments=np.zeros(300, int)))
+        train([Config()], dataclasses.replace(data, codes={"envs": np.zeros(300, int)}))
 
 
 def test_c62_not_finite_rows_are_refused_before_training() -> None:
     data = make_data(13)
-    data.features[7, 2] = np.nan
+    data.X[7, 2] = np.nan
     with pytest.raises(InputError, match="NaN or infinite"):
         train([Config()], data)
-    data.features[7, 2] = np.inf
+    data.X[7, 2] = np.inf
     with pytest.raises(InputError, match="NaN or infinite"):
         train([Config()], data)
 
@@ -360,7 +358,7 @@ def test_lisa_breaks_a_correlation_only_across_the_attribute_itself() -> None:
     config = Config(method="lisa", lr=0.05, weight_decay=0.0, p_sel=1.0)
     leans = {}
     for name, domains in (("environments", environments), ("attribute", attribute)):
-        data = TrainData(features=features, targets=labels, n_classes=2, environments=domains)
+        data = Part(X=features, y=labels, n_classes=2, codes={"envs": domains})
         leans[name] = np.abs(train([config], data, Schedule(epochs=10))[0].weight[0])
     assert leans["environments"][1] > 0.5 * leans["environments"][0]
     assert leans["attribute"][1] < 0.1 * leans["attribute"][0]
