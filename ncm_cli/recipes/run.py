@@ -50,7 +50,7 @@ class Measured:
     grouped: bool
     """Whether groups were asked for; without, the worst group is the worst class."""
     swept: bool = False
-    """Whether a sweep wrote it."""
+    """Whether a sweep or a finetune wrote it, with a pick for each rule."""
     oracle: bool
     """Whether the rows that it is measured on were looked at to choose."""
     seen: int = 0
@@ -93,7 +93,7 @@ class Summary:
     worst_group: Mean | None
     """Of the last column's rows, where groups were asked for."""
     swept: bool
-    """Whether it comes from a sweep, whose methods share one step."""
+    """Whether it comes from a sweep or a finetune, whose methods share one step."""
     oracle: bool
     """Whether the method looked at test rows to choose."""
     seen: bool
@@ -126,13 +126,13 @@ def outcome(recipe: Recipe) -> tuple[list[Summary], list[Verdict]]:
 
 
 def _measurements(recipe: Recipe) -> Iterator[Measured]:
-    """What eval, bound and sweep steps wrote."""
+    """What eval, bound, sweep and finetune steps wrote."""
     makers = {path: job for job in recipe.jobs for path in job.written}
     run = (recipe.out, {recipe.name_of(path): (job.step, job.cell) for path, job in makers.items()})
     for job in recipe.jobs:
         for path in job.outputs.get("output", ()):
-            if job.kind == "sweep" and path.with_suffix(".json").is_file():
-                yield from _swept(job, path.with_suffix(".json"), run)
+            if job.kind in ("sweep", "finetune") and path.with_suffix(".json").is_file():
+                yield from _picked(job, path.with_suffix(".json"), run)
             elif job.kind in ("eval", "bound") and path.is_file():
                 (probe,) = job.inputs["probe"]
                 body = read_result(path)
@@ -157,10 +157,19 @@ def _measurements(recipe: Recipe) -> Iterator[Measured]:
                 )
 
 
-def _swept(job: Job, path: Path, run: tuple[Path, Made]) -> Iterator[Measured]:
-    """For each method, rule and seed of a sweep: its validation rows and its test rows."""
-    found = read_result(path, kind="sweep")
+def _picked(job: Job, path: Path, run: tuple[Path, Made]) -> Iterator[Measured]:
+    """For each method, rule and seed of a sweep or a finetune: its validation rows and its test rows."""
+    found = read_result(path, kind=job.kind)
     facts = facts_of(path, found, run=run)
+    if job.kind == "finetune":
+        one = {"method": found["method"], "seeds": [found["seed"]], "hyper_parameters": {}}
+        found["rows"] = [
+            one
+            | {"rule": rule, "oracle": pick["oracle"]}
+            | {"values": {k: [v] for k, v in pick["metrics"].items()}}
+            for rule, pick in found["rules"].items()
+            if pick
+        ]
     wheres = {"val": job.options.val or "split=val", "test": job.options.test or "split=test"}
     for row in found["rows"]:
         for number, seed in enumerate(row["seeds"]):

@@ -17,8 +17,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ncm_cli.baselines.options import files_of
+from ncm_cli.baselines.options import files_of as files_of_sweep
 from ncm_cli.errors import NcmError, UsageError
+from ncm_cli.finetune.options import files_of as files_of_finetune
 from ncm_cli.images.manifest import ColumnNames
 from ncm_cli.images.paths import expanded, is_remote
 from ncm_cli.options import Field, check_value, fields_of, parse_names, parse_where, refusals
@@ -41,6 +42,14 @@ ALIASES = ("label", "split")
 
 _PAIRS = ("id_a", "id_b")
 _EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
+
+
+FILES_OF = {"sweep": files_of_sweep, "finetune": files_of_finetune}
+"""The steps that write several files of one ``output``, and which."""
+
+
+def _files_of(kind: str, path: Path) -> tuple[Path, ...]:
+    return FILES_OF[kind](path) if kind in FILES_OF else (path,)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +84,7 @@ class Job:
     @property
     def written(self) -> list[Path]:
         """Every file and folder that it writes; beside the table of a sweep others of its name."""
-        return [one for path in self.named for one in (files_of(path) if self.kind == "sweep" else (path,))]
+        return [one for path in self.named for one in _files_of(self.kind, path)]
 
     @property
     def title(self) -> str:
@@ -317,7 +326,7 @@ class Steps:
         names = [field.name for field in fields if field.spec.role == "output"] if fields else ["output"]
         found = {name: node for name in names if (node := draft.options.value.get(name)) is not None}
         paths = {
-            name: files_of(path) if draft.job.kind == "sweep" else (path,)
+            name: _files_of(draft.job.kind, path)
             for name, node in found.items()
             if node.is_scalar and Path(node.text) != STDOUT and (path := self._in_out(node))
         }

@@ -30,6 +30,7 @@ INPUTS = {
     "studies": ("mnist",),
     "synthetic": (),
     "waterbirds_cf": ("waterbirds", "cub", "places"),
+    "waterbirds_cf_resnet50": ("waterbirds", "cub", "places"),
 }
 """The variables that must be given."""
 
@@ -150,8 +151,9 @@ def test_pixels_quickly(tmp_path: Path, mnist_dir: Path) -> None:
     assert ("sweep", "erm") in rows
 
 
-@pytest.mark.slow
-def test_waterbirds_quickly_on_a_fake_folder(tmp_path: Path) -> None:
+@pytest.fixture
+def waterbirds(tmp_path: Path) -> None:
+    """A folder wb of coloured squares, in which 20 of 100 training birds are counterfactuals."""
     import csv
 
     import numpy as np
@@ -178,9 +180,31 @@ def test_waterbirds_quickly_on_a_fake_folder(tmp_path: Path) -> None:
     with (tmp_path / "wb" / "metadata.csv").open("w", newline="") as stream:
         columns = ["img_id", "img_filename", "y", "split", "place", "cf"]
         csv.writer(stream).writerows([columns, *rows])
+
+
+@pytest.mark.slow
+def test_waterbirds_quickly_on_a_fake_folder(waterbirds: None) -> None:
     sets = ["waterbirds=wb", "model=pixels:4", "pretrained=null", "quick=true", "device=cpu", "epochs=3"]
     report = run(load(RECIPES / "waterbirds_cf.yaml", out=Path("run"), sets=sets))
     steps = {row.step for row in report.rows}
     assert steps == {"ERM (exact)", "NCM (exact)", "NCM (paper)", "sweep"}
     methods = {row.method for row in report.rows if row.step == "sweep"}
     assert {"erm", "erm+upweight", "ncm", "ncm+upweight", "groupdro", "dfr"} <= methods
+
+
+@pytest.mark.slow
+def test_a_network_quickly_on_a_fake_folder(waterbirds: None) -> None:
+    sets = ["waterbirds=wb", "model=timm:test_resnet.r160_in1k", "random_init=true", "image_size=32"]
+    sets += ["quick=true", "epochs=2", "device=cpu", "method=[irm,ncm]", "upweighted=[erm]"]
+    report = run(load(RECIPES / "waterbirds_cf_resnet50.yaml", out=Path("run"), sets=sets))
+    for method in ("irm", "ncm", "erm+upweight"):
+        rows = {row.rule: row for row in report.rows if row.method == method}
+        assert {"in-domain", "oracle-worst-group"} <= set(rows)
+        found = json.loads(Path(f"run/{method.replace('+', '-')}/seed0.json").read_text())["rules"][
+            "in-domain"
+        ]
+        test = rows["in-domain"].columns["test"]
+        assert test is not None
+        assert test.mean == found["metrics"]["test_accuracy"]
+        assert rows["oracle-worst-group"].oracle
+    assert {verdict.state for verdict in report.verdicts} == {"not run"}
