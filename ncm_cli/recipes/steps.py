@@ -331,8 +331,13 @@ class Steps:
             if node.is_scalar and Path(node.text) != STDOUT and (path := self._in_out(node))
         }
         for name, written in paths.items() if fields else ():
-            if (other := next(filter(None, map(self._writer, written)), None)) is not None:
-                what = self._why_the_same(draft, name, self._drafts[other], self._shown(written[0]))
+            others = ((path, self._writer(path)) for path in written)
+            taken = [(path, self._drafts[other]) for path, other in others if other is not None]
+            what = self._misplaced(self._in_out(found[name]))
+            if taken and not what:
+                path, other = taken[0]
+                what = f"{self._shown(path)} is {self._why_taken(draft, name, other)}"
+            if what:
                 self._mistakes.add(found[name].line, f"{draft.path}.{name}", what)
         for path in (path for written in paths.values() for path in written):
             self._writers.setdefault(path, number)
@@ -344,18 +349,26 @@ class Steps:
         around = (self._writers[one] for one in (path, *path.parents) if one in self._writers)
         return next(around, self._around.get(path))
 
-    def _why_the_same(self, draft: _Draft, name: str, other: _Draft, path: Path) -> str:
-        """What is wrong where two jobs write one file."""
+    def _misplaced(self, path: Path) -> str:
+        """Why nothing may be written to a path; empty where it may."""
+        own = [self._out / name for name in (REPORT, STATE)]
+        if self._out.is_relative_to(path) or any(path.is_relative_to(file) for file in own):
+            return f"{self._shown(path)} is the run's own"
+        if self._allow_outside or path.is_relative_to(self._out):
+            return ""
+        return f"{self._shown(path)} is outside the run's folder; ncm run --allow-outside writes there"
+
+    def _why_taken(self, draft: _Draft, name: str, other: _Draft) -> str:
+        """What is wrong where an option names what another draft writes."""
         job = draft.job
         if other.job.step != job.step:
-            return f"{path} is also written by {other.job.title}"
+            return f"also written by {other.job.title}"
         (written,) = self._variables.cells(draft.as_written.value[name])[:1]
         lacking = [one for one in job.cell if job.cell[one] != other.job.cell[one] and one not in written]
         if lacking:
-            variables = ", ".join(f"${{{one}}}" for one in lacking)
-            return f"{path} is the same in several cells; put {variables} in it"
+            return f"the same in several cells; put {', '.join(f'${{{one}}}' for one in lacking)} in it"
         cells = " and ".join(one.title.removeprefix(f"{job.step} ") for one in (other.job, job))
-        return f"{path} is written in the cells {cells}: choose values that give different paths"
+        return f"written in the cells {cells}: choose values that give different paths"
 
     def _job(self, number: int, draft: _Draft, kind: type) -> Job:
         fields, entries = fields_of(kind), dict(draft.options.value)
@@ -369,7 +382,8 @@ class Steps:
 
         def path_of(field: Field, node: Node, key_path: str) -> Path:
             shown, found = self._located(field, node, key_path, number)
-            files[field.name] = (*files.get(field.name, ()), *found)
+            if found:
+                files[field.name] = (*files.get(field.name, ()), *found)
             return shown
 
         options = dataclasses.replace(draft.options, value=entries)
@@ -391,12 +405,6 @@ class Steps:
             return Path(node.text), []
         path = _possible(self._in_out(node))
         if is_output:
-            own = [self._out / name for name in (REPORT, STATE)]
-            if self._out.is_relative_to(path) or any(path.is_relative_to(file) for file in own):
-                self._mistakes.add(node.line, key_path, f"{self._shown(path)} is the run's own")
-            elif not self._allow_outside and not path.is_relative_to(self._out):
-                what = "is outside the run's folder; ncm run --allow-outside writes there"
-                self._mistakes.add(node.line, key_path, f"{self._shown(path)} {what}")
             return self._shown(path), [path]
         outside = _clean((node.base or self._recipe_folder) / _at_home(node.text))
         # What --set names is meant from the current folder, if it is there.
