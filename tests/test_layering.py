@@ -45,9 +45,7 @@ MATHEMATICS = {
     "probes.selection",
     "baselines.objectives",
     "baselines.trainer",
-    "baselines.comparators",
     "theory.theorem",
-    "theory.intervals",
 }
 """These know no file and no console."""
 

@@ -79,7 +79,7 @@ METHODS: dict[str, Method] = {
 }
 """ncm: noisy counterfactual matching, weights orthogonal to the pairs' top directions. matchdg: a penalty on
 the pairs' logits. leace: a column erased from the features, then erm. The others, with their papers: see
-`ncm_cli.baselines.objectives` and `ncm_cli.baselines.comparators`."""
+`ncm_cli.baselines.objectives`."""
 
 UPWEIGHT = "+upweight"
 

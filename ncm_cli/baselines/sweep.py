@@ -374,7 +374,7 @@ class Runner:
 
         seen = observe
         if configs[0].method == "leace":
-            from ncm_cli.baselines.comparators import fit_eraser
+            from ncm_cli.baselines.objectives import fit_eraser
 
             eraser = fit_eraser(part.X, part.codes["erase"])
             part = dataclasses.replace(part, X=eraser.apply(part.X))
@@ -397,7 +397,7 @@ class Runner:
 
         It trains on no row of a pair, so that flips are measured on all folds' pairs at once.
         """
-        from ncm_cli.baselines.comparators import halves
+        from ncm_cli.baselines.objectives import halves
 
         val, codes = self._grouped()
         first, second = halves(codes, configs[0].seed)
@@ -416,7 +416,7 @@ class Runner:
 
     def _dfr(self, configs: Sequence[Config], half: NDArray[np.int64] | None = None) -> list[Fit]:
         """The probes that are tested, or those of one half of the validation rows, by which C is chosen."""
-        from ncm_cli.baselines.comparators import SUBSETS, fit_dfr
+        from ncm_cli.baselines.objectives import SUBSETS, fit_dfr
 
         val, codes = self._grouped()
         rows = np.arange(len(codes)) if half is None else half

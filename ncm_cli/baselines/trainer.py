@@ -533,7 +533,7 @@ def _check(configs: Sequence[Config], part: Part) -> None:
         raise InputError("the training rows hold one environment only", expected="at least two")
     for config in configs:
         if config.method == "dfr":
-            raise UsageError("dfr isn't trained by steps", fix="ncm_cli.baselines.comparators.fit_dfr")
+            raise UsageError("dfr isn't trained by steps", fix="ncm_cli.baselines.objectives.fit_dfr")
         if "envs" in METHODS[config.method].needs and "envs" not in part.codes:
             raise InputError(f"{config.method} needs environments", fix="name their column with --envs")
         if config.method == "matchdg" and not part.rank:

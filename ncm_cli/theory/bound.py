@@ -28,7 +28,7 @@ from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import read_probe, seen_rows
 from ncm_cli.store.results import write_result
-from ncm_cli.theory import intervals, theorem
+from ncm_cli.theory import theorem
 from ncm_cli.theory.options import BoundOptions, parse_grid
 
 Array = NDArray[np.float64]
@@ -212,11 +212,11 @@ class _Judged:
         self.train = None if options.train is None else self._training_rows(options.train)
         own = self._measure(probe.weight, probe.bias, probe.basis, dim)
         terms, risk, train_loss = own.terms, own.test_risk, own.losses[2]
-        found: dict[str, intervals.Interval] = {}
+        found: dict[str, theorem.Interval] = {}
         if options.bootstrap:
             if own.zero_one:
-                found |= intervals.share_intervals(*own.logits, self.answers)
-            found |= intervals.intervals(
+                found |= theorem.share_intervals(*own.logits, self.answers)
+            found |= theorem.intervals(
                 loss=self.loss,
                 terms=terms,
                 weight=probe.weight,
@@ -245,7 +245,7 @@ class _Judged:
                 "eigenvalues": self.moment.values.tolist(),
             },
             "intervals": {name: list(interval) for name, interval in found.items()},
-            "bootstrap": {"level": intervals.LEVEL, "replicates": options.bootstrap, "seed": options.seed},
+            "bootstrap": {"level": theorem.LEVEL, "replicates": options.bootstrap, "seed": options.seed},
             **self._paths(),
             "oracle": self._oracle(options.oracle_train, own) if options.oracle_train else None,
             "probe": {

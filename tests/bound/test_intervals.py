@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from ncm_cli.probes import metrics
-from ncm_cli.theory import intervals as bound_intervals
 from ncm_cli.theory import theorem as bound
-from ncm_cli.theory.intervals import Interval
+from ncm_cli.theory.theorem import Interval
 
 LOSS = bound.LOSSES["logistic"]
 DIM, SPURIOUS = 10, 3
@@ -77,8 +76,8 @@ class Sample:
     def intervals(self, *, replicates: int = 200, seed: int = 0) -> dict[str, Interval]:
         test, twin = self.logits()
         terms, moment = self.terms(), bound.second_moment(self.differences)
-        shares = bound_intervals.share_intervals(test, twin, self.codes)
-        return shares | bound_intervals.intervals(
+        shares = bound.share_intervals(test, twin, self.codes)
+        return shares | bound.intervals(
             loss=LOSS,
             terms=terms,
             weight=self.world.weight,
@@ -156,7 +155,7 @@ def test_intervals_narrow_with_more_pairs() -> None:
 
 def test_no_error_among_the_pairs_is_no_certainty() -> None:
     logits = np.full((20, 1), 3.0)
-    found = bound_intervals.share_intervals(logits, logits, np.ones(20, dtype=np.int64))
+    found = bound.share_intervals(logits, logits, np.ones(20, dtype=np.int64))
     assert found["flip_rate"] == found["test_error"] == metrics.wilson(0, 20)
     low, high = found["zero_one_bound"]
     assert low == 0 and 0.16 < high < 0.33

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from ncm_cli.baselines.choice import read_sweep
-from ncm_cli.baselines.comparators import fit_dfr, halves
+from ncm_cli.baselines.objectives import fit_dfr, halves
 from ncm_cli.baselines.options import SweepOptions
 from ncm_cli.baselines.sweep import Runner, sweep
 from ncm_cli.errors import InputError, UsageError
