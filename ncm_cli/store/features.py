@@ -6,7 +6,6 @@ import contextlib
 import functools
 import hashlib
 import itertools
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ from ncm_cli.store.digests import (
     fingerprint,
     require_few_columns,
 )
-from ncm_cli.store.files import Shown, jsonable, one_line
+from ncm_cli.store.files import Shown, jsonable
 from ncm_cli.store.hdf5 import CHUNK_BYTES, H5Reader, H5Writer, RowReader, reading, writing
 
 FORMAT = "ncm-features"
@@ -308,13 +307,8 @@ class FeatureStore(Shown, contextlib.AbstractContextManager["FeatureStore"]):
         )
         self.created = str(attrs.get("created", ""))
         self.ncm_version = str(attrs.get("ncm_version", ""))
-        try:
-            self.encoder: dict[str, Any] = dict(json.loads(attrs["encoder"]))
-        except (KeyError, ValueError, TypeError) as error:
-            raise damaged(self.path, f"no encoder description: {one_line(error)}") from error
+        self.encoder = self._h5.encoder
         self.fingerprint = fingerprint(self.encoder)
-        if attrs.get("encoder_fingerprint", self.fingerprint) != self.fingerprint:
-            raise damaged(self.path, "a fingerprint of another encoder")
         usual = max(1, CHUNK_BYTES // (self.dim * features.dtype.itemsize))
         self._block_rows = int(attrs.get("block_rows", 0)) or usual
         if not 0 < self._block_rows <= max(self.rows, CHUNK_BYTES):
@@ -531,26 +525,11 @@ class _LazyColumns(Mapping[str, AnyColumn]):
     """The columns of a store, each read when it is first asked for."""
 
     def __init__(self, h5: H5Reader, rows: int) -> None:
-        self._h5, self._rows = h5, rows
-        self._folders = {unquote(folder): folder for folder in h5.members("columns")}
-        self._loaded: dict[str, AnyColumn] = {}
+        self._folders = {unquote(folder): f"columns/{folder}" for folder in h5.members("columns")}
+        self._read = functools.cache(functools.partial(_read_column, h5, rows))
 
     def __getitem__(self, name: str) -> AnyColumn:
-        if name in self._loaded:
-            return self._loaded[name]
-        h5, whole, folder = self._h5, (self._rows,), f"columns/{self._folders[name]}"
-        column: AnyColumn
-        if f"{folder}/values" in h5:
-            column = NumericColumn(name, h5.array(f"{folder}/values", np.float64, shape=whole, kinds="fiu"))
-        else:
-            codes = h5.array(f"{folder}/codes", np.int32, shape=whole, kinds="iu")
-            column = Column(name, codes, tuple(h5.texts(f"{folder}/categories")))
-        try:
-            check_columns([column], self._rows)
-        except InputError as error:
-            raise damaged(h5.path, error.what) from error
-        self._loaded[name] = column
-        return column
+        return self._read(name, self._folders[name])
 
     def __contains__(self, name: object) -> bool:
         return name in self._folders
@@ -560,3 +539,17 @@ class _LazyColumns(Mapping[str, AnyColumn]):
 
     def __len__(self) -> int:
         return len(self._folders)
+
+
+def _read_column(h5: H5Reader, rows: int, name: str, folder: str) -> AnyColumn:
+    column: AnyColumn
+    if f"{folder}/values" in h5:
+        column = NumericColumn(name, h5.array(f"{folder}/values", np.float64, shape=(rows,), kinds="fiu"))
+    else:
+        codes = h5.array(f"{folder}/codes", np.int32, shape=(rows,), kinds="iu")
+        column = Column(name, codes, tuple(h5.texts(f"{folder}/categories")))
+    try:
+        check_columns([column], rows)
+    except InputError as error:
+        raise damaged(h5.path, error.what) from error
+    return column

@@ -9,6 +9,7 @@ another program may lack the digests; links elsewhere, odd types and huge claims
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
@@ -33,6 +34,7 @@ from ncm_cli.store.digests import (
     array_digest,
     damaged,
     encode_text,
+    fingerprint,
     header_digest,
     require_version,
     text_digest,
@@ -217,6 +219,17 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
         if missing := [name for name in digests if name not in self]:
             raise damaged(self.path, f"no array {missing[0]!r}")
         return digests
+
+    @functools.cached_property
+    def encoder(self) -> dict[str, Any]:
+        """The description of the encoder of the features in the file."""
+        try:
+            found = dict(json.loads(self.attrs["encoder"]))
+        except (KeyError, ValueError, TypeError) as error:
+            raise damaged(self.path, f"no encoder description: {one_line(error)}") from error
+        if self.attrs.get("encoder_fingerprint", own := fingerprint(found)) != own:
+            raise damaged(self.path, "a fingerprint of another encoder")
+        return found
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
@@ -447,8 +460,8 @@ class H5Writer:
         group, _, leaf = name.rpartition("/")
         facts: dict[str, Any] = {}
         if 0 not in shape:
-            chunks = _chunks(shape, np.dtype(dtype).itemsize, chunk_rows)
-            facts = {"chunks": chunks, "fletcher32": True}
+            rows = chunk_rows or max(1, CHUNK_BYTES // (np.dtype(dtype).itemsize * math.prod(shape[1:])))
+            facts = {"chunks": (min(shape[0], rows), *shape[1:]), "fletcher32": True}
         with self._careful():
             parent = self._file
             if group:
@@ -489,7 +502,7 @@ class H5Writer:
         attrs = {name: value for name, value in self.attrs.items() if value is not None}
         attrs["digests_sha256"] = hashlib.sha256(raw).hexdigest()
         attrs["header_sha256"] = header_digest(attrs)
-        self.put(self.create("digests", (len(raw),), np.uint8), 0, np.frombuffer(raw, dtype=np.uint8))
+        self.array("digests", np.frombuffer(raw, dtype=np.uint8))
         with self._careful():
             for name, value in attrs.items():
                 self._attribute(name, value)
@@ -516,10 +529,3 @@ class H5Writer:
         with _interrupts_later():
             self._file.close()
             self._sink.close()
-
-
-def _chunks(shape: tuple[int, ...], itemsize: int, rows: int | None) -> tuple[int, ...]:
-    row_bytes = itemsize * int(np.prod(shape[1:], dtype=np.int64))
-    if row_bytes > MAX_CHUNK_BYTES:
-        return (1, *(min(size, CHUNK_BYTES // itemsize) for size in shape[1:]))
-    return (min(shape[0], rows or max(1, CHUNK_BYTES // row_bytes)), *shape[1:])

@@ -20,6 +20,7 @@ import contextlib
 import hashlib
 import io
 import json
+import mmap
 import os
 import shutil
 import struct
@@ -44,7 +45,6 @@ SYNC_SECONDS = 2.0
 
 _MAGIC = b"NCMROW1\n"
 _HEAD = struct.Struct("<8sII16s")
-_SEARCH_BYTES = 1 << 20
 
 Record = tuple[list[Any], bytes]
 """The facts and the content of a row."""
@@ -115,7 +115,13 @@ def prepare(output: Path | str, key: Mapping[str, Any], *, replace: bool = False
     with full_disk_is_an_input_error(folder):
         if facts.exists():
             try:
-                _require_same_key(folder, ours)
+                if fields := differing_fields(_read_facts(folder)["key"], ours):
+                    raise MismatchError(
+                        "an interrupted run with other settings wrote here",
+                        where=folder,
+                        found=listing((f"{name}: {a!r} then, {b!r} now" for name, a, b in fields), limit=6),
+                        fix=f"use its settings to go on with it, or delete {folder} to start anew",
+                    )
             except (InputError, MismatchError) as error:
                 had_rows = any(log.stat().st_size for log in _logs(folder))
                 if had_rows and not replace:
@@ -306,17 +312,6 @@ def _read_facts(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _require_same_key(folder: Path, ours: Mapping[str, Any]) -> None:
-    fields = differing_fields(_read_facts(folder)["key"], ours)
-    if fields:
-        raise MismatchError(
-            "an interrupted run with other settings wrote here",
-            where=folder,
-            found=listing((f"{name}: {a!r} then, {b!r} now" for name, a, b in fields), limit=6),
-            fix=f"use its settings to go on with it, or delete {folder} to start anew",
-        )
-
-
 def _width(found: Record) -> int | None:
     """The width of an image's features; None for a chunk, which has no facts but its id."""
     return len(found[1]) // 4 if len(found[0]) > 1 else None
@@ -332,7 +327,7 @@ def _digest(facts: bytes, content: bytes) -> bytes:
     return hashlib.blake2b(lengths + facts + content, digest_size=16).digest()
 
 
-def _read_record(log: BinaryIO, offset: int, size: int) -> tuple[Record | None, int]:
+def _read_record(log: BinaryIO | mmap.mmap, offset: int, size: int) -> tuple[Record | None, int]:
     """The row at ``offset`` of a log of ``size`` bytes, None where its bytes have changed; and its end.
 
     A row that was cut short ends beyond ``size``.
@@ -355,28 +350,16 @@ def _scan(path: Path) -> Iterator[tuple[int, int, Record | None]]:
 
     What a killed writer left half-written at the end is passed over.
     """
-    if not path.is_file():
+    size = path.stat().st_size
+    if not size:  # nothing to map
         return
-    with path.open("rb", buffering=_SEARCH_BYTES) as log:
-        offset, size = 0, os.fstat(log.fileno()).st_size
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as log:
+        offset = 0
         while offset < size:
             found, end = _read_record(log, offset, size)
             if found is None:
-                cut_short, end = end > size, _next_magic(log, offset + 1)
+                cut_short, following = end > size, log.find(_MAGIC, offset + 1)
+                end = size if following < 0 else following
             if found is not None or end < size or not cut_short:
                 yield offset, end, found
             offset = end
-
-
-def _next_magic(log: BinaryIO, offset: int) -> int:
-    """Where the next row may begin, at or after ``offset``; the end of the file if nowhere."""
-    log.seek(offset)
-    kept = b""
-    while block := log.read(_SEARCH_BYTES):
-        window = kept + block
-        at = window.find(_MAGIC)
-        if at >= 0:
-            return offset - len(kept) + at
-        offset += len(block)
-        kept = window[-(len(_MAGIC) - 1) :]
-    return offset

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from ncm_cli.store.digests import (
     text_digest,
 )
 from ncm_cli.store.files import Shown, jsonable, now
-from ncm_cli.store.hdf5 import H5Reader, reading, writing
+from ncm_cli.store.hdf5 import H5Reader, writing
 
 FORMAT = "ncm-pairs"
 VERSION = 2
@@ -124,13 +123,11 @@ def read_pairs(path: Path | str) -> PairStore:
         held: dict[str, Any] = {name: h5.array(name, _ARRAYS[name], shape=shapes[name]) for name in _ARRAYS}
         held |= {name: h5.texts(name, rows=k) for name in _TEXTS}
         held |= {name: str(h5.attrs.get(name, "")) for name in ("strategy", "created", "ncm_version")}
-        with reading(h5.path):
-            encoder = dict(json.loads(h5.attrs["encoder"]))
         store = PairStore(
             **held,
             options=dict(h5.json("options")),
-            encoder=encoder,
-            fingerprint=str(h5.attrs.get("encoder_fingerprint", "")),
+            encoder=h5.encoder,
+            fingerprint=fingerprint(h5.encoder),
             sources=list(h5.json("sources")),
             diagnostics=dict(h5.json("diagnostics")),
         )

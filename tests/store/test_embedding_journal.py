@@ -208,14 +208,15 @@ def test_a_key_that_was_edited_is_refused_with_the_way_on(tmp_path: Path) -> Non
     assert f"delete the folder {facts.parent}" in str(error.value.fix)
 
 
-def test_a_journal_of_an_earlier_version_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_journal_without_a_digest_is_refused_with_the_way_on(tmp_path: Path) -> None:
     output = tmp_path / "f.h5"
     facts = filled(output) / "journal.json"
     body = json.loads(facts.read_text())
     del body["content_sha256"]
     facts.write_text(json.dumps({**body, "ncm_format_version": 1}))
-    with Journal.open(output, KEY) as journal:
-        assert journal.rows == 30
+    with pytest.raises(InputError, match="a journal that was changed") as error:
+        Journal.open(output, KEY)
+    assert f"delete the folder {facts.parent}" in str(error.value.fix)
 
 
 def test_discard_removes_everything(tmp_path: Path) -> None:
