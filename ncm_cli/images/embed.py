@@ -37,7 +37,7 @@ from ncm_cli.images.options import (
     parse_shard,
 )
 from ncm_cli.images.paths import as_written, is_remote
-from ncm_cli.images.rows import DONE, OLD, OTHER, RowPlan, Tally, gathered, make_features, unstorable
+from ncm_cli.images.rows import DONE, OLD, OTHER, RowPlan, Tally, faults, gathered, make_features
 from ncm_cli.options import as_json, check, parse_batch_size, parse_workers, refuse_replacing
 from ncm_cli.progress import SILENT, Reporter, Task
 from ncm_cli.store.columns import FailedRow, Files
@@ -56,8 +56,6 @@ from ncm_cli.store.journal import (
 
 if TYPE_CHECKING:
     from ncm_cli.images.arrays import ArraySource
-
-_FAULTS = ("aren't finite", "are zero and can't be scaled to unit length", "are too large for float16")
 
 WAIT_SECONDS = 60.0
 """How long a shard that begins waits for others that do, and for one that joins."""
@@ -301,17 +299,13 @@ class _ImageRun:
     def run(self) -> dict[str, Any]:
         """Bring the store up to date; what the report says of it."""
         # An unfinished run of other settings is refused before a model is loaded.
-        journal = self._journal() if journal_folder(self.options.output).exists() else None
+        journal = self._journal()
         plan = self._plan()
         pending = plan.pending()
-        tally = Tally()
-        if pending:
-            journal = journal or self._journal()
-            tally = self._make(plan, journal)
+        tally = self._make(plan, journal) if pending else Tally()
         written = self._write(plan, journal, tally)
         tally.say(self.reporter)
-        if journal is not None:
-            journal.discard()
+        journal.discard()
         kept = set(self.manifest.ids)
         return {
             "new": len(pending) - len(tally.failed),
@@ -416,7 +410,7 @@ class _ImageRun:
         tally.failed |= known
         return tally
 
-    def _write(self, plan: RowPlan, journal: Journal | None, tally: Tally) -> bool:
+    def _write(self, plan: RowPlan, journal: Journal, tally: Tally) -> bool:
         """Write the store; False where it would hold what it already holds."""
         ids = self.manifest.ids
         rows = [row for row, id in enumerate(ids) if id not in tally.failed]
@@ -537,10 +531,9 @@ def _usable_blocks(
     for block in source.blocks():
         if options.normalize:
             block = unit_rows(block)
-        checks = zip(_FAULTS, unstorable(block, np.dtype(options.dtype), options.normalize), strict=True)
-        for reason, rows in checks:
-            if rows.any():
-                bad.setdefault(reason, []).extend(manifest.ids[start + row] for row in np.flatnonzero(rows))
+        for row, fault in enumerate(faults(block, np.dtype(options.dtype), options.normalize)):
+            if fault:
+                bad.setdefault(fault, []).append(manifest.ids[start + row])
         start += len(block)
         if not bad:
             yield block
@@ -549,7 +542,7 @@ def _usable_blocks(
         reason, ids = next(iter(bad.items()))
         more = sum(map(len, bad.values())) - len(ids)
         raise InputError(
-            f"{len(ids)} {'row' if len(ids) == 1 else 'rows'} of the array {reason}",
+            f"{len(ids)} {'row of the array is' if len(ids) == 1 else 'rows of the array are'} {reason}",
             where=source.path,
             found=f"ids {listing(ids)}" + (f"; {more} more rows are bad for other reasons" if more else ""),
             fix="mend these rows, or leave them out of both the array and the manifest",

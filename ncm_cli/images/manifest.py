@@ -17,7 +17,7 @@ import numpy as np
 
 from ncm_cli.errors import InputError, UsageError, listing
 from ncm_cli.images.options import EmbedOptions, parse_layout
-from ncm_cli.images.paths import as_written, file_system, is_remote, list_remote, native
+from ncm_cli.images.paths import as_written, file_system, is_remote, list_remote, look_up, native
 from ncm_cli.store.columns import Column, Files, NumericColumn
 from ncm_cli.store.digests import MAX_TEXT_BYTES, require_few_columns
 from ncm_cli.store.tables import Table, has_decimal_comma, read_table
@@ -487,12 +487,9 @@ def _files_of_folder(folder: Path, images: Sequence[str]) -> Files:
     """
     base = absolute_text(folder)
     paths = tuple(f"{base}/{image}" for image in images)
-    size, mtime_ns = np.full((2, len(paths)), -1, np.int64)
-    for i, path in enumerate(paths):
-        if printable(path) == path:
-            with contextlib.suppress(OSError):
-                status = os.stat(native(path))
-                size[i], mtime_ns[i] = status.st_size, status.st_mtime_ns
+    untold = is_remote(base)
+    facts = [(-1, 0) if untold or printable(path) != path else look_up(path) for path in paths]
+    size, mtime_ns = np.array(facts, np.int64).T
     return Files(paths, size, mtime_ns, ("",) * len(paths))
 
 

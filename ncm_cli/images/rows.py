@@ -252,14 +252,14 @@ def make_features(
     with reporter.task("embedding", sum(map(len, left)), "images") as task:
         for rows, (images, features) in zip(left, made, strict=True):
             usable = [(row, image) for row, image in zip(rows, images, strict=True) if image.item is not None]
-            reasons = _refusals(features, np.dtype(dtype), unit)
+            reasons = faults(features, np.dtype(dtype), unit)
             kept = [at for at, reason in enumerate(reasons) if not reason]
             journal.append([usable[at][1].file for at in kept], features[kept])
             for row, image in (usable[at] for at in kept):
                 plan.files[row], plan.source[row] = image.file, DONE
             for (_, image), reason in zip(usable, reasons, strict=True):
                 if reason:
-                    tally.fail(image, reason)
+                    tally.fail(image, f"the encoder's output is {reason}")
             for image in images:
                 if image.item is None:
                     tally.fail(image, image.reason)
@@ -269,35 +269,24 @@ def make_features(
     return tally
 
 
-def _refusals(features: np.ndarray, dtype: np.dtype, unit: bool) -> list[str]:
-    """Why each row can't be stored; blank for one that can."""
-    reasons = [""] * len(features)
-    infinite, zero, large = (np.flatnonzero(mask) for mask in unstorable(features, dtype, unit))
-    for at in infinite:
-        reasons[at] = "the encoder's output isn't finite"
-    for at in zero:
-        reasons[at] = "the encoder's output is zero and can't be scaled to unit length"
-    for at in large:
-        reasons[at] = f"{np.abs(features[at]).max():.3g} is too large for {dtype} (--dtype float32)"
-    return reasons
-
-
-def unstorable(features: np.ndarray, dtype: np.dtype, unit: bool) -> list[np.ndarray]:
-    """Masks of the rows of (n, d) that can't be stored as ``dtype``: infinite, zero, too large.
+def faults(features: np.ndarray, dtype: np.dtype, unit: bool) -> list[str]:
+    """Why each row of (n, d) can't be stored as ``dtype``; blank for one that can.
 
     Zero rows are refused where all are to have length 1 (``unit``).
     """
     finite = np.isfinite(features).all(axis=1)
     with np.errstate(over="ignore", invalid="ignore"):
         fits = np.isfinite(features.astype(dtype)).all(axis=1)
-    return [~finite, unit & ~features.any(axis=1), finite & ~fits]
+    found = np.where(fits, "", f"too large for {dtype} (--dtype float32)")
+    found = np.where(unit & ~features.any(axis=1), "zero and can't be scaled to unit length", found)
+    return np.where(finite, found, "not finite").tolist()
 
 
 def gathered(
     plan: RowPlan,
     rows: Sequence[int],
     stores: dict[int, FeatureStore | None],
-    journal: Journal | None,
+    journal: Journal,
     dim: int,
     task: Task,
 ) -> Iterator[np.ndarray]:
@@ -311,7 +300,6 @@ def gathered(
             if store := stores.get(kind):
                 block[mine] = store.read(plan.position[part[mine]])
             else:
-                assert journal is not None
                 block[mine] = journal.take([plan.files[row].id for row in part[mine]])
         yield block
         task.advance(len(part))

@@ -143,7 +143,7 @@ def test_c50_zero_rows_are_named_when_normalising(tmp_path: Path, matrix: np.nda
 @pytest.mark.parametrize("kind", ["npy", "npz", "pt", "parquet"])
 def test_c62_nan_and_infinity_are_refused_by_id(tmp_path: Path, matrix: np.ndarray, kind: str) -> None:
     matrix[5, 1], matrix[30, 6] = np.nan, -np.inf
-    with pytest.raises(InputError, match="2 rows of the array aren't finite") as caught:
+    with pytest.raises(InputError, match="2 rows of the array are not finite") as caught:
         make(tmp_path, saved(tmp_path, matrix, kind))
     assert "é 05, é 30" in str(caught.value)
     assert not (tmp_path / "f.h5").exists()
@@ -152,7 +152,7 @@ def test_c62_nan_and_infinity_are_refused_by_id(tmp_path: Path, matrix: np.ndarr
 def test_float64_that_does_not_fit_float32_is_refused(tmp_path: Path) -> None:
     array = np.ones((40, 3))
     array[2, 0] = 1e300
-    with pytest.raises(InputError, match="aren't finite") as caught:
+    with pytest.raises(InputError, match="is not finite") as caught:
         make(tmp_path, saved(tmp_path, array, "npy"))
     assert "é 02" in str(caught.value)
 
