@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from ncm_cli.baselines.options import UPWEIGHT
 from ncm_cli.console import Ui
 from ncm_cli.recipes.load import Recipe, load
 from ncm_cli.recipes.options import RunOptions
@@ -59,7 +60,9 @@ def _show(report: RunReport, ui: Ui) -> None:
 
 def _show_rows(recipe: Recipe, rows: list[Summary], ui: Ui) -> None:
     """The closing table; columns that no row fills are left out."""
-    cells = list(dict.fromkeys(name for row in rows for name in row.cell))
+    named = [(_label(row).removesuffix(UPWEIGHT), row) for row in rows]
+    # A variable that says no more than the method's name is left out.
+    cells = list(dict.fromkeys(cell for name, row in named for cell in row.cell if row.cell[cell] != name))
     headings = list(recipe.columns)
     columns: dict[str, list[object]] = {"method": [_label(row) for row in rows]}
     columns.update({name: [row.cell.get(name) for row in rows] for name in cells})
