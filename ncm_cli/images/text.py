@@ -120,26 +120,29 @@ def load_text_tower(store: FeatureStore, options: TextOptions, reporter: Reporte
     )
 
 
-def read_classes(options: TextOptions, store: FeatureStore, target: str | None = None) -> dict[str, str]:
-    """The classes in order, and the words for each: as asked, or those of a column of the store."""
+def read_classes(
+    options: TextOptions, store: FeatureStore, target: str | None = None, known: Sequence[str] = ()
+) -> dict[str, str]:
+    """The classes in order, and the words for each: as asked, else those ``known``, else a column's."""
     if options.classes is not None:
         return parse_classes(options.classes)
     if options.class_map is None:
         every = np.ones(store.rows, dtype=bool)
-        return {name: words_for(name) for name in classes_among(store, target or label_name(store), every)}
+        known = known or classes_among(store, target or label_name(store), every)
+        return {name: words_for(name) for name in known}
     table = read_table(options.class_map, what="class map")
     names = table.column("class")
+    first: dict[str, int] = {}
+    for at, name in enumerate(names):
+        if not name or first.setdefault(name, at) != at:
+            what = f"a class that is {'listed twice' if name else 'blank'}"
+            raise InputError(what, where=options.class_map, found=f"{table.row_name(at)}: {name!r}")
     words = table.column("text") if "text" in table.columns else [""] * len(names)
-    found = dict(zip(names, words, strict=True))
-    if len(found) < len(names) or not all(found):
-        wrong = next(at for at, name in enumerate(names) if not name or name in names[:at])
-        what = f"a class that is {'listed twice' if names[wrong] else 'blank'}"
-        raise InputError(what, where=options.class_map, found=f"{table.row_name(wrong)}: {names[wrong]!r}")
-    return {name: text or words_for(name) for name, text in found.items()}
+    return {name: text or words_for(name) for name, text in zip(names, words, strict=True)}
 
 
 def read_prompts(prompts: Sequence[str]) -> list[str]:
-    """The texts of ``--prompts``: each is one, or a file with one a line, or ``openai``."""
+    """The texts of ``--prompts``, each once: each is one, or a file with one a line, or ``openai``."""
     found: list[str] = []
     for prompt in prompts:
         if prompt == OPENAI:
@@ -154,7 +157,9 @@ def read_prompts(prompts: Sequence[str]) -> list[str]:
             except UnicodeDecodeError as error:
                 raise InputError("prompts that aren't UTF-8 text", where=prompt, found=error) from error
             found += [parse_prompt(line.strip()) for line in lines if line.strip()]
-    return found
+    if not found:
+        raise InputError("no prompts", where=f"--prompts {listing(prompts)}")
+    return list(dict.fromkeys(found))
 
 
 def filled(template: str, words: str) -> str:

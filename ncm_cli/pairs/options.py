@@ -127,13 +127,13 @@ class PairsOptions(TextOptions):
         yield from super().refusals()
         ways = [self.source is not None, self.match is not None, bool(self.prompts)]
         if sum(ways) != 1:
-            several = (
-                "PROMPT needs --prompts before each: --prompts A --prompts B; " if all(ways[::2]) else ""
-            )
+            fix = f"ncm pairs PAIRS.csv -f F.h5 -o P.h5, or --match {'|'.join(MATCHES)}"
+            if self.source is not None and self.prompts:
+                fix = f"--prompts before each prompt: --prompts {self.prompts[0]!r} --prompts '{self.source}'"
             yield UsageError(
                 "pairs come either from a table, from --match or from --prompts",
-                found="none of them" if not any(ways) else "several of them",
-                fix=f"{several}ncm pairs PAIRS.csv -f F.h5 -o P.h5, or --match {'|'.join(MATCHES)}",
+                found="several of them" if any(ways) else "none of them",
+                fix=fix,
             )
         if not self.prompts and (idle := given_flags(self, {"classes", "class_map"})):
             yield UsageError(f"{idle[0]} needs --prompts", fix="--prompts 'a photo of a {class} on land' ...")

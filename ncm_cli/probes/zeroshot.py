@@ -8,13 +8,13 @@ its logit is the model's own scale times the cosine of picture and weights.
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError, MismatchError, listing
-from ncm_cli.images.options import words_for
 from ncm_cli.images.text import TextTower, filled, load_text_tower, read_classes, read_prompts
 from ncm_cli.options import as_json, check, parse_ranks
 from ncm_cli.probes.apply import Scaling, require_same_encoder
@@ -49,78 +49,79 @@ def zeroshot(options: ZeroshotOptions, *, reporter: Reporter = SILENT) -> dict[s
         An encoder, pairs or a probe to mix with that aren't of the store's encoder or classes.
     """
     check(options)
-    other = None if options.probe is None else read_probe(options.probe)
-    share = options.mix or 0.0
     with FeatureStore(options.features) as store:
+        other = None if options.probe is None else _mixable(options.probe, store)
         target = options.target or (other.target if other else store.label_column or "label")
-        if other is None or options.classes or options.class_map:
-            words = read_classes(options, store, target)
-        else:
-            words = {name: words_for(name) for name in other.classes}
+        words = read_classes(options, store, target, other.classes if other else ())
         answers = _answers(store, target, tuple(words), named=options.target is not None)
-        if other is not None:
-            _require_mixable(options, other, store, tuple(words))
-        prompts = _templates(options)
+        prompts = read_prompts(options.prompts)
+        if without := [repr(prompt) for prompt in prompts if "{" not in prompt]:
+            raise InputError(
+                "a prompt without a place for the class",
+                where="--prompts",
+                found=listing(without),
+                expected="text such as 'a photo of a {}', a file with one a line, or openai",
+            )
         tower = load_text_tower(store, options, reporter)
         weight, bias = from_prompts(tower, prompts, list(words.values()))
         if other is not None:
-            own, own_bias, _ = folded(other)
-            weight = (1 - share) * weight + share * own
-            bias = (1 - share) * bias + share * own_bias
+            weight, bias = _mixed(options, weight, other, tuple(words))
         # Cosines need rows of unit length. A stored row is one, or is made one when the probe is applied.
         scaling = Scaling("none" if store.encoder.get("normalize") else "norm")
-        fit = Fit(0, 0.0, weight, bias, True, 0, 0.0)
-        removed = _remove(options, store, fit, scaling, answers, reporter)
-        fit = without(fit, removed.basis, removed.basis.shape[1])
-        encoder, seen = without_view(store.encoder), {} if other is None else other.meta
-        selection = removed.selection
-        if other is not None:  # the probe was chosen by rows, if this mixture wasn't
-            before = seen.get("selection") or {}
-            selection |= {"oracle": bool(before.get("oracle"))}
-            selection |= {"path": []} if removed.pairs is None else {}
-        facts = {"logit_scale": tower.logit_scale, "logit_bias": tower.logit_bias, "mix": share}
-        data: dict[str, Any] = seen.get("data") or {}
-        meta = {
+        encoder, before = without_view(store.encoder), {} if other is None else other.meta
+        facts = {"logit_scale": tower.logit_scale, "logit_bias": tower.logit_bias, "mix": options.mix or 0.0}
+        # A mixture without pairs has no path of its own: what its probe was chosen by was seen.
+        selection = {"rule": ONLY, "chosen": 0, "path": [] if other else [_only(0)], "verdict": None}
+        selection["oracle"] = bool((before.get("selection") or {}).get("oracle"))
+        meta: dict[str, Any] = {
             "encoder": encoder,
             "fingerprint": fingerprint(encoder),
             "scaling": {"kind": scaling.kind, "factor": scaling.factor},
-            "method": "zeroshot" if other is None else "mix",
+            "method": "mix" if other else "zeroshot",
             "hyper_parameters": facts,
             "prompts": prompts,
             "words": words,
-            "mixed_with": None if other is None else {"path": str(options.probe), "sha256": other.sha256},
+            "mixed_with": {"path": str(options.probe), "sha256": other.sha256} if other else None,
             "selection": selection,
-            "flags": list(seen.get("flags") or ()),
+            "flags": before.get("flags") or [],
             "options": as_json(options),
-            "rank": fit.rank,
-            "converged": seen.get("converged", True),
-            "rows": {**(seen.get("rows") or {}), **removed.rows},
-            "data": {
-                "features": {"path": str(options.features), "content_sha256": store.content_sha256},
-                "pairs": removed.pairs,
-                **{role: removed.where.get(role) or data.get(role) for role in ("train", "val", "test")},
-            },
+            "rank": 0,
+            "converged": before.get("converged", True),
+            "rows": dict(before.get("rows") or {}),
+            "data": {role: (before.get("data") or {}).get(role) for role in ("train", "val", "test")}
+            | {"features": {"path": str(options.features), "content_sha256": store.content_sha256}},
         }
+        basis, singular_values = np.zeros((store.dim, 0)), np.zeros(0)
+        if options.pairs is not None:
+            fit = Fit(0, 0.0, weight, bias, True, 0, 0.0)
+            found = _remove(options, store, fit, scaling, answers, meta, reporter)
+            basis, singular_values = found.basis[:, : meta["rank"]], found.singular_values[: found.rank]
+            weight = project(weight, basis)
     probe = Probe(
-        weight=fit.weight,
-        bias=fit.bias,
-        basis=removed.basis,
-        singular_values=removed.singular_values,
+        weight=weight,
+        bias=bias,
+        basis=basis,
+        singular_values=singular_values,
         classes=tuple(words),
         task="classification",
         target=target,
         meta=meta,
     )
     write_probe(options.output, probe)
-    shown = ("method", "prompts", "words", "rank", "mixed_with")
+    shown = {name: meta[name] for name in ("method", "prompts", "words", "rank", "mixed_with")}
+    chosen = {name: selection[name] for name in ("rule", "path", "chosen", "verdict")}
     return {
         "output": str(options.output),
         "target": target,
         "classes": list(words),
-        **{name: meta[name] for name in shown},
+        **shown,
         **facts,
-        **{name: selection[name] for name in ("rule", "path", "chosen", "verdict")},
+        **chosen,
     }
+
+
+def _only(rank: int) -> dict[str, Any]:
+    return {"rank": rank, "weight_decay": 0.0, "converged": True}
 
 
 def _answers(store: FeatureStore, target: str, classes: tuple[str, ...], *, named: bool) -> Target | None:
@@ -144,43 +145,6 @@ def _answers(store: FeatureStore, target: str, classes: tuple[str, ...], *, name
     return found
 
 
-def _templates(options: ZeroshotOptions) -> list[str]:
-    found = list(dict.fromkeys(read_prompts(options.prompts)))
-    for prompt in found:
-        if "{" not in prompt:
-            raise InputError(
-                "a prompt without a place for the class",
-                where="--prompts",
-                found=repr(prompt),
-                expected="text such as 'a photo of a {}', a file with one a line, or openai",
-            )
-    if not found:
-        raise InputError("no prompts", where=f"--prompts {listing(options.prompts)}")
-    return found
-
-
-def _require_mixable(
-    options: ZeroshotOptions, other: Probe, store: FeatureStore, classes: tuple[str, ...]
-) -> None:
-    """Refuse a probe whose weights can't be averaged with those of prompts."""
-    require_same_encoder(options.probe, other.encoder, store.path, store.encoder, ignore_view=True)
-    if other.classes != classes:
-        raise MismatchError(
-            "a probe of other classes, or of another order of them, can't be mixed with",
-            where=options.probe,
-            found=listing(other.classes) if other.classes else "a regression",
-            expected=listing(classes),
-        )
-    if not store.encoder.get("normalize") and not folded(other)[2]:
-        raise MismatchError(
-            "a probe of rows as they are can't be mixed with zero-shot, which takes rows of unit length",
-            where=options.probe,
-            found=f"--scaling {(other.meta.get('scaling') or {}).get('kind', 'none')}, features as encoded",
-            expected="a probe of rows of one length",
-            fix="ncm fit --scaling norm; or ncm embed --normalize, and fit again",
-        )
-
-
 def from_prompts(tower: TextTower, prompts: list[str], words: list[str]) -> tuple[Array, Array]:
     """Weights (C, d) and biases (C,), both float64, of a probe on rows of unit length; C = 1 for two classes.
 
@@ -197,18 +161,34 @@ def _unit(rows: Array) -> Array:
     return np.asarray(rows / np.linalg.norm(rows, axis=-1, keepdims=True))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Removed:
-    """The directions of ``--pairs`` that are removed, and how many those are was chosen."""
+def _mixable(path: Path, store: FeatureStore) -> Probe:
+    """A probe whose weights are of rows of unit length, as those of prompts are."""
+    probe = read_probe(path)
+    require_same_encoder(path, probe.encoder, store.path, store.encoder, ignore_view=True)
+    if not store.encoder.get("normalize") and not folded(probe)[2]:
+        raise MismatchError(
+            "a probe of rows as they are can't be mixed with zero-shot, which takes rows of unit length",
+            where=path,
+            found=f"--scaling {(probe.meta.get('scaling') or {}).get('kind', 'none')}, features as encoded",
+            expected="a probe of rows of one length",
+            fix="ncm fit --scaling norm; or ncm embed --normalize, and fit again",
+        )
+    return probe
 
-    basis: Array
-    singular_values: Array
-    selection: dict[str, Any]
-    pairs: dict[str, Any] | None = None
-    """What the probe records of the pairs."""
-    where: dict[str, str | None] = dataclasses.field(default_factory=dict)
-    rows: dict[str, str] = dataclasses.field(default_factory=dict)
-    """``val``: the ids of the rows that ranks were judged by, as `record_ids` has them."""
+
+def _mixed(
+    options: ZeroshotOptions, weight: Array, other: Probe, classes: tuple[str, ...]
+) -> tuple[Array, Array]:
+    """Weights and biases between those of prompts, whose biases are 0, and another probe's."""
+    if other.classes != classes:
+        raise MismatchError(
+            "a probe of other classes, or of another order of them, can't be mixed with",
+            where=options.probe,
+            found=listing(other.classes) if other.classes else "a regression",
+            expected=listing(classes),
+        )
+    share, (own, bias, _) = options.mix or 0.0, folded(other)
+    return (1 - share) * weight + share * own, share * bias
 
 
 def _remove(
@@ -217,41 +197,34 @@ def _remove(
     fit: Fit,
     scaling: Scaling,
     answers: Target | None,
+    meta: dict[str, Any],
     reporter: Reporter,
-) -> _Removed:
-    """What to remove from the weights of a ``fit`` of rank 0."""
-    selection = {"rule": ONLY, "oracle": False, "note": "", "folds": 0, "chosen": 0, "verdict": None}
-    selection |= {"controls": [], "crossings": []}
-    if options.pairs is None:
-        only = {"rank": 0, "weight_decay": 0.0, "converged": True}
-        none = np.zeros((fit.weight.shape[1], 0))
-        return _Removed(basis=none, singular_values=np.zeros(0), selection=selection | {"path": [only]})
+) -> Spectrum:
+    """The directions of ``--pairs``; how many of them ``fit`` is to lose, and why, goes to ``meta``."""
+    assert options.pairs is not None
     where: dict[Role, str | None] = {"train": None, "val": options.val or split_filter(store, "val")}
     where["test"] = split_filter(store, "test")
     rows = {role: np.zeros(store.rows, bool) if w is None else store.mask(w) for role, w in where.items()}
     pairs = pairs_beside(options.pairs, store, Roles(where=where, rows=rows), "exclude", reporter)
-    at = np.flatnonzero(rows["val"] & answers.known) if answers is not None else np.zeros(0, int)
-    val = Rows(X=scaling.apply(store.rows_of(at)), y=answers.y[at]) if answers and len(at) else None
+    val = None
+    if answers is not None and len(at := np.flatnonzero(rows["val"] & answers.known)):
+        val = Rows(X=scaling.apply(store.rows_of(at)), y=answers.y[at])
+        meta["rows"]["val"], meta["data"]["val"] = record_ids(store.ids[at]), where["val"]
     whole = pairs.spectrum(pairs.usable, scaling)
-    chosen, rank = _choose(options, fit, pairs, whole, scaling, val, answers, reporter)
-    record = {
+    classes = () if answers is None else answers.classes
+    chosen = _choose(options, fit, pairs, whole, scaling, val, classes, reporter)
+    meta["selection"] |= chosen
+    meta["rank"] = chosen["path"][chosen["chosen"]]["rank"]
+    meta["data"]["test"] = where["test"]
+    meta["data"]["pairs"] = {
         "path": str(options.pairs),
         "content_sha256": pairs.store.content_sha256,
         "used": int(pairs.usable.sum()),
         "held_out": int(pairs.held_out.sum()),
-        "left_out": int((~pairs.usable).sum()),
         "strategy": pairs.store.strategy,
-        "sources": [dict(source) for source in pairs.store.sources],
         "numerical_rank": whole.rank,
     }
-    return _Removed(
-        basis=np.ascontiguousarray(whole.basis[:, :rank]),
-        singular_values=whole.singular_values[: whole.rank],
-        selection=selection | chosen,
-        pairs=record,
-        where={"val": where["val"] if len(at) else None, "test": where["test"]},
-        rows={"val": record_ids(store.ids[at])} if len(at) else {},
-    )
+    return whole
 
 
 def _choose(
@@ -261,14 +234,14 @@ def _choose(
     whole: Spectrum,
     scaling: Scaling,
     val: Rows | None,
-    answers: Target | None,
+    classes: tuple[str, ...],
     reporter: Reporter,
-) -> tuple[dict[str, Any], int]:
-    """The rank, and what a probe records of its choice.
+) -> dict[str, Any]:
+    """What a probe records of the choice of its rank.
 
     Several ranks are chosen among by validation error + flip rate, as in ``ncm fit``: a pair's flips are
     counted with the directions of the others removed. Without labels nothing can choose: flips alone prefer
-    whatever answers always the same.
+    whatever always answers the same.
     """
     asked, shift = parse_ranks(options.rank), shift_of(pairs.store)
     several = asked is None or len(asked) > 1
@@ -287,35 +260,29 @@ def _choose(
             raise
         (rank,) = resolve_ranks(options.rank, "ncm", whole.rank, reporter)
         verdict = unmeasured(int(pairs.usable.sum()), 0, f"{error.what} ({error.found})", shift)
-        only = {"rank": rank, "weight_decay": 0.0, "converged": True}
-        return {"path": [only], "verdict": dataclasses.asdict(verdict)}, rank
+        return {"chosen": 0, "path": [_only(rank)], "verdict": dataclasses.asdict(verdict)}
     left = [pairs.spectrum(fold.basis & pairs.usable, scaling) for fold in folds]
     ranks = resolve_ranks(options.rank, "ncm", min(part.rank for part in (whole, *left * several)), reporter)
     tried = sorted({0, *ranks})
+
+    def without(basis: Array, rank: int) -> Fit:  # of a basis of fewer directions, all
+        return dataclasses.replace(fit, rank=rank, weight=project(fit.weight, basis[:, :rank]))
+
     parts = (
-        ([without(fit, part.basis, rank) for rank in tried], val, pairs.members(fold.measured, scaling))
+        ([without(part.basis, rank) for rank in tried], val, pairs.members(fold.measured, scaling))
         for fold, part in zip(folds, left, strict=True)
     )
     found = CrossFit.join(parts, units(pairs.node_a, pairs.node_b, folds), regression=False)
     path = [candidate for candidate in found.candidates if candidate["rank"] in ranks]
     chosen = choose(path, "bound", "classification") if several else 0
-    rank = path[chosen]["rank"]
-    pick = tried.index(rank)
-    if val is None or answers is None:
+    pick = tried.index(path[chosen]["rank"])
+    if val is None:
         why = f"no labelled validation rows; flip rate {found.change(0)} with nothing removed"
-        why += f", {found.change(pick)} with rank {rank}" if rank else ""
+        why += f", {found.change(pick)} with rank {tried[pick]}" if pick else ""
         verdict = unmeasured(found.pairs, found.units, why, shift)
     else:
         code = int(np.bincount(val.y).argmax())
         constant = float(np.mean(val.y != code))
-        verdict = judge(found, pick, 0, constant, repr(answers.classes[code]), shift, least_bound=several)
-    made = {"rule": "bound" if several else ONLY, "folds": len(folds), "chosen": chosen}
-    return made | {"path": path, "verdict": dataclasses.asdict(verdict)}, rank
-
-
-def without(fit: Fit, basis: Array, rank: int) -> Fit:
-    """A fit whose weights W have lost the first ``rank`` directions Q of a basis: ``W - (W Q) Qᵀ``.
-
-    Where the basis has fewer, all of them are removed.
-    """
-    return dataclasses.replace(fit, rank=rank, weight=project(fit.weight, basis[:, :rank]))
+        verdict = judge(found, pick, 0, constant, repr(classes[code]), shift, least_bound=several)
+    rule = {"rule": "bound" if several else ONLY, "folds": len(folds), "chosen": chosen}
+    return rule | {"path": path, "verdict": dataclasses.asdict(verdict)}
