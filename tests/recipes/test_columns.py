@@ -35,6 +35,7 @@ NEEDED = {
     "eval": "probe: p.safetensors, features: f.h5, output: e.json",
     "bound": "probe: p.safetensors, features: f.h5, oracle_pairs: p.h5, output: b.json",
     "sweep": "features: f.h5, output: s.json",
+    "finetune": "source: data/manifest.csv, output: m.safetensors",
     "predict": "probe: p.safetensors, source: data/manifest.csv, output: g.csv",
 }
 """What each step needs besides."""
