@@ -20,7 +20,7 @@ import typer
 from ncm_cli import __version__
 from ncm_cli.errors import NcmError, UsageError
 from ncm_cli.options import Field, fields_of, made_from
-from ncm_cli.registry import BUILDERS, COMMANDS, TOPICS, Command, options_of, work_of
+from ncm_cli.registry import BUILDERS, COMMANDS, TOPICS, Command, examples_of, options_of, work_of
 
 PICTURE = r"""
   images ──▶ ncm embed ──▶ features.h5 ──▶ ncm pairs ──▶ pairs.h5
@@ -136,8 +136,8 @@ def _add(app: typer.Typer, name: str, command: Command, options: type, module: s
     parameters = [*map(_parameter, fields), *_shared(command.json)]
     invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     invoke.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    examples = textwrap.indent(inspect.cleandoc(command.examples), "  ")
-    text = f"{command.sentence}\n\n\b\nExamples:\n{examples}\n\nNext: {command.next_step}"
+    examples = textwrap.indent(examples_of(name if name == module else f"{module} {name}"), "  ")
+    text = f"{command.sentence}\n\n\b\nExamples:\n{examples}\nNext: {command.next_step}"
     if command.topic:
         text += f"\n\nMore: ncm help {command.topic}"
     app.command(

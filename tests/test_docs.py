@@ -77,13 +77,6 @@ def check_line(line: str) -> None:
         assert set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", line)) <= flags(words[1]), line
 
 
-@pytest.mark.parametrize("name", list(reference.commands()))
-def test_examples_name_options_that_there_are(name: str) -> None:
-    every = {**{f"data {builder}": command for builder, command in BUILDERS.items()}, **COMMANDS}
-    for line in re.findall(r"^ *(ncm (?:.*\\\n)*.*)$", every[name].examples, flags=re.MULTILINE):
-        check_line(line)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_pages_name_options_that_there_are(page: Path) -> None:
     for line in re.findall(r"(?:^|`)(ncm (?:[^`\n]*\\\n)*[^`\n]*)", PAGES[page], flags=re.MULTILINE):
