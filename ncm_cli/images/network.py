@@ -322,7 +322,7 @@ def choose_device(asked: str, precision: str, reporter: Reporter) -> str:
         torch.cuda.set_device(device)  # or pinned memory takes some of the first device as well
     name = f"{device} ({torch.cuda.get_device_name(device)})" if device != "cpu" else "cpu"
     reporter.note(f"device: {name}, {precision}")
-    if precision != "fp32" and not _has_instructions(device, precision):
+    if precision in ("bf16", "fp16") and not _has_instructions(device, precision):
         reporter.warn(
             f"{name} has no instructions for {precision}, which is slower there than fp32: features come "
             "faster with --precision fp32, and are exact"
