@@ -186,8 +186,8 @@ def space_of(method: str, hyper: str, searches: Sequence[Search], *, grid: bool)
     return parse_space(kind.grid if grid else kind.space, whole=kind.whole)
 
 
-TABLES = (".h5", ".csv", ".parquet", ".json")
-"""What ``--output`` may end in; all but ``.parquet`` are written whichever is named."""
+TABLES = (".h5", ".csv", ".json")
+"""What ``--output`` may end in; all are written whichever is named."""
 
 _ROWS = "Rows"
 _SEARCH = "Search"
@@ -198,9 +198,7 @@ def files_of(output: Path) -> tuple[Path, ...]:
     """All files that a sweep writes of ``-o NAME.EXT``; another output is itself."""
     if output.suffix not in TABLES:
         return (output,)
-    return tuple(
-        output.with_suffix(suffix) for suffix in TABLES if suffix in (".h5", ".csv", ".json", output.suffix)
-    )
+    return tuple(output.with_suffix(suffix) for suffix in TABLES)
 
 
 def parse_methods(text: str) -> tuple[tuple[str, bool], ...]:
@@ -231,7 +229,7 @@ class SweepOptions(TrainingOptions):
         None, help="Pair store of ncm and matchdg, and of the rule bound.", role="input", flags=("-p",)
     )
     output: Path = option(
-        help="Table to write, .h5, .csv or .parquet; NAME.json, NAME.csv and NAME.h5 are all written.",
+        help="Table to write, .h5 or .csv; NAME.json, NAME.csv and NAME.h5 are all written.",
         role="output",
         flags=("-o",),
     )

@@ -4,8 +4,7 @@ Every configuration is trained on all rows and pairs and, for the bound, on what
 leaves, as in ``ncm fit``. Each seed has its own batches and its own folds.
 
 Of ``-o NAME.EXT`` three files come: ``NAME.csv`` (one row for each configuration and rule, at the checkpoint
-that the rule picks), ``NAME.h5`` (all checkpoints), and ``NAME.json`` (the picks, for ``ncm report``);
-``NAME.parquet`` too if that was asked for.
+that the rule picks), ``NAME.h5`` (all checkpoints), and ``NAME.json`` (the picks, for ``ncm report``).
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from ncm_cli.probes.rows_and_pairs import Part, read_problem
 from ncm_cli.probes.selection import Fold, pair_facts, row_facts, stacked
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.digests import fingerprint
-from ncm_cli.store.files import atomic_path, jsonable, refuse_no_file, sha256_file, writer_lock
+from ncm_cli.store.files import jsonable, refuse_no_file, sha256_file, writer_lock
 from ncm_cli.store.journal import Journal
 from ncm_cli.store.probe import Probe, record_ids, write_probe
 from ncm_cli.store.results import write_result
@@ -82,8 +81,6 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, An
         Features and pairs of different encoders.
     """
     check(options)
-    if options.output.suffix == ".parquet":
-        _pyarrow()
     inputs = {os.path.realpath(path) for path in (options.features, options.pairs) if path is not None}
     for path in files_of(options.output):
         refuse_no_file(path)
@@ -137,34 +134,12 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, An
             ".h5": lambda path: write_sweep(path, table),
             ".csv": lambda path: write_csv(path, list(columns), zip(*columns.values(), strict=True)),
             ".json": lambda path: write_result(path, "sweep", body),
-            ".parquet": lambda path: _write_parquet(path, columns),
         }
         # The named output comes last: where it is, the others are.
         for path in sorted(files_of(options.output), key=lambda path: path == options.output):
             writers[path.suffix](path)
         journal.discard()
     return body
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    """pyarrow and its parquet module; `InputError` where it isn't installed."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise InputError(
-            "a Parquet table needs the package pyarrow",
-            fix="pip install 'ncm-cli[parquet]', or -o NAME.h5 or NAME.csv",
-        ) from None
-    return pyarrow, pyarrow.parquet
-
-
-def _write_parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    arrow, parquet = _pyarrow()
-    # NaN, which differs from itself, is no value.
-    known = {name: [value if value == value else None for value in own] for name, own in columns.items()}
-    with atomic_path(path) as temporary:
-        parquet.write_table(arrow.table(known), str(temporary))
 
 
 def _key(options: SweepOptions, runner: Runner) -> dict[str, Any]:
@@ -241,7 +216,7 @@ class Runner:
         if self.problem.pairs is not None and options.folds:
             try:
                 for seed in range(options.seed, options.seed + options.seeds):
-                    self.folds[seed] = self.problem.folds(options.folds, seed)
+                    self.folds[seed] = self.problem.pairs.folds(options.folds, seed)
                     ranks += [self.problem.without(fold).rank for fold in self.folds[seed]]
             except InputError as error:
                 error.fix = "more pairs, or pairs of rows that are not trained on; or --folds 0: no bound"
@@ -329,11 +304,13 @@ class Runner:
         self, folds: Sequence[Fold], configs: Sequence[Config], advance: Advance
     ) -> tuple[dict[str, Array], NDArray[np.bool_]]:
         """What folds say of configurations trained on what they leave, (R, epochs), and diverged (R,)."""
+        paired = self.problem.pairs
+        assert paired is not None
         seen = np.zeros((len(configs), self.options.epochs, len(FOLD)))
         diverged = np.zeros(len(configs), dtype=bool)
         for fold in folds:
             part = self.problem.without(fold)
-            val, pairs = self._rows("val", part.scaling), self.problem.measured(fold, part.scaling)
+            val, pairs = self._rows("val", part.scaling), paired.members(fold.measured, part.scaling)
 
             def judge(weight: Array, bias: Array, val: Any = val, pairs: PairRows = pairs) -> Facts:
                 errors, losses = metrics.row_errors(weight, bias, val)

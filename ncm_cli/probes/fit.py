@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -128,8 +127,6 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
         "flags": flags_of(problem, contest.rule == "oracle"),
     }
     write_probe(options.output, _probe(problem, whole, body, best))
-    if options.save_controls is not None:
-        _save_controls(options.save_controls, problem, body)
     return body
 
 
@@ -159,7 +156,7 @@ def _hold(problem: Problem, whole: Part, reporter: Reporter) -> _Contest:
         reporter.note(note)
     folds: tuple[Fold, ...] = ()
     try:
-        folds = tuple(problem.folds(options.folds, options.seed)) if problem.pairs else ()
+        folds = tuple(problem.pairs.folds(options.folds, options.seed)) if problem.pairs else ()
     except InputError:
         if rule == "bound":
             raise
@@ -265,8 +262,8 @@ def crossfit(
 
     ``rows`` are others to train on than the problem's, for ERM.
     """
-    assert problem.pairs is not None
-    val = problem.val
+    pairs, val = problem.pairs, problem.val
+    assert pairs is not None
 
     def measured(fold: Fold) -> tuple[list[Fit], Rows | None, PairRows]:
         part = problem.without(fold, rows)
@@ -289,9 +286,9 @@ def crossfit(
             for decay in decays
         ]
         judged = None if val is None else val.scaled(part.scaling)
-        return named, judged, problem.measured(fold, part.scaling)
+        return named, judged, pairs.members(fold.measured, part.scaling)
 
-    unit = units(problem.pairs.node_a, problem.pairs.node_b, folds)
+    unit = units(pairs.node_a, pairs.node_b, folds)
     return CrossFit.join(map(measured, folds), unit, regression=problem.regression)
 
 
@@ -304,7 +301,7 @@ def _judged(
     options, best, least_bound = problem.options, contest.best, contest.rule == "bound"
     try:
         # Pairs that can't be cut say so again.
-        folds = contest.folds or problem.folds(options.folds, options.seed)
+        folds = contest.folds or problem.pairs.folds(options.folds, options.seed)
         found = contest.found or crossfit(
             problem,
             folds,
@@ -412,17 +409,6 @@ def _constant(problem: Problem) -> tuple[str, Estimate]:
     code = int(np.bincount(y).argmax())
     errors = (val != code).astype(np.float64)
     return repr(problem.target.classes[code]), error_estimate(errors, regression=False)
-
-
-def _constant_fit(part: Part) -> Fit:
-    """The probe that always gives the training rows' commonest class, or their mean."""
-    if not part.n_classes:
-        bias = np.array([part.y.mean()])
-    else:
-        shares = np.bincount(part.y, minlength=part.n_classes) / len(part.y)
-        logs = np.log(np.maximum(shares, 0.5 / len(part.y)))
-        bias = logs[1:] - logs[0] if part.n_classes == 2 else logs
-    return Fit(0, 0.0, np.zeros((len(bias), part.X.shape[1])), bias, True, 0, 0.0)
 
 
 def shift_of(store: PairStore) -> str:
@@ -562,40 +548,3 @@ def probe_of(
         target=problem.target.name,
         meta=meta,
     )
-
-
-def _save_controls(folder: Path, problem: Problem, body: dict[str, Any]) -> None:
-    """Write each control as a probe, fitted on all of its rows: NAME.safetensors."""
-    if not body["controls"]:
-        raise InputError("there are no controls to save", found="no pairs, or pairs that can't be measured")
-    rows, solver = _control_rows(problem), _erm_solver(problem.options)
-    folder.mkdir(parents=True, exist_ok=True)
-    for control in body["controls"]:
-        name, decay = control["name"], control["weight_decay"]
-        own = rows.get(name, problem.train)
-        part = problem.part(own, None)
-        if decay is None:
-            best = _constant_fit(part)
-        else:
-            best = train_path(part, problem.options, method="erm", solver=solver, ranks=[0], decays=[decay])[
-                0
-            ]
-        # The constant had no others to be chosen among; the others' weight decays had.
-        only = {"path": [{"rank": 0, "weight_decay": 0.0, "converged": True}], "rule": ONLY}
-        record = {
-            "method": name,
-            "solver": solver,
-            "weight_decay": best.weight_decay,
-            "oracle": False,
-            "note": f"control of {body['output']}",
-            "chosen": 0,
-            "verdict": None,
-            "controls": [],
-            **(only if decay is None else {"path": [], "rule": "bound"}),
-        }
-        upweight = problem.options.upweight
-        if name == UPWEIGHTED and problem.groups is not None:
-            upweight = ",".join(problem.groups.columns)
-        options = dataclasses.replace(problem.options, pairs=None, upweight=upweight)
-        alone = dataclasses.replace(problem, train=own, pairs=None, options=options)
-        write_probe(folder / f"{name}.safetensors", _probe(alone, part, body | record, best))

@@ -258,16 +258,6 @@ class Problem:
             pairs=0 if pairs is None else int(pairs.sum()),
         )
 
-    def folds(self, count: int, seed: int) -> list[Fold]:
-        """See `Pairs.folds`."""
-        assert self.pairs is not None
-        return self.pairs.folds(count, seed)
-
-    def measured(self, fold: Fold, scaling: Scaling) -> PairRows:
-        """The pairs whose members a fold compares."""
-        assert self.pairs is not None
-        return self.pairs.members(fold.measured, scaling)
-
 
 def read_problem(
     options: FitOptions,

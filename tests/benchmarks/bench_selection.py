@@ -155,7 +155,7 @@ def outcome(features: Path, pairs: Path, scaling: str, seed: int) -> Outcome:
         seed=seed,
     )
     problem = read_problem(options, oracle=True, reporter=SILENT)
-    whole, folds = problem.whole(), problem.folds(options.folds, seed)
+    whole, folds = problem.whole(), problem.pairs.folds(options.folds, seed)
     available = min(whole.rank, *(problem.without(fold).rank for fold in folds))
     ranks = resolve_ranks("auto", "ncm", available, SILENT)
     settings = {"method": "ncm", "solver": "lbfgs", "ranks": ranks, "decays": DECAYS}

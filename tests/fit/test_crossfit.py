@@ -96,7 +96,7 @@ def test_crossfit_is_what_its_definition_says(
 ) -> None:
     monkeypatch.setattr(fitting, "FOLD_TOLERANCE", 0.0)
     problem = _problem(on_disk, classes)
-    folds = problem.folds(4, 1)
+    folds = problem.pairs.folds(4, 1)
     assert len(folds) == 4
     setting = {"method": "ncm", "solver": "lbfgs", "ranks": RANKS, "decays": DECAYS}
     found = crossfit(problem, folds, **setting)
@@ -120,7 +120,7 @@ def test_crossfit_is_what_its_definition_says(
 
 def test_the_looser_tolerance_of_folds_changes_hardly_a_decision(on_disk: Any) -> None:
     problem = _problem(on_disk, 2)
-    folds = problem.folds(5, 0)
+    folds = problem.pairs.folds(5, 0)
     setting = {"method": "ncm", "solver": "lbfgs", "ranks": RANKS, "decays": DECAYS}
     found = crossfit(problem, folds, **setting)
     for candidate, own in zip(found.candidates, _reference(problem, folds).values(), strict=True):
@@ -145,7 +145,7 @@ def test_features_that_interpolate_hide_their_flips_from_all_but_folds(on_disk: 
         output=on_disk.folder / "p",
     )
     problem = read_problem(options, oracle=False, reporter=SILENT)
-    folds = problem.folds(5, 0)
+    folds = problem.pairs.folds(5, 0)
     setting = {"method": "ncm", "solver": "lbfgs", "ranks": [0, 8], "decays": [1e-3]}
     whole = problem.whole()
     assert problem.pairs is not None
@@ -305,7 +305,7 @@ def test_the_regression_bound_holds_on_exact_problems(
 
 def test_units_hang_together_within_a_fold(on_disk: Any) -> None:
     problem = _problem(on_disk, 2)
-    folds = problem.folds(5, 0)
+    folds = problem.pairs.folds(5, 0)
     assert problem.pairs is not None
     number = units(problem.pairs.node_a, problem.pairs.node_b, folds)
     order = np.concatenate([np.flatnonzero(fold.measured) for fold in folds])

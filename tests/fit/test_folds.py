@@ -146,7 +146,7 @@ def test_what_is_left_holds_neither_pairs_nor_rows_nor_copies_of_a_fold(problem:
     assert problem.pairs is not None
     a, b = problem.pairs.node_a, problem.pairs.node_b
     assert a[0] == a[20], "row 40 is the image of row 0"
-    folds = problem.folds(5, 0)
+    folds = problem.pairs.folds(5, 0)
     check(folds, a, b)
     store, seen = problem.pairs.store, 0
     for fold in folds:
@@ -178,7 +178,7 @@ def test_scaling_is_fitted_on_what_is_left(on_disk: Any) -> None:
         features=on_disk.features, pairs=on_disk.pairs, output=on_disk.folder / "p", scaling="standard"
     )
     problem = read_problem(options, oracle=False, reporter=SILENT)
-    (fold,) = problem.folds(5, 0)
+    (fold,) = problem.pairs.folds(5, 0)
     part = problem.without(fold)
     assert np.allclose(part.X.mean(axis=0), 0, atol=1e-9)
     assert np.allclose(part.X.std(axis=0), 1, atol=1e-9)
@@ -194,4 +194,4 @@ def test_a_fold_that_leaves_one_class_is_refused(on_disk: Any) -> None:
     options = FitOptions(features=features, pairs=pairs, output=on_disk.folder / "p")
     problem = read_problem(options, oracle=False, reporter=SILENT)
     with pytest.raises(InputError, match="leaves fewer than two classes to train on"):
-        [problem.without(fold) for fold in problem.folds(5, 0)]
+        [problem.without(fold) for fold in problem.pairs.folds(5, 0)]

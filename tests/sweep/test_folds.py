@@ -63,7 +63,7 @@ def reference(options: SweepOptions, method: str, seed: int, **hyper: float) -> 
         train_rows, val_rows = (store.categorical("split").codes == part for part in (0, 1))
     pairs = read_pairs(options.pairs)
     errors, losses, flips, shifts = [], [], [], []
-    for fold in problem.folds(options.folds, seed):
+    for fold in problem.pairs.folds(options.folds, seed):
         members = {*np.array(pairs.id_a)[fold.measured], *np.array(pairs.id_b)[fold.measured]}
         kept = train_rows & ~np.isin(ids, list(members))
         shared = np.isin(pairs.id_a, list(members)) | np.isin(pairs.id_b, list(members))

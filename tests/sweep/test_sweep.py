@@ -389,16 +389,6 @@ def test_c61_one_class_is_a_plain_error_and_three_classes_work(
     assert row_of(report, "ncm", "bound")["metrics"]["test_accuracy"] > 0.5
 
 
-def test_parquet_holds_what_the_csv_holds(swept: Made, problem: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    sweep(swept(output=problem / "s.parquet", test=None))
-    found = parquet.read_table(problem / "s.parquet").to_pylist()
-    lines = rows_of(problem / "s.csv")
-    assert len(found) == len(lines)
-    assert found[0]["val_accuracy"] == float(lines[0]["val_accuracy"])
-    assert found[0]["test_accuracy"] is None and lines[0]["test_accuracy"] == ""
-
-
 def test_changed_bytes_of_the_table_are_noticed(swept: Made, problem: Path) -> None:
     sweep(swept())
     path = problem / "s.h5"
