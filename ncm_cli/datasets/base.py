@@ -26,9 +26,6 @@ MARKER = "dataset.json"
 FORMAT = "ncm-data"
 FORMAT_VERSION = 1
 
-SUFFIXES = {".jpg", ".jpeg", ".png"}
-"""Of the images of published data sets."""
-
 
 def data(options: Any, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     """Make the data set to which the class of ``options`` belongs; what ``--json`` prints.

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ncm_cli.datasets.base import SUFFIXES
 from ncm_cli.datasets.options import FolderOptions, PacsOptions
 from ncm_cli.errors import InputError, listing, unknown
 from ncm_cli.images.manifest import absolute_text, alike_categories, check_depth, printable, walk_images
@@ -224,23 +223,7 @@ def build_pacs(options: PacsOptions, folder: Path, reporter: Reporter) -> dict[s
 
     Each class of each domain is split on its own. Warns where the counts aren't the published ones.
     """
-    root = options.pacs
-    if not root.is_dir():
-        raise InputError("no such folder", where=root, expected="the PACS folder: domain/class/file")
-    files = sorted(path.relative_to(root) for path in root.glob("*/*/*") if path.suffix.lower() in SUFFIXES)
-    found = {
-        path.as_posix(): path.parts[:2]
-        for path in files
-        if not any(part.startswith(".") for part in path.parts)
-    }
-    if not found:
-        inner = sorted(path.name for path in root.iterdir() if path.is_dir())
-        raise InputError(
-            "no images in domain/class/file",
-            where=root,
-            found=f"folders {', '.join(inner)}" if inner else "no folders",
-            expected="photo/dog/056_0001.jpg and so on",
-        )
+    found = {image: tuple(image.split("/")[:-1]) for image in _images(options.pacs, 2, reporter)}
     sizes = Counter(domain for domain, _ in found.values())
     if dict(sizes) != PUBLISHED:
         have = ", ".join(f"{domain} {sizes[domain]:,} of {n:,}" for domain, n in PUBLISHED.items())
@@ -248,17 +231,18 @@ def build_pacs(options: PacsOptions, folder: Path, reporter: Reporter) -> dict[s
         other = f"; and other domains: {', '.join(extra)}" if extra else ""
         reporter.warn(f"this isn't the published PACS of 9,991 images: {have}{other}")
     splits: dict[str, str] = {}
-    for _, images in _shuffled(found, dict.fromkeys(found.values()), options.seed):
+    for _, images in _shuffled(found, sorted(set(found.values())), options.seed):
         drawn = images[: options.limit]
         splits |= dict.fromkeys(drawn, "train")
         splits |= dict.fromkeys(drawn[: round(len(drawn) * options.val_fraction)], "val")
-    kept = {image: own for image, own in found.items() if image in splits}
+    base = absolute_text(options.pacs)
     rows = [
-        (image, absolute_text(root / image), label, domain, splits[image])
-        for image, (domain, label) in kept.items()
+        (image, f"{base}/{image}", label, domain, splits[image])
+        for image, (domain, label) in found.items()
+        if image in splits
     ]
     write_csv(folder / "manifest.csv", PACS_COLUMNS, rows)
-    counted = Counter((domain, splits[image]) for image, (domain, _) in kept.items())
+    counted = Counter((domain, split) for _, _, _, domain, split in rows)
     counts = [
         {"domain": name, **{split: counted[name, split] for split in ("train", "val")}}
         | {"published": PUBLISHED.get(name)}

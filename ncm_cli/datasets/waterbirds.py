@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from ncm_cli.datasets.base import SUFFIXES
 from ncm_cli.datasets.options import WaterbirdsCfOptions
 from ncm_cli.errors import InputError, UsageError, listing, nearest
-from ncm_cli.images.manifest import absolute_text
+from ncm_cli.images.manifest import IMAGE_SUFFIXES, absolute_text
 from ncm_cli.progress import Reporter
 from ncm_cli.store.tables import read_table, write_csv
 
@@ -272,7 +271,7 @@ def draw_places(root: Path, kind: str, need: int, used: set[str], rng: np.random
                 where=root,
                 expected=f"{tried[0]}, or {tried[1]}",
             )
-        files += [file for file in sorted(folder.iterdir()) if file.suffix.lower() in SUFFIXES]
+        files += [file for file in sorted(folder.iterdir()) if file.suffix.lower() in IMAGE_SUFFIXES]
     unused = [file for file in files if not any(str(file).endswith(f"/{name}") for name in used if name)]
     pool = unused if len(unused) >= need else files
     if len(pool) < need:

@@ -402,8 +402,12 @@ def test_pacs_without_images(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such folder"):
         data(PacsOptions(pacs=tmp_path / "no", output=tmp_path / "out"), reporter=Heard())
     (tmp_path / "PACS" / "photo").mkdir(parents=True)
-    with pytest.raises(InputError, match="no images in domain/class/file"):
+    with pytest.raises(InputError, match="no images in the folder"):
         data(PacsOptions(pacs=tmp_path / "PACS", output=tmp_path / "out"), reporter=Heard())
+    (tmp_path / "PACS" / "photo" / "1.jpg").write_bytes(b"")
+    with pytest.raises(InputError, match="don't lie where the layout says") as caught:
+        data(PacsOptions(pacs=tmp_path / "PACS", output=tmp_path / "out"), reporter=Heard())
+    assert caught.value.expected == "every image under 2 folders"
 
 
 def test_the_sample_of_pacs(tmp_path: Path, pacs_dir: Path) -> None:
