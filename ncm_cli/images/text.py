@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ncm_cli.errors import InputError, listing
+from ncm_cli.images import weights
 from ncm_cli.images.encoder import EncoderRequest, request_of, start_loading
 from ncm_cli.images.options import OPENAI, TextOptions, parse_classes, parse_prompt, words_for
 from ncm_cli.probes.apply import OTHER_WEIGHTS, require_same_encoder
@@ -108,12 +109,18 @@ def load_text_tower(store: FeatureStore, options: TextOptions, reporter: Reporte
             expected="weights of both towers",
         )
     assert model.tokenizer is not None
+    with weights.fetching(f"the tokenizer of {request.model}", f"--model {request.model}"):
+        try:
+            tokenizer = model.tokenizer()
+        except ImportError as error:
+            what = f"the tokenizer of {request.model} needs a package that isn't installed"
+            raise InputError(what, found=error, fix=f"pip install {error.name}") from error
     module: Any = model.module
     bias = getattr(module, "logit_bias", None)
     return TextTower(
         request=request,
         encoder=encoder,
-        tokenizer=model.tokenizer(),
+        tokenizer=tokenizer,
         logit_scale=module.logit_scale.exp().item(),
         logit_bias=None if bias is None else bias.item(),
         reporter=reporter,
