@@ -424,15 +424,8 @@ def _solve(X: Array, y: Codes, n_classes: int, C: float, scaler: Any) -> Fit:
             biases.append(model.intercept_[0])
             iterations = max(iterations, int(model.n_iter_.max()))
     weight = np.stack(weights) / scaler.scale_
-    return Fit(
-        rank=0,
-        weight_decay=0.0,
-        weight=weight,
-        bias=np.stack(biases) - weight @ scaler.mean_,
-        converged=iterations < MAX_ITER,
-        iterations=iterations,
-        gradient_norm=float("nan"),
-    )
+    bias = np.stack(biases) - weight @ scaler.mean_
+    return Fit(0, 0.0, weight, bias, converged=iterations < MAX_ITER, iterations=iterations)
 
 
 CORRELATION = 1e-8

@@ -413,31 +413,24 @@ class Runner:
         return Rows(X=chosen(val.X, known), y=val.y[known], group=val.group[known]), codes[known]
 
     def probes(
-        self, configs: Sequence[Config], wanted: Mapping[int, set[int | None]]
-    ) -> dict[tuple[int, Any], Fit]:
+        self, configs: Sequence[Config], wanted: Sequence[tuple[int, int | None]]
+    ) -> dict[tuple[int, int | None], Fit]:
         """Some of the probes that `run` judged, by position and epoch: trained again, to the same bits.
 
         The whole chunk is, since the width of a matrix product decides its last bits.
         """
-        found: dict[tuple[int, Any], Fit] = {}
         if configs[0].method == "dfr":
-            fits = self._dfr([configs[i] for i in wanted])
-            return {(i, None): fit for i, fit in zip(wanted, fits, strict=True)}
+            fits = self._dfr([configs[i] for i, _ in wanted])
+            return dict(zip(wanted, fits, strict=True))
+        found: dict[tuple[int, int | None], Fit] = {}
 
         def observe(epoch: int, indices: list[int], weight: Array, bias: Array) -> None:
             for row, i in enumerate(indices):
-                if epoch in wanted.get(i, ()):
-                    found[i, epoch] = Fit(
-                        rank=int(configs[i].rank),
-                        weight_decay=configs[i].weight_decay,
-                        weight=weight[row],
-                        bias=bias[row],
-                        converged=True,
-                        iterations=epoch,
-                        gradient_norm=float("nan"),
-                    )
+                if (i, epoch) in wanted:
+                    rank, decay = int(configs[i].rank), configs[i].weight_decay
+                    found[i, epoch] = Fit(rank, decay, weight[row], bias[row], iterations=epoch)
 
-        last = max(epoch for epochs in wanted.values() for epoch in epochs if epoch is not None)
+        last = max(epoch for _, epoch in wanted if epoch is not None)
         self._train(self.whole, configs, last, observe, lambda done: None)
         return found
 
@@ -514,7 +507,7 @@ def save_probes(
     """Write what each rule picks of each method as a probe for each seed, with its record."""
     options = runner.options
     position = {(config.label, config.trial, config.seed): i for i, config in enumerate(configs)}
-    wanted: dict[int, dict[int | None, list[tuple[str, dict[str, Any]]]]] = {}
+    picks: list[tuple[int, int | None, str, dict[str, Any]]] = []
     for row in rows:
         for at, (seed, epoch) in enumerate(zip(row["seeds"], row["epochs"], strict=True)):
             selection = {
@@ -528,14 +521,13 @@ def save_probes(
                 "metrics": {name: values[at] for name, values in row["values"].items()},
             }
             name = f"{row['method']}-{row['rule']}" + (f"-seed{seed}" if len(row["seeds"]) > 1 else "")
-            i = position[row["method"], row["trial"], seed]
-            wanted.setdefault(i, {}).setdefault(epoch, []).append((name, selection))
+            picks.append((position[row["method"], row["trial"], seed], epoch, name, selection))
     folder.mkdir(parents=True, exist_ok=True)
     for members in parts:
-        own = {at: {*wanted[i]} for at, i in enumerate(members) if i in wanted}
-        fits = runner.probes([configs[i] for i in members], own) if own else {}
-        for (at, epoch), fit in fits.items():
-            for name, selection in wanted[members[at]][epoch]:
-                write_probe(
-                    folder / f"{name}.safetensors", runner.probe(configs[members[at]], fit, selection)
-                )
+        place = {i: at for at, i in enumerate(members)}
+        own = [pick for pick in picks if pick[0] in place]
+        wanted = list(dict.fromkeys((place[i], epoch) for i, epoch, *_ in own))
+        fits = runner.probes([configs[i] for i in members], wanted) if own else {}
+        for i, epoch, name, selection in own:
+            probe = runner.probe(configs[i], fits[place[i], epoch], selection)
+            write_probe(folder / f"{name}.safetensors", probe)

@@ -33,6 +33,7 @@ from ncm_cli.baselines.objectives import (
 from ncm_cli.baselines.options import METHODS, Config
 from ncm_cli.blocks import blocks, held
 from ncm_cli.errors import InputError, UsageError
+from ncm_cli.probes.path import Fit
 from ncm_cli.probes.projection import complement
 
 if TYPE_CHECKING:
@@ -447,20 +448,6 @@ class FishWeights(SharedWeights):
         return self._per_row("meta_lr")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Trained:
-    """A probe at the end of its last epoch."""
-
-    config: Config
-    weight: Any
-    """(C, d) float64, orthogonal to the basis's first ``rank`` columns."""
-    bias: Any
-    """(C,) float64."""
-    diverged: bool
-    """Whether a weight is NaN or infinite: such a probe is of no use."""
-    steps: int
-
-
 Observer = Callable[[int, list[int], Any, Any], None]
 """Told of an epoch (from 1), the positions of the R configurations of one seed, and their (R, C, d) weights
 and (R, C) biases, float64, in the given coordinates."""
@@ -474,8 +461,8 @@ def train(
     device: str = "cpu",
     observe: Observer | None = None,
     advance: Callable[[int], None] | None = None,
-) -> list[Trained]:
-    """Train every configuration, in the order given.
+) -> list[Fit]:
+    """Train every configuration: the probes at the end of their last epoch, in the order given.
 
     Configurations of one seed train side by side on the same batches; seeds follow one another. Neither
     changes what a configuration becomes, beyond float64's rounding of matrix products of another width.
@@ -495,7 +482,7 @@ def train(
     schedule = schedule or Schedule()
     _check(configs, part)
     rows = DeviceRows(part, device)
-    results: dict[int, Trained] = {}
+    results: dict[int, Fit] = {}
     for seed in dict.fromkeys(config.seed for config in configs):
         indices = [i for i, config in enumerate(configs) if config.seed == seed]
         order = sorted(indices, key=lambda i: _place(configs[i]))
@@ -521,8 +508,8 @@ def train(
             if advance:
                 advance(len(indices))
         for i, own, offset in zip(indices, weight, bias, strict=True):
-            lost = not (np.isfinite(own).all() and np.isfinite(offset).all())
-            results[i] = Trained(configs[i], own, offset, lost, steps)
+            finite = bool(np.isfinite(own).all() and np.isfinite(offset).all())
+            results[i] = Fit(configs[i].rank, configs[i].weight_decay, own, offset, finite, steps)
     return [results[i] for i in range(len(configs))]
 
 

@@ -71,7 +71,7 @@ FRESH_ITERATIONS = 5
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fit:
-    """One probe of a path."""
+    """One probe: of a path, or trained by steps."""
 
     rank: int
     weight_decay: float
@@ -79,11 +79,11 @@ class Fit:
     """float64 (C, d), orthogonal to the first ``rank`` directions; C = 1 for two classes and regression."""
     bias: Array
     """float64 (C,)."""
-    converged: bool
-    """Whether the gradient norm met the tolerance."""
-    iterations: int
-    gradient_norm: float
-    """Euclidean norm of the gradient of the mean loss plus penalty."""
+    converged: bool = True
+    """Whether the gradient norm met the tolerance; of a probe trained by steps, whether it is finite."""
+    iterations: int = 0
+    gradient_norm: float = float("nan")
+    """Euclidean norm of the gradient of the mean loss plus penalty, where it was measured."""
 
 
 def fit_path(

@@ -683,7 +683,7 @@ def train_path(
 
     shared: dict[str, Any] = {"method": method, "seed": options.seed, "lr": options.lr}
     upweighted = part.weights is not None
-    trained = train(
+    return train(
         [
             Config(rank=rank, weight_decay=decay, upweighted=upweighted, **shared)
             for rank in ranks
@@ -694,15 +694,3 @@ def train_path(
         device=choose_device(options.device, "fp64", SILENT),
         advance=advance,
     )
-    return [
-        Fit(
-            one.config.rank,
-            one.config.weight_decay,
-            np.asarray(one.weight, np.float64),
-            np.asarray(one.bias, np.float64),
-            not one.diverged,
-            one.steps,
-            gradient_norm=float("nan"),
-        )
-        for one in trained
-    ]

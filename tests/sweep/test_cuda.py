@@ -54,6 +54,6 @@ def test_cuda_gives_the_cpus_probes_and_the_same_bits_twice(classes: int) -> Non
     schedule = Schedule(epochs=5, batch_size=128)
     first, second = (train(configs, data, schedule, device="cuda") for _ in range(2))
     on_cpu = train(configs, data, schedule)
-    for a, b, c in zip(first, second, on_cpu, strict=True):
-        assert a.weight.tobytes() == b.weight.tobytes(), a.config
-        np.testing.assert_allclose(a.weight, c.weight, atol=1e-8, err_msg=str(a.config))
+    for config, a, b, c in zip(configs, first, second, on_cpu, strict=True):
+        assert a.weight.tobytes() == b.weight.tobytes(), config
+        np.testing.assert_allclose(a.weight, c.weight, atol=1e-8, err_msg=str(config))

@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from ncm_cli.baselines.objectives import drawn_batches, generator_of
 from ncm_cli.baselines.options import Config
-from ncm_cli.baselines.trainer import Schedule, Trained, train
+from ncm_cli.baselines.trainer import Schedule, train
+from ncm_cli.probes.path import Fit
 from ncm_cli.probes.projection import spectrum
 from ncm_cli.probes.rows_and_pairs import Part as TrainingPart
 
@@ -125,7 +126,7 @@ def minibatches(data: TrainingPart, epochs: int, size: int, seed: int) -> Iterat
             yield [(features[own], targets[own]) for own in rows.split(size)]
 
 
-def probe_of(found: Trained) -> np.ndarray:
+def probe_of(found: Fit) -> np.ndarray:
     return np.column_stack([found.weight, found.bias])
 
 
@@ -139,7 +140,7 @@ def test_every_method_is_domainbeds(classes: int) -> None:
         reference = Reference(data, config)
         for parts in minibatches(data, 12, 16, config.seed):
             reference.step(parts)
-        assert found.steps == reference.steps == 12 * 7
+        assert found.iterations == reference.steps == 12 * 7
         np.testing.assert_allclose(probe_of(found), reference.probe(), atol=1e-9, err_msg=str(config))
         assert np.abs(probe_of(found) - probe_of(other)).max() > 1e-2, config
 

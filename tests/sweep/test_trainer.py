@@ -108,7 +108,7 @@ def test_erm_is_a_plain_torch_loop(classes: int) -> None:
     weight, bias = plain_loop(config, data, 4, 64)
     np.testing.assert_allclose(found.weight, weight, atol=1e-10)
     np.testing.assert_allclose(found.bias, bias, atol=1e-10)
-    assert found.steps == 4 * 5
+    assert found.iterations == 4 * 5
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -130,7 +130,7 @@ def test_a_configuration_does_not_depend_on_its_neighbours(classes: int) -> None
     for position, config in enumerate(mine):
         alone = train([config], data, schedule)[0]
         found = together[int(np.flatnonzero(order == position)[0])]
-        assert found.config == config
+        assert (found.rank, found.weight_decay) == (config.rank, config.weight_decay)
         assert np.abs(alone.weight).max() > 1e-3
         np.testing.assert_allclose(found.weight, alone.weight, atol=1e-10, err_msg=config.method)
         np.testing.assert_allclose(found.bias, alone.bias, atol=1e-10, err_msg=config.method)
@@ -243,7 +243,7 @@ def test_a_diverged_configuration_is_told_and_harms_no_other() -> None:
     schedule = Schedule(epochs=3, batch_size=50)
     good, bad = config_of("erm"), config_of("matchdg", penalty=1e300, lr=1e300)
     found = train([good, bad], data, schedule)
-    assert [one.diverged for one in found] == [False, True]
+    assert [one.converged for one in found] == [True, False]
     np.testing.assert_allclose(found[0].weight, train([good], data, schedule)[0].weight, atol=1e-6)
 
 
@@ -257,7 +257,7 @@ def test_huge_penalties_stay_finite(method: str, classes: int) -> None:
         data,
         Schedule(epochs=20, batch_size=50),
     )
-    assert not any(one.diverged for one in found)
+    assert all(one.converged for one in found)
 
 
 @pytest.mark.parametrize("method", ["irm", "vrex"])
@@ -335,7 +335,7 @@ def test_observer_sees_every_epoch_in_the_given_coordinates() -> None:
     )
     assert seen == [(e, own) for own in ([0, 2], [1]) for e in range(1, 8)]
     for index, one in enumerate(found):
-        assert one.config == configs[index]
+        assert (one.rank, one.weight_decay) == (configs[index].rank, configs[index].weight_decay)
         np.testing.assert_array_equal(one.weight, last[index])
     assert sum(done) == 3 * 7
 
