@@ -68,7 +68,6 @@ _SIGNATURES = {
         "GIF": rb"GIF8[79]a",
         "BMP": rb"BM",
         "TIFF": rb"II[*+]\x00|MM\x00[*+]",
-        "ICO": rb"\x00\x00\x01\x00",
         "JPEG2000": rb"\xff\x4f\xff\x51|\x00\x00\x00\x0cjP  \r\n\x87\n",
         "WEBP": rb"RIFF.{4}WEBP",
         "AVIF": rb".{4}ftypavi[fs]",
@@ -79,6 +78,7 @@ _SIGNATURES = {
 
 _FOREIGN = {
     b"%PDF": "a PDF document",
+    b"\0\0\1\0": "a Windows icon; convert it to PNG",
     b"PK\3\4": "a zip archive",
     b"\x1f\x8b": "a gzip file",
     b"\x89HDF": "an HDF5 file",
@@ -281,7 +281,7 @@ def _own_rules() -> Iterator[None]:
 
 
 def _open(kind: str, data: bytes) -> Any:
-    """The file opened by the plugin of its format, pixels not decoded yet (but for ICO).
+    """The file opened by the plugin of its format, pixels not decoded yet.
 
     What Pillow thinks of odd metadata is nobody's concern here: it warns of that, and logs it to the console
     where an application has set up no logging.
@@ -458,33 +458,10 @@ def _check_webp(data: bytes) -> None:
         raise DecodeError(f"truncated WEBP file: {len(data)} of {declared + 8} bytes")
 
 
-def _check_ico(data: bytes) -> None:
-    """Every picture of an icon lies within the file and within the limits of an icon."""
-    (count,) = struct.unpack_from("<H", data, 4)
-    if not count:
-        raise DecodeError("damaged ICO file: no picture in it")
-    for entry in range(count):
-        size, offset = struct.unpack_from("<LL", data, 6 + 16 * entry + 8)
-        if offset + size > len(data) or size < 40:
-            raise DecodeError(f"truncated ICO file: picture {entry + 1} of {count} is not all there")
-        picture = data[offset : offset + size]
-        if sniff(picture) == "PNG":
-            _check_png(picture)
-            width, height = struct.unpack_from(">LL", picture, 16)
-        else:
-            width, height = struct.unpack_from("<LL", picture, 4)
-            height //= 2
-        if width > 4096 or height > 4096:
-            raise DecodeError(
-                f"damaged ICO file: a picture of {width} x {height}, over the limit of 4096 x 4096"
-            )
-
-
 _CHECKS: dict[str, Callable[[bytes], None]] = {
     "PNG": _check_png,
     "GIF": _check_gif,
     "WEBP": _check_webp,
-    "ICO": _check_ico,
 }
 
 _UNSIGNED, _UNDEFINED = 1, 4

@@ -33,8 +33,6 @@ CONTAINERS: dict[str, dict] = {
     "TIFF deflate": {"compression": "tiff_adobe_deflate"},
     "PPM": {},
     "JPEG2000": {},
-    "ICO": {},
-    "ICO bmp": {"bitmap_format": "bmp"},
 }
 
 
@@ -140,6 +138,7 @@ def test_c01_a_cut_jpeg_has_a_reason(picture: Picture, tmp_path: Path) -> None:
         (b"\0" * 4096, "4096 zero bytes"),
         (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
         (b"%PDF-1.4", "a PDF"),
+        (b"\0\0\1\0\1\0", "a Windows icon; convert it to PNG"),
         (b"PK\3\4zip", "a zip archive"),
         (b"\0\0\0\x18ftypheic", "HEIC"),
         (b"hello, world", "starts with 'hello, world'"),
