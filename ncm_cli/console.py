@@ -117,15 +117,19 @@ class Ui:
         title: str | None = None,
         footer: str | None = None,
         left: int = 1,
+        most: int | None = None,
     ) -> None:
         """Print a table on stdout, unless ``--json`` or ``--quiet``.
 
-        The first ``left`` columns are aligned left, the rest right. Nothing is wrapped, unless the table has
+        The first ``left`` columns are aligned left, the rest right; of more than ``most`` rows the others are
+        counted. Nothing is wrapped, unless the table has
         to fit a terminal or ``COLUMNS``: then headings and texts are wrapped at blanks, numbers and ids
         never. What still has no room, long names and the last columns, is listed below the table.
         """
         if self.silent:
             return
+        if most is not None and (more := len(rows) - most) > 0:
+            rows, footer = rows[:most], f"and {more:,} more: --json has all"
         # Without the blanks a number stays together with its deviation.
         cells = [[_one_line(cell_text(cell).replace(" ± ", "±")) for cell in row] for row in rows]
         made = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from contextlib import redirect_stdout
 from html import escape
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
@@ -11,9 +11,10 @@ from typing import Any
 
 from ncm_cli.baselines.choice import SweepTable, read_sweep
 from ncm_cli.commands import info
-from ncm_cli.console import Ui, cell_text, plain
+from ncm_cli.console import Ui
 from ncm_cli.errors import InputError, UsageError, listing, unknown
 from ncm_cli.options import fields_of, made_from
+from ncm_cli.progress import SILENT
 from ncm_cli.registry import BUILDERS, STEPS, options_of, work_of
 from ncm_cli.store import recognise
 from ncm_cli.store.features import FeatureStore
@@ -108,53 +109,16 @@ def run(command: str, /, **given: Any) -> Result:
 
 def html(found: Any) -> str:
     """A store, a probe, a sweep's table or a result as the tables that a terminal shows of it."""
-    ui = _Html()
-    if isinstance(found, Result) and found.kind in SHOWN:
-        importlib.import_module(f"ncm_cli.commands.{found.kind}").show(found, ui)
-    else:
-        known = found if isinstance(found, Result) else info.facts_of(found)
-        name = getattr(found, "kind", type(found).__name__)
-        head = {"format": name, "path": str(getattr(found, "path", "")), "failed": ()}
-        info.show({**dict.fromkeys(info.COMMON), **head, **known}, ui)
-    return "".join(ui.parts)
-
-
-class _Html(Ui):
-    """What a command shows, as HTML."""
-
-    def __init__(self) -> None:
-        super().__init__(quiet=True)
-        self.parts: list[str] = []
-
-    def table(
-        self,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[object]],
-        *,
-        title: str | None = None,
-        footer: str | None = None,
-        left: int = 1,
-    ) -> None:
-        def line(cells: Sequence[object], tag: str) -> str:
-            return f"<tr>{''.join(cell(index, one, tag) for index, one in enumerate(cells))}</tr>"
-
-        def cell(index: int, value: object, tag: str) -> str:
-            side = "left" if index < left else "right"
-            return f'<{tag} style="text-align:{side}">{_text(cell_text(value))}</{tag}>'
-
-        caption = f'<caption style="text-align:left">{_text(title)}</caption>' if title else ""
-        body = "".join(line(row, "td") for row in rows)
-        head = f"<thead>{line(columns, 'th')}</thead>"
-        self.parts.append(f"<table>{caption}{head}<tbody>{body}</tbody></table>")
-        if footer:
-            self.text(footer)
-
-    def text(self, text: str) -> None:
-        self.parts.append(f'<pre style="white-space:pre-wrap">{_text(text)}</pre>')
-
-    def note(self, text: str) -> None:
-        pass
-
-
-def _text(text: str) -> str:
-    return escape(plain(text, TextIOWrapper(BytesIO(), encoding="utf-8")))
+    stream = TextIOWrapper(BytesIO(), encoding="utf-8")
+    with redirect_stdout(stream):
+        ui = Ui()
+        ui.reporter = SILENT
+        if isinstance(found, Result) and found.kind in SHOWN:
+            importlib.import_module(f"ncm_cli.commands.{found.kind}").show(found, ui)
+        else:
+            known = found if isinstance(found, Result) else info.facts_of(found)
+            name = getattr(found, "kind", type(found).__name__)
+            head = {"format": name, "path": str(getattr(found, "path", "")), "failed": ()}
+            info.show({**dict.fromkeys(info.COMMON), **head, **known}, ui)
+    stream.seek(0)
+    return f'<pre style="overflow-x:auto; line-height:1.3">{escape(stream.read())}</pre>'

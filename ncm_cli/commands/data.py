@@ -14,9 +14,7 @@ def show(made: dict[str, Any], ui: Ui) -> None:
     """The data set's counts and files."""
     ((title, counts),) = made["counts"].items()
     rows = [list(row.values()) for row in counts]
-    more = len(rows) - ROWS_SHOWN
-    footer = f"and {more:,} more: --json has all" if more > 0 else None
     names = sum(isinstance(cell, str) for cell in rows[0])
-    ui.table(list(counts[0]), rows[:ROWS_SHOWN], title=title, footer=footer, left=names)
+    ui.table(list(counts[0]), rows, title=title, left=names, most=ROWS_SHOWN)
     for role, path in made["files"].items():
         ui.note(f"{role}: {path}")

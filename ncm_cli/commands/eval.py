@@ -102,15 +102,12 @@ def _show_comparison(body: dict[str, Any], found: dict[str, Any], ui: Ui) -> Non
     )
     if len(found["groups"]) > 1:
         columns, present = _columns(body), [entry for entry in found["groups"] if entry["n"]]
-        footer = None
-        if len(present) > GROUPS_SHOWN:
-            footer = f"The first {GROUPS_SHOWN} of {len(present)} groups; --json has all."
         ui.table(
             [*columns, "n", "difference", "95 % interval"],
             [
                 [*_key(entry, columns), entry["n"], entry["difference"], _interval(entry, "+.3f")]
-                for entry in present[:GROUPS_SHOWN]
+                for entry in present
             ],
-            footer=footer,
             left=len(columns),
+            most=GROUPS_SHOWN,
         )

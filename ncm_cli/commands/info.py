@@ -164,10 +164,8 @@ def show(facts: dict[str, Any], ui: Ui) -> None:
         lines = [(name, *_column_cells(name, column, facts)) for name, column in facts["columns"].items()]
         ui.table(["column", "role", "values", "missing"], lines, left=3)
     if facts["failed"]:
-        shown = [(row["id"], row["reason"]) for row in facts["failed"][:FAILURES_SHOWN]]
-        more = len(facts["failed"]) - len(shown)
-        footer = f"and {more:,} more: --json has all" if more > 0 else None
-        ui.table(["failed id", "reason"], shown, left=2, footer=footer)
+        failed = [(row["id"], row["reason"]) for row in facts["failed"]]
+        ui.table(["failed id", "reason"], failed, left=2, most=FAILURES_SHOWN)
 
 
 _ELSEWHERE = {"format", "path", "columns", "failed", "label_column", "split_column", "verified"}

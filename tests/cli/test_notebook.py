@@ -72,7 +72,7 @@ class Cells(HTMLParser):
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
-        assert tag in {"table", "caption", "thead", "tbody", "tr", "th", "td", "pre"}, tag
+        assert tag == "pre", tag
 
     def handle_data(self, data: str) -> None:
         self.texts.append(data)
@@ -105,8 +105,7 @@ def test_a_result_is_what_json_prints_and_shows_what_a_terminal_does(
     line = "eval probe.safetensors -f features.h5 --where split=test"
     assert command(line.split()) == 0
     terminal = capsys.readouterr().out.split()
-    shown = [word for text in Cells(found._repr_html_()).texts for word in text.split()]
-    assert shown == [word for word in terminal if set(word) != {"─"}]
+    assert " ".join(Cells(found._repr_html_()).texts).split() == terminal
     stored = load("result.json")
     assert stored.kind == "eval"
     assert found.items() >= {name: found[name] for name in ("n", "accuracy", "worst_group")}.items()
