@@ -320,6 +320,8 @@ def at_home(field: Field, value: Any) -> Any:
 def check_value(field: Field, item: Any) -> None:
     """Raise `UsageError` for a value, or one of several, that the option never takes."""
     spec = field.spec
+    if spec.role == "output" and str(item) == "-" != str(field.default):
+        raise UsageError(f"{field.flag} can't be standard output", found="-", fix=f"{field.flag} NAME")
     if spec.choices and item not in spec.choices:
         close = nearest(str(item), spec.choices)
         raise UsageError(

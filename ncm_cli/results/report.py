@@ -153,15 +153,15 @@ def _choices(probes: Sequence[Found]) -> Table:
         if verdict := selection.get("verdict"):
             controls = {one["name"]: one["bound"] for one in selection.get("controls", [])}
             own = (verdict.get(name) for name in ("erm_flip_rate", "flip_rate", "erm_bound", "bound"))
-            measured = [*own, controls.get("constant")]
+            numbers = [*own, controls.get("constant")]
             rule = f"{ORACLE} {selection['rule']}" if selection.get("oracle") else str(selection["rule"])
-            spreads = [spread([one["value"]], (one["low"], one["high"])) if one else None for one in measured]
-            rows.append(cells(str(found.path), rule, str(found.body.get("rank")), *spreads))
-            rows[-1] += cells(f"{VERDICTS.get(verdict['code'], '')} ({verdict['code']})")
+            spreads = [spread([one["value"]], (one["low"], one["high"])) if one else None for one in numbers]
+            said = f"{VERDICTS.get(verdict['code'], '')} ({verdict['code']})"
+            rows.append(cells(str(found.path), said, rule, str(found.body.get("rank")), *spreads))
     measures = ("flip rate at rank 0", "flip rate", "bound at rank 0", "bound", "constant's")
-    columns = ("probe", "selection", "rank", *measures, "verdict")
+    columns = ("probe", "verdict", "selection", "rank", *measures)
     title = "Did the pairs help? (validation rows and pairs only)"
-    return Table(title, columns, rows, 3, "brackets are 95 % intervals")
+    return Table(title, columns, rows, 4, "brackets are 95 % intervals")
 
 
 _BOUND = {

@@ -69,7 +69,10 @@ class Column:
         """bool (N,): rows whose category is among the term's values (or, negated, is not)."""
         for value in term.values:
             if value not in self.categories:
-                raise unknown(f"value in column {self.name!r}", value, self.categories, where=where)
+                error = unknown(f"value in column {self.name!r}", value, self.categories, where=where)
+                if {*parse_names(value)} <= {*self.categories}:
+                    error.fix = f"{term.column}={'|'.join(parse_names(value))}"
+                raise error
         wanted = [self.categories.index(value) for value in term.values]
         return np.isin(self.codes, wanted, invert=term.negated)
 

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.errors import UsageError
+from ncm_cli.errors import InputError, UsageError
 from ncm_cli.main import run
 from ncm_cli.options import (
     COLUMN_METAVARS,
@@ -20,6 +21,7 @@ from ncm_cli.options import (
     at_home,
     check,
     fields_of,
+    made_from,
     option,
     parse_names,
     parse_numbers,
@@ -28,6 +30,7 @@ from ncm_cli.options import (
     refuse_replacing,
 )
 from ncm_cli.registry import BUILDERS, STEPS, options_of
+from ncm_cli.store.columns import Column
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -222,3 +225,14 @@ def test_c72_a_tilde_that_the_shell_left_is_the_home_folder(
     assert run(["info", "~/f.h5", "-q"]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home"]
     assert (tmp_path / "home" / "f.h5").is_file()
+
+
+def test_what_was_meant_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"--html can't be standard output"):
+        made_from(options_of("report"), {"results": [Path("a.json")], "html": Path("-")})
+    assert made_from(options_of("predict"), {"probe": "p", "source": "x", "output": "-"}).output == Path("-")
+    column = Column("domain", np.zeros(1, np.int32), ("cartoon", "photo"))
+    (term,) = parse_where("domain=photo,cartoon")
+    with pytest.raises(InputError, match=r"try: domain=photo\|cartoon"):
+        column.matches(term, tmp_path)
