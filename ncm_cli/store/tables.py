@@ -216,7 +216,7 @@ def read_table(path: str | os.PathLike[str], *, what: str = "manifest") -> Table
             where=source.path,
             fix=f"if none is lost, write {len(lines)} there",
         )
-    names = source.columns
+    names = tuple(source.kept.values())
     return Table(
         source.path, names, dict(zip(names, lists, strict=True)), lines, source.delimiter, source.notes
     )
@@ -224,7 +224,7 @@ def read_table(path: str | os.PathLike[str], *, what: str = "manifest") -> Table
 
 def read_header(path: Path) -> tuple[str, ...]:
     """The names of a table's columns, as `read_table` gives them."""
-    return _opened(path, "table").columns
+    return tuple(_opened(path, "table").kept.values())
 
 
 def has_decimal_comma(text: str) -> bool:
@@ -253,11 +253,11 @@ class _Source:
     count: int | None = None
     notes: tuple[str, ...] = ()
     header: tuple[str, ...] = ()
-    kept: tuple[int, ...] = ()
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(self.header[index] for index in self.kept)
+    @cached_property
+    def kept(self) -> dict[int, str]:
+        """The columns that have a name, by their place."""
+        return {i: name for i, name in enumerate(self.header) if name and not _SAVED_INDEX.fullmatch(name)}
 
     @property
     def separators(self) -> str:
@@ -365,7 +365,7 @@ def _read_bytes(path: Path, what: str) -> bytes:
 def _require_text(data: bytes, path: Path, what: str) -> None:
     if not data.strip():
         raise InputError(f"the {what} is empty", where=path, expected="a header line and rows")
-    head, place = data[:4096], "byte 0"
+    head, place, text = data[:4096], "byte 0", None
     found, encoding = "UTF-16 or UTF-32", "UTF-16"
     if not data.startswith(_UTF16_OR_32) and head.count(0) * 4 <= len(head):
         try:
@@ -376,24 +376,18 @@ def _require_text(data: bytes, path: Path, what: str) -> None:
             line = _line_of(data[:start].decode("utf-8", "replace"))
             place = f"byte 0x{data[start]:02x} at position {start}, line {line}"
             found, encoding = "another encoding, such as Latin-1", "LATIN1"
-        else:
-            return _require_table(text, path, what)
-    raise InputError(
-        f"the {what} isn't UTF-8",
-        where=f"{path}, {place}",
-        found=found,
-        expected="UTF-8",
-        fix=f"save it as UTF-8, for example: iconv -f {encoding} -t UTF-8 OLD.csv > NEW.csv",
-    )
-
-
-def _require_table(text: str, path: Path, what: str) -> None:
-    first, kind = text[:FIELD_LIMIT].strip().split("\n")[0].strip(), None
-    if first.startswith("<"):
-        kind = "HTML or XML"
-    elif first in ("{", "[") or (first.startswith(('{"', "[{")) and first.endswith(("}", "}]", ","))):
-        kind = "JSON"
-    if kind:
+    if text is None:
+        raise InputError(
+            f"the {what} isn't UTF-8",
+            where=f"{path}, {place}",
+            found=found,
+            expected="UTF-8",
+            fix=f"save it as UTF-8, for example: iconv -f {encoding} -t UTF-8 OLD.csv > NEW.csv",
+        )
+    first = text[:FIELD_LIMIT].strip().split("\n")[0].strip()
+    json = first in ("{", "[") or (first.startswith(('{"', "[{")) and first.endswith(("}", "}]", ",")))
+    if json or first.startswith("<"):
+        kind = "JSON" if json else "HTML or XML"
         raise InputError(f"the {what} isn't a table", where=path, found=kind, expected="CSV or TSV")
     if "\0" in text:
         position = text.index("\0")
@@ -448,11 +442,10 @@ def _named(source: _Source) -> _Source:
         # CelebA's lists have no name for the files in front.
         header = ["id", *header]
         source = replace(source, notes=(*source.notes, "the first column has no name: 'id' is taken"))
-    kept = [i for i, name in enumerate(header) if name and not _SAVED_INDEX.fullmatch(name)]
-    if not kept:
+    source = replace(source, header=tuple(header))
+    if not source.kept:
         raise InputError("the header names no column", where=source.path, found=listing(map(repr, header)))
-    counts = Counter(header[index] for index in kept)
-    repeated = [repr(name) for name, count in counts.items() if count > 1]
+    repeated = [repr(name) for name, count in Counter(source.kept.values()).items() if count > 1]
     if repeated:
         raise InputError(
             "a column name is used twice",
@@ -460,7 +453,7 @@ def _named(source: _Source) -> _Source:
             found=listing(repeated),
             fix="rename one of them",
         )
-    return replace(source, header=tuple(header), kept=tuple(kept))
+    return source
 
 
 def _ragged(source: _Source, record: list[str], index: int, line: int) -> InputError:
