@@ -271,7 +271,7 @@ class EmbedOptions:
     fresh: bool = _run(False, help="Start over: replace a store or an unfinished run of other settings.")
 
     from_array: Path | None = _array(
-        None, help="Features as .npy, .npz, .pt or .parquet, rows in manifest order.", role="input"
+        None, help="Features as .npy, .npz or .pt, rows in manifest order.", role="input"
     )
     encoder_name: str | None = _array(None, help="What made them; stores of one name may be used together.")
 

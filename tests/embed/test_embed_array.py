@@ -54,13 +54,6 @@ def saved(folder: Path, matrix: np.ndarray, kind: str) -> Path:
     elif kind == "pt-old":
         torch = pytest.importorskip("torch")
         torch.save(torch.from_numpy(matrix), path, _use_new_zipfile_serialization=False)
-    else:
-        arrow = pytest.importorskip("pyarrow")
-        parquet = pytest.importorskip("pyarrow.parquet")
-        columns = {f"c{i}": matrix[:, i] for i in range(matrix.shape[1])}
-        if kind == "parquet-list":
-            columns = {"id": np.arange(len(matrix)), "features": matrix.tolist()}
-        parquet.write_table(arrow.table(columns), path, row_group_size=9)
     return path
 
 
@@ -72,8 +65,6 @@ KINDS = [
     "pt",
     "pt-dictionary",
     "pt-old",
-    "parquet",
-    "parquet-list",
 ]
 
 
@@ -140,7 +131,7 @@ def test_c50_zero_rows_are_named_when_normalising(tmp_path: Path, matrix: np.nda
         assert not store.read()[4].any()
 
 
-@pytest.mark.parametrize("kind", ["npy", "npz", "pt", "parquet"])
+@pytest.mark.parametrize("kind", ["npy", "npz", "pt"])
 def test_c62_nan_and_infinity_are_refused_by_id(tmp_path: Path, matrix: np.ndarray, kind: str) -> None:
     matrix[5, 1], matrix[30, 6] = np.nan, -np.inf
     with pytest.raises(InputError, match="2 rows of the array are not finite") as caught:
@@ -241,7 +232,7 @@ def test_a_pt_without_a_plain_matrix_names_what_it_holds_and_the_file(
     assert f"where: {tmp_path / 'bad.pt'}" in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["npy", "npz", "pt", "parquet"])
+@pytest.mark.parametrize("kind", ["npy", "npz", "pt"])
 def test_damaged_files_are_refused(tmp_path: Path, matrix: np.ndarray, kind: str) -> None:
     path = saved(tmp_path, matrix, kind)
     data = path.read_bytes()
