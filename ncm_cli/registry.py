@@ -172,6 +172,8 @@ BUILDERS = {
 }
 """The builders of ``ncm data``: their ``work`` is ``build(options, folder, reporter)``, called by data's."""
 
+HELP = Path(__file__).with_name("help")
+
 TOPICS = {
     "start": "the first ten minutes: your own images to a page",
     "examples": "every command by example",
@@ -205,10 +207,15 @@ def options_of(words: str) -> type:
     return made
 
 
+def topic_text(name: str) -> str:
+    """A topic's Markdown."""
+    return (HELP / f"{name}.md").read_text(encoding="utf-8")
+
+
 def examples_of(words: str) -> str:
     """Shell lines of a command as its help shows them, and under each what it is for."""
-    text = Path(__file__).with_name("help").joinpath("examples.md").read_text(encoding="utf-8")
-    block = re.search(rf"^## `ncm {words}`\n\n```text\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    pattern = rf"^## `ncm {words}`\n\n```text\n(.*?)^```"
+    block = re.search(pattern, topic_text("examples"), flags=re.DOTALL | re.MULTILINE)
     return block[1] if block else ""
 
 

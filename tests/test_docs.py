@@ -88,7 +88,7 @@ def test_help_lists_the_topics_that_there_are(capsys: pytest.CaptureFixture[str]
     assert run(["help"]) == 0
     listed = capsys.readouterr().out.split("\n\n")[0].splitlines()
     assert [line.split()[0] for line in listed] == list(TOPICS)
-    assert {f"{name}.md" for name in TOPICS} == {path.name for path in topics.FOLDER.iterdir()}
+    assert {f"{name}.md" for name in TOPICS} == {path.name for path in HELP.iterdir()}
     assert {command.topic for command in [*COMMANDS.values(), *BUILDERS.values()]} <= {"", *TOPICS}
     for name in TOPICS:
         assert f"](ncm_cli/help/{name}.md)" in PAGES[ROOT / "README.md"]

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from pathlib import Path
 
 from ncm_cli.console import Ui
 from ncm_cli.errors import UsageError, unknown
 from ncm_cli.options import argument
-from ncm_cli.registry import COMMANDS, TOPICS
-
-FOLDER = Path(__file__).parents[1] / "help"
+from ncm_cli.registry import COMMANDS, TOPICS, topic_text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +32,5 @@ def run(options: HelpOptions, ui: Ui) -> None:
 
 def page(topic: str) -> str:
     """A topic's Markdown, with what a terminal can follow in place of links to other topics."""
-    text = (FOLDER / f"{topic}.md").read_text(encoding="utf-8")
-    text = re.sub(r"^<!-- .*? -->\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^<!-- .*? -->\n", "", topic_text(topic), flags=re.MULTILINE)
     return re.sub(r"\[([^]]+)\]\((\w+)\.md(?:#[^)]*)?\)", r"\1 (`ncm help \2`)", text)
