@@ -555,6 +555,7 @@ def _shell_lines(subject: Found, files: Files) -> list[str]:
         ("embed", "source"): store.options if store else {},
         ("pairs", "holdout"): pairs.options if pairs else {},
         ("fit", "select"): (found.body.get("options") or {}) if found else {},
+        ("zeroshot", "mix"): (found.body.get("options") or {}) if found else {},
         ("eval", "probe"): subject.body.get("options") or {},
     }
     was, run = written(subject), subject.facts.run

@@ -29,6 +29,8 @@ class Stores:
     model: str
     reference: Any
     tokenizer: Any
+    images: Any
+    """(36, 3, 32, 32), preprocessed by open_clip."""
     raw: Path
     unit: Path
     pictures: Path
@@ -37,6 +39,7 @@ class Stores:
 @pytest.fixture(scope="session")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Stores:
     import open_clip
+    import torch
     from safetensors.torch import save_file
 
     from ncm_cli.images.network import own_random_numbers, quiet_root_logger
@@ -49,17 +52,19 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Stores:
     with own_random_numbers(3), quiet_root_logger():
         made = open_clip.create_model(model, load_weights=False)
         save_file(made.state_dict(), folder / "open_clip_model.safetensors")
-        reference = open_clip.create_model(model).eval()
+        reference, _, transform = open_clip.create_model_and_transforms(model)
     rng = np.random.default_rng(0)
-    lines = ["id,path,label,place,split"]
+    lines, images = ["id,path,label,place,split"], []
     for i in range(36):
         label, place, split = CLASSES[i % 3], ("land", "water")[i // 3 % 2], ("train", "val", "test")[i // 12]
         shades = rng.integers(0, 255, (4, 4, 3), dtype=np.uint8)
-        Image.fromarray(shades).resize((32, 32)).save(root / f"{i}.png")
+        images.append(Image.fromarray(shades).resize((40, 32)))
+        images[-1].save(root / f"{i}.png")
         lines.append(f"r{i},{i}.png,{label},{place},{split}")
     (root / "m.csv").write_text("\n".join(lines) + "\n")
     for name, normalize in (("raw", False), ("unit", True)):
         options = {"source": root / "m.csv", "output": root / f"{name}.h5", "model": model}
         embed(EmbedOptions(**options, normalize=normalize, workers="0"), reporter=SILENT)
     tokenizer = open_clip.get_tokenizer(model)
-    return Stores(model, reference, tokenizer, root / "raw.h5", root / "unit.h5", root)
+    batch = torch.stack([transform(image) for image in images])
+    return Stores(model, reference.eval(), tokenizer, batch, root / "raw.h5", root / "unit.h5", root)

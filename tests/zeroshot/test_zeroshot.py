@@ -28,8 +28,9 @@ def _made(store: Path, output: Path, **options: Any) -> Probe:
     return read_probe(output)
 
 
-@pytest.mark.parametrize("store", ["raw", "unit"])
-@pytest.mark.parametrize("classes", [None, "dog,cat=tabby cat"])
+@pytest.mark.parametrize(
+    ("store", "classes"), [("raw", None), ("raw", "dog,cat=tabby cat"), ("unit", "dog,cat=tabby cat")]
+)
 def test_probabilities_are_open_clips_own(
     store: str, classes: str | None, stores: Any, tmp_path: Path
 ) -> None:
@@ -39,10 +40,9 @@ def test_probabilities_are_open_clips_own(
     words = ["cat", "dog", "polar bear"] if classes is None else ["dog", "tabby cat"]
     probe = _made(getattr(stores, store), tmp_path / "z", prompts=PROMPTS, classes=classes)
     templates = [prompt.replace("{class}", "{}") for prompt in PROMPTS]
-    with torch.no_grad(), FeatureStore(stores.raw) as raw:
+    with torch.no_grad():
         weights = build_zero_shot_classifier(stores.reference, stores.tokenizer, words, templates)
-        X = torch.from_numpy(raw.read())
-        cosines = torch.nn.functional.normalize(X, dim=-1) @ weights
+        cosines = stores.reference.encode_image(stores.images, normalize=True) @ weights
         expected = (stores.reference.logit_scale.exp() * cosines).softmax(dim=-1).numpy()
     with FeatureStore(getattr(stores, store)) as own:
         shares = metrics.probabilities(logits(probe, own.read()))
@@ -140,7 +140,7 @@ def test_a_probe_of_prompts_is_a_probe_like_any_other(
         f"bound z.safetensors -f {stores.raw} --oracle-pairs oracle.h5 -o bound.json",
         f"pairs --prompts {{}}@land|{{}}@sea -f {stores.raw} -o texts.h5",
         "info z.safetensors",
-        "report z.safetensors z.json fit.json bound.json texts.h5 --html page.html",
+        "report z.safetensors z.json bound.json texts.h5 --html page.html",
     ):
         assert run(line.split()) == 0, line
     assert read_probe("z.safetensors").classes == ("dog", "cat", "polar_bear")
@@ -151,7 +151,7 @@ def test_a_probe_of_prompts_is_a_probe_like_any_other(
     )
     assert sorted(rows) == sorted(pictures)
     page = Path("page.html").read_text()
-    assert "zeroshot" in page
+    assert "ncm zeroshot" in page  # how it was made
     assert "polar bear@sea" in page
     assert "a text, no picture" in page
 
