@@ -95,7 +95,7 @@ def _key(options: FinetuneOptions, rows: ManifestRows) -> dict[str, Any]:
         "rows": rows.content_sha256,
         "pairs": None if options.pairs is None else read_pairs(options.pairs).content_sha256,
         "network": request_key(request_of(options)),
-        "versions": {"ncm": __version__, "torch": torch.__version__},
+        "versions": {"ncm": __version__, "torch": str(torch.__version__)},
     }
 
 

@@ -31,10 +31,9 @@ from ncm_cli.images.encoder import EncoderRequest, Preprocess
 from ncm_cli.images.network import TorchEncoder, exact, is_short_of_memory, own_random_numbers
 from ncm_cli.probes import metrics
 from ncm_cli.probes.metrics import PairRows, Rows
-from ncm_cli.probes.rows_and_pairs import Part, Problem
+from ncm_cli.probes.rows_and_pairs import Problem
 from ncm_cli.probes.selection import Fold
 from ncm_cli.progress import Task
-from ncm_cli.store.columns import group_weights
 
 Epoch = dict[str, float]
 """What is known after an epoch, by names of `METRICS` and a few more; what can't be known is left out."""
@@ -148,21 +147,14 @@ class Training:
         self.train = problem.train
         if self.fold is not None:
             self.train = self.train.take(~np.isin(self.train.node, self.fold.apart))
-        codes, classes = self.train.codes, len(problem.target.classes)
-        data = Part(
-            X=np.zeros((len(self.train.ids), 1)),
-            y=self.train.y,
-            n_classes=classes,
-            codes=codes,
-            weights=group_weights(codes["upweight"]) if "upweight" in codes else None,
-        )
-        self.objective = Objective(config_of(options), DeviceRows(data, network.device))
+        part = problem.part(self.train, None)
+        self.objective = Objective(config_of(options), DeviceRows(part, network.device))
         self._place(rows)
         self.module = network.model.module
         with own_random_numbers(options.seed):
             if self.module.num_classes != options.representation:
                 self.module.reset_classifier(options.representation)
-            self.head = torch.nn.Linear(options.representation, data.logits)
+            self.head = torch.nn.Linear(options.representation, part.logits)
         self.module.to(network.device)
         self.head.to(network.device)
         self.parameters = [*self.module.parameters(), *self.head.parameters()]

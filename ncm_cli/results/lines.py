@@ -41,7 +41,7 @@ WHERE = "--where"
 ORACLE = "ORACLE"
 """Marks whatever was chosen by, or trained on, test rows."""
 
-RESULTS = ("eval", "bound", "sweep", "run")
+RESULTS = ("eval", "bound", "sweep", "finetune", "run")
 """The kinds of results that reports are made from."""
 
 _FIT = "fit "
@@ -143,7 +143,7 @@ class _Origin:
 def facts_of(
     file: Path, body: Mapping[str, Any], *, run: tuple[Path, Made] | None = None, itself: Probe | None = None
 ) -> Facts:
-    """The facts of an eval's, a bound's or a sweep's result; or of a probe ``itself`` and its meta.
+    """The facts of a result of eval, bound, sweep or finetune; or of a probe ``itself`` and its meta.
 
     ``run`` is the folder and files of the run that made it, looked for where it isn't given. What a result's
     probe was fitted with is read from the probe, if it is still the one that the result is of.
@@ -181,7 +181,8 @@ def facts_of(
         options.pop("probe", None)
         options |= {name: body.get(name, options.get(name)) for name in ("where", "target")}
         options["reference"] = (body.get("reference") or {}).get("where", options.get("reference"))
-        take(kind, options, {"features": body.get("features") or body.get("data")})
+        data = body.get("data") or {}
+        take(kind, options, {"features": body.get("features") or data, "source": data.get("source")})
         seeded["numbers"] = digest_of({name: body[name] for name in body if name not in _DESCRIBING})
         if path is not None:
             seeded[f"{_FIT}probe"] = Input(path, digest)
@@ -196,10 +197,11 @@ def facts_of(
             fixed[f"{_FIT}options"] = "unknown" if probe is None else "known"
     if probe is not None:
         fitted = probe.meta.get("options") or {}
-        take("fit", fitted, probe.meta.get("data") or {}, _FIT)
-        # A run may make its encoder as well: of synthetic data, or with random weights.
+        command = str(probe.meta.get("command") or "fit")
+        take(command, fitted, probe.meta.get("data") or {}, _FIT)
+        # A run may make its encoder as well: of synthetic data, or with random weights. finetune always does.
         encoder = Input(str(probe.encoder.get("model")), probe.fingerprint)
-        (fixed if by_hand else seeded)[f"{_FIT}encoder"] = encoder
+        (fixed if by_hand and command == "fit" else seeded)[f"{_FIT}encoder"] = encoder
         seed = None if fitted.get(SEED) is None else str(fitted[SEED])
     return Facts(file, origin.folder, seed if by_hand else origin.cell.get(SEED), fixed, seeded)
 
@@ -393,6 +395,8 @@ class Sources:
     evals: list[Found] = dataclasses.field(default_factory=list)
     bounds: list[Found] = dataclasses.field(default_factory=list)
     sweeps: list[Found] = dataclasses.field(default_factory=list)
+    finetunes: list[Found] = dataclasses.field(default_factory=list)
+    """What ``ncm eval`` says of their weights is among the evals."""
     runs: list[Found] = dataclasses.field(default_factory=list)
     probes: list[Found] = dataclasses.field(default_factory=list)
     pairs: list[tuple[Path, PairStore]] = dataclasses.field(default_factory=list)
@@ -437,7 +441,7 @@ def read_sources(paths: Sequence[Path]) -> Sources:
         raise InputError(
             "nothing to report",
             where=", ".join(str(path) for path in paths),
-            expected="results of ncm eval, bound, sweep or run, probes or pair stores",
+            expected="results of ncm eval, bound, sweep, finetune or run, probes or pair stores",
         )
     return sources
 
@@ -455,12 +459,13 @@ def _read_one(path: Path, sources: Sources, *, named: bool) -> None:
         sources.features.append(path)
     elif kind == "result" and (body := read_result(path)).get("kind") in RESULTS:
         getattr(sources, f"{body['kind']}s").append(Found(path, body, facts_of(path, body)))
+        sources.evals += [Found(path, one, facts_of(path, one)) for one in body.get("evals") or ()]
     elif named:
         raise InputError(
             f"a {'result' if kind == 'result' else 'file'} that no report is made from",
             where=path,
             found=body.get("kind") if kind == "result" else f"{kind} of ncm",
-            expected="results of ncm eval, bound, sweep or run, probes or pair stores",
+            expected="results of ncm eval, bound, sweep, finetune or run, probes or pair stores",
         )
 
 

@@ -16,6 +16,7 @@ from xml.sax.saxutils import quoteattr
 import numpy as np
 from numpy.typing import NDArray
 
+from ncm_cli.baselines.choice import METRICS
 from ncm_cli.progress import Reporter
 from ncm_cli.results.lines import ORACLE, Found, Line, Mean, Sources, lines_of
 from ncm_cli.results.report import SWEEP, TIE, Spread, spread
@@ -501,17 +502,17 @@ def _reach(dot: Spread) -> tuple[float, float]:
     return down, 0.0 if high is None else max(high - dot.mean, 0.0)
 
 
-def convergence(name: str, epochs: Array, runs: Mapping[str, Mapping[str, Array]]) -> Plot:
-    """Validation and, where known, test accuracy of each method's in-domain pick along training."""
-    titles = {"val_accuracy": "validation", "test_accuracy": "test domain"}
-    known = [key for key in titles if any(np.isfinite(own[key]).any() for own in runs.values())]
+def convergence(name: str, epochs: Array, runs: Mapping[str, Mapping[str, Array]], what: str) -> Plot:
+    """Accuracy of each method along training: validation and, where known, test and its worst group."""
+    titles = {"val_accuracy": "validation", "test_accuracy": "test", "test_worst_group": "test, worst group"}
+    known = [key for key in titles if any(np.isfinite(own.get(key, np.nan)).any() for own in runs.values())]
     with figure(1.2 + 3.6 * len(known), 3.6, ncols=len(known), squeeze=False) as (made, grid):
         for panel, key in zip(grid[0], known, strict=True):
             for index, (label, own) in enumerate(runs.items()):
                 line(panel, epochs, own[key], index=index, label=shown(label))
             panel.set(xlabel="epoch", ylabel="accuracy", title=titles[key])
         name_lines(made, grid[0], columns=4)
-    title = "Accuracy of each method's in-domain pick along training"
+    title = f"Accuracy of each {what} along training"
     return Plot(name, title, "; ".join([title, *_ends(grid[0][-1])]), made)
 
 
@@ -527,6 +528,7 @@ def figures(
         _spectrum_figure(sources),
         _sweep_figures(sources),
         _convergence_figures(sources),
+        _finetune_figure(lines_of(sources.finetunes, "method", reporter)),
     ):
         for plot in plots:
             taken[key] = number = taken.get(key := plot.name.lower(), 0) + 1
@@ -737,4 +739,18 @@ def _convergence_figures(sources: Sources) -> Iterator[Plot]:
                 runs[pick["method"]] = {name: values[rows] for name, values in table.metrics.items()}
         if runs and len(table.epochs) > 1:
             name = f"convergence-{_slug(found.path.stem)}"
-            yield convergence(name, table.epochs.astype(np.float64), runs)
+            yield convergence(name, table.epochs.astype(np.float64), runs, "method's in-domain pick")
+
+
+def _finetune_figure(lines: Sequence[Line]) -> Iterator[Plot]:
+    longest = max((len(one.body["history"]["epoch"]) for own in lines for one in own.found), default=0)
+    runs = {}
+    for own in lines:
+        histories = [one.body["history"] for one in own.found]
+        runs[own.label] = {
+            name: np.array([[*known, *[np.nan] * (longest - len(known))] for known in values], np.float64)
+            for name in METRICS
+            if (values := [one.get(name, []) for one in histories])
+        }
+    if longest > 1:
+        yield convergence("convergence", np.arange(1.0, longest + 1), runs, "method")

@@ -1,0 +1,186 @@
+"""``ncm finetune`` from manifest to report, and after a kill."""
+
+from __future__ import annotations
+
+import csv
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ncm_cli.errors import InputError, MismatchError, UsageError
+from ncm_cli.finetune.finetune import finetune, unfinished_file
+from ncm_cli.finetune.options import METHODS, FinetuneOptions, files_of
+from ncm_cli.images.embed import embed
+from ncm_cli.images.options import EmbedOptions
+from ncm_cli.options import check, command_words
+from ncm_cli.probes.evaluate import evaluate
+from ncm_cli.probes.options import EvalOptions
+from ncm_cli.results.options import ReportOptions
+from ncm_cli.results.report import report
+
+MODEL = "timm:test_resnet"
+
+
+def options_of(data: Path, output: Path, **more: Any) -> FinetuneOptions:
+    """Three short epochs of a small network on the bars."""
+    given = {
+        "source": data / "manifest.csv",
+        "pairs": data / "pairs.h5",
+        "output": output,
+        "model": MODEL,
+        "random_init": True,
+        "image_size": 16,
+        "representation": 8,
+        "groups": "label,color",
+        "test": "split=test",
+        "epochs": 3,
+        "batch_size": 16,
+        "lr": 0.01,
+        "penalty": 1.0,
+        "workers": "0",
+    } | more
+    return FinetuneOptions(**{name: value for name, value in given.items() if value is not ...})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"pairs": None, "method": "ncm"}, "needs --pairs"),
+        ({"method": "irm"}, "irm needs --envs"),
+        ({"method": "groupdro", "penalty": None}, "groupdro needs --dro-groups"),
+        ({"method": "erm"}, "has no --penalty"),
+        ({"rule": "oracle", "test": None}, "needs test rows"),
+        ({"rule": "worst-group", "groups": None}, "needs groups"),
+        ({"model": "ViT-B-32"}, "network that ncm finetune doesn't train"),
+        ({"output": Path("x.pt")}, "ends in .safetensors"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        check(options_of(Path("d"), **{"output": Path("run.safetensors")} | given))
+
+
+@pytest.mark.slow
+def test_the_files_agree_with_embed_and_eval(data: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run.safetensors"
+    body = finetune(options_of(data, output))
+    checkpoint, probe, result = files_of(output)
+    store = tmp_path / "run.h5"
+    embed(EmbedOptions(source=data / "manifest.csv", model=MODEL, pretrained=str(checkpoint), output=store))
+    picked = body["rules"]["bound"]
+    for part, own in zip(("val", "test"), body["evals"], strict=True):
+        again = evaluate(
+            EvalOptions(probe=probe, features=store, where=f"split={part}", groups="label,color")
+        )
+        for name in ("n", "accuracy", "adjusted_accuracy", "worst_group", "groups"):
+            assert own[name] == again[name], name
+        assert own["log_loss"] == pytest.approx(again["log_loss"], rel=1e-5)
+        assert picked["metrics"][f"{part}_accuracy"] == own["accuracy"]
+        assert picked["metrics"][f"{part}_adjusted_accuracy"] == pytest.approx(own["adjusted_accuracy"])
+        assert picked["metrics"][f"{part}_worst_group"] == own["worst_group"]["accuracy"]
+    # timm itself reads the checkpoint.
+    import timm
+
+    model = timm.create_model("test_resnet", num_classes=8)
+    model.load_state_dict(load_file(checkpoint))
+    # Nothing is left to do, and nothing of other settings is replaced.
+    stamps = [path.read_bytes() for path in files_of(output)]
+    assert not finetune(options_of(data, output, workers="2"))["written"]
+    assert stamps == [path.read_bytes() for path in files_of(output)]
+    with pytest.raises(MismatchError, match="other settings") as refused:
+        finetune(options_of(data, output, lr=0.02))
+    assert "options.lr" in str(refused.value)
+    assert finetune(options_of(data, output, lr=0.02, epochs=1, fresh=True))["written"]
+    assert not unfinished_file(output).exists()
+    assert result.exists()
+
+
+@pytest.mark.slow
+def test_seeds_of_every_method_are_lines_of_a_report(data: Path, tmp_path: Path) -> None:
+    for method in METHODS:
+        for seed in (0, 1) if method in ("ncm", "erm") else (0,):
+            own = {"penalty": ... if method in ("erm", "groupdro") else 1.0, "envs": "domain", "seed": seed}
+            more = {"upweight": "label,color"} if method == "groupdro" else {}
+            finetune(
+                options_of(
+                    data, tmp_path / f"{method}{seed}.safetensors", method=method, epochs=2, **own, **more
+                )
+            )
+    results = tuple(tmp_path.glob("*.json"))
+    made = report(ReportOptions(results=results, plots=tmp_path / "figures"))
+    lines = {row[0].text: row for row in made.tables[0].rows}
+    assert lines.keys() == {"ncm", "erm", "irm", "groupdro+upweight", "matchdg"}
+    assert [cell.spread.n for cell in lines["ncm"][3:]] == [2, 2, 2, 2]
+    assert (tmp_path / "figures" / "convergence.svg").is_file()
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_same_bits(data: Path, tmp_path: Path) -> None:
+    whole, killed = (tmp_path / f"{name}.safetensors" for name in ("whole", "killed"))
+    asked = {"precision": "fp32", "epochs": 20, "augment": "brightness:0.5"}
+    finetune(options_of(data, whole, **asked))
+    given = options_of(data, killed, **asked)
+    words = command_words(FinetuneOptions, vars(given))
+    command = [sys.executable, "-m", "ncm_cli", "finetune", *map(str, words), "--quiet"]
+    for least in (1, 4):  # in the middle of an epoch, or of writing what is known after one
+        with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+            while process.poll() is None and _epochs(unfinished_file(killed)) < least:
+                time.sleep(0.005)
+            process.kill()
+        assert process.returncode == -signal.SIGKILL
+    with pytest.raises(MismatchError, match="unfinished run of other settings"):
+        finetune(options_of(data, killed, **asked | {"seed": 5}))
+    body = finetune(given)
+    assert body["history"] == finetune(options_of(data, whole, **asked))["history"]
+    assert load_equal(whole, killed)
+    assert files_of(whole)[1].stat().st_size and not unfinished_file(killed).exists()
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def _epochs(file: Path) -> int:
+    return len(torch.load(file, weights_only=True)["history"]) if file.exists() else 0
+
+
+def load_equal(a: Path, b: Path) -> bool:
+    first, second = load_file(a), load_file(b)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.slow
+def test_bad_pictures_and_strange_pairs_are_refused_before_training(data: Path, tmp_path: Path) -> None:
+    with (data / "manifest.csv").open() as stream:
+        rows = list(csv.reader(stream))
+    (tmp_path / "bad.png").write_bytes(b"<html>404")
+    (tmp_path / "none.png").write_bytes(b"")
+    for row, name in zip((rows[1], rows[3]), ("bad.png", "none.png"), strict=True):
+        row[1] = str(tmp_path / name)
+    with (tmp_path / "m.csv").open("w", newline="") as stream:
+        csv.writer(stream).writerows(rows)
+    shared = {"source": tmp_path / "m.csv", "root": data, "pairs": None, "penalty": None}
+    with pytest.raises(InputError, match="2 of 96 images can't be used") as refused:
+        finetune(options_of(data, tmp_path / "r.safetensors", **shared))
+    assert rows[1][0] in str(refused.value) and rows[3][0] in str(refused.value)
+    with (tmp_path / "m.csv").open("w", newline="") as stream:
+        csv.writer(stream).writerows([row for row in rows if row[0] != "train3-twin"])
+    with pytest.raises(InputError, match="1 members of pairs aren't in the source") as refused:
+        finetune(options_of(data, tmp_path / "r.safetensors", **shared | {"pairs": data / "pairs.h5"}))
+    assert "train3-twin" in str(refused.value)
+
+
+@pytest.mark.slow
+def test_pictures_read_at_every_epoch_give_the_same_bits(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = finetune(options_of(data, tmp_path / "kept.safetensors"))
+    monkeypatch.setenv("NCM_MEMORY_MIB", "0")
+    second = finetune(options_of(data, tmp_path / "read.safetensors", workers="3"))
+    assert first["history"] == second["history"]
+    assert np.isfinite(first["history"]["bound_01"]).all()
