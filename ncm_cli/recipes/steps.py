@@ -302,7 +302,8 @@ class Steps:
                     line = filled.keys.get("builder", node.line)
                     self._mistakes.unknown(line, f"{path}.data.builder", "builder", builder, BUILDERS)
             texts = {name: value.text for name, value in cell.items()}
-            job = Job(step=name, kind=kind, builder=builder, cell=texts)
+            outputs = self._outputs(filled, taken)
+            job = Job(step=name, kind=kind, builder=builder, cell=texts, outputs=outputs)
             self._drafts.append(_Draft(job, taken, filled, options, f"{path}.{kind}"))
 
     def _step_name(self, node: Node | None, kind: str, path: str) -> str:
@@ -320,26 +321,28 @@ class Steps:
             self._mistakes.add(node.line, f"{path}.name", what)
         return node.text
 
+    def _outputs(self, options: Node, taken: type | None) -> dict[str, tuple[Path, ...]]:
+        """What a step writes, by option; of one that isn't known, what looks like it."""
+        fields = fields_of(taken) if taken else ()
+        roles = {field.name for field in fields if field.spec.role == "output"} if taken else {"output"}
+        return {
+            name: (self._in_out(node),)
+            for name, node in options.value.items()
+            if name in roles and node.is_scalar and Path(node.text) != STDOUT
+        }
+
     def _claim(self, number: int, draft: _Draft) -> None:
         """Note what a draft writes, which no draft before it may."""
-        fields = fields_of(draft.kind) if draft.kind else ()
-        names = [field.name for field in fields if field.spec.role == "output"] if fields else ["output"]
-        found = {name: node for name in names if (node := draft.options.value.get(name)) is not None}
-        paths = {
-            name: _files_of(draft.job.kind, path)
-            for name, node in found.items()
-            if node.is_scalar and Path(node.text) != STDOUT and (path := self._in_out(node))
-        }
-        for name, written in paths.items() if fields else ():
-            others = ((path, self._writer(path)) for path in written)
-            taken = [(path, self._drafts[other]) for path, other in others if other is not None]
-            what = self._misplaced(self._in_out(found[name]))
+        for name, (named,) in draft.job.outputs.items() if draft.kind else ():
+            writers = ((path, self._writer(path)) for path in _files_of(draft.job.kind, named))
+            taken = [(path, self._drafts[other]) for path, other in writers if other is not None]
+            what = self._misplaced(named)
             if taken and not what:
                 path, other = taken[0]
                 what = f"{self._shown(path)} is {self._why_taken(draft, name, other)}"
             if what:
-                self._mistakes.add(found[name].line, f"{draft.path}.{name}", what)
-        for path in (path for written in paths.values() for path in written):
+                self._mistakes.add(draft.options.value[name].line, f"{draft.path}.{name}", what)
+        for path in draft.job.written:
             self._writers.setdefault(path, number)
             for folder in path.parents:
                 self._around.setdefault(folder, number)
@@ -378,34 +381,28 @@ class Steps:
                 own = entries[field.name]
                 matches = [one for item in own.items for one in self._matches(item, number)]
                 entries[field.name] = dataclasses.replace(own, value=matches)
-        files: dict[str, tuple[Path, ...]] = {}
+        inputs: dict[str, tuple[Path, ...]] = {}
 
         def path_of(field: Field, node: Node, key_path: str) -> Path:
+            if field.spec.role == "output":
+                path = Path(node.text)
+                return path if path == STDOUT else self._shown(_possible(self._in_out(node)))
             shown, found = self._located(field, node, key_path, number)
             if found:
-                files[field.name] = (*files.get(field.name, ()), *found)
+                inputs[field.name] = (*inputs.get(field.name, ()), *found)
             return shown
 
         options = dataclasses.replace(draft.options, value=entries)
         made, known = read_options(kind, options, draft.path, path_of, self._mistakes)
-        outputs = {field.name for field in fields if field.spec.role == "output"}
-        job = dataclasses.replace(
-            draft.job,
-            options=made,
-            inputs={name: paths for name, paths in files.items() if name not in outputs},
-            outputs={name: paths for name, paths in files.items() if name in outputs},
-        )
+        job = dataclasses.replace(draft.job, options=made, inputs=inputs)
         self._check_columns(dataclasses.replace(job, options=known), fields, draft)
         return job
 
     def _located(self, field: Field, node: Node, key_path: str, number: int) -> tuple[Path, list[Path]]:
-        """The path that an option names, as a command line would give it; and its files."""
-        is_output = field.spec.role == "output"
-        if Path(node.text) == STDOUT if is_output else is_remote(node.text):
+        """The path that an input's option names, as a command line would give it; and its files."""
+        if is_remote(node.text):
             return Path(node.text), []
         path = _possible(self._in_out(node))
-        if is_output:
-            return self._shown(path), [path]
         outside = _clean((node.base or self._recipe_folder) / _at_home(node.text))
         # What --set names is meant from the current folder, if it is there.
         given = node.base is not None and _possible(outside).exists()
