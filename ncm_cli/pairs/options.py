@@ -53,7 +53,7 @@ class PairsOptions(TextOptions):
     match: str | None = option(None, help="How to make pairs without a table.", choices=MATCHES)
     prompts: tuple[str, ...] = option(
         (),
-        help="A prompt such as 'a {class} on land': every two are a pair, of texts in place of rows. Those "
+        help="A prompt such as 'a {class} on land': every two are a pair of texts. Those "
         "between | are a set of their own; a file has one set a line. May be repeated.",
         metavar="PROMPT",
         role="name-or-input",

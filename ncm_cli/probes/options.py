@@ -227,7 +227,7 @@ class ZeroshotOptions(TextOptions):
     rank: str = _choice(
         "auto",
         help="Dimensions to remove, as in ncm fit. Several are chosen among by validation error + flip rate, "
-        "which takes labelled rows; one takes none.",
+        "which takes labels; one takes none.",
         parse=parse_ranks,
     )
     val: str | None = _choice(

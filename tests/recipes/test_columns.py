@@ -32,6 +32,7 @@ NEEDED = {
     "embed": "source: data/manifest.csv, output: g.h5",
     "pairs": "source: data/pairs.csv, features: f.h5, output: q.h5",
     "fit": "features: f.h5, output: q.safetensors",
+    "zeroshot": "features: f.h5, prompts: ['a {class}'], pairs: p.h5, output: z.safetensors",
     "eval": "probe: p.safetensors, features: f.h5, output: e.json",
     "bound": "probe: p.safetensors, features: f.h5, oracle_pairs: p.h5, output: b.json",
     "sweep": "features: f.h5, output: s.json",
