@@ -107,7 +107,8 @@ def evaluate(
         selection = probe.meta.get("selection") or {}
         ids = store.ids[rows]
         seen = {part: int(seen_rows(probe, part, ids).sum()) for part in ("train", "val")}
-        if len(selection.get("path") or ()) == 1:  # there was no choice
+        # Where there was no choice, but for what a mixture's probe was chosen by.
+        if len(selection.get("path") or ()) == 1 and not probe.meta.get("mixed_with"):
             seen["val"] = 0
         body: dict[str, Any] = {
             "n": len(rows),

@@ -68,29 +68,7 @@ def zeroshot(options: ZeroshotOptions, *, reporter: Reporter = SILENT) -> dict[s
             weight, bias = _mixed(options, weight, other, tuple(words))
         # Cosines need rows of unit length. A stored row is one, or is made one when the probe is applied.
         scaling = Scaling("none" if store.encoder.get("normalize") else "norm")
-        encoder, before = without_view(store.encoder), {} if other is None else other.meta
-        facts = {"logit_scale": tower.logit_scale, "logit_bias": tower.logit_bias, "mix": options.mix or 0.0}
-        # A mixture without pairs has no path of its own: what its probe was chosen by was seen.
-        selection = {"rule": ONLY, "chosen": 0, "path": [] if other else [_only(0)], "verdict": None}
-        selection["oracle"] = bool((before.get("selection") or {}).get("oracle"))
-        meta: dict[str, Any] = {
-            "encoder": encoder,
-            "fingerprint": fingerprint(encoder),
-            "scaling": {"kind": scaling.kind, "factor": scaling.factor},
-            "method": "mix" if other else "zeroshot",
-            "hyper_parameters": facts,
-            "prompts": prompts,
-            "words": words,
-            "mixed_with": {"path": str(options.probe), "sha256": other.sha256} if other else None,
-            "selection": selection,
-            "flags": before.get("flags") or [],
-            "options": as_json(options),
-            "rank": 0,
-            "converged": before.get("converged", True),
-            "rows": dict(before.get("rows") or {}),
-            "data": {role: (before.get("data") or {}).get(role) for role in ("train", "val", "test")}
-            | {"features": {"path": str(options.features), "content_sha256": store.content_sha256}},
-        }
+        meta = _record(options, store, tower, scaling, other) | {"prompts": prompts, "words": words}
         basis, singular_values = np.zeros((store.dim, 0)), np.zeros(0)
         if options.pairs is not None:
             fit = Fit(0, 0.0, weight, bias, True, 0, 0.0)
@@ -108,15 +86,36 @@ def zeroshot(options: ZeroshotOptions, *, reporter: Reporter = SILENT) -> dict[s
         meta=meta,
     )
     write_probe(options.output, probe)
-    shown = {name: meta[name] for name in ("method", "prompts", "words", "rank", "mixed_with")}
-    chosen = {name: selection[name] for name in ("rule", "path", "chosen", "verdict")}
+    made = {"output": str(options.output), "target": target, "classes": list(words)}
+    made |= {name: meta[name] for name in ("method", "prompts", "words", "rank", "mixed_with")}
+    chosen = {name: meta["selection"][name] for name in ("rule", "path", "chosen", "verdict")}
+    return made | meta["hyper_parameters"] | chosen
+
+
+def _record(
+    options: ZeroshotOptions, store: FeatureStore, tower: TextTower, scaling: Scaling, other: Probe | None
+) -> dict[str, Any]:
+    """What the probe records before anything is removed; what the other had seen, the mixture has."""
+    encoder, before = without_view(store.encoder), {} if other is None else other.meta
+    selection = {"rule": ONLY, "chosen": 0, "path": [_only(0)], "verdict": None}
+    selection["oracle"] = bool((before.get("selection") or {}).get("oracle"))
+    source = {"path": str(options.features), "content_sha256": store.content_sha256}
+    roles = {role: (before.get("data") or {}).get(role) for role in ("train", "val", "test")}
+    scale = {"logit_scale": tower.logit_scale, "logit_bias": tower.logit_bias}
     return {
-        "output": str(options.output),
-        "target": target,
-        "classes": list(words),
-        **shown,
-        **facts,
-        **chosen,
+        "encoder": encoder,
+        "fingerprint": fingerprint(encoder),
+        "scaling": {"kind": scaling.kind, "factor": scaling.factor},
+        "method": "mix" if other else "zeroshot",
+        "hyper_parameters": scale | {"mix": options.mix or 0.0},
+        "mixed_with": {"path": str(options.probe), "sha256": other.sha256} if other else None,
+        "selection": selection,
+        "flags": before.get("flags") or [],
+        "options": as_json(options),
+        "rank": 0,
+        "converged": before.get("converged", True),
+        "rows": dict(before.get("rows") or {}),
+        "data": {"features": source, **roles},
     }
 
 
