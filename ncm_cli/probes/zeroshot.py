@@ -50,9 +50,11 @@ def zeroshot(options: ZeroshotOptions, *, reporter: Reporter = SILENT) -> dict[s
     """
     check(options)
     with FeatureStore(options.features) as store:
-        other = None if options.probe is None else _mixable(options.probe, store)
+        other = None if options.probe is None else read_probe(options.probe)
         target = options.target or (other.target if other else store.label_column or "label")
         words = read_classes(options, store, target, other.classes if other else ())
+        if other is not None:
+            _require_mixable(options.probe, other, store, tuple(words))
         answers = _answers(store, target, tuple(words), named=options.target is not None)
         prompts = read_prompts(options.prompts)
         if without := [repr(prompt) for prompt in prompts if "{" not in prompt]:
@@ -65,7 +67,8 @@ def zeroshot(options: ZeroshotOptions, *, reporter: Reporter = SILENT) -> dict[s
         tower = load_text_tower(store, options, reporter)
         weight, bias = from_prompts(tower, prompts, list(words.values()))
         if other is not None:
-            weight, bias = _mixed(options, weight, other, tuple(words))
+            share, (own, own_bias, _) = options.mix or 0.0, folded(other)
+            weight, bias = (1 - share) * weight + share * own, (1 - share) * bias + share * own_bias
         # Cosines need rows of unit length. A stored row is one, or is made one when the probe is applied.
         scaling = Scaling("none" if store.encoder.get("normalize") else "norm")
         meta = _record(options, store, tower, scaling, other) | {"prompts": prompts, "words": words}
@@ -98,7 +101,10 @@ def _record(
     """What the probe records before anything is removed; what the other had seen, the mixture has."""
     encoder, before = without_view(store.encoder), {} if other is None else other.meta
     selection = {"rule": ONLY, "chosen": 0, "path": [_only(0)], "verdict": None}
-    selection["oracle"] = bool((before.get("selection") or {}).get("oracle"))
+    seen, choice = dict(before.get("rows") or {}), before.get("selection") or {}
+    selection["oracle"] = bool(choice.get("oracle"))
+    if len(choice.get("path") or ()) == 1:  # there was no choice
+        seen.pop("val", None)
     source = {"path": str(options.features), "content_sha256": store.content_sha256}
     roles = {role: (before.get("data") or {}).get(role) for role in ("train", "val", "test")}
     scale = {"logit_scale": tower.logit_scale, "logit_bias": tower.logit_bias}
@@ -114,7 +120,7 @@ def _record(
         "options": as_json(options),
         "rank": 0,
         "converged": before.get("converged", True),
-        "rows": dict(before.get("rows") or {}),
+        "rows": seen,
         "data": {"features": source, **roles},
     }
 
@@ -160,10 +166,16 @@ def _unit(rows: Array) -> Array:
     return np.asarray(rows / np.linalg.norm(rows, axis=-1, keepdims=True))
 
 
-def _mixable(path: Path, store: FeatureStore) -> Probe:
-    """A probe whose weights are of rows of unit length, as those of prompts are."""
-    probe = read_probe(path)
+def _require_mixable(path: Path | None, probe: Probe, store: FeatureStore, classes: tuple[str, ...]) -> None:
+    """Refuse a probe whose weights aren't of these classes and of rows of unit length, as prompts' are."""
     require_same_encoder(path, probe.encoder, store.path, store.encoder, ignore_view=True)
+    if probe.classes != classes:
+        raise MismatchError(
+            "a probe of other classes, or of another order of them, can't be mixed with",
+            where=path,
+            found=listing(probe.classes) if probe.classes else "a regression",
+            expected=listing(classes),
+        )
     if not store.encoder.get("normalize") and not folded(probe)[2]:
         raise MismatchError(
             "a probe of rows as they are can't be mixed with zero-shot, which takes rows of unit length",
@@ -172,22 +184,6 @@ def _mixable(path: Path, store: FeatureStore) -> Probe:
             expected="a probe of rows of one length",
             fix="ncm fit --scaling norm; or ncm embed --normalize, and fit again",
         )
-    return probe
-
-
-def _mixed(
-    options: ZeroshotOptions, weight: Array, other: Probe, classes: tuple[str, ...]
-) -> tuple[Array, Array]:
-    """Weights and biases between those of prompts, whose biases are 0, and another probe's."""
-    if other.classes != classes:
-        raise MismatchError(
-            "a probe of other classes, or of another order of them, can't be mixed with",
-            where=options.probe,
-            found=listing(other.classes) if other.classes else "a regression",
-            expected=listing(classes),
-        )
-    share, (own, bias, _) = options.mix or 0.0, folded(other)
-    return (1 - share) * weight + share * own, share * bias
 
 
 def _remove(
