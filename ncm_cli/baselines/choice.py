@@ -7,7 +7,7 @@ import itertools
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ncm_cli.baselines.options import HYPER, METHODS, UPWEIGHT, Config, SweepOptions, space_of
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import Space, as_json
+from ncm_cli.probes.selection import RULES, Rule
 from ncm_cli.progress import Reporter
 from ncm_cli.store.files import Shown
 from ncm_cli.store.hdf5 import H5Reader, reading, writing
@@ -26,6 +27,9 @@ CHUNK_LOGITS = 512
 to lose when a sweep is killed."""
 
 MOST_CONFIGS = 1_000_000
+
+History = Mapping[str, Array]
+"""(..., checkpoints) by metric, NaN where not known."""
 
 TABLE_FORMAT, TABLE_VERSION = "ncm-sweep", 1
 
@@ -133,47 +137,21 @@ def metric_names(crossings: int) -> tuple[str, ...]:
     return (*METRICS, *(f"{part}_worst_group_{number}" for part in ("val", "test") for number in numbers))
 
 
-def _names_of(history: Array) -> tuple[str, ...]:
-    return metric_names((history.shape[-1] - len(METRICS)) // 2)
-
-
-class Rule(NamedTuple):
-    """What a selection rule looks at, and whether the least (1) or the greatest (-1) is best."""
-
-    metric: str
-    sign: int
-
-    @property
-    def oracle(self) -> bool:
-        """Whether it looks at test rows."""
-        return self.metric.startswith("test")
-
-
-RULES: dict[str, Rule] = {
-    "in-domain": Rule("val_accuracy", -1),
-    "worst-group": Rule("val_worst_group", -1),
-    "bound": Rule("bound_01", 1),
-    "oracle": Rule("test_accuracy", -1),
-    "oracle-worst-group": Rule("test_worst_group", -1),
-}
-
-
-def _keys(metrics: Array, rule: Rule) -> tuple[Array, Array]:
+def _keys(history: History, rule: Rule) -> tuple[Array, Array]:
     """The rule's quantity (..., least best) and the loss that decides ties; infinite where not known."""
-    values = rule.sign * metrics[..., METRICS.index(rule.metric)]
-    losses = metrics[..., METRICS.index("val_log_loss")]
+    values, losses = rule.sign * history[rule.metric], history["val_log_loss"]
     # To 1e-12, below which it is rounding.
     scores = np.where(np.isfinite(values), np.round(values, 12), np.inf)
     return scores, np.where(np.isfinite(losses), losses, np.inf)
 
 
-def best_checkpoints(history: Array, rule: Rule) -> NDArray[np.int64]:
+def best_checkpoints(history: History, rule: Rule) -> NDArray[np.int64]:
     """For each configuration its best checkpoint; ties go to the lower validation log loss, then the earlier.
 
     Parameters
     ----------
     history
-        (..., checkpoints, metrics), columns as in `METRICS`; NaN where not known.
+        (..., checkpoints) by metric; NaN where not known.
 
     Returns
     -------
@@ -211,13 +189,13 @@ class Pick:
         return np.where(found < 1e-12, 0.0, found)
 
 
-def pick_trial(history: Array, diverged: NDArray[np.bool_], rule: Rule) -> Pick | None:
+def pick_trial(history: History, diverged: NDArray[np.bool_], rule: Rule) -> Pick | None:
     """The trial whose best checkpoints are best on average over the seeds.
 
     Parameters
     ----------
     history
-        (trials, seeds, checkpoints, metrics).
+        (trials, seeds, checkpoints) by metric.
     diverged
         (trials, seeds): a trial that diverged for any seed is never chosen.
 
@@ -230,10 +208,18 @@ def pick_trial(history: Array, diverged: NDArray[np.bool_], rule: Rule) -> Pick 
     chosen = best_checkpoints(history, rule)
     able = np.flatnonzero(~diverged.any(axis=1) & (chosen >= 0).all(axis=1))
     seeds = np.arange(chosen.shape[1])
-    found = [Pick(int(row), tuple(chosen[row].tolist()), history[row][seeds, chosen[row]]) for row in able]
+    found = [
+        Pick(
+            int(row),
+            tuple(chosen[row].tolist()),
+            np.stack([own[row][seeds, chosen[row]] for own in history.values()], axis=1),
+        )
+        for row in able
+    ]
 
     def key(pick: Pick) -> tuple[float, float]:
-        score, loss = (float(part.mean()) for part in _keys(pick.values, rule))
+        values = dict(zip(history, pick.values.T, strict=True))
+        score, loss = (float(part.mean()) for part in _keys(values, rule))
         return round(score, 12), loss
 
     return min(found, key=key, default=None)
@@ -242,32 +228,24 @@ def pick_trial(history: Array, diverged: NDArray[np.bool_], rule: Rule) -> Pick 
 ROUNDING = 1e-9
 """Nats: far more than the order of the rows changes in a full batch, far less than other batches do."""
 
-_MISSING = {
-    "val_accuracy": "there are no validation rows",
-    "val_worst_group": "there are no --groups",
-    "bound_01": "there are no --pairs",
-    "test_accuracy": "there are no --test rows",
-    "test_worst_group": "there are no --test rows with --groups",
-}
-
 
 def picks(
-    options: SweepOptions, configs: Sequence[Config], found: Mapping[str, NDArray[Any]]
+    options: SweepOptions, configs: Sequence[Config], table: SweepTable
 ) -> tuple[list[dict[str, Any]], dict[str, str | None], list[str]]:
     """What each rule picks of each method, why a rule was left out, and the methods that no seed varies.
 
     Of these every configuration has one result for all seeds, but for the folds of pairs.
     """
     rows: list[dict[str, Any]] = []
-    rules = {name: _why_not(rule, found, options) for name, rule in RULES.items()}
-    names, seedless = _names_of(found["history"]), []
+    rules = {name: _why_not(rule, table, options) for name, rule in RULES.items()}
+    names, seedless = tuple(table.metrics), []
     for label in dict.fromkeys(config.label for config in configs):
         own = [i for i, config in enumerate(configs) if config.label == label]
         shape = (-1, options.seeds)
-        history = found["history"][own].reshape(*shape, *found["history"].shape[1:])
-        diverged = found["diverged"][own].reshape(shape)
-        seen = np.nan_to_num(history[..., [METRICS.index(name) for name in ("val_log_loss", "val_accuracy")]])
-        if np.abs(seen - seen[:, :1]).max() <= ROUNDING:
+        history = {name: one[own].reshape(*shape, one.shape[1]) for name, one in table.metrics.items()}
+        diverged = table.diverged[own].reshape(shape)
+        seen = [np.nan_to_num(history[name]) for name in ("val_log_loss", "val_accuracy")]
+        if all(np.abs(one - one[:, :1]).max() <= ROUNDING for one in seen):
             seedless.append(label)
         for name, rule in RULES.items():
             pick = pick_trial(history, diverged, rule) if rules[name] is None else None
@@ -297,15 +275,15 @@ def _epoch(config: Config, checkpoint: int) -> int | None:
     return None if config.method == "dfr" else int(checkpoint) + 1
 
 
-def _why_not(rule: Rule, found: Mapping[str, NDArray[Any]], options: SweepOptions) -> str | None:
+def _why_not(rule: Rule, table: SweepTable, options: SweepOptions) -> str | None:
     """Why a rule can't be applied, None if it can."""
-    if found["diverged"].all():
+    if table.diverged.all():
         return "every configuration diverged"
-    if np.isfinite(found["history"][..., METRICS.index(rule.metric)]).any():
+    if np.isfinite(table.metrics[rule.metric]).any():
         return None
     if rule.metric == "bound_01" and options.pairs is not None:
         return "with --folds 0 no pair is measured"
-    return _MISSING[rule.metric]
+    return rule.missing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -362,7 +340,7 @@ def read_sweep(path: Path | str) -> SweepTable:
 
 
 def table_of(
-    options: SweepOptions, configs: Sequence[Config], found: Mapping[str, NDArray[Any]]
+    options: SweepOptions, configs: Sequence[Config], history: History, diverged: NDArray[np.bool_]
 ) -> SweepTable:
     """The whole history, for the HDF5 file."""
     hyper = {name: [config.hyper.get(name, np.nan) for config in configs] for name in HYPER}
@@ -371,11 +349,9 @@ def table_of(
         trial=np.array([config.trial for config in configs], np.int64),
         seed=np.array([config.seed for config in configs], np.int64),
         hyper={name: np.array(values) for name, values in hyper.items() if not np.isnan(values).all()},
-        diverged=found["diverged"],
+        diverged=diverged,
         epochs=np.arange(1, options.epochs + 1),
-        metrics={
-            name: found["history"][:, :, column] for column, name in enumerate(_names_of(found["history"]))
-        },
+        metrics=dict(history),
         options=as_json(options),
     )
 
@@ -387,13 +363,13 @@ def columns_of(
 
     A diverged configuration has one row, without rule, epoch and metrics.
     """
-    history = np.stack(list(table.metrics.values()), axis=-1)
-    chosen = {rule: best_checkpoints(history, RULES[rule]) for rule, why in rules.items() if why is None}
+    applied = [rule for rule, why in rules.items() if why is None]
+    chosen = {rule: best_checkpoints(table.metrics, RULES[rule]) for rule in applied}
     rows = []
     for i, config in enumerate(configs):
         known = {} if table.diverged[i] else {rule: int(at[i]) for rule, at in chosen.items() if at[i] >= 0}
         for rule, at in known.items() or [(None, -1)]:
-            values = [None] * len(table.metrics) if rule is None else history[i, at].tolist()
+            values = [None if rule is None else float(own[i, at]) for own in table.metrics.values()]
             rows.append(
                 {
                     "method": config.label,

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from ncm_cli import __version__
 from ncm_cli.baselines.choice import (
-    METRICS,
     chunks,
     columns_of,
     metric_names,
@@ -40,7 +39,7 @@ from ncm_cli.probes.metrics import PairRows, Rows, joint
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.path import Fit
 from ncm_cli.probes.rows_and_pairs import Part, read_problem
-from ncm_cli.probes.selection import Fold, pair_facts, row_facts, stacked
+from ncm_cli.probes.selection import Fold, facts, pair_facts, stacked
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.files import jsonable, refuse_no_file, sha256_file, writer_lock
@@ -102,7 +101,9 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, An
             if labels:
                 counts = ", ".join(f"{label} {labels.count(label):,}" for label in dict.fromkeys(labels))
                 reporter.warn(f"{len(labels):,} of {len(configs):,} configurations {what}: {counts}")
-        rows, rules, seedless = picks(options, configs, found)
+        history = {name: found[name] for name in runner.metrics}
+        table = table_of(options, configs, history, found["diverged"])
+        rows, rules, seedless = picks(options, configs, table)
         if seedless:
             held_out = runner.problem.pairs is not None and runner.problem.pairs.held_out.any()
             but = " but the folds of the bound" if runner.folds and not held_out else ""
@@ -128,7 +129,6 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, An
         )
         if options.save_probes is not None:
             save_probes(options.save_probes, runner, configs, parts, rows)
-        table = table_of(options, configs, found)
         columns = columns_of(configs, table, rules)
         writers: dict[str, Callable[[Path], object]] = {
             ".h5": lambda path: write_sweep(path, table),
@@ -148,6 +148,7 @@ def _key(options: SweepOptions, runner: Runner) -> dict[str, Any]:
 
     free = ("output", "save_probes", "features", "pairs", "device")
     return {
+        "metrics": runner.metrics,
         "options": {name: value for name, value in as_json(options).items() if name not in free},
         "features": runner.problem.content_sha256,
         "pairs": None if options.pairs is None else sha256_file(options.pairs),
@@ -256,7 +257,7 @@ class Runner:
         Returns
         -------
         dict
-            ``history`` (R, epochs, metrics), columns as in `metric_names`; ``diverged`` (R,): a weight became
+            (R, epochs) for each of `metric_names`; ``diverged`` (R,): a weight became
             NaN or infinite; ``unconverged`` (R,): an exact fit stopped short of its tolerance (dfr).
         """
         seed = configs[0].seed
@@ -264,7 +265,7 @@ class Runner:
         if configs[0].method == "dfr":
             history, converged = self._judge_dfr(configs)
             advance(len(configs) * self.options.epochs * (1 + len(folds)))
-            return {"history": history, "diverged": np.zeros_like(converged), "unconverged": ~converged}
+            return history | {"diverged": np.zeros_like(converged), "unconverged": ~converged}
         rows = {name: self._rows(name, self.whole.scaling) for name in ("val", "test")}
         # Where no fold takes a training row away, what uses no pairs is on every fold what it is on all rows.
         taken = any(np.isin(self.problem.train.node, fold.apart).any() for fold in folds)
@@ -282,10 +283,10 @@ class Runner:
         if folds and again:
             bound, lost = self._judge_folds(folds, [configs[i] for i in again], advance)
             for name, values in bound.items():
-                history[again, :, METRICS.index(name)] = values
+                history[name][again] = values
             diverged[again] |= lost
         advance((len(configs) - len(again)) * self.options.epochs * len(folds))
-        return {"history": history, "diverged": diverged, "unconverged": np.zeros_like(diverged)}
+        return history | {"diverged": diverged, "unconverged": np.zeros_like(diverged)}
 
     def _rows(self, name: str, scaling: Scaling) -> Rows | None:
         """The ``val`` or ``test`` rows, scaled; None where the sweep has none."""
@@ -306,7 +307,7 @@ class Runner:
         """What folds say of configurations trained on what they leave, (R, epochs), and diverged (R,)."""
         paired = self.problem.pairs
         assert paired is not None
-        seen = np.zeros((len(configs), self.options.epochs, len(FOLD)))
+        seen = {name: np.zeros((len(configs), self.options.epochs)) for name in FOLD}
         diverged = np.zeros(len(configs), dtype=bool)
         for fold in folds:
             part = self.problem.without(fold)
@@ -319,17 +320,17 @@ class Runner:
                 return dict(zip(FOLD, (*means, changes.sum(axis=1), shifts.sum(axis=1)), strict=True))
 
             found, lost = self._judge(part, configs, judge, FOLD, advance)
-            seen += found
+            seen = {name: seen[name] + found[name] for name in FOLD}
             diverged |= lost
         measured = sum(int(fold.measured.sum()) for fold in folds)
-        error, loss, flips, shift = np.moveaxis(seen, 2, 0)
+        error, loss, flips, shift = seen.values()
         return pair_facts(error, loss, flips / measured, shift / measured, self.logits), diverged
 
     def _judge(
         self, part: Part, configs: Sequence[Config], judge: Judge, names: Sequence[str], advance: Advance
-    ) -> tuple[Array, NDArray[np.bool_]]:
-        """Train on a part, judge after every epoch: (R, epochs, names), and diverged (R,)."""
-        history = np.full((len(configs), self.options.epochs, len(names)), np.nan)
+    ) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
+        """Train on a part, judge after every epoch: (R, epochs) by name, and diverged (R,)."""
+        history = {name: np.full((len(configs), self.options.epochs), np.nan) for name in names}
         diverged = np.zeros(len(configs), dtype=bool)
 
         def observe(epoch: int, indices: list[int], weight: Array, bias: Array) -> None:
@@ -337,7 +338,7 @@ class Runner:
             lost = np.asarray(~finite)
             judged = judge(np.where(lost[:, None, None], 0.0, weight), np.where(lost[:, None], 0.0, bias))
             for name, values in judged.items():
-                history[indices, epoch - 1, names.index(name)] = np.where(lost, np.nan, values)
+                history[name][indices, epoch - 1] = np.where(lost, np.nan, values)
             diverged[indices] = lost
 
         self._train(part, configs, self.options.epochs, observe, advance)
@@ -369,7 +370,7 @@ class Runner:
             advance=advance,
         )
 
-    def _judge_dfr(self, configs: Sequence[Config]) -> tuple[Array, NDArray[np.bool_]]:
+    def _judge_dfr(self, configs: Sequence[Config]) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
         """Fit half of the validation rows and judge on the other half; fit all for the test rows.
 
         It trains on no row of a pair, so that flips are measured on all folds' pairs at once.
@@ -385,9 +386,9 @@ class Runner:
             final = self._dfr(configs)
             judged |= facts(*stacked(final), test=test)
             fits = [*fits, *final]
-        history = np.full((len(configs), self.options.epochs, len(self.metrics)), np.nan)
+        history = {name: np.full((len(configs), self.options.epochs), np.nan) for name in self.metrics}
         for name, values in judged.items():
-            history[:, 0, self.metrics.index(name)] = values
+            history[name][:, 0] = values
         converged = np.array([fit.converged for fit in fits]).reshape(-1, len(configs))
         return history, np.asarray(converged.all(axis=0))
 
@@ -475,26 +476,6 @@ class Runner:
             both = record_ids(problem.train.ids.joined(problem.val.ids))
             origin = origin | {"rows": origin["rows"] | {"train": both}}
         return probe_of(problem, self.whole, fit, record, origin)
-
-
-def facts(
-    weight: Array,
-    bias: Array,
-    *,
-    val: Rows | None = None,
-    test: Rows | None = None,
-    pairs: PairRows | None = None,
-) -> dict[str, Array]:
-    """What rows and pairs that R probes weren't trained on say of them, by `metric_names`."""
-    found: dict[str, Array] = {}
-    for name, rows in (("val", val), ("test", test)):
-        if rows is not None:
-            found |= row_facts(weight, bias, name, rows)
-    if pairs is not None:
-        changes, shifts = metrics.pair_shifts(weight, bias, pairs, regression=False)
-        error, loss = 1 - found["val_accuracy"], found["val_log_loss"]
-        found |= pair_facts(error, loss, changes.mean(axis=1), shifts.mean(axis=1), weight.shape[1])
-    return found
 
 
 def save_probes(

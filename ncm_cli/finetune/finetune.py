@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from ncm_cli import __version__
-from ncm_cli.baselines.choice import RULES
 from ncm_cli.errors import InputError, MismatchError, listing
 from ncm_cli.finetune.options import FinetuneOptions, files_of
 from ncm_cli.finetune.rows import ManifestRows, Pictures, read_rows
@@ -25,6 +24,7 @@ from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.fit import flags_of
 from ncm_cli.probes.options import EvalOptions, FitOptions
 from ncm_cli.probes.rows_and_pairs import Problem, read_problem
+from ncm_cli.probes.selection import RULES
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.digests import differing_fields, fingerprint
 from ncm_cli.store.files import atomic_path, jsonable, remove_leftovers, sha256_file, writer_lock

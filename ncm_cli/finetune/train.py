@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from ncm_cli.baselines.choice import METRICS, RULES, best_checkpoints
+from ncm_cli.baselines.choice import METRICS, best_checkpoints
 from ncm_cli.baselines.objectives import OBJECTIVES, Erm, epoch_batches, generator_of, log_losses, partners
 from ncm_cli.baselines.options import Config
-from ncm_cli.baselines.sweep import facts
 from ncm_cli.baselines.trainer import Batch, DeviceRows
 from ncm_cli.errors import InputError
 from ncm_cli.finetune.options import FinetuneOptions
@@ -32,7 +31,7 @@ from ncm_cli.images.network import TorchEncoder, exact, is_short_of_memory, own_
 from ncm_cli.probes import metrics
 from ncm_cli.probes.metrics import PairRows, Rows
 from ncm_cli.probes.rows_and_pairs import Problem
-from ncm_cli.probes.selection import Fold
+from ncm_cli.probes.selection import RULES, Fold, facts
 from ncm_cli.progress import Task
 
 Epoch = dict[str, float]
@@ -318,5 +317,5 @@ class Training:
 
 def picks(history: Sequence[Epoch]) -> dict[str, int]:
     """The epoch (from 0) that each rule picks; −1 where it has nothing to look at."""
-    known = np.array([[one.get(name, math.nan) for name in METRICS] for one in history])
+    known = {name: np.array([one.get(name, math.nan) for one in history]) for name in METRICS}
     return {name: int(best_checkpoints(known, rule)) for name, rule in RULES.items()}

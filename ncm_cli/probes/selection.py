@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,13 +152,30 @@ Candidate = dict[str, Any]
 RANKED = ("val_accuracy", "val_log_loss", "val_mse", "worst_group", "test_accuracy", "test_mse")
 """What rows say of a candidate."""
 
-RULES: dict[str, dict[str, tuple[str, int]]] = {
-    "bound": {"classification": ("bound_01", 1), "regression": ("bound_mse", 1)},
-    "in-domain": {"classification": ("val_accuracy", -1), "regression": ("val_mse", 1)},
-    "worst-group": {"classification": ("worst_group", -1), "regression": ("worst_group", 1)},
-    "oracle": {"classification": ("test_accuracy", -1), "regression": ("test_mse", 1)},
+
+class Rule(NamedTuple):
+    """What a selection rule looks at, and whether the least (1) or the greatest (-1) is best."""
+
+    metric: str
+    sign: int
+    missing: str
+    """Why it isn't known, where it isn't."""
+
+    @property
+    def oracle(self) -> bool:
+        """Whether it looks at test rows."""
+        return self.metric.startswith("test")
+
+
+RULES: dict[str, Rule] = {
+    "in-domain": Rule("val_accuracy", -1, "there are no validation rows"),
+    "worst-group": Rule("val_worst_group", -1, "there are no --groups"),
+    "bound": Rule("bound_01", 1, "there are no --pairs"),
+    "oracle": Rule("test_accuracy", -1, "there are no --test rows"),
+    "oracle-worst-group": Rule("test_worst_group", -1, "there are no --test rows with --groups"),
 }
-"""What each rule looks at, and whether the least (1) or the greatest (-1) is best."""
+SQUARED = {"val_accuracy": "val_mse", "bound_01": "bound_mse", "test_accuracy": "test_mse"}
+"""What rules look at for regression, where the least is always best."""
 
 
 def choose(candidates: Sequence[Candidate], rule: str, task: str) -> int:
@@ -166,7 +183,10 @@ def choose(candidates: Sequence[Candidate], rule: str, task: str) -> int:
 
     Raises `InputError` where what the rule needs is not known (no validation rows, pairs, groups, test rows).
     """
-    name, sign = RULES[rule][task]
+    name, sign, _ = RULES[rule]
+    if task == "regression":
+        name, sign = SQUARED.get(name, name), 1
+    name = name.replace("val_worst", "worst")
     loss = "val_log_loss" if task == "classification" else "val_mse"
 
     def key(index: int) -> tuple[float, float, int, int]:
@@ -225,14 +245,31 @@ def pair_facts(error: Array, loss: Array, change: Array, shift: Array, n_logits:
     }
 
 
-def score_path(fits: Sequence[Fit], *, val: Rows | None = None, test: Rows | None = None) -> list[Candidate]:
-    """What validation rows and (oracle only) test rows say of every fit, in its order."""
-    facts: dict[str, Array] = {}
+def facts(
+    weight: Array,
+    bias: Array,
+    *,
+    val: Rows | None = None,
+    test: Rows | None = None,
+    pairs: PairRows | None = None,
+) -> dict[str, Array]:
+    """What rows and pairs that R probes weren't trained on say of them, (R,) by name."""
+    found: dict[str, Array] = {}
     for name, rows in (("val", val), ("test", test)):
         if rows is not None:
-            facts |= row_facts(*stacked(fits), name, rows)
-    facts = {name.replace("val_worst", "worst"): values for name, values in facts.items()}
-    return _candidates(fits, {name: facts[name] for name in RANKED if name in facts})
+            found |= row_facts(weight, bias, name, rows)
+    if pairs is not None:
+        changes, shifts = metrics.pair_shifts(weight, bias, pairs, regression=False)
+        error, loss = 1 - found["val_accuracy"], found["val_log_loss"]
+        found |= pair_facts(error, loss, changes.mean(axis=1), shifts.mean(axis=1), weight.shape[1])
+    return found
+
+
+def score_path(fits: Sequence[Fit], *, val: Rows | None = None, test: Rows | None = None) -> list[Candidate]:
+    """What validation rows and (oracle only) test rows say of every fit, in its order."""
+    known = facts(*stacked(fits), val=val, test=test)
+    known = {name.replace("val_worst", "worst"): values for name, values in known.items()}
+    return _candidates(fits, {name: known[name] for name in RANKED if name in known})
 
 
 def _candidates(fits: Sequence[Fit], facts: dict[str, Array]) -> list[Candidate]:
