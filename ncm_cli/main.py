@@ -136,10 +136,8 @@ def _add(app: typer.Typer, name: str, command: Command, options: type, module: s
     parameters = [*map(_parameter, fields), *_shared(command.json)]
     invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     invoke.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    examples = textwrap.indent(examples_of(name if name == module else f"{module} {name}"), "  ")
-    text = f"{command.sentence}\n\n\b\nExamples:\n{examples}\nNext: {command.next_step}"
-    if command.topic:
-        text += f"\n\nMore: ncm help {command.topic}"
+    examples, _, more = examples_of(name if name == module else f"{module} {name}").partition("\nNext:")
+    text = f"{command.sentence}\n\n\b\nExamples:\n{textwrap.indent(examples, '  ')}\nNext:{more}"
     app.command(
         name,
         help=text.replace("[", "\\["),  # brackets are markup to typer

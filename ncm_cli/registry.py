@@ -14,7 +14,7 @@ from typing import Any
 class Command:
     """A command, or a builder of ``ncm data``. How its result is shown: ``commands/NAME.py``.
 
-    Its examples are in ``help/examples.md``.
+    Its examples and what comes next are in ``help/examples.md``.
     """
 
     sentence: str
@@ -22,9 +22,6 @@ class Command:
     """Module and class, below ``ncm_cli``."""
     work: str | None = None
     """Module and function ``work(options, *, reporter)``; None for what is no step of a recipe."""
-    next_step: str = ""
-    topic: str = ""
-    """The topic of `TOPICS` that tells more."""
     json: bool = True
     """Whether it has ``--json``."""
 
@@ -35,92 +32,67 @@ COMMANDS = {
         "Embed images into a feature store; again, to resume or update it.",
         "images.options:EmbedOptions",
         "images.embed:embed",
-        "ncm pairs, with --features features.h5",
-        "images",
     ),
     "pairs": Command(
         "Match rows that differ only in what should not matter.",
         "pairs.options:PairsOptions",
         "pairs.pairs:pairs",
-        "ncm fit --features features.h5 --pairs pairs.h5 -o probe.safetensors",
-        "pairs",
     ),
     "fit": Command(
         "Fit a linear probe that ignores what the pairs differ in.",
         "probes.options:FitOptions",
         "probes.fit:fit",
-        "ncm eval probe.safetensors -f features.h5 --where split=test",
-        "rank",
     ),
     "zeroshot": Command(
         "Make a probe from prompts: what CLIP says without training.",
         "probes.options:ZeroshotOptions",
         "probes.zeroshot:zeroshot",
-        "ncm eval probe.safetensors --compare zeroshot.safetensors: is a probe better than none?",
-        "zeroshot",
     ),
     "eval": Command(
         "Measure a probe: on average, by group, for the worst group.",
         "probes.options:EvalOptions",
         "probes.evaluate:evaluate",
-        "ncm bound, for what the test domain can cost; ncm report, for many results in one table",
-        "metrics",
     ),
     "bound": Command(
         "Bound a probe's risk in a test domain, term by term.",
         "theory.options:BoundOptions",
         "theory.bound:bound",
-        "ncm report bound.json --plots DIR",
-        "bound",
     ),
     "predict": Command(
         "Predict images, or the rows of a feature store, with a probe.",
         "probes.options:PredictOptions",
         "probes.predict:predict",
-        "ncm eval, where the true answers are known",
-        "metrics",
         json=False,
     ),
     "sweep": Command(
         "Train many methods and settings at once; choose by every rule.",
         "baselines.options:SweepOptions",
         "baselines.sweep:sweep",
-        "ncm report sweep.json",
-        "methods",
     ),
     "finetune": Command(
         "Train a network end to end, with pairs as a penalty.",
         "finetune.options:FinetuneOptions",
         "finetune.finetune:finetune",
-        "ncm report ncm.json dro.json --plots figures",
-        "finetune",
     ),
     "report": Command(
         "Turn results into tables and plots.",
         "results.options:ReportOptions",
         "results.report:report",
-        "look at the figures; ncm run RECIPE compares with published values",
-        "metrics",
     ),
     "info": Command(
         "Describe any file of ncm, and whether it is intact.",
         "results.options:InfoOptions",
         None,
-        "ncm info FILE --verify reads every byte back; ncm info --system shows versions.",
-        "files",
     ),
     "run": Command(
         "Run a recipe: all of the above in one YAML file.",
         "recipes.options:RunOptions",
         None,
-        "run it again after a change: only the steps that the change touches run",
-        "recipes",
     ),
     "help": Command(
         "Read about a topic.",
         "commands.help:HelpOptions",
         None,
-        "ncm COMMAND --help, for what a command takes",
         json=False,
     ),
 }
@@ -131,43 +103,31 @@ BUILDERS = {
         "A manifest with seeded splits over a folder of your own images.",
         "datasets.options:FolderOptions",
         "datasets.image_folder:build",
-        "ncm embed data/manifest.csv -o features.h5",
-        "start",
     ),
     "digits": Command(
         "Coloured digits: small, and nothing is downloaded.",
         "datasets.options:DigitsOptions",
         "datasets.colored:build_digits",
-        "ncm embed data/manifest.csv --model pixels:8 -o features.h5",
-        "paper",
     ),
     "synthetic": Command(
         "The paper's linear model: stores with oracle, clean and noisy pairs, no images.",
         "datasets.options:SyntheticOptions",
         "datasets.synthetic:build",
-        "ncm fit --features data/features.h5 --pairs data/noisy-0.1.h5 -o probe.safetensors",
-        "paper",
     ),
     "colored-mnist": Command(
         "ColoredMNIST by IRM's protocol, from MNIST's own files.",
         "datasets.options:ColoredMnistOptions",
         "datasets.colored:build_colored_mnist",
-        "ncm embed data/manifest.csv -o features.h5",
-        "paper",
     ),
     "waterbirds-cf": Command(
         "Waterbirds with counterfactual minority groups, or as it is.",
         "datasets.options:WaterbirdsCfOptions",
         "datasets.waterbirds:build",
-        "ncm embed data/manifest.csv -o features.h5",
-        "paper",
     ),
     "pacs": Command(
         "PACS: a manifest with splits over domain/class/file.",
         "datasets.options:PacsOptions",
         "datasets.image_folder:build_pacs",
-        "ncm embed data/manifest.csv -o features.h5",
-        "paper",
     ),
 }
 """The builders of ``ncm data``: their ``work`` is ``build(options, folder, reporter)``, called by data's."""
@@ -213,7 +173,7 @@ def topic_text(name: str) -> str:
 
 
 def examples_of(words: str) -> str:
-    """Shell lines of a command as its help shows them, and under each what it is for."""
+    """Shell lines of a command as its help shows them, under each what it is for, and what comes next."""
     pattern = rf"^## `ncm {words}`\n\n```text\n(.*?)^```"
     block = re.search(pattern, topic_text("examples"), flags=re.DOTALL | re.MULTILINE)
     return block[1] if block else ""
