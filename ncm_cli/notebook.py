@@ -18,10 +18,9 @@ from ncm_cli.progress import SILENT
 from ncm_cli.registry import BUILDERS, STEPS, options_of, work_of
 from ncm_cli.store import recognise
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.files import jsonable
+from ncm_cli.store.files import jsonable, read_result
 from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import Probe, read_probe
-from ncm_cli.store.results import read_result
 
 SHOWN = ("pairs", "fit", "eval", "bound", "sweep")
 """Results that have tables; others are shown like `ncm info` shows a file."""

@@ -42,10 +42,9 @@ from ncm_cli.probes.rows_and_pairs import Part, read_problem
 from ncm_cli.probes.selection import Fold, facts, pair_facts, stacked
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.digests import fingerprint
-from ncm_cli.store.files import jsonable, refuse_no_file, sha256_file, writer_lock
+from ncm_cli.store.files import jsonable, refuse_no_file, sha256_file, write_result, writer_lock
 from ncm_cli.store.journal import Journal
 from ncm_cli.store.probe import Probe, record_ids, write_probe
-from ncm_cli.store.results import write_result
 from ncm_cli.store.tables import write_csv
 
 Array = NDArray[np.float64]

@@ -12,9 +12,10 @@ from ncm_cli.baselines.choice import SweepTable, read_sweep
 from ncm_cli.console import Ui
 from ncm_cli.errors import InputError
 from ncm_cli.results.options import InfoOptions
-from ncm_cli.store import hdf5, journal, pairs, probe, recognise, results
+from ncm_cli.store import hdf5, journal, pairs, probe, recognise
 from ncm_cli.store.columns import Column
 from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.files import HEADER, read_result
 
 FAILURES_SHOWN = 10
 CATEGORIES_SHOWN = 8
@@ -78,9 +79,9 @@ def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
         names = ("output", "rows", "dim", "damaged", "shards", "key", "content_sha256", "ncm_version")
         facts = {name: found.get(name) for name in names}
     else:
-        found = results.read_result(path)
+        found = read_result(path)
         facts = {name: found.get(name) for name in ("kind", "created", "ncm_version", "content_sha256")}
-        facts |= {"rows": found.get("n"), "names": [name for name in found if name not in results.HEADER]}
+        facts |= {"rows": found.get("n"), "names": [name for name in found if name not in HEADER]}
     sealed = facts.get("content_sha256") is not None
     if kind in ("features", "pairs", "sweep"):
         sealed = "header_sha256" in hdf5.root_attributes(path)

@@ -27,10 +27,17 @@ from ncm_cli.probes.rows_and_pairs import Problem, read_problem
 from ncm_cli.probes.selection import RULES
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.digests import differing_fields, fingerprint
-from ncm_cli.store.files import atomic_path, jsonable, remove_leftovers, sha256_file, writer_lock
+from ncm_cli.store.files import (
+    atomic_path,
+    jsonable,
+    read_result,
+    remove_leftovers,
+    sha256_file,
+    write_result,
+    writer_lock,
+)
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import Probe, read_probe, record_ids, write_probe
-from ncm_cli.store.results import read_result, write_result
 
 FREE = ("source", "root", "pairs", "output", "model", "pretrained", "device", "workers", "fresh")
 """Options that don't decide the result, or whose files' contents do."""

@@ -20,8 +20,8 @@ from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store import recognise
 from ncm_cli.store.columns import Column, Groups, categories_of, make_groups, read_target, split_filter
 from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.files import read_result, write_result
 from ncm_cli.store.probe import Probe, read_probe, seen_rows
-from ncm_cli.store.results import read_result, write_result
 
 SEEN = {"train": ("training rows", "fitted on"), "val": ("validation rows", "chosen by")}
 """How rows that a probe has seen are marked beside its numbers, and what it was to them."""

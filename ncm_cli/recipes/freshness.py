@@ -22,8 +22,7 @@ from ncm_cli.errors import InputError, NcmError
 from ncm_cli.options import fields_of
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.recipes.steps import STATE, Job
-from ncm_cli.store.files import relative, sha256_file
-from ncm_cli.store.results import read_document, write_document
+from ncm_cli.store.files import RESULT_VERSION, read_document, relative, sha256_file, write_document
 
 FORMAT = "ncm-run-state"
 VERSION = 3
@@ -233,8 +232,9 @@ def _named_images(job: Job) -> list[NamedFile] | None:
 def _formats() -> dict[str, int]:
     """The version of each file format: a new one makes everything stale."""
     from ncm_cli.datasets import base
-    from ncm_cli.store import features, pairs, probe, results
+    from ncm_cli.store import features, pairs, probe
 
-    modules = {"data": base.FORMAT_VERSION}
-    modules.update({module.__name__: module.VERSION for module in (features, pairs, probe, results)})
+    # The names are those of earlier records.
+    modules = {"data": base.FORMAT_VERSION, "ncm_cli.store.results": RESULT_VERSION}
+    modules.update({module.__name__: module.VERSION for module in (features, pairs, probe)})
     return modules

@@ -23,9 +23,8 @@ from ncm_cli.recipes.load import Expectation, Recipe
 from ncm_cli.recipes.steps import REPORT, Job
 from ncm_cli.registry import work_of
 from ncm_cli.results.lines import SEED, WHERE, Facts, Made, Mean, by, facts_of, repetitions
-from ncm_cli.store.files import relative, writer_lock
+from ncm_cli.store.files import read_result, relative, write_result, writer_lock
 from ncm_cli.store.probe import read_probe
-from ncm_cli.store.results import read_result, write_result
 
 REPRODUCED, MISSED, NOT_RUN = "reproduced", "missed", "not run"
 

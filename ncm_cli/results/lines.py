@@ -25,10 +25,9 @@ from ncm_cli.progress import Reporter
 from ncm_cli.registry import STEPS, options_of
 from ncm_cli.store import recognise
 from ncm_cli.store.digests import canonical_json, digest_of
-from ncm_cli.store.files import holds, read_json, relative, sha256_file
+from ncm_cli.store.files import HEADER, holds, read_json, read_result, relative, sha256_file
 from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import Probe, read_probe
-from ncm_cli.store.results import HEADER, read_result
 
 SEED = "seed"
 """The matrix variable, and the option, that declares a repetition."""

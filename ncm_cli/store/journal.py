@@ -34,8 +34,14 @@ import numpy as np
 from ncm_cli import __version__
 from ncm_cli.errors import InputError, MismatchError, listing
 from ncm_cli.store.digests import canonical_json, damaged, differing_fields
-from ncm_cli.store.files import BusyError, full_disk_is_an_input_error, sync_folder, writer_lock
-from ncm_cli.store.results import read_document, write_document
+from ncm_cli.store.files import (
+    BusyError,
+    full_disk_is_an_input_error,
+    read_document,
+    sync_folder,
+    write_document,
+    writer_lock,
+)
 
 FORMAT = "ncm-journal"
 VERSION = 2

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ncm_cli.main import run
-from ncm_cli.store.results import read_result
+from ncm_cli.store.files import read_result
 
 SEEDS = 10
 

@@ -14,8 +14,8 @@ import pytest
 from ncm_cli.errors import InputError, MismatchError, UsageError
 from ncm_cli.main import run
 from ncm_cli.progress import Reporter
+from ncm_cli.store.files import read_result
 from ncm_cli.store.pairs import read_pairs, write_pairs
-from ncm_cli.store.results import read_result
 from ncm_cli.theory.bound import bound
 from ncm_cli.theory.options import BoundOptions
 

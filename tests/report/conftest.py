@@ -17,9 +17,8 @@ from ncm_cli.options import as_json
 from ncm_cli.probes.options import EvalOptions, FitOptions
 from ncm_cli.store import files as lock
 from ncm_cli.store.digests import fingerprint
-from ncm_cli.store.files import sha256_file
+from ncm_cli.store.files import sha256_file, write_result
 from ncm_cli.store.probe import Probe, read_probe, write_probe
-from ncm_cli.store.results import write_result
 from ncm_cli.theory.options import BoundOptions
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

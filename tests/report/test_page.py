@@ -16,7 +16,7 @@ from ncm_cli.main import run
 from ncm_cli.results.lines import read_sources
 from ncm_cli.results.page import Files, Located, _joined
 from ncm_cli.results.plots import shown
-from ncm_cli.store.results import HEADER, read_result, write_result
+from ncm_cli.store.files import HEADER, read_result, write_result
 
 ROOT = Path(__file__).resolve().parents[2]
 

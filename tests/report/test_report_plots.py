@@ -21,7 +21,7 @@ from ncm_cli.results import plots as figures
 from ncm_cli.results.lines import read_sources
 from ncm_cli.results.options import ReportOptions
 from ncm_cli.results.report import Spread, report
-from ncm_cli.store.results import HEADER, read_result, write_result
+from ncm_cli.store.files import HEADER, read_result, write_result
 
 from .conftest import Results
 from .test_report_tables import write_eval

@@ -19,7 +19,7 @@ from ncm_cli.recipes.run import run as run_recipe
 from ncm_cli.results.lines import Line, Mean, lines_of, read_sources
 from ncm_cli.results.options import ReportOptions
 from ncm_cli.results.report import Table, report
-from ncm_cli.store.results import HEADER, read_result, write_result
+from ncm_cli.store.files import HEADER, read_result, write_result
 
 from .conftest import Results
 

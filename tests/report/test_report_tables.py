@@ -27,7 +27,7 @@ from ncm_cli.results.report import (
     report,
     tex,
 )
-from ncm_cli.store.results import write_result
+from ncm_cli.store.files import write_result
 
 from .conftest import Results
 

@@ -13,10 +13,10 @@ import pytest
 
 from ncm_cli.baselines.choice import SweepTable, read_sweep, write_sweep
 from ncm_cli.errors import InputError
+from ncm_cli.store.files import read_result, write_result
 from ncm_cli.store.journal import ImageFile, Journal, journal_folder
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import read_probe
-from ncm_cli.store.results import read_result, write_result
 
 
 def flips(path: Path, answer: Callable[[Path], Any], count: int, seed: int) -> dict[str, int]:

@@ -15,9 +15,9 @@ import pytest
 from ncm_cli.errors import InputError
 from ncm_cli.store import recognise
 from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.files import read_result
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import read_probe
-from ncm_cli.store.results import read_result
 
 READERS = {"features": FeatureStore, "pairs": read_pairs, "probe": read_probe, "result": read_result}
 

@@ -15,11 +15,10 @@ from ncm_cli.baselines.choice import SweepTable, write_sweep
 from ncm_cli.errors import InputError, MismatchError
 from ncm_cli.main import run
 from ncm_cli.results.lines import read_sources
-from ncm_cli.store.files import jsonable
+from ncm_cli.store.files import HEADER, jsonable, read_result, write_result
 from ncm_cli.store.hdf5 import writing
 from ncm_cli.store.pairs import read_pairs, write_pairs
 from ncm_cli.store.probe import read_probe, write_probe
-from ncm_cli.store.results import HEADER, read_result, write_result
 
 LOW = np.full((12, 6), -3e38, np.float32)
 

@@ -26,8 +26,8 @@ from ncm_cli.probes.fit import fit
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.progress import Reporter
 from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.files import read_result
 from ncm_cli.store.journal import Journal, read_facts
-from ncm_cli.store.results import read_result
 
 Made = Callable[..., SweepOptions]
 METHODS = "erm,irm,vrex,groupdro,fish,lisa,matchdg,ncm,dfr,leace,erm+upweight"
