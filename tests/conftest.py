@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 from pathlib import Path
@@ -51,3 +52,23 @@ def effnet_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("effnet")
     path: Path = module.save_checkpoint(folder / "tf_efficientnet_lite0.safetensors")
     return path
+
+
+@pytest.fixture(scope="session")
+def text_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small open_clip model that reads texts, with seeded random weights."""
+    import open_clip
+    from safetensors.torch import save_file
+
+    from ncm_cli.images.network import own_random_numbers, quiet_root_logger
+
+    folder = tmp_path_factory.mktemp("text") / "clip"
+    folder.mkdir()
+    vision = {"image_size": 32, "layers": 1, "width": 32, "patch_size": 8, "head_width": 16}
+    text = {"context_length": 24, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 2}
+    config = {"model_cfg": {"embed_dim": 16, "vision_cfg": vision, "text_cfg": text}, "preprocess_cfg": {}}
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    with own_random_numbers(3), quiet_root_logger():
+        made = open_clip.create_model(f"local-dir:{folder}", load_weights=False)
+    save_file(made.state_dict(), folder / "open_clip_model.safetensors")
+    return folder

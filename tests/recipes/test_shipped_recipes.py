@@ -183,11 +183,13 @@ def waterbirds(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_waterbirds_quickly_on_a_fake_folder(waterbirds: None) -> None:
-    sets = ["waterbirds=wb", "model=pixels:4", "pretrained=null", "quick=true", "device=cpu", "epochs=3"]
+def test_waterbirds_quickly_on_a_fake_folder(waterbirds: None, text_clip: Path) -> None:
+    sets = ["waterbirds=wb", "pretrained=null", "quick=true", "device=cpu", "epochs=3"]
+    sets.append(f"model=local-dir:{text_clip}")
     report = run(load(RECIPES / "waterbirds_cf.yaml", out=Path("run"), sets=sets))
     steps = {row.step for row in report.rows}
-    assert steps == {"ERM (exact)", "NCM (exact)", "NCM (paper)", "sweep"}
+    fitted, prompted = {"ERM (exact)", "NCM (exact)", "NCM (paper)", "sweep"}, "zero-shot"
+    assert steps == fitted | {prompted, f"{prompted} without pairs", f"{prompted} without text pairs"}
     methods = {row.method for row in report.rows if row.step == "sweep"}
     assert {"erm", "erm+upweight", "ncm", "ncm+upweight", "groupdro", "dfr"} <= methods
 

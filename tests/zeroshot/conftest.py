@@ -1,8 +1,7 @@
-"""A small CLIP that reads texts, with seeded random weights in a folder, and stores of pictures by it."""
+"""Stores of pictures by a small CLIP that reads texts."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,6 @@ from PIL import Image
 from ncm_cli.images.embed import embed
 from ncm_cli.images.options import EmbedOptions
 from ncm_cli.progress import SILENT
-
-VISION = {"image_size": 32, "layers": 1, "width": 32, "patch_size": 8, "head_width": 16}
-TEXT = {"context_length": 24, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 2}
-CONFIG = {"embed_dim": 16, "vision_cfg": VISION, "text_cfg": TEXT}
 
 CLASSES = ("polar_bear", "cat", "dog")
 
@@ -37,22 +32,12 @@ class Stores:
 
 
 @pytest.fixture(scope="session")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> Stores:
+def stores(text_clip: Path, tmp_path_factory: pytest.TempPathFactory) -> Stores:
     import open_clip
     import torch
-    from safetensors.torch import save_file
 
-    from ncm_cli.images.network import own_random_numbers, quiet_root_logger
-
-    root = tmp_path_factory.mktemp("zeroshot")
-    folder = root / "clip"
-    folder.mkdir()
-    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": CONFIG, "preprocess_cfg": {}}))
-    model = f"local-dir:{folder}"
-    with own_random_numbers(3), quiet_root_logger():
-        made = open_clip.create_model(model, load_weights=False)
-        save_file(made.state_dict(), folder / "open_clip_model.safetensors")
-        reference, _, transform = open_clip.create_model_and_transforms(model)
+    root, model = tmp_path_factory.mktemp("zeroshot"), f"local-dir:{text_clip}"
+    reference, _, transform = open_clip.create_model_and_transforms(model)
     rng = np.random.default_rng(0)
     lines, images = ["id,path,label,place,split"], []
     for i in range(36):
