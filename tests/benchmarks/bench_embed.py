@@ -148,11 +148,11 @@ class Pictures(torch.utils.data.Dataset[torch.Tensor]):
 def loop_rate(paths: list[Path], encoder: Any, precision: str) -> float:
     """Images each second of a plain loop, from its first line to its last; the model is there already."""
     started, rows = time.perf_counter(), []
-    data = Pictures(paths, encoder._model.transform)
+    data = Pictures(paths, encoder.model.transform)
     loader = torch.utils.data.DataLoader(data, batch_size=encoder.batch_size, num_workers=CORES)
     with torch.inference_mode(), exact(encoder.device, precision):
         for batch in loader:
-            rows.append(encoder._model.encode(batch.to(encoder.device)).float().cpu().numpy())
+            rows.append(encoder.model.encode(batch.to(encoder.device)).float().cpu().numpy())
     assert len(np.concatenate(rows)) == len(paths)
     return len(paths) / (time.perf_counter() - started)
 

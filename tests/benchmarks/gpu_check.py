@@ -178,7 +178,7 @@ def check_memory(check: Check, items: Sequence[np.ndarray]) -> None:
     encoder: Any = load_encoder(check.request("fp32"), device=check.device, reporter=heard)
     batch = [items[at % len(items)] for at in range(check.batch)]
     if check.device == "cpu":
-        plain, least = encoder._model.encode, check.batch // 2
+        plain, least = encoder.model.encode, check.batch // 2
 
         def short(pictures: torch.Tensor) -> torch.Tensor:
             if len(pictures) > least:
@@ -186,7 +186,7 @@ def check_memory(check: Check, items: Sequence[np.ndarray]) -> None:
             made: torch.Tensor = plain(pictures)
             return made
 
-        encoder._model = replace(encoder._model, encode=short)
+        encoder.model = replace(encoder.model, encode=short)
         found = encoder.encode(batch)
     else:
         torch.cuda.empty_cache()
