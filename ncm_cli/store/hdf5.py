@@ -305,12 +305,8 @@ class RowReader:
     """
 
     def __init__(self, path: Path, array: h5py.Dataset) -> None:
-        self._path, self._dtype, (rows, self._dim), self._step = (
-            path,
-            array.dtype,
-            array.shape,
-            array.chunks[0],
-        )
+        self._path, self._dtype, self._step = path, array.dtype, array.chunks[0]
+        rows, self._dim = array.shape
         self._bytes = self._dim * self._dtype.itemsize
         starts = range(0, rows, self._step)
         self._offsets = np.array([array.id.get_chunk_info_by_coord((at, 0)).byte_offset for at in starts])
@@ -320,13 +316,7 @@ class RowReader:
     @staticmethod
     def can(array: h5py.Dataset) -> bool:
         """Whether the array's bytes lie in the file row by row, as we write them."""
-        facts = array.id.get_create_plist()
-        filters = {facts.get_filter(index)[0] for index in range(facts.get_nfilters())}
-        return (
-            bool(array.chunks)
-            and array.chunks[1] == array.shape[1]
-            and h5py.h5z.FILTER_SHUFFLE not in filters
-        )
+        return bool(array.chunks) and array.chunks[1] == array.shape[1] and not array.shuffle
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         first, last = (int(positions.min()), int(positions.max()) + 1) if len(positions) else (0, 0)
