@@ -47,25 +47,16 @@ MOST_READ = 8192
 class Schedule:
     """How all configurations of a run are trained.
 
-    The protocol says in whose form the methods are trained, and so what a published setting means.
-
-    - ``papers``: each method's objective and steps as its own authors wrote them. irm (Arjovsky et al. 2019)
-      and vrex (Krueger et al. 2021) divide their objective by a penalty above 1; irm squares the slope on the
-      whole batch; fish (Shi et al. 2022) visits environments in random order. For all methods alike, as in
-      ``ncm fit``: two classes have one logit (as in irm's code), the bias isn't decayed (irm's code decays
-      it), and an epoch passes over every row once, each batch holding the environments in proportion.
-    - ``domainbed``: DomainBed's form of erm, irm, vrex, groupdro and fish (Gulrajani and Lopez-Paz 2021).
-      Two classes have two logits and softmax. The bias is decayed as the weights are. Nothing is divided: a
-      configuration's optimiser starts anew at the step where its penalty begins. irm multiplies the slopes on
-      the even and on the odd rows of each environment. fish visits environments in order. A batch holds
-      ``batch_size`` rows of *each* environment, drawn with replacement; an epoch is as many batches as hold n
-      rows. What DomainBed doesn't have (ncm, lisa, matchdg, leace) takes its logits, optimiser and batches.
-      Weights start at zero here, at random there.
+    ``papers`` or ``domainbed``: in whose form, and so what a published setting means; ``ncm help methods``
+    says how they differ. For all methods of ``papers`` alike, as in ``ncm fit``: two classes have one logit
+    (as in irm's code), the bias isn't decayed (irm's code decays it), and an epoch passes over every row
+    once, each batch holding the environments in proportion. In ``domainbed`` (Gulrajani and Lopez-Paz 2021) a
+    batch holds ``batch_size`` rows of *each* environment, an epoch is as many batches as hold n rows, and
+    what DomainBed doesn't have (ncm, lisa, matchdg, leace) takes its logits, optimiser and batches.
 
     Two logits with (lr, λ) equal one logit with (2·lr, λ/2): from zero, w₁ = −w₀ = w/2 all along, and w₁ has
     the gradient, decay included, that w has with λ/2; so w moves twice as far (a penalty on pairs halves as λ
-    does). ``domainbed`` is computed so, and probes have one logit either way. A setting published for two
-    logits is converted so for ``papers``.
+    does). ``domainbed`` is computed so, and probes have one logit either way.
     """
 
     epochs: int = 100
