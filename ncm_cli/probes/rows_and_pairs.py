@@ -267,6 +267,7 @@ def read_problem(
     columns: Mapping[str, str | None] | None = None,
     beside: Probe | None = None,
     store: FeatureStore | None = None,
+    pair_store: PairStore | None = None,
 ) -> Problem:
     """Read what the options name, and refuse what doesn't belong together.
 
@@ -278,6 +279,8 @@ def read_problem(
         A probe that this problem's stands beside: its classes count, and nothing is kept apart.
     store
         The rows, where they are open already; with an empty encoder they take any pairs of their ids.
+    pair_store
+        The pairs, where they are read already.
     """
     with store or FeatureStore(options.features) as store:
         nodes = store.content_nodes
@@ -289,7 +292,7 @@ def read_problem(
             target = read_target(store, beside.target, beside.classes)
         pairs = None
         if options.pairs is not None:
-            pairs = pairs_beside(options.pairs, store, roles, options.overlap, reporter)
+            pairs = pairs_beside(options.pairs, store, roles, options.overlap, reporter, pair_store)
         named = {"upweight": options.upweight, **(columns or {})}
         codes = {option: _codes(store, names) for option, names in named.items() if names}
         groups = make_groups(store, options.groups) if options.groups else None
@@ -490,14 +493,21 @@ def _tell_groupless(rows: RawRows, name: str, groups: Groups, reporter: Reporter
             )
 
 
-def pairs_beside(path: Path, features: FeatureStore, roles: Roles, overlap: str, reporter: Reporter) -> Pairs:
-    """Read the pair store, check that it belongs to the features, and leave leaking pairs out.
+def pairs_beside(
+    path: Path,
+    features: FeatureStore,
+    roles: Roles,
+    overlap: str,
+    reporter: Reporter,
+    store: PairStore | None = None,
+) -> Pairs:
+    """Read the pair store, unless it is read, check that it belongs to the features, and bar leaking pairs.
 
     Members are looked up by id in the feature store that is used now, whenever the pairs were made; ids that
     it lacks get numbers beyond its rows. Of text pairs each class is a node, so that folds measure classes
     that they have left out whole. What ``ncm pairs`` left out itself: `pairs.pairs.straddling`.
     """
-    store, nodes = read_pairs(path), features.content_nodes
+    store, nodes = store or read_pairs(path), features.content_nodes
     if features.encoder:
         require_same_encoder(str(features.path), features.encoder, str(path), store.encoder, ignore_view=True)
     strangers: dict[str, int] = {}
@@ -624,25 +634,36 @@ def reread_problem(
             found=f"method {values['method']}",
             expected=f"method {' or '.join(METHODS)}",
         )
-    problem = read_problem(FitOptions(**values), oracle=False, reporter=reporter)
     fitted = data.get("pairs") or {}
+
+    def refusal(what: str, where: Path | None, found: str, expected: str) -> MismatchError:
+        fix = "name the stores that the probe was fitted on, or fit it again on these"
+        return MismatchError(what, where=where, found=found, expected=expected, fix=fix)
+
+    store = None if pairs is None else read_pairs(pairs)
+    content = fitted.get("content_sha256")
+    if store is not None and content not in (None, store.content_sha256):
+        raise refusal(
+            "not the pairs that the probe was fitted with",
+            pairs,
+            f"content {store.content_sha256[:12]}",
+            f"content {content[:12]}, which was {fitted.get('path')}",
+        )
+    problem = read_problem(FitOptions(**values), oracle=False, reporter=reporter, pair_store=store)
     used = 0 if problem.pairs is None else int(problem.pairs.usable.sum())
-    fix = "name the stores that the probe was fitted on, or fit it again on these"
     if data["features"]["train_sha256"] != rows_digest(problem):
-        raise MismatchError(
+        raise refusal(
             "the training rows aren't those that the probe was fitted on",
-            where=features,
-            found=f"{len(problem.train.ids):,} rows of {data['train']}",
-            expected=f"the {data['train_rows']:,} rows of then, with the same features, answers and weights",
-            fix=fix,
+            features,
+            f"{len(problem.train.ids):,} rows of {data['train']}",
+            f"the {data['train_rows']:,} rows of then, with the same features, answers and weights",
         )
     if fitted.get("used_sha256") != pairs_digest(problem):
-        raise MismatchError(
+        raise refusal(
             "the pairs aren't those that the probe was fitted on",
-            where=pairs,
-            found=f"{used:,} pairs without a validation or test row",
-            expected=f"the {fitted.get('used', 0):,} of then, with the features of then",
-            fix=fix,
+            pairs,
+            f"{used:,} pairs without a validation or test row",
+            f"the {fitted.get('used', 0):,} of then, with the features of then",
         )
     return problem
 

@@ -182,17 +182,6 @@ class _Judged:
                 found=f"method {method}",
                 expected="method ncm: a probe of ncm fit --pairs P.h5 --method ncm",
             )
-        store = self._pairs(path)
-        fitted = (self.probe.meta.get("data") or {}).get("pairs") or {}
-        expected = fitted.get("content_sha256")
-        if expected not in (None, store.content_sha256):
-            raise MismatchError(
-                "not the pairs that the probe was fitted with",
-                where=path,
-                found=f"content {store.content_sha256[:12]}",
-                expected=f"content {expected[:12]}, which was {fitted.get('path')}",
-                fix="name that pair store, or fit the probe again with these pairs",
-            )
         return reread_problem(self.probe, self.options.features, path, reporter=SILENT)
 
     def body(self) -> dict[str, Any]:
