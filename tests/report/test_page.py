@@ -195,7 +195,9 @@ def test_it_fits_wide_and_narrow_screens_light_and_dark(
     browser: Any, which: str, request: pytest.FixtureRequest
 ) -> None:
     page: Path = request.getfixturevalue(which)
-    page = page if page.suffix == ".html" else page.parent / "page.html"
+    if page.suffix != ".html":
+        _page(page)
+        page = page.parent / "page.html"
     papers = set()
     for width, scheme in ((1280, "light"), (360, "dark")):
         opened, said = _opened(browser, page, width, scheme)
