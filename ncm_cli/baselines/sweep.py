@@ -89,7 +89,7 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, An
     with writer_lock(output):
         runner = Runner(options, reporter)
         configs = plan(options, available_rank=runner.rank, reporter=reporter)
-        parts = chunks(configs, runner.logits)
+        parts = chunks(configs, runner.whole.logits)
         with Journal.open(output, _key(options, runner), replace=True) as journal:
             found = _finished(configs, parts, runner, journal, reporter)
         for name, what in (
@@ -225,7 +225,6 @@ class Runner:
         """The largest rank that every fold's pairs have, 0 without."""
         groups = self.problem.groups
         self.metrics = metric_names(0 if groups is None else len(groups.crossings))
-        self.logits = self.whole.logits
         self.device = choose_device(options.device, "fp64", reporter)
         self._origins: dict[bool, dict[str, Any]] = {}
         """What probes record of their rows, up-weighted or not: reading every row, made once."""
@@ -323,7 +322,7 @@ class Runner:
             diverged |= lost
         measured = sum(int(fold.measured.sum()) for fold in folds)
         error, loss, flips, shift = seen.values()
-        return pair_facts(error, loss, flips / measured, shift / measured, self.logits), diverged
+        return pair_facts(error, loss, flips / measured, shift / measured, self.whole.logits), diverged
 
     def _judge(
         self, part: Part, configs: Sequence[Config], judge: Judge, names: Sequence[str], advance: Advance
@@ -438,11 +437,8 @@ class Runner:
         """A pick's probe with its record, as ``ncm fit`` writes them."""
         options, problem = self.options, self.problem
         upweight = options.upweight if config.upweighted else None
-        if upweight is None:
-            codes = {name: own for name, own in problem.train.codes.items() if name != "upweight"}
-            problem = dataclasses.replace(problem, train=dataclasses.replace(problem.train, codes=codes))
         if config.upweighted not in self._origins:
-            self._origins[config.upweighted] = origin_of(problem, self.whole)
+            self._origins[config.upweighted] = origin_of(problem, self.whole, weighted=config.upweighted)
         where, dfr = problem.roles.where, config.method == "dfr"
         shared: dict[str, Any] = {"upweight": upweight, "seed": config.seed}
         resolved = {"method": config.method, **shared} | {

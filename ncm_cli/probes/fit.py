@@ -492,8 +492,8 @@ def _probe(problem: Problem, whole: Part, body: dict[str, Any], best: Fit) -> Pr
     return probe_of(problem, whole, best, record, origin_of(problem, whole))
 
 
-def origin_of(problem: Problem, part: Part) -> dict[str, Any]:
-    """What a probe records of its rows and pairs; every row is read for it."""
+def origin_of(problem: Problem, part: Part, *, weighted: bool = True) -> dict[str, Any]:
+    """What a probe records of its rows, ``weighted`` where up-weighted, and pairs; every row is read."""
     pairs, parts = problem.pairs, {"train": problem.train, "val": problem.val}
     paired = pairs and {
         "path": str(problem.options.pairs),
@@ -512,7 +512,7 @@ def origin_of(problem: Problem, part: Part) -> dict[str, Any]:
             "features": {
                 "path": str(problem.options.features),
                 "content_sha256": problem.content_sha256,
-                "train_sha256": rows_digest(problem),
+                "train_sha256": rows_digest(problem, weighted=weighted),
             },
             "pairs": paired,
             **problem.roles.where,

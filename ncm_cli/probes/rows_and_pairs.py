@@ -581,14 +581,15 @@ def _extra(
     return rows(chosen) if chosen.any() else None
 
 
-def rows_digest(problem: Problem) -> str:
+def rows_digest(problem: Problem, *, weighted: bool = True) -> str:
     """SHA-256 over the training rows in the order of their ids: ids, features, answers and weights."""
     rows = problem.train
+    codes = rows.codes.get("upweight") if weighted else None
     order = rows.ids.order
     # By blocks, so that a large store isn't copied.
     parts = np.array_split(order, len(order) // 8192 + 1)
     digests = [array_digest(np.asarray(rows.X[part], np.float32)) for part in parts]
-    values = [rows.y] + [group_weights(codes) for codes in [rows.codes.get("upweight")] if codes is not None]
+    values = [rows.y, *([] if codes is None else [group_weights(codes)])]
     digests += [array_digest(value[part]) for value in values for part in parts]
     return digest_of([record_ids(rows.ids), *problem.target.classes, *digests])
 

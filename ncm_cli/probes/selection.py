@@ -199,19 +199,6 @@ def choose(candidates: Sequence[Candidate], rule: str, task: str) -> int:
     return min(range(len(candidates)), key=key)
 
 
-def bound_of(error: Array, change: Array, *, regression: bool) -> Array:
-    """The bound on the test domain's error from validation error and change over pairs, elementwise.
-
-    Error rates add up; mean squared errors do by their roots.
-    """
-    return np.asarray((np.sqrt(error) + np.sqrt(change)) ** 2 if regression else error + change)
-
-
-def log_loss_bound(log_loss: Array, shift: Array, n_logits: int) -> Array:
-    """``log_loss + L sqrt(shift)``, ``shift`` being the mean over pairs of ``|W delta|^2``."""
-    return np.asarray(log_loss + (1.0 if n_logits == 1 else np.sqrt(2.0)) * np.sqrt(shift))
-
-
 def stacked(fits: Sequence[Fit]) -> tuple[Array, Array]:
     """Weights (R, C, d) and biases (R, C)."""
     return np.stack([fit.weight for fit in fits]), np.stack([fit.bias for fit in fits])
@@ -240,8 +227,8 @@ def pair_facts(error: Array, loss: Array, change: Array, shift: Array, n_logits:
     """Flip rate and bounds of classifiers by the names of `Candidate`, elementwise."""
     return {
         "flip_rate": change,
-        "bound_01": bound_of(error, change, regression=False),
-        "log_loss_bound": log_loss_bound(loss, shift, n_logits),
+        "bound_01": error + change,
+        "log_loss_bound": loss + (1.0 if n_logits == 1 else np.sqrt(2.0)) * np.sqrt(shift),
     }
 
 
@@ -332,7 +319,7 @@ class CrossFit:
             errors, loss = (np.mean(parts, axis=0) for parts in zip(*by_rows, strict=True))
             error, change = errors.mean(axis=1), changes.mean(axis=1)
             if regression:
-                facts |= {"val_mse": error, "bound_mse": bound_of(error, change, regression=True)}
+                facts |= {"val_mse": error, "bound_mse": (np.sqrt(error) + np.sqrt(change)) ** 2}
             else:
                 facts |= {"val_accuracy": 1 - error, "val_log_loss": loss}
                 facts |= pair_facts(error, loss, change, shifts.mean(axis=1), len(paths[0][0].bias))
