@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,8 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
         "flags": flags_of(problem, contest.rule == "oracle"),
     }
     write_probe(options.output, _probe(problem, whole, body, best))
+    if options.save_controls is not None:
+        _save_controls(options.save_controls, problem, body)
     return body
 
 
@@ -411,6 +414,17 @@ def _constant(problem: Problem) -> tuple[str, Estimate]:
     return repr(problem.target.classes[code]), error_estimate(errors, regression=False)
 
 
+def _constant_fit(part: Part) -> Fit:
+    """The probe that always gives the training rows' commonest class, or their mean."""
+    if not part.n_classes:
+        bias = np.array([part.y.mean()])
+    else:
+        shares = np.bincount(part.y, minlength=part.n_classes) / len(part.y)
+        logs = np.log(np.maximum(shares, 0.5 / len(part.y)))
+        bias = logs[1:] - logs[0] if part.n_classes == 2 else logs
+    return Fit(0, 0.0, np.zeros((len(bias), part.X.shape[1])), bias, True, 0, 0.0)
+
+
 def shift_of(store: PairStore) -> str:
     """What the pairs differ in, in words: how they were made says it."""
     same, across = store.options.get("same"), store.options.get("across")
@@ -548,3 +562,40 @@ def probe_of(
         target=problem.target.name,
         meta=meta,
     )
+
+
+def _save_controls(folder: Path, problem: Problem, body: dict[str, Any]) -> None:
+    """Write each control as a probe, fitted on all of its rows: NAME.safetensors."""
+    if not body["controls"]:
+        raise InputError("there are no controls to save", found="no pairs, or pairs that can't be measured")
+    rows, solver = _control_rows(problem), _erm_solver(problem.options)
+    folder.mkdir(parents=True, exist_ok=True)
+    for control in body["controls"]:
+        name, decay = control["name"], control["weight_decay"]
+        own = rows.get(name, problem.train)
+        part = problem.part(own, None)
+        if decay is None:
+            best = _constant_fit(part)
+        else:
+            best = train_path(part, problem.options, method="erm", solver=solver, ranks=[0], decays=[decay])[
+                0
+            ]
+        # The constant had no others to be chosen among; the others' weight decays had.
+        only = {"path": [{"rank": 0, "weight_decay": 0.0, "converged": True}], "rule": ONLY}
+        record = {
+            "method": name,
+            "solver": solver,
+            "weight_decay": best.weight_decay,
+            "oracle": False,
+            "note": f"control of {body['output']}",
+            "chosen": 0,
+            "verdict": None,
+            "controls": [],
+            **(only if decay is None else {"path": [], "rule": "bound"}),
+        }
+        upweight = problem.options.upweight
+        if name == UPWEIGHTED and problem.groups is not None:
+            upweight = ",".join(problem.groups.columns)
+        options = dataclasses.replace(problem.options, pairs=None, upweight=upweight)
+        alone = dataclasses.replace(problem, train=own, pairs=None, options=options)
+        write_probe(folder / f"{name}.safetensors", _probe(alone, part, body | record, best))

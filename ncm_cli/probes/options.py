@@ -144,6 +144,9 @@ class FitOptions(TrainingOptions):
         least=2,
         help="Parts that the pairs are cut into for --select bound; held-out pairs take their place.",
     )
+    save_controls: Path | None = _choice(
+        None, help="Folder for the probes that the choice is compared with.", role="output", metavar="DIR"
+    )
 
     task: str = _training("classification", help="What is predicted.", choices=TASKS)
     solver: str | None = _training(
@@ -197,6 +200,9 @@ class FitOptions(TrainingOptions):
             yield UsageError(
                 f"the method {method!r} removes no directions", found=found, expected="--method ncm"
             )
+        if self.save_controls is not None and alone:
+            what = "--save-controls needs pairs, which controls are measured on"
+            yield UsageError(what, fix="--pairs PAIRS.h5")
         if self.select == "bound" and alone and self.several:
             yield UsageError("--select bound needs pairs", fix="--pairs P.h5, or --select in-domain")
         if self.select == "worst-group" and not self.groups:

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ncm_cli.errors import InputError, UsageError
 from ncm_cli.main import run
+from ncm_cli.probes.apply import logits
 from ncm_cli.probes.evaluate import evaluate
-from ncm_cli.probes.fit import _control_rows, fit
+from ncm_cli.probes.fit import fit
+from ncm_cli.probes.metrics import decide
 from ncm_cli.probes.options import EvalOptions, FitOptions
-from ncm_cli.probes.rows_and_pairs import read_problem
 from ncm_cli.probes.selection import FEWEST, CrossFit, Estimate, Verdict, judge
-from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.progress import Reporter
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import read_probe
@@ -163,15 +165,14 @@ def _error(on_disk: Any, name: str = "probe") -> float:
 
 
 def test_clean_pairs_of_a_spurious_direction_help(on_disk: Any) -> None:
-    report, _ = judged(on_disk, *on_disk.planted.pairs(80))
+    report, _ = judged(on_disk, *on_disk.planted.pairs(80), save_controls=on_disk.folder / "controls")
     verdict = _verdict(report)
     assert verdict.code == "helps", verdict.text
     assert report["rank"] >= 3
     assert verdict.erm_flip_rate is not None
     assert verdict.flip_rate is not None
     assert verdict.erm_flip_rate.value > 0.5 > 0.1 > verdict.flip_rate.value
-    fit(FitOptions(features=on_disk.features, output=on_disk.folder / "erm"))
-    erm = _error(on_disk, "erm")
+    erm = _error(on_disk, "controls/erm.safetensors")
     assert _error(on_disk) < erm - 0.2, "and that is true of the test rows"
     assert verdict.bound is not None
     assert verdict.bound.high >= _error(on_disk)
@@ -220,6 +221,8 @@ def test_without_validation_rows_a_single_setting_is_unmeasured(on_disk: Any) ->
     assert verdict.code == "unmeasured"
     assert "no validation rows" in verdict.text
     assert report["controls"] == []
+    with pytest.raises(InputError, match="no controls to save"):
+        judged(on_disk, *on_disk.planted.pairs(40), **one, save_controls=on_disk.folder / "c")
 
 
 @pytest.mark.parametrize("select", ["in-domain", "oracle", None])
@@ -249,38 +252,69 @@ def test_erm_that_uses_no_pairs_is_measured_beside_itself(on_disk: Any, solver: 
     assert verdict.bound == verdict.erm_bound == Estimate(**erm["bound"])
 
 
-def test_controls_train_on_the_rows_that_they_say(on_disk: Any) -> None:
+def test_controls_are_written_as_probes(on_disk: Any) -> None:
+    """Each is what `ncm fit` makes of the same rows, and eval and read_probe take it."""
     X, y = on_disk.planted.rows(300, 0.9)
     split = np.array(["train"] * 150 + ["pool"] * 50 + ["val"] * 100)
     columns = {
         "label": [("cat", "dog")[code] for code in y],
         "split": split.tolist(),
-        "place": ["" if i == 5 else ("a", "b", "b")[i % 3] for i in range(300)],
+        "place": [("a", "b", "b")[i % 3] for i in range(300)],
     }
     features = on_disk.store("c.h5", X, columns)
+    folder = on_disk.folder / "made" / "controls"
     line = f"pairs --match random --same label --across place -f {features} -o {on_disk.folder}/m.h5"
     assert run([*line.split(), "--where", "split=train|pool", "--quiet"]) == 0
+    shared = {"features": features, "weight_decay": "1e-2,1"}
     options = FitOptions(
-        features=features,
-        weight_decay="1e-2,1",
+        **shared,
         pairs=on_disk.folder / "m.h5",
         output=on_disk.folder / "probe",
         rank="0:3",
         groups="label,place",
+        save_controls=folder,
     )
-    names = [control["name"] for control in fit(options)["controls"]]
+    report = fit(options)
+    names = [control["name"] for control in report["controls"]]
     assert names == ["constant", "erm", "erm-upweighted", "erm-pair-rows"]
-    rows = _control_rows(read_problem(options, oracle=False, reporter=SILENT))
+    assert sorted(path.name for path in folder.iterdir()) == sorted(f"{name}.safetensors" for name in names)
+    decay = {control["name"]: control["weight_decay"] for control in report["controls"]}
     pairs = read_pairs(on_disk.folder / "m.h5")
     members = {int(id[3:]) for id in (*pairs.id_a, *pairs.id_b)}
-    trained = [*range(150), *sorted(row for row in members if split[row] == "pool")]
-    grouped = [row for row in range(150) if row != 5]  # which is in no group
-    for name, expected in (("erm-upweighted", grouped), ("erm-pair-rows", trained)):
-        assert [int(id[3:]) for id in rows[name].ids] == expected
-        assert np.array_equal(rows[name].X, X[expected]) and np.array_equal(rows[name].y, y[expected])
-    assert len(trained) > 160 and "upweight" not in rows["erm-pair-rows"].codes
-    cells = [2 * y[row] + (columns["place"][row] == "b") for row in grouped]
-    assert np.array_equal(rows["erm-upweighted"].codes["upweight"], cells)
+    split[[row for row in members if split[row] == "pool"]] = "train"
+    wider = on_disk.store("wider.h5", X, columns | {"split": split.tolist()})
+    same: dict[str, dict[str, Any]] = {
+        "erm": {},
+        "erm-upweighted": {"upweight": "label,place"},
+        "erm-pair-rows": {"features": wider},
+    }
+    with FeatureStore(features) as store:
+        everything = store.read()
+    for name in names:
+        probe = read_probe(folder / f"{name}.safetensors")
+        assert probe.meta["method"] == name
+        assert probe.classes == ("cat", "dog")
+        found = evaluate(
+            EvalOptions(probe=folder / f"{name}.safetensors", features=features, where="split=val")
+        )
+        told = decide(logits(probe, everything))
+        if name == "constant":
+            assert len(np.unique(told)) == 1
+            assert 1 - found["accuracy"] == pytest.approx(report["controls"][0]["bound"]["value"])
+            continue
+        path = on_disk.folder / "same"
+        fit(FitOptions(**shared | {"weight_decay": str(decay[name])} | same[name], output=path))
+        own = read_probe(path)
+        assert np.allclose(probe.weight, own.weight, atol=1e-5), name
+        assert probe.meta["hyper_parameters"]["upweight"] == same[name].get("upweight")
+    trained = read_probe(folder / "erm-pair-rows.safetensors").meta["data"]["train_rows"]
+    assert trained == (split == "train").sum() > 160
+
+
+def test_controls_need_pairs(on_disk: Any) -> None:
+    with pytest.raises(UsageError, match="--save-controls needs pairs"):
+        fit(FitOptions(features=on_disk.features, output=on_disk.folder / "p", save_controls=on_disk.folder))
+    assert not (on_disk.folder / "p").exists()
 
 
 def test_a_control_is_measured_like_the_pick(on_disk: Any) -> None:

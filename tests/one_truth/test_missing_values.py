@@ -82,6 +82,18 @@ def test_rows_without_a_value_of_groups_are_in_no_group(world: Any, members: lis
     assert evaluated["accuracy"] == pytest.approx(pick["val_accuracy"])
     control = next(one for one in report["controls"] if one["name"] == "erm-upweighted")
     assert control["weight_decay"] == 1e-2
+    world.fit(
+        features,
+        pairs=world.folder / "pairs.h5",
+        groups="label,place",
+        rank="1",
+        weight_decay="1e-2",
+        save_controls=world.folder / "controls",
+    )
+    world.fit(features, "upweighted", upweight="label,place", weight_decay="1e-2")
+    two = [world.eval(features, name) for name in ("upweighted", "controls/erm-upweighted.safetensors")]
+    scores = [(one["accuracy"], one["balanced_accuracy"], one["log_loss"]) for one in two]
+    assert scores[0] == pytest.approx(scores[1]), "the control is ERM as --upweight fits it"
 
 
 def test_a_column_without_any_value_is_refused(world: Any) -> None:
