@@ -116,6 +116,8 @@ def test_text_pairs_are_differences_of_encode_text(stores: Any, tmp_path: Path) 
     held = {label for label, out in zip(found.label_a, found.holdout, strict=True) if out}
     assert found.holdout.sum() == 2
     assert len(held) == 1
+    assert run([*words, "-f", str(stores.unit), "-o", str(pairs)]) == 0
+    np.testing.assert_allclose(np.linalg.norm(read_pairs(pairs).features_a, axis=1), 1, atol=1e-6)
     assert run([*words, "-f", str(stores.raw), "-o", str(pairs)]) == 0
     nobody = {role: np.zeros(36, dtype=bool) for role in ("train", "val", "test")}
     with FeatureStore(stores.raw) as store:
