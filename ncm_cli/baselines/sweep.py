@@ -33,11 +33,11 @@ from ncm_cli.blocks import chosen
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import as_json, check
 from ncm_cli.probes import metrics
-from ncm_cli.probes.apply import Scaling
 from ncm_cli.probes.fit import flags_of, origin_of, probe_of
 from ncm_cli.probes.metrics import PairRows, Rows, joint
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.path import Fit
+from ncm_cli.probes.projection import Scaling
 from ncm_cli.probes.rows_and_pairs import Part, read_problem
 from ncm_cli.probes.selection import Fold, facts, pair_facts, stacked
 from ncm_cli.progress import SILENT, Reporter

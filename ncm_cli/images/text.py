@@ -13,9 +13,9 @@ from ncm_cli.errors import InputError, listing
 from ncm_cli.images import weights
 from ncm_cli.images.encoder import EncoderRequest, request_of, start_loading
 from ncm_cli.images.options import OPENAI, TextOptions, parse_classes, parse_prompt, words_for
-from ncm_cli.probes.apply import OTHER_WEIGHTS, require_same_encoder
 from ncm_cli.progress import Reporter
 from ncm_cli.store.columns import classes_among, label_name
+from ncm_cli.store.digests import OTHER_WEIGHTS, require_same_encoder
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.tables import read_table
 

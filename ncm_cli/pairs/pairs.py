@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from ncm_cli.errors import InputError, listing, nearest
 from ncm_cli.options import as_json, check, given_flags
 from ncm_cli.pairs.options import PairsOptions, parse_holdout
-from ncm_cli.probes.apply import require_same_encoder
 from ncm_cli.probes.projection import Spectrum, components, spectrum
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.columns import Column, role_of, split_column, split_values, unrecognised
-from ncm_cli.store.digests import fingerprint, without_view
+from ncm_cli.store.digests import fingerprint, require_same_encoder, without_view
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import TEXT, PairStore, write_pairs
 from ncm_cli.store.tables import Table, read_table

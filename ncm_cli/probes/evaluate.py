@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncm_cli.blocks import Features
 from ncm_cli.errors import InputError, MismatchError, NcmError, listing
 from ncm_cli.options import as_json
 from ncm_cli.probes import metrics
-from ncm_cli.probes.apply import logits, require_same_encoder
-from ncm_cli.probes.options import EvalOptions
+from ncm_cli.probes.options import SCALINGS, EvalOptions
+from ncm_cli.probes.projection import Scaling
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store import recognise
 from ncm_cli.store.columns import Column, Groups, categories_of, make_groups, read_target, split_filter
+from ncm_cli.store.digests import require_same_encoder
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import read_result, write_result
 from ncm_cli.store.probe import Probe, read_probe, seen_rows
@@ -144,6 +146,30 @@ def evaluate(
             kept = {"ids_sha256": _ids_digest(store, rows), "right": right}
             write_result(options.output, "eval", body | {"rows": kept})
     return body
+
+
+def scaling_of(probe: Probe) -> Scaling:
+    """How the probe's features are scaled."""
+    scaling = probe.meta.get("scaling") or {}
+    kind = scaling.get("kind", "none")
+    if kind not in SCALINGS or (kind == "standard" and (probe.mean is None or probe.scale is None)):
+        raise InputError("a feature scaling that isn't known", found=kind, expected=" | ".join(SCALINGS))
+    return Scaling(kind, float(scaling.get("factor") or 1.0), probe.mean, probe.scale)
+
+
+def scale_like(probe: Probe, X: Features) -> Any:
+    """float64 (n, d): features scaled as the probe's training rows were."""
+    if X.shape[-1] != probe.dim:
+        raise MismatchError(
+            "features of another width than the probe's", found=int(X.shape[-1]), expected=int(probe.dim)
+        )
+    return scaling_of(probe).apply(X)
+
+
+def logits(probe: Probe, X: np.ndarray) -> np.ndarray:
+    """float64 (n, C): scaled features times weights plus bias; for regression the predictions themselves."""
+    made: np.ndarray = scale_like(probe, X) @ probe.weight.T + probe.bias
+    return made
 
 
 def _target(options: EvalOptions, probe: Probe, store: FeatureStore) -> str:

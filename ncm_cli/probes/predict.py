@@ -26,9 +26,10 @@ from ncm_cli.images.manifest import (
 from ncm_cli.images.reading import encode_batches
 from ncm_cli.options import parse_batch_size, parse_workers
 from ncm_cli.probes import metrics
-from ncm_cli.probes.apply import OTHER_WEIGHTS, logits, require_same_encoder
+from ncm_cli.probes.evaluate import logits
 from ncm_cli.probes.options import PredictOptions
 from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.store.digests import OTHER_WEIGHTS, require_same_encoder
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import atomic_path, require_file
 from ncm_cli.store.journal import ImageFile

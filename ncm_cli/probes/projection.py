@@ -1,4 +1,4 @@
-"""Spurious directions: the left singular vectors of pair differences, and projecting them out.
+"""Scaling of features, and spurious directions: left singular vectors of pair differences, projected out.
 
 Paper, Algorithm 1, phase I: ``Q_r, S_r, V_r = TruncatedSVD(delta, r)`` and ``P = I - Q_r Q_r^T``. P is
 never formed; it is applied as ``x - (x Q) Q^T``.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ncm_cli.blocks import Features, applied, moments
 from ncm_cli.errors import InputError
+from ncm_cli.probes.options import SCALINGS
 
 Array = NDArray[np.float64]
 
@@ -180,3 +183,62 @@ def components(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
     component = connected_components(graph, directed=False)[1][left]
     _, first, number = np.unique(component, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[number]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scaling:
+    """How features are scaled before anything is fitted on them.
+
+    Attributes
+    ----------
+    kind
+        ``none``; ``norm``: each row divided by its Euclidean norm, times ``factor``; ``standard``: each
+        column minus ``mean``, divided by ``scale``.
+    factor
+        The rows' norm, for ``norm`` only.
+    mean, scale : float64 (d,) or None
+        For ``standard`` only. A column that is constant on the training rows has scale 1.
+    """
+
+    kind: str = "none"
+    factor: float = 1.0
+    mean: Array | None = None
+    scale: Array | None = None
+
+    def apply(self, X: Features) -> Any:
+        """Scaled rows, float64 (n, d), of an array an array. A row of zeros stays zero under ``norm``."""
+        return applied(X, self._scaled)
+
+    def _scaled(self, X: NDArray[np.floating]) -> Array:
+        rows: Array = np.asarray(X, np.float64)
+        if self.kind == "norm":
+            norms = np.sqrt(np.einsum("nd,nd->n", rows, rows))
+            return rows * (self.factor / np.where(norms > 0, norms, 1.0))[:, None]
+        if self.mean is not None and self.scale is not None:
+            return (rows - self.mean) / self.scale
+        return rows
+
+    def magnitude(self, X: NDArray[np.floating]) -> float:
+        """Root mean square entry in the scaled unit, before centring: what rounding is relative to."""
+        if not len(X):
+            return 0.0
+        unit = np.asarray(X, np.float64) / self.scale if self.scale is not None else self.apply(X)
+        return float(np.sqrt(np.mean(unit**2)))
+
+
+def fit_scaling(kind: str, factor: float, X: Features) -> Scaling:
+    """The scaling of ``kind``; ``X`` (n, d) are the training rows, used by ``standard`` only.
+
+    Raises `InputError` for an unknown kind, a factor that isn't positive, or no rows for ``standard``.
+    """
+    if kind not in SCALINGS:
+        raise InputError(f"no feature scaling named {kind!r}", expected=" | ".join(SCALINGS))
+    if kind == "norm" and not (np.isfinite(factor) and factor > 0):
+        raise InputError("the scale factor must be above 0", found=factor)
+    if kind != "standard":
+        return Scaling(kind, float(factor))
+    if not len(X):
+        raise InputError("standard scaling needs training rows", found="none")
+    mean, deviation = moments(X)
+    # A constant column's deviation is rounding of its mean, not spread.
+    return Scaling(kind, 1.0, mean, np.where(deviation <= 1e-7 * np.abs(mean), 1.0, deviation))

@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from ncm_cli.blocks import Features, chosen
 from ncm_cli.errors import InputError, MismatchError, NcmError, listing
 from ncm_cli.options import parse_names
-from ncm_cli.probes.apply import Scaling, fit_scaling, require_same_encoder
 from ncm_cli.probes.metrics import PairRows, Rows
 from ncm_cli.probes.options import METHODS, FitOptions
 from ncm_cli.probes.path import Fit, fit_path
-from ncm_cli.probes.projection import Spectrum, spectrum
+from ncm_cli.probes.projection import Scaling, Spectrum, fit_scaling, spectrum
 from ncm_cli.probes.selection import Fold, deal, set_aside
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.columns import (
@@ -39,7 +38,7 @@ from ncm_cli.store.columns import (
     unrecognised,
     unused_filter,
 )
-from ncm_cli.store.digests import Texts, array_digest, digest_of, without_view
+from ncm_cli.store.digests import Texts, array_digest, digest_of, require_same_encoder, without_view
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import TEXT, PairStore, read_pairs
 from ncm_cli.store.probe import Probe, record_ids

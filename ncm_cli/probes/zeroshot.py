@@ -17,17 +17,16 @@ from numpy.typing import NDArray
 from ncm_cli.errors import InputError, MismatchError, listing
 from ncm_cli.images.text import TextTower, filled, load_text_tower, read_classes, read_prompts
 from ncm_cli.options import as_json, check, parse_ranks
-from ncm_cli.probes.apply import Scaling, require_same_encoder
 from ncm_cli.probes.fit import ONLY, resolve_ranks, shift_of
 from ncm_cli.probes.metrics import Rows
 from ncm_cli.probes.options import ZeroshotOptions
 from ncm_cli.probes.path import Fit
-from ncm_cli.probes.projection import Spectrum, project
+from ncm_cli.probes.projection import Scaling, Spectrum, project
 from ncm_cli.probes.rows_and_pairs import Pairs, Roles, pairs_beside
 from ncm_cli.probes.selection import CrossFit, choose, judge, units, unmeasured
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.columns import Role, Target, read_target, split_filter
-from ncm_cli.store.digests import fingerprint, without_view
+from ncm_cli.store.digests import fingerprint, require_same_encoder, without_view
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.probe import Probe, folded, read_probe, record_ids, write_probe
 

@@ -27,8 +27,7 @@ from ncm_cli import __version__
 from ncm_cli.errors import InputError, NcmError
 from ncm_cli.options import command_words
 from ncm_cli.probes import metrics
-from ncm_cli.probes.apply import logits
-from ncm_cli.probes.evaluate import SEEN
+from ncm_cli.probes.evaluate import SEEN, logits
 from ncm_cli.progress import Reporter
 from ncm_cli.registry import options_of
 from ncm_cli.results.lines import ORACLE, Found, Line, Sources, facts_of

@@ -12,7 +12,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.errors import InputError
+from ncm_cli.errors import InputError, MismatchError, listing
 
 ABSENT = "(absent)"
 """Stands for a field that only the other description has."""
@@ -55,6 +55,34 @@ def differing_fields(
     names = [*flat_a, *(name for name in flat_b if name not in flat_a)]
     pairs = ((name, flat_a.get(name, ABSENT), flat_b.get(name, ABSENT)) for name in names)
     return [(name, x, y) for name, x, y in pairs if canonical_json(x) != canonical_json(y)]
+
+
+OTHER_WEIGHTS = "--pretrained FILE names the weights that the features were made with"
+"""What to do where the encoder that is loaded isn't that of the features."""
+
+
+def require_same_encoder(
+    name_a: object,
+    encoder_a: Mapping[str, Any],
+    name_b: object,
+    encoder_b: Mapping[str, Any],
+    *,
+    ignore_view: bool = False,
+    fix: str = "embed one of them again with the other's options",
+) -> None:
+    """Raise `MismatchError` naming the fields in which two encoder descriptions differ.
+
+    ``ignore_view`` lets a store and its augmented view pass for the same encoder.
+    """
+    fields = differing_fields(encoder_a, encoder_b, ignore_view=ignore_view)
+    if fields:
+        raise MismatchError(
+            "features of different encoders",
+            where=f"{name_a} and {name_b}",
+            found=listing((f"{name}: {a!r} against {b!r}" for name, a, b in fields), limit=6),
+            expected="the same encoder, weights and preprocessing",
+            fix=fix,
+        )
 
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

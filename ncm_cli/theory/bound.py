@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from ncm_cli.blocks import Features, blocks
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError, listing
 from ncm_cli.options import as_json, check
-from ncm_cli.probes.apply import require_same_encoder, scale_like, scaling_of
+from ncm_cli.probes.evaluate import scale_like, scaling_of
 from ncm_cli.probes.path import Fit
 from ncm_cli.probes.projection import blas_threads
 from ncm_cli.probes.rows_and_pairs import Part, Problem, reread_problem, train_path
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.columns import Target, number, read_target, split_filter
+from ncm_cli.store.digests import require_same_encoder
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import write_result
 from ncm_cli.store.pairs import PairStore, read_pairs

@@ -11,7 +11,7 @@ import pytest
 
 from ncm_cli.errors import InputError, MismatchError, UsageError
 from ncm_cli.options import check
-from ncm_cli.probes.apply import logits
+from ncm_cli.probes.evaluate import logits
 from ncm_cli.probes.fit import auto_ranks, fit
 from ncm_cli.probes.metrics import decide
 from ncm_cli.probes.options import FitOptions

@@ -10,8 +10,7 @@ import pytest
 
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.main import run
-from ncm_cli.probes.apply import logits
-from ncm_cli.probes.evaluate import evaluate
+from ncm_cli.probes.evaluate import evaluate, logits
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.metrics import decide
 from ncm_cli.probes.options import EvalOptions, FitOptions

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import MismatchError
-from ncm_cli.probes.apply import logits, require_same_encoder, scale_like
-from ncm_cli.store.digests import ABSENT, differing_fields, fingerprint
+from ncm_cli.probes.evaluate import logits, scale_like
+from ncm_cli.store.digests import ABSENT, differing_fields, fingerprint, require_same_encoder
 
 CLIP = {
     "kind": "open_clip",

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ncm_cli.main import run
-from ncm_cli.probes.apply import logits
+from ncm_cli.probes.evaluate import logits
 from ncm_cli.store.files import write_result
 from ncm_cli.store.journal import ImageFile, Journal, journal_folder
 from ncm_cli.store.probe import write_probe

@@ -11,8 +11,7 @@ import pytest
 from ncm_cli.errors import InputError, MismatchError
 from ncm_cli.main import run
 from ncm_cli.probes import metrics
-from ncm_cli.probes.apply import logits
-from ncm_cli.probes.evaluate import evaluate
+from ncm_cli.probes.evaluate import evaluate, logits
 from ncm_cli.probes.options import EvalOptions, ZeroshotOptions
 from ncm_cli.probes.rows_and_pairs import Roles, pairs_beside
 from ncm_cli.probes.zeroshot import zeroshot
