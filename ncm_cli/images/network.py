@@ -17,6 +17,7 @@ import os
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -47,9 +48,6 @@ sums never depends on how much memory happens to be free."""
 
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 """Names of parameters in glibc's malloc.h."""
-
-_CPU_FACTS = Path("/proc/cpuinfo")
-"""Where Linux names what a processor has instructions for, of x86 and of ARM."""
 
 _ACTIVATIONS = frozenset(
     {"GELU", "GELUTanh", "QuickGELU", "ReLU", "ReLU6", "SiLU", "Swish", "Mish", "Hardswish", "HardSwish"}
@@ -105,6 +103,7 @@ class TorchEncoder:
         self._scale = [torch.as_tensor(value, device=self.device).view(-1, 1, 1) for value in scale]
         self._copies = torch.cuda.Stream(self.device) if self.device != "cpu" else None
         self._most = sys.maxsize
+        self._started = 0
 
     @functools.cached_property
     def dim(self) -> int:
@@ -148,10 +147,17 @@ class TorchEncoder:
         Where memory is short, the pictures are run in halves, quarters and so on, and so are all later ones.
         Raises `InputError` where it doesn't even do for one.
         """
-        parts, at, most = list[Callable[[], np.ndarray]](), 0, self._most
+        import torch
+
+        self._started += 1
+        # The first batch is slow for other reasons.
+        compared = self._started == 2 and self._request.precision != "fp32"
+        if compared and self._copies is not None:
+            torch.cuda.synchronize(self.device)
+        began, parts, at, most = time.perf_counter(), list[Callable[[], np.ndarray]](), 0, self._most
         while at < len(items):
             part = items[at : at + self._most]
-            if (made := self._run(part)) is not None:
+            if (made := self._run(part, self._request.precision)) is not None:
                 parts.append(made)
                 at += len(part)
             elif len(part) > 1:
@@ -165,14 +171,19 @@ class TorchEncoder:
                 f"{self._most}. As arithmetic rounds differently in batches of other sizes, --batch-size "
                 f"{self._most} makes this run the same to the last bit wherever memory is short"
             )
-        return lambda: self._request.finish(np.concatenate([wait() for wait in parts]))
+        features: list[np.ndarray] = []
+        if compared:
+            features = [wait() for wait in parts]
+            rate = len(items) / (time.perf_counter() - began)
+            self._compare(items[: max(1, len(items) // 4)], rate)
+        return lambda: self._request.finish(np.concatenate(features or [wait() for wait in parts]))
 
-    def _run(self, items: Sequence[np.ndarray]) -> Callable[[], np.ndarray] | None:
+    def _run(self, items: Sequence[np.ndarray], precision: str) -> Callable[[], np.ndarray] | None:
         """Queue pictures; what is returned waits for their features. None where memory is short."""
         import torch
 
         try:
-            with torch.inference_mode(), exact(self.device, self._request.precision):
+            with torch.inference_mode(), exact(self.device, precision):
                 features = self.model.encode(self.batch(items)).float().to("cpu", non_blocking=True)
             self.dim = int(features.shape[1])
             if self._copies is None:
@@ -192,6 +203,20 @@ class TorchEncoder:
             return np.asarray(features)
 
         return wait
+
+    def _compare(self, items: Sequence[np.ndarray], rate: float) -> None:
+        """Warn where fp32 does more of these pictures a second than the ``rate`` of the lower precision."""
+        full = 0.0
+        for _ in range(2):  # of which the first is slow for other reasons
+            began, made = time.perf_counter(), self._run(items, "fp32")
+            if made is not None:
+                made()
+                full = len(items) / (time.perf_counter() - began)
+        if full > 1.2 * rate:  # less is noise
+            self._reporter.warn(
+                f"{self._request.precision} is slower than fp32 on {self.device}: {rate:.3g} against "
+                f"{full:.3g} pictures/s. Features made with --precision fp32 come faster, and are exact"
+            )
 
 
 def is_short_of_memory(error: Exception) -> bool:
@@ -322,26 +347,7 @@ def choose_device(asked: str, precision: str, reporter: Reporter) -> str:
         torch.cuda.set_device(device)  # or pinned memory takes some of the first device as well
     name = f"{device} ({torch.cuda.get_device_name(device)})" if device != "cpu" else "cpu"
     reporter.note(f"device: {name}, {precision}")
-    if precision in ("bf16", "fp16") and not _has_instructions(device, precision):
-        reporter.warn(
-            f"{name} has no instructions for {precision}, which is slower there than fp32: features come "
-            "faster with --precision fp32, and are exact"
-        )
     return device
-
-
-def _has_instructions(device: str, precision: str) -> bool:
-    """Whether a device computes in a precision itself; one that can't be asked is taken to.
-
-    A CPU that doesn't takes 3 to 5 times as long as with fp32.
-    """
-    import torch
-
-    if device != "cpu":
-        return torch.cuda.get_device_capability(device)[0] >= {"fp16": 7, "bf16": 8}[precision]
-    with contextlib.suppress(OSError):
-        return precision in _CPU_FACTS.read_text("utf-8", "replace")
-    return True
 
 
 @contextlib.contextmanager

@@ -194,39 +194,38 @@ def test_another_error_of_the_network_is_none_of_memory(tiny_clip, picture: Pict
         encoder.encode([encoder.preprocess(picture(32, 32), "")[:5]])
 
 
-@pytest.mark.parametrize(
-    ("flags", "capability", "precision", "device", "said"),
-    [
-        ("avx2 avx512f", None, "bf16", "cpu", True),
-        ("avx2 avx512_bf16", None, "bf16", "cpu", False),
-        ("neon bf16", None, "bf16", "cpu", False),
-        ("avx2", None, "fp32", "cpu", False),
-        (None, None, "bf16", "cpu", False),
-        ("avx2", (7, 5), "bf16", "cuda:0", True),
-        ("avx2", (7, 5), "fp16", "cuda:0", False),
-        ("avx2", (6, 1), "fp16", "cuda:0", True),
-        ("avx2", (8, 0), "bf16", "cuda:0", False),
-    ],
-)
-def test_a_precision_that_a_processor_has_no_instructions_for_is_warned_about(
-    flags: str | None, capability: Any, precision: str, device: str, said: bool, heard,
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-) -> None:  # fmt: skip
-    import torch
+@pytest.mark.parametrize(("rates", "said"), [((1.7, 14.0), 1), ((10.0, 10.5), 0), ((30.0, 10.0), 0)])
+def test_a_precision_that_is_slower_than_fp32_is_warned_about(
+    rates: tuple[float, float], said: int, tiny_clip, picture: Picture, heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from types import SimpleNamespace
 
     from ncm_cli.images import network
 
-    if flags is not None:
-        (tmp_path / "cpuinfo").write_text(f"flags : {flags}\n")
-    monkeypatch.setattr(network, "_CPU_FACTS", tmp_path / "cpuinfo")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert network.choose_device("auto", precision, heard) == device
+    now, rate, runs = [0.0], dict(zip(("bf16", "fp32"), rates, strict=True)), []
+    monkeypatch.setattr(network, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    request = EncoderRequest(
+        model=str(tiny_clip.config), pretrained=str(tiny_clip.checkpoint), precision="bf16"
+    )
+    encoder: Any = load_encoder(request, device="cpu", reporter=heard)
+    plain = encoder._run
+
+    def run(items: Any, precision: str) -> Any:
+        runs.append((len(items), precision))
+        now[0] += len(items) / rate[precision]
+        return plain(items, precision)
+
+    monkeypatch.setattr(encoder, "_run", run)
+    items = [encoder.preprocess(picture(32, 32, i), "") for i in range(8)]
+    first, second, third = (encoder.encode(items) for _ in range(3))
+    # The second batch is measured, and fp32 by a quarter of it; the features are bf16 all along.
+    assert runs == [(8, "bf16"), (8, "bf16"), (2, "fp32"), (2, "fp32"), (8, "bf16")]
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(first, third)
     assert len(heard.warnings) == said
     if said:
-        assert re.search(rf"has no instructions for {precision}.*--precision fp32", heard.warnings[0])
+        assert "bf16 is slower than fp32 on cpu: 1.7 against 14 pictures/s" in heard.warnings[0]
+        assert "--precision fp32" in heard.warnings[0]
 
 
 def test_a_picture_too_narrow_to_resize_is_a_decode_error(tiny_clip) -> None:
