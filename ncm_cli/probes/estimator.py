@@ -1,22 +1,10 @@
 """scikit-learn estimators of noisy counterfactual matching.
 
-Pairs come as their members, rows like those of X: two arrays ``(A, B)`` of shape (k, d), row i of B being the
-counterpart of row i of A, or a `PairStore`, of which those that aren't held out are taken. Differences alone
-are refused: no step of a pipeline could transform them as it transforms rows. Where they are given:
-
-- In the first step: at construction, ``make_pipeline(SpuriousProjection(pairs=(A, B)),
-  LogisticRegression())``. Refitting a projection on rows changes nothing, since the pairs are its own. What
-  rescales features behind it would bring back their rounding: scalers come first.
-- After other steps: through metadata routing, so that these transform the members as well::
-
-      sklearn.set_config(enable_metadata_routing=True)
-      model = NCMClassifier().set_fit_request(pairs=True)
-      Pipeline([("scale", StandardScaler()), ("model", model)], transform_input=["pairs"]).fit(
-          X, y, pairs=(A, B)
-      )
-
-- A projection that is fitted once and shared, by cross-validation or by several pipelines, is wrapped in
-  scikit-learn's ``FrozenEstimator(SpuriousProjection(pairs=(A, B)).fit())``.
+Pairs come as their members, rows like those of X: two arrays ``(A, B)`` of shape (k, d), row i of B being
+the counterpart of row i of A, or a `PairStore`, of which those that aren't held out are taken. Differences
+alone are refused: no step of a pipeline could transform them as it transforms rows. Pipelines: ``ncm help
+api``. What rescales features behind a projection would bring back the rounding of what it removed: scalers
+come first.
 """
 
 from __future__ import annotations
@@ -145,7 +133,7 @@ class NCMClassifier(ClassifierMixin, _Linear):
     Notes
     -----
     In a Pipeline, steps before the classifier transform the pairs too if they are routed to it: see
-    `ncm_cli.probes.estimator`. GridSearchCV passes pairs on whole. A warning says where the members of
+    ``ncm help api``. GridSearchCV passes pairs on whole. A warning says where the members of
     pairs are spread otherwise than the rows, as raw ones beside scaled rows are.
 
     Examples
@@ -322,7 +310,7 @@ def _members(pairs: Any, X: Array | None) -> tuple[Array, Array]:
         warnings.warn(
             f"the features of pairs' members are typically spread {factor:.2g} times more or less widely "
             "than those of X: what scales the rows must scale the pairs alike, by routing them with "
-            "transform_input (see ncm_cli.probes.estimator)",
+            "transform_input (see ncm help api)",
             stacklevel=5,
         )
     return a, b
