@@ -23,12 +23,6 @@ CATEGORIES_SHOWN = 8
 COMMON = ("rows", "dim", "columns", "encoder", "fingerprint", "failed")
 """Facts that every format has, null where there is nothing of the kind."""
 
-SKLEARN_LINES = """With scikit-learn (X: rows of features from the same encoder):
-  z = np.load({path!r})
-  model = {model}()
-  for name in {names!r}: setattr(model, name, z[name])
-{normalize}  model.{method}(X)"""
-
 
 def run(options: InfoOptions, ui: Ui) -> None:
     """Describe a file, or the system."""
@@ -46,7 +40,7 @@ def run(options: InfoOptions, ui: Ui) -> None:
     if options.output is not None:
         ui.note(f"wrote {options.output}")
         if options.export == "sklearn":
-            ui.note(_sklearn_lines(facts, options.output))
+            ui.note("ncm help files shows the lines that make a model of it")
 
 
 def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
@@ -221,15 +215,3 @@ def _column_cells(name: str, column: dict[str, Any], facts: dict[str, Any]) -> t
     else:
         values = f"numbers from {column['min']:g} to {column['max']:g}"
     return role, values, column["missing"]
-
-
-def _sklearn_lines(facts: dict[str, Any], output: Path) -> str:
-    classes = facts["classes"]
-    by_norm = (facts.get("scaling") or {}).get("kind") == "norm"
-    return SKLEARN_LINES.format(
-        path=str(output),
-        model="LogisticRegression" if classes else "LinearRegression",
-        names=("coef_", "intercept_", "classes_") if classes else ("coef_", "intercept_"),
-        normalize="  X = X / np.linalg.norm(X, axis=1, keepdims=True)\n" if by_norm else "",
-        method="predict_proba" if classes else "predict",
-    )

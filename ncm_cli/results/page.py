@@ -33,16 +33,7 @@ from ncm_cli.registry import options_of
 from ncm_cli.results.lines import ORACLE, Found, Line, Sources, facts_of
 from ncm_cli.results.pictures import BUDGET, SIDE, Pictures, look
 from ncm_cli.results.plots import dark, figures, svg
-from ncm_cli.results.report import (
-    Cell,
-    Spread,
-    Table,
-    cells,
-    measured,
-    plain,
-    ranks_of,
-    tables,
-)
+from ncm_cli.results.report import Cell, Spread, Table, cells, measured, plain, ranks_of, tables
 from ncm_cli.store.columns import Groups, categories_of, make_groups, read_target
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
@@ -307,11 +298,8 @@ def _rival(subject: Found, evals: Sequence[Found]) -> Found | None:
         return (one.body.get("probe") or {}).get("sha256")
 
     same = [one for one in evals if rows(one) == rows(subject) and probe(one) != probe(subject)]
-    return min(
-        same,
-        key=lambda one: (_name(one) != "erm", one.path.parent != subject.path.parent),
-        default=None,
-    )
+    same.sort(key=lambda one: (_name(one) != "erm", one.path.parent != subject.path.parent))
+    return same[0] if same else None
 
 
 def _head(
