@@ -24,6 +24,7 @@ from ncm_cli.errors import InputError, MismatchError, listing
 from ncm_cli.images.encoder import (
     Encoder,
     EncoderRequest,
+    Preprocess,
     load_encoder,
     request_key,
     start_loading,
@@ -37,6 +38,7 @@ from ncm_cli.images.options import (
     parse_shard,
 )
 from ncm_cli.images.paths import as_written, is_remote
+from ncm_cli.images.reading import read_image
 from ncm_cli.images.rows import DONE, OLD, OTHER, RowPlan, Tally, faults, gathered, make_features
 from ncm_cli.options import as_json, check, parse_batch_size, parse_workers, refuse_replacing
 from ncm_cli.progress import SILENT, Reporter, Task
@@ -302,7 +304,9 @@ class _ImageRun:
         journal = self._journal()
         plan = self._plan()
         pending = plan.pending()
-        tally = self._make(plan, journal) if pending else Tally()
+        tally = self._still_bad(plan)
+        if len(tally.failed) < len(pending):
+            tally = self._make(plan, journal)
         written = self._write(plan, journal, tally)
         tally.say(self.reporter)
         journal.discard()
@@ -381,6 +385,18 @@ class _ImageRun:
                 start_loading(self.request, self.reporter)
             self.encoder = load_encoder(self.request, device=self.options.device, reporter=self.reporter)
         return self.encoder
+
+    def _still_bad(self, plan: RowPlan) -> Tally:
+        """The missing rows, if all of them had failed before and still can't be decoded: without a model."""
+        tally, failed = Tally(), {row.id for row in self.old.failed} if self.old is not None else set()
+        preprocess = Preprocess(self.request, (np.asarray,))
+        if self.encoder is None and failed.issuperset(plan.files[row].id for row in plan.pending()):
+            for row in plan.pending():
+                image = read_image(plan.files[row], preprocess)
+                if image.item is not None:
+                    break
+                tally.fail(image, image.reason)
+        return tally
 
     def _make(self, plan: RowPlan, journal: Journal) -> Tally:
         encoder, rows = self._load(), plan.pending()

@@ -101,7 +101,9 @@ def test_c73_every_such_image_is_predicted_or_has_its_reason(tmp_path: Path) -> 
     assert reasons.pop("good.png") == "" and all(reasons.values())
 
 
-def test_c70_samples_without_a_range_fail_and_the_advice_works(pictures: Any) -> None:
+def test_c70_samples_without_a_range_fail_and_the_advice_works(
+    pictures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = pictures.folder / "images"
     save_float(folder / "a.tif", 1.0)
     save_float(folder / "b.tif", 2.0, low=-1.0)
@@ -113,7 +115,9 @@ def test_c70_samples_without_a_range_fail_and_the_advice_works(pictures: Any) ->
     assert [row.id for row in report.failed] == ["a.tif", "b.tif"]
     assert "here 0 to 1" in report.failed[0].reason
     assert any("--intensity-range=-1:2 --fresh" in warning for warning in pictures.said.warnings)
-    assert pictures.embed(source=folder).written is False
+    with monkeypatch.context() as patch:
+        patch.setattr("ncm_cli.images.embed.load_encoder", lambda *_, **__: pytest.fail("loaded a model"))
+        assert pictures.embed(source=folder).written is False
     with pytest.raises(MismatchError, match="intensity_range"):
         pictures.embed(source=folder, intensity_range="-1:2")
     report = pictures.embed(source=folder, intensity_range="-1:2", fresh=True, model="pixels:8")
