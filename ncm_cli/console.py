@@ -9,7 +9,7 @@ import re
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -124,7 +124,7 @@ class Ui:
         The first ``left`` columns are aligned left, the rest right; of more than ``most`` rows the others are
         counted. Nothing is wrapped, unless the table has
         to fit a terminal or ``COLUMNS``: then headings and texts are wrapped at blanks, numbers and ids
-        never. What still has no room, long names and the last columns, is listed below the table.
+        never, and the columns that still have no room make another table below, beside the first ones again.
         """
         if self.silent:
             return
@@ -138,15 +138,17 @@ class Ui:
         ]
         given = os.environ.get("COLUMNS", "")
         room = int(given) if given.isdecimal() and int(given) else sys.maxsize
-        shown, notes = _fitted(made, self._out.width if sys.stdout.isatty() else room)
         if title:
             self.text(title)
-        for line in _lines([column.heading for column in shown], shown, bottom=True):
-            self._out.print(Text(line, "bold"), soft_wrap=True)
-        self.text("─" * (sum(column.width for column in shown) + len(GAP) * (len(shown) - 1)))
-        for row in range(len(rows)):
-            self.text("\n".join(_lines([column.cells[row] for column in shown], shown)))
-        self.text("\n".join([*notes, *([footer] if footer else []), ""]))
+        for number, block in enumerate(_blocks(made, self._out.width if sys.stdout.isatty() else room)):
+            if number:
+                self.text("")
+            for line in _lines([column.heading for column in block], block, bottom=True):
+                self._out.print(Text(line, "bold"), soft_wrap=True)
+            self.text("─" * (sum(column.width for column in block) + len(GAP) * (len(block) - 1)))
+            for row in range(len(rows)):
+                self.text("\n".join(_lines([column.cells[row] for column in block], block)))
+        self.text("\n".join([*([footer] if footer else []), ""]))
 
     def text(self, text: str) -> None:
         """Print lines on stdout as they are, unless ``--json`` or ``--quiet``."""
@@ -238,43 +240,35 @@ class _Column:
         words = max([NARROW, *map(_longest_word, self.cells)]) if self.wraps else sys.maxsize
         return max(_longest_word(self.heading), min(self.natural, words))
 
-    def abbreviate(self, limit: int, legend: dict[str, str]) -> None:
-        """Replace what is wider than ``limit`` and can't be wrapped by numbers of the legend."""
 
-        def short(text: str, wraps: bool) -> str:
-            wide = _longest_word(text) if wraps else cell_len(text)
-            return legend.setdefault(text, f"[{len(legend) + 1}]") if wide > limit else text
+def _blocks(columns: Sequence[_Column], room: int) -> Iterator[list[_Column]]:
+    """The columns as they fit beside one another, each with its width; the left ones in every block."""
+    firsts = [column for column in columns if column.left]
+    block = [*firsts]
+    for column in columns[len(firsts) :]:
+        if len(block) > len(firsts) and _excess([*block, column], room, least=True) > 0:
+            yield _fitted(block, room)
+            block = [*firsts]
+        block.append(column)
+    yield _fitted(block, room)
 
-        self.heading = short(self.heading, True)
-        if self.left or self.wraps:
-            self.cells = [short(cell, self.wraps) for cell in self.cells]
+
+def _excess(columns: Sequence[_Column], room: int, *, least: bool = False) -> int:
+    widths = (column.least if least else column.width for column in columns)
+    return sum(widths) + len(GAP) * (len(columns) - 1) - room
 
 
-def _fitted(columns: list[_Column], room: int) -> tuple[list[_Column], list[str]]:
-    """The columns as they fit, with their widths; and what the reader of them must know."""
-    shown, legend, dropped = list(columns), dict[str, str](), list[str]()
-
-    def excess(widths: Iterable[int]) -> int:
-        return sum(widths) + len(GAP) * (len(shown) - 1) - room
-
-    for column in sorted(shown, key=lambda column: column.least, reverse=True):
-        if (over := excess(column.least for column in shown)) > 0:
-            column.abbreviate(max(room // 4, column.least - over), legend)
-    while excess(column.least for column in shown) > 0 and len(shown) > 1 and not shown[-1].left:
-        dropped.insert(0, shown.pop().heading)
-    for column in shown:
+def _fitted(columns: list[_Column], room: int) -> list[_Column]:
+    """The columns with widths: headings are wrapped before texts are, the widest first."""
+    for column in columns:
         column.width = max(cell_len(column.heading), column.natural)
-    # Headings are wrapped before texts are, the widest first.
-    for floor in ([max(one.least, one.natural) for one in shown], [one.least for one in shown]):
-        while excess(column.width for column in shown) > 0:
-            loose = [column for column, least in zip(shown, floor, strict=True) if column.width > least]
+    for floor in ([max(one.least, one.natural) for one in columns], [one.least for one in columns]):
+        while _excess(columns, room) > 0:
+            loose = [column for column, least in zip(columns, floor, strict=True) if column.width > least]
             if not loose:
                 break
             max(loose, key=lambda column: column.width).width -= 1
-    notes = [f"{short} {text}" for text, short in legend.items()]
-    if dropped:
-        notes.append(f"No room for: {', '.join(dropped)}. A file or a wider terminal has it.")
-    return shown, notes
+    return columns
 
 
 def _lines(cells: Sequence[str], columns: Sequence[_Column], *, bottom: bool = False) -> list[str]:
