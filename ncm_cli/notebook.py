@@ -22,7 +22,7 @@ from ncm_cli.store.files import jsonable, read_result
 from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import Probe, read_probe
 
-SHOWN = ("pairs", "fit", "eval", "bound", "sweep")
+SHOWN = ("pairs", "fit", "eval", "bound", "sweep", "finetune")
 """Results that have tables; others are shown like `ncm info` shows a file."""
 
 

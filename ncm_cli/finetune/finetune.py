@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 from pathlib import Path
@@ -21,12 +22,14 @@ from ncm_cli.images.network import TorchEncoder
 from ncm_cli.images.weights import write_tuned
 from ncm_cli.options import as_json, check, parse_workers, refuse_replacing
 from ncm_cli.probes.evaluate import evaluate
-from ncm_cli.probes.fit import flags_of
+from ncm_cli.probes.fit import flags_of, probe_of
 from ncm_cli.probes.options import EvalOptions, FitOptions
-from ncm_cli.probes.rows_and_pairs import Problem, read_problem
+from ncm_cli.probes.path import Fit
+from ncm_cli.probes.rows_and_pairs import Part, Problem, read_problem
 from ncm_cli.probes.selection import RULES
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.store.digests import differing_fields, fingerprint
+from ncm_cli.store.columns import Role
+from ncm_cli.store.digests import differing_fields
 from ncm_cli.store.files import (
     atomic_path,
     jsonable,
@@ -196,7 +199,7 @@ def _run(
             reporter.detail(
                 f"epoch {number}: " + ", ".join(f"{name} {one:.4g}" for name, one in found.items())
             )
-            if picks(history)[options.chosen_rule] in (-1, number - 1):
+            if picks(history)[options.chosen_rule] == number - 1:
                 best = training.copy()
             with atomic_path(file) as temporary:
                 torch.save({"key": key, "history": history, "best": best, **training.state()}, temporary)
@@ -233,34 +236,30 @@ def _write(
     rule, chosen = options.chosen_rule, found[options.chosen_rule]
     checkpoint, probe_file, result = files_of(options.output)
     training.take(best)
-    tuned = {
-        "model": options.model,
-        "representation": options.representation,
-        "image_size": options.image_size,
-    }
+    tuned = {name: getattr(options, name) for name in ("model", "representation", "image_size")}
     write_tuned(checkpoint, training.module, tuned)
     made = EncoderRequest(model=options.model, pretrained=str(checkpoint), precision=options.precision)
     network = load_encoder(made, device=training.network.device, reporter=SILENT)
     probe = _probe(training, network.description, history, chosen)
     write_probe(probe_file, probe)
-    features = np.zeros((rows.rows, options.representation), np.float32)
-    for part in ("val", "test"):
-        if part in training.at:
-            features[training.at[part]] = pictures.features(network, training.at[part])
+    features, evals = np.zeros((rows.rows, options.representation), np.float32), []
+    roles: tuple[Role, ...] = ("val", "test")
+    measured = [part for part in roles if part in training.at]
+    for part in measured:
+        features[training.at[part]] = pictures.features(network, training.at[part])
     rows.embedded(network.description, features)
     rows.forget_others(problem.target.name, problem.target.known)
-    evals = []
-    for part in ("val", "test"):
-        if part in training.at:
-            asked = EvalOptions(
-                probe=probe_file,
-                features=options.source,
-                where=problem.roles.where[part],  # type: ignore[index]
-                groups=options.groups,
-                target=problem.target.name,
-            )
-            one = evaluate(asked, store=rows, reporter=reporter)
-            evals.append(one | {"kind": "eval", "options": one["options"] | {"output": str(result)}})
+    asked = EvalOptions(
+        probe=probe_file, features=options.source, groups=options.groups, target=problem.target.name
+    )
+    for part in measured:
+        where = problem.roles.where[part]
+        one = evaluate(dataclasses.replace(asked, where=where), store=rows, reporter=reporter)
+        evals.append(one | {"kind": "eval", "options": one["options"] | {"output": str(result)}})
+    rules = {
+        name: {"oracle": RULES[name].oracle, "epoch": at + 1, "metrics": history[at]} if at >= 0 else None
+        for name, at in found.items()
+    }
     names = dict.fromkeys(name for one in history for name in one)
     return jsonable(
         {
@@ -272,12 +271,7 @@ def _write(
             "epoch": chosen + 1,
             "epochs": len(history),
             "diverged": len(history) < options.epochs,
-            "rules": {
-                name: {"oracle": RULES[name].oracle, "epoch": at + 1, "metrics": history[at]}
-                if at >= 0
-                else None
-                for name, at in found.items()
-            },
+            "rules": rules,
             "history": {"epoch": list(range(1, len(history) + 1))}
             | {name: [one.get(name) for one in history] for name in names},
             "evals": evals,
@@ -296,51 +290,41 @@ def _probe(training: Training, encoder: dict[str, Any], history: list[Epoch], ch
     options, problem = training.options, training.problem
     config, where, oracle = config_of(options), problem.roles.where, RULES[options.chosen_rule].oracle
     weight, bias = training.probe()
-    width, own = weight.shape[1], {"train": training.train, "val": problem.val}
     trained = ("epochs", "batch_size", "pair_batch", "momentum", "upweight", "seed")
-    return Probe(
-        weight=weight,
-        bias=bias,
-        basis=np.zeros((width, 0)),
-        singular_values=np.zeros(0),
-        classes=problem.target.classes,
-        task="classification",
-        target=problem.target.name,
-        meta={
-            "command": "finetune",
-            "encoder": encoder,
-            "fingerprint": fingerprint(encoder),
-            "scaling": {"kind": "none", "factor": 1.0},
-            "method": config.label,
-            "rank": 0,
-            "hyper_parameters": config.hyper
-            | {"penalty": options.chosen_penalty, "solver": "sgd"}
-            | {name: getattr(options, name) for name in trained},
-            "selection": {
-                "rule": options.chosen_rule,
-                "oracle": oracle,
-                "note": "",
-                "folds": 0 if training.fold is None else 1,
-                "groups": options.groups,
-                "chosen": chosen,
-                "path": [{"epoch": at + 1, **one} for at, one in enumerate(history)],
-            },
-            "flags": flags_of(problem, oracle),
-            "options": as_json(options) | {name: where[name] for name in ("train", "val")},
-            "rows": {name: record_ids(one.ids) for name, one in own.items() if one is not None},
-            "data": {
-                "source": {"path": str(options.source), "content_sha256": problem.content_sha256},
-                "pairs": problem.pairs
-                and {
-                    "path": str(options.pairs),
-                    "content_sha256": problem.pairs.store.content_sha256,
-                    "used": len(training.pairs),
-                    "held_out": len(training.measured),
-                },
-                **where,
-                "train_rows": len(training.train.ids),
-                "val_rows": len(training.at["val"]),
-                "test_rows": len(training.at.get("test", ())),
-            },
+    record = {
+        "command": "finetune",
+        "method": config.label,
+        "hyper_parameters": config.hyper
+        | {"penalty": options.chosen_penalty, "solver": "sgd"}
+        | {name: getattr(options, name) for name in trained},
+        "selection": {
+            "rule": options.chosen_rule,
+            "oracle": oracle,
+            "note": "",
+            "folds": 0 if training.fold is None else 1,
+            "groups": options.groups,
+            "chosen": chosen,
+            "path": [{"epoch": at + 1, **one} for at, one in enumerate(history)],
         },
-    )
+        "flags": flags_of(problem, oracle),
+        "options": as_json(options) | {name: where[name] for name in ("train", "val")},
+    }
+    paired = problem.pairs and {
+        "path": str(options.pairs),
+        "content_sha256": problem.pairs.store.content_sha256,
+        "used": len(training.pairs),
+        "held_out": len(training.measured),
+    }
+    rows = {"train": training.train, "val": problem.val}
+    origin = {
+        "rows": {name: record_ids(one.ids) for name, one in rows.items() if one is not None},
+        "data": {
+            "source": {"path": str(options.source), "content_sha256": problem.content_sha256},
+            "pairs": paired,
+            **{str(part): text for part, text in where.items()},
+            **{f"{part}_rows": len(at) for part, at in training.at.items()},
+        },
+    }
+    part = Part(X=np.zeros((1, weight.shape[1])), y=np.zeros(1), n_classes=len(problem.target.classes))
+    fit = Fit(rank=0, weight_decay=options.weight_decay, weight=weight, bias=bias)
+    return probe_of(dataclasses.replace(problem, encoder=encoder), part, fit, record, origin)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 from ncm_cli.errors import UsageError
 from ncm_cli.images.options import PRECISIONS, parse_augment
@@ -49,6 +50,10 @@ def files_of(output: Path) -> tuple[Path, ...]:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinetuneOptions:
     """Options of ``ncm finetune``; the fields are the long options and the recipe's keys."""
+
+    numeric: ClassVar = ()
+    from_array: ClassVar = None
+    """As `EmbedOptions` have them: what is read is images, and every column is of categories."""
 
     source: Path = option(
         positional=True,

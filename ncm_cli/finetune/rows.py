@@ -17,7 +17,6 @@ from ncm_cli.finetune.options import FinetuneOptions
 from ncm_cli.images.decode import DecodeError
 from ncm_cli.images.encoder import Encoder, Preprocess
 from ncm_cli.images.manifest import Manifest, printable, read_source
-from ncm_cli.images.options import EmbedOptions
 from ncm_cli.images.paths import fetch
 from ncm_cli.images.reading import AT_ONCE, ReadImage, choose_readers, read_ahead
 from ncm_cli.progress import Reporter
@@ -78,10 +77,8 @@ class ManifestRows(FeatureStore):
 
 def read_rows(options: FinetuneOptions, reporter: Reporter) -> ManifestRows:
     """The rows that the source lists; every file is read once, for its digest."""
-    names = {field.name for field in dataclasses.fields(EmbedOptions)}
-    shared = {name: value for name, value in vars(options).items() if name in names}
     with reporter.task(f"reading {options.source}", unit="images"):
-        manifest = read_source(EmbedOptions(**shared))
+        manifest = read_source(options)
     for note in manifest.notes:
         reporter.note(note)
     for warning in manifest.warnings:

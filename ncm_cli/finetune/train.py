@@ -106,7 +106,8 @@ class Objective:
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a `state`."""
         self.steps = state["steps"]
-        vars(self.data_term).update(state["data_term"])
+        for name, value in state["data_term"].items():
+            setattr(self.data_term, name, value.to(self.rows.device))
 
 
 def pair_batches(pairs: Positions, size: int, steps: int, generator: torch.Generator) -> list[Positions]:
@@ -174,7 +175,8 @@ class Training:
         if pairs is not None:
             members = np.stack([rows.positions(ids) for ids in (pairs.store.id_a, pairs.store.id_b)], axis=1)
         self.measured = members[self.fold.measured] if self.fold else members
-        self.pairs = members[self.fold.basis & pairs.usable] if self.fold and pairs else members
+        trained = self.fold is not None and pairs is not None and self.options.chosen_method == "ncm"
+        self.pairs = members[self.fold.basis & pairs.usable] if trained else members[:0]  # type: ignore[union-attr]
         self.reference = None
         if problem.groups is not None and len(problem.groups.crossings) == 1:
             self.reference = problem.groups.sizes(rows.mask(problem.roles.where["train"]))
@@ -182,8 +184,7 @@ class Training:
     @property
     def needed(self) -> Positions:
         """The rows whose pictures are looked at."""
-        used = self.pairs if self.options.chosen_method == "ncm" else self.pairs[:0]
-        return np.unique(np.concatenate([*self.at.values(), used.ravel(), self.measured.ravel()]))
+        return np.unique(np.concatenate([*self.at.values(), self.pairs.ravel(), self.measured.ravel()]))
 
     def epoch(self, number: int, pictures: Pictures, task: Task) -> Epoch:
         """Train on every row once; ``number`` counts from 1. What is random comes from it and the seed."""
@@ -280,9 +281,8 @@ class Training:
             if self.reference is not None and one.group is not None:
                 right = metrics.row_errors(weight[None], bias[None], one)[0][0] == 0
                 table = [metrics.summary(right[one.group[:, 0] == i]) for i in range(len(self.reference))]
-                found[f"{part}_adjusted_accuracy"] = (
-                    metrics.adjusted_average(table, self.reference)[0] or math.nan
-                )
+                average, _ = metrics.adjusted_average(table, self.reference)
+                found |= {} if average is None else {f"{part}_adjusted_accuracy": average}
         return found
 
     def state(self) -> dict[str, Any]:

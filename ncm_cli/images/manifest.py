@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from ncm_cli.images.paths import as_written, file_system, is_remote, list_remote
 from ncm_cli.store.columns import Column, Files, NumericColumn
 from ncm_cli.store.digests import MAX_TEXT_BYTES, require_few_columns
 from ncm_cli.store.tables import Table, has_decimal_comma, read_table
+
+if TYPE_CHECKING:
+    from ncm_cli.finetune.options import FinetuneOptions
 
 # Names may be bytes here, and a stat a row must stay cheap, so this module keeps to os.path.
 # ruff: noqa: PTH100, PTH116, PTH118, PTH122, PTH206
@@ -55,8 +58,8 @@ class ColumnNames:
     numeric: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, options: EmbedOptions) -> ColumnNames:
-        """What the options of ``ncm embed`` say."""
+    def of(cls, options: EmbedOptions | FinetuneOptions) -> ColumnNames:
+        """What the options of a command that reads images say."""
         return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})
 
     def resolved(self, columns: Sequence[str], *, with_files: bool) -> ColumnNames:
@@ -154,8 +157,8 @@ def ordered_categories(values: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(distinct))
 
 
-def read_source(options: EmbedOptions) -> Manifest:
-    """The rows that ``ncm embed`` reads with these options: of a table, a folder or tar archives."""
+def read_source(options: EmbedOptions | FinetuneOptions) -> Manifest:
+    """The rows that a command reads with these options: of a table, a folder or tar archives."""
     source, names, with_files = options.source, ColumnNames.of(options), options.from_array is None
     text = as_written(source)
     archives = re.search(r"\.tar\W*$", text) and not source.is_dir()

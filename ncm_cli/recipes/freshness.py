@@ -30,7 +30,9 @@ VERSION = 3
 SETTLED_NS = 10 * 10**9
 """The coarsest file times are 2 s (FAT); the rest is for clocks of file servers that differ a little."""
 
-NEUTRAL = {("embed", name) for name in ("workers", "batch_size", "max_failures", "fresh")}
+NEUTRAL = {("embed", name) for name in ("workers", "batch_size", "max_failures", "fresh")} | {
+    ("finetune", name) for name in ("workers", "fresh")
+}
 """Options that say how a result is reached and not what it is."""
 
 NamedFile = tuple[str, str]
@@ -216,7 +218,7 @@ def _file_digest(path: str) -> str:
 def _named_images(job: Job) -> list[NamedFile] | None:
     """The images, by id, that a job reads because its source names them or is their folder; else None."""
     with contextlib.suppress(NcmError):  # the step itself will say what is wrong with its source
-        if job.kind == "embed" and job.options.from_array is None:
+        if job.kind in ("embed", "finetune") and job.options.from_array is None:
             from ncm_cli.images.manifest import read_source
 
             manifest = read_source(job.options)

@@ -429,8 +429,9 @@ def _refreshed(
                 os.utime(path)
         return None
     reporter.note(f"{label}{'' if why == 'not run yet' else f' ({why})'}")
-    if job.kind == "embed" and state.facts(job).get("options") not in (None, stamp["options"]):
-        # The store there is this recipe's own, of an earlier wording: embed would refuse to replace it.
+    kept = {"embed": ("options",), "finetune": ("options", "inputs")}.get(job.kind, ())
+    if any(state.facts(job).get(name) not in (None, stamp[name]) for name in kept):
+        # What is there is this recipe's own, of an earlier wording: the command would refuse to replace it.
         options = dataclasses.replace(options, fresh=True)
     # Its own shortcut takes an image of the same size and time for unchanged.
     more = {"verify": True} if job.kind == "embed" else {}

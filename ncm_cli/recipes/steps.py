@@ -457,7 +457,7 @@ class Steps:
                 if name not in known:
                     self._mistakes.unknown(*place(field.name), f"column of the {whose}", name, known)
         val, test = (getattr(job.options, name, None) for name in ("val", "test"))
-        if job.kind in ("fit", "sweep") and val and val.split() == (test or "split=test").split():
+        if job.kind in ("fit", "sweep", "finetune") and val and val.split() == (test or "split=test").split():
             self._mistakes.add(*place("val"), f"the validation rows are the test rows: {val}")
         for output in job.outputs.get("output", ()):
             if job.kind == "data":
