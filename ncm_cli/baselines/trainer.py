@@ -98,6 +98,8 @@ class DeviceRows:
             for name, codes in groupings.items()
             if codes is not None
         }
+        if "environments" in self.codes and not self.codes["environments"].any():
+            raise InputError("the training rows hold one environment only", expected="at least two")
         self.members = {name: self._hot(codes) for name, codes in self.codes.items()}
         """(n, E) the parts of each grouping, one-hot."""
         self.members["pooled"] = self._column(np.ones(self.n))
@@ -507,8 +509,6 @@ def train(
 def _check(configs: Sequence[Config], part: Part) -> None:
     if part.n_classes < 2:
         raise InputError("the training rows hold one class only", expected="at least two classes")
-    if "envs" in part.codes and len(np.unique(part.codes["envs"])) < 2:
-        raise InputError("the training rows hold one environment only", expected="at least two")
     for config in configs:
         if config.method == "dfr":
             raise UsageError("dfr isn't trained by steps", fix="ncm_cli.baselines.objectives.fit_dfr")

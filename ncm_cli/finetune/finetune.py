@@ -188,7 +188,8 @@ def _run(
         for number in range(len(history) + 1, options.epochs + 1):
             found = training.epoch(number, pictures, task)
             if math.isfinite(found["train_loss"]):
-                found |= training.measure(pictures)
+                with np.errstate(invalid="ignore", over="ignore"):  # weights that have just diverged
+                    found |= training.measure(pictures)
             if not all(map(math.isfinite, (found["train_loss"], found.get("val_log_loss", math.nan)))):
                 what = f"the training diverged in epoch {number}"
                 if not history:

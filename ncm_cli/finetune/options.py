@@ -125,9 +125,9 @@ class FinetuneOptions:
     )
     folds: int = option(
         5,
-        least=2,
+        least=0,
         help="Parts that the pairs are cut into, of which one is kept for flip rate and bound; pairs held "
-        "out in the store take its place.",
+        "out in the store take its place. 0: none is kept, and no bound.",
         group="Rows",
     )
 
@@ -143,7 +143,7 @@ class FinetuneOptions:
     )
 
     epochs: int = _training(300, least=1, help="Passes over the training rows.")
-    batch_size: int = _training(128, least=2, help="Rows in a batch.")
+    batch_size: int = _training(128, least=3, help="Rows in a batch; less could leave one row alone.")
     pair_batch: int = _training(128, least=1, help="Pairs beside each batch, of ncm and matchdg.")
     lr: float = _training(1e-3, above=0, help="Step size of SGD.")
     momentum: float = _training(0.9, least=0, below=1, help="Momentum of SGD.")
@@ -157,8 +157,8 @@ class FinetuneOptions:
     eta: float = _training(1e-2, least=0, help="groupdro: step size of the groups' weights.")
     rule: str | None = _training(
         None,
-        help="Which epoch's weights are kept; without it, bound if there are pairs, else in-domain. "
-        "ORACLE rules look at the test rows.",
+        help="Which epoch's weights are kept; without it, bound if there are pairs and folds, else "
+        "in-domain. ORACLE rules look at the test rows.",
         choices=RULES,
     )
     precision: str = _training("fp32", help="Arithmetic of the network.", choices=PRECISIONS)
@@ -181,7 +181,7 @@ class FinetuneOptions:
     @property
     def chosen_rule(self) -> str:
         """``--rule``, or the one that goes without saying."""
-        return self.rule or ("in-domain" if self.pairs is None else "bound")
+        return self.rule or ("in-domain" if self.pairs is None or not self.folds else "bound")
 
     @property
     def chosen_penalty(self) -> float:
@@ -206,6 +206,12 @@ class FinetuneOptions:
                 yield UsageError(f"the method {method!r} has no --{name}", fix=f"leave --{name} out")
         if rule == "bound" and self.pairs is None:
             yield UsageError("--rule bound needs pairs", fix="--pairs P.h5, or --rule in-domain")
+        if rule == "bound" and not self.folds:
+            yield UsageError("--rule bound needs folds", found="--folds 0", fix="--folds 5")
+        if self.folds == 1:
+            yield UsageError("--folds must be at least 2", found=1, fix="--folds 0: no bound")
+        if self.random_init and self.pretrained != "default":
+            yield UsageError("--random-init and --pretrained name different weights", fix="only one of them")
         if rule.endswith("worst-group") and self.groups is None:
             fix = "--groups label,place: columns whose combinations count"
             yield UsageError(f"--rule {rule} needs groups", fix=fix)

@@ -142,7 +142,7 @@ class Training:
     ) -> None:
         self.options, self.network, self.problem = options, network, problem
         self.fold: Fold | None = None
-        if problem.pairs is not None:
+        if problem.pairs is not None and (options.folds or problem.pairs.held_out.any()):
             self.fold = problem.pairs.folds(options.folds, options.seed)[0]
         self.train = problem.train
         if self.fold is not None:
@@ -157,12 +157,27 @@ class Training:
             self.head = torch.nn.Linear(options.representation, part.logits)
         self.module.to(network.device)
         self.head.to(network.device)
+        self._require_size()
         self.parameters = [*self.module.parameters(), *self.head.parameters()]
         self.optimiser = torch.optim.SGD(
             self.parameters, options.lr, momentum=options.momentum, weight_decay=options.weight_decay
         )
         kind = network.device.partition(":")[0]
         self.scaler = torch.amp.GradScaler(kind, enabled=options.precision == "fp16")
+
+    def _require_size(self) -> None:
+        """Refuse pictures of a size that the network can't take, before they are read."""
+        height, width = self.network.model.size
+        blank = torch.zeros(1, 3, height, width, device=self.network.device)
+        try:
+            with torch.no_grad():
+                self.module.eval()(blank)
+        except (AssertionError, RuntimeError) as error:  # vision transformers take one size only
+            raise InputError(
+                f"{self.options.model} takes no pictures of {height} × {width}",
+                found=str(error).partition("\n")[0],
+                fix="another --image-size, or none for its own",
+            ) from error
 
     def _place(self, rows: ManifestRows) -> None:
         """Where everything is among the rows of the manifest, and what each group is of."""
@@ -174,9 +189,10 @@ class Training:
         members = np.zeros((0, 2), np.int64)
         if pairs is not None:
             members = np.stack([rows.positions(ids) for ids in (pairs.store.id_a, pairs.store.id_b)], axis=1)
-        self.measured = members[self.fold.measured] if self.fold else members
-        trained = self.fold is not None and pairs is not None and self.options.chosen_method == "ncm"
-        self.pairs = members[self.fold.basis & pairs.usable] if trained else members[:0]  # type: ignore[union-attr]
+        self.measured = members[self.fold.measured] if self.fold else members[:0]
+        self.pairs = members[:0]
+        if pairs is not None and self.options.chosen_method == "ncm":
+            self.pairs = members[pairs.usable & (self.fold.basis if self.fold else True)]
         self.reference = None
         if problem.groups is not None and len(problem.groups.crossings) == 1:
             self.reference = problem.groups.sizes(rows.mask(problem.roles.where["train"]))
@@ -218,6 +234,8 @@ class Training:
             )
             found = partners(labels, domains, torch.rand(len(labels), generator=generator)).numpy()
             own = np.flatnonzero(found != np.arange(len(found)))
+            if not len(own):
+                raise InputError("matchdg finds no pairs: no class has training rows in two environments")
             pairs = self.at["train"][np.stack([own, found[own]], axis=1)]
         if method not in ("ncm", "matchdg"):
             return [np.zeros((0, 2), np.int64)] * steps

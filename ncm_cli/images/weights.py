@@ -214,31 +214,32 @@ TUNED = "ncm-finetuned"
 
 
 def write_tuned(path: Path, module: torch.nn.Module, facts: Mapping[str, Any]) -> None:
-    """Write a network's state as safetensors, with ``facts`` (JSON) in its metadata."""
+    """Write a network's state as safetensors, with ``facts`` (JSON) in its metadata.
+
+    They are one entry of it: safetensors writes several in another order each time, and so other bytes.
+    """
     from safetensors.torch import save
 
     state = {name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()}
-    write_bytes(
-        path, save(state, {"ncm_format": TUNED, "ncm_format_version": "1", "facts": json.dumps(facts)})
-    )
+    text = json.dumps({"ncm_format": TUNED, "ncm_format_version": 1, **facts})
+    write_bytes(path, save(state, {TUNED: text}))
 
 
 def tuned_facts(source: str | Path | None) -> dict[str, Any]:
     """The facts of a checkpoint that `write_tuned` wrote; empty for all else that may name weights."""
     from safetensors import SafetensorError, safe_open
 
-    found: dict[str, str] = {}
+    text = None
     if source is not None and names_a_file(str(source)):
         with (
             contextlib.suppress(SafetensorError, OSError),
             safe_open(Path(source).expanduser(), "pt") as file,
         ):
-            found = file.metadata() or {}
-    if found.get("ncm_format") != TUNED:
-        return {}
-    version = found.get("ncm_format_version", "")
-    require_version(int(version) if version.isdecimal() else version, 1, Path(str(source)))
-    return dict(json.loads(found["facts"]))
+            text = (file.metadata() or {}).get(TUNED)
+    facts: dict[str, Any] = json.loads(text) if text else {}
+    if facts:
+        require_version(facts["ncm_format_version"], 1, Path(str(source)))
+    return facts
 
 
 def torchscript_tensors(path: Path) -> dict[str, torch.Tensor]:

@@ -20,6 +20,7 @@ from ncm_cli.finetune.finetune import finetune, unfinished_file
 from ncm_cli.finetune.options import METHODS, FinetuneOptions, files_of
 from ncm_cli.images.embed import embed
 from ncm_cli.images.options import EmbedOptions
+from ncm_cli.images.weights import tuned_facts, write_tuned
 from ncm_cli.options import check, command_words
 from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.options import EvalOptions
@@ -184,3 +185,41 @@ def test_pictures_read_at_every_epoch_give_the_same_bits(
     second = finetune(options_of(data, tmp_path / "read.safetensors", workers="3"))
     assert first["history"] == second["history"]
     assert np.isfinite(first["history"]["bound_01"]).all()
+
+
+def test_a_checkpoint_has_the_same_bytes_each_time(tmp_path: Path) -> None:
+    """Its digest is part of the fingerprint of all that comes of it."""
+    facts = {"model": MODEL, "representation": 2, "image_size": None}
+    files, module = [tmp_path / f"{i}.safetensors" for i in range(4)], torch.nn.Linear(2, 2)
+    for file in files:
+        write_tuned(file, module, facts)
+        assert tuned_facts(file).items() >= facts.items()
+    assert len({file.read_bytes() for file in files}) == 1
+
+
+@pytest.mark.slow
+def test_without_folds_all_pairs_train_and_there_is_no_bound(data: Path, tmp_path: Path) -> None:
+    body = finetune(options_of(data, tmp_path / "run.safetensors", folds=0, epochs=1))
+    assert body["rule"] == "in-domain"
+    assert body["rules"]["bound"] is None
+    assert body["data"]["pairs"]["held_out"] == 0
+    assert body["data"]["pairs"]["used"] == 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"method": "matchdg", "penalty": None, "envs": "split"}, "one environment only"),
+        (
+            {"method": "matchdg", "penalty": None, "envs": "label"},
+            "no class",
+        ),
+        ({"model": "timm:test_vit", "image_size": 30}, "takes no pictures of 30 × 30"),
+    ],
+)
+def test_what_can_not_be_trained_is_refused(
+    data: Path, tmp_path: Path, given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        finetune(options_of(data, tmp_path / "run.safetensors", **given))
