@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -189,9 +190,9 @@ def space_of(method: str, hyper: str, searches: Sequence[Search], *, grid: bool)
 TABLES = (".h5", ".csv", ".json")
 """What ``--output`` may end in; all are written whichever is named."""
 
-_ROWS = "Rows"
-_SEARCH = "Search"
-_TRAINING = "Training"
+_search = functools.partial(option, group="Search")
+_rows = functools.partial(option, None, group="Rows")
+_training = functools.partial(option, group="Training")
 
 
 def files_of(output: Path) -> tuple[Path, ...]:
@@ -218,7 +219,7 @@ def parse_methods(text: str) -> tuple[tuple[str, bool], ...]:
 
 def _columns(what: str, **facts: Any) -> Any:
     help_text = f"Columns whose combinations {what}"
-    return option(None, help=help_text, group=_ROWS, metavar="COLUMNS", **facts)
+    return _rows(help=help_text, metavar="COLUMNS", **facts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -247,64 +248,51 @@ class SweepOptions(TrainingOptions):
         parse=parse_methods,
     )
 
-    search: tuple[str, ...] = option(
+    search: tuple[str, ...] = _search(
         (),
         help="Values of a hyper-parameter: lr=log:1e-5:1e-3, rank=2:24, irm.penalty=1,100,1e4. "
         "May be repeated.",
         metavar="NAME=SPACE",
         parse=parse_search,
-        group=_SEARCH,
     )
-    trials: int = option(16, least=1, help="Random configurations of each method.", group=_SEARCH)
-    grid: bool = option(False, help="All combinations instead of random ones.", group=_SEARCH)
-    seeds: int = option(
+    trials: int = _search(16, least=1, help="Random configurations of each method.")
+    grid: bool = _search(False, help="All combinations instead of random ones.")
+    seeds: int = _search(
         5,
         least=1,
         help="Repetitions of every configuration, with seeds from --seed on: other batches, other folds.",
-        group=_SEARCH,
     )
-    folds: int = option(
+    folds: int = _search(
         5,
         least=0,
         help="Parts that the pairs are cut into for the rule bound; held-out pairs take their place. "
         "0: no bound.",
-        group=_SEARCH,
     )
-    seed: int = option(0, least=0, help="First seed; also that of the random search.", group=_SEARCH)
+    seed: int = _search(0, least=0, help="First seed; also that of the random search.")
 
-    test: str | None = option(
-        None,
+    test: str | None = _rows(
         help="Test rows: adds their accuracy, and the rules that look at them, marked ORACLE.",
-        group=_ROWS,
         metavar="WHERE",
     )
     envs: str | None = _columns("are the environments of irm, vrex, groupdro, fish and lisa.")
     groups: str | None = _columns(
         "are the groups of the worst-group rule and of dfr, as in eval. May be repeated.", joined=True
     )
-    dro_groups: str | None = option(
-        None,
-        help="Columns of groupdro's groups, if not the environments.",
-        group=_ROWS,
-        metavar="COLUMNS",
-        parse=parse_names,
+    dro_groups: str | None = _rows(
+        help="Columns of groupdro's groups, if not the environments.", metavar="COLUMNS", parse=parse_names
     )
     upweight: str | None = _columns(
         f"count equally in training: for all methods, or for those named with {UPWEIGHT} if there are such."
     )
-    erase: str | None = option(None, help="Column that leace erases.", group=_ROWS, metavar="COLUMN")
+    erase: str | None = _rows(help="Column that leace erases.", metavar="COLUMN")
 
-    protocol: str = option(
+    protocol: str = _training(
         "papers",
         help="In whose form the methods are trained: as their own papers' code does, or as DomainBed does.",
         choices=PROTOCOLS,
-        group=_TRAINING,
     )
-    batch_size: int = option(
-        256,
-        least=0,
-        help="Rows in a batch, with --protocol domainbed of each environment; 0 for all.",
-        group=_TRAINING,
+    batch_size: int = _training(
+        256, least=0, help="Rows in a batch, with --protocol domainbed of each environment; 0 for all."
     )
 
     @property

@@ -291,7 +291,7 @@ class EvalOptions:
     output: Path | None = option(None, help="Result to write, as JSON.", role="output", flags=("-o",))
 
 
-_ENCODER = "Encoder"
+_encoder = functools.partial(option, group="Encoder")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -307,17 +307,13 @@ class PredictOptions:
         None, help="Rows of the store, such as split=test.", metavar="WHERE", columns_of="source"
     )
     probabilities: bool = option(False, help="Add one column of probability a class.")
-    pretrained: str | None = option(
+    pretrained: str | None = _encoder(
         None,
         help="Weights of the probe's encoder: a file or a tag (those the features were made with).",
-        group=_ENCODER,
         role="name-or-input",
     )
-    device: str = option("auto", help="auto, cpu, cuda or cuda:N.", group=_ENCODER, parse=parse_device)
-    batch_size: str = option("auto", help="Images at once.", group=_ENCODER, parse=parse_batch_size)
-    workers: str = option(
-        "auto",
-        help="Images read at once: a few by threads, many by processes.",
-        group=_ENCODER,
-        parse=parse_workers,
+    device: str = _encoder("auto", help="auto, cpu, cuda or cuda:N.", parse=parse_device)
+    batch_size: str = _encoder("auto", help="Images at once.", parse=parse_batch_size)
+    workers: str = _encoder(
+        "auto", help="Images read at once: a few by threads, many by processes.", parse=parse_workers
     )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 from ncm_cli.errors import UsageError
 from ncm_cli.options import argument, option, parse_ranks
 
-_PATHS = "Paths and comparisons"
-_ESTIMATES = "Estimates"
+_paths = functools.partial(option, None, group="Paths and comparisons")
+_estimates = functools.partial(option, group="Estimates")
 
 
 def parse_grid(text: str) -> tuple[int, ...]:
@@ -53,31 +54,23 @@ class BoundOptions:
     )
     explain: bool = option(False, help="Say under each term what it means and when it is small.")
 
-    spurious_dim: int | None = option(
-        None, least=0, group=_ESTIMATES, help="|I|, the number of spurious dimensions, where it is known."
+    spurious_dim: int | None = _estimates(
+        None, least=0, help="|I|, the number of spurious dimensions, where it is known."
     )
-    bootstrap: int = option(
-        200, least=0, group=_ESTIMATES, help="Resamples for the 95 % intervals; 0 for none."
-    )
-    seed: int = option(0, least=0, group=_ESTIMATES, help="Seed of the resampling.")
+    bootstrap: int = _estimates(200, least=0, help="Resamples for the 95 % intervals; 0 for none.")
+    seed: int = _estimates(0, least=0, help="Seed of the resampling.")
 
-    ranks: str | None = option(
-        None,
-        group=_PATHS,
+    ranks: str | None = _paths(
         help="Refit at each rank, with --pairs, and give the bound along them: 0:40.",
         metavar="RANKS",
         parse=parse_grid,
     )
-    pair_counts: str | None = option(
-        None,
-        group=_PATHS,
+    pair_counts: str | None = _paths(
         help="Refit with the first K of --pairs, at rank min(K, the probe's rank), for each K: 5:100:5.",
         metavar="COUNTS",
         parse=parse_grid,
     )
-    oracle_train: str | None = option(
-        None,
-        group=_PATHS,
+    oracle_train: str | None = _paths(
         help="ORACLE: also train on these rows of the test domain, to see what could be reached.",
         metavar="WHERE",
     )
