@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,10 @@ from numpy.typing import NDArray
 from ncm_cli.errors import InputError
 from ncm_cli.probes import metrics
 from ncm_cli.probes.metrics import Z95, PairRows, Rows, wilson
-from ncm_cli.probes.path import Fit
 from ncm_cli.probes.projection import components
+
+if TYPE_CHECKING:  # scipy is slow to import, and ncm info reads results by these rules
+    from ncm_cli.probes.path import Fit
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.int64]
