@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import math
 import os
 from pathlib import Path
@@ -31,11 +32,11 @@ from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.columns import Role
 from ncm_cli.store.digests import differing_fields
 from ncm_cli.store.files import (
-    atomic_path,
     jsonable,
     read_result,
     remove_leftovers,
     sha256_file,
+    write_bytes,
     write_result,
     writer_lock,
 )
@@ -202,8 +203,10 @@ def _run(
             )
             if picks(history)[options.chosen_rule] == number - 1:
                 best = training.copy()
-            with atomic_path(file) as temporary:
-                torch.save({"key": key, "history": history, "best": best, **training.state()}, temporary)
+            # By way of memory: torch's own writer says nothing of a full disk but an assertion of C++.
+            kept = io.BytesIO()
+            torch.save({"key": key, "history": history, "best": best, **training.state()}, kept)
+            write_bytes(file, kept.getvalue())
     return history, best
 
 
