@@ -11,6 +11,7 @@ from ncm_cli import __version__
 from ncm_cli.baselines.choice import SweepTable, read_sweep
 from ncm_cli.console import Ui
 from ncm_cli.errors import InputError
+from ncm_cli.images.weights import TUNED, tuned_facts
 from ncm_cli.results.options import InfoOptions
 from ncm_cli.store import hdf5, journal, pairs, probe, recognise
 from ncm_cli.store.columns import Column
@@ -59,6 +60,8 @@ def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
                 with ui.reporter.task("verifying", total=store.rows, unit="rows") as task:
                     store.verify(task.advance)
             facts = facts_of(store)
+    elif kind == "probe" and (tuned := tuned_facts(path)):
+        facts = {"format": TUNED, **tuned}
     elif kind == "probe":
         own = probe.read_probe(path)
         facts = facts_of(own)

@@ -323,6 +323,7 @@ def _probe(training: Training, encoder: dict[str, Any], history: list[Epoch], ch
     origin = {
         "rows": {name: record_ids(one.ids) for name, one in rows.items() if one is not None},
         "data": {
+            "checkpoint": str(options.output),
             "source": {"path": str(options.source), "content_sha256": problem.content_sha256},
             "pairs": paired,
             **{str(part): text for part, text in where.items()},

@@ -197,7 +197,7 @@ def _encoded(
 
 
 def _request(options: PredictOptions, probe: Probe) -> EncoderRequest:
-    """What to load, from the probe's description and, for the weights, the store it was fitted on."""
+    """What to load, from the probe's description and, for the weights, the store or network that it is of."""
     described = probe.encoder
     if described.get("kind") not in LIBRARIES:
         raise InputError(
@@ -207,8 +207,9 @@ def _request(options: PredictOptions, probe: Probe) -> EncoderRequest:
             fix="make the images' features the same way, ncm embed MANIFEST.csv --from-array X.npy "
             "--encoder-name NAME -o F.h5, then ncm predict PROBE F.h5",
         )
-    made_with: dict[str, Any] = {}
-    path = ((probe.meta.get("data") or {}).get("features") or {}).get("path")
+    data: dict[str, Any] = probe.meta.get("data") or {}
+    made_with: dict[str, Any] = {"pretrained": data.get("checkpoint")}
+    path = (data.get("features") or {}).get("path")
     if not options.pretrained and path and Path(path).is_file():
         # The store may be another one by now.
         with contextlib.suppress(NcmError), FeatureStore(path) as store:

@@ -285,7 +285,7 @@ def _write_report(recipe: Recipe, state: State, rows: list[Summary], verdicts: l
             "seconds": state.facts(job).get("seconds"),
         }
         for job in recipe.jobs
-        for path in job.named
+        for path in job.written
     ]
     provenance = {
         "recipe": {"name": recipe.name, "file": str(recipe.file), "sha256": recipe.sha256},

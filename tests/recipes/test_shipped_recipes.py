@@ -26,6 +26,7 @@ INPUTS = {
     "colored_mnist_pixels": ("mnist",),
     "digits": (),
     "dogs": ("images",),
+    "finetune": ("mnist",),
     "pacs": ("pacs",),
     "studies": ("mnist",),
     "synthetic": (),
