@@ -2,7 +2,8 @@
 
 A file is written under a temporary name beside it, synced and renamed. The lock of an output is a file
 ``.NAME.lock`` beside it, whose exclusive creation every file system has. It says which process holds it: one
-that a killed process of this host left is told by its id, and moved away.
+that a killed process left is told by its id, or by the system's lock of the file where it was in another
+container of this host, and moved away.
 
 A document says what it is, and carries a digest of all that it says. A result is one with a schema for what
 eval, bound, sweep and their like find out.
@@ -27,7 +28,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ncm_cli import __version__
 from ncm_cli.errors import InputError
@@ -401,10 +402,10 @@ def writer_lock(output: Path | str, *, wait: float | None = None) -> Iterator[No
     path = lock_path(_writable_target(Path(output)))
     deadline = time.monotonic() + (_TRY_SECONDS if wait is None else wait)
     with full_disk_is_an_input_error(path):
-        while not _created(path):
+        while (held := _created(path)) is None:
             with contextlib.suppress(FileNotFoundError):  # it is released in between
                 said = path.read_bytes()
-                if _is_left(said, time.time() - path.stat().st_mtime):
+                if _is_left(path, said, time.time() - path.stat().st_mtime):
                     _remove_left(path, said)
                 elif time.monotonic() > deadline:
                     raise _refused(path, output, said)
@@ -414,6 +415,7 @@ def writer_lock(output: Path | str, *, wait: float | None = None) -> Iterator[No
         yield
     finally:
         path.unlink(missing_ok=True)
+        held.close()
 
 
 def holds(output: Path | str) -> bool:
@@ -424,8 +426,8 @@ def holds(output: Path | str) -> bool:
     return False
 
 
-def _created(path: Path) -> bool:
-    """Make a lock file that names this process; False if there is one."""
+def _created(path: Path) -> BinaryIO | None:
+    """Make a lock file that names this process, and keep it open; None if there is one."""
     pid, since = os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S %z")
     me = {
         "pid": pid,
@@ -435,35 +437,54 @@ def _created(path: Path) -> bool:
         "since": since,
     }
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        file = path.open("xb")
     except FileExistsError:
-        return False
+        return None
     try:
-        os.write(descriptor, json.dumps(me).encode("ascii", "replace"))
+        kept = _system_lock(file)
+        os.write(file.fileno(), json.dumps({**me, "kept": kept}).encode("ascii", "replace"))
     except BaseException:
         path.unlink()
+        file.close()
         raise
-    finally:
-        os.close(descriptor)
+    if not kept:
+        file.close()  # where there are no such locks, an open file may not be removed
+    return file
+
+
+def _system_lock(file: BinaryIO) -> bool:
+    """Take the system's lock of a file, which it has as long as a process has it open that took it."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
     return True
 
 
 def _holder(said: bytes) -> dict[str, Any] | None:
     """Whom a lock file names; None where that can't be read."""
     try:
-        found = {"place": "", **json.loads(said)}
+        found = {"place": "", "kept": False, **json.loads(said)}
         texts = {name: str(found[name]) for name in ("place", "host", "started", "since")}
-        return {"pid": int(found["pid"]), **texts}
+        return {"pid": int(found["pid"]), "kept": found["kept"] is True, **texts}
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _is_left(said: bytes, age: float) -> bool:
+def _is_left(path: Path, said: bytes, age: float) -> bool:
     """Whether a lock file was left by a process that is no more."""
     holder = _holder(said)
     if holder is None:
         return age > _UNNAMED_SECONDS
-    return holder["place"] == place() and is_dead(holder["pid"], holder["started"])
+    if holder["place"] == place():
+        return is_dead(holder["pid"], holder["started"])
+    # A container that was killed and began again can't ask for the processes that it had.
+    if not holder["kept"] or holder["host"] != socket.gethostname():
+        return False
+    with path.open("r+b") as file:
+        return _system_lock(file)
 
 
 def _remove_left(path: Path, said: bytes) -> None:

@@ -24,6 +24,8 @@ HOLD = """
 import os, sys, time
 os.register_at_fork(after_in_child=lambda: time.sleep(5))
 from ncm_cli.store import files as lock
+if sys.argv[3] == "elsewhere":
+    lock.place = lambda: "00000000"
 with lock.writer_lock(sys.argv[1]):
     if sys.argv[2] == "child" and os.fork() == 0:
         os._exit(0)
@@ -38,9 +40,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "_TRY_SECONDS", 0)
 
 
-def holder(output: Path, child: str = "no") -> subprocess.Popen[str]:
+def holder(output: Path, child: str = "no", where: str = "here") -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(output), child], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(output), child, where], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
@@ -75,6 +77,20 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
     with writer_lock(output):
         assert json.loads(lock_path(output).read_text())["pid"] == os.getpid()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_lock_of_a_container_of_this_host_is_taken_over_once_it_is_killed(
+    tmp_path: Path, at_once: None
+) -> None:
+    output = tmp_path / "f.h5"
+    with holder(output, where="elsewhere") as process:
+        with pytest.raises(InputError, match="another process") as error, writer_lock(output):
+            pass
+        assert f"delete {lock_path(output)}" in str(error.value.fix)
+        process.kill()
+    with writer_lock(output, wait=1):
+        pass
+    assert not lock_path(output).exists()
 
 
 @pytest.mark.parametrize("repeat", range(3))
