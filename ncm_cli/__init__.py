@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ncm_cli.store.pairs import PairStore
     from ncm_cli.store.probe import Probe
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 __all__ = [
     "FeatureStore",
