@@ -8,6 +8,7 @@ small grammars of values: row filters, ranks, grids of numbers, lists of names, 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
 import numbers
@@ -385,7 +386,17 @@ def _files(options: Any, field: Field) -> list[Path]:
     """The files there are among the paths in one field."""
     value = getattr(options, field.name)
     paths = [Path(item) for item in (value if field.repeated else (value,)) if item]
-    return [path for path in paths if path.is_file()]
+    return [path for path in paths if is_file(path)]
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; text that is too long for a name, such as a prompt, is none."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return False
 
 
 def given_flags(options: Any, names: Iterable[str]) -> list[str]:

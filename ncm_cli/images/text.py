@@ -13,8 +13,9 @@ from ncm_cli.errors import InputError, listing
 from ncm_cli.images import weights
 from ncm_cli.images.encoder import EncoderRequest, request_of, start_loading
 from ncm_cli.images.options import OPENAI, TextOptions, parse_classes, parse_prompt, words_for
+from ncm_cli.options import is_file
 from ncm_cli.progress import Reporter
-from ncm_cli.store.columns import classes_among, label_name
+from ncm_cli.store.columns import classes_among
 from ncm_cli.store.digests import OTHER_WEIGHTS, require_same_encoder
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.tables import read_table
@@ -128,24 +129,45 @@ def load_text_tower(store: FeatureStore, options: TextOptions, reporter: Reporte
 
 
 def read_classes(
-    options: TextOptions, store: FeatureStore, target: str | None = None, known: Sequence[str] = ()
+    options: TextOptions, store: FeatureStore, target: str | None, known: Sequence[str] = ()
 ) -> dict[str, str]:
-    """The classes in order, and the words for each: as asked, else those ``known``, else a column's."""
+    """The classes in order, and the words for each: as asked, else those ``known``, else a column's.
+
+    Raises `InputError` where nothing says them, or two have the same words.
+    """
     if options.classes is not None:
-        return parse_classes(options.classes)
-    if options.class_map is None:
+        found = parse_classes(options.classes)
+    elif options.class_map is not None:
+        found = _read_class_map(options.class_map)
+    elif known or target is not None:
         every = np.ones(store.rows, dtype=bool)
-        known = known or classes_among(store, target or label_name(store), every)
-        return {name: words_for(name) for name in known}
-    table = read_table(options.class_map, what="class map")
+        known = known or classes_among(store, str(target), every)
+        found = {name: words_for(name) for name in known}
+    else:
+        raise InputError("the store has no label to name classes", where=store.path, fix="--classes cat,dog")
+    first: dict[str, str] = {}
+    for name, words in found.items():
+        if first.setdefault(words, name) != name:
+            raise InputError(
+                "two classes with the same words",
+                where=options.class_map or store.path,
+                found=f"{words!r} for {first[words]!r} and {name!r}",
+                fix="--classes NAME=WORDS,NAME=WORDS",
+            )
+    return found
+
+
+def _read_class_map(path: Path) -> dict[str, str]:
+    table = read_table(path, what="class map")
     names = table.column("class")
-    first: dict[str, int] = {}
-    for at, name in enumerate(names):
-        if not name or first.setdefault(name, at) != at:
-            what = f"a class that is {'listed twice' if name else 'blank'}"
-            raise InputError(what, where=options.class_map, found=f"{table.row_name(at)}: {name!r}")
     words = table.column("text") if "text" in table.columns else [""] * len(names)
-    return {name: text or words_for(name) for name, text in zip(names, words, strict=True)}
+    found: dict[str, str] = {}
+    for at, (name, text) in enumerate(zip(names, words, strict=True)):
+        if not name or name in found:
+            what = f"a class that is {'listed twice' if name else 'blank'}"
+            raise InputError(what, where=path, found=f"{table.row_name(at)}: {name!r}")
+        found[name] = text or words_for(name)
+    return found
 
 
 def read_prompts(prompts: Sequence[str]) -> list[str]:
@@ -156,7 +178,7 @@ def read_prompts(prompts: Sequence[str]) -> list[str]:
             import open_clip
 
             found += [template("{}") for template in open_clip.OPENAI_IMAGENET_TEMPLATES]
-        elif "{" in prompt or not Path(prompt).is_file():
+        elif "{" in prompt or not is_file(Path(prompt)):
             found.append(prompt)
         else:
             try:
@@ -171,4 +193,4 @@ def read_prompts(prompts: Sequence[str]) -> list[str]:
 
 def filled(template: str, words: str) -> str:
     """A template with the words for a class in its place."""
-    return template.replace("{class}", words).replace("{}", words)
+    return template.replace("{class}", "{}").replace("{}", words)

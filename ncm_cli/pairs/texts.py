@@ -54,16 +54,13 @@ def text_members(options: PairsOptions, store: FeatureStore, reporter: Reporter)
     templates = alternatives(options)
     classes = {"": ""}
     if any("{" in prompt for own in templates for prompt in own):
-        classes = read_classes(options, store)
+        classes = read_classes(options, store, store.label_column)
     label_of: dict[str, str] = {}
     pairs: dict[tuple[str, str], None] = {}
     for own in templates:
         for name, words in classes.items() if "{" in own[0] else [("", "")]:
             texts = [filled(prompt, words) for prompt in own]
-            for text in texts:
-                if label_of.setdefault(text, name) != name:
-                    what = "two classes with the same words"
-                    raise InputError(what, where="--classes", found=f"{label_of[text]!r} and {name!r}")
+            label_of |= dict.fromkeys(texts, name)
             pairs |= dict.fromkeys(itertools.combinations(texts, 2))
     ids = list(label_of)
     names = sorted(set(label_of.values()) - {""})

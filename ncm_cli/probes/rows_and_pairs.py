@@ -543,8 +543,7 @@ def pairs_beside(
             f"such as ({store.id_a[first]!r}, {store.id_b[first]!r})"
         )
         refusal = InputError(what, where=path, fix="--overlap exclude leaves them out")
-        without = "they are left out (--overlap keep would use them)"
-        if not _keeps(overlap, refusal, without, reporter):
+        if not _keeps(overlap, refusal, "they are left out", reporter):
             usable = ~leaking
     if not (usable & ~store.holdout).any():
         raise InputError(
@@ -552,7 +551,7 @@ def pairs_beside(
             where=path,
             found=f"{len(usable):,} pairs, {int(store.holdout.sum()):,} held out, "
             f"{int((~usable).sum()):,} barred",
-            fix="a smaller --holdout in ncm pairs, or pairs of training rows",
+            fix="a smaller --holdout in ncm pairs, or pairs of rows that are neither",
         )
     return Pairs(
         store=store,

@@ -506,7 +506,7 @@ def judge(
         code, why = "constant", f"no rank that was tried beats {always}"
     elif useless:
         code, why = "constant", f"this probe's bound, {bound}, is hardly lower than that of {always}"
-        why += ": --select bound chooses by the bound"
+        why += "; it was not chosen by its bound"
     elif idle and pick == erm:
         code, why = "no-gain", "no rank that was tried has a lower bound" if least_bound else ""
     elif idle:

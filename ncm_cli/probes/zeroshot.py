@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,9 @@ from ncm_cli.probes.fit import ONLY, resolve_ranks, shift_of
 from ncm_cli.probes.metrics import Rows
 from ncm_cli.probes.options import ZeroshotOptions
 from ncm_cli.probes.path import Fit
-from ncm_cli.probes.projection import Scaling, Spectrum, project
+from ncm_cli.probes.projection import FEATURE_EPS, Scaling, Spectrum, project
 from ncm_cli.probes.rows_and_pairs import Pairs, Roles, pairs_beside
-from ncm_cli.probes.selection import CrossFit, choose, judge, units, unmeasured
+from ncm_cli.probes.selection import CrossFit, Fold, choose, judge, units, unmeasured
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.columns import Role, Target, read_target, split_filter
 from ncm_cli.store.digests import fingerprint, require_same_encoder, without_view
@@ -50,11 +50,13 @@ def zeroshot(options: ZeroshotOptions, *, reporter: Reporter = SILENT) -> dict[s
     check(options)
     with FeatureStore(options.features) as store:
         other = None if options.probe is None else read_probe(options.probe)
-        target = options.target or (other.target if other else store.label_column or "label")
+        target = options.target or (other.target if other else store.label_column)
         words = read_classes(options, store, target, other.classes if other else ())
+        target = target or "label"
         if other is not None:
             _require_mixable(options.probe, other, store, tuple(words))
-        answers = _answers(store, target, tuple(words), named=options.target is not None)
+        named = options.target is not None
+        answers = _answers(store, target, tuple(words), named=named, reporter=reporter)
         prompts = read_prompts(options.prompts)
         if without := [repr(prompt) for prompt in prompts if "{" not in prompt]:
             raise InputError(
@@ -63,20 +65,26 @@ def zeroshot(options: ZeroshotOptions, *, reporter: Reporter = SILENT) -> dict[s
                 found=listing(without),
                 expected="text such as 'a photo of a {}', a file with one a line, or openai",
             )
-        tower = load_text_tower(store, options, reporter)
-        weight, bias = from_prompts(tower, prompts, list(words.values()))
-        if other is not None:
-            share, (own, own_bias, _) = options.mix or 0.0, folded(other)
-            weight, bias = (1 - share) * weight + share * own, (1 - share) * bias + share * own_bias
         # Cosines need rows of unit length. A stored row is one, or is made one when the probe is applied.
         scaling = Scaling("none" if store.encoder.get("normalize") else "norm")
-        meta = _record(options, store, tower, scaling, other) | {"prompts": prompts, "words": words}
-        basis, singular_values = np.zeros((store.dim, 0)), np.zeros(0)
-        if options.pairs is not None:
-            fit = Fit(0, 0.0, weight, bias, True, 0, 0.0)
-            found = _remove(options, store, fit, scaling, answers, meta, reporter)
-            basis, singular_values = found.basis[:, : meta["rank"]], found.singular_values[: found.rank]
-            weight = project(weight, basis)
+        meta = _record(options, store, scaling, other) | {"prompts": prompts, "words": words}
+        # What can be refused is, before a model is loaded and reads texts, which may take hours.
+        removal = (
+            None if options.pairs is None else _read_pairs(options, store, scaling, answers, meta, reporter)
+        )
+        tower = load_text_tower(store, options, reporter)
+        weight, bias = from_prompts(tower, prompts, list(words.values()))
+    meta["hyper_parameters"] |= {"logit_scale": tower.logit_scale, "logit_bias": tower.logit_bias}
+    if other is not None:
+        share, (own, own_bias, _) = options.mix or 0.0, folded(other)
+        weight, bias = (1 - share) * weight + share * own, (1 - share) * bias + share * own_bias
+    basis, singular_values = np.zeros((weight.shape[1], 0)), np.zeros(0)
+    if removal is not None:
+        chosen = removal.choose(Fit(0, 0.0, weight, bias))
+        meta["selection"] |= chosen
+        meta["rank"] = rank = chosen["path"][chosen["chosen"]]["rank"]
+        basis, singular_values = removal.whole.basis[:, :rank], removal.whole.singular_values
+        weight, singular_values = _without(weight, basis), singular_values[: removal.whole.rank]
     probe = Probe(
         weight=weight,
         bias=bias,
@@ -95,9 +103,9 @@ def zeroshot(options: ZeroshotOptions, *, reporter: Reporter = SILENT) -> dict[s
 
 
 def _record(
-    options: ZeroshotOptions, store: FeatureStore, tower: TextTower, scaling: Scaling, other: Probe | None
+    options: ZeroshotOptions, store: FeatureStore, scaling: Scaling, other: Probe | None
 ) -> dict[str, Any]:
-    """What the probe records before anything is removed; what the other had seen, the mixture has."""
+    """What the probe records before it is made; what the other had seen, the mixture has."""
     encoder, before = without_view(store.encoder), {} if other is None else other.meta
     selection = {"rule": ONLY, "chosen": 0, "path": [_only(0)], "verdict": None}
     seen, choice = dict(before.get("rows") or {}), before.get("selection") or {}
@@ -106,13 +114,12 @@ def _record(
         seen.pop("val", None)
     source = {"path": str(options.features), "content_sha256": store.content_sha256}
     roles = {role: (before.get("data") or {}).get(role) for role in ("train", "val", "test")}
-    scale = {"logit_scale": tower.logit_scale, "logit_bias": tower.logit_bias}
     return {
         "encoder": encoder,
         "fingerprint": fingerprint(encoder),
         "scaling": {"kind": scaling.kind, "factor": scaling.factor},
         "method": "mix" if other else "zeroshot",
-        "hyper_parameters": scale | {"mix": options.mix or 0.0},
+        "hyper_parameters": {"mix": options.mix or 0.0},
         "mixed_with": {"path": str(options.probe), "sha256": other.sha256} if other else None,
         "selection": selection,
         "flags": before.get("flags") or [],
@@ -128,7 +135,9 @@ def _only(rank: int) -> dict[str, Any]:
     return {"rank": rank, "weight_decay": 0.0, "converged": True}
 
 
-def _answers(store: FeatureStore, target: str, classes: tuple[str, ...], *, named: bool) -> Target | None:
+def _answers(
+    store: FeatureStore, target: str, classes: tuple[str, ...], *, named: bool, reporter: Reporter
+) -> Target | None:
     """The store's answers as codes of these classes; None where it has no such column, and none was named.
 
     Raises `InputError` for fewer than two classes, or where no row is of any: names must be the column's.
@@ -138,7 +147,9 @@ def _answers(store: FeatureStore, target: str, classes: tuple[str, ...], *, name
     if not named and target not in store.columns:
         return None
     found = read_target(store, target, classes)
-    if not found.known.any():
+    counts = np.bincount(found.y[found.known], minlength=len(classes))
+    absent = [name for name, rows in zip(classes, counts, strict=True) if not rows]
+    if len(absent) == len(classes):
         raise InputError(
             f"no row of the store is of any of these classes in column {target!r}",
             where=store.path,
@@ -146,6 +157,8 @@ def _answers(store: FeatureStore, target: str, classes: tuple[str, ...], *, name
             expected=f"some of: {listing(store.categorical(target).categories)}",
             fix="name the column's classes, and what they are called in prompts: --classes 0=cat,1=dog",
         )
+    if absent:
+        reporter.note(f"no row of the store has {target} {listing(absent, 5)}")
     return found
 
 
@@ -185,59 +198,37 @@ def _require_mixable(path: Path | None, probe: Probe, store: FeatureStore, class
         )
 
 
-def _remove(
+def _without(weight: Array, basis: Array) -> Array:
+    """Weights (C, d) without directions (d, r): exactly 0 where no more than rounding of features is left."""
+    left = project(weight, basis)
+    return left * (np.linalg.norm(left) > FEATURE_EPS * np.linalg.norm(weight))
+
+
+def _read_pairs(
     options: ZeroshotOptions,
     store: FeatureStore,
-    fit: Fit,
     scaling: Scaling,
     answers: Target | None,
     meta: dict[str, Any],
     reporter: Reporter,
-) -> Spectrum:
-    """The directions of ``--pairs``; how many of them ``fit`` is to lose, and why, goes to ``meta``."""
+) -> _Removal:
+    """``--pairs``, the ranks to choose among, and the rows to choose by, which ``meta`` is told of.
+
+    Raises `InputError` for ranks that the pairs don't have, or several of them and no labelled rows: flips
+    alone prefer whatever always answers the same.
+    """
     assert options.pairs is not None
     where: dict[Role, str | None] = {"train": None, "val": options.val or split_filter(store, "val")}
     where["test"] = split_filter(store, "test")
     rows = {role: np.zeros(store.rows, bool) if w is None else store.mask(w) for role, w in where.items()}
     pairs = pairs_beside(options.pairs, store, Roles(where=where, rows=rows), "exclude", reporter)
-    val = None
+    val, constant, answer = None, None, ""
     if answers is not None and len(at := np.flatnonzero(rows["val"] & answers.known)):
         val = Rows(X=scaling.apply(store.rows_of(at)), y=answers.y[at])
         meta["rows"]["val"], meta["data"]["val"] = record_ids(store.ids[at]), where["val"]
-    whole = pairs.spectrum(pairs.usable, scaling)
-    classes = () if answers is None else answers.classes
-    chosen = _choose(options, fit, pairs, whole, scaling, val, classes, reporter)
-    meta["selection"] |= chosen
-    meta["rank"] = chosen["path"][chosen["chosen"]]["rank"]
-    meta["data"]["test"] = where["test"]
-    meta["data"]["pairs"] = {
-        "path": str(options.pairs),
-        "content_sha256": pairs.store.content_sha256,
-        "used": int(pairs.usable.sum()),
-        "held_out": int(pairs.held_out.sum()),
-        "strategy": pairs.store.strategy,
-        "numerical_rank": whole.rank,
-    }
-    return whole
-
-
-def _choose(
-    options: ZeroshotOptions,
-    fit: Fit,
-    pairs: Pairs,
-    whole: Spectrum,
-    scaling: Scaling,
-    val: Rows | None,
-    classes: tuple[str, ...],
-    reporter: Reporter,
-) -> dict[str, Any]:
-    """What a probe records of the choice of its rank.
-
-    Several ranks are chosen among by validation error + flip rate, as in ``ncm fit``: a pair's flips are
-    counted with the directions of the others removed. Without labels nothing can choose: flips alone prefer
-    whatever always answers the same.
-    """
-    asked, shift = parse_ranks(options.rank), shift_of(pairs.store)
+        code = int(np.bincount(val.y).argmax())
+        constant, answer = float(np.mean(val.y != code)), repr(answers.classes[code])
+    whole, asked = pairs.spectrum(pairs.usable, scaling), parse_ranks(options.rank)
     several = asked is None or len(asked) > 1
     if several and val is None:
         raise InputError(
@@ -247,36 +238,78 @@ def _choose(
             fix=f"--rank {max(whole.gap, 1)}, after which these pairs' singular values fall most; or rows "
             "with a class, --val W",
         )
+    folds, why = [], ""
     try:
         folds = pairs.folds(FOLDS, 0)
     except InputError as error:
         if several:
+            error.fix = "more pairs, or one --rank, so that there is nothing to choose"
             raise
-        (rank,) = resolve_ranks(options.rank, "ncm", whole.rank, reporter)
-        verdict = unmeasured(int(pairs.usable.sum()), 0, f"{error.what} ({error.found})", shift)
-        return {"chosen": 0, "path": [_only(rank)], "verdict": dataclasses.asdict(verdict)}
+        why = f"{error.what} ({error.found})"
     left = [pairs.spectrum(fold.basis & pairs.usable, scaling) for fold in folds]
     ranks = resolve_ranks(options.rank, "ncm", min(part.rank for part in (whole, *left * several)), reporter)
-    tried = sorted({0, *ranks})
+    meta["data"]["test"] = where["test"]
+    meta["data"]["pairs"] = {
+        "path": str(options.pairs),
+        "content_sha256": pairs.store.content_sha256,
+        "used": int(pairs.usable.sum()),
+        "held_out": int(pairs.held_out.sum()),
+        "strategy": pairs.store.strategy,
+        "numerical_rank": whole.rank,
+    }
+    return _Removal(pairs, scaling, whole, folds, left, why, ranks, several, val, constant, answer)
 
-    def without(basis: Array, rank: int) -> Fit:  # of a basis of fewer directions, all
-        return dataclasses.replace(fit, rank=rank, weight=project(fit.weight, basis[:, :rank]))
 
-    parts = (
-        ([without(part.basis, rank) for rank in tried], val, pairs.members(fold.measured, scaling))
-        for fold, part in zip(folds, left, strict=True)
-    )
-    found = CrossFit.join(parts, units(pairs.node_a, pairs.node_b, folds), regression=False)
-    path = [candidate for candidate in found.candidates if candidate["rank"] in ranks]
-    chosen = choose(path, "bound", "classification") if several else 0
-    pick = tried.index(path[chosen]["rank"])
-    if val is None:
-        why = f"no labelled validation rows; flip rate {found.change(0)} with nothing removed"
-        why += f", {found.change(pick)} with rank {tried[pick]}" if pick else ""
-        verdict = unmeasured(found.pairs, found.units, why, shift)
-    else:
-        code = int(np.bincount(val.y).argmax())
-        constant = float(np.mean(val.y != code))
-        verdict = judge(found, pick, 0, constant, repr(classes[code]), shift, least_bound=several)
-    rule = {"rule": "bound" if several else ONLY, "folds": len(folds), "chosen": chosen}
-    return rule | {"path": path, "verdict": dataclasses.asdict(verdict)}
+class _Removal(NamedTuple):
+    """What is to be removed, and what of it is chosen by: all that is known before there are weights."""
+
+    pairs: Pairs
+    scaling: Scaling
+    whole: Spectrum
+    folds: list[Fold]
+    left: list[Spectrum]
+    """Of what each fold leaves."""
+    why: str
+    """Why there is no fold, where there is none."""
+    ranks: tuple[int, ...]
+    several: bool
+    val: Rows | None
+    constant: float | None
+    """The validation error of always the same answer."""
+    answer: str
+
+    def choose(self, fit: Fit) -> dict[str, Any]:
+        """What a probe records of the choice of its rank.
+
+        Several ranks are chosen among by validation error + flip rate, as in ``ncm fit``: a pair's flips are
+        counted with the directions of the others removed.
+        """
+        pairs, shift = self.pairs, shift_of(self.pairs.store)
+        if not self.folds:
+            verdict = unmeasured(int(pairs.usable.sum()), 0, self.why, shift)
+            return {"chosen": 0, "path": [_only(self.ranks[0])], "verdict": dataclasses.asdict(verdict)}
+        tried = sorted({0, *self.ranks})
+
+        def without(basis: Array, rank: int) -> Fit:  # of a basis of fewer directions, all
+            return dataclasses.replace(fit, rank=rank, weight=_without(fit.weight, basis[:, :rank]))
+
+        parts = (
+            (
+                [without(part.basis, rank) for rank in tried],
+                self.val,
+                pairs.members(fold.measured, self.scaling),
+            )
+            for fold, part in zip(self.folds, self.left, strict=True)
+        )
+        found = CrossFit.join(parts, units(pairs.node_a, pairs.node_b, self.folds), regression=False)
+        path = [candidate for candidate in found.candidates if candidate["rank"] in self.ranks]
+        chosen = choose(path, "bound", "classification") if self.several else 0
+        pick = tried.index(path[chosen]["rank"])
+        if self.val is None:
+            why = f"no labelled validation rows; flip rate {found.change(0)} with nothing removed"
+            why += f", {found.change(pick)} with rank {tried[pick]}" if pick else ""
+            verdict = unmeasured(found.pairs, found.units, why, shift)
+        else:
+            verdict = judge(found, pick, 0, self.constant, self.answer, shift, least_bound=self.several)
+        rule = {"rule": "bound" if self.several else ONLY, "folds": len(self.folds), "chosen": chosen}
+        return rule | {"path": path, "verdict": dataclasses.asdict(verdict)}

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError, MismatchError
+from ncm_cli.images.text import filled, read_prompts
 from ncm_cli.main import run
+from ncm_cli.options import check
 from ncm_cli.probes import metrics
 from ncm_cli.probes.evaluate import evaluate, logits
 from ncm_cli.probes.options import EvalOptions, ZeroshotOptions
@@ -73,6 +75,32 @@ def test_pairs_are_projected_out_of_the_text_weights(stores: Any, tmp_path: Path
     with pytest.raises(InputError, match="nothing to choose by") as caught:
         _made(stores.raw, tmp_path / "c", pairs=pairs, classes="dog,cat", val="label=polar_bear")
     assert "--rank" in str(caught.value)
+
+
+def test_directions_that_hold_all_of_the_weights_leave_zeros(stores: Any, tmp_path: Path) -> None:
+    pairs, prompts = tmp_path / "p.h5", ("a photo of a cat.", "a photo of a dog.")
+    named = [f"--prompts={prompt}" for prompt in prompts]
+    assert run(["pairs", *named, "-f", str(stores.raw), "-o", str(pairs)]) == 0
+    assert not _made(stores.raw, tmp_path / "z", classes="cat,dog", pairs=pairs, rank="1").weight.any()
+
+
+def test_what_pairs_lack_is_told_before_a_model_is_loaded(
+    stores: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs, words = tmp_path / "p.h5", ["--prompts", "a {}|the {}", "-f", str(stores.unit)]
+    assert run(["pairs", *words, "-o", str(pairs)]) == 0
+    monkeypatch.setattr("ncm_cli.probes.zeroshot.load_text_tower", None)
+    with pytest.raises(InputError, match="numerical rank"):
+        _made(stores.unit, tmp_path / "z", pairs=pairs, rank="9")
+    with pytest.raises(MismatchError, match="different encoders"):
+        _made(stores.raw, tmp_path / "z", pairs=pairs, rank="1")
+
+
+def test_prompts_are_texts_of_any_length_and_names(tmp_path: Path) -> None:
+    long = "a very" * 50
+    assert read_prompts([long, "{}" + long]) == [long, "{}" + long]
+    check(ZeroshotOptions(features=tmp_path / "f", output=tmp_path / "z", prompts=("{}" + long,)))
+    assert filled("a {class}", "{} set") == "a {} set"
 
 
 @pytest.mark.slow
@@ -200,6 +228,7 @@ def test_what_is_not_the_stores_encoder_is_refused(
         (["--target", "lable"], 3, "did you mean 'label'?"),
         (["--classes", "cat"], 3, "two classes or more"),
         (["--classes", "cat,cat"], 2, "can't be read"),
+        (["--classes", "cat,dog=cat"], 3, "two classes with the same words"),
         (["--mix", "0.5"], 2, "go together"),
         (["--rank", "2"], 2, "are about --pairs"),
     ],
