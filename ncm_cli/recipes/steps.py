@@ -154,7 +154,9 @@ def _checked(field: Field, node: Node, path: str, path_of: Callable[[Field, Node
         value = path_of(field, node, path)
     else:
         # Text options take numbers as they were written: rank: 16, and a label that is 1.
-        value = str(path_of(field, node, path)) if field.spec.role == "name-or-input" else node.text
+        # What is no file stays as it was written: a path would lose its repeated slashes.
+        named = path_of(field, node, path) if field.spec.role == "name-or-input" else Path(node.text)
+        value = node.text if named == Path(node.text) else str(named)
     check_value(field, value)
     return value
 
@@ -387,7 +389,12 @@ class Steps:
             if field.spec.role == "output":
                 path = Path(node.text)
                 return path if path == STDOUT else self._shown(_possible(self._in_out(node)))
-            shown, found = self._located(field, node, key_path, number)
+            try:
+                shown, found = self._located(field, node, key_path, number)
+            except UsageError:
+                if field.spec.role != "name-or-input":
+                    raise
+                return Path(node.text)  # longer than a path can be, as prompts are
             if found:
                 inputs[field.name] = (*inputs.get(field.name, ()), *found)
             return shown

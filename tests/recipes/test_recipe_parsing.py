@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -235,6 +236,13 @@ def test_weights_are_a_name_or_a_file(tmp_path: Path) -> None:
     named = _load(tmp_path, text, sets=["w=openai"]).jobs[1]
     assert "pretrained" not in named.inputs
     assert named.options.pretrained == "openai"
+
+
+def test_prompts_stay_as_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "f.h5").touch()
+    prompts = ["a // {}", "{}" + " and so on" * 40]
+    step = f"zeroshot: {{features: f.h5, prompts: {json.dumps(prompts)}, output: z}}"
+    assert _load(tmp_path, f"name: x\nsteps: [{step}]\n").jobs[0].options.prompts == tuple(prompts)
 
 
 @pytest.mark.parametrize(
