@@ -346,7 +346,7 @@ def judge_pick(
     answer, constant = _constant(problem)
     labels = list(zip(problem.pairs.store.label_a, problem.pairs.store.label_b, strict=True))
     unlike = sum(bool(a and b and a != b) for a, b in labels), len(labels)
-    known = {"least_bound": least_bound, "one_answer": one_answer}
+    known: dict[str, Any] = {"least_bound": least_bound, "one_answer": one_answer}
     verdict = judge(found, pick, erm, constant.value, answer, shift, unlike=unlike, **known)
     if method != "ncm":
         unused = unmeasured(found.pairs, found.units, f"{method} doesn't use them", shift)

@@ -476,13 +476,15 @@ def judge(
     least_bound: bool = True,
     one_answer: bool = False,
     unlike: tuple[int, int] = (0, 0),
+    by_bound: str = "--select bound",
 ) -> Verdict:
     """The verdict on candidate ``pick`` beside candidate ``erm``, which removes nothing.
 
     ``constant`` is the validation error (or MSE) of always the same ``answer``, which no shift can change,
     and ``shift`` what the pairs differ in, in words. ``least_bound``: the pick was chosen as the least bound
     of all ranks, so that what it doesn't reach no rank does. ``one_answer``: it tells all rows the same.
-    ``unlike`` are how many pairs have members of different labels, and of how many.
+    ``unlike`` are how many pairs have members of different labels, and of how many. ``by_bound`` is the
+    option that chooses by the bound.
     """
     if found.errors is None or constant is None:
         return unmeasured(found.pairs, found.units, "no validation rows", shift)
@@ -506,7 +508,7 @@ def judge(
         code, why = "constant", f"no rank that was tried beats {always}"
     elif useless:
         code, why = "constant", f"this probe's bound, {bound}, is hardly lower than that of {always}"
-        why += "; it was not chosen by its bound"
+        why += f": {by_bound} chooses by the bound"
     elif idle and pick == erm:
         code, why = "no-gain", "no rank that was tried has a lower bound" if least_bound else ""
     elif idle:

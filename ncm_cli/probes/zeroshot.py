@@ -310,6 +310,7 @@ class _Removal(NamedTuple):
             why += f", {found.change(pick)} with rank {tried[pick]}" if pick else ""
             verdict = unmeasured(found.pairs, found.units, why, shift)
         else:
-            verdict = judge(found, pick, 0, self.constant, self.answer, shift, least_bound=self.several)
+            measured = (found, pick, 0, self.constant, self.answer, shift)
+            verdict = judge(*measured, least_bound=self.several, by_bound="--rank auto")
         rule = {"rule": "bound" if self.several else ONLY, "folds": len(self.folds), "chosen": chosen}
         return rule | {"path": path, "verdict": dataclasses.asdict(verdict)}
