@@ -111,7 +111,8 @@ def request_of(
     """What to load for more features like those that an ``encoder`` is described for.
 
     ``options`` are those with which the features were made, where they are known: they say where the weights
-    are, unless ``pretrained`` does. Raises `InputError`, about ``where``, if no model is named.
+    are, unless ``pretrained`` does: a file, a tag, or the folder of a ``local-dir:`` model. Raises
+    `InputError`, about ``where``, if no model is named.
     """
     model, precision = options.get("model") or encoder.get("model"), encoder.get("precision") or "fp32"
     if not isinstance(model, str) or precision not in PRECISIONS:
@@ -121,6 +122,8 @@ def request_of(
             found=f"model {model!r}, precision {precision!r}",
             fix="embed the images again; a probe is then to be fitted again",
         )
+    if pretrained and model.startswith("local-dir:"):
+        model, pretrained = f"local-dir:{pretrained}", None
     return EncoderRequest(
         model=model,
         pretrained=pretrained or options.get("pretrained"),
@@ -264,6 +267,8 @@ def start_loading(request: EncoderRequest, reporter: Reporter) -> None:
     from ncm_cli.images.network import import_library
     from ncm_cli.images.weights import chosen_weights, looks_like_a_path
 
+    if request.pretrained and request.weights is None and not request.random_init:
+        reporter.warn(f"no effect: --pretrained {request.pretrained}; {request.model} has its own weights")
     if request.weights and looks_like_a_path(request.weights):
         chosen_weights(request, request.model, (), "a checkpoint file")
 

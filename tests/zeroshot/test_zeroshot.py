@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,13 @@ def test_what_is_not_the_stores_encoder_is_refused(
     manifest = stores.pictures / "m.csv"
     embedded = f"embed {manifest} --model {model} --normalize --workers 0 -o {tmp_path}"
     assert run(f"{embedded}/f.h5 --pretrained {weights}".split()) == 0
+    clip, there = tmp_path / "clip", tmp_path / "there"
+    shutil.copytree(folder, clip)
+    assert run(f"embed {manifest} --model local-dir:{clip} --workers 0 -o {tmp_path}/l.h5".split()) == 0
+    shutil.move(clip, there / "clip")
+    line = f"zeroshot -f {tmp_path}/l.h5 -o {tmp_path}/z"
+    assert run(line.split()) == 3
+    assert run(f"{line} --pretrained {there}/clip".split()) == 0
     weights.rename(moved)
     line = f"zeroshot -f {tmp_path}/f.h5 -o {tmp_path}/z --pretrained {moved}"
     assert run(line.split()) == 0
