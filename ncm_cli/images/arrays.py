@@ -108,7 +108,19 @@ def _only(path: Path, names: list[str]) -> str:
 
 
 def _npy(path: Path) -> np.ndarray:
-    return np.load(path, mmap_mode="r", allow_pickle=False)
+    with path.open("rb") as stream:
+        # What is none would be taken for a pickle, which numpy advises to load all the same.
+        if stream.read(6) != b"\x93NUMPY":
+            raise ValueError("content that doesn't begin as .npy files do")
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        told = {
+            "Python objects": "an array of Python objects",
+            "mmap length": "fewer bytes than its header says",
+        }
+        words = [mine for theirs, mine in told.items() if theirs in str(error)]
+        raise ValueError(*(words or error.args)) from error
 
 
 def _npz(path: Path) -> np.ndarray:

@@ -214,7 +214,8 @@ def manifest_of(
         notes.append(f"no column named 'id': {id_col!r} is the id (--id-col chooses another)")
     check_ids(ids, table, id_col)
     if label is None:
-        notes.append("no column named 'label': the store has no labels (--label-col names another)")
+        none = "no column named 'label': the store has no labels (--label-col names another)"
+        notes.append("no labels" if set(table.columns) == {ITSELF} else none)
     for option, name in names.chosen():
         table.column(name, option=option)
     kept = [] if images_only else names.kept(table.columns)

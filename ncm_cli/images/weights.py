@@ -198,12 +198,20 @@ def checkpoint_kind(path: Path) -> str:
 
 def tensors(path: Path, model: str) -> dict[str, torch.Tensor]:
     """The tensors of a checkpoint by name, on the CPU, with the wrappers of training scripts taken off."""
+    import torch
     from timm.models import load_state_dict
 
     with reading(path, model):
-        if checkpoint_kind(path) == "torchscript":
+        kind = checkpoint_kind(path)
+        if kind == "torchscript":
             return torchscript_tensors(path)
-        named = load_state_dict(str(path), weights_only=True)
+        if kind == "numpy":
+            raise ValueError("it is a NumPy archive; only open_clip's own loader reads those")
+        try:
+            named = load_state_dict(str(path), weights_only=True)
+        except AttributeError:  # timm asks whatever there is for its names
+            held = type(torch.load(path, map_location="cpu", weights_only=True)).__name__
+            raise ValueError(f"it holds a {held}, not named tensors") from None
         if not named:
             raise ValueError("it holds no named tensors")
         return named

@@ -251,6 +251,22 @@ def test_damaged_files_are_refused(tmp_path: Path, matrix: np.ndarray, kind: str
     assert not (tmp_path / "f.h5").exists()
 
 
+def test_an_npy_that_is_none_is_told_without_foreign_advice(tmp_path: Path, matrix: np.ndarray) -> None:
+    path = saved(tmp_path, matrix, "npy")
+    whole = path.read_bytes()
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    objects = (tmp_path / "objects.npy").read_bytes()
+    for data, found in (
+        (b"id,label", "doesn't begin as .npy files do"),
+        (objects, "an array of Python objects"),
+        (whole[: len(whole) // 2], "fewer bytes than its header says"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(InputError, match="can't be read") as caught:
+            make(tmp_path, path)
+        assert found in str(caught.value.found) and "allow_pickle" not in str(caught.value)
+
+
 def test_a_header_that_claims_too_much_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.npy"
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (4000000000, 1000000), }".ljust(117) + b"\n"

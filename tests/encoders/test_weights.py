@@ -311,6 +311,13 @@ def test_a_pt_that_is_not_plain_tensors_says_what_it_holds(
     torch.save(things[name], tmp_path / "w.pt")
     text = refusal(model, str(tmp_path / "w.pt"))
     assert re.search(held, text) and f"where: {tmp_path / 'w.pt'}" in text
+    if name == "list" and model.startswith("timm:"):
+        assert "it holds a list, not named tensors" in text
+
+
+def test_a_numpy_archive_is_told_in_words_of_ours(tmp_path: Path) -> None:
+    np.savez(tmp_path / "w.npz", a=np.zeros(3))
+    assert "it is a NumPy archive" in refusal("timm:resnet18", str(tmp_path / "w.npz"))
 
 
 def test_a_damaged_file_in_the_cache_is_not_called_missing(offline: Path) -> None:
