@@ -241,7 +241,7 @@ def tuned_facts(source: str | Path | None) -> dict[str, Any]:
     if source is not None and names_a_file(str(source)):
         with (
             contextlib.suppress(SafetensorError, OSError),
-            safe_open(Path(source).expanduser(), "pt") as file,
+            safe_open(Path(source).expanduser(), "numpy") as file,
         ):
             text = (file.metadata() or {}).get(TUNED)
     facts: dict[str, Any] = json.loads(text) if text else {}

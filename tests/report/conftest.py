@@ -145,7 +145,9 @@ class Results:
                 for name, (step, cell) in self.made.items()
             }
             (self.folder / ".ncm-run.json").write_text(json.dumps({"jobs": jobs}))
-            lock._created(lock.lock_path(self.folder.resolve() / "report.json"))
+            held = lock._created(lock.lock_path(self.folder.resolve() / "report.json"))
+            assert held is not None
+            held.close()
         else:
             files = [
                 {"file": name, "step": step, "cell": cell, "sha256": self._digest(name)}
