@@ -20,7 +20,7 @@ from ncm_cli.finetune.rows import ManifestRows, Pictures, read_rows
 from ncm_cli.finetune.train import Epoch, Training, config_of, picks, request_of
 from ncm_cli.images.encoder import EncoderRequest, load_encoder, request_key, start_loading
 from ncm_cli.images.network import TorchEncoder
-from ncm_cli.images.weights import write_tuned
+from ncm_cli.images.weights import tuned_facts, write_tuned
 from ncm_cli.options import as_json, check, parse_workers, refuse_replacing
 from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.fit import flags_of, probe_of
@@ -240,7 +240,9 @@ def _write(
     rule, chosen = options.chosen_rule, found[options.chosen_rule]
     checkpoint, probe_file, result = files_of(options.output)
     training.take(best)
-    tuned = {name: getattr(options, name) for name in ("model", "representation", "image_size")}
+    # Weights that are a checkpoint of ours say what size they take, where nothing else is asked for.
+    side = options.image_size or tuned_facts(options.pretrained).get("image_size")
+    tuned = {"model": options.model, "representation": options.representation, "image_size": side}
     write_tuned(checkpoint, training.module, tuned)
     made = EncoderRequest(model=options.model, pretrained=str(checkpoint), precision=options.precision)
     network = load_encoder(made, device=training.network.device, reporter=SILENT)

@@ -198,6 +198,19 @@ def test_a_checkpoint_has_the_same_bytes_each_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_checkpoint_trained_further_keeps_its_pictures_size(data: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    finetune(options_of(data, first, epochs=1))
+    further = {"pretrained": str(first), "random_init": False, "image_size": None}
+    body = finetune(options_of(data, second, epochs=1, **further))
+    assert tuned_facts(second)["image_size"] == 16
+    store = tmp_path / "second.h5"
+    embed(EmbedOptions(source=data / "manifest.csv", model=MODEL, pretrained=str(second), output=store))
+    again = evaluate(EvalOptions(probe=files_of(second)[1], features=store, where="split=val"))
+    assert body["evals"][0]["log_loss"] == pytest.approx(again["log_loss"], rel=1e-5)
+
+
+@pytest.mark.slow
 def test_without_folds_all_pairs_train_and_there_is_no_bound(data: Path, tmp_path: Path) -> None:
     body = finetune(options_of(data, tmp_path / "run.safetensors", folds=0, epochs=1))
     assert body["rule"] == "in-domain"
