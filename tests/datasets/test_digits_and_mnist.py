@@ -58,6 +58,7 @@ def test_the_protocols_shares_hold() -> None:
     assert abs(sizes["train1"] - sizes["train2"]) <= 1
 
 
+@pytest.mark.slow
 def test_twins_are_the_same_digit_in_the_other_colour(tmp_path: Path) -> None:
     built, rows, pairs = _build(tmp_path, pairs=20, holdout_pairs=10, seed=3)
     assert [pair["holdout"] for pair in pairs] == ["0"] * 20 + ["1"] * 10

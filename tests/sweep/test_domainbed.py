@@ -131,6 +131,7 @@ def probe_of(found: Fit) -> np.ndarray:
 
 
 @pytest.mark.parametrize("classes", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
 def test_every_method_is_domainbeds(classes: int) -> None:
     data = made(classes)
     configs = [*map(config_of, METHODS), config_of("irm", anneal=0), config_of("vrex", anneal=50)]

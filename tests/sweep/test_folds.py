@@ -109,6 +109,7 @@ def test_the_bound_is_what_a_plain_loop_over_the_folds_finds(
     assert flips["erm"] > flips["ncm"] + 0.1
 
 
+@pytest.mark.slow
 def test_a_long_sweep_in_full_batch_finds_what_fit_finds(
     swept: Made, problem: Path, rewrite: Rewrite
 ) -> None:

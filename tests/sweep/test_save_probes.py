@@ -27,6 +27,7 @@ RULES = {"in-domain", "worst-group", "bound", "oracle", "oracle-worst-group"}
 @pytest.mark.parametrize(
     ("classes", "scaling"), [(2, "none"), pytest.param(3, "standard", marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_every_pick_is_a_probe_with_the_tables_accuracy(
     swept: Made, problem: Path, rewrite: Callable[..., None], classes: int, scaling: str
 ) -> None:
