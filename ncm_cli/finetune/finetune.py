@@ -144,7 +144,8 @@ def _read_problem(options: FinetuneOptions, rows: ManifestRows, reporter: Report
     """The rows and pairs, read as ``ncm fit`` reads them."""
     if options.pairs is not None:
         store = read_pairs(options.pairs)
-        strange = [id for id in dict.fromkeys((*store.id_a, *store.id_b)) if rows.positions([id])[0] < 0]
+        members = list(dict.fromkeys((*store.id_a, *store.id_b)))
+        strange = [id for id, at in zip(members, rows.positions(members), strict=True) if at < 0]
         if strange:
             raise InputError(
                 f"{len(strange):,} members of pairs aren't in the source, so their pictures can't be found",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ncm_cli.errors import UsageError
-from ncm_cli.images.options import PRECISIONS, parse_augment
+from ncm_cli.images.options import PRECISIONS, SourceOptions, parse_augment
 from ncm_cli.options import option, parse_device, parse_names, parse_workers
 
 METHODS = ("ncm", "erm", "irm", "groupdro", "matchdg")
@@ -22,8 +22,6 @@ RULES = ("bound", "in-domain", "worst-group", "oracle", "oracle-worst-group")
 
 _NEEDS = {"ncm": "pairs", "irm": "envs", "matchdg": "envs"}
 
-_table = partial(option, group="Manifest and folders")
-_column = partial(_table, None, metavar="COLUMN", columns_of="source")
 _rows = partial(option, None, group="Rows", columns_of="source")
 _network = partial(option, group="Network")
 _training = partial(option, group="Training")
@@ -48,18 +46,13 @@ def files_of(output: Path) -> tuple[Path, ...]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FinetuneOptions:
+class FinetuneOptions(SourceOptions):
     """Options of ``ncm finetune``; the fields are the long options and the recipe's keys."""
 
     numeric: ClassVar = ()
     from_array: ClassVar = None
     """As `EmbedOptions` have them: what is read is images, and every column is of categories."""
 
-    source: Path = option(
-        positional=True,
-        help="A CSV or TSV manifest, a folder of images, or tar archives of samples.",
-        role="input",
-    )
     pairs: Path | None = option(
         None, help="Pair store: its pairs' images are found by id in the source.", role="input", flags=("-p",)
     )
@@ -78,15 +71,6 @@ class FinetuneOptions:
         role="name-or-input",
     )
     device: str = option("auto", help="auto, cpu, cuda or cuda:N.", parse=parse_device)
-
-    root: Path | None = _table(
-        None, help="Folder that relative image paths start from (the manifest's folder).", role="input"
-    )
-    id_col: str | None = _column(help="Column of ids (id, if there is one; otherwise the path is the id).")
-    path_col: str | None = _column(help="Column of image paths (path).")
-    label_col: str | None = _column(help="Column of labels (label, if there is one).")
-    split_col: str | None = _column(help="Column of splits (split, if there is one).")
-    layout: str | None = _table(None, help="What the levels of an image folder mean: label, domain/label ...")
 
     train: str | None = _rows(
         help="Training rows; without it, those of a split named train or training.", metavar="WHERE"

@@ -197,12 +197,28 @@ _column = partial(_table, None, metavar="COLUMN", columns_of="source")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EmbedOptions:
-    """Options of ``ncm embed``; the fields are the long options and the recipe's keys."""
+class SourceOptions:
+    """Options of commands that read images from a manifest, a folder or archives."""
 
     source: Path = argument(
         help="A CSV or TSV manifest, a folder of images, or tar archives of samples.", role="input"
     )
+    root: Path | None = _table(
+        None, help="Folder that relative image paths start from (the manifest's folder).", role="input"
+    )
+    id_col: str | None = _column(help="Column of ids (id, if there is one; otherwise the path is the id).")
+    path_col: str | None = _column(help="Column of image paths (path).")
+    label_col: str | None = _column(help="Column of labels (label, if there is one).")
+    split_col: str | None = _column(help="Column of splits (split, if there is one).")
+    layout: str | None = _table(
+        None, help="What the levels of an image folder mean: label, domain/label ...", parse=parse_layout
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbedOptions(SourceOptions):
+    """Options of ``ncm embed``; the fields are the long options and the recipe's keys."""
+
     output: Path = option(help="Feature store to write (.h5).", role="output", flags=("-o",))
     model: str = option(
         DEFAULT_MODEL, help="An open_clip model, timm:NAME, or pixels:SIZE.", parse=parse_model
@@ -215,21 +231,11 @@ class EmbedOptions:
     )
     device: str = option("auto", help="auto, cpu, cuda or cuda:N.", parse=parse_device)
 
-    root: Path | None = _table(
-        None, help="Folder that relative image paths start from (the manifest's folder).", role="input"
-    )
-    id_col: str | None = _column(help="Column of ids (id, if there is one; otherwise the path is the id).")
-    path_col: str | None = _column(help="Column of image paths (path).")
-    label_col: str | None = _column(help="Column of labels (label, if there is one).")
-    split_col: str | None = _column(help="Column of splits (split, if there is one).")
     numeric: tuple[str, ...] = _table(
         (),
         help="Column of numbers rather than categories, such as a regression target; may be repeated.",
         metavar="COLUMN",
         columns_of="source",
-    )
-    layout: str | None = _table(
-        None, help="What the levels of an image folder mean: label, domain/label ...", parse=parse_layout
     )
 
     precision: str = _encoder("fp32", help="Arithmetic of the encoder.", choices=PRECISIONS)
