@@ -90,8 +90,8 @@ _run = partial(option, group="Running")
 _array = partial(option, group="Features made elsewhere")
 
 FOR_IMAGES = (
-    "model", "pretrained", "precision", "random_init", "augment", "intensity_range", "layout", "root",
-    "reuse", "shard",
+    "model", "pretrained", "root", "layout", "precision", "random_init", "intensity_range", "augment",
+    "shard", "reuse",
 )  # fmt: skip
 """Options that mean nothing when no image is read."""
 
@@ -295,7 +295,7 @@ class EmbedOptions(SourceOptions):
                 )
             yield from refuse_device(self.model, self.device)
             return
-        given = given_flags(self, FOR_IMAGES)
+        given = [flag for name in FOR_IMAGES for flag in given_flags(self, (name,))]
         if given:
             yield UsageError(f"{listing(given)} can't be combined with --from-array: no image is read")
         if self.encoder_name is not None and not self.encoder_name.strip():
