@@ -34,12 +34,13 @@ from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import as_json, check
 from ncm_cli.probes import metrics
 from ncm_cli.probes.fit import flags_of, origin_of, probe_of
+from ncm_cli.probes.folds import Fold
 from ncm_cli.probes.metrics import PairRows, Rows, joint
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.path import Fit
 from ncm_cli.probes.projection import Scaling
-from ncm_cli.probes.rows_and_pairs import Part, read_problem
-from ncm_cli.probes.selection import Fold, facts, pair_facts, stacked
+from ncm_cli.probes.rows_and_pairs import Part, Variant, read_problem
+from ncm_cli.probes.selection import facts, pair_facts, stacked
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.files import jsonable, refuse_no_file, sha256_file, write_result, writer_lock
@@ -197,8 +198,9 @@ class Runner:
 
         shared = {field.name for field in dataclasses.fields(FitOptions)} & set(vars(options))
         self.options = options
+        kept = {name: getattr(options, name) for name in shared}
         self.problem = read_problem(
-            FitOptions(**{name: getattr(options, name) for name in shared}),
+            FitOptions(**kept | {"upweight": options.upweight or "none", "pair_rows": "no"}),
             oracle=options.test is not None,
             reporter=reporter,
             columns={name: getattr(options, name) for name in ("envs", "erase", "dro_groups")},
@@ -438,7 +440,7 @@ class Runner:
         options, problem = self.options, self.problem
         upweight = options.upweight if config.upweighted else None
         if config.upweighted not in self._origins:
-            self._origins[config.upweighted] = origin_of(problem, self.whole, weighted=config.upweighted)
+            self._origins[config.upweighted] = origin_of(problem, self.whole, Variant(config.upweighted))
         where, dfr = problem.roles.where, config.method == "dfr"
         shared: dict[str, Any] = {"upweight": upweight, "seed": config.seed}
         resolved = {"method": config.method, **shared} | {

@@ -29,9 +29,10 @@ from ncm_cli.finetune.rows import ManifestRows, Pictures, Positions
 from ncm_cli.images.encoder import EncoderRequest, Preprocess
 from ncm_cli.images.network import TorchEncoder, exact, is_short_of_memory, own_random_numbers
 from ncm_cli.probes import metrics
+from ncm_cli.probes.folds import Fold
 from ncm_cli.probes.metrics import PairRows, Rows
 from ncm_cli.probes.rows_and_pairs import Problem
-from ncm_cli.probes.selection import RULES, Fold, facts
+from ncm_cli.probes.selection import RULES, facts
 from ncm_cli.progress import Task
 
 Epoch = dict[str, float]
