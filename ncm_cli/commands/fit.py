@@ -122,12 +122,8 @@ def _show_judged(body: dict[str, Any], ui: Ui) -> None:
     """The controls beside the pick, and the verdict."""
     verdict = body["verdict"]
     if body["controls"]:
-        heads = {
-            "cell_error": "cell error",
-            "val_error": "val error",
-            "flip_rate": "flip rate",
-            "bound": "bound",
-        }
+        heads = {"cell_error": "cell error", "val_error": "val error"}
+        heads |= {"flip_rate": "flip rate", "bound": "bound"}
         if not body["classes"]:
             heads |= {"val_error": "val MSE", "flip_rate": "pair MSE", "bound": "MSE bound"}
         if not verdict.get("cell_error"):

@@ -89,7 +89,7 @@ def judge_choice(
         contest.rule == "bound"
         and contest.best.rank > 0
         and 0 in contest.ranks
-        and verdict_code(every, pick, erm, case)[0] in ("no-gain", "constant")
+        and verdict_code(every, pick, erm, case, control)[0] in ("no-gain", "constant")
     ):
         kept = [i for i, candidate in enumerate(found.candidates) if candidate["rank"] == 0]
         written = found.pick(kept)

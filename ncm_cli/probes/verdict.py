@@ -157,7 +157,7 @@ def judge(
     if found.errors is None or found.constant is None:
         return unmeasured(found, "no validation rows", case.about)
     control = erm if control is None else control
-    code, why = verdict_code(found, pick, erm, case)
+    code, why = verdict_code(found, pick, erm, case, control)
     if written is not None and written != pick:
         why, pick = "; ".join(filter(None, (why, "so the probe removes nothing"))), written
     gain, constant = found.gain(pick, erm), found.constant.value
@@ -197,8 +197,10 @@ def judge(
     )
 
 
-def verdict_code(found: CrossFit, pick: int, erm: int, case: Circumstances) -> tuple[str, str]:
-    """The code of a verdict, and why."""
+def verdict_code(
+    found: CrossFit, pick: int, erm: int, case: Circumstances, control: int | None = None
+) -> tuple[str, str]:
+    """The code of a verdict, and why; see `judge`."""
     assert found.constant is not None
     constant, gain = found.constant.value, found.gain(pick, erm)
     over_constant = found.gain(pick, found.constant)
@@ -224,23 +226,27 @@ def verdict_code(found: CrossFit, pick: int, erm: int, case: Circumstances) -> t
         fall = min(fall, gain.value - (found.error(erm).value - found.error(pick).value))
     if removing and fall >= least and gain.low > 0 and over_constant.low > 0:
         return "helps", ""
-    most = _most(found, erm)
+    most = _most(found, erm if control is None else control)
     if fall < least and most < NOTHING_TO_GAIN * least:
         return "no-gain", f"no rank that was tried has a lower {score}" if case.least_score else ""
     if over_constant.low <= 0 and fall >= least:
         return "undecided", f"the {score}, {found.estimate(pick)}, can't be told from that of {always}"
     if fall < least and not case.least_score:
         return "undecided", f"other ranks may gain at most {most:.2g}"
+    if not removing and found.cell is not None:
+        return "undecided", f"removing directions may lower the {score} by at most {most:.2g}"
     return "undecided", f"if they do, the {score} falls by at most {most:.2g}"
 
 
-def _most(found: CrossFit, erm: int) -> float:
-    """The most that could be gained: the upper end of the fall of the score over all candidates that remove
-    directions, or of ERM's flips, which the bound can't fall by more than."""
+def _most(found: CrossFit, nothing: int) -> float:
+    """The most that removing directions could gain on a candidate of rank 0.
+
+    The highest upper end of the fall of the score over all candidates that remove some; of the bound at most
+    the upper end of the flip rate, by which alone it can fall.
+    """
     removing = [i for i, candidate in enumerate(found.candidates) if candidate["rank"] > 0]
-    falls = [found.gain(index, erm).high for index in removing]
-    most = max(falls, default=0.0)
-    return min(most, found.change(erm).high) if found.score == "bound_01" else most
+    most = max((found.gain(index, nothing).high for index in removing), default=0.0)
+    return min(most, found.change(nothing).high) if found.score == "bound_01" else most
 
 
 SCORE_WORDS = {
@@ -274,7 +280,8 @@ def _change(found: CrossFit, pick: int, erm: int) -> str:
     more = f" ({beside}: {random[0]}, now {random[1]})" if random[0] is not None else ""
     bound = f"bound {found.bound(erm)}, now {found.bound(pick)}"
     if found.cell is None:
-        return f"{flips} with nothing removed, {now} with {setting}{more}; {right}, now {still}; {bound} {change}"
+        now = f"{flips} with nothing removed, {now} with {setting}{more}"
+        return f"{now}; {right}, now {still}; {bound} {change}"
     score, was, is_now = SCORE_WORDS[found.score], found.estimate(erm), found.estimate(pick)
     return (
         f"{score} {was} with nothing removed, {is_now} with {setting} {change}; {flips}, now {now}{more}; "
