@@ -225,7 +225,7 @@ def crossfit(
             for decay in decays
         ]
         judged = None if val is None else val.scaled(part.scaling)
-        members, random = _beside(problem, fold, part)
+        members, random = held_out_rows(problem, fold, part)
         return FoldRows(named, judged, pairs.members(fold.measured, part.scaling), members, random)
 
     answer = problem.train.y.mean() if problem.regression else np.bincount(problem.train.y).argmax()
@@ -242,7 +242,7 @@ def crossfit(
     return CrossFit.merged(parts)
 
 
-def _beside(problem: Problem, fold: Fold, part: Part) -> tuple[Rows | None, PairRows | None]:
+def held_out_rows(problem: Problem, fold: Fold, part: Part) -> tuple[Rows | None, PairRows | None]:
     """The labelled rows that are apart in a fold, and random pairs of them: of matched pairs both, the random
     ones within cells; of augmented pairs only random ones of a class across domains."""
     if problem.members is None:

@@ -210,7 +210,7 @@ class CrossFit:
     @property
     def score(self) -> str:
         """The name of the score in force."""
-        return score_name(self.candidates, self.task)
+        return score_name(self.candidates[0], self.task)
 
     def best(self, rank: int | None = None, **setting: object) -> int:
         """The candidate with the least score; of this rank, and with these other settings, if given."""

@@ -517,6 +517,8 @@ def _drop_copies(store: FeatureStore, nodes: Codes, roles: Roles, overlap: str, 
         twin = np.flatnonzero(apart & (nodes == nodes[copies[0]]))[0]
         example = f"{store.ids[copies[0]]!r} is {store.ids[twin]!r}"
         what = f"{len(copies):,} training images are byte-identical to validation or test images ({example})"
+        if not store.has_files:
+            what = f"{len(copies):,} training rows have the features of validation or test rows ({example})"
         refusal = InputError(what, where=store.path, fix="--overlap exclude leaves them out of training")
         if not _keeps(overlap, refusal, "they are left out of training", reporter):
             train[copies] = False

@@ -8,7 +8,7 @@ matched by label, their members' labels tell more: see `ncm_cli.probes.cells`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -90,7 +90,7 @@ def choose(candidates: Sequence[Candidate], rule: str, task: str) -> int:
     if task == "regression":
         name, sign = SQUARED.get(name, name), 1
     elif rule == "bound":
-        name = score_name(candidates, task)
+        name = score_name(candidates[0], task)
     name = name.replace("val_worst", "worst")
     loss = TIES.get(name, "val_log_loss" if task == "classification" else "val_mse")
 
@@ -104,11 +104,11 @@ def choose(candidates: Sequence[Candidate], rule: str, task: str) -> int:
     return min(range(len(candidates)), key=key)
 
 
-def score_name(candidates: Sequence[Candidate], task: str) -> str:
-    """The metric of the rule ``bound`` for these candidates."""
+def score_name(known: Container[str], task: str = "classification") -> str:
+    """The metric of the rule ``bound``, of those that are known."""
     if task == "regression":
         return SQUARED[RULES["bound"].metric]
-    return next((name for name in SCORES if name in candidates[0]), RULES["bound"].metric)
+    return next((name for name in SCORES if name in known), RULES["bound"].metric)
 
 
 def stacked(fits: Sequence[Fit]) -> tuple[Array, Array]:
