@@ -301,7 +301,7 @@ class Training:
         }
         if self.apart is not None:
             found |= self._cell_facts(weight, bias, rows["val"], own[-3])
-        found["val_answers"] = float(len(np.unique(decide(rows["val"].X @ weight.T + bias))))
+        found["val_answers"] = float(len(np.unique(decide(np.asarray(rows["val"].X) @ weight.T + bias))))
         for part, one in rows.items():
             if self.reference is not None and one.group is not None:
                 right = metrics.row_errors(weight[None], bias[None], one)[0][0] == 0
