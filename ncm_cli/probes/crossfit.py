@@ -310,7 +310,7 @@ class CrossFit:
 
     @property
     def unseen(self) -> float:
-        """How often candidates that agree on all these pairs, or rows, may differ: the interval's upper end."""
+        """Upper end of how often candidates differ elsewhere that agree on all these pairs, or rows."""
         return wilson(0, self.units if self.cell is None else self._worth)[1]
 
     def _stratified_error(self, values: Array) -> float:

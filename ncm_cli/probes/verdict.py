@@ -242,8 +242,8 @@ def _most(found: CrossFit, nothing: int) -> float:
     """The most that removing directions could gain on a candidate of rank 0.
 
     The highest upper end of the fall of the score over all candidates that remove some, and no less than how
-    often candidates may differ that agree on all pairs; of the bound at most the upper end of the flip rate, by which alone
-    it can fall.
+    often candidates may differ that agree on all pairs; of the bound at most the upper end of the flip rate,
+    by which alone it can fall.
     """
     removing = [i for i, candidate in enumerate(found.candidates) if candidate["rank"] > 0]
     most = max((found.gain(index, nothing).high for index in removing), default=0.0)
