@@ -107,8 +107,8 @@ def test_folds_are_those_of_a_plain_loop(
 
 
 def test_as_many_sets_as_pairs_are_dealt_evenly() -> None:
-    """A quarter of a million pairs of their own: looking through all of them for each would take minutes."""
-    k = 250_000
+    """A hundred thousand pairs of their own: to look through all of them for each would take minutes."""
+    k = 100_000
     order = np.random.default_rng(0).permutation(2 * k)
     folds = deal(order[:k], order[k:], 5, 0)
     assert [int(fold.measured.sum()) for fold in folds] == [k // 5] * 5
