@@ -17,7 +17,8 @@ import numpy as np
 
 from ncm_cli.errors import InputError, UsageError, listing
 from ncm_cli.images.options import EmbedOptions, parse_layout
-from ncm_cli.images.paths import as_written, file_system, is_remote, list_remote, look_up, native
+from ncm_cli.images.paths import as_written, is_remote, local_path, look_up, native, within
+from ncm_cli.images.remote import DEEPEST, list_remote, require_installed
 from ncm_cli.store.columns import Column, Files, NumericColumn
 from ncm_cli.store.digests import MAX_TEXT_BYTES, require_few_columns
 from ncm_cli.store.tables import Table, has_decimal_comma, read_table
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 
 SHOWN_FILES = 100
 """Missing files named in one message; more than that says little."""
-
-DEEPEST = 64
-"""Levels of folders that are followed."""
 
 CONTINUOUS_CLASSES = 20
 """More distinct fractions than this in a label column are a measurement, not classes."""
@@ -466,7 +464,7 @@ def find_files(paths: Sequence[str], base: str, row_name: Callable[[int], str], 
             fix="--root FOLDER if relative paths start elsewhere; absolute paths are taken as they are",
         )
     for one in {path.partition("://")[0]: path for path in found if is_remote(path)}.values():
-        file_system(one)
+        require_installed(one)
     return Files(tuple(found), size, mtime_ns, ("",) * len(found))
 
 
@@ -490,7 +488,7 @@ def _files_of_folder(folder: Path, images: Sequence[str]) -> Files:
     them says what is wrong.
     """
     base = absolute_text(folder)
-    paths = tuple(f"{base}/{image}" for image in images)
+    paths = tuple(within(base, image) for image in images)
     untold = is_remote(base)
     facts = [(-1, 0) if untold or printable(path) != path else look_up(path) for path in paths]
     size, mtime_ns = np.array(facts, np.int64).T
@@ -512,11 +510,11 @@ def walk_images(folder: Path) -> tuple[list[str], list[str]]:
     others: list[str] = []
     base = absolute_text(folder)
     try:
-        if is_remote(base):
+        if (local := local_path(base)) is None:
             for name in list_remote(base):
-                (images if _looks_like_image(name) else others).append(name)
+                (images if looks_like_image(name) else others).append(name)
         else:
-            _scan(base, "", images, others, ())
+            _scan(local, "", images, others, ())
     except OSError as error:
         what = (error.strerror or str(error)).lower()
         raise InputError("a folder can't be read", where=error.filename, found=what) from None
@@ -553,8 +551,9 @@ def _scan(
             if is_folder:
                 _scan(f"{folder}/{name}", f"{prefix}{name}/", images, others, (*above, here))
             else:
-                (images if _looks_like_image(name) else others).append(prefix + name)
+                (images if looks_like_image(name) else others).append(prefix + name)
 
 
-def _looks_like_image(name: str) -> bool:
+def looks_like_image(name: str) -> bool:
+    """Whether a file is taken for an image by its name: without any suffix too, as its content decides."""
     return os.path.splitext(name)[1].lower() in {*IMAGE_SUFFIXES, ""}
