@@ -32,7 +32,7 @@ _MEMBER = re.compile(r"(.+?\.tar)#(.+)@(\d+)", re.IGNORECASE | re.DOTALL)
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "Last-Modified", "last_modified", "updated", "created")
 """What file systems call the facts by which a changed file is told."""
 
-MOST_TEXTS = 1_000_000
+MOST_TEXTS = 100_000
 """Files that braces may stand for."""
 
 
