@@ -32,6 +32,9 @@ ANSWER_SECONDS = 60.0
 WORD_SECONDS = 10.0
 """After how long a word is said."""
 
+MOST_SILENT = 3
+"""Requests in a row without an answer after which a server isn't asked again for `ANSWER_SECONDS`."""
+
 SLOWEST = 1024
 """Bytes a second that a picture has to come with, once `ANSWER_SECONDS` are over."""
 
@@ -50,16 +53,19 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 _log = logging.getLogger(__name__)
 _said: dict[str, float] = {}
+_silent: dict[str, tuple[int, float]] = {}
 _one_large = threading.Lock()
 
 T = TypeVar("T")
 
 
+class TooSlowError(TimeoutError):
+    """A server that sends, but hardly anything."""
+
+
 def reason_of(error: BaseException) -> str:
     """Why a file system refused, in one line; many of their errors have no text."""
     cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-    if isinstance(cause, TimeoutError):
-        return f"no answer within {ANSWER_SECONDS:.0f} s"
     return one_line(error.what if isinstance(error, InputError) else cause) or type(cause).__name__
 
 
@@ -138,7 +144,7 @@ def _bounded_response() -> type:
 def _grows_large(kept: io.BytesIO, piece: bytes, start: float, most: int) -> bool:
     """Add a piece of a file, begun at ``start``; whether it is the one that makes it `LARGE`.
 
-    Raises ValueError for too many bytes, or too few a second.
+    Raises ValueError for too many bytes, `TooSlowError` for too few a second.
     """
     before = kept.tell()
     got, seconds = before + kept.write(piece), time.monotonic() - start
@@ -146,7 +152,7 @@ def _grows_large(kept: io.BytesIO, piece: bytes, start: float, most: int) -> boo
         kept.close()  # an error keeps what was there when it was raised
         raise ValueError(f"more than {most:,} bytes, the limit")
     if seconds > ANSWER_SECONDS and got < SLOWEST * seconds:
-        raise ValueError(f"{got:,} bytes in {seconds:.0f} s, which is too slow")
+        raise TooSlowError(f"{got:,} bytes in {seconds:.0f} s, which is too slow")
     return before <= LARGE < got
 
 
@@ -170,18 +176,37 @@ def word_for(path: str) -> Iterator[None]:
 
 
 def _patiently(path: str, work: Callable[[], T]) -> T:
-    """What ``work`` gives; where the server says that it is busy, it is asked again as it says."""
+    """What ``work`` gives; where the server says that it is busy, it is asked again as it says.
+
+    Raises TimeoutError where it doesn't answer, at once where it didn't answer a moment ago either.
+    """
+    server = urlsplit(path).netloc
+    silent, last = _silent.get(server, (0, 0.0))
+    if silent >= MOST_SILENT and time.monotonic() < last + ANSWER_SECONDS:
+        raise TimeoutError(f"no answer from {server} a moment ago")
     until, pause = time.monotonic() + ANSWER_SECONDS, 1.0
     with word_for(path):
         while True:
             try:
-                return work()
+                found = work()
             except Exception as error:
-                wait = _busy(error, pause)
-                if wait is None or time.monotonic() + wait > until:
+                late, wait, now = _is_late(error), _busy(error, pause), time.monotonic()
+                if late or (wait is not None and now + wait > until):
+                    _silent[server] = (_silent.get(server, (0, 0.0))[0] + 1, now)
+                if late and not isinstance(error, TooSlowError):
+                    raise TimeoutError(f"no answer within {ANSWER_SECONDS:.0f} s") from None
+                if wait is None or now + wait > until:
                     raise
+            else:
+                _silent.pop(server, None)
+                return found
             time.sleep(wait)
             pause *= 2
+
+
+def _is_late(error: BaseException) -> bool:
+    # Before Python 3.11 that of asyncio, which aiohttp and fsspec raise, is another one.
+    return any(isinstance(one, TimeoutError | asyncio.TimeoutError) for one in (error, error.__cause__))
 
 
 def _busy(error: Exception, pause: float) -> float | None:
