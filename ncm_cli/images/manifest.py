@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ncm_cli.errors import InputError, UsageError, listing
+from ncm_cli.errors import InputError, UsageError, as_written, listing
 from ncm_cli.images.options import EmbedOptions, parse_layout
-from ncm_cli.images.paths import as_written, is_remote, local_path, look_up, native, within
+from ncm_cli.images.paths import is_remote, local_path, look_up, native, within
 from ncm_cli.images.remote import DEEPEST, list_remote, require_installed
 from ncm_cli.store.columns import Column, Files, NumericColumn
 from ncm_cli.store.digests import MAX_TEXT_BYTES, require_few_columns
@@ -166,13 +166,13 @@ def read_source(options: EmbedOptions | FinetuneOptions) -> Manifest:
         return read_archives(text, names)
     if not (is_remote(text) or source.is_dir()):
         if options.layout is not None:
-            raise UsageError("--layout is for folders", found=f"{source} is no folder")
+            raise UsageError("--layout is for folders", found=f"{text} is no folder")
         return read_manifest(source, names, root=options.root, with_files=with_files)
     if not with_files:
         fix = "write a CSV with the ids and labels in the order of the array's rows"
-        raise UsageError("--from-array needs a manifest", found=f"{source} is a folder", fix=fix)
+        raise UsageError("--from-array needs a manifest", found=f"{text} is a folder", fix=fix)
     if options.root is not None:
-        raise UsageError("--root is for manifests", found=f"{source} is a folder")
+        raise UsageError("--root is for manifests", found=f"{text} is a folder")
     return read_folder(source, parse_layout(options.layout) if options.layout else None, names)
 
 
@@ -349,7 +349,9 @@ def read_folder(folder: Path, layout: tuple[str, ...] | None, names: ColumnNames
     """
     for option, value in (("--id-col", names.id_col), ("--path-col", names.path_col)):
         if value is not None:
-            raise UsageError(f"{option} is for tables", found=f"{folder} is a folder", fix="leave it out")
+            raise UsageError(
+                f"{option} is for tables", found=f"{as_written(folder)} is a folder", fix="leave it out"
+            )
     images, others = walk_images(folder)
     notes = []
     if layout is None:
@@ -521,7 +523,7 @@ def walk_images(folder: Path) -> tuple[list[str], list[str]]:
     if not images:
         raise InputError(
             "no images in the folder",
-            where=as_written(folder),
+            where=folder,
             found=f"other files: {listing(map(printable, sorted(others)))}" if others else "no files",
             expected=f"files named like images ({', '.join(sorted(IMAGE_SUFFIXES))}) or without any suffix",
         )

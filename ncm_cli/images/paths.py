@@ -13,7 +13,6 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
 
@@ -46,12 +45,6 @@ def native(path: str) -> str | bytes:
 def is_remote(path: str) -> bool:
     """Whether a path has a scheme."""
     return _SCHEME.match(path) is not None
-
-
-def as_written(path: Path | str) -> str:
-    """The text of a path; pathlib leaves one slash after a scheme, and a file's is of the root."""
-    text = re.sub(r"^([A-Za-z][A-Za-z0-9+.-]+):/+", r"\1://", str(path))
-    return re.sub(r"^(file|local)://", r"\1:///", text)
 
 
 def expanded(pattern: str) -> list[str]:

@@ -59,13 +59,15 @@ _one_large = threading.Lock()
 T = TypeVar("T")
 
 
-class TooSlowError(TimeoutError):
+class TooSlowError(Exception):
     """A server that sends, but hardly anything."""
 
 
 def reason_of(error: BaseException) -> str:
     """Why a file system refused, in one line; many of their errors have no text."""
     cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    if isinstance(cause, FileNotFoundError):
+        return "no such file"
     return one_line(error.what if isinstance(error, InputError) else cause) or type(cause).__name__
 
 
@@ -206,7 +208,8 @@ def _patiently(path: str, work: Callable[[], T]) -> T:
 
 def _is_late(error: BaseException) -> bool:
     # Before Python 3.11 that of asyncio, which aiohttp and fsspec raise, is another one.
-    return any(isinstance(one, TimeoutError | asyncio.TimeoutError) for one in (error, error.__cause__))
+    kinds = (TimeoutError, asyncio.TimeoutError, TooSlowError)
+    return any(isinstance(one, kinds) for one in (error, error.__cause__))
 
 
 def _busy(error: Exception, pause: float) -> float | None:

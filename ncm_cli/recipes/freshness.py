@@ -19,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ncm_cli.errors import InputError, NcmError
+from ncm_cli.errors import InputError, NcmError, as_written
 from ncm_cli.images.decode import DecodeError
-from ncm_cli.images.paths import archive_of, as_written, fetch, is_remote, local_path, look_up
+from ncm_cli.images.paths import archive_of, fetch, is_remote, local_path, look_up
 from ncm_cli.options import fields_of
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.recipes.steps import STATE, Job

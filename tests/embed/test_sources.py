@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.errors import InputError, UsageError
+from ncm_cli.errors import InputError, UsageError, as_written
 from ncm_cli.images.archives import read_archives
 from ncm_cli.images.manifest import ColumnNames
 from ncm_cli.images.options import parse_shard
-from ncm_cli.images.paths import as_written, expanded, is_remote
+from ncm_cli.images.paths import expanded, is_remote
 from ncm_cli.main import run
 from ncm_cli.store.features import FeatureStore
 
