@@ -52,7 +52,7 @@ def read_archives(source: str, names: ColumnNames) -> Manifest:
     """The images in the archives that ``source`` stands for; ids are ``ARCHIVE/NAME``.
 
     Columns are ``cls``, which is the label where no other is, and the entries of the JSON members that are
-    text, numbers, true or false. A note counts what is left out; a warning names archives that end early.
+    text, numbers, true or false. A note counts what is left out; a warning names archives that may be cut.
 
     Raises
     ------
@@ -78,9 +78,9 @@ def read_archives(source: str, names: ColumnNames) -> Manifest:
     found = [(archive, image) for archive in archives for image in archive.images(as_folder=as_folder)]
     left = sum((archive.left for archive in archives), Counter[str]())
     told = listing(f"{what} ({count:,})" for what, count in left.most_common())
-    early = [f"{archive.path}: {archive.problem}" for archive in archives if archive.problem]
+    cut = [f"{archive.path}: {archive.problem}" for archive in archives if archive.problem]
     if not found:
-        what = "; ".join([f"other things: {told}" if left else "no files", *early])
+        what = "; ".join([f"other things: {told}" if left else "no files", *cut])
         raise InputError("no images in the archives", where=source, found=what)
     notes = [f"left out of the archives: {told}"] if left else []
     rows = [image.entries for _, image in found]
@@ -99,10 +99,8 @@ def read_archives(source: str, names: ColumnNames) -> Manifest:
     files = Files(tuple(values[_IMAGE]), size, mtime_ns, ("",) * len(rows))
     names = replace(names, id_col=ITSELF, path_col=_IMAGE, label_col=label)
     manifest = manifest_of(table, names, files=files)
-    if early:
-        what = (
-            f"archives that end early, perhaps cut short; what they hold till there is used: {listing(early)}"
-        )
+    if cut:
+        what = f"archives that may have lost something, such as by a copy that was cut: {listing(cut)}"
         manifest = replace(manifest, warnings=(*manifest.warnings, what))
     return manifest
 

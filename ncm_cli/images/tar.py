@@ -27,17 +27,19 @@ _ZEROS = bytes(1 << 20)
 def members(archive: BinaryIO, offset: int = 0) -> Generator[tarfile.TarInfo, None, str]:
     """Everything in a tar archive but folders, from a header on; also of archives that follow in one file.
 
-    Returns what is wrong with the end of the archive, and a blank where it is whole.
+    Returns why the archive may not be whole, and a blank where it is.
     Raises ValueError or `tarfile.TarError` for what is no archive, is compressed, or has a broken header.
     """
-    size, ended = archive.seek(0, io.SEEK_END), False
+    size, ended, problem = archive.seek(0, io.SEEK_END), False, ""
     while offset < size:
         archive.seek(offset)
         head = archive.read(tarfile.BLOCKSIZE)
         if len(head) < tarfile.BLOCKSIZE:
             return "it ends in the middle of a header"
         if ended := head == _ZEROS[: tarfile.BLOCKSIZE]:
-            offset = _after_zeros(archive, offset, size)
+            empty, offset = offset, _after_zeros(archive, offset, size)
+            if offset == empty + tarfile.BLOCKSIZE < size:
+                problem = f"it has an empty block at byte {empty:,}, where a header may have been"
             continue
         member = _plain(head, offset)
         if member is None:
@@ -49,7 +51,7 @@ def members(archive: BinaryIO, offset: int = 0) -> Generator[tarfile.TarInfo, No
             yield member
         if member.isreg() and member.offset_data + member.size > size:
             return f"it ends in the middle of {member.name}"
-    return "" if ended else "it ends without the empty blocks that close an archive"
+    return problem if ended else "it ends without the empty blocks that close an archive"
 
 
 def _after_zeros(archive: BinaryIO, offset: int, size: int) -> int:
