@@ -87,7 +87,7 @@ def _any(archive: BinaryIO, offset: int) -> tuple[tarfile.TarInfo, int]:
     archive.seek(offset)
     with tarfile.open(fileobj=cast(BinaryIO, _Headers(archive)), mode="r:") as tar:
         member, after = tar.next(), tar.offset
-    if member is None or member.size < 0 or after <= offset:
+    if member is None or not member.name or member.size < 0 or after <= offset:
         raise ValueError("a broken header")
     return member, after
 
