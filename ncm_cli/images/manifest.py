@@ -520,6 +520,8 @@ def walk_images(folder: Path) -> tuple[list[str], list[str]]:
     except OSError as error:
         what = (error.strerror or str(error)).lower()
         raise InputError("a folder can't be read", where=error.filename, found=what) from None
+    except ValueError as error:  # a NUL in the name
+        raise InputError("a folder can't be read", where=folder, found=error) from None
     if not images:
         raise InputError(
             "no images in the folder",

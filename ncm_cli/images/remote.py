@@ -90,6 +90,10 @@ def file_system(path: str) -> tuple[Any, str]:
     try:
         import fsspec
 
+        if (
+            scheme == "ftp"
+        ):  # its instances close, without asking, what they have only once they are connected
+            fsspec.get_filesystem_class(scheme).ftp = io.BytesIO()
         if "::" in path:  # to fsspec, paths inside one another
             return fsspec.filesystem(scheme), path
         return cast(tuple[Any, str], fsspec.url_to_fs(path, **_bounds(scheme)))
