@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from ncm_cli.errors import InputError
 from ncm_cli.images.decode import MAX_BYTES, DecodeError, open_regular, read_bytes
-from ncm_cli.images.remote import download, info, open_remote, reason_of
+from ncm_cli.images.remote import download, info, is_web, open_remote, reason_of
 from ncm_cli.images.tar import content, members
 
 # Names may be bytes here, and a stat a row must stay cheap, so this module keeps to os.path.
@@ -83,7 +83,7 @@ def local_path(path: str) -> str | None:
 
 def within(folder: str, name: str) -> str:
     """The path of a file by its name in a folder; to web servers a name is written with escapes."""
-    if folder.lower().startswith(("http://", "https://")):
+    if is_web(folder):
         name = quote(name, errors="surrogateescape")
     return f"{folder}/{name}"
 

@@ -54,7 +54,6 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _log = logging.getLogger(__name__)
 _said: dict[str, float] = {}
 _silent: dict[str, tuple[int, float]] = {}
-_one_large = threading.Lock()
 
 T = TypeVar("T")
 
@@ -69,6 +68,11 @@ def reason_of(error: BaseException) -> str:
     if isinstance(cause, FileNotFoundError):
         return "no such file"
     return one_line(error.what if isinstance(error, InputError) else cause) or type(cause).__name__
+
+
+def is_web(path: str) -> bool:
+    """Whether a path is the address of a web server."""
+    return path.lower().startswith(("http://", "https://"))
 
 
 def require_installed(path: str) -> None:
@@ -90,13 +94,11 @@ def file_system(path: str) -> tuple[Any, str]:
     try:
         import fsspec
 
-        if (
-            scheme == "ftp"
-        ):  # its instances close, without asking, what they have only once they are connected
+        if scheme == "ftp":  # what its instances close at their end, connected or not
             fsspec.get_filesystem_class(scheme).ftp = io.BytesIO()
         if "::" in path:  # to fsspec, paths inside one another
             return fsspec.filesystem(scheme), path
-        return cast(tuple[Any, str], fsspec.url_to_fs(path, **_bounds(scheme)))
+        return cast(tuple[Any, str], fsspec.core.url_to_fs(path, **_bounds(scheme)))
     except Exception as error:  # file systems raise what they like
         what = f"{scheme}:// can't be read by a path alone: {reason_of(error)}"
         raise InputError(what, where=path) from None
@@ -104,14 +106,16 @@ def file_system(path: str) -> tuple[Any, str]:
 
 def _bounds(scheme: str) -> dict[str, Any]:
     """The options of a file system that keep it from waiting for ever, beside the user's own ones."""
-    if scheme not in ("http", "https"):
+    if not is_web(f"{scheme}://"):
         return {}
     import aiohttp
     import fsspec
 
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_SECONDS, sock_read=ANSWER_SECONDS)
-    own = fsspec.config.conf.get(scheme, {}).get("client_kwargs", {})
-    return {"client_kwargs": {"timeout": timeout, "response_class": _bounded_response()} | own}
+    options = {"timeout": timeout, "response_class": _bounded_response()}
+    for one in ("http", "https"):
+        options |= fsspec.config.conf.get(one, {}).get("client_kwargs", {})
+    return {"client_kwargs": options}
 
 
 @functools.cache
@@ -222,9 +226,9 @@ def _busy(error: Exception, pause: float) -> float | None:
         if getattr(one, "status", None) in BUSY:
             said = str((getattr(one, "headers", None) or {}).get("Retry-After", "")).strip()
             if said.isdecimal():
-                return float(said)
+                return max(1.0, float(said))
             with contextlib.suppress(ValueError, TypeError):
-                return max(0.0, email.utils.parsedate_to_datetime(said).timestamp() - time.time())
+                return max(1.0, email.utils.parsedate_to_datetime(said).timestamp() - time.time())
             return pause
     return None
 
@@ -255,15 +259,12 @@ def download(path: str) -> bytes:
     system, name = file_system(path)
 
     def work() -> bytes:
-        if "http" in system.protocol:
+        if is_web(path):
             return cast(bytes, system.cat_file(name))
-        with contextlib.ExitStack() as stack:
-            stream = stack.enter_context(system.open(name, "rb"))
-            kept, start = io.BytesIO(), time.monotonic()
-            while piece := stream.read(PIECE):
-                if _grows_large(kept, piece, start, MAX_BYTES):
-                    stack.enter_context(_one_large)
-            return kept.getvalue()
+        data = cast(bytes, system.cat_file(name, 0, MAX_BYTES + 1))
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"more than {MAX_BYTES:,} bytes, the limit")
+        return data
 
     return _patiently(path, work)
 
@@ -277,7 +278,7 @@ def list_remote(folder: str) -> list[str]:
     system, name = file_system(folder)
     name = name.rstrip("/")
     try:
-        if "http" in system.protocol:
+        if is_web(folder):
             return _index(system, name)
         found = _patiently(folder, lambda: _files(system, name))
     except Exception as error:  # file systems raise what they like

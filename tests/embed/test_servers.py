@@ -237,6 +237,31 @@ def test_a_busy_server_is_asked_again_as_it_says(
     assert time.monotonic() - start < 1
 
 
+def test_own_settings_of_fsspec_hold(
+    folder: Path, serve: Serve, web_handler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Guarded(web_handler):  # type: ignore[misc]
+        def do_GET(self) -> None:  # noqa: N802
+            super().do_GET() if self.headers.get("X-Key") == "k" else self.send_error(403)
+
+    path = f"{serve(Guarded)}/set/dog/+.jpg"
+    with pytest.raises(DecodeError, match="403"):
+        fetch(path)
+    own = {"http": {"client_kwargs": {"headers": {"X-Key": "k"}}}}
+    monkeypatch.setattr("fsspec.config.conf", own)
+    assert fetch(path) == b"dog/+.jpg"
+
+
+def test_the_limit_holds_for_other_file_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    memory.pipe("/x/a.jpg", b"12345")
+    assert fetch("memory://x/a.jpg") == b"12345"
+    monkeypatch.setattr(remote, "MAX_BYTES", 4)
+    with pytest.raises(DecodeError, match="more than 4 bytes"):
+        fetch("memory://x/a.jpg")
+    memory.rm("/x", recursive=True)
+
+
 ODD_PATHS = """
 ftp://127.0.0.1:1/a.png reference://x zip://a.png github://a sftp://x/a.png nothing://x dask://x smb://x/y
 hdfs://x webhdfs://x tar://x blockcache://x data://x dbfs://x http://[ http://:x/ https:/// memory://
