@@ -19,6 +19,7 @@ from ncm_cli.registry import BUILDERS, STEPS, options_of, work_of
 from ncm_cli.store import recognise
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import jsonable, read_result
+from ncm_cli.store.outputs import refuse_other_outputs
 from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import Probe, read_probe
 
@@ -102,7 +103,9 @@ def run(command: str, /, **given: Any) -> Result:
             raise unknown("option", name, fields, where=command, error=UsageError)
     if missing := [name for name, field in fields.items() if field.required and given.get(name) is None]:
         raise UsageError(f"{command} needs {listing(missing)}")
-    done = work_of(step)(made_from(options, given), reporter=Ui().reporter)
+    made = made_from(options, given)
+    refuse_other_outputs(made)
+    done = work_of(step)(made, reporter=Ui().reporter)
     return Result(jsonable(done), step)
 
 

@@ -209,6 +209,11 @@ class Spec:
     """``input`` for a file or folder that is read, ``output`` for one that is written: recipes resolve the
     paths by it and know from it when a step is up to date. ``name-or-input``: text that is either a name (of
     weights) or a file that is read."""
+    writes: tuple[str, ...] = ()
+    """Of an output: the kinds of its ``files``, as `ncm_cli.store.outputs` knows them, or ``folder`` for one
+    that is replaced as a whole. In other folders the writers ask for each file."""
+    files: Callable[[Path], tuple[Path, ...]] | None = None
+    """All files that are written of the one that is named, if more than that."""
     parse: Callable[[str], object] | None = None
     """For text with a small grammar: called once to check it before any work starts; the field keeps the
     text. Row filters have theirs by their metavar."""

@@ -19,7 +19,8 @@ SOME_FAILED = 5
 
 def run(options: PredictOptions, ui: Ui) -> int | None:
     """Predict, and say what could not be predicted."""
-    from ncm_cli.probes.predict import STDOUT, predict
+    from ncm_cli.probes.predict import predict
+    from ncm_cli.store.outputs import STDOUT
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # data, whatever the terminal's encoding

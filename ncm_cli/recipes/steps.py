@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import errno
 import fnmatch
+import functools
 import json
 import os.path
 import re
@@ -17,9 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ncm_cli.baselines.options import files_of as files_of_sweep
 from ncm_cli.errors import NcmError, UsageError
-from ncm_cli.finetune.options import files_of as files_of_finetune
 from ncm_cli.images.manifest import ColumnNames
 from ncm_cli.images.paths import expanded, is_remote
 from ncm_cli.options import Field, check_value, fields_of, parse_names, parse_where, refusals
@@ -27,13 +26,11 @@ from ncm_cli.recipes.document import NUMBER, Mistakes, Node, Variables, scalar_v
 from ncm_cli.registry import BUILDERS, STEPS, options_of
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import relative
+from ncm_cli.store.outputs import STDOUT
 from ncm_cli.store.tables import read_header
 
 REPORT, STATE = "report.json", ".ncm-run.json"
 """What a run writes itself: what it found, and what its steps have read and written."""
-
-STDOUT = Path("-")
-"""An output option's value for standard output, which is no file."""
 
 Columns = tuple[str, ...]
 
@@ -44,12 +41,16 @@ _PAIRS = ("id_a", "id_b")
 _EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
 
 
-FILES_OF = {"sweep": files_of_sweep, "finetune": files_of_finetune}
-"""The steps that write several files of one ``output``, and which."""
+@functools.cache
+def _files_by(kind: str) -> Callable[[Path], tuple[Path, ...]] | None:
+    """How a step names all its files of one ``output``; None for one that writes that alone."""
+    fields = fields_of(options_of(kind)) if kind in STEPS and kind != "data" else ()
+    return next((field.spec.files for field in fields if field.spec.files), None)
 
 
 def _files_of(kind: str, path: Path) -> tuple[Path, ...]:
-    return FILES_OF[kind](path) if kind in FILES_OF else (path,)
+    by = _files_by(kind)
+    return by(path) if by else (path,)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -461,14 +461,14 @@ def report(options: ReportOptions, *, reporter: Reporter = SILENT) -> Report:
     evals = lines_of(sources.evals, options.by, reporter, columns=True)
     bounds = lines_of(sources.bounds, options.by, reporter)
     made = tables(sources, evals, bounds, options.by)
-    if options.output is not None:
-        write_bytes(options.output, _encoded(text_of(made, options.format)))
     drawn: list[Path] = []
     if options.plots is not None:
         # matplotlib is slow to import, and only plots need it.
         from ncm_cli.results.plots import draw
 
         drawn = list(draw(sources, evals, bounds, options.plots, reporter))
+    if options.output is not None:
+        write_bytes(options.output, _encoded(text_of(made, options.format)))
     if options.html is not None:
         from ncm_cli.results.page import page
 

@@ -21,6 +21,7 @@ from ncm_cli import __version__
 from ncm_cli.errors import InputError
 from ncm_cli.store.digests import array_digest, damaged, digest_of, fingerprint, require_version
 from ncm_cli.store.files import Shown, jsonable, now, one_line, require_file, write_bytes
+from ncm_cli.store.outputs import MAX_HEADER_BYTES, refuse_other
 
 FORMAT = "ncm-probe"
 VERSION = 1
@@ -30,7 +31,6 @@ FOLD_TOLERANCE = 1e-6
 
 _TENSORS = ("weight", "bias", "basis", "singular_values")
 _SCALING = ("mean", "scale")
-_MAX_HEADER_BYTES = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -124,10 +124,11 @@ def write_probe(path: Path | str, probe: Probe) -> None:
     """Write a probe atomically.
 
     Raises `InputError` for shapes that don't agree, numbers that aren't finite, and weights that the
-    projection isn't folded into.
+    projection isn't folded into; `UsageError` where another file is that isn't a probe.
     """
     from safetensors.numpy import save
 
+    refuse_other(path, "probe")
     if fault := _fault(probe):
         what, found, expected = fault
         raise InputError(what, where=path, found=found, expected=expected)
@@ -175,7 +176,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     with path.open("rb") as stream:
         head = stream.read(9)
     length = int.from_bytes(head[:8], "little")
-    if len(head) < 9 or head[8:] != b"{" or length > _MAX_HEADER_BYTES:
+    if len(head) < 9 or head[8:] != b"{" or length > MAX_HEADER_BYTES:
         raise InputError("not a probe", where=path, found="no safetensors file", expected=FORMAT)
     try:
         with safe_open(path, framework="numpy") as file:
