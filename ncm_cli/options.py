@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import json
 import math
 import numbers
@@ -269,8 +270,13 @@ class Field:
         return "--" + self.name.replace("_", "-")
 
 
-def fields_of(options: type) -> list[Field]:
+def fields_of(options: type) -> tuple[Field, ...]:
     """The fields of an options class, in order."""
+    return _fields_of(options)
+
+
+@functools.cache
+def _fields_of(options: Any) -> tuple[Field, ...]:
     hints = typing.get_type_hints(options)
     found = []
     for field in dataclasses.fields(options):
@@ -280,7 +286,7 @@ def fields_of(options: type) -> list[Field]:
         repeated = typing.get_origin(kind) is tuple
         kind = arguments[0] if arguments else kind
         found.append(Field(field.name, field.metadata["spec"], kind, optional, repeated, field.default))
-    return found
+    return tuple(found)
 
 
 TAKES: dict[type, tuple[type, str]] = {

@@ -37,6 +37,9 @@ Columns = tuple[str, ...]
 ALIASES = ("label", "split")
 """Names that every feature store understands: its own label and split column, whatever these are called."""
 
+MOST_JOBS = 20_000
+"""Steps, one for each cell, of a recipe."""
+
 _PAIRS = ("id_a", "id_b")
 _EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
 
@@ -293,7 +296,11 @@ class Steps:
         options = options.renamed(lambda key: key.replace("-", "_"))
         name = self._step_name(item.value.get("name"), kind, path)
         self.names[name] = item.keys[kind]
-        for cell in self._variables.cells(options):
+        cells = self._variables.cells(options)
+        if len(self._drafts) + len(cells) > MOST_JOBS:
+            self._mistakes.add(item.line, path, f"over {MOST_JOBS:,} steps, each cell counted")
+            self._mistakes.stop_if_any()
+        for cell in cells:
             filled = self._variables.fill(options, f"{path}.{kind}", cell)
             builder, taken = None, options_of(kind) if kind in STEPS and kind != "data" else None
             if kind == "data":
