@@ -1,8 +1,8 @@
 """Which weights a request names, by content, and what a checkpoint file holds.
 
-Nothing is unpickled freely: safetensors, ``torch.load(weights_only=True)``, and TorchScript archives (whose
-reader builds tensors and TorchScript modules only). What other libraries raise while they fetch or read
-weights becomes one `InputError` here, and nowhere else.
+Nothing is unpickled freely, and no code of a file is run: safetensors, ``torch.load(weights_only=True)``, and
+the tensors of TorchScript archives. What other libraries raise while they fetch or read weights becomes one
+`InputError` here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ncm_cli.errors import InputError, NcmError, listing, nearest
+from ncm_cli.images.torchscript import torchscript_tensors
 from ncm_cli.store.digests import require_version
-from ncm_cli.store.files import one_line, read_json, sha256_file, write_bytes, write_json
+from ncm_cli.store.files import one_line, read_json, require_file, sha256_file, write_bytes, write_json
 
 if TYPE_CHECKING:
     import torch
 
     from ncm_cli.images.encoder import EncoderRequest
+
+_SMALL, _LARGEST_RATIO = 64 << 20, 8
+"""What an archive may unpack to: bytes that any may, and how often its size. torch and numpy compress none."""
 
 CHECKPOINT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar", ".th")
 
@@ -168,19 +172,20 @@ def chosen_weights(
 
 def checkpoint_kind(path: Path) -> str:
     """``safetensors``, ``torchscript``, ``torch`` or ``numpy``, by content; or an InputError."""
-    with path.open("rb") as stream:
+    with require_file(path).open("rb") as stream:
         head = stream.read(256)
-    if not head:
-        raise InputError("the checkpoint file is empty", where=path)
     if head.startswith(b"version https://git-lfs"):
         what = "the checkpoint is a Git LFS pointer, not the weights"
         raise InputError(what, where=path, fix="git lfs pull")
     if head.startswith(b"PK\3\4"):
         try:
-            names = zipfile.ZipFile(path).namelist()
-        except zipfile.BadZipFile:
+            with zipfile.ZipFile(path) as archive:
+                members = archive.infolist()
+        except (zipfile.BadZipFile, ValueError, NotImplementedError):
             what = "the checkpoint file is damaged or cut short"
             raise InputError(what, where=path, fix="copy or download it again") from None
+        refuse_bomb(path, members)
+        names = [member.filename for member in members]
         for end, kind in (("/constants.pkl", "torchscript"), ("data.pkl", "torch"), (".npy", "numpy")):
             if any(name.endswith(end) for name in names):
                 return kind
@@ -194,6 +199,19 @@ def checkpoint_kind(path: Path) -> str:
         found=f"content that starts with {head[:16]!r}",
         expected="safetensors, a file of torch.save, or a TorchScript archive",
     )
+
+
+def refuse_bomb(path: Path, members: Iterable[zipfile.ZipInfo]) -> None:
+    """Refuse an archive that would fill memory: what it unpacks to bears no relation to its size."""
+    unpacked = sum(member.file_size for member in members)
+    if unpacked > _SMALL + _LARGEST_RATIO * path.stat().st_size:
+        raise InputError(
+            "an archive that unpacks to far more than it is",
+            where=path,
+            found=f"{unpacked:,} bytes from {path.stat().st_size:,}",
+            expected=f"at most {_LARGEST_RATIO} times its size",
+            fix="save it again without compression",
+        )
 
 
 def tensors(path: Path, model: str) -> dict[str, torch.Tensor]:
@@ -248,16 +266,6 @@ def tuned_facts(source: str | Path | None) -> dict[str, Any]:
     if facts:
         require_version(facts["ncm_format_version"], 1, Path(str(source)))
     return facts
-
-
-def torchscript_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a TorchScript archive, such as OpenAI's own CLIP files, without running the model."""
-    import torch
-
-    with warnings.catch_warnings():
-        for category in (DeprecationWarning, FutureWarning):
-            warnings.filterwarnings("ignore", message=r".*torch\.jit", category=category)
-        return dict(torch.jit.load(str(path), map_location="cpu").state_dict())
 
 
 def require_keys(missing: Iterable[str], unexpected: Iterable[str], *, path: Path, model: str) -> None:
