@@ -1,4 +1,4 @@
-"""The tensors of a TorchScript archive, such as OpenAI's own CLIP files, without torch's reader of such archives.
+"""The tensors of a TorchScript archive, such as OpenAI's own CLIP files, without torch's reader of those.
 
 An archive holds code, which that reader runs: a module's ``__setstate__`` may write any file. Here only
 ``data.pkl`` is read, which says how the tensors are nested: by a subset of pickle in which a module is a
@@ -12,7 +12,7 @@ import math
 import pickle
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     import torch
@@ -31,15 +31,8 @@ _STORAGES = {
 }
 """The dtype of each of torch's names for a storage."""
 
-_OPCODES = b"".join(
-    getattr(pickle, name)
-    for name in (
-        "PROTO STOP MARK GLOBAL NEWOBJ REDUCE BINPERSID BINPUT LONG_BINPUT BINGET LONG_BINGET NONE NEWTRUE "
-        "NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_TUPLE "
-        "EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM SETITEMS"
-    ).split()
-)
-"""What TorchScript's own writer uses of pickle, beside BUILD."""
+_OPCODES = b"\x80.(c\x81RQqrhjN\x88\x89JKM\x8aGXt\x85\x86\x87)]ae}su"
+"""What TorchScript's own writer uses of pickle, beside BUILD: nothing whose memory a few bytes can fill."""
 
 _MOST_MODULES = 100_000
 
@@ -55,6 +48,7 @@ class _Reader(pickle._Unpickler):
     """
 
     def __init__(self, archive: zipfile.ZipFile, root: str) -> None:
+        self.stack: list[Any] = []
         super().__init__(io.BytesIO(archive.read(f"{root}/data.pkl")))
         self._archive, self._folder = archive, f"{root}/data/"
         self._storages: dict[str, torch.Tensor] = {}
@@ -105,7 +99,7 @@ class _Reader(pickle._Unpickler):
     def _refused(self, *_: Any) -> None:
         raise pickle.UnpicklingError("an object that needs code to be restored")
 
-    dispatch = {  # noqa: RUF012
+    dispatch: ClassVar[dict[int, Any]] = {
         **dict.fromkeys(pickle._Unpickler.dispatch, _refused),
         **{code: pickle._Unpickler.dispatch[code] for code in _OPCODES},
         pickle.BUILD[0]: load_build,

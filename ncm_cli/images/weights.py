@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ncm_cli.images.encoder import EncoderRequest
 
 _SMALL, _LARGEST_RATIO = 64 << 20, 8
-"""What an archive may unpack to: bytes that any may, and how often its size. torch and numpy compress none."""
+"""What an archive may unpack to: bytes that any may, and how often its size."""
 
 CHECKPOINT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar", ".th")
 
@@ -178,16 +178,13 @@ def checkpoint_kind(path: Path) -> str:
         what = "the checkpoint is a Git LFS pointer, not the weights"
         raise InputError(what, where=path, fix="git lfs pull")
     if head.startswith(b"PK\3\4"):
-        try:
-            with zipfile.ZipFile(path) as archive:
-                members = archive.infolist()
-        except (zipfile.BadZipFile, ValueError, NotImplementedError):
-            what = "the checkpoint file is damaged or cut short"
-            raise InputError(what, where=path, fix="copy or download it again") from None
-        refuse_bomb(path, members)
-        names = [member.filename for member in members]
+        members = _members(path)
         for end, kind in (("/constants.pkl", "torchscript"), ("data.pkl", "torch"), (".npy", "numpy")):
-            if any(name.endswith(end) for name in names):
+            if any(member.filename.endswith(end) for member in members):
+                if kind == "numpy":
+                    refuse_bomb(path, members)
+                else:
+                    require_stored(path)
                 return kind
     elif head[:2] == b"\x80\x02":
         return "torch"
@@ -199,6 +196,30 @@ def checkpoint_kind(path: Path) -> str:
         found=f"content that starts with {head[:16]!r}",
         expected="safetensors, a file of torch.save, or a TorchScript archive",
     )
+
+
+def _members(path: Path) -> list[zipfile.ZipInfo]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        what = "the checkpoint file is damaged or cut short"
+        raise InputError(what, where=path, fix="copy or download it again") from None
+
+
+def require_stored(path: Path) -> None:
+    """Refuse an archive of torch's with members that are compressed or lie in one another: it writes none."""
+    members = _members(path)
+    packed = [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]
+    if packed or sum(member.file_size for member in members) > path.stat().st_size:
+        raise InputError(
+            "a file of torch.save that was packed by another program",
+            where=path,
+            found=f"compressed members: {listing(packed, 3)}"
+            if packed
+            else "members that lie in one another",
+            fix="unpack it, or save it again with torch.save",
+        )
 
 
 def refuse_bomb(path: Path, members: Iterable[zipfile.ZipInfo]) -> None:
