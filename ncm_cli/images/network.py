@@ -43,6 +43,7 @@ from ncm_cli.images.torchscript import torchscript_tensors
 from ncm_cli.options import parse_device
 from ncm_cli.progress import Reporter
 from ncm_cli.store.digests import digest_of
+from ncm_cli.store.files import read_json
 
 if TYPE_CHECKING:
     import torch
@@ -798,8 +799,8 @@ def evidence_in(path: Path) -> tuple[bool | None, str]:
 
     if weights.checkpoint_kind(path) == "torchscript":
         return True, "it is a TorchScript archive, as OpenAI's are"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        model = json.loads((path.parent / CONFIG_NAME).read_text(encoding="utf-8"))["model_cfg"]
+    with contextlib.suppress(InputError, KeyError, TypeError, AttributeError):
+        model = read_json(path.parent / CONFIG_NAME)["model_cfg"]
         return bool(model.get("quick_gelu", False)), f"{CONFIG_NAME} beside it says so"
     text = f"{path.resolve().parent.name}/{path.name}".lower().replace("-", "_")
     if "quickgelu" in text or "quick_gelu" in text:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ncm_cli.errors import InputError, NcmError, listing, nearest
 from ncm_cli.images.torchscript import torchscript_tensors
-from ncm_cli.store.digests import require_version
+from ncm_cli.store.digests import damaged, parse_json, require_version
 from ncm_cli.store.files import one_line, read_json, require_file, sha256_file, write_bytes, write_json
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def request_facts(request: EncoderRequest) -> dict[str, Any]:
 
 def digest(path: str | Path) -> dict[str, Any]:
     """Size in bytes and SHA-256 of a file, remembered while its size and times of change stay the same."""
-    path = Path(path).expanduser().absolute()
+    path = require_file(Path(path).expanduser().absolute())
     now = path.stat()
     # What copies and unpacks files may set the one time, but never the other.
     return {"size": now.st_size, "sha256": _sha256(path, now.st_size, now.st_mtime_ns, now.st_ctime_ns)}
@@ -212,14 +212,9 @@ def require_stored(path: Path) -> None:
     members = _members(path)
     packed = [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]
     if packed or sum(member.file_size for member in members) > path.stat().st_size:
-        raise InputError(
-            "a file of torch.save that was packed by another program",
-            where=path,
-            found=f"compressed members: {listing(packed, 3)}"
-            if packed
-            else "members that lie in one another",
-            fix="unpack it, or save it again with torch.save",
-        )
+        found = f"compressed members: {listing(packed, 3)}" if packed else "members that lie in one another"
+        what = "a file of torch.save that was packed by another program"
+        raise InputError(what, where=path, found=found, fix="save it again with torch.save")
 
 
 def refuse_bomb(path: Path, members: Iterable[zipfile.ZipInfo]) -> None:
@@ -273,7 +268,10 @@ def write_tuned(path: Path, module: torch.nn.Module, facts: Mapping[str, Any]) -
 
 
 def tuned_facts(source: str | Path | None) -> dict[str, Any]:
-    """The facts of a checkpoint that `write_tuned` wrote; empty for all else that may name weights."""
+    """The facts of a checkpoint that `write_tuned` wrote; empty for all else that may name weights.
+
+    Raises `InputError` for facts that can't be.
+    """
     from safetensors import SafetensorError, safe_open
 
     text = None
@@ -283,9 +281,20 @@ def tuned_facts(source: str | Path | None) -> dict[str, Any]:
             safe_open(Path(source).expanduser(), "numpy") as file,
         ):
             text = (file.metadata() or {}).get(TUNED)
-    facts: dict[str, Any] = json.loads(text) if text else {}
-    if facts:
-        require_version(facts["ncm_format_version"], 1, Path(str(source)))
+    if not text:
+        return {}
+    path = Path(str(source)).expanduser()
+    try:
+        facts = dict(parse_json(text))
+        require_version(facts["ncm_format_version"], 1, path)
+        width, side = facts["representation"], facts["image_size"]
+        # The file holds a layer to the representation; more of it would only take memory.
+        if type(width) is not int or not 1 <= width <= path.stat().st_size:
+            raise ValueError(f"a representation of {width!r}")
+        if side is not None and type(side) is not int:
+            raise ValueError(f"pictures of {side!r}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise damaged(path, f"{type(error).__name__} {one_line(error)}") from error
     return facts
 
 
