@@ -340,9 +340,9 @@ def write_result(path: Path | str, kind: str, body: Mapping[str, Any]) -> None:
     write_document(path, RESULT_FORMAT, RESULT_VERSION, {**facts, **jsonable(body)})
 
 
-def read_result(path: Path | str, *, kind: str | None = None) -> dict[str, Any]:
+def read_result(path: Path | str, *, kind: str | None = None, fix: str = MAKE_AGAIN) -> dict[str, Any]:
     """A result file's header and body as one object; refuses another kind and what `read_document` does."""
-    found = read_document(path, RESULT_FORMAT, RESULT_VERSION, what="a result")
+    found = read_document(path, RESULT_FORMAT, RESULT_VERSION, what="a result", fix=fix)
     if kind is not None and found.get("kind") != kind:
         raise InputError("a result of another kind", where=path, found=found.get("kind"), expected=kind)
     return found
