@@ -11,12 +11,14 @@ from ncm_cli import __version__
 from ncm_cli.baselines.choice import SweepTable, read_sweep
 from ncm_cli.console import Ui
 from ncm_cli.errors import InputError
+from ncm_cli.finetune.options import files_of
 from ncm_cli.images.weights import TUNED, tuned_facts
 from ncm_cli.results.options import InfoOptions
 from ncm_cli.store import hdf5, journal, pairs, probe, recognise
 from ncm_cli.store.columns import Column
+from ncm_cli.store.digests import damaged
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.files import HEADER, read_result
+from ncm_cli.store.files import HEADER, read_result, sha256_file
 
 FAILURES_SHOWN = 10
 CATEGORIES_SHOWN = 8
@@ -61,7 +63,7 @@ def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
                     store.verify(task.advance)
             facts = facts_of(store)
     elif kind == "probe" and (tuned := tuned_facts(path)):
-        facts = {"format": TUNED, **tuned}
+        facts = {"format": TUNED, **tuned, **(_verified_checkpoint(path) if options.verify else {})}
     elif kind == "probe":
         own = probe.read_probe(path)
         facts = facts_of(own)
@@ -91,6 +93,17 @@ def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
     verified = options.verify and sealed and not facts.get("damaged")
     head = {"format": f"ncm-{kind}", "path": str(path), "bytes": size, **dict.fromkeys(COMMON)}
     return {**head, **facts, "verified": verified}
+
+
+def _verified_checkpoint(path: Path) -> dict[str, Any]:
+    """The digest of a checkpoint of ``ncm finetune``, checked by the result beside it; {} without one."""
+    result = files_of(path)[2]
+    if not result.is_file():
+        return {}
+    stated = read_result(result, kind="finetune").get("checkpoint")
+    if sha256_file(path) != stated:
+        raise damaged(path, f"contents that don't match the digest in {result.name}")
+    return {"content_sha256": stated}
 
 
 def _attributes(found: Any, names: str) -> dict[str, Any]:

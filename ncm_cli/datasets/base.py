@@ -17,7 +17,7 @@ from ncm_cli.options import as_json, check
 from ncm_cli.probes.projection import blas_threads
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.registry import builder_of
-from ncm_cli.store.files import writer_lock
+from ncm_cli.store.files import read_json, writer_lock
 from ncm_cli.store.journal import journal_folder
 
 MARKER = "dataset.json"
@@ -88,9 +88,9 @@ def _refuse_foreign(output: Path) -> None:
     if not output.is_dir():
         raise InputError("a file where the data set's folder should go", where=output, fix="another --output")
     try:
-        entries = json.loads((output / MARKER).read_text(encoding="utf-8"))["entries"]
+        entries = read_json(output / MARKER)["entries"]
         known = {MARKER, *entries}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (InputError, KeyError, TypeError):
         known = set()
     others = {path.name for path in output.iterdir()} - known
     if others:

@@ -14,8 +14,29 @@ from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError, MismatchError, listing
 
+MAX_DEPTH = 100
+"""Deepest nesting of JSON that is read: far more than any file of ours has, and safe for all that walk it."""
+
 ABSENT = "(absent)"
 """Stands for a field that only the other description has."""
+
+
+def parse_json(text: str | bytes, **options: Any) -> Any:
+    """The value of JSON from a file, whoever made it; ``options`` are those of `json.loads`.
+
+    Raises ValueError for what isn't JSON, and for what is nested deeper than `MAX_DEPTH`.
+    """
+    try:
+        found = json.loads(text, **options)
+    except RecursionError:
+        raise ValueError("JSON that is nested too deeply") from None
+    level = [found]
+    for _ in range(MAX_DEPTH):
+        nested = [item for item in level if isinstance(item, dict | list)]
+        if not nested:
+            return found
+        level = [item for one in nested for item in (one.values() if isinstance(one, dict) else one)]
+    raise ValueError(f"JSON that is nested more than {MAX_DEPTH} deep")
 
 
 def canonical_json(value: Any) -> str:
@@ -103,6 +124,10 @@ TEXT_ERRORS = "surrogateescape"
 """File names that aren't UTF-8 survive a round trip."""
 
 
+MAKE_AGAIN = "make it again, with --fresh where the command has it"
+"""What to do with a file that can't be used; without --fresh some commands refuse to replace it."""
+
+
 def damaged(path: Path, found: str) -> InputError:
     """The error for a file whose bytes aren't those that were written."""
     return InputError(
@@ -110,7 +135,7 @@ def damaged(path: Path, found: str) -> InputError:
         where=path,
         found=found,
         expected="the bytes that ncm wrote",
-        fix="restore it from a copy, or make it again",
+        fix=f"restore it from a copy, or {MAKE_AGAIN}",
     )
 
 

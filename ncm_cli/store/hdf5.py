@@ -36,6 +36,7 @@ from ncm_cli.store.digests import (
     encode_text,
     fingerprint,
     header_digest,
+    parse_json,
     require_version,
     text_digest,
 )
@@ -215,7 +216,8 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
         raw = self.array("digests", np.uint8, shape=(None,)).tobytes()
         if hashlib.sha256(raw).hexdigest() != self.attrs.get("digests_sha256"):
             raise damaged(self.path, "digests that don't match digests_sha256")
-        digests: dict[str, str] = json.loads(raw)
+        with reading(self.path):
+            digests: dict[str, str] = dict(parse_json(raw))
         if missing := [name for name in digests if name not in self]:
             raise damaged(self.path, f"no array {missing[0]!r}")
         return digests
@@ -224,7 +226,7 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
     def encoder(self) -> dict[str, Any]:
         """The description of the encoder of the features in the file."""
         try:
-            found = dict(json.loads(self.attrs["encoder"]))
+            found = dict(parse_json(self.attrs["encoder"]))
         except (KeyError, ValueError, TypeError) as error:
             raise damaged(self.path, f"no encoder description: {one_line(error)}") from error
         if self.attrs.get("encoder_fingerprint", own := fingerprint(found)) != own:
@@ -279,7 +281,7 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
         kind: type = list if name == "sources" else dict
         raw = self.array(name, np.uint8, shape=(None,)) if name in self else None
         with reading(self.path):
-            found = kind() if raw is None else json.loads(raw.tobytes().decode("utf-8", TEXT_ERRORS))
+            found = kind() if raw is None else parse_json(raw.tobytes().decode("utf-8", TEXT_ERRORS))
         if not isinstance(found, kind):
             raise damaged(self.path, f"{name} of type {type(found).__name__}")
         return found

@@ -19,7 +19,7 @@ import numpy as np
 
 from ncm_cli import __version__
 from ncm_cli.errors import InputError
-from ncm_cli.store.digests import array_digest, damaged, digest_of, fingerprint, require_version
+from ncm_cli.store.digests import array_digest, damaged, digest_of, fingerprint, parse_json, require_version
 from ncm_cli.store.files import Shown, jsonable, now, one_line, require_file, write_bytes
 from ncm_cli.store.outputs import MAX_HEADER_BYTES, refuse_other
 
@@ -160,10 +160,10 @@ def read_probe(path: Path | str) -> Probe:
         raise damaged(path, "contents that don't match their sha256")
     try:
         texts: Any = {name: metadata[name] for name in ("task", "target", "created", "ncm_version")}
-        classes, meta = tuple(json.loads(metadata["classes"])), dict(json.loads(metadata["meta"]))
+        classes, meta = tuple(parse_json(metadata["classes"])), dict(parse_json(metadata["meta"]))
         probe = Probe(**tensors, **texts, classes=classes, meta=meta)
         fault = _fault(probe)
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise damaged(path, f"{type(error).__name__} {one_line(error)}") from error
     if fault:
         raise damaged(path, f"{fault[0]}: {fault[1]}")
