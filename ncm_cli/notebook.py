@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from contextlib import redirect_stdout
+from collections.abc import Callable
+from contextlib import redirect_stdout, suppress
 from html import escape
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
@@ -22,6 +23,7 @@ from ncm_cli.store.files import jsonable, read_result
 from ncm_cli.store.outputs import refuse_other_outputs
 from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import Probe, read_probe
+from ncm_cli.store.result_record import SCHEMAS
 
 SHOWN = ("pairs", "fit", "eval", "bound", "sweep", "finetune")
 """Results that have tables; others are shown like `ncm info` shows a file."""
@@ -111,16 +113,25 @@ def run(command: str, /, **given: Any) -> Result:
 
 def html(found: Any) -> str:
     """A store, a probe, a sweep's table or a result as the tables that a terminal shows of it."""
+    text = ""
+    if isinstance(found, Result) and found.kind in SHOWN:
+        show = importlib.import_module(f"ncm_cli.commands.{found.kind}").show
+        with suppress(LookupError, TypeError, ValueError):  # another version's, which says less
+            text = _printed(show, found)
+    if not text:
+        known = found if isinstance(found, Result) else info.facts_of(found)
+        name = getattr(found, "kind", type(found).__name__)
+        head = {"format": name, "path": str(getattr(found, "path", "")), "failed": ()}
+        known = {"names": list(found)} if isinstance(found, Result) and found.kind in SCHEMAS else known
+        text = _printed(info.show, {**dict.fromkeys(info.COMMON), **head, **known})
+    return f'<pre style="overflow-x:auto; line-height:1.3">{escape(text)}</pre>'
+
+
+def _printed(show: Callable[[Any, Ui], object], found: Any) -> str:
     stream = TextIOWrapper(BytesIO(), encoding="utf-8")
     with redirect_stdout(stream):
         ui = Ui()
         ui.reporter = SILENT
-        if isinstance(found, Result) and found.kind in SHOWN:
-            importlib.import_module(f"ncm_cli.commands.{found.kind}").show(found, ui)
-        else:
-            known = found if isinstance(found, Result) else info.facts_of(found)
-            name = getattr(found, "kind", type(found).__name__)
-            head = {"format": name, "path": str(getattr(found, "path", "")), "failed": ()}
-            info.show({**dict.fromkeys(info.COMMON), **head, **known}, ui)
+        show(found, ui)
     stream.seek(0)
-    return f'<pre style="overflow-x:auto; line-height:1.3">{escape(stream.read())}</pre>'
+    return stream.read()

@@ -15,6 +15,7 @@ import math
 import numbers
 import operator
 import os.path
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,25 +35,56 @@ class Term:
     negated: bool = False
 
 
+_QUOTED = re.compile(r'((?:^|[&|=])\s*)("(?:[^"]|"")*")(?=\s*(?:$|[&|=]|!=))')
+"""A name or a value between quotation marks, with what is before it."""
+
+_HIDDEN = re.compile("\ue000(\\d+)\ue001")
+"""What stands for it while the rest is taken apart."""
+
+
 def parse_where(text: str) -> tuple[Term, ...]:
     """The terms of a row filter (``split=test & place!=land|water``), all of which a row must meet.
 
-    An empty text is no term. Raises `UsageError` for text that isn't terms joined by ``&``.
+    Between quotation marks a name or a value may hold what else has a meaning, and a quotation mark itself
+    as two: ``split="train|a"``. An empty text is no term. Raises `UsageError` for text that isn't terms
+    joined by ``&``.
     """
+    quoted: list[str] = []
+
+    def hide(found: re.Match[str]) -> str:
+        quoted.append(found[2])
+        return f"{found[1]}\ue000{len(quoted) - 1}\ue001"
+
+    def shown(item: str, *, as_written: bool = False) -> str:
+        if not as_written and (whole := _HIDDEN.fullmatch(item.strip())):
+            return quoted[int(whole[1])][1:-1].replace('""', '"')
+        return _HIDDEN.sub(lambda found: quoted[int(found[1])], item).strip()
+
     terms = []
-    for part in text.split("&") if text.strip() else ():
+    hidden = text if "\ue000" in text else _QUOTED.sub(hide, text)
+    for part in hidden.split("&") if text.strip() else ():
         column, equals, alternatives = part.partition("=")
-        name = column.removesuffix("!").strip()
-        values = tuple(value.strip() for value in alternatives.split("|"))
+        name = shown(column.removesuffix("!"))
+        values = tuple(map(shown, alternatives.split("|")))
         if not equals or not name or not all(values):
             raise UsageError(
                 "a row filter that can't be read",
-                where=part.strip() or "an empty term",
+                where=shown(part, as_written=True) or "an empty term",
                 found=repr(text),
-                expected="terms like split=test or place!=land|water, joined by &",
+                expected='terms like split=test, place!=land|water or site="A&B", joined by &',
             )
         terms.append(Term(name, values, column.endswith("!")))
     return tuple(terms)
+
+
+def where_text(column: str, *values: str) -> str:
+    """The row filter of a column's values, quoted where need be."""
+    return f"{_item(column)}={'|'.join(map(_item, values))}"
+
+
+def _item(text: str) -> str:
+    plain = text == text.strip() and not text.startswith('"') and not re.search("[&|=!\ue000]", text)
+    return text if plain else '"' + text.replace('"', '""') + '"'
 
 
 MOST_VALUES = 100_000

@@ -33,7 +33,7 @@ class Spread(Mean):
 def spread(values: Iterable[float | None], interval: Sequence[float | None] | None = None) -> Spread | None:
     """The spread of the values that are known; ``interval`` is used for a single one."""
     found = Spread.of(values)
-    if found is None or found.n > 1 or interval is None:
+    if found is None or found.n > 1 or interval is None or len(interval) != 2:
         return found
     return Spread(found.mean, low=interval[0], high=interval[1])
 
@@ -102,14 +102,14 @@ def measured(found: Iterable[Found], where: str, name: str) -> Spread | None:
     return spread(numbers, _interval(bodies[0], name) if len(bodies) == 1 else None)
 
 
-def _interval(body: dict[str, Any], name: str) -> tuple[float, float] | None:
+def _interval(body: dict[str, Any], name: str) -> tuple[float, float | None] | None:
     """The 95 % interval of an accuracy over independent rows."""
-    if name == "accuracy" and body.get("n") and body.get("accuracy") is not None:
-        return wilson(round(body["accuracy"] * body["n"]), body["n"])
+    if name == "accuracy" and (n := body.get("n") or 0) > 0 and 0 <= (body.get("accuracy") or 0.0) <= 1:
+        return wilson(round((body.get("accuracy") or 0.0) * n), n)
     if name == "worst_group" and body.get("worst_group"):
         for group in body.get("groups", []):
             if group["group"] == body["worst_group"]["group"] and group.get("ci_low") is not None:
-                return group["ci_low"], group["ci_high"]
+                return group["ci_low"], group.get("ci_high")
     return None
 
 

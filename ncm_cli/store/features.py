@@ -219,14 +219,14 @@ def _write_rows(
         else:
             writer.array(f"{folder}/values", np.asarray(column.values, dtype=np.float64))
     if files is not None:
-        writer.text("path", files.path, what="a path")
+        writer.text("path", files.path, what="a path", any_bytes=True)
         writer.array("size", np.asarray(files.size, dtype=np.int64))
         writer.array("mtime_ns", np.asarray(files.mtime_ns, dtype=np.int64))
         writer.text("sha256", files.sha256, what="a digest")
     writer.text("failed/id", [row.id for row in failed], what="an id")
-    writer.text("failed/path", [row.path for row in failed], what="a path")
+    writer.text("failed/path", [row.path for row in failed], what="a path", any_bytes=True)
     reasons = [row.reason.replace("\0", " ")[:_REASON_CHARACTERS] for row in failed]
-    writer.text("failed/reason", reasons, what="a reason")
+    writer.text("failed/reason", reasons, what="a reason", any_bytes=True)
 
 
 def _column_folder(name: str) -> str:
@@ -358,7 +358,7 @@ class FeatureStore(Shown, contextlib.AbstractContextManager["FeatureStore"]):
             return None
         whole = (self.rows,)
         return Files(
-            path=self._h5.texts("path", rows=self.rows),
+            path=self._h5.texts("path", rows=self.rows, any_bytes=True),
             size=self._h5.array("size", np.int64, shape=whole),
             mtime_ns=self._h5.array("mtime_ns", np.int64, shape=whole),
             sha256=self._h5.texts("sha256", rows=self.rows),
@@ -369,7 +369,8 @@ class FeatureStore(Shown, contextlib.AbstractContextManager["FeatureStore"]):
         """Rows that have no features, with the reasons."""
         if "failed" not in self._h5:
             return ()
-        parts = [tuple(self._h5.texts(f"failed/{name}")) for name in ("id", "path", "reason")]
+        names = ("id", "path", "reason")
+        parts = [tuple(self._h5.texts(f"failed/{name}", any_bytes=name != "id")) for name in names]
         if len({len(part) for part in parts}) != 1:
             raise damaged(self.path, "failed rows of unequal lengths")
         return tuple(FailedRow(*row) for row in zip(*parts, strict=True))
