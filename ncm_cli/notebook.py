@@ -14,12 +14,13 @@ from ncm_cli.baselines.choice import SweepTable, read_sweep
 from ncm_cli.commands import info
 from ncm_cli.console import Ui
 from ncm_cli.errors import InputError, UsageError, listing, unknown
+from ncm_cli.images.weights import tuned_facts
 from ncm_cli.options import fields_of, made_from
 from ncm_cli.progress import SILENT
 from ncm_cli.registry import BUILDERS, STEPS, options_of, work_of
 from ncm_cli.store import recognise
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.files import jsonable, read_result
+from ncm_cli.store.files import jsonable, read_json, read_result
 from ncm_cli.store.outputs import refuse_other_outputs
 from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import Probe, read_probe
@@ -46,6 +47,8 @@ class Result(dict[str, Any]):
 def load(path: Path | str) -> FeatureStore | PairStore | Probe | SweepTable | Result:
     """Open any file of ours, whatever it is called; ``type`` and a notebook say what it is.
 
+    Results, what a checkpoint says of itself and the marker of a data set are a `Result`, with a ``kind``.
+
     Raises `InputError` for another file, a damaged one, and the folder of unfinished work, `UsageError` for
     what is no path.
 
@@ -61,12 +64,16 @@ def load(path: Path | str) -> FeatureStore | PairStore | Probe | SweepTable | Re
     """
     if not isinstance(path, str | Path):
         raise UsageError("path takes the path of a file", found=repr(path))
-    if not str(path) or "\0" in str(path):
-        raise InputError("not the path of a file", where="load", found=repr(str(path)))
+    if not str(path):
+        raise InputError("not the path of a file", where="load", found="''")
     kind = recognise(path)
     if kind == "result":
         body = read_result(path)
         return Result(body, str(body.get("kind")))
+    if kind == "checkpoint":
+        return Result(tuned_facts(path), kind)
+    if kind == "data":
+        return Result(read_json(path), kind)
     if kind == "journal":
         raise InputError("unfinished work", where=path, fix="run the command that makes it again, to go on")
     readers: dict[str, Any] = {

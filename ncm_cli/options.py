@@ -14,7 +14,7 @@ import json
 import math
 import numbers
 import operator
-import os.path
+import os
 import re
 import types
 import typing
@@ -321,10 +321,11 @@ def _fields_of(options: Any) -> tuple[Field, ...]:
     return tuple(found)
 
 
-TAKES: dict[type, tuple[type, str]] = {
+TAKES: dict[type, tuple[Any, str]] = {
     float: (numbers.Real, "a number"),
     int: (numbers.Integral, "a whole number"),
     bool: (bool, "True or False"),
+    Path: (str | os.PathLike, "the path of a file or folder"),
 }
 
 
@@ -346,9 +347,22 @@ def _taken(field: Field, value: Any) -> Any:
     if not all(isinstance(item, wanted) for item in items):
         raise UsageError(f"{field.name} takes {words}", found=repr(value))
     made = [at_home(field, field.type(item)) for item in items]
+    for path in made if field.type is Path else ():
+        possible(path)
     if field.repeated:
         return tuple(made)
     return made[0] if len(made) == 1 else (";" if field.spec.joined else ",").join(map(str, made))
+
+
+def possible(path: Path | str) -> Path:
+    """The path, unless no file system takes it, which is a `UsageError`."""
+    try:
+        Path(path).lstat()
+    except (OSError, ValueError) as error:
+        if isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG:
+            why = "the file name is too long" if isinstance(error, OSError) else str(error)
+            raise UsageError("a path that can't be", found=why) from None
+    return Path(path)
 
 
 def at_home(field: Field, value: Any) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import fnmatch
 import functools
 import json
@@ -21,7 +20,7 @@ from typing import Any
 from ncm_cli.errors import NcmError, UsageError
 from ncm_cli.images.manifest import ColumnNames
 from ncm_cli.images.paths import expanded, is_remote
-from ncm_cli.options import Field, check_value, fields_of, parse_names, parse_where, refusals
+from ncm_cli.options import Field, check_value, fields_of, parse_names, parse_where, possible, refusals
 from ncm_cli.recipes.document import NUMBER, Mistakes, Node, Variables, scalar_value
 from ncm_cli.registry import BUILDERS, STEPS, options_of
 from ncm_cli.store.features import FeatureStore
@@ -396,7 +395,7 @@ class Steps:
         def path_of(field: Field, node: Node, key_path: str) -> Path:
             if field.spec.role == "output":
                 path = Path(node.text)
-                return path if path == STDOUT else self._shown(_possible(self._in_out(node)))
+                return path if path == STDOUT else self._shown(possible(self._in_out(node)))
             try:
                 shown, found = self._located(field, node, key_path, number)
             except UsageError:
@@ -417,13 +416,13 @@ class Steps:
         """The path that an input's option names, as a command line would give it; and its files."""
         if is_remote(node.text):
             return Path(node.text), []
-        path = _possible(self._in_out(node))
+        path = possible(self._in_out(node))
         outside = _clean((node.base or self._recipe_folder) / _at_home(node.text))
         # What --set names is meant from the current folder, if it is there.
-        given = node.base is not None and _possible(outside).exists()
+        given = node.base is not None and possible(outside).exists()
         writer = None if given else self._writer(path)
         if writer is None:
-            path = _possible(outside)
+            path = possible(outside)
             if field.spec.role == "name-or-input" and not path.is_file():
                 return Path(node.text), []
         files = [path] if path.exists() else [Path(one) for one in expanded(str(path))]  # archives
@@ -507,17 +506,6 @@ class Steps:
 def _at_home(text: str) -> Path:
     """A path with ``~`` and ``~user`` expanded; an unknown user's stays as it is."""
     return Path(os.path.expanduser(text))  # noqa: PTH111
-
-
-def _possible(path: Path) -> Path:
-    """The path, unless no file system takes it."""
-    try:
-        path.lstat()
-    except (OSError, ValueError) as error:
-        if isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG:
-            why = "the file name is too long" if isinstance(error, OSError) else str(error)
-            raise UsageError("a path that can't be", found=why) from error
-    return path
 
 
 def _clean(path: Path) -> Path:

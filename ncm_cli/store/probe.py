@@ -26,6 +26,9 @@ from ncm_cli.store.outputs import MAX_HEADER_BYTES, refuse_other
 FORMAT = "ncm-probe"
 VERSION = 1
 
+TUNED = "ncm-finetuned"
+"""The format of what `ncm finetune` writes: a timm model's state, its classifier ``representation`` wide."""
+
 FOLD_TOLERANCE = 1e-6
 """Largest ‖weight @ basis‖ over ‖weight‖: float64 rounding stays far below, a forgotten fold far above."""
 
@@ -185,6 +188,17 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             return {name: file.get_tensor(name) for name in file.keys() if ours}, metadata  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, UnicodeError) as error:
         raise damaged(path, one_line(error)) from error
+
+
+def read_metadata(path: Path | str) -> dict[str, str]:
+    """The metadata in a safetensors file, whoever wrote it; empty for what can't be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return dict(file.metadata() or {})
+    except (SafetensorError, OSError, ValueError, UnicodeError):
+        return {}
 
 
 def _file_digest(tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> str:
