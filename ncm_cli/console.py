@@ -67,7 +67,7 @@ _CONTROL = {
 _UNSEEN = {code: f"\\u{code:04x}" for code in _CONTROL if code >= 0x7F}
 """Those that JSON lets through, as it writes the others."""
 
-LINE, CELL = 1_000, 200
+LONGEST = 1_000
 """Characters of a line of a message, and of a cell: names in a stranger's file may have any length."""
 
 _ID = re.compile(r"\bid(_[ab])?\b")
@@ -90,18 +90,18 @@ def plain(text: str, stream: IO[str] | None = None) -> str:
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def bounded(text: str, most: int) -> str:
-    """A text of at most ``most`` characters: of a longer one its two ends, and how long it is."""
-    if len(text) <= most:
+def bounded(text: str) -> str:
+    """A text of at most `LONGEST` characters: of a longer one its two ends, and how long it is."""
+    if len(text) <= LONGEST:
         return text
     more = f"... ({len(text):,} characters) ..."
-    half = (most - len(more)) // 2
+    half = (LONGEST - len(more)) // 2
     return text[:half] + more + text[-half:]
 
 
 def _message(text: str) -> str:
     """A message for stderr: no line is endless, and none but the first begins where another message would."""
-    first, *others = (bounded(line, LINE) for line in plain(text, sys.stderr).split("\n"))
+    first, *others = (bounded(line) for line in plain(text, sys.stderr).split("\n"))
     return "\n".join([first, *(line if line[:1].isspace() else f"  {line}" for line in others)])
 
 
@@ -165,15 +165,15 @@ class Ui:
         if most is not None and (more := len(rows) - most) > 0:
             rows, footer = rows[:most], f"and {more:,} more: --json has all"
         # Without the blanks a number stays together with its deviation.
-        cells = [[_one_line(cell_text(cell).replace(" ± ", "±"), CELL) for cell in row] for row in rows]
+        cells = [[_one_line(cell_text(cell).replace(" ± ", "±")) for cell in row] for row in rows]
         made = [
-            _Column(_one_line(name, CELL), [row[index] for row in cells], left=index < left)
+            _Column(_one_line(name), [row[index] for row in cells], left=index < left)
             for index, name in enumerate(columns)
         ]
         given = os.environ.get("COLUMNS", "")
         room = int(given) if given.isdecimal() and int(given) else sys.maxsize
         if title:
-            self.text(_one_line(title, LINE))
+            self.text(_one_line(title))
         for number, block in enumerate(_blocks(made, self._out.width if sys.stdout.isatty() else room)):
             if number:
                 self.text("")
@@ -241,8 +241,8 @@ def cell_text(cell: object) -> str:
     return str(cell)
 
 
-def _one_line(text: str, most: int) -> str:
-    return bounded(plain(text).replace("\n", "\\n").replace("\t", "\\t"), most)
+def _one_line(text: str) -> str:
+    return bounded(plain(text).replace("\n", "\\n").replace("\t", "\\t"))
 
 
 def _longest_word(text: str) -> int:

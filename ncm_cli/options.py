@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Union
 
-from ncm_cli.errors import UsageError, nearest
+from ncm_cli.errors import NcmError, UsageError, nearest
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -354,14 +354,14 @@ def _taken(field: Field, value: Any) -> Any:
     return made[0] if len(made) == 1 else (";" if field.spec.joined else ",").join(map(str, made))
 
 
-def possible(path: Path | str) -> Path:
-    """The path, unless no file system takes it, which is a `UsageError`."""
+def possible(path: Path | str, error: type[NcmError] = UsageError) -> Path:
+    """The path, unless no file system takes it."""
     try:
         Path(path).lstat()
-    except (OSError, ValueError) as error:
-        if isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG:
-            why = "the file name is too long" if isinstance(error, OSError) else str(error)
-            raise UsageError("a path that can't be", found=why) from None
+    except (OSError, ValueError) as why:
+        if isinstance(why, ValueError) or why.errno == errno.ENAMETOOLONG:
+            found = "the file name is too long" if isinstance(why, OSError) else str(why)
+            raise error("not the path of a file", found=found) from None
     return Path(path)
 
 

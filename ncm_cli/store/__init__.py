@@ -23,7 +23,7 @@ def recognise(path: Path | str) -> Kind:
     from ncm_cli.store import hdf5, journal
     from ncm_cli.store.probe import TUNED, read_metadata
 
-    path = possible(path)
+    path = possible(path, InputError)
     if (path / "journal.json").is_file():
         return "journal"
     unfinished = journal.journal_folder(path)
