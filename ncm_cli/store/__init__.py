@@ -21,7 +21,7 @@ def recognise(path: Path | str) -> Kind:
     Raises `InputError` for anything else; for the name of a store whose making was interrupted it says so.
     """
     from ncm_cli.store import hdf5, journal
-    from ncm_cli.store.probe import TUNED, read_metadata
+    from ncm_cli.store.probe import TUNED, safetensors_metadata
 
     path = possible(path, InputError)
     if (path / "journal.json").is_file():
@@ -40,7 +40,7 @@ def recognise(path: Path | str) -> Kind:
         with require_file(path).open("rb") as stream:
             head = stream.read(16)
         if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size:
-            return "checkpoint" if TUNED in read_metadata(path) else "probe"
+            return "checkpoint" if TUNED in safetensors_metadata(path) else "probe"
         stated = None
         if head.startswith(hdf5.SIGNATURE):
             stated = hdf5.root_attributes(path).get("ncm_format")

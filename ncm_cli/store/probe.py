@@ -190,7 +190,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise damaged(path, one_line(error)) from error
 
 
-def read_metadata(path: Path | str) -> dict[str, str]:
+def safetensors_metadata(path: Path | str) -> dict[str, str]:
     """The metadata in a safetensors file, whoever wrote it; empty for what can't be read."""
     from safetensors import SafetensorError, safe_open
 
