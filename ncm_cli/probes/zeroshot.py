@@ -25,7 +25,7 @@ from ncm_cli.probes.projection import FEATURE_EPS, Scaling, Spectrum, project
 from ncm_cli.probes.rows_and_pairs import Pairs, Roles, pairs_beside
 from ncm_cli.probes.selection import CrossFit, Fold, choose, judge, units, unmeasured
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.store.columns import Role, Target, read_target, split_filter
+from ncm_cli.store.columns import Role, Target, own_column, read_target, split_filter
 from ncm_cli.store.digests import fingerprint, require_same_encoder, without_view
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.probe import Probe, folded, read_probe, record_ids, write_probe
@@ -144,7 +144,8 @@ def _answers(
     """
     if len(classes) < 2:
         raise InputError("a classifier needs two classes or more", found=listing(classes))
-    if not named and target not in store.columns:
+    if not named and own_column(store, target) is None:
+        reporter.note(f"the store has no column {target!r}, so none of its rows has an answer")
         return None
     found = read_target(store, target, classes)
     counts = np.bincount(found.y[found.known], minlength=len(classes))
