@@ -233,21 +233,26 @@ def export_npz(path: Path, probe: Probe) -> None:
 
 
 def export_sklearn(path: Path, probe: Probe) -> None:
-    """Scikit-learn's fitted attributes: ``coef_`` (C, d), ``intercept_`` (C,), ``classes_``, as npz.
+    """Scikit-learn's fitted attributes, as npz.
 
-    The feature scaling is folded in, except dividing each row by its norm, which ``normalize_rows`` asks for.
+    ``coef_`` (C, d), ``intercept_`` (C,) and ``classes_`` of a classifier; of a regression of one target
+    ``coef_`` (d,) and ``intercept_`` (). The feature scaling is folded in, except dividing each row by its
+    norm, which ``normalize_rows`` asks for.
     """
     weight, bias, normalize_rows = folded(probe)
-    arrays: dict[str, Any] = {"coef_": weight, "intercept_": bias, "normalize_rows": normalize_rows}
     if probe.classes:
-        arrays["classes_"] = np.array(probe.classes, dtype=np.str_)
-    _write_npz(path, arrays)
+        arrays = {"coef_": weight, "intercept_": bias, "classes_": np.array(probe.classes, dtype=np.str_)}
+    else:
+        arrays = {"coef_": weight[0], "intercept_": bias[0]}
+    _write_npz(path, {**arrays, "normalize_rows": normalize_rows})
 
 
 def export_onnx(path: Path, probe: Probe) -> None:
     """A graph from ``features`` float32 (n, d) to ``logits`` (n, C) and, for classes, ``probabilities``.
 
-    Probabilities have a column a class. Raises `InputError` without the optional package ``onnx``.
+    Probabilities have a column a class. Inside everything is float64, as in ncm: of a feature whose mean is
+    far above its deviation, float32 would lose what tells the classes. Raises `InputError` without the
+    optional package ``onnx``.
     """
     try:
         import onnx
@@ -257,23 +262,26 @@ def export_onnx(path: Path, probe: Probe) -> None:
             "the package onnx isn't installed", fix="pip install 'ncm-cli[onnx]', or --export npz"
         ) from None
     weight, bias, normalize_rows = folded(probe)
-    constants = {"weight": weight.T, "bias": bias, "tiny": np.array(np.finfo(np.float32).tiny)}
-    nodes, rows = [], "features"
+    constants = {"weight": weight.T, "bias": bias, "tiny": np.array(np.finfo(np.float64).tiny)}
+    nodes, rows = [helper.make_node("Cast", ["features"], ["rows"], to=TensorProto.DOUBLE)], "rows"
     if normalize_rows:
         nodes.append(helper.make_node("ReduceL2", [rows], ["norm"], axes=[1], keepdims=1))
         # A row of zeros stays one, as in ncm's own scaling.
         nodes.append(helper.make_node("Max", ["norm", "tiny"], ["positive_norm"]))
         nodes.append(helper.make_node("Div", [rows, "positive_norm"], ["unit_rows"]))
         rows = "unit_rows"
-    nodes.append(helper.make_node("Gemm", [rows, "weight", "bias"], ["logits"]))
+    nodes.append(helper.make_node("Gemm", [rows, "weight", "bias"], ["scores"]))
     width = len(probe.classes)
     if width == 2:
-        nodes.append(helper.make_node("Neg", ["logits"], ["negative"]))
+        nodes.append(helper.make_node("Neg", ["scores"], ["negative"]))
         nodes.append(helper.make_node("Sigmoid", ["negative"], ["first"]))
-        nodes.append(helper.make_node("Sigmoid", ["logits"], ["second"]))
-        nodes.append(helper.make_node("Concat", ["first", "second"], ["probabilities"], axis=1))
+        nodes.append(helper.make_node("Sigmoid", ["scores"], ["second"]))
+        nodes.append(helper.make_node("Concat", ["first", "second"], ["shares"], axis=1))
     elif width:
-        nodes.append(helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1))
+        nodes.append(helper.make_node("Softmax", ["scores"], ["shares"], axis=1))
+    made = {"logits": "scores"} | ({"probabilities": "shares"} if width else {})
+    for name, wide in made.items():
+        nodes.append(helper.make_node("Cast", [wide], [name], to=TensorProto.FLOAT))
     outputs = {"logits": len(weight)} | ({"probabilities": width} if width else {})
     used = {name for node in nodes for name in node.input}
     graph = helper.make_graph(
@@ -284,7 +292,7 @@ def export_onnx(path: Path, probe: Probe) -> None:
             helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size])
             for name, size in outputs.items()
         ],
-        [numpy_helper.from_array(a.astype(np.float32), n) for n, a in constants.items() if n in used],
+        [numpy_helper.from_array(np.asarray(a, np.float64), n) for n, a in constants.items() if n in used],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], producer_name="ncm-cli")
     # Version 8 of the file format is read by runtimes since 2022; the newest may not be.
