@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os.path
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,7 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     made = {options.output: _probe(problem, whole, body, best)}
     if options.save_controls is not None:
         beside = _control_probes(options.save_controls, problem, body)
-        if options.output.resolve() in {path.resolve() for path in beside}:
+        if os.path.realpath(options.output) in map(os.path.realpath, beside):
             raise UsageError("the probe and one of its controls have the same name", found=options.output)
         options.save_controls.mkdir(parents=True, exist_ok=True)
         made |= beside

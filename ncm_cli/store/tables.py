@@ -29,14 +29,17 @@ class CsvWriter:
 
     def __init__(self, stream: IO[str], columns: Sequence[str]) -> None:
         self._csv = csv.writer(stream, lineterminator="\n")
+        # Python 3.12 and earlier quote no carriage return, which readers take for the end of the line.
+        self._quoting = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_ALL)
         self._columns = len(columns)
-        self._csv.writerow(columns)
+        self.row(columns)
 
     def row(self, values: Iterable[Any]) -> None:
         """One row, as long as the header: None and NaN are empty, floats have all their digits."""
         cells = [_cell(value) for value in values]
         assert len(cells) == self._columns
-        self._csv.writerow(cells)
+        returns = any(isinstance(cell, str) and "\r" in cell for cell in cells)
+        (self._quoting if returns else self._csv).writerow(cells)
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
