@@ -215,7 +215,8 @@ def test_c37_rows_that_the_probe_has_seen_are_marked(
             part: record_ids(np.array(store.ids, dtype=object)[store.mask(f"split={part}")])
             for part in ("train", "val")
         }
-    selection = {"rule": "in-domain", "oracle": False, "path": [{}, {}]}
+    path = [{"rank": rank, "weight_decay": 0.1, "converged": True} for rank in range(2)]
+    selection = {"rule": "in-domain", "oracle": False, "chosen": 0, "path": path}
     probe = _probe(tmp_path / "seen", [1.0, 0.4, 0.0], rows=seen_by, selection=selection)
     assert run(["eval", str(probe), "-f", str(birds[1]), "--where", rows]) == 0
     shown = capsys.readouterr().out
