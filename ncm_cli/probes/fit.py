@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os.path
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ncm_cli.blocks import blocks, joined
-from ncm_cli.errors import InputError
+from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import as_json, check, given_flags, parse_ranks
 from ncm_cli.probes.metrics import PairRows, Rows, decide, joint, row_errors, summary, worst
 from ncm_cli.probes.options import FitOptions
@@ -95,6 +96,8 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     if idle := given_flags(options, options.idle):
         reporter.warn(f"no effect with --method {method} --solver {solver}: {', '.join(idle)}")
     problem = read_problem(options, oracle=options.select == "oracle", reporter=reporter)
+    if options.save_controls is not None and problem.val is None:
+        raise _no_controls("no validation rows")
     whole = problem.whole()
     contest = _hold(problem, whole, reporter)
     best = contest.best
@@ -127,9 +130,15 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
         "crossings": worst_groups(problem, whole, best),
         "flags": flags_of(problem, contest.rule == "oracle"),
     }
-    write_probe(options.output, _probe(problem, whole, body, best))
+    made = {options.output: _probe(problem, whole, body, best)}
     if options.save_controls is not None:
-        _save_controls(options.save_controls, problem, body)
+        beside = _control_probes(options.save_controls, problem, body)
+        if os.path.realpath(options.output) in map(os.path.realpath, beside):
+            raise UsageError("the probe and one of its controls have the same name", found=options.output)
+        options.save_controls.mkdir(parents=True, exist_ok=True)
+        made |= beside
+    for path, probe in made.items():
+        write_probe(path, probe)
     return body
 
 
@@ -564,12 +573,15 @@ def probe_of(
     )
 
 
-def _save_controls(folder: Path, problem: Problem, body: dict[str, Any]) -> None:
-    """Write each control as a probe, fitted on all of its rows: NAME.safetensors."""
+def _no_controls(why: str) -> InputError:
+    return InputError("there are no controls to save", found=why, fix="leave --save-controls out")
+
+
+def _control_probes(folder: Path, problem: Problem, body: dict[str, Any]) -> dict[Path, Probe]:
+    """Each control as a probe, fitted on all of its rows, by its file: NAME.safetensors."""
     if not body["controls"]:
-        raise InputError("there are no controls to save", found="no pairs, or pairs that can't be measured")
-    rows, solver = _control_rows(problem), _erm_solver(problem.options)
-    folder.mkdir(parents=True, exist_ok=True)
+        raise _no_controls(body["verdict"]["text"])
+    rows, solver, made = _control_rows(problem), _erm_solver(problem.options), {}
     for control in body["controls"]:
         name, decay = control["name"], control["weight_decay"]
         own = rows.get(name, problem.train)
@@ -598,4 +610,5 @@ def _save_controls(folder: Path, problem: Problem, body: dict[str, Any]) -> None
             upweight = ",".join(problem.groups.columns)
         options = dataclasses.replace(problem.options, pairs=None, upweight=upweight)
         alone = dataclasses.replace(problem, train=own, pairs=None, options=options)
-        write_probe(folder / f"{name}.safetensors", _probe(alone, part, body | record, best))
+        made[folder / f"{name}.safetensors"] = _probe(alone, part, body | record, best)
+    return made

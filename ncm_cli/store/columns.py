@@ -378,6 +378,15 @@ def classes_among(store: FeatureStore, name: str, rows: NDArray[np.bool_]) -> tu
     return tuple(column.categories[code] for code in present)
 
 
+def own_column(store: FeatureStore, name: str) -> str | None:
+    """The name of the store's column that is meant; None where it has none.
+
+    ``label`` and ``split`` mean the columns that play these parts, whatever they are called.
+    """
+    name = {"label": store.label_column, "split": store.split_column}.get(name) or name
+    return name if name in store.columns else None
+
+
 def label_name(store: FeatureStore) -> str:
     """The store's label column; `InputError` where it has none."""
     if store.label_column is None:

@@ -17,7 +17,15 @@ import numpy as np
 from ncm_cli.blocks import Features, RowBlocks, fits
 from ncm_cli.errors import InputError, listing, unknown
 from ncm_cli.options import parse_where
-from ncm_cli.store.columns import AnyColumn, Column, FailedRow, Files, NumericColumn, check_columns
+from ncm_cli.store.columns import (
+    AnyColumn,
+    Column,
+    FailedRow,
+    Files,
+    NumericColumn,
+    check_columns,
+    own_column,
+)
 from ncm_cli.store.digests import (
     Texts,
     array_digest,
@@ -391,10 +399,10 @@ class FeatureStore(Shown, contextlib.AbstractContextManager["FeatureStore"]):
 
         ``label`` and ``split`` mean the columns that play these parts, whatever they are called.
         """
-        name = {"label": self.label_column, "split": self.split_column}.get(name) or name
-        if name not in self.columns:
+        found = own_column(self, name)
+        if found is None:
             raise unknown("column", name, self.columns, where=self.path)
-        return self.columns[name]
+        return self.columns[found]
 
     def categorical(self, name: str, *, fix: str | None = None) -> Column:
         """A column that has categories; raises `InputError` for a numeric one."""
