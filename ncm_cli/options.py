@@ -243,8 +243,7 @@ class Spec:
     paths by it and know from it when a step is up to date. ``name-or-input``: text that is either a name (of
     weights) or a file that is read."""
     writes: tuple[str, ...] = ()
-    """Of an output: the kinds of its ``files``, as `ncm_cli.store.outputs` knows them, or ``folder`` for one
-    that is replaced as a whole. In other folders the writers ask for each file."""
+    """Of an output: the kinds of its ``files``, as `ncm_cli.store.outputs` knows them; none for a folder."""
     files: Callable[[Path], tuple[Path, ...]] | None = None
     """All files that are written of the one that is named, if more than that."""
     parse: Callable[[str], object] | None = None

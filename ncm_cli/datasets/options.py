@@ -19,7 +19,7 @@ _PAIRS = "Pairs to learn from: a training digit and the same digit in the other 
 _HOLDOUT = "Further pairs, of digits used nowhere else, held out for choosing the rank."
 _ORACLE = "Test digits paired with themselves as a training domain would colour them, for ncm bound."
 
-_output = partial(option, flags=("-o",), role="output", metavar="DIR", writes=("folder",))
+_output = partial(option, flags=("-o",), role="output", metavar="DIR")
 _folder = partial(option, None, role="input", metavar="DIR")
 _source = partial(argument, role="input", metavar="DIR")
 _count, _share = partial(option, least=0), partial(option, least=0, most=1, group="Protocol")

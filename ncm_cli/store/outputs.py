@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -58,32 +57,16 @@ KINDS = {
 def refuse_other_outputs(options: Any) -> None:
     """A `UsageError` or `InputError` if a command with these options would lose what isn't its own output.
 
-    Of a folder that is written into, writers ask for each file with `refuse_other`.
+    In a folder its writers ask for each file with `refuse_other`; ``ncm data`` replaces folders of its own.
     """
-    fields = fields_of(type(options))
-    read = [
-        Path(os.path.realpath(path))
-        for field in fields
-        if field.spec.role == "input" and (value := getattr(options, field.name)) is not None
-        for path in (value if field.repeated else (value,))
-    ]
-    for field in fields:
+    for field in fields_of(type(options)):
         output = getattr(options, field.name) if field.spec.role == "output" else None
-        if output in (None, STDOUT):
-            continue
-        if "folder" in field.spec.writes and (inside := _inside(output, read)):
-            raise UsageError("the output would replace what is read", where=inside, fix="another --output")
-        if field.spec.metavar == "DIR":
+        if output in (None, STDOUT) or field.spec.metavar == "DIR":
             continue
         refuse_no_file(output)
         files = field.spec.files(output) if field.spec.files else (output,)
         for path, kind in zip(files, field.spec.writes, strict=False):
             refuse_other(path, kind)
-
-
-def _inside(folder: Path, read: list[Path]) -> Path | None:
-    """The first of some paths that is a folder or lies in it."""
-    return next((path for path in read if path.is_relative_to(os.path.realpath(folder))), None)
 
 
 def refuse_other(path: Path | str, kind: str) -> None:

@@ -13,7 +13,7 @@ import ncm_cli
 from ncm_cli.errors import UsageError
 from ncm_cli.main import run
 from ncm_cli.options import fields_of
-from ncm_cli.registry import BUILDERS, STEPS, options_of
+from ncm_cli.registry import STEPS, options_of
 from ncm_cli.store.outputs import KINDS, refuse_other
 
 ROWS = [
@@ -175,7 +175,7 @@ def test_what_is_read_in_a_folder_is_never_replaced(
     )
     for name, given in tries:
         if way is None:
-            with pytest.raises(UsageError, match="the output would replace"):
+            with pytest.raises(UsageError, match="would replace"):
                 ncm_cli.run(name, **given)
             continue
         words = name.split()
@@ -193,9 +193,9 @@ def test_an_empty_file_is_as_good_as_none(tmp_path: Path) -> None:
         refuse_other(file, kind)
 
 
-@pytest.mark.parametrize("options", [*(s for s in STEPS if s != "data"), *BUILDERS, "info"])
+@pytest.mark.parametrize("options", [*(s for s in STEPS if s != "data"), "info"])
 def test_every_output_says_what_it_is(options: str) -> None:
-    for field in fields_of(options_of(f"data {options}" if options in BUILDERS else options)):
-        if field.spec.role == "output" and (field.spec.metavar != "DIR" or options in BUILDERS):
+    for field in fields_of(options_of(options)):
+        if field.spec.role == "output" and field.spec.metavar != "DIR":
             assert field.spec.writes, field.flag
-            assert {*field.spec.writes} <= {*KINDS, "folder"}
+            assert {*field.spec.writes} <= {*KINDS}
