@@ -752,10 +752,11 @@ def _convergence_figures(sources: Sources) -> Iterator[Plot]:
 
 
 def _finetune_figure(lines: Sequence[Line]) -> Iterator[Plot]:
-    longest = max((len(one.body["history"]["epoch"]) for own in lines for one in own.found), default=0)
+    every = {id(one): one.body.get("history") or {} for own in lines for one in own.found}
+    longest = max((len(values) for one in every.values() for values in one.values()), default=0)
     runs = {}
     for own in lines:
-        histories = [one.body["history"] for one in own.found]
+        histories = [every[id(one)] for one in own.found]
         runs[own.label] = {
             name: np.array([[*known, *[np.nan] * (longest - len(known))] for known in values], np.float64)
             for name in METRICS

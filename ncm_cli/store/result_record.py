@@ -339,13 +339,10 @@ class _FinetuneData(TypedDict, total=False):
     checkpoint: str
 
 
-class _Epochs(TypedDict):
-    history: dict[str, list[float | None]]
-
-
-class Finetune(_Epochs, total=False):
+class Finetune(TypedDict, total=False):
     """What ``ncm finetune`` writes."""
 
+    history: dict[str, list[float | None]]
     output: str
     method: str
     seed: int
