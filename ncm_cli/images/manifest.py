@@ -21,7 +21,7 @@ from ncm_cli.images.paths import is_remote, local_path, look_up, native, within
 from ncm_cli.images.remote import DEEPEST, list_remote, require_installed
 from ncm_cli.store.columns import Column, Files, NumericColumn
 from ncm_cli.store.digests import MAX_TEXT_BYTES, require_few_columns
-from ncm_cli.store.tables import Table, has_decimal_comma, read_table
+from ncm_cli.store.tables import Table, plain_numbers, read_table
 
 if TYPE_CHECKING:
     from ncm_cli.finetune.options import FinetuneOptions
@@ -43,6 +43,7 @@ IMAGE_SUFFIXES = frozenset(
 """Names that are taken for images in a folder, besides those without any suffix; content decides the rest."""
 
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_BETWEEN_DIGITS = re.compile("[0-9],[0-9]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,19 +266,22 @@ def _check_lengths(table: Table, names: Sequence[str], fix: str) -> None:
 def _check_values(table: Table, kept: list[str], label: str | None, numeric: tuple[str, ...]) -> None:
     """Refuse words in numeric columns, blank labels, and measurements where classes are meant."""
     _check_lengths(table, kept, "shorten it, or leave that column out of the table")
-    # Decimal commas go by a command where no comma separates columns.
-    sed = "" if table.delimiter == "," else r": sed -E 's/([0-9]),([0-9])/\1.\2/g' OLD > NEW"
-    points = f"write decimal points{sed}"
     for name in numeric:
         values = table.values[name]
         wrong = [i for i, value in enumerate(values) if value and not is_number(value)]
         if wrong:
-            commas = all(has_decimal_comma(values[i]) for i in wrong)
+            meant = plain_numbers(filter(None, values))
+            what, fix = (
+                "something other than numbers",
+                f"leave it out of --numeric to read {name!r} as categories",
+            )
+            if meant is not None:
+                what, fix = _separators(table, meant)
             raise InputError(
-                f"column {name!r} holds " + ("decimal commas" if commas else "something other than numbers"),
+                f"column {name!r} holds {what}",
                 where=table.path,
                 found=listing(f"{values[i]!r} in {table.row_name(i)}" for i in wrong),
-                fix=points if commas else f"leave it out of --numeric to read {name!r} as categories",
+                fix=fix,
             )
     if label is None:
         return
@@ -292,10 +296,10 @@ def _check_values(table: Table, kept: list[str], label: str | None, numeric: tup
         )
     # 0.0 and 1.0 are classes, and so are a few half stars; 0.13, 0.52 ... are a regression target.
     distinct = set(values)
-    commas = any(map(has_decimal_comma, distinct))
-    numbers = {value: value.replace(",", ".") if has_decimal_comma(value) else value for value in distinct}
-    if label in numeric or not all(map(is_number, numbers.values())):
+    meant = plain_numbers(distinct)
+    if label in numeric or meant is None or not all(is_number(value or "0") for value in meant.values()):
         return
+    numbers = {value: number or value.replace(",", ".") for value, number in meant.items()}
     fractions = {value for value, number in numbers.items() if not float(number).is_integer()}
     if fractions and (len(fractions) > CONTINUOUS_CLASSES or 2 * len(distinct) > len(values)):
         first = next(i for i, value in enumerate(values) if value in fractions)
@@ -303,9 +307,32 @@ def _check_values(table: Table, kept: list[str], label: str | None, numeric: tup
             f"column {label!r} holds measurements, not classes",
             where=f"{table.path}, {table.row_name(first)}",
             found=f"{values[first]!r}, one of {len(distinct)} different values in {len(values)} rows",
-            fix=(f"{points}; then " if commas else "")
+            fix=("" if all(map(is_number, distinct)) else f"{_separators(table, meant)[1]}; then ")
             + f"--numeric {label} for a regression target, or --label-col with another column",
         )
+
+
+def _separators(table: Table, meant: dict[str, str]) -> tuple[str, str]:
+    """What stands in numbers that aren't written as programs write them, and what to do."""
+    doubtful = [value for value, number in meant.items() if not number]
+    if doubtful:
+        value = doubtful[0]
+        thousands, decimal = re.sub("[.,]", "", value), value.replace(",", ".")
+        return "separators that may be decimal, or between thousands", (
+            f"write what is meant, {thousands} or {decimal} for {value!r}"
+        )
+    changed = {value: number for value, number in meant.items() if value != number}
+    if any(value.replace(",", ".") != number for value, number in changed.items()):
+        examples = (f"{number} for {value!r}" for value, number in changed.items())
+        return "separators of thousands", f"write numbers without them: {listing(examples, 3)}"
+    # A command changes every column, and would change the separators of a table with commas.
+    safe = table.delimiter != ","
+    for values in table.values.values():
+        if touched := {value for value in values if _BETWEEN_DIGITS.search(value)}:
+            own = plain_numbers(filter(None, values)) or {}
+            safe = safe and all(own.get(value) == value.replace(",", ".") for value in touched)
+    sed = r": sed -E 's/([0-9]),([0-9])/\1.\2/g' OLD > NEW" if safe else ""
+    return "decimal commas", f"write decimal points{sed}"
 
 
 def alike_categories(

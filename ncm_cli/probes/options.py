@@ -81,7 +81,7 @@ class TrainingOptions:
     pairs: Path | None = option(
         None, help="Pair store: what its pairs differ in is removed.", role="input", flags=("-p",)
     )
-    output: Path = option(help="Probe to write.", role="output", flags=("-o",))
+    output: Path = option(help="Probe to write.", role="output", flags=("-o",), writes=("probe",))
 
     train: str | None = _where(help="Training rows; without it, those of a split named train or training.")
     val: str | None = _where(
@@ -268,7 +268,7 @@ class ZeroshotOptions(TextOptions):
     """Options of ``ncm zeroshot``; the fields are the long options and the recipe's keys."""
 
     features: Path = option(help="Feature store of an open_clip model.", role="input", flags=("-f",))
-    output: Path = option(help="Probe to write.", role="output", flags=("-o",))
+    output: Path = option(help="Probe to write.", role="output", flags=("-o",), writes=("probe",))
     prompts: tuple[str, ...] = option(
         ("a photo of a {}.",),
         help="A prompt with {} for the class, a file with one a line, or openai for CLIP's 80; several are "
@@ -341,7 +341,9 @@ class EvalOptions:
     compare: Path | None = option(
         None, help="Another probe, or its saved result, to compare with on the same rows.", role="input"
     )
-    output: Path | None = option(None, help="Result to write, as JSON.", role="output", flags=("-o",))
+    output: Path | None = option(
+        None, help="Result to write, as JSON.", role="output", flags=("-o",), writes=("eval",)
+    )
 
 
 _encoder = functools.partial(option, group="Encoder")
@@ -355,7 +357,13 @@ class PredictOptions:
     source: Path = argument(
         help="What to predict: a feature store, an image, a folder of images or a manifest.", role="input"
     )
-    output: Path = option(Path("-"), help="CSV to write; - is standard output.", role="output", flags=("-o",))
+    output: Path = option(
+        Path("-"),
+        help="CSV to write; - is standard output.",
+        role="output",
+        flags=("-o",),
+        writes=("predictions",),
+    )
     where: str | None = option(
         None, help="Rows of the store, such as split=test.", metavar="WHERE", columns_of="source"
     )

@@ -33,7 +33,7 @@ class Spread(Mean):
 def spread(values: Iterable[float | None], interval: Sequence[float | None] | None = None) -> Spread | None:
     """The spread of the values that are known; ``interval`` is used for a single one."""
     found = Spread.of(values)
-    if found is None or found.n > 1 or interval is None:
+    if found is None or found.n > 1 or interval is None or len(interval) != 2:
         return found
     return Spread(found.mean, low=interval[0], high=interval[1])
 
@@ -102,14 +102,14 @@ def measured(found: Iterable[Found], where: str, name: str) -> Spread | None:
     return spread(numbers, _interval(bodies[0], name) if len(bodies) == 1 else None)
 
 
-def _interval(body: dict[str, Any], name: str) -> tuple[float, float] | None:
+def _interval(body: dict[str, Any], name: str) -> tuple[float, float | None] | None:
     """The 95 % interval of an accuracy over independent rows."""
-    if name == "accuracy" and body.get("n") and body.get("accuracy") is not None:
-        return wilson(round(body["accuracy"] * body["n"]), body["n"])
+    if name == "accuracy" and (n := body.get("n") or 0) > 0 and 0 <= (body.get("accuracy") or 0.0) <= 1:
+        return wilson(round((body.get("accuracy") or 0.0) * n), n)
     if name == "worst_group" and body.get("worst_group"):
         for group in body.get("groups", []):
             if group["group"] == body["worst_group"]["group"] and group.get("ci_low") is not None:
-                return group["ci_low"], group["ci_high"]
+                return group["ci_low"], group.get("ci_high")
     return None
 
 
@@ -477,14 +477,14 @@ def report(options: ReportOptions, *, reporter: Reporter = SILENT) -> Report:
     evals = lines_of(sources.evals, options.by, reporter, columns=True)
     bounds = lines_of(sources.bounds, options.by, reporter)
     made = tables(sources, evals, bounds, options.by)
-    if options.output is not None:
-        write_bytes(options.output, _encoded(text_of(made, options.format)))
     drawn: list[Path] = []
     if options.plots is not None:
         # matplotlib is slow to import, and only plots need it.
         from ncm_cli.results.plots import draw
 
         drawn = list(draw(sources, evals, bounds, options.plots, reporter))
+    if options.output is not None:
+        write_bytes(options.output, _encoded(text_of(made, options.format)))
     if options.html is not None:
         from ncm_cli.results.page import page
 
