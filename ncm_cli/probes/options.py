@@ -144,6 +144,19 @@ class FitOptions(TrainingOptions):
         least=2,
         help="Parts that the pairs are cut into for --select bound; held-out pairs take their place.",
     )
+    upweight: str | None = _choice(
+        None,
+        help="Columns whose combinations count equally in training; none; or auto, to try none and the "
+        "label × domain cells of matched pairs, or else --groups. Without it, auto unless --method is said.",
+        metavar="COLUMNS",
+        parse=parse_names,
+    )
+    pair_rows: str | None = _choice(
+        None,
+        help="Whether to train on the labelled rows of the pairs, too. Without it, auto (both are tried) "
+        "unless --method is said.",
+        choices=("no", "auto", "yes"),
+    )
     save_controls: Path | None = _choice(
         None, help="Folder for the probes that the choice is compared with.", role="output", metavar="DIR"
     )
@@ -177,8 +190,33 @@ class FitOptions(TrainingOptions):
         return parse_numbers(self.weight_decay or WEIGHT_DECAYS[self.chosen_solver])
 
     @property
+    def named_upweight(self) -> str | None:
+        """The columns of ``--upweight``, if it names some."""
+        return None if self.upweight in ("none", "auto") else self.upweight
+
+    @property
+    def weights_open(self) -> bool:
+        """Whether to try training with and without group weights."""
+        return self._open(self.upweight)
+
+    @property
+    def rows_open(self) -> bool:
+        """Whether to try training with and without the pairs' labelled rows."""
+        return self._open(self.pair_rows)
+
+    def _open(self, asked: str | None) -> bool:
+        """Whether an option leaves a choice open that is made by folds of the pairs."""
+        if self.pairs is None or self.select not in (None, "bound") or self.task == "regression":
+            return False
+        return asked == "auto" or (asked is None and self.method is None and self._several)
+
+    @property
     def several(self) -> bool:
         """Whether there is something to choose among."""
+        return self._several or "auto" in (self.upweight, self.pair_rows)
+
+    @property
+    def _several(self) -> bool:
         ranks = parse_ranks(self.rank)
         return len(self.decays) > 1 or (self.chosen_method == "ncm" and (ranks is None or len(ranks) > 1))
 
@@ -200,6 +238,9 @@ class FitOptions(TrainingOptions):
             yield UsageError(
                 f"the method {method!r} removes no directions", found=found, expected="--method ncm"
             )
+        if alone and (self.pair_rows == "yes" or "auto" in (self.upweight, self.pair_rows)):
+            flag = "--upweight auto" if self.upweight == "auto" else f"--pair-rows {self.pair_rows}"
+            yield UsageError(f"{flag} needs pairs", fix="--pairs PAIRS.h5; or --upweight label,domain")
         if self.save_controls is not None and alone:
             what = "--save-controls needs pairs, which controls are measured on"
             yield UsageError(what, fix="--pairs PAIRS.h5")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ncm_cli.probes.metrics import wilson
-from ncm_cli.probes.selection import VERDICTS
+from ncm_cli.probes.verdict import VERDICTS
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.results.lines import ORACLE, Found, Line, Mean, Sources, lines_of, read_sources
 from ncm_cli.results.options import ReportOptions

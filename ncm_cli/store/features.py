@@ -388,10 +388,22 @@ class FeatureStore(Shown, contextlib.AbstractContextManager["FeatureStore"]):
 
     @functools.cached_property
     def content_nodes(self) -> np.ndarray:
-        """int64 (N,) a number for each row: equal for rows whose image files are byte for byte the same."""
-        if "sha256" not in self._h5:
-            return np.arange(self.rows)
-        return self._h5.texts("sha256", rows=self.rows).same()
+        """int64 (N,) the first row that is the same: whose image file is, byte for byte.
+
+        Features that were made elsewhere have no files: there rows with the very same features are the same.
+        """
+        if self.has_files:
+            return self._h5.texts("sha256", rows=self.rows).same()
+        keys = np.empty(self.rows, dtype="V16")
+        for positions, rows in self.blocks():
+            keys[positions] = [hashlib.blake2b(row, digest_size=16).digest() for row in rows]
+        _, first, number = np.unique(keys, return_index=True, return_inverse=True)
+        return np.asarray(first[number], np.int64)
+
+    @property
+    def has_files(self) -> bool:
+        """Whether rows are of image files, with their digests; features made elsewhere aren't."""
+        return "sha256" in self._h5
 
     def column(self, name: str) -> AnyColumn:
         """A column by name; raises `InputError` that lists those there are.

@@ -7,10 +7,14 @@ union, ``list[T]``, ``dict[str, T]``, or a ``TypedDict``, beside whose names the
 from __future__ import annotations
 
 import functools
-import math
+import re
+import sys
 import types
 from collections.abc import Iterable
 from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+_SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+"""What no text holds; the others of its kind stand for bytes of file names that aren't UTF-8."""
 
 _hints = functools.cache(get_type_hints)
 
@@ -28,7 +32,8 @@ _WORDS = {
 def misfit(value: Any, schema: Any, name: str = "") -> tuple[str, Any, str] | None:
     """(name, found, expected) of the first value that doesn't fit; None where all do.
 
-    Whatever the schema says, numbers are finite and within 64 bits, and text is Unicode.
+    Whatever the schema says, numbers are finite and within 64 bits, and text is Unicode, or
+    the name of a file.
     """
     items: Iterable[tuple[Any, Any, Any]]
     if get_origin(schema) in (Union, types.UnionType):
@@ -57,10 +62,10 @@ def _fits(value: Any, schema: Any) -> bool:
     if schema is not Any and kind is not schema and not (kind is int and schema is float):
         return False
     if kind is str:
-        return bool(value.isascii() or value == value.encode("utf-8", "replace").decode())
-    return kind in (bool, type(None)) or (
-        kind in (int, float) and abs(value) < (2**63 if kind is int else math.inf)
-    )
+        return bool(value.isascii() or not _SURROGATE.search(value))
+    # Other programs write whole numbers without a point, however large.
+    most = 2**63 if schema is int else sys.float_info.max
+    return kind in (bool, type(None)) or (kind in (int, float) and abs(value) <= most)
 
 
 def _words(schema: Any) -> str:
