@@ -176,6 +176,7 @@ def read_probe(path: Path | str) -> Probe:
             raise TypeError(f"{other[0]} is {tensors[other[0]].dtype}, not float64")
         if wrong := misfit(classes, list[str], "classes") or misfit(meta, Record, "meta"):
             raise TypeError("{} is {!r:.200}, not {}".format(*wrong))
+        "".join([texts["target"], *classes]).encode("utf-8")
         probe = Probe(**tensors, **texts, classes=tuple(classes), meta=meta)
         fault = _fault(probe)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
