@@ -42,7 +42,6 @@ INTERRUPTED = 130
 
 _SPACE = "free some space and run the same command again"
 _RIGHT = "another place, or the right to read or write there"
-_FILES = "ulimit -n 4096"
 _MEMORY = "fewer rows (--where), a smaller --batch-size, or a higher ulimit -v if there is one"
 
 EXPECTED_OS_ERRORS = {
@@ -56,8 +55,8 @@ EXPECTED_OS_ERRORS = {
     errno.ENOTDIR: ("a file where a folder is expected", None),
     errno.EROFS: ("the file system is read-only", "another place to write to"),
     errno.ENAMETOOLONG: ("the file name is too long", None),
-    errno.EMFILE: ("too many open files", _FILES),
-    errno.ENFILE: ("too many open files on this machine", None),
+    errno.EMFILE: ("too many files are open", "ulimit -n with a larger number, or fewer --workers"),
+    errno.ENFILE: ("too many files are open on this machine", None),
     errno.ENOMEM: ("out of memory", _MEMORY),
     errno.EAGAIN: ("the system gives no more processes or threads", "end some, or a higher ulimit -u"),
 }
