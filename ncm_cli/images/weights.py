@@ -208,8 +208,8 @@ def _members(path: Path) -> list[zipfile.ZipInfo]:
 
 
 def require_stored(path: Path) -> None:
-    """Refuse an archive of torch's with members that are compressed or lie in one another: it writes none."""
-    members = _members(path)
+    """Refuse an archive of torch's whose tensors are compressed or lie in one another: it writes neither."""
+    members = [member for member in _members(path) if re.search(r"(^|/)data(\.pkl$|/)", member.filename)]
     packed = [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]
     if packed or sum(member.file_size for member in members) > path.stat().st_size:
         found = f"compressed members: {listing(packed, 3)}" if packed else "members that lie in one another"
