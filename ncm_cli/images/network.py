@@ -605,7 +605,7 @@ def _tokenizer(request: EncoderRequest, source: ClipSource) -> Any:
     """What turns texts into the tokens of a source's text tower."""
     import open_clip
 
-    text = (source.config or {}).get("text_cfg", {})
+    text = (source.config or open_clip.get_model_config(source.name) or {}).get("text_cfg", {})
     named = text.get("hf_tokenizer_name")
     if not request.model.endswith(".json"):
         # Without it transformers asks on the terminal whether to run the tokenizer's code.

@@ -327,11 +327,14 @@ def reading(path: Path, model: str) -> Iterator[None]:
     except Exception as error:  # readers of foreign tensors raise a dozen kinds, assertions among them
         for pickled in (error, error.__cause__):  # timm advises to load it all the same
             if isinstance(pickled, pickle.UnpicklingError):
+                scripted = checkpoint_kind(path) == "torchscript"
                 raise InputError(
                     "the checkpoint holds Python objects beyond tensors, which are never loaded",
                     where=path,
                     found=pickled_object(pickled),
-                    fix="where it was made, torch.save(model.state_dict(), FILE), or save that as "
+                    fix="ncm help troubleshooting has a line that converts it, if you trust it"
+                    if scripted
+                    else "where it was made, torch.save(model.state_dict(), FILE), or save that as "
                     ".safetensors; then --pretrained FILE",
                 ) from error
         raise InputError(

@@ -87,7 +87,7 @@ def test_the_code_of_an_archive_is_never_run(code: Path, tiny_clip, model: str) 
 
     with pytest.raises(InputError, match="Python objects beyond tensors, which are never loaded") as refused:
         load(tiny_clip.config if model == "open_clip" else model, code)
-    assert "torch.save(model.state_dict(), FILE)" in str(refused.value)
+    assert "a line that converts it, if you trust it" in str(refused.value)
     assert not Path("ran").exists()
     with warnings.catch_warnings(), contextlib.suppress(RuntimeError):
         warnings.simplefilter("ignore")
