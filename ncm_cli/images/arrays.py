@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import pickle
 import zipfile
@@ -148,6 +149,8 @@ def _readable(path: Path) -> Iterator[None]:
             fix="save the tensor alone: torch.save(x, ...)",
         ) from None
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise  # no fault of the file
         # numpy and torch promise nothing about what they raise on bytes that aren't theirs.
         raise InputError(
             "the array can't be read",

@@ -23,8 +23,8 @@ MAX_SIDE = 4096
 
 _TOKENIZER_OPTIONS = {"additional_special_tokens", "clean", "language", "reduction_mask", "strip_sep_token"}
 
-_MOST_PARTS = 10_000
-"""Modules, parameters and buffers of a network; the largest that open_clip knows has 3,000."""
+_MOST_PARTS = 6_000
+"""Modules, parameters and buffers of a network; 3,500 in the largest that open_clip knows."""
 
 _SMALL = 1 << 27
 """Numbers that any network may have, four bytes each."""

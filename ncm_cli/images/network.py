@@ -94,7 +94,6 @@ class TorchEncoder:
 
         self.device, self._reporter = choose_device(device, request.precision, reporter), reporter
         self._request, self.model = request, _LOADERS[request.kind](request, reporter)
-        require_side(self.model.size, request.model)
         try:
             module = self.model.module.eval().to(self.device)
         except RuntimeError as error:
@@ -420,7 +419,10 @@ def activations(module: torch.nn.Module) -> str | None:
 
 def _three(values: Any) -> list[float]:
     """Three floats for a description, from one number or a sequence."""
-    return [float(v) for v in values] if isinstance(values, Sequence) else [float(values)] * 3
+    three = list(values) if isinstance(values, Sequence) else [values] * 3
+    if len(three) != 3 or any(isinstance(one, bool | str) or not abs(one) < 1e6 for one in three):
+        raise ValueError(f"{values!r}, where one or three numbers are expected")
+    return [float(value) for value in three]
 
 
 def _load_timm(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
@@ -443,6 +445,7 @@ def _load_timm(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
     config = resolve_data_config(given, model=module)
     config["crop_mode"] = config.get("crop_mode") or "center"
     height, width = map(int, config["input_size"][-2:])
+    require_side((height, width), request.model)
     squash = config["crop_mode"] in {"squash", "border"}
     return LoadedModel(
         module=module,
@@ -547,7 +550,9 @@ class ClipSource:
 
 def _load_open_clip(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
     """A model whose features are ``encode_image`` on its own preprocessing."""
+    import torch
     from open_clip.transform import PreprocessCfg, image_transform_v2
+    from open_clip.utils import to_2tuple
 
     source = find_clip(request)
     model = _build(request, source)
@@ -570,6 +575,11 @@ def _load_open_clip(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
             "std": _three(config.std),
         }
         transform = image_transform_v2(config, is_train=False)
+        require_side((height, width), request.model)
+        transform(Image.new("RGB", (8, 8)))
+        if source.preprocess and (height, width) != to_2tuple(getattr(model.visual, "image_size", None)):
+            with torch.inference_mode():  # a network of one size only raises
+                model.eval().encode_image(torch.zeros(1, 3, height, width))
     warn_on_preprocess(source, model.visual.preprocess_cfg, reporter)
     return LoadedModel(
         module=model,
@@ -595,7 +605,7 @@ def _tokenizer(request: EncoderRequest, source: ClipSource) -> Any:
     """What turns texts into the tokens of a source's text tower."""
     import open_clip
 
-    text = (source.config or {}).get("text_cfg", {})
+    text = (source.config or open_clip.get_model_config(source.name) or {}).get("text_cfg", {})
     named = text.get("hf_tokenizer_name")
     if not request.model.endswith(".json"):
         # Without it transformers asks on the terminal whether to run the tokenizer's code.

@@ -19,6 +19,7 @@ from ncm_cli.progress import Reporter
 from ncm_cli.store.columns import classes_among
 from ncm_cli.store.digests import OTHER_WEIGHTS, require_same_encoder
 from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.files import require_file
 from ncm_cli.store.tables import read_table
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ def read_prompts(prompts: Sequence[str]) -> list[str]:
             found.append(prompt)
         else:
             try:
-                lines = Path(prompt).read_text(encoding="utf-8-sig").splitlines()
+                lines = require_file(prompt).read_text(encoding="utf-8-sig").splitlines()
             except UnicodeDecodeError as error:
                 raise InputError("prompts that aren't UTF-8 text", where=prompt, found=error) from error
             found += [parse_prompt(line.strip()) for line in lines if line.strip()]

@@ -209,8 +209,8 @@ def _members(path: Path) -> list[zipfile.ZipInfo]:
 
 
 def require_stored(path: Path) -> None:
-    """Refuse an archive of torch's with members that are compressed or lie in one another: it writes none."""
-    members = _members(path)
+    """Refuse an archive of torch's whose tensors are compressed or lie in one another: it writes neither."""
+    members = [member for member in _members(path) if re.search(r"(^|/)data(\.pkl$|/)", member.filename)]
     packed = [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]
     if packed or sum(member.file_size for member in members) > path.stat().st_size:
         found = f"compressed members: {listing(packed, 3)}" if packed else "members that lie in one another"
@@ -324,11 +324,14 @@ def reading(path: Path, model: str) -> Iterator[None]:
     except Exception as error:  # readers of foreign tensors raise a dozen kinds, assertions among them
         for pickled in (error, error.__cause__):  # timm advises to load it all the same
             if isinstance(pickled, pickle.UnpicklingError):
+                scripted = checkpoint_kind(path) == "torchscript"
                 raise InputError(
                     "the checkpoint holds Python objects beyond tensors, which are never loaded",
                     where=path,
                     found=pickled_object(pickled),
-                    fix="where it was made, torch.save(model.state_dict(), FILE), or save that as "
+                    fix="ncm help troubleshooting has a line that converts it, if you trust it"
+                    if scripted
+                    else "where it was made, torch.save(model.state_dict(), FILE), or save that as "
                     ".safetensors; then --pretrained FILE",
                 ) from error
         raise InputError(

@@ -31,7 +31,7 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
     except RecursionError:
         raise ValueError("JSON that is nested too deeply") from None
     level = [found]
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_DEPTH + 1):
         nested = [item for item in level if isinstance(item, dict | list)]
         if not nested:
             return found

@@ -9,6 +9,7 @@ another program may lack the digests; links elsewhere, odd types and huge claims
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import io
@@ -71,6 +72,8 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except READ_ERRORS as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise  # no fault of the file
         text = one_line(error)
         if "truncated file" in text:
             raise InputError(
