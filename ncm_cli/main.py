@@ -53,6 +53,8 @@ EXPECTED_OS_ERRORS = {
     errno.ENOTDIR: ("a file where a folder is expected", None),
     errno.EROFS: ("the file system is read-only", "another place to write to"),
     errno.ENAMETOOLONG: ("the file name is too long", None),
+    errno.EMFILE: ("too many files are open", "ulimit -n with a larger number, or fewer --workers"),
+    errno.ENFILE: ("too many files are open on this machine", None),
 }
 """What the system may refuse, and what to do about it. Any other `OSError` is a bug."""
 

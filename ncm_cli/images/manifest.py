@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ncm_cli.errors import InputError, UsageError, listing
+from ncm_cli.errors import InputError, UsageError, as_written, listing
 from ncm_cli.images.options import EmbedOptions, parse_layout
-from ncm_cli.images.paths import as_written, file_system, is_remote, list_remote, look_up, native
+from ncm_cli.images.paths import is_remote, local_path, look_up, native, within
+from ncm_cli.images.remote import DEEPEST, list_remote, require_installed
 from ncm_cli.store.columns import Column, Files, NumericColumn
 from ncm_cli.store.digests import MAX_TEXT_BYTES, require_few_columns
 from ncm_cli.store.tables import Table, plain_numbers, read_table
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 
 SHOWN_FILES = 100
 """Missing files named in one message; more than that says little."""
-
-DEEPEST = 64
-"""Levels of folders that are followed."""
 
 CONTINUOUS_CLASSES = 20
 """More distinct fractions than this in a label column are a measurement, not classes."""
@@ -169,13 +167,13 @@ def read_source(options: EmbedOptions | FinetuneOptions) -> Manifest:
         return read_archives(text, names)
     if not (is_remote(text) or source.is_dir()):
         if options.layout is not None:
-            raise UsageError("--layout is for folders", found=f"{source} is no folder")
+            raise UsageError("--layout is for folders", found=f"{text} is no folder")
         return read_manifest(source, names, root=options.root, with_files=with_files)
     if not with_files:
         fix = "write a CSV with the ids and labels in the order of the array's rows"
-        raise UsageError("--from-array needs a manifest", found=f"{source} is a folder", fix=fix)
+        raise UsageError("--from-array needs a manifest", found=f"{text} is a folder", fix=fix)
     if options.root is not None:
-        raise UsageError("--root is for manifests", found=f"{source} is a folder")
+        raise UsageError("--root is for manifests", found=f"{text} is a folder")
     return read_folder(source, parse_layout(options.layout) if options.layout else None, names)
 
 
@@ -378,7 +376,9 @@ def read_folder(folder: Path, layout: tuple[str, ...] | None, names: ColumnNames
     """
     for option, value in (("--id-col", names.id_col), ("--path-col", names.path_col)):
         if value is not None:
-            raise UsageError(f"{option} is for tables", found=f"{folder} is a folder", fix="leave it out")
+            raise UsageError(
+                f"{option} is for tables", found=f"{as_written(folder)} is a folder", fix="leave it out"
+            )
     images, others = walk_images(folder)
     notes = []
     if layout is None:
@@ -493,7 +493,7 @@ def find_files(paths: Sequence[str], base: str, row_name: Callable[[int], str], 
             fix="--root FOLDER if relative paths start elsewhere; absolute paths are taken as they are",
         )
     for one in {path.partition("://")[0]: path for path in found if is_remote(path)}.values():
-        file_system(one)
+        require_installed(one)
     return Files(tuple(found), size, mtime_ns, ("",) * len(found))
 
 
@@ -517,7 +517,7 @@ def _files_of_folder(folder: Path, images: Sequence[str]) -> Files:
     them says what is wrong.
     """
     base = absolute_text(folder)
-    paths = tuple(f"{base}/{image}" for image in images)
+    paths = tuple(within(base, image) for image in images)
     untold = is_remote(base)
     facts = [(-1, 0) if untold or printable(path) != path else look_up(path) for path in paths]
     size, mtime_ns = np.array(facts, np.int64).T
@@ -539,18 +539,20 @@ def walk_images(folder: Path) -> tuple[list[str], list[str]]:
     others: list[str] = []
     base = absolute_text(folder)
     try:
-        if is_remote(base):
+        if (local := local_path(base)) is None:
             for name in list_remote(base):
-                (images if _looks_like_image(name) else others).append(name)
+                (images if looks_like_image(name) else others).append(name)
         else:
-            _scan(base, "", images, others, ())
+            _scan(local, "", images, others, ())
     except OSError as error:
         what = (error.strerror or str(error)).lower()
         raise InputError("a folder can't be read", where=error.filename, found=what) from None
+    except ValueError as error:  # a NUL in the name
+        raise InputError("a folder can't be read", where=folder, found=error) from None
     if not images:
         raise InputError(
             "no images in the folder",
-            where=as_written(folder),
+            where=folder,
             found=f"other files: {listing(map(printable, sorted(others)))}" if others else "no files",
             expected=f"files named like images ({', '.join(sorted(IMAGE_SUFFIXES))}) or without any suffix",
         )
@@ -580,8 +582,9 @@ def _scan(
             if is_folder:
                 _scan(f"{folder}/{name}", f"{prefix}{name}/", images, others, (*above, here))
             else:
-                (images if _looks_like_image(name) else others).append(prefix + name)
+                (images if looks_like_image(name) else others).append(prefix + name)
 
 
-def _looks_like_image(name: str) -> bool:
+def looks_like_image(name: str) -> bool:
+    """Whether a file is taken for an image by its name: without any suffix too, as its content decides."""
     return os.path.splitext(name)[1].lower() in {*IMAGE_SUFFIXES, ""}

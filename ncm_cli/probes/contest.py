@@ -28,10 +28,6 @@ MOST_RANKS = 64
 MOST_RANKS_OF_VARIANT = 32
 """The same where group weights or rows compete, too."""
 
-FOLD_TOLERANCE = 1e-5
-"""Gradient norm for the fits of folds, which are judged by their decisions only: probabilities are then
-within about 2e-3 of exact ones."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Contest:
@@ -215,7 +211,7 @@ def crossfit(
             solver=solver,
             ranks=set(capped),
             decays=decays,
-            tolerance=max(problem.options.tolerance, FOLD_TOLERANCE),
+            tolerance=problem.options.fold_tolerance,
             advance=advance,
         )
         found = {(fit.rank, fit.weight_decay): fit for fit in fits}

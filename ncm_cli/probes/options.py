@@ -37,6 +37,10 @@ TOLERANCE = 1e-8
 """Gradient norm to reach, as a share of the rows' root mean square norm: probabilities then agree with the
 exact ones to about 2e-6."""
 
+FOLD_TOLERANCE = 1e-5
+"""That of the fits of folds where ``--tolerance`` isn't given: they are judged by their decisions, and their
+probabilities are then within about 2e-3 of exact ones."""
+
 MAX_ITER = 1000
 
 SWEPT = "ncm sweep --methods {} ... --save-probes DIR"
@@ -168,7 +172,10 @@ class FitOptions(TrainingOptions):
         choices=SOLVERS,
     )
     tolerance: float = _training(
-        TOLERANCE, above=0, help="lbfgs: gradient norm to reach, relative to the rows' norm."
+        TOLERANCE,
+        above=0,
+        help="lbfgs: gradient norm to reach, relative to the rows' norm; given, also in folds, else there "
+        f"{FOLD_TOLERANCE:g}.",
     )
     max_iter: int = _training(MAX_ITER, least=1, help="lbfgs: most iterations for one probe.")
     lr: float = _training(1e-3, above=0, help="adam: learning rate.")
@@ -183,6 +190,11 @@ class FitOptions(TrainingOptions):
     def chosen_solver(self) -> str:
         """``--solver``, exact where nothing else is said."""
         return self.solver or "lbfgs"
+
+    @property
+    def fold_tolerance(self) -> float:
+        """The tolerance of the fits of folds: ``--tolerance`` where it is given."""
+        return FOLD_TOLERANCE if self.tolerance == TOLERANCE else self.tolerance
 
     @property
     def decays(self) -> tuple[float, ...]:

@@ -14,8 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ncm_cli.errors import InputError, NcmError, UsageError, listing, unknown
-from ncm_cli.images.paths import as_written
+from ncm_cli.errors import InputError, NcmError, UsageError, as_written, listing, unknown
 from ncm_cli.options import as_json, command_words, fields_of
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.recipes.freshness import State

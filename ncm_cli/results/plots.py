@@ -627,12 +627,16 @@ def _probe_figures(lines: Sequence[Line]) -> Iterator[Plot]:
 
 
 def _rank_path(meta: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """A probe's selection path at the weight decay that was chosen; None where it has one rank."""
+    """A probe's selection path at the weight decay, group weights and rows that were chosen.
+
+    None where it has one rank.
+    """
     selection = meta.get("selection") or {}
     rows = selection.get("path") or []
     if len({row.get("rank") for row in rows}) < 2:
         return None
-    decay = rows[selection["chosen"]]["weight_decay"]
+    fixed = ("weight_decay", "upweighted", "pair_rows")
+    chosen = rows[selection["chosen"]]
     return [
         {
             "rank": row["rank"],
@@ -641,7 +645,7 @@ def _rank_path(meta: dict[str, Any]) -> list[dict[str, Any]] | None:
             "zero_one_bound": row.get("bound_mse", row.get("bound_01")),
         }
         for row in rows
-        if row["weight_decay"] == decay
+        if all(row.get(name) == chosen.get(name) for name in fixed)
     ]
 
 

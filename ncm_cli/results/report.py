@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,16 +152,32 @@ def _choices(probes: Sequence[Found]) -> Table:
         selection = found.body.get("selection") or {}
         if verdict := selection.get("verdict"):
             controls = {one["name"]: one["bound"] for one in selection.get("controls", [])}
-            own = (verdict.get(name) for name in ("erm_flip_rate", "flip_rate", "erm_bound", "bound"))
-            numbers = [*own, controls.get("constant")]
+            names = ("erm_flip_rate", "flip_rate", "erm_cell_error", "cell_error", "erm_bound", "bound")
+            numbers = [*(verdict.get(name) for name in names), controls.get("constant")]
             rule = f"{ORACLE} {selection['rule']}" if selection.get("oracle") else str(selection["rule"])
             spreads = [spread([one["value"]], (one["low"], one["high"])) if one else None for one in numbers]
             said = f"{VERDICTS.get(verdict['code'], '')} ({verdict['code']})"
-            rows.append(cells(str(found.path), said, rule, str(found.body.get("rank")), *spreads))
-    measures = ("flip rate at rank 0", "flip rate", "bound at rank 0", "bound", "constant's")
-    columns = ("probe", "verdict", "selection", "rank", *measures)
+            rank = str(found.body.get("rank"))
+            rows.append(cells(str(found.path), said, rule, rank, trained_on(found.body), *spreads))
+    scores = ("flip rate", "cell error", "bound")
+    measures = [head for score in scores for head in (f"{score} at rank 0", score)]
+    columns = ["probe", "verdict", "selection", "rank", "trained on", *measures, "constant's"]
+    # Columns that no probe has anything in.
+    kept = [i for i in range(len(columns)) if i < 4 or any(row[i].text or row[i].spread for row in rows)]
     title = "Did the pairs help? (validation rows and pairs only)"
-    return Table(title, columns, rows, 4, "brackets are 95 % intervals")
+    note = "brackets are 95 % intervals"
+    if "cell error" in (columns[i] for i in kept):
+        note += "; cell error: on held-out rows, every label × domain cell alike"
+    rows = [[row[i] for i in kept] for row in rows]
+    left = 4 + ("trained on" in (columns[i] for i in kept))
+    return Table(title, tuple(columns[i] for i in kept), rows, left, note)
+
+
+def trained_on(meta: Mapping[str, Any]) -> str:
+    """Which weights and further rows a probe was trained with, by its record."""
+    hyper = meta.get("hyper_parameters") or {}
+    weights, rows = hyper.get("upweight"), hyper.get("pair_rows")
+    return ", ".join([f"{weights} up-weighted"] * bool(weights) + ["the pairs' rows"] * bool(rows))
 
 
 _BOUND = {
