@@ -25,8 +25,8 @@ ONLY = "only-candidate"
 MOST_RANKS = 64
 """``--rank auto`` tries every rank up to half of these, then ever wider steps, these at most."""
 
-MOST_RANKS_OF_VARIANT = 32
-"""The same where group weights or rows compete, too."""
+MOST_RANKS_OF_VARIANTS = {1: MOST_RANKS, 2: 32, 4: 24}
+"""The same by the number of variants, so that a fit takes at most 2.5 times as long with four."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,8 +67,7 @@ def hold(problem: Problem, reporter: Reporter) -> Contest:
     available = whole.rank
     if rule == "bound" and method == "ncm":
         available = min(available, *(problem.without(fold).rank for fold in folds))
-    most = MOST_RANKS if len(variants) == 1 else MOST_RANKS_OF_VARIANT
-    ranks = resolve_ranks(options.rank, method, available, reporter, most)
+    ranks = resolve_ranks(options.rank, method, available, reporter, MOST_RANKS_OF_VARIANTS[len(variants)])
     if solver == "adam":
         from ncm_cli.images.network import choose_device
 
