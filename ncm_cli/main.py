@@ -135,15 +135,12 @@ def _add(app: typer.Typer, name: str, command: Command, options: type, module: s
 
     def invoke(**values: Any) -> None:
         from ncm_cli.console import Ui
-        from ncm_cli.store.files import refuse_no_file
+        from ncm_cli.store.outputs import refuse_other_outputs
 
         _require_memory()
         ui = Ui(quiet=values.pop("quiet"), verbose=values.pop("verbose"), json=values.pop("json_", False))
         made = made_from(options, values)
-        for field in fields:
-            path = getattr(made, field.name)
-            if field.spec.role == "output" and field.spec.metavar != "DIR" and path not in (None, Path("-")):
-                refuse_no_file(path)
+        refuse_other_outputs(made)
         own = importlib.import_module(f"ncm_cli.commands.{module}")
         if hasattr(own, "run"):
             if code := own.run(made, ui):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ncm_cli.baselines.options import HYPER, METHODS, UPWEIGHT, Config, SweepOptions, space_of
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import Space, as_json
-from ncm_cli.probes.selection import RULES, Rule
+from ncm_cli.probes.selection import RULES, TIES, Rule, score_name
 from ncm_cli.progress import Reporter
 from ncm_cli.store.files import Shown
 from ncm_cli.store.hdf5 import H5Reader, reading, writing
@@ -123,6 +123,8 @@ METRICS = (
     "flip_rate",
     "bound_01",
     "log_loss_bound",
+    "cell_error",
+    "cell_log_loss",
     "test_accuracy",
     "test_log_loss",
     "test_worst_group",
@@ -139,7 +141,9 @@ def metric_names(crossings: int) -> tuple[str, ...]:
 
 def _keys(history: History, rule: Rule) -> tuple[Array, Array]:
     """The rule's quantity (..., least best) and the loss that decides ties; infinite where not known."""
-    values, losses = rule.sign * history[rule.metric], history["val_log_loss"]
+    known = {name for name, own in history.items() if np.isfinite(own).any()}
+    metric = score_name(known) if rule == RULES["bound"] else rule.metric
+    values, losses = rule.sign * history[metric], history[TIES.get(metric, "val_log_loss")]
     # To 1e-12, below which it is rounding.
     scores = np.where(np.isfinite(values), np.round(values, 12), np.inf)
     return scores, np.where(np.isfinite(losses), losses, np.inf)

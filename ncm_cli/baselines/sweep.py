@@ -33,13 +33,15 @@ from ncm_cli.blocks import chosen
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import as_json, check
 from ncm_cli.probes import metrics
+from ncm_cli.probes.contest import held_out_rows
 from ncm_cli.probes.fit import flags_of, origin_of, probe_of
+from ncm_cli.probes.folds import Fold
 from ncm_cli.probes.metrics import PairRows, Rows, joint
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.path import Fit
 from ncm_cli.probes.projection import Scaling
-from ncm_cli.probes.rows_and_pairs import Part, read_problem
-from ncm_cli.probes.selection import Fold, facts, pair_facts, stacked
+from ncm_cli.probes.rows_and_pairs import Part, Problem, Variant, read_problem
+from ncm_cli.probes.selection import facts, pair_facts, stacked
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.files import jsonable, refuse_no_file, sha256_file, write_result, writer_lock
@@ -183,6 +185,48 @@ def _finished(
     return {name: np.concatenate([part[name] for part in found])[order] for name in found[0]}
 
 
+class _CellSums:
+    """Error and log loss on the held-out rows of each label × domain cell, summed fold by fold.
+
+    They are the members that a fold has apart and, as means over the folds, the validation rows.
+    """
+
+    def __init__(self, problem: Problem, folds: Sequence[Fold]) -> None:
+        self.share, self.codes = 1 / max(len(folds), 1), np.zeros(0, np.int64)
+        self.val, sizes = np.zeros(0, np.int64), self.codes
+        if problem.cells and problem.members is not None and problem.val is not None:
+            self.val = problem.val.codes["cell"]
+            apart = np.isin(problem.members.node, np.concatenate([fold.apart for fold in folds]))
+            cells = np.concatenate([problem.members.codes["cell"][apart], self.val[self.val >= 0]])
+            self.codes, sizes = np.unique(cells, return_counts=True)
+        self.sizes = sizes
+        self.names = tuple(f"{what} {code}" for what in ("error", "loss") for code in self.codes)
+
+    def of(
+        self, errors: Array, losses: Array, own_errors: Array, own_losses: Array, members: Rows
+    ) -> dict[str, Array]:
+        """Sums by name, (R,), of errors and losses on validation rows (R, n) and a fold's members (R, q)."""
+        assert members.group is not None
+        by_val, by_member = (
+            (cell[:, None] == self.codes).astype(np.float64) for cell in (self.val, members.group[:, 0])
+        )
+        sums = [
+            self.share * val @ by_val + own @ by_member
+            for val, own in ((errors, own_errors), (losses, own_losses))
+        ]
+        return dict(zip(self.names, np.concatenate(sums, axis=1).T, strict=True))
+
+    def facts(self, sums: Facts) -> dict[str, Array]:
+        """Means over the cells of the means in each one; nothing without cells."""
+        if not len(self.codes):
+            return {}
+        made: dict[str, Array] = {}
+        for what, name in (("error", "cell_error"), ("loss", "cell_log_loss")):
+            means = [sums[f"{what} {code}"] / n for code, n in zip(self.codes, self.sizes, strict=True)]
+            made[name] = np.mean(means, axis=0)
+        return made
+
+
 class Runner:
     """Trains and judges configurations on one problem and on what folds of its pairs leave.
 
@@ -197,8 +241,9 @@ class Runner:
 
         shared = {field.name for field in dataclasses.fields(FitOptions)} & set(vars(options))
         self.options = options
+        kept = {name: getattr(options, name) for name in shared}
         self.problem = read_problem(
-            FitOptions(**{name: getattr(options, name) for name in shared}),
+            FitOptions(**kept | {"upweight": options.upweight or "none", "pair_rows": "no"}),
             oracle=options.test is not None,
             reporter=reporter,
             columns={name: getattr(options, name) for name in ("envs", "erase", "dro_groups")},
@@ -267,6 +312,7 @@ class Runner:
         rows = {name: self._rows(name, self.whole.scaling) for name in ("val", "test")}
         # Where no fold takes a training row away, what uses no pairs is on every fold what it is on all rows.
         taken = any(np.isin(self.problem.train.node, fold.apart).any() for fold in folds)
+        taken |= bool(folds and self.problem.cells)  # whose error is measured fold by fold
         pairs = None if taken else self._measured(seed)
 
         def judge(weight: Array, bias: Array) -> Facts:
@@ -305,24 +351,37 @@ class Runner:
         """What folds say of configurations trained on what they leave, (R, epochs), and diverged (R,)."""
         paired = self.problem.pairs
         assert paired is not None
-        seen = {name: np.zeros((len(configs), self.options.epochs)) for name in FOLD}
+        cells = _CellSums(self.problem, folds)
+        names = (*FOLD, *cells.names)
+        seen = {name: np.zeros((len(configs), self.options.epochs)) for name in names}
         diverged = np.zeros(len(configs), dtype=bool)
         for fold in folds:
             part = self.problem.without(fold)
             val, pairs = self._rows("val", part.scaling), paired.members(fold.measured, part.scaling)
+            members, _ = held_out_rows(self.problem, fold, part)
 
-            def judge(weight: Array, bias: Array, val: Any = val, pairs: PairRows = pairs) -> Facts:
+            def judge(
+                weight: Array,
+                bias: Array,
+                val: Any = val,
+                pairs: PairRows = pairs,
+                members: Rows | None = members,
+            ) -> Facts:
                 errors, losses = metrics.row_errors(weight, bias, val)
                 changes, shifts = metrics.pair_shifts(weight, bias, pairs, regression=False)
                 means = (errors.mean(axis=1) / len(folds), losses.mean(axis=1) / len(folds))
-                return dict(zip(FOLD, (*means, changes.sum(axis=1), shifts.sum(axis=1)), strict=True))
+                found = dict(zip(FOLD, (*means, changes.sum(axis=1), shifts.sum(axis=1)), strict=True))
+                if members is None:
+                    return found
+                return found | cells.of(errors, losses, *metrics.row_errors(weight, bias, members), members)
 
-            found, lost = self._judge(part, configs, judge, FOLD, advance)
-            seen = {name: seen[name] + found[name] for name in FOLD}
+            found, lost = self._judge(part, configs, judge, names, advance)
+            seen = {name: seen[name] + found[name] for name in names}
             diverged |= lost
         measured = sum(int(fold.measured.sum()) for fold in folds)
-        error, loss, flips, shift = seen.values()
-        return pair_facts(error, loss, flips / measured, shift / measured, self.whole.logits), diverged
+        error, loss, flips, shift = (seen[name] for name in FOLD)
+        made = pair_facts(error, loss, flips / measured, shift / measured, self.whole.logits)
+        return made | cells.facts(seen), diverged
 
     def _judge(
         self, part: Part, configs: Sequence[Config], judge: Judge, names: Sequence[str], advance: Advance
@@ -438,7 +497,7 @@ class Runner:
         options, problem = self.options, self.problem
         upweight = options.upweight if config.upweighted else None
         if config.upweighted not in self._origins:
-            self._origins[config.upweighted] = origin_of(problem, self.whole, weighted=config.upweighted)
+            self._origins[config.upweighted] = origin_of(problem, self.whole, Variant(config.upweighted))
         where, dfr = problem.roles.where, config.method == "dfr"
         shared: dict[str, Any] = {"upweight": upweight, "seed": config.seed}
         resolved = {"method": config.method, **shared} | {

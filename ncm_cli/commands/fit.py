@@ -12,10 +12,14 @@ SHOWN = 24
 """Longer paths are cut to the best weight decay of each rank, and then to this many ranks around it."""
 
 COLUMNS = {
+    "cell_error": "cell error",
     "val_accuracy": "val accuracy",
     "val_log_loss": "val log loss",
     "val_mse": "val MSE",
     "flip_rate": "flip rate",
+    "within_flip_rate": "in cells",
+    "across_flip_rate": "across domains",
+    "guarded_bound": "guarded bound",
     "pair_mse": "pair MSE",
     "bound_01": "error bound",
     "bound_mse": "MSE bound",
@@ -25,11 +29,15 @@ COLUMNS = {
     "test_mse": "ORACLE test",
 }
 
+DETAILS = ("val_log_loss", "log_loss_bound")
+"""Left out where there are more telling columns: a table is to fit into 80 characters."""
+
 CONTROLS = {
     "constant": "always the same answer",
     "erm": "ERM, nothing removed",
     "erm-upweighted": "ERM, groups up-weighted",
     "erm-pair-rows": "ERM, pairs' rows added",
+    "erm-upweighted-pair-rows": "ERM, both",
 }
 
 
@@ -42,9 +50,11 @@ def show(body: dict[str, Any], ui: Ui) -> None:
         _show_judged(body, ui)
     classes = f", classes {listing(body['classes'])}" if body["classes"] else ""
     mark = "ORACLE: " if body["oracle"] else ""
+    weights = f", {body['upweight']} up-weighted" if body["upweight"] else ""
+    rows = ", the pairs' rows among them" if body["pair_rows"] else ""
     ui.note(
-        f"{mark}{body['method']}, rank {body['rank']}, weight decay {body['weight_decay']:g}: "
-        f"{body['train_rows']:,} training rows{classes}"
+        f"{mark}{body['method']}, rank {body['rank']}, weight decay {body['weight_decay']:g}{weights}: "
+        f"{body['train_rows']:,} training rows{rows}{classes}"
     )
     for flag in body["flags"]:
         ui.note(flag)
@@ -54,6 +64,9 @@ def show(body: dict[str, Any], ui: Ui) -> None:
 def _show_path(body: dict[str, Any], ui: Ui) -> None:
     path, chosen = body["path"], body["chosen"]
     columns = [name for name in COLUMNS if name in path[chosen]]
+    if {"cell_error", "guarded_bound"} & {*columns}:
+        columns = [name for name in columns if name not in DETAILS]
+    variants = "upweighted" in path[chosen]
     shown = _thinned(body)
     unconverged = not all(path[index]["converged"] for index in shown)
     rows = [
@@ -61,16 +74,24 @@ def _show_path(body: dict[str, Any], ui: Ui) -> None:
             ">" if index == chosen else "",
             path[index]["rank"],
             f"{path[index]['weight_decay']:g}",
+            *([_trained_on(path[index])] if variants else []),
             *(path[index].get(name) for name in columns),
             *(["" if path[index]["converged"] else "not converged"] if unconverged else []),
         ]
         for index in shown
     ]
-    titles = ["", "rank", "weight decay", *(COLUMNS[name] for name in columns), *["note"] * unconverged]
+    titles = ["", "rank", "weight decay", *["trained on"] * variants, *(COLUMNS[name] for name in columns)]
+    titles += ["note"] * unconverged
     left_out = len(path) - len(shown)
     footer = f"{left_out} of {len(path)} candidates not shown: --json has them all" if left_out else None
     title = f"selection: {'ORACLE ' if body['oracle'] else ''}{body['rule']}"
     ui.table(titles, rows, title=title, footer=footer)
+
+
+def _trained_on(candidate: dict[str, Any]) -> str:
+    """The variant of a candidate, in words."""
+    weights, rows = candidate["upweighted"], candidate["pair_rows"]
+    return " ".join(["+ weights"] * weights + ["+ rows"] * rows)
 
 
 def _worst_of(crossing: dict[str, Any]) -> str:
@@ -89,7 +110,8 @@ def _thinned(body: dict[str, Any]) -> list[int]:
     for index, candidate in enumerate(path):
         by_rank.setdefault(candidate["rank"], []).append(index)
     best = [own[choose([path[i] for i in own], body["rule"], body["task"])] for own in by_rank.values()]
-    if len(best) <= SHOWN:
+    best = sorted({*best, body["chosen"]}, key=lambda index: (path[index]["rank"], index))
+    if len(best) <= SHOWN + 1:
         return best
     step = (len(best) - 1) / (SHOWN - 1)
     picked = {round(i * step) for i in range(SHOWN)}
@@ -100,17 +122,22 @@ def _show_judged(body: dict[str, Any], ui: Ui) -> None:
     """The controls beside the pick, and the verdict."""
     verdict = body["verdict"]
     if body["controls"]:
-        heads = (
-            ("val error", "flip rate", "bound") if body["classes"] else ("val MSE", "pair MSE", "MSE bound")
-        )
+        heads = {"cell_error": "cell error", "val_error": "val error"}
+        heads |= {"flip_rate": "flip rate", "bound": "bound"}
+        if not body["classes"]:
+            heads |= {"val_error": "val MSE", "flip_rate": "pair MSE", "bound": "MSE bound"}
+        if not verdict.get("cell_error"):
+            del heads["cell_error"]
         named = {"this probe": verdict} | {CONTROLS[one["name"]]: one for one in body["controls"]}
+        # All intervals of four columns don't fit into 80 characters: those of the two scores do.
+        plain = ("val_error", "flip_rate") if len(heads) > 3 else ()
         rows = [
-            (name, *(_with_interval(one[measure]) for measure in ("val_error", "flip_rate", "bound")))
+            (name, *("" if not one.get(head) else _shown(one[head], head not in plain) for head in heads))
             for name, one in named.items()
         ]
-        ui.table(["", *heads], rows, title="beside the controls, with 95 % intervals")
+        ui.table(["", *heads.values()], rows, title="beside the controls, with 95 % intervals")
     ui.text(f"{verdict['text']}\n{verdict['about']}")
 
 
-def _with_interval(found: dict[str, float]) -> str:
-    return f"{found['value']:.3f} ({found['low']:.2f}–{found['high']:.2f})"
+def _shown(found: dict[str, float], interval: bool) -> str:
+    return f"{found['value']:.3f}" + f" ({found['low']:.2f}–{found['high']:.2f})" * interval

@@ -78,9 +78,12 @@ def _images(source: Path, depth: int, reporter: Reporter) -> list[str]:
         reporter.note(f"{len(others)} other files are left out")
     unwritable = [image for image in images if printable(image) != image]
     images = [image for image in images if printable(image) == image]
+    # Blanks around a value aren't kept by tables, and two labels would be one.
+    blank = [image for image in images if any(part != part.strip(" \t") for part in image.split("/")[:-1])]
     lost = [image for image in images if not (source / image).exists()]
-    images = sorted(set(images) - set(lost))
-    for what, names in (("names that aren't UTF-8", unwritable), ("links that lead nowhere", lost)):
+    images = sorted(set(images) - set(lost) - set(blank))
+    lacks = {"names that aren't UTF-8": unwritable, "links that lead nowhere": lost}
+    for what, names in (lacks | {"folders whose name begins or ends with a blank": blank}).items():
         if names:
             every = f"{what}: {listing(map(printable, names), limit=len(names))}"
             if not images:
@@ -206,14 +209,14 @@ def _counted(
     """The split of each image: so many at random of those in the same folders, the others ``pool``."""
     splits = dict.fromkeys(kept, "pool")
     for own, images in _shuffled(kept, counts, options.seed):
-        names = [name for name, number in counts[own].items() for _ in range(number)]
-        if len(names) > len(images):
+        if (wanted := sum(counts[own].values())) > len(images):
             raise InputError(
                 f"too few images of {' / '.join(own)}",
                 where=options.source,
                 found=len(images),
-                expected=f"{len(names)}, as {options.counts} says",
+                expected=f"{wanted:,}, as {options.counts} says",
             )
+        names = [name for name, number in counts[own].items() for _ in range(number)]
         splits |= zip(images, names, strict=False)
     return splits
 

@@ -190,9 +190,11 @@ def _read_problem(options: FinetuneOptions, rows: ManifestRows, reporter: Report
                 found=listing(strange),
                 expected=f"ids of {options.source}",
             )
-    names = ("pairs", "train", "val", "test", "target", "groups", "upweight", "overlap", "output")
+    names = ("pairs", "train", "val", "test", "target", "groups", "overlap", "output")
+    kept: dict[str, Any] = {name: getattr(options, name) for name in names}
+    kept |= {"upweight": options.upweight or "none", "pair_rows": "no"}
     problem = read_problem(
-        FitOptions(features=options.source, **{name: getattr(options, name) for name in names}),
+        FitOptions(features=options.source, **kept),
         oracle=options.test is not None,
         reporter=reporter,
         columns={"envs": options.envs, "dro_groups": options.dro_groups},

@@ -29,9 +29,10 @@ from ncm_cli.finetune.rows import ManifestRows, Pictures, Positions
 from ncm_cli.images.encoder import EncoderRequest, Preprocess
 from ncm_cli.images.network import TorchEncoder, exact, is_short_of_memory, own_random_numbers
 from ncm_cli.probes import metrics
-from ncm_cli.probes.metrics import PairRows, Rows
-from ncm_cli.probes.rows_and_pairs import Problem
-from ncm_cli.probes.selection import RULES, Fold, facts
+from ncm_cli.probes.folds import Fold
+from ncm_cli.probes.metrics import PairRows, Rows, decide
+from ncm_cli.probes.rows_and_pairs import Problem, RawRows
+from ncm_cli.probes.selection import RULES, SCORES, cell_facts, facts
 from ncm_cli.progress import Task
 
 Epoch = dict[str, float]
@@ -191,6 +192,10 @@ class Training:
             members = np.stack([rows.positions(ids) for ids in (pairs.store.id_a, pairs.store.id_b)], axis=1)
         self.measured = members[self.fold.measured] if self.fold else members[:0]
         self.pairs = members[:0]
+        self.apart: RawRows | None = None
+        if self.fold is not None and problem.cells and problem.members is not None:
+            self.apart = problem.members.take(np.isin(problem.members.node, self.fold.apart))
+        self.apart_at = members[:0, 0] if self.apart is None else rows.positions(self.apart.ids)
         if pairs is not None and self.options.chosen_method == "ncm":
             self.pairs = members[pairs.usable & (self.fold.basis if self.fold else True)]
         self.reference = None
@@ -200,7 +205,8 @@ class Training:
     @property
     def needed(self) -> Positions:
         """The rows whose pictures are looked at."""
-        return np.unique(np.concatenate([*self.at.values(), self.pairs.ravel(), self.measured.ravel()]))
+        pairs = (self.pairs.ravel(), self.measured.ravel())
+        return np.unique(np.concatenate([*self.at.values(), *pairs, self.apart_at]))
 
     def epoch(self, number: int, pictures: Pictures, task: Task) -> Epoch:
         """Train on every row once; ``number`` counts from 1. What is random comes from it and the seed."""
@@ -280,21 +286,22 @@ class Training:
         """What validation and test rows and held-out pairs say of the network now."""
         self.module.eval()
         members = self.measured
-        parts = [self.at[part] for part in ("val", "test") if part in self.at] + [
-            members[:, 0],
-            members[:, 1],
-        ]
+        names = [part for part in ("val", "test") if part in self.at]
+        parts = [*(self.at[part] for part in names), self.apart_at, members[:, 0], members[:, 1]]
         features = pictures.features(self.network, np.concatenate(parts)).astype(np.float64)
         own = np.split(features, np.cumsum([len(part) for part in parts])[:-1])
         pairs = PairRows(a=own[-2], b=own[-1]) if len(members) else None
         rows = {}
-        for part, X in zip([part for part in ("val", "test") if part in self.at], own, strict=False):
+        for part, X in zip(names, own, strict=False):
             known: Any = getattr(self.problem, part)
             rows[part] = Rows(X=X, y=known.y, group=known.group)
         weight, bias = self.probe()
         found = {
             name: float(one[0]) for name, one in facts(weight[None], bias[None], **rows, pairs=pairs).items()
         }
+        if self.apart is not None:
+            found |= self._cell_facts(weight, bias, rows["val"], own[-3])
+        found["val_answers"] = float(len(np.unique(decide(np.asarray(rows["val"].X) @ weight.T + bias))))
         for part, one in rows.items():
             if self.reference is not None and one.group is not None:
                 right = metrics.row_errors(weight[None], bias[None], one)[0][0] == 0
@@ -302,6 +309,17 @@ class Training:
                 average, _ = metrics.adjusted_average(table, self.reference)
                 found |= {} if average is None else {f"{part}_adjusted_accuracy": average}
         return found
+
+    def _cell_facts(
+        self, weight: NDArray[np.float64], bias: NDArray[np.float64], val: Rows, X: NDArray[np.float64]
+    ) -> Epoch:
+        """Error on held-out members X (q, width) and validation rows, every label × domain cell alike."""
+        assert self.apart is not None and self.problem.val is not None
+        cell = np.concatenate([self.problem.val.codes["cell"], self.apart.codes["cell"]])
+        y = np.concatenate([self.problem.val.y, self.apart.y])
+        rows = Rows(X=np.concatenate([np.asarray(val.X), X])[cell >= 0], y=y[cell >= 0])
+        found = cell_facts(*metrics.row_errors(weight[None], bias[None], rows), cell[cell >= 0])
+        return {name: float(one[0]) for name, one in found.items()}
 
     def state(self) -> dict[str, Any]:
         """All that the next epoch depends on."""
@@ -334,6 +352,14 @@ class Training:
 
 
 def picks(history: Sequence[Epoch]) -> dict[str, int]:
-    """The epoch (from 0) that each rule picks; −1 where it has nothing to look at."""
+    """The epoch (from 0) that each rule picks; −1 where it has nothing to look at.
+
+    Of the rule ``bound`` epochs with one answer for all validation rows are the last choice.
+    """
     known = {name: np.array([one.get(name, math.nan) for one in history]) for name in METRICS}
+    constant = np.array([one.get("val_answers", 2) < 2 for one in history])
+    if not constant.all():
+        for name in SCORES:
+            if name in known:
+                known[name] = np.where(constant, np.nan, known[name])
     return {name: int(best_checkpoints(known, rule)) for name, rule in RULES.items()}

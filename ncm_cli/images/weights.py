@@ -27,6 +27,7 @@ from ncm_cli.errors import InputError, NcmError, listing, nearest
 from ncm_cli.images.torchscript import torchscript_tensors
 from ncm_cli.store.digests import damaged, parse_json, require_version
 from ncm_cli.store.files import one_line, read_json, require_file, sha256_file, write_bytes, write_json
+from ncm_cli.store.probe import TUNED
 
 if TYPE_CHECKING:
     import torch
@@ -274,10 +275,6 @@ def tensors(path: Path, model: str) -> dict[str, torch.Tensor]:
         if not named:
             raise ValueError("it holds no named tensors")
         return named
-
-
-TUNED = "ncm-finetuned"
-"""The format of what `ncm finetune` writes: a timm model's state, its classifier ``representation`` wide."""
 
 
 def write_tuned(path: Path, module: torch.nn.Module, facts: Mapping[str, Any]) -> None:

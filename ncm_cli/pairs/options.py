@@ -9,6 +9,7 @@ from pathlib import Path
 from ncm_cli.errors import UsageError
 from ncm_cli.images.options import TextOptions, parse_prompt
 from ncm_cli.options import argument, given_flags, option
+from ncm_cli.store.pairs import COUNTERFACTUAL, MATCHED
 
 MATCHES = ("random", "nearest", "same-id", "iterative")
 STRADDLES = ("exclude", "error", "keep")
@@ -40,7 +41,7 @@ class PairsOptions(TextOptions):
         None, help="Table of matched ids (CSV or TSV), unless --match makes the pairs.", role="input"
     )
     features: Path = option(help="Feature store that holds the rows.", role="input", flags=("-f",))
-    output: Path = option(help="Pair store to write.", role="output", flags=("-o",))
+    output: Path = option(help="Pair store to write.", role="output", flags=("-o",), writes=("pairs",))
     features_b: Path | None = option(
         None, help="Store of the second members, if another: of the same encoder.", role="input"
     )
@@ -51,6 +52,13 @@ class PairsOptions(TextOptions):
         "id_b", help="Column of the table with the second member's id.", metavar="COLUMN", columns_of="source"
     )
     match: str | None = option(None, help="How to make pairs without a table.", choices=MATCHES)
+    kind: str | None = option(
+        None,
+        help="What the pairs are: counterfactual, one thing seen twice, or matched, different rows of one "
+        "label. Without it, those of random, nearest and iterative are matched, and those of a table where "
+        "its members have one label and a column of the store tells them apart.",
+        choices=(COUNTERFACTUAL, MATCHED),
+    )
     prompts: tuple[str, ...] = option(
         (),
         help="A prompt such as 'a {class} on land': every two are a pair of texts. Those "
@@ -137,6 +145,9 @@ class PairsOptions(TextOptions):
             )
         if not self.prompts and (idle := given_flags(self, {"classes", "class_map"})):
             yield UsageError(f"{idle[0]} needs --prompts", fix="--prompts 'a photo of a {class} on land' ...")
+        if self.kind == MATCHED and (self.prompts or self.match == "same-id"):
+            what = "views of one row are no matches" if self.match else "prompts are no rows"
+            yield UsageError(f"--kind {MATCHED} is for different rows", found=what, fix="leave --kind out")
         if self.holdout_col and self.source is None:
             yield UsageError("--holdout-col needs a table of pairs", fix="--holdout 0.25 holds out at random")
         if self.match is None:

@@ -180,7 +180,7 @@ def _pairs(
         options=as_json(options),
         encoder=base,
         fingerprint=fingerprint(base),
-        sources=[{"path": str(store.path), "content_sha256": store.content_sha256} for store in sources],
+        sources=[_source(store) for store in sources],
         diagnostics=diagnostics,
     )
     write_pairs(options.output, written)
@@ -193,6 +193,14 @@ def _pairs(
         "singular_values": written.singular_values.tolist(),
         "diagnostics": diagnostics,
     }
+
+
+def _source(store: FeatureStore) -> dict[str, Any]:
+    """What a pair store records of a feature store; of an augmented view also the augmentation."""
+    view = (store.encoder.get("view") or {}).get("augment")
+    return {"path": str(store.path), "content_sha256": store.content_sha256} | (
+        {"augment": view} if view else {}
+    )
 
 
 def find_members(options: PairsOptions, stores: Stores, reporter: Reporter) -> Members:

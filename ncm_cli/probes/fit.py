@@ -3,78 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import os.path
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ncm_cli.blocks import blocks, joined
-from ncm_cli.errors import InputError
-from ncm_cli.options import as_json, check, given_flags, parse_ranks
-from ncm_cli.probes.metrics import PairRows, Rows, decide, joint, row_errors, summary, worst
+from ncm_cli.errors import InputError, UsageError
+from ncm_cli.options import as_json, check, given_flags
+from ncm_cli.probes.contest import ONLY, Contest, hold
+from ncm_cli.probes.controls import constant_fit, judged, nearly_constant, one_answer, variant_of_control
+from ncm_cli.probes.metrics import row_errors, summary, worst
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.path import Fit
 from ncm_cli.probes.rows_and_pairs import (
     Part,
     Problem,
-    RawRows,
+    Variant,
     pairs_digest,
     read_problem,
     rows_digest,
     train_path,
 )
-from ncm_cli.probes.selection import (
-    Candidate,
-    CrossFit,
-    Estimate,
-    Fold,
-    Verdict,
-    choose,
-    error_estimate,
-    judge,
-    score_path,
-    stacked,
-    units,
-    unmeasured,
-)
+from ncm_cli.probes.selection import stacked
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.digests import fingerprint
-from ncm_cli.store.pairs import TEXT, PairStore
 from ncm_cli.store.probe import Probe, record_ids, write_probe
-
-ONLY = "only-candidate"
-"""The rule's name where there was one setting and so nothing to choose."""
-
-AUTO_DENSE, AUTO_MOST = 32, 64
-"""``--rank auto`` tries every rank up to the first, then ever wider steps, of the second's number at most."""
-
-FOLD_TOLERANCE = 1e-5
-"""Gradient norm for the fits of folds, which are judged by their decisions only: probabilities are then
-within about 2e-3 of exact ones."""
-
-CONSTANT, ERM, UPWEIGHTED, PAIR_ROWS = "constant", "erm", "erm-upweighted", "erm-pair-rows"
-"""The controls, which any pick must beat and which are measured like it: always the training rows' commonest
-class (or mean); nothing removed; the same, every group counting alike; the same, also on the labelled rows
-that the pairs are made of."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Contest:
-    """Which probes were tried, and the one that the rule chose."""
-
-    rule: str
-    note: str
-    ranks: tuple[int, ...]
-    available: int
-    """The largest rank that can be tried: of all pairs, or of those that a fold leaves."""
-    folds: tuple[Fold, ...]
-    candidates: list[Candidate]
-    chosen: int
-    best: Fit
-    """The choice's fit on all rows and pairs."""
-    found: CrossFit | None
-    """The folds' measurements, where the rule needs them."""
 
 
 def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
@@ -95,12 +50,11 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     if idle := given_flags(options, options.idle):
         reporter.warn(f"no effect with --method {method} --solver {solver}: {', '.join(idle)}")
     problem = read_problem(options, oracle=options.select == "oracle", reporter=reporter)
-    whole = problem.whole()
-    contest = _hold(problem, whole, reporter)
-    best = contest.best
-    answer = _one_answer(problem, whole, best)
-    verdict, controls = _judged(problem, contest, answer is not None)
-    _warn(contest, options, answer, reporter)
+    if options.save_controls is not None and problem.val is None:
+        raise _no_controls("no validation rows")
+    contest, verdict, controls = judged(problem, hold(problem, reporter), reporter)
+    best, variant, whole = contest.best, contest.variant, problem.whole(contest.variant)
+    _warn(problem, contest, reporter)
     body = {
         "output": str(options.output),
         "method": method,
@@ -110,13 +64,15 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
         "classes": list(problem.target.classes),
         "rank": best.rank,
         "weight_decay": best.weight_decay,
+        "upweight": problem.upweight if variant.upweighted else None,
+        "pair_rows": variant.pair_rows,
         "rule": contest.rule,
         "oracle": contest.rule == "oracle",
         "note": contest.note,
         "path": contest.candidates,
         "chosen": contest.chosen,
         "converged": best.converged,
-        "train_rows": len(problem.train.ids),
+        "train_rows": len(whole.X),
         "val_rows": 0 if problem.val is None else len(problem.val.ids),
         "pairs": whole.pairs,
         "held_out": 0 if problem.pairs is None else int(problem.pairs.held_out.sum()),
@@ -127,9 +83,15 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
         "crossings": worst_groups(problem, whole, best),
         "flags": flags_of(problem, contest.rule == "oracle"),
     }
-    write_probe(options.output, _probe(problem, whole, body, best))
+    made = {options.output: _probe(problem, whole, variant, body, best)}
     if options.save_controls is not None:
-        _save_controls(options.save_controls, problem, body)
+        beside = _control_probes(options.save_controls, problem, body)
+        if os.path.realpath(options.output) in map(os.path.realpath, beside):
+            raise UsageError("the probe and one of its controls have the same name", found=options.output)
+        options.save_controls.mkdir(parents=True, exist_ok=True)
+        made |= beside
+    for path, probe in made.items():
+        write_probe(path, probe)
     return body
 
 
@@ -150,304 +112,9 @@ def worst_groups(problem: Problem, whole: Part, best: Fit) -> list[dict[str, Any
     return found
 
 
-def _hold(problem: Problem, whole: Part, reporter: Reporter) -> _Contest:
-    """Resolve rule, folds and ranks, fit, and choose."""
-    options = problem.options
-    method, solver, decays = options.chosen_method, options.chosen_solver, options.decays
-    rule, note = resolve_rule(options.select, problem, options.several)
-    if note:
-        reporter.note(note)
-    folds: tuple[Fold, ...] = ()
-    try:
-        folds = tuple(problem.pairs.folds(options.folds, options.seed)) if problem.pairs else ()
-    except InputError:
-        if rule == "bound":
-            raise
-    available = whole.rank
-    if rule == "bound" and method == "ncm":
-        available = min(available, *(problem.without(fold).rank for fold in folds))
-    ranks = resolve_ranks(options.rank, method, available, reporter)
-    if solver == "adam":
-        from ncm_cli.images.network import choose_device
-
-        choose_device(options.device, "fp64", reporter)
-    kind: dict[str, Any] = {"method": method, "solver": solver}
-    total = len(decays) * (options.epochs if solver == "adam" else 1)
-    found = None
-    if rule == "bound":
-        tried = sorted({0, *ranks})
-        with reporter.task("fitting folds", len(folds) * len(tried) * total, unit="fits") as bar:
-            found = crossfit(problem, folds, ranks=tried, decays=decays, advance=bar.advance, **kind)
-        candidates = [candidate for candidate in found.candidates if candidate["rank"] in ranks]
-        pick = candidates[chosen := choose(candidates, rule, options.task)]
-        best = train_path(whole, options, ranks=[pick["rank"]], decays=[pick["weight_decay"]], **kind)[0]
-    else:
-        with reporter.task("fitting", len(ranks) * total, unit="fits") as bar:
-            fits = train_path(whole, options, ranks=ranks, decays=decays, advance=bar.advance, **kind)
-        val, test = (
-            None if rows is None else rows.scaled(whole.scaling) for rows in (problem.val, problem.test)
-        )
-        candidates = score_path(fits, val=val, test=test)
-        chosen = 0 if rule == ONLY else choose(candidates, rule, options.task)
-        best = fits[chosen]
-    return _Contest(rule, note, ranks, available, folds, candidates, chosen, best, found)
-
-
-def resolve_rule(asked: str | None, problem: Problem, several: bool) -> tuple[str, str]:
-    """The selection rule in force, and a line that says why where it wasn't asked for.
-
-    Raises `InputError` for several candidates where what the rule needs is missing.
-    """
-    if asked != "oracle":
-        if not several:
-            return ONLY, ""
-        if problem.val is None:
-            raise InputError(
-                "several combinations of rank and weight decay, and nothing to choose by",
-                where=problem.options.features,
-                found="no validation rows",
-                fix=f"name some with --val W, such as --val '{problem.roles.unused}', "
-                "or say one --rank and one --weight-decay",
-            )
-    if asked is not None and asked != "bound":
-        return asked, ""
-    if problem.pairs is None:
-        return "in-domain", "choosing by validation rows only (--select in-domain): there are no pairs"
-    measured = "validation error + flip rate"
-    if problem.regression:
-        measured = "the bound on MSE from validation MSE and squared changes"
-    return "bound", "" if asked else f"choosing by {measured} of pairs, cross-fitted (--select bound)"
-
-
-def resolve_ranks(text: str, method: str, available: int, reporter: Reporter) -> tuple[int, ...]:
-    """The ranks to try, of at most ``available``; raises `InputError` where none of those asked for is."""
-    asked = parse_ranks(text)
-    if method != "ncm":
-        return (0,)
-    if asked is None:
-        return auto_ranks(available)
-    possible = tuple(rank for rank in asked if rank <= available)
-    if not possible:
-        raise InputError(
-            "a rank above the pairs' numerical rank",
-            found=f"--rank {text}",
-            expected=f"at most {available}",
-            fix=f"--rank {available}, or a grid such as 0:{available}, or more pairs",
-        )
-    if len(possible) < len(asked):
-        reporter.note(
-            f"ranks above {available}, the numerical rank of the pairs that a fold leaves to fit on, are "
-            f"skipped ({len(asked) - len(possible)} of {len(asked)})"
-        )
-    return possible
-
-
-def auto_ranks(available: int) -> tuple[int, ...]:
-    """0 to ``available``: each up to `AUTO_DENSE`, then geometric steps, at most `AUTO_MOST` ranks."""
-    if available < AUTO_MOST:
-        return tuple(range(available + 1))
-    sparse = np.geomspace(AUTO_DENSE, available, AUTO_MOST - AUTO_DENSE)
-    return tuple(sorted({*range(AUTO_DENSE + 1), *(round(float(rank)) for rank in sparse)}))
-
-
-def crossfit(
-    problem: Problem,
-    folds: Sequence[Fold],
-    *,
-    method: str,
-    solver: str,
-    ranks: Sequence[int],
-    decays: Sequence[float],
-    rows: RawRows | None = None,
-    advance: Callable[[int], None] | None = None,
-) -> CrossFit:
-    """Fit every rank and weight decay on what each fold leaves, and judge it by validation rows and pairs.
-
-    ``rows`` are others to train on than the problem's, for ERM.
-    """
-    pairs, val = problem.pairs, problem.val
-    assert pairs is not None
-
-    def measured(fold: Fold) -> tuple[list[Fit], Rows | None, PairRows]:
-        part = problem.without(fold, rows)
-        # Where a fold's pairs have fewer directions than a rank asks for, all of them are removed.
-        capped = [min(rank, part.rank) for rank in ranks]
-        fits = train_path(
-            part,
-            problem.options,
-            method=method,
-            solver=solver,
-            ranks=set(capped),
-            decays=decays,
-            tolerance=max(problem.options.tolerance, FOLD_TOLERANCE),
-            advance=advance,
-        )
-        found = {(fit.rank, fit.weight_decay): fit for fit in fits}
-        named = [
-            dataclasses.replace(found[own, decay], rank=rank)
-            for rank, own in zip(ranks, capped, strict=True)
-            for decay in decays
-        ]
-        judged = None if val is None else val.scaled(part.scaling)
-        return named, judged, pairs.members(fold.measured, part.scaling)
-
-    unit = units(pairs.node_a, pairs.node_b, folds)
-    return CrossFit.join(map(measured, folds), unit, regression=problem.regression)
-
-
-def _judged(
-    problem: Problem, contest: _Contest, one_answer: bool
-) -> tuple[Verdict | None, list[dict[str, Any]]]:
-    """Verdict and controls; where the rule didn't measure on folds, the pick and ERM are measured now."""
-    if problem.pairs is None:
-        return None, []
-    options, best, least_bound = problem.options, contest.best, contest.rule == "bound"
-    try:
-        # Pairs that can't be cut say so again.
-        folds = contest.folds or problem.pairs.folds(options.folds, options.seed)
-        found = contest.found or crossfit(
-            problem,
-            folds,
-            method=options.chosen_method,
-            solver=options.chosen_solver,
-            ranks=sorted({0, best.rank}),
-            decays=options.decays,
-        )
-        setting = (best.rank, best.weight_decay)
-        return judge_pick(problem, folds, found, *setting, least_bound=least_bound, one_answer=one_answer)
-    except InputError as error:
-        if least_bound:
-            raise
-        why = f"{error.what} ({error.found})" if error.found else error.what
-        return unmeasured(int(problem.pairs.usable.sum()), 0, why, shift_of(problem.pairs.store)), []
-
-
-def judge_pick(
-    problem: Problem,
-    folds: Sequence[Fold],
-    found: CrossFit,
-    rank: int,
-    decay: float,
-    *,
-    least_bound: bool = True,
-    one_answer: bool = False,
-) -> tuple[Verdict, list[dict[str, Any]]]:
-    """The verdict and the controls for the candidate of ``found`` with this rank and weight decay.
-
-    ``least_bound`` says that the candidate was chosen by its bound, ``one_answer`` that its final fit gives
-    every validation row the same one.
-    """
-    assert problem.pairs is not None
-    method, shift = problem.options.chosen_method, shift_of(problem.pairs.store)
-    if problem.val is None:
-        return unmeasured(found.pairs, found.units, "no validation rows", shift), []
-    pick = [(one["rank"], one["weight_decay"]) for one in found.candidates].index((rank, decay))
-    erm = found.best(0)
-    answer, constant = _constant(problem)
-    labels = list(zip(problem.pairs.store.label_a, problem.pairs.store.label_b, strict=True))
-    unlike = sum(bool(a and b and a != b) for a, b in labels), len(labels)
-    known: dict[str, Any] = {"least_bound": least_bound, "one_answer": one_answer}
-    verdict = judge(found, pick, erm, constant.value, answer, shift, unlike=unlike, **known)
-    if method != "ncm":
-        unused = unmeasured(found.pairs, found.units, f"{method} doesn't use them", shift)
-        verdict = dataclasses.replace(verdict, code=unused.code, text=unused.text)
-    controls = [_control(CONSTANT, None, constant, Estimate(0.0, 0.0, 0.0), constant)]
-    controls.append(_measured(ERM, found, erm))
-    plain: dict[str, Any] = {"method": "erm", "solver": _erm_solver(problem.options), "ranks": [0]}
-    for name, rows in _control_rows(problem).items():
-        own = crossfit(problem, folds, decays=problem.options.decays, rows=rows, **plain)
-        controls.append(_measured(name, own, own.best(0)))
-    labelled = controls[-1]["bound"]["value"] if controls[-1]["name"] == PAIR_ROWS else np.inf
-    if verdict.code == "helps" and verdict.bound and labelled <= verdict.bound.value:
-        text = (
-            f"{verdict.text} But ERM that is also trained on the pairs' labelled rows has a bound of "
-            f"{labelled:.3g}, no higher: whoever has these labels can as well train on them."
-        )
-        verdict = dataclasses.replace(verdict, text=text)
-    return verdict, controls
-
-
-def _erm_solver(options: FitOptions) -> str:
-    """That of controls: the one of ``ncm``."""
-    return options.chosen_solver if options.chosen_method == "ncm" else "lbfgs"
-
-
-def _measured(name: str, found: CrossFit, index: int) -> dict[str, Any]:
-    decay = found.candidates[index]["weight_decay"]
-    return _control(name, decay, found.error(index), found.change(index), found.bound(index))
-
-
-def _control(
-    name: str, weight_decay: float | None, error: Estimate, flips: Estimate, bound: Estimate
-) -> dict[str, Any]:
-    measures = {"val_error": error, "flip_rate": flips, "bound": bound}
-    known = {measure: dataclasses.asdict(estimate) for measure, estimate in measures.items()}
-    return {"name": name, "weight_decay": weight_decay, **known}
-
-
-def _control_rows(problem: Problem) -> dict[str, RawRows]:
-    """The training rows of the controls that train on others than ERM's, or weight them."""
-    train, extra, found = problem.train, problem.extra, {}
-    if "upweight" in train.codes:
-        return {}
-    if train.group is not None:
-        codes = joint(train.group)
-        found[UPWEIGHTED] = dataclasses.replace(train, codes={"upweight": codes}).take(codes >= 0)
-    if extra is not None:
-        found[PAIR_ROWS] = RawRows(
-            ids=train.ids.joined(extra.ids),
-            X=joined(train.X, extra.X),
-            y=np.concatenate([train.y, extra.y]),
-            node=np.concatenate([train.node, extra.node]),
-        )
-    return found
-
-
-def _constant(problem: Problem) -> tuple[str, Estimate]:
-    """The training rows' commonest class (or mean) in words, and its error on the validation rows."""
-    assert problem.val is not None
-    y, val = problem.train.y, problem.val.y
-    if problem.regression:
-        return f"{y.mean():.4g}", error_estimate((val - y.mean()) ** 2, regression=True)
-    code = int(np.bincount(y).argmax())
-    errors = (val != code).astype(np.float64)
-    return repr(problem.target.classes[code]), error_estimate(errors, regression=False)
-
-
-def _constant_fit(part: Part) -> Fit:
-    """The probe that always gives the training rows' commonest class, or their mean."""
-    if not part.n_classes:
-        bias = np.array([part.y.mean()])
-    else:
-        shares = np.bincount(part.y, minlength=part.n_classes) / len(part.y)
-        logs = np.log(np.maximum(shares, 0.5 / len(part.y)))
-        bias = logs[1:] - logs[0] if part.n_classes == 2 else logs
-    return Fit(0, 0.0, np.zeros((len(bias), part.X.shape[1])), bias, True, 0, 0.0)
-
-
-def shift_of(store: PairStore) -> str:
-    """What the pairs differ in, in words: how they were made says it."""
-    same, across = store.options.get("same"), store.options.get("across")
-    if store.strategy == "same-id":
-        return "a row and its other view in these pairs"
-    if store.strategy == TEXT:
-        return "the prompts of these text pairs (texts, not pictures)"
-    if store.strategy == "table" or not across:
-        return "these pairs"
-    return f"{store.strategy} pairs across {across}{f' with the same {same}' if same else ''}"
-
-
-def _one_answer(problem: Problem, whole: Part, best: Fit) -> str | None:
-    """The class that a probe gives every validation row, if it is one alone."""
-    if problem.val is None or problem.regression or len(problem.val.ids) < 2:
-        return None
-    parts = (X @ best.weight.T + best.bias for _, X in blocks(whole.scaling.apply(problem.val.X)))
-    told = np.unique(np.concatenate([decide(logits) for logits in parts]))
-    return problem.target.classes[int(told[0])] if len(told) == 1 else None
-
-
-def _warn(contest: _Contest, options: FitOptions, answer: str | None, reporter: Reporter) -> None:
-    """Say when fits stopped short, the pick is a constant, or it lies at the end of what was tried."""
+def _warn(problem: Problem, contest: Contest, reporter: Reporter) -> None:
+    """Say when fits stopped short, and when the pick is nearly a constant or the last rank tried."""
+    options, answer = problem.options, one_answer(problem, contest)
     best, count, last = contest.best, len(contest.candidates), max(contest.ranks)
     missed = sum(not candidate["converged"] for candidate in contest.candidates)
     if (missed or not best.converged) and options.chosen_solver == "adam":
@@ -460,6 +127,8 @@ def _warn(contest: _Contest, options: FitOptions, answer: str | None, reporter: 
         )
     if answer is not None:
         reporter.warn(f"the chosen probe says {answer!r} of every validation row: it is a constant")
+    elif words := nearly_constant(problem, contest):
+        reporter.warn(f"{words}: it is nearly a constant")
     if contest.rule == ONLY or best.rank != last or len(contest.ranks) < 2:
         return
     if last < contest.available:
@@ -484,31 +153,33 @@ def flags_of(problem: Problem, oracle: bool) -> list[str]:
     return flags
 
 
-def _probe(problem: Problem, whole: Part, body: dict[str, Any], best: Fit) -> Probe:
+def _probe(problem: Problem, whole: Part, variant: Variant, body: dict[str, Any], best: Fit) -> Probe:
     options, where = problem.options, problem.roles.where
     trained = (
         ("lr", "epochs", "batch_size", "seed") if body["solver"] == "adam" else ("tolerance", "max_iter")
     )
     selection = ("rule", "oracle", "note", "folds", "chosen", "path", "verdict", "controls", "crossings")
-    own = {name: body[name] for name in ("method", "solver", "target")}
+    own = {name: body[name] for name in ("method", "solver", "target", "upweight")}
+    own["pair_rows"] = "yes" if variant.pair_rows and problem.pairs is not None else "no"
     record = {
         "method": body["method"],
         "hyper_parameters": {
             "weight_decay": body["weight_decay"],
             "solver": body["solver"],
-            "upweight": options.upweight,
+            "upweight": body["upweight"],
+            "pair_rows": variant.pair_rows,
             **{name: getattr(options, name) for name in trained},
         },
         "selection": {**{name: body[name] for name in selection}, "groups": options.groups},
         "flags": body["flags"],
         "options": as_json(options) | own | {"train": where["train"], "val": where["val"]},
     }
-    return probe_of(problem, whole, best, record, origin_of(problem, whole))
+    return probe_of(problem, whole, best, record, origin_of(problem, whole, variant))
 
 
-def origin_of(problem: Problem, part: Part, *, weighted: bool = True) -> dict[str, Any]:
-    """What a probe records of its rows, ``weighted`` where up-weighted, and pairs; every row is read."""
-    pairs, parts = problem.pairs, {"train": problem.train, "val": problem.val}
+def origin_of(problem: Problem, part: Part, variant: Variant) -> dict[str, Any]:
+    """What a probe records of a variant's rows and the pairs; every row is read."""
+    pairs, parts = problem.pairs, {"train": problem.rows(variant), "val": problem.val}
     paired = pairs and {
         "path": str(problem.options.pairs),
         "content_sha256": pairs.store.content_sha256,
@@ -526,11 +197,11 @@ def origin_of(problem: Problem, part: Part, *, weighted: bool = True) -> dict[st
             "features": {
                 "path": str(problem.options.features),
                 "content_sha256": problem.content_sha256,
-                "train_sha256": rows_digest(problem, weighted=weighted),
+                "train_sha256": rows_digest(problem, variant),
             },
             "pairs": paired,
             **problem.roles.where,
-            "train_rows": len(problem.train.ids),
+            "train_rows": len(part.X),
             "val_rows": 0 if problem.val is None else len(problem.val.ids),
         },
     }
@@ -564,22 +235,24 @@ def probe_of(
     )
 
 
-def _save_controls(folder: Path, problem: Problem, body: dict[str, Any]) -> None:
-    """Write each control as a probe, fitted on all of its rows: NAME.safetensors."""
+def _no_controls(why: str) -> InputError:
+    return InputError("there are no controls to save", found=why, fix="leave --save-controls out")
+
+
+def _control_probes(folder: Path, problem: Problem, body: dict[str, Any]) -> dict[Path, Probe]:
+    """Each control as a probe, fitted on all of its rows, by its file: NAME.safetensors."""
     if not body["controls"]:
-        raise InputError("there are no controls to save", found="no pairs, or pairs that can't be measured")
-    rows, solver = _control_rows(problem), _erm_solver(problem.options)
-    folder.mkdir(parents=True, exist_ok=True)
+        raise _no_controls(body["verdict"]["text"])
+    solver, made = body["solver"] if body["method"] == "ncm" else "lbfgs", {}
     for control in body["controls"]:
         name, decay = control["name"], control["weight_decay"]
-        own = rows.get(name, problem.train)
-        part = problem.part(own, None)
+        variant = variant_of_control(problem, name)
+        part = dataclasses.replace(problem.whole(variant), spectrum=None, pairs=0)
         if decay is None:
-            best = _constant_fit(part)
+            best = constant_fit(part)
         else:
-            best = train_path(part, problem.options, method="erm", solver=solver, ranks=[0], decays=[decay])[
-                0
-            ]
+            settings: dict[str, Any] = {"method": "erm", "solver": solver, "ranks": [0], "decays": [decay]}
+            best = train_path(part, problem.options, **settings)[0]
         # The constant had no others to be chosen among; the others' weight decays had.
         only = {"path": [{"rank": 0, "weight_decay": 0.0, "converged": True}], "rule": ONLY}
         record = {
@@ -593,9 +266,9 @@ def _save_controls(folder: Path, problem: Problem, body: dict[str, Any]) -> None
             "controls": [],
             **(only if decay is None else {"path": [], "rule": "bound"}),
         }
-        upweight = problem.options.upweight
-        if name == UPWEIGHTED and problem.groups is not None:
-            upweight = ",".join(problem.groups.columns)
-        options = dataclasses.replace(problem.options, pairs=None, upweight=upweight)
-        alone = dataclasses.replace(problem, train=own, pairs=None, options=options)
-        write_probe(folder / f"{name}.safetensors", _probe(alone, part, body | record, best))
+        record["upweight"] = problem.upweight if variant.upweighted else None
+        alone = dataclasses.replace(
+            problem, pairs=None, options=dataclasses.replace(problem.options, pairs=None)
+        )
+        made[folder / f"{name}.safetensors"] = _probe(alone, part, variant, body | record, best)
+    return made

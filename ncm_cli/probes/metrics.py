@@ -164,7 +164,7 @@ def _logits(weight: Floats, bias: Floats, X: NDArray[np.floating]) -> Iterator[t
     for start in range(0, count, step):
         own = slice(start, min(start + step, count))
         flat = X @ weight[own].reshape(-1, dim).T + bias[own].reshape(-1)
-        yield own, flat.reshape(len(X), -1, logits)
+        yield own, flat.reshape(len(X), own.stop - own.start, logits)
 
 
 class Measure(NamedTuple):

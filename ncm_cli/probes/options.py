@@ -37,6 +37,10 @@ TOLERANCE = 1e-8
 """Gradient norm to reach, as a share of the rows' root mean square norm: probabilities then agree with the
 exact ones to about 2e-6."""
 
+FOLD_TOLERANCE = 1e-5
+"""That of the fits of folds where ``--tolerance`` isn't given: they are judged by their decisions, and their
+probabilities are then within about 2e-3 of exact ones."""
+
 MAX_ITER = 1000
 
 SWEPT = "ncm sweep --methods {} ... --save-probes DIR"
@@ -77,7 +81,7 @@ class TrainingOptions:
     pairs: Path | None = option(
         None, help="Pair store: what its pairs differ in is removed.", role="input", flags=("-p",)
     )
-    output: Path = option(help="Probe to write.", role="output", flags=("-o",))
+    output: Path = option(help="Probe to write.", role="output", flags=("-o",), writes=("probe",))
 
     train: str | None = _where(help="Training rows; without it, those of a split named train or training.")
     val: str | None = _where(
@@ -144,6 +148,19 @@ class FitOptions(TrainingOptions):
         least=2,
         help="Parts that the pairs are cut into for --select bound; held-out pairs take their place.",
     )
+    upweight: str | None = _choice(
+        None,
+        help="Columns whose combinations count equally in training; none; or auto, to try none and the "
+        "label × domain cells of matched pairs, or else --groups. Without it, auto unless --method is said.",
+        metavar="COLUMNS",
+        parse=parse_names,
+    )
+    pair_rows: str | None = _choice(
+        None,
+        help="Whether to train on the labelled rows of the pairs, too. Without it, auto (both are tried) "
+        "unless --method is said.",
+        choices=("no", "auto", "yes"),
+    )
     save_controls: Path | None = _choice(
         None, help="Folder for the probes that the choice is compared with.", role="output", metavar="DIR"
     )
@@ -155,7 +172,10 @@ class FitOptions(TrainingOptions):
         choices=SOLVERS,
     )
     tolerance: float = _training(
-        TOLERANCE, above=0, help="lbfgs: gradient norm to reach, relative to the rows' norm."
+        TOLERANCE,
+        above=0,
+        help="lbfgs: gradient norm to reach, relative to the rows' norm; given, also in folds, else there "
+        f"{FOLD_TOLERANCE:g}.",
     )
     max_iter: int = _training(MAX_ITER, least=1, help="lbfgs: most iterations for one probe.")
     lr: float = _training(1e-3, above=0, help="adam: learning rate.")
@@ -172,13 +192,43 @@ class FitOptions(TrainingOptions):
         return self.solver or "lbfgs"
 
     @property
+    def fold_tolerance(self) -> float:
+        """The tolerance of the fits of folds: ``--tolerance`` where it is given."""
+        return FOLD_TOLERANCE if self.tolerance == TOLERANCE else self.tolerance
+
+    @property
     def decays(self) -> tuple[float, ...]:
         """The weight decays to try."""
         return parse_numbers(self.weight_decay or WEIGHT_DECAYS[self.chosen_solver])
 
     @property
+    def named_upweight(self) -> str | None:
+        """The columns of ``--upweight``, if it names some."""
+        return None if self.upweight in ("none", "auto") else self.upweight
+
+    @property
+    def weights_open(self) -> bool:
+        """Whether to try training with and without group weights."""
+        return self._open(self.upweight)
+
+    @property
+    def rows_open(self) -> bool:
+        """Whether to try training with and without the pairs' labelled rows."""
+        return self._open(self.pair_rows)
+
+    def _open(self, asked: str | None) -> bool:
+        """Whether an option leaves a choice open that is made by folds of the pairs."""
+        if self.pairs is None or self.select not in (None, "bound") or self.task == "regression":
+            return False
+        return asked == "auto" or (asked is None and self.method is None and self._several)
+
+    @property
     def several(self) -> bool:
         """Whether there is something to choose among."""
+        return self._several or "auto" in (self.upweight, self.pair_rows)
+
+    @property
+    def _several(self) -> bool:
         ranks = parse_ranks(self.rank)
         return len(self.decays) > 1 or (self.chosen_method == "ncm" and (ranks is None or len(ranks) > 1))
 
@@ -200,6 +250,9 @@ class FitOptions(TrainingOptions):
             yield UsageError(
                 f"the method {method!r} removes no directions", found=found, expected="--method ncm"
             )
+        if alone and (self.pair_rows == "yes" or "auto" in (self.upweight, self.pair_rows)):
+            flag = "--upweight auto" if self.upweight == "auto" else f"--pair-rows {self.pair_rows}"
+            yield UsageError(f"{flag} needs pairs", fix="--pairs PAIRS.h5; or --upweight label,domain")
         if self.save_controls is not None and alone:
             what = "--save-controls needs pairs, which controls are measured on"
             yield UsageError(what, fix="--pairs PAIRS.h5")
@@ -215,7 +268,7 @@ class ZeroshotOptions(TextOptions):
     """Options of ``ncm zeroshot``; the fields are the long options and the recipe's keys."""
 
     features: Path = option(help="Feature store of an open_clip model.", role="input", flags=("-f",))
-    output: Path = option(help="Probe to write.", role="output", flags=("-o",))
+    output: Path = option(help="Probe to write.", role="output", flags=("-o",), writes=("probe",))
     prompts: tuple[str, ...] = option(
         ("a photo of a {}.",),
         help="A prompt with {} for the class, a file with one a line, or openai for CLIP's 80; several are "
@@ -288,7 +341,9 @@ class EvalOptions:
     compare: Path | None = option(
         None, help="Another probe, or its saved result, to compare with on the same rows.", role="input"
     )
-    output: Path | None = option(None, help="Result to write, as JSON.", role="output", flags=("-o",))
+    output: Path | None = option(
+        None, help="Result to write, as JSON.", role="output", flags=("-o",), writes=("eval",)
+    )
 
 
 _encoder = functools.partial(option, group="Encoder")
@@ -302,7 +357,13 @@ class PredictOptions:
     source: Path = argument(
         help="What to predict: a feature store, an image, a folder of images or a manifest.", role="input"
     )
-    output: Path = option(Path("-"), help="CSV to write; - is standard output.", role="output", flags=("-o",))
+    output: Path = option(
+        Path("-"),
+        help="CSV to write; - is standard output.",
+        role="output",
+        flags=("-o",),
+        writes=("predictions",),
+    )
     where: str | None = option(
         None, help="Rows of the store, such as split=test.", metavar="WHERE", columns_of="source"
     )

@@ -9,19 +9,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.blocks import Features, chosen
+from ncm_cli.blocks import Features, chosen, joined
 from ncm_cli.errors import InputError, MismatchError, NcmError, listing
 from ncm_cli.options import parse_names
+from ncm_cli.probes.cells import domain_columns, environment_columns, read_cells
+from ncm_cli.probes.folds import Fold, deal, set_aside
 from ncm_cli.probes.metrics import PairRows, Rows
 from ncm_cli.probes.options import METHODS, FitOptions
 from ncm_cli.probes.path import Fit, fit_path
 from ncm_cli.probes.projection import Scaling, Spectrum, fit_scaling, spectrum
-from ncm_cli.probes.selection import Fold, deal, set_aside
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.columns import (
     Column,
@@ -40,7 +41,7 @@ from ncm_cli.store.columns import (
 )
 from ncm_cli.store.digests import Texts, array_digest, digest_of, require_same_encoder, without_view
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.pairs import TEXT, PairStore, read_pairs
+from ncm_cli.store.pairs import SAME_ID, TEXT, PairStore, read_pairs
 from ncm_cli.store.probe import Probe, record_ids
 
 Array = NDArray[np.float64]
@@ -125,7 +126,7 @@ class RawRows:
 
     ``y`` (n,) holds class codes or values; ``node`` (n,) which rows are one image; ``group`` (n, crossings)
     the groups of ``--groups``; ``codes`` (n,) those of the columns that options such as ``upweight`` name, by
-    the option.
+    the option, and where domains are known ``domain`` and ``cell``, of label × domain; −1 is unknown.
     """
 
     ids: Texts
@@ -148,6 +149,29 @@ class RawRows:
             group=None if self.group is None else self.group[mask],
             codes={name: codes[mask] for name, codes in self.codes.items()},
         )
+
+    def with_rows(self, others: RawRows) -> RawRows:
+        """These rows and others."""
+        shared = self.codes.keys() & others.codes.keys()
+        return RawRows(
+            ids=self.ids.joined(others.ids),
+            X=joined(self.X, others.X),
+            y=np.concatenate([self.y, others.y]),
+            node=np.concatenate([self.node, others.node]),
+            codes={name: np.concatenate([self.codes[name], others.codes[name]]) for name in shared},
+        )
+
+
+class Variant(NamedTuple):
+    """Which rows a candidate is trained on, and how they count."""
+
+    upweighted: bool = False
+    """Whether every group of ``--upweight``, or every label × domain cell, counts alike."""
+    pair_rows: bool = False
+    """Whether the labelled rows of the pairs' members are trained on, too."""
+
+
+PLAIN = Variant()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,6 +236,17 @@ class Problem:
     copies: int
     groups: Groups | None = None
     """Of ``--groups``."""
+    members: RawRows | None = None
+    """Members of usable pairs whose label and domain are known."""
+    cells: tuple[str, ...] = ()
+    """The columns of label × domain, where the pairs were matched by label across domains."""
+    upweight: str | None = None
+    """Columns whose combinations count alike where a `Variant` is up-weighted: of ``--upweight``, else the
+    cells, else of ``--groups``; None without any."""
+    variants: tuple[Variant, ...] = (PLAIN,)
+    """Those that compete; one where options leave no choice."""
+    label_column: str | None = None
+    """The store's own."""
     spectra: dict[Fold, Spectrum] = dataclasses.field(default_factory=dict)
     """Of what folds leave: each is decomposed once."""
 
@@ -219,13 +254,26 @@ class Problem:
     def regression(self) -> bool:
         return not self.target.classes
 
-    def whole(self) -> Part:
-        """All rows and all usable pairs."""
-        return self.part(self.train, None if self.pairs is None else self.pairs.usable)
+    def rows(self, variant: Variant = PLAIN) -> RawRows:
+        """The rows that a variant is trained on: of an up-weighted one, those that are in a group."""
+        rows = self.train
+        if variant.pair_rows and self.extra is not None:
+            rows = rows.with_rows(self.extra)
+        codes = rows.codes.get("upweight")
+        if variant.upweighted and codes is not None:
+            return rows.take(codes >= 0)
+        return dataclasses.replace(
+            rows, codes={name: own for name, own in rows.codes.items() if name != "upweight"}
+        )
 
-    def without(self, fold: Fold, rows: RawRows | None = None) -> Part:
-        """What a fold leaves to fit on; or of other rows than the training rows, without pairs."""
-        every = rows or self.train
+    def whole(self, variant: Variant | None = None) -> Part:
+        """All rows of a variant, or of the only one, and all usable pairs."""
+        rows = self.rows(variant or self.variants[0])
+        return self.part(rows, None if self.pairs is None else self.pairs.usable)
+
+    def without(self, fold: Fold, variant: Variant | None = None) -> Part:
+        """What a fold leaves to fit on, of a variant's rows or those of the only one."""
+        every = self.rows(variant or self.variants[0])
         left = every.take(~np.isin(every.node, fold.apart))
         if not len(left.ids) or (not self.regression and len(np.unique(left.y)) < 2):
             raise InputError(
@@ -234,13 +282,18 @@ class Problem:
                 found=f"{len(left.ids):,} of {len(every.ids):,} training rows",
                 fix="pairs of fewer training rows, or rows that are not trained on; or --select in-domain",
             )
-        part = self.part(left, None)
-        if rows is not None or self.pairs is None:
+        part = self.part(left, None, self.fold_scaling(fold))
+        if self.pairs is None:
             return part
         basis = fold.basis & self.pairs.usable
         if fold not in self.spectra:
             self.spectra[fold] = self.pairs.spectrum(basis, part.scaling)
         return dataclasses.replace(part, spectrum=self.spectra[fold], pairs=int(basis.sum()))
+
+    def fold_scaling(self, fold: Fold) -> Scaling:
+        """That of the training rows which a fold leaves: of all variants, which share its directions."""
+        left = self.train.take(~np.isin(self.train.node, fold.apart))
+        return fit_scaling(self.options.scaling, self.options.scale_factor, left.X)
 
     def part(self, rows: RawRows, pairs: Mask | None, scaling: Scaling | None = None) -> Part:
         """Some training rows, and some of the pairs (k,); ``scaling`` only where it must not be fitted."""
@@ -292,9 +345,18 @@ def read_problem(
         pairs = None
         if options.pairs is not None:
             pairs = pairs_beside(options.pairs, store, roles, options.overlap, reporter, pair_store)
-        named = {"upweight": options.upweight, **(columns or {})}
-        codes = {option: _codes(store, names) for option, names in named.items() if names}
         groups = make_groups(store, options.groups) if options.groups else None
+        domains, matched = _domains(store, options, target, pairs, roles.rows["train"])
+        cells = (target.name, *domains) if matched else ()
+        upweight = options.named_upweight
+        named = {"upweight": upweight, **(columns or {})}
+        codes = {option: _codes(store, names) for option, names in named.items() if names}
+        beside_rows: dict[str, Codes] = {}
+        if domains:
+            made = read_cells(store, target, domains)
+            beside_rows |= {"domain": made.domain, "cell": made.cell}
+        if upweight is None and (upweight := ",".join(cells or (groups.columns if groups else ()))):
+            beside_rows["upweight"] = _codes(store, upweight)
 
         def rows(mask: Mask) -> RawRows:
             where = np.flatnonzero(mask)
@@ -304,7 +366,7 @@ def read_problem(
                 y=target.y[where],
                 node=nodes[where],
                 group=None if groups is None else groups.codes[where],
-                codes={option: own[where] for option, own in codes.items()},
+                codes={option: own[where] for option, own in (codes | beside_rows).items()},
             )
 
         parts: dict[Role, RawRows] = {}
@@ -322,6 +384,12 @@ def read_problem(
             parts[role] = rows(known)
             if role != "train" and groups is not None:
                 _tell_groupless(parts[role], SHOWN[role], groups, reporter)
+        extra = _extra(store, roles, target, pairs, rows, bool(cells) or options.pair_rows == "yes")
+        members = None
+        if domains and pairs is not None:
+            members = rows(
+                _member_rows(store, pairs) & target.known & (beside_rows["cell"] >= 0) & ~roles.apart
+            )
         return Problem(
             content_sha256=store.content_sha256,
             encoder=without_view(store.encoder),
@@ -332,10 +400,53 @@ def read_problem(
             val=parts.get("val"),
             test=parts.get("test"),
             pairs=pairs,
-            extra=_extra(store, roles, target, pairs, rows),
+            extra=extra,
             copies=copies,
             groups=groups,
+            label_column=store.label_column,
+            members=members if members is not None and len(members.ids) else None,
+            cells=cells,
+            upweight=upweight or None,
+            variants=_variants(options, upweight, extra),
         )
+
+
+def _domains(
+    store: FeatureStore, options: FitOptions, target: Target, pairs: Pairs | None, train: Mask
+) -> tuple[tuple[str, ...], bool]:
+    """The columns of domains, and whether the pairs were matched by label across them.
+
+    Of augmented pairs they are those of the training rows.
+    """
+    if pairs is None:
+        return (), False
+    own = pairs.store
+    found = domain_columns(store, target, own, store.positions(own.id_a), store.positions(own.id_b))
+    if found or own.strategy != SAME_ID or options.task == "regression":
+        return found, bool(found)
+    return environment_columns(store, target, options.groups, train), False
+
+
+def _variants(options: FitOptions, upweight: str | None, extra: RawRows | None) -> tuple[Variant, ...]:
+    """What competes: a choice that is open and possible both ways, one that isn't in its one way.
+
+    Raises `InputError` for ``auto`` and ``yes`` where nothing is known.
+    """
+    if options.upweight == "auto" and not upweight:
+        raise InputError(
+            "--upweight auto, and nothing says which cells should count alike",
+            found="neither pairs that were matched by label across a column, nor --groups",
+            fix="--groups label,domain, or --upweight label,domain",
+        )
+    if options.pair_rows == "yes" and extra is None:
+        raise InputError(
+            "--pair-rows yes, and the pairs have no labelled rows outside training",
+            where=options.pairs,
+            fix="pairs with such rows: ncm pairs ... --where 'split=train|pool'; or leave --pair-rows out",
+        )
+    weights = (False, True) if options.weights_open and upweight else (options.named_upweight is not None,)
+    rows = (False, True) if options.rows_open and extra is not None else (options.pair_rows == "yes",)
+    return tuple(Variant(weighted, added) for weighted in weights for added in rows)
 
 
 def _roles(store: FeatureStore, options: FitOptions, oracle: bool, apart: bool, reporter: Reporter) -> Roles:
@@ -406,6 +517,8 @@ def _drop_copies(store: FeatureStore, nodes: Codes, roles: Roles, overlap: str, 
         twin = np.flatnonzero(apart & (nodes == nodes[copies[0]]))[0]
         example = f"{store.ids[copies[0]]!r} is {store.ids[twin]!r}"
         what = f"{len(copies):,} training images are byte-identical to validation or test images ({example})"
+        if not store.has_files:
+            what = f"{len(copies):,} training rows have the features of validation or test rows ({example})"
         refusal = InputError(what, where=store.path, fix="--overlap exclude leaves them out of training")
         if not _keeps(overlap, refusal, "they are left out of training", reporter):
             train[copies] = False
@@ -563,26 +676,37 @@ def pairs_beside(
     )
 
 
+def _member_rows(store: FeatureStore, pairs: Pairs) -> Mask:
+    """(N,) the rows of the store that are members of usable pairs; of copies the first."""
+    found = np.zeros(store.rows, dtype=bool)
+    members = np.concatenate([pairs.node_a[pairs.usable], pairs.node_b[pairs.usable]])
+    found[members[members < store.rows]] = True
+    return found
+
+
 def _extra(
-    store: FeatureStore, roles: Roles, target: Target, pairs: Pairs | None, rows: Callable[[Mask], RawRows]
+    store: FeatureStore,
+    roles: Roles,
+    target: Target,
+    pairs: Pairs | None,
+    rows: Callable[[Mask], RawRows],
+    labelled: bool,
 ) -> RawRows | None:
-    """The pairs' own labelled rows, where making the pairs took labels of rows outside training."""
+    """The pairs' own rows outside training, where they have labels that making the pairs took, or are to be
+    trained on (``labelled``)."""
     if pairs is None:
         return None
     same = parse_names(str(pairs.store.options.get("same") or ""))
-    if target.name not in {store.label_column if name == "label" else name for name in same}:
+    if not labelled and target.name not in {store.label_column if name == "label" else name for name in same}:
         return None
-    chosen = np.zeros(store.rows, dtype=bool)
-    members = np.concatenate([pairs.node_a[pairs.usable], pairs.node_b[pairs.usable]])
-    chosen[members[members < store.rows]] = True
-    chosen &= target.known & ~roles.rows["train"] & ~roles.apart
-    return rows(chosen) if chosen.any() else None
+    found = _member_rows(store, pairs) & target.known & ~roles.rows["train"] & ~roles.apart
+    return rows(found) if found.any() else None
 
 
-def rows_digest(problem: Problem, *, weighted: bool = True) -> str:
-    """SHA-256 over the training rows in the order of their ids: ids, features, answers and weights."""
-    rows = problem.train
-    codes = rows.codes.get("upweight") if weighted else None
+def rows_digest(problem: Problem, variant: Variant | None = None) -> str:
+    """SHA-256 over a variant's rows in the order of their ids: ids, features, answers and weights."""
+    rows = problem.rows(variant or problem.variants[0])
+    codes = rows.codes.get("upweight")
     order = rows.ids.order
     # By blocks, so that a large store isn't copied.
     parts = np.array_split(order, len(order) // 8192 + 1)

@@ -15,17 +15,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError, MismatchError, listing
-from ncm_cli.images.text import TextTower, filled, load_text_tower, read_classes, read_prompts
+from ncm_cli.images.text import (
+    TextTower,
+    filled,
+    load_text_tower,
+    read_classes,
+    read_prompts,
+    require_apart,
+)
 from ncm_cli.options import as_json, check, parse_ranks
-from ncm_cli.probes.fit import ONLY, resolve_ranks, shift_of
+from ncm_cli.probes.contest import ONLY, resolve_ranks
+from ncm_cli.probes.controls import about
+from ncm_cli.probes.crossfit import CrossFit, FoldRows
+from ncm_cli.probes.folds import Fold, units
 from ncm_cli.probes.metrics import Rows
 from ncm_cli.probes.options import ZeroshotOptions
 from ncm_cli.probes.path import Fit
 from ncm_cli.probes.projection import FEATURE_EPS, Scaling, Spectrum, project
 from ncm_cli.probes.rows_and_pairs import Pairs, Roles, pairs_beside
-from ncm_cli.probes.selection import CrossFit, Fold, choose, judge, units, unmeasured
+from ncm_cli.probes.selection import choose
+from ncm_cli.probes.verdict import Circumstances, judge, unmeasured
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.store.columns import Role, Target, read_target, split_filter
+from ncm_cli.store.columns import Role, Target, own_column, read_target, split_filter
 from ncm_cli.store.digests import fingerprint, require_same_encoder, without_view
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.probe import Probe, folded, read_probe, record_ids, write_probe
@@ -73,7 +84,7 @@ def zeroshot(options: ZeroshotOptions, *, reporter: Reporter = SILENT) -> dict[s
             None if options.pairs is None else _read_pairs(options, store, scaling, answers, meta, reporter)
         )
         tower = load_text_tower(store, options, reporter)
-        weight, bias = from_prompts(tower, prompts, list(words.values()))
+        weight, bias = from_prompts(tower, prompts, words)
     meta["hyper_parameters"] |= {"logit_scale": tower.logit_scale, "logit_bias": tower.logit_bias}
     if other is not None:
         share, (own, own_bias, _) = options.mix or 0.0, folded(other)
@@ -144,7 +155,8 @@ def _answers(
     """
     if len(classes) < 2:
         raise InputError("a classifier needs two classes or more", found=listing(classes))
-    if not named and target not in store.columns:
+    if not named and own_column(store, target) is None:
+        reporter.note(f"the store has no column {target!r}, so none of its rows has an answer")
         return None
     found = read_target(store, target, classes)
     counts = np.bincount(found.y[found.known], minlength=len(classes))
@@ -162,13 +174,17 @@ def _answers(
     return found
 
 
-def from_prompts(tower: TextTower, prompts: list[str], words: list[str]) -> tuple[Array, Array]:
+def from_prompts(tower: TextTower, prompts: list[str], words: dict[str, str]) -> tuple[Array, Array]:
     """Weights (C, d) and biases (C,), both float64, of a probe on rows of unit length; C = 1 for two classes.
 
-    A bias that all classes share (SigLIP's) changes no probability among them.
+    A bias that all classes share (SigLIP's) changes no probability among them. ``words`` are those of each
+    class. Raises `InputError` for two classes of which a prompt says the same to the model.
     """
-    texts = [filled(prompt, name) for name in words for prompt in prompts]
-    rows = _unit(tower.encode(texts).astype(np.float64)).reshape(len(words), len(prompts), -1)
+    texts = [filled(prompt, own) for own in words.values() for prompt in prompts]
+    tokens = tower.tokens(texts)
+    for at, prompt in enumerate(prompts):
+        require_apart("two classes", list(words), tokens[at :: len(prompts)], f"--prompts {prompt!r}")
+    rows = _unit(tower.encode(tokens).astype(np.float64)).reshape(len(words), len(prompts), -1)
     weight = tower.logit_scale * _unit(rows.mean(axis=1))
     weight = weight[1:] - weight[:1] if len(weight) == 2 else weight
     return weight, np.zeros(len(weight))
@@ -222,12 +238,11 @@ def _read_pairs(
     where["test"] = split_filter(store, "test")
     rows = {role: np.zeros(store.rows, bool) if w is None else store.mask(w) for role, w in where.items()}
     pairs = pairs_beside(options.pairs, store, Roles(where=where, rows=rows), "exclude", reporter)
-    val, constant, answer = None, None, ""
+    val, answer = None, 0
     if answers is not None and len(at := np.flatnonzero(rows["val"] & answers.known)):
         val = Rows(X=scaling.apply(store.rows_of(at)), y=answers.y[at])
         meta["rows"]["val"], meta["data"]["val"] = record_ids(store.ids[at]), where["val"]
-        code = int(np.bincount(val.y).argmax())
-        constant, answer = float(np.mean(val.y != code)), repr(answers.classes[code])
+        answer = int(np.bincount(val.y).argmax())
     whole, asked = pairs.spectrum(pairs.usable, scaling), parse_ranks(options.rank)
     several = asked is None or len(asked) > 1
     if several and val is None:
@@ -257,7 +272,19 @@ def _read_pairs(
         "strategy": pairs.store.strategy,
         "numerical_rank": whole.rank,
     }
-    return _Removal(pairs, scaling, whole, folds, left, why, ranks, several, val, constant, answer)
+    return _Removal(
+        pairs,
+        scaling,
+        whole,
+        folds,
+        left,
+        why,
+        ranks,
+        several,
+        val,
+        answer,
+        () if answers is None else answers.classes,
+    )
 
 
 class _Removal(NamedTuple):
@@ -274,9 +301,9 @@ class _Removal(NamedTuple):
     ranks: tuple[int, ...]
     several: bool
     val: Rows | None
-    constant: float | None
-    """The validation error of always the same answer."""
-    answer: str
+    answer: int
+    """The validation rows' commonest class, by its code."""
+    classes: tuple[str, ...]
 
     def choose(self, fit: Fit) -> dict[str, Any]:
         """What a probe records of the choice of its rank.
@@ -284,9 +311,9 @@ class _Removal(NamedTuple):
         Several ranks are chosen among by validation error + flip rate, as in ``ncm fit``: a pair's flips are
         counted with the directions of the others removed.
         """
-        pairs, shift = self.pairs, shift_of(self.pairs.store)
+        pairs, shift = self.pairs, about(self.pairs.store)
         if not self.folds:
-            verdict = unmeasured(int(pairs.usable.sum()), 0, self.why, shift)
+            verdict = unmeasured((int(pairs.usable.sum()), 0), self.why, shift)
             return {"chosen": 0, "path": [_only(self.ranks[0])], "verdict": dataclasses.asdict(verdict)}
         tried = sorted({0, *self.ranks})
 
@@ -294,23 +321,29 @@ class _Removal(NamedTuple):
             return dataclasses.replace(fit, rank=rank, weight=_without(fit.weight, basis[:, :rank]))
 
         parts = (
-            (
+            FoldRows(
                 [without(part.basis, rank) for rank in tried],
                 self.val,
                 pairs.members(fold.measured, self.scaling),
             )
             for fold, part in zip(self.folds, self.left, strict=True)
         )
-        found = CrossFit.join(parts, units(pairs.node_a, pairs.node_b, self.folds), regression=False)
+        unit = units(pairs.node_a, pairs.node_b, self.folds)
+        found = CrossFit.join(parts, unit, regression=False, answer=self.answer)
         path = [candidate for candidate in found.candidates if candidate["rank"] in self.ranks]
         chosen = choose(path, "bound", "classification") if self.several else 0
         pick = tried.index(path[chosen]["rank"])
         if self.val is None:
             why = f"no labelled validation rows; flip rate {found.change(0)} with nothing removed"
             why += f", {found.change(pick)} with rank {tried[pick]}" if pick else ""
-            verdict = unmeasured(found.pairs, found.units, why, shift)
+            verdict = unmeasured(found, why, shift)
         else:
-            measured = (found, pick, 0, self.constant, self.answer, shift)
-            verdict = judge(*measured, least_bound=self.several, by_bound="--rank auto")
+            case = Circumstances(
+                answer=repr(self.classes[self.answer]),
+                about=shift,
+                least_score=self.several,
+                by_score="--rank auto",
+            )
+            verdict = judge(found, pick, 0, case)
         rule = {"rule": "bound" if self.several else ONLY, "folds": len(self.folds), "chosen": chosen}
         return rule | {"path": path, "verdict": dataclasses.asdict(verdict)}

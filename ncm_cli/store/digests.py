@@ -186,12 +186,24 @@ def text_digest(items: Sequence[bytes] | np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def encode_text(items: Sequence[str], what: str) -> list[bytes]:
-    """UTF-8 bytes of each text; refuses NUL, lone surrogates and texts over 4,096 bytes."""
+def is_utf8(text: str) -> bool:
+    """Whether a text has a form in UTF-8: names of files may hold bytes that have none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def encode_text(items: Sequence[str], what: str, *, any_bytes: bool = False) -> list[bytes]:
+    """UTF-8 bytes of each text; refuses NUL, lone surrogates and texts over 4,096 bytes.
+
+    With ``any_bytes`` surrogates that stand for bytes of file names become these.
+    """
     encoded = []
     for position, item in enumerate(items):
         try:
-            raw = item.encode("utf-8", TEXT_ERRORS)
+            raw = item.encode("utf-8", TEXT_ERRORS if any_bytes else "strict")
         except UnicodeEncodeError as error:
             raise InputError(
                 f"{what} that isn't Unicode text", where=f"row {position}", found=ascii(item)
@@ -242,6 +254,17 @@ class Texts(Sequence[str]):
 
     def __repr__(self) -> str:
         return repr(tuple(self))
+
+    @property
+    def not_utf8(self) -> int | None:
+        """The position of the first text that isn't UTF-8."""
+        for start in range(0, len(self), 1 << 16):
+            part = self.raw[start : start + (1 << 16)].tolist()
+            try:
+                b"\0".join(part).decode()
+            except UnicodeDecodeError as error:
+                return start + b"\0".join(part)[: error.start].count(b"\0")
+        return None
 
     def joined(self, other: Texts) -> Texts:
         """These texts, then others."""

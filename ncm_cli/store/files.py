@@ -33,6 +33,8 @@ from typing import Any, BinaryIO
 from ncm_cli import __version__
 from ncm_cli.errors import InputError
 from ncm_cli.store.digests import MAKE_AGAIN, digest_of, parse_json, require_version
+from ncm_cli.store.result_record import SCHEMAS, Head
+from ncm_cli.store.schema import misfit
 
 FULL = {
     errno.ENOSPC: "the disk is full",
@@ -343,6 +345,15 @@ def write_result(path: Path | str, kind: str, body: Mapping[str, Any]) -> None:
 def read_result(path: Path | str, *, kind: str | None = None, fix: str = MAKE_AGAIN) -> dict[str, Any]:
     """A result file's header and body as one object; refuses another kind and what `read_document` does."""
     found = read_document(path, RESULT_FORMAT, RESULT_VERSION, what="a result", fix=fix)
+    if wrong := misfit(found, Head) or misfit(found, SCHEMAS.get(found["kind"], Any)):
+        name, value, words = wrong
+        raise InputError(
+            "a result with a value that ncm doesn't write",
+            where=f"{path}, {name}",
+            found=one_line(repr(value)),
+            expected=words,
+            fix=fix,
+        )
     if kind is not None and found.get("kind") != kind:
         raise InputError("a result of another kind", where=path, found=found.get("kind"), expected=kind)
     return found

@@ -37,6 +37,7 @@ from ncm_cli.store.digests import (
     encode_text,
     fingerprint,
     header_digest,
+    is_utf8,
     parse_json,
     require_version,
     text_digest,
@@ -100,6 +101,8 @@ def _names(file: h5py.File, path: Path) -> dict[str, None]:
         prefix, group = pending.pop()
         for leaf in group:
             name, link = f"{prefix}{leaf}", group.get(leaf, getlink=True)
+            if not is_utf8(leaf):
+                raise _hostile(path, f"a name that isn't UTF-8: {ascii(name)[:100]}")
             if not isinstance(link, h5py.HardLink):  # nothing is opened through another one
                 kind = "an external" if isinstance(link, h5py.ExternalLink) else "a soft"
                 raise _hostile(path, f"{name!r} is {kind} link")
@@ -269,15 +272,18 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
         self._verify(name, array_digest(made))
         return made
 
-    def texts(self, name: str, *, rows: int | None = None) -> Texts:
-        """The texts of many rows, verified."""
+    def texts(self, name: str, *, rows: int | None = None, any_bytes: bool = False) -> Texts:
+        """The texts of many rows, verified; UTF-8, unless ``any_bytes``, as paths may have, are allowed."""
         found = self.dataset(name, ndim=1, kinds="S")
         if rows not in (None, found.shape[0]):
             raise damaged(self.path, f"{name} of {found.shape[0]:,} rows, expected {rows:,}")
         with reading(self.path):
             raw = np.asarray(found[()], dtype=f"S{found.dtype.itemsize}")
             self._verify(name, text_digest(raw))
-            return Texts(raw)
+            made = Texts(raw)
+            if not any_bytes and (row := made.not_utf8) is not None:
+                raise damaged(self.path, f"{name} of row {row} isn't UTF-8: {bytes(raw[row])!r:.100}")
+            return made
 
     def json(self, name: str) -> Any:
         """A JSON object (of "sources" a list) kept as an array of bytes, verified; empty if there is none."""
@@ -475,9 +481,9 @@ class H5Writer:
         self.put(self.create(name, little.shape, little.dtype), 0, little)
         self.digests[name] = array_digest(little)
 
-    def text(self, name: str, items: Sequence[str], *, what: str) -> None:
-        """Texts as fixed-length UTF-8, padded with NUL."""
-        encoded = encode_text(items, what)
+    def text(self, name: str, items: Sequence[str], *, what: str, any_bytes: bool = False) -> None:
+        """Texts as fixed-length UTF-8, padded with NUL; with ``any_bytes`` also file names that aren't."""
+        encoded = encode_text(items, what, any_bytes=any_bytes)
         width = max(map(len, encoded), default=1) or 1
         dtype = h5py.string_dtype("utf-8", width)
         made = self.create(name, (len(encoded),), dtype)

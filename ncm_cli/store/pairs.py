@@ -30,6 +30,12 @@ VERSION = 2
 TEXT = "text"
 """The strategy of pairs whose members are prompts, named by their ids: they have no row and no picture."""
 
+SAME_ID = "same-id"
+"""The strategy of pairs of one id in two stores: a row and its view, or one thing measured twice."""
+
+COUNTERFACTUAL, MATCHED = "counterfactual", "matched"
+"""What pairs are, in their option ``kind``: one thing seen twice, or two different rows of one label."""
+
 _ARRAYS = {"features_a": np.float32, "features_b": np.float32, "holdout": bool, "singular_values": np.float64}
 _TEXTS = ("id_a", "id_b", "label_a", "label_b")
 

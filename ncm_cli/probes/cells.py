@@ -1,0 +1,176 @@
+"""Label × domain cells: whether pairs were matched by label, and the rows that candidates are compared on.
+
+Two different rows of one label are no counterfactuals: even a perfect probe of error e predicts them
+differently with probability 2e(1 − e), so that validation error + flip rate prefers a constant where labels
+are hard. But their members have labels: the error on those that a fold has apart, every cell alike, is a
+direct estimate of the error in a test domain where label and domain are independent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncm_cli.errors import InputError
+from ncm_cli.options import parse_names
+from ncm_cli.store.columns import Column, Target, make_groups
+from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.pairs import COUNTERFACTUAL, MATCHED, PairStore
+
+Codes = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+BY_LABEL = ("random", "nearest", "iterative")
+"""Strategies that pair different rows."""
+
+ALIKE = 0.95
+"""Share of the pairs whose members must have one label, and differ in a column, for a table to be matched by
+label across it."""
+
+LEAST_CELL = 4
+"""Members that a cell must have on average for a column to be the domains of a table of pairs."""
+
+MOST_DOMAINS = 32
+"""Values up to which a column that nobody names is taken as the domains."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Cells:
+    """Rows of the store whose label and domain are known.
+
+    ``columns`` are the target's and the domain's. ``label``, ``domain`` (N,) are codes of all rows of the
+    store, −1 where unknown, and ``cell`` (N,) of their combination.
+    """
+
+    columns: tuple[str, ...]
+    label: Codes
+    domain: Codes
+
+    @property
+    def cell(self) -> Codes:
+        """(N,) codes of label × domain, −1 where either is unknown."""
+        width = int(self.domain.max(initial=0)) + 1
+        return np.where((self.label >= 0) & (self.domain >= 0), self.label * width + self.domain, -1)
+
+
+def domain_columns(
+    store: FeatureStore, target: Target, pairs: PairStore, a: Codes, b: Codes
+) -> tuple[str, ...]:
+    """The columns across which pairs were matched by label; none where they are counterfactuals.
+
+    Parameters
+    ----------
+    a, b : int64 (k,)
+        Rows of the members in the store, −1 for those that it lacks.
+
+    Raises
+    ------
+    InputError
+        Pairs that are marked as matched, and no column in which their members differ.
+    """
+    kind, named = pairs.options.get("kind"), pairs.options
+    if kind == COUNTERFACTUAL or not target.classes or pairs.options.get("features_b"):
+        return ()
+    if pairs.strategy in BY_LABEL:
+        same = {store.column(name).name for name in _present(store, named.get("same"))}
+        across = tuple(store.column(name).name for name in _present(store, named.get("across")))
+        return across if target.name in same else ()
+    if pairs.strategy != "table":
+        return ()
+    known = (a >= 0) & (b >= 0)
+    known[known] = target.known[a[known]] & target.known[b[known]]
+    found: tuple[str, ...] = ()
+    if known.sum() > len(a) / 2 and (target.y[a[known]] == target.y[b[known]]).mean() >= ALIKE:
+        found = _told_apart(store, target, a[known], b[known])
+    if kind == MATCHED and not found:
+        raise InputError(
+            "pairs that are marked as matched by label, and no column that tells their members apart",
+            where=store.path,
+            expected=f"members with one {target.name!r}, and a column of domains in which nearly all differ",
+            fix=f"make them again with ncm pairs --kind {COUNTERFACTUAL}, or embed a table with that column",
+        )
+    return found
+
+
+def _present(store: FeatureStore, names: object) -> list[str]:
+    """The columns of an option of ``ncm pairs`` that the store has."""
+    known = {"label": store.label_column, "split": store.split_column}
+    return [name for name in parse_names(str(names or "")) if (known.get(name) or name) in store.columns]
+
+
+def _told_apart(store: FeatureStore, target: Target, a: Codes, b: Codes) -> tuple[str, ...]:
+    """Of the columns in which nearly all pairs of rows differ, the one of the fewest values."""
+    found: list[tuple[int, str]] = []
+    for name, column in store.columns.items():
+        if name in (target.name, store.label_column, store.split_column) or not isinstance(column, Column):
+            continue
+        codes = column.codes
+        differ = (codes[a] >= 0) & (codes[b] >= 0) & (codes[a] != codes[b])
+        values = len(np.unique(codes[np.concatenate([a, b])]))
+        members = len(np.unique(np.concatenate([a, b])))
+        if differ.mean() >= ALIKE and members >= LEAST_CELL * values * len(target.classes):
+            found.append((values, name))
+    return (min(found)[1],) if found else ()
+
+
+def environment_columns(
+    store: FeatureStore, target: Target, groups: str | None, rows: Mask
+) -> tuple[str, ...]:
+    """The domains of some rows where pairs don't say them; none where the columns leave it open.
+
+    Those of ``--groups``, else ``domain``, else the only other column with 2 to `MOST_DOMAINS` categories.
+    """
+    if not target.classes:
+        return ()
+    named = [store.column(name).name for part in (groups or "").split(";") for name in parse_names(part)]
+    if named:
+        return tuple(dict.fromkeys(name for name in named if name != target.name))
+    others = [
+        name
+        for name, column in store.columns.items()
+        if name not in (target.name, store.label_column, store.split_column)
+        and isinstance(column, Column)
+        and 2 <= len(np.unique(column.codes[rows & (column.codes >= 0)])) <= MOST_DOMAINS
+    ]
+    if "domain" in others:
+        return ("domain",)
+    return (others[0],) if len(others) == 1 else ()
+
+
+def read_cells(store: FeatureStore, target: Target, columns: Sequence[str]) -> Cells:
+    """The cells of the store's rows by the target and some other columns."""
+    domain = make_groups(store, ",".join(columns)).codes[:, 0]
+    return Cells(columns=(target.name, *columns), label=target.y, domain=domain)
+
+
+def random_pairs(label: Codes, domain: Codes, *, across: bool, seed: int) -> tuple[Codes, Codes]:
+    """Positions of random pairs of rows of one label, each row in one pair at most.
+
+    Their domain is the same, or with ``across`` another: rows in the order of domains, of each label, are
+    paired with those half of them further, and equal ones left out.
+    """
+    rng = np.random.default_rng(seed)
+    found_a: list[Codes] = [np.zeros(0, np.int64)]
+    found_b = list(found_a)
+    keys = label if across else np.unique(np.stack([label, domain], axis=1), axis=0, return_inverse=True)[1]
+    for key in np.unique(keys):
+        rows = rng.permutation(np.flatnonzero(keys.ravel() == key))
+        if across:
+            rows = rows[np.argsort(domain[rows], kind="stable")]
+        half = len(rows) // 2
+        found_a.append(rows[:half])
+        found_b.append(rows[len(rows) - half :])
+    a, b = np.concatenate(found_a), np.concatenate(found_b)
+    kept = (domain[a] != domain[b]) if across else np.ones(len(a), dtype=bool)
+    return a[kept], b[kept]
+
+
+def unbalanced(names: Sequence[str], counts: Sequence[int], times: float = 5.0) -> str:
+    """Words for pairs very unequal over classes, or none."""
+    most, least = int(np.argmax(counts)), int(np.argmin(counts))
+    if len(counts) < 2 or counts[most] < times * max(counts[least], 1):
+        return ""
+    return f"{counts[most]:,} pairs of {names[most]!r} and {counts[least]:,} of {names[least]!r}"

@@ -1,0 +1,252 @@
+"""The choice among probes: which ranks, weight decays, group weights and rows compete, and which one wins."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ncm_cli.errors import InputError
+from ncm_cli.options import parse_ranks
+from ncm_cli.probes.cells import random_pairs
+from ncm_cli.probes.crossfit import CrossFit, FoldRows
+from ncm_cli.probes.folds import Fold, units
+from ncm_cli.probes.metrics import PairRows, Rows
+from ncm_cli.probes.path import Fit
+from ncm_cli.probes.rows_and_pairs import Part, Problem, Variant, train_path
+from ncm_cli.probes.selection import Candidate, choose, score_path
+from ncm_cli.progress import Reporter
+
+ONLY = "only-candidate"
+"""The rule's name where there was one setting and so nothing to choose."""
+
+MOST_RANKS = 64
+"""``--rank auto`` tries every rank up to half of these, then ever wider steps, these at most."""
+
+MOST_RANKS_OF_VARIANT = 32
+"""The same where group weights or rows compete, too."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Contest:
+    """Which probes were tried, and the one that the rule chose."""
+
+    rule: str
+    note: str
+    ranks: tuple[int, ...]
+    available: int
+    """The largest rank that can be tried: of all pairs, or of those that a fold leaves."""
+    folds: tuple[Fold, ...]
+    candidates: list[Candidate]
+    chosen: int
+    variant: Variant
+    """Of the choice."""
+    best: Fit
+    """The choice's fit on all rows and pairs."""
+    found: CrossFit | None
+    """The folds' measurements, where the rule needs them."""
+
+
+def hold(problem: Problem, reporter: Reporter) -> Contest:
+    """Resolve rule, folds and ranks, fit, and choose."""
+    options = problem.options
+    method, solver, decays = options.chosen_method, options.chosen_solver, options.decays
+    rule, note = resolve_rule(options.select, problem, options.several)
+    if note:
+        reporter.note(note)
+    folds: tuple[Fold, ...] = ()
+    try:
+        folds = tuple(problem.pairs.folds(options.folds, options.seed)) if problem.pairs else ()
+    except InputError:
+        if rule == "bound":
+            raise
+    variants = problem.variants if rule == "bound" else problem.variants[:1]
+    whole = problem.whole(variants[0])
+    available = whole.rank
+    if rule == "bound" and method == "ncm":
+        available = min(available, *(problem.without(fold).rank for fold in folds))
+    most = MOST_RANKS if len(variants) == 1 else MOST_RANKS_OF_VARIANT
+    ranks = resolve_ranks(options.rank, method, available, reporter, most)
+    if solver == "adam":
+        from ncm_cli.images.network import choose_device
+
+        choose_device(options.device, "fp64", reporter)
+    kind: dict[str, Any] = {"method": method, "solver": solver}
+    total = len(decays) * (options.epochs if solver == "adam" else 1)
+    if rule == "bound":
+        tried = sorted({0, *ranks})
+        with reporter.task(
+            "fitting folds", len(variants) * len(folds) * len(tried) * total, unit="fits"
+        ) as bar:
+            found = crossfit(
+                problem, folds, variants=variants, ranks=tried, decays=decays, advance=bar.advance, **kind
+            )
+        among = [i for i, candidate in enumerate(found.candidates) if candidate["rank"] in ranks]
+        candidates = [found.candidates[i] for i in among]
+        contest = Contest(rule, note, ranks, available, folds, candidates, 0, variants[0], _NO_FIT, found)
+        return chosen_instead(problem, contest, found.candidates[found.pick(among)])
+    with reporter.task("fitting", len(ranks) * total, unit="fits") as bar:
+        fits = train_path(whole, options, ranks=ranks, decays=decays, advance=bar.advance, **kind)
+    val, test = (None if rows is None else rows.scaled(whole.scaling) for rows in (problem.val, problem.test))
+    candidates = score_path(fits, val=val, test=test)
+    chosen = 0 if rule == ONLY else choose(candidates, rule, options.task)
+    return Contest(rule, note, ranks, available, folds, candidates, chosen, variants[0], fits[chosen], None)
+
+
+_NO_FIT = Fit(0, 0.0, np.zeros((1, 0)), np.zeros(1))
+
+
+def chosen_instead(problem: Problem, contest: Contest, pick: Candidate) -> Contest:
+    """The contest with this candidate chosen, fitted on all rows of its variant and all pairs."""
+    options = problem.options
+    variant = variant_of(pick, contest.variant)
+    best = train_path(
+        problem.whole(variant),
+        options,
+        ranks=[pick["rank"]],
+        decays=[pick["weight_decay"]],
+        method=options.chosen_method,
+        solver=options.chosen_solver,
+    )[0]
+    return dataclasses.replace(contest, chosen=contest.candidates.index(pick), variant=variant, best=best)
+
+
+def variant_of(candidate: Candidate, otherwise: Variant) -> Variant:
+    """The variant of a candidate; the only one where none competed."""
+    return Variant(
+        candidate.get("upweighted", otherwise.upweighted), candidate.get("pair_rows", otherwise.pair_rows)
+    )
+
+
+def resolve_rule(asked: str | None, problem: Problem, several: bool) -> tuple[str, str]:
+    """The selection rule in force, and a line that says why where it wasn't asked for.
+
+    Raises `InputError` for several candidates where what the rule needs is missing.
+    """
+    if asked != "oracle":
+        if not several:
+            return ONLY, ""
+        if problem.val is None:
+            raise InputError(
+                "several combinations of rank and weight decay, and nothing to choose by",
+                where=problem.options.features,
+                found="no validation rows",
+                fix=f"name some with --val W, such as --val '{problem.roles.unused}', "
+                "or say one --rank and one --weight-decay",
+            )
+    if asked is not None and asked != "bound":
+        return asked, ""
+    if problem.pairs is None:
+        return "in-domain", "choosing by validation rows only (--select in-domain): there are no pairs"
+    measured = "validation error + flip rate of pairs"
+    if problem.regression:
+        measured = "the bound on MSE from validation MSE and squared changes of pairs"
+    elif problem.cells:
+        measured = f"the error on held-out rows, every {' × '.join(problem.cells)} cell alike"
+    elif problem.members is not None:
+        measured = "validation error + flip rate of pairs, or of random ones across domains if larger"
+    return "bound", "" if asked else f"choosing by {measured}, cross-fitted (--select bound)"
+
+
+def resolve_ranks(
+    text: str, method: str, available: int, reporter: Reporter, most: int = MOST_RANKS
+) -> tuple[int, ...]:
+    """The ranks to try, of at most ``available``; raises `InputError` where none of those asked for is."""
+    asked = parse_ranks(text)
+    if method != "ncm":
+        return (0,)
+    if asked is None:
+        return auto_ranks(available, most)
+    possible = tuple(rank for rank in asked if rank <= available)
+    if not possible:
+        raise InputError(
+            "a rank above the pairs' numerical rank",
+            found=f"--rank {text}",
+            expected=f"at most {available}",
+            fix=f"--rank {available}, or a grid such as 0:{available}, or more pairs",
+        )
+    if len(possible) < len(asked):
+        reporter.note(
+            f"ranks above {available}, the numerical rank of the pairs that a fold leaves to fit on, are "
+            f"skipped ({len(asked) - len(possible)} of {len(asked)})"
+        )
+    return possible
+
+
+def auto_ranks(available: int, most: int = MOST_RANKS) -> tuple[int, ...]:
+    """0 to ``available``: each up to half of ``most``, then geometric steps, at most ``most`` ranks."""
+    if available < most:
+        return tuple(range(available + 1))
+    sparse = np.geomspace(most // 2, available, most // 2)
+    return tuple(sorted({*range(most // 2 + 1), *(round(float(rank)) for rank in sparse)}))
+
+
+def crossfit(
+    problem: Problem,
+    folds: Sequence[Fold],
+    *,
+    method: str,
+    solver: str,
+    ranks: Sequence[int],
+    decays: Sequence[float],
+    variants: Sequence[Variant] | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> CrossFit:
+    """Fit every variant, rank and weight decay on what each fold leaves, and judge them by rows and pairs."""
+    pairs, val = problem.pairs, problem.val
+    assert pairs is not None
+    variants = variants or problem.variants[:1]
+    unit = units(pairs.node_a, pairs.node_b, folds)
+
+    def measured(fold: Fold, variant: Variant) -> FoldRows:
+        part = problem.without(fold, variant)
+        # Where a fold's pairs have fewer directions than a rank asks for, all of them are removed.
+        capped = [min(rank, part.rank) for rank in ranks]
+        fits = train_path(
+            part,
+            problem.options,
+            method=method,
+            solver=solver,
+            ranks=set(capped),
+            decays=decays,
+            tolerance=problem.options.fold_tolerance,
+            advance=advance,
+        )
+        found = {(fit.rank, fit.weight_decay): fit for fit in fits}
+        named = [
+            dataclasses.replace(found[own, decay], rank=rank)
+            for rank, own in zip(ranks, capped, strict=True)
+            for decay in decays
+        ]
+        judged = None if val is None else val.scaled(part.scaling)
+        members, random = held_out_rows(problem, fold, part)
+        return FoldRows(named, judged, pairs.members(fold.measured, part.scaling), members, random)
+
+    answer = problem.train.y.mean() if problem.regression else np.bincount(problem.train.y).argmax()
+    shared: dict[str, Any] = {"regression": problem.regression, "answer": float(answer)}
+    if val is not None and problem.cells:
+        shared["val_cell"] = val.codes["cell"]
+    parts = []
+    for variant in variants:
+        found = CrossFit.join((measured(fold, variant) for fold in folds), unit, **shared)
+        if len(variants) > 1:
+            candidates = tuple(candidate | variant._asdict() for candidate in found.candidates)
+            found = dataclasses.replace(found, candidates=candidates)
+        parts.append(found)
+    return CrossFit.merged(parts)
+
+
+def held_out_rows(problem: Problem, fold: Fold, part: Part) -> tuple[Rows | None, PairRows | None]:
+    """The labelled rows that are apart in a fold, and random pairs of them: of matched pairs both, the random
+    ones within cells; of augmented pairs only random ones of a class across domains."""
+    if problem.members is None:
+        return None, None
+    apart = problem.members.take(np.isin(problem.members.node, fold.apart))
+    X = np.asarray(part.scaling.apply(apart.X)[:])
+    a, b = random_pairs(apart.y, apart.codes["domain"], across=not problem.cells, seed=problem.options.seed)
+    random = PairRows(a=X[a], b=X[b])
+    if not problem.cells:
+        return None, random
+    return Rows(X=X, y=apart.y, group=apart.codes["cell"][:, None]), random

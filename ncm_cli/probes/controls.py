@@ -1,0 +1,316 @@
+"""What a choice is compared with: controls that remove nothing, always the same answer, and the verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from ncm_cli.blocks import blocks
+from ncm_cli.errors import InputError, listing
+from ncm_cli.probes.cells import unbalanced
+from ncm_cli.probes.contest import Contest, chosen_instead, crossfit
+from ncm_cli.probes.crossfit import CrossFit, Estimate, error_estimate
+from ncm_cli.probes.folds import Fold
+from ncm_cli.probes.metrics import decide
+from ncm_cli.probes.path import Fit
+from ncm_cli.probes.rows_and_pairs import Part, Problem, Variant
+from ncm_cli.probes.verdict import Circumstances, Verdict, control_name, judge, unmeasured, verdict_code
+from ncm_cli.progress import Reporter
+from ncm_cli.store.pairs import SAME_ID, TEXT, PairStore
+
+CONSTANT = "constant"
+"""The control that always gives the training rows' commonest class, or their mean. The others, named by
+`control_name`, remove nothing: plain training, group weights, the pairs' rows, or both."""
+
+ONE_SIDED = 0.95
+"""Share of validation rows with one answer from which a probe is nearly constant, if far fewer have it."""
+
+FEW_IN_CELL = 16
+"""Training rows of a cell below which too few pairs can be made of it."""
+
+
+def judged(
+    problem: Problem, contest: Contest, reporter: Reporter
+) -> tuple[Contest, Verdict | None, list[dict[str, Any]]]:
+    """Verdict and controls; where removing directions gains nothing the best control takes the pick's place.
+
+    Where the rule didn't measure on folds, the pick and ERM are measured now.
+    """
+    if problem.pairs is None:
+        return contest, None, []
+    options, store = problem.options, problem.pairs.store
+    try:
+        # Pairs that can't be cut say so again.
+        folds = contest.folds or tuple(problem.pairs.folds(options.folds, options.seed))
+        found = contest.found or crossfit(
+            problem,
+            folds,
+            method=options.chosen_method,
+            solver=options.chosen_solver,
+            ranks=sorted({0, contest.best.rank}),
+            decays=options.decays,
+            variants=(contest.variant,),
+        )
+        return judge_choice(problem, contest, folds, found, reporter)
+    except InputError as error:
+        if contest.rule == "bound":
+            raise
+        why = f"{error.what} ({error.found})" if error.found else error.what
+        return contest, unmeasured((int(problem.pairs.usable.sum()), 0), why, about(store)), []
+
+
+def judge_choice(
+    problem: Problem, contest: Contest, folds: tuple[Fold, ...], found: CrossFit, reporter: Reporter
+) -> tuple[Contest, Verdict, list[dict[str, Any]]]:
+    """The same for what the folds found."""
+    assert problem.pairs is not None
+    options, store = problem.options, problem.pairs.store
+    if problem.val is None or found.constant is None:
+        return contest, unmeasured(found, "no validation rows", about(store)), []
+    every, first = _with_controls(problem, contest, folds, found)
+    setting = {"rank": contest.best.rank, "weight_decay": contest.best.weight_decay, **_keys(contest.variant)}
+    pick, erm = _index(every, setting), every.best(0, **_keys(first))
+    control = every.best(0)
+    case = Circumstances(
+        answer=_answer(problem),
+        about=about(store),
+        against=", ".join(augmentations(store)),
+        least_score=contest.rule == "bound",
+        one_answer=one_answer(problem, contest) is not None,
+        unlike=_unlike(store),
+        advice=_advice(problem),
+    )
+    written = pick
+    if (
+        contest.rule == "bound"
+        and contest.best.rank > 0
+        and 0 in contest.ranks
+        and verdict_code(every, pick, erm, case, control)[0] in ("no-gain", "constant")
+    ):
+        kept = [i for i, candidate in enumerate(found.candidates) if candidate["rank"] == 0]
+        written = found.pick(kept)
+        contest = chosen_instead(problem, contest, found.candidates[written])
+    verdict = judge(every, pick, erm, case, control=control, written=written)
+    if (method := options.chosen_method) != "ncm":
+        unused = unmeasured(found, f"{method} doesn't use them", about(store))
+        verdict = dataclasses.replace(verdict, code=unused.code, text=unused.text)
+    for warning in _doubts(problem, every, written, erm):
+        reporter.warn(warning)
+    return contest, verdict, _controls(problem, every)
+
+
+def _keys(variant: Variant) -> dict[str, Any]:
+    return variant._asdict()
+
+
+def _index(found: CrossFit, setting: dict[str, Any]) -> int:
+    """The candidate with this setting."""
+    return next(
+        i
+        for i, candidate in enumerate(found.candidates)
+        if all(candidate[name] == value for name, value in setting.items())
+    )
+
+
+def _with_controls(
+    problem: Problem, contest: Contest, folds: tuple[Fold, ...], found: CrossFit
+) -> tuple[CrossFit, Variant]:
+    """What was found, every candidate with its variant, beside rank 0 of the variants that didn't compete.
+
+    The second is the variant of plain training.
+    """
+    options = problem.options
+
+    def named(measured: CrossFit, variant: Variant) -> CrossFit:
+        candidates = tuple(_keys(variant) | candidate for candidate in measured.candidates)
+        return dataclasses.replace(measured, candidates=candidates)
+
+    first = problem.variants[0]
+    weights = {first.upweighted} if options.named_upweight or not problem.upweight else {False, True}
+    rows = {first.pair_rows} if options.pair_rows == "yes" or problem.extra is None else {False, True}
+    tried = set(problem.variants) if contest.rule == "bound" else {contest.variant}
+    solver = options.chosen_solver if options.chosen_method == "ncm" else "lbfgs"
+    parts = [named(found, contest.variant)]
+    for variant in sorted(set(itertools.starmap(Variant, itertools.product(weights, rows))) - tried):
+        own = crossfit(
+            problem,
+            folds,
+            method="erm",
+            solver=solver,
+            ranks=[0],
+            decays=options.decays,
+            variants=(variant,),
+        )
+        parts.append(named(own, variant))
+    return CrossFit.merged(parts), first
+
+
+def _controls(problem: Problem, found: CrossFit) -> list[dict[str, Any]]:
+    """Each control as a result has it: the constant, and the best candidate of rank 0 of each variant."""
+    assert problem.val is not None and found.constant is not None
+    y, val, nothing = problem.train.y, problem.val.y, Estimate(0.0, 0.0, 0.0)
+    if problem.regression:
+        constant = error_estimate((val - y.mean()) ** 2, regression=True)
+    else:
+        constant = error_estimate((val != np.bincount(y).argmax()).astype(np.float64), regression=False)
+    controls = [_control(CONSTANT, None, val_error=constant, flip_rate=nothing, bound=constant)]
+    present = sorted({(one["upweighted"], one["pair_rows"]) for one in found.candidates if one["rank"] == 0})
+    for variant in itertools.starmap(Variant, present):
+        index = found.best(0, **_keys(variant))
+        measures = {
+            "val_error": found.error(index),
+            "flip_rate": found.change(index),
+            "bound": found.bound(index),
+        }
+        if found.cell is not None:
+            measures["cell_error"] = found.cell_error(index)
+        plain = variant == problem.variants[0]
+        name = "erm" if plain else control_name(*variant)
+        controls.append(_control(name, found.candidates[index]["weight_decay"], **measures))
+    return sorted(controls, key=lambda control: len(control["name"]) * (control["name"] != CONSTANT))
+
+
+def _control(name: str, weight_decay: float | None, **measures: Estimate) -> dict[str, Any]:
+    known = {measure: dataclasses.asdict(estimate) for measure, estimate in measures.items()}
+    return {"name": name, "weight_decay": weight_decay, **known}
+
+
+def variant_of_control(problem: Problem, name: str) -> Variant:
+    """The variant of a control that removes nothing."""
+    if name == "erm":
+        return problem.variants[0]
+    return Variant(upweighted="upweighted" in name, pair_rows="pair-rows" in name)
+
+
+def constant_fit(part: Part) -> Fit:
+    """The probe that always gives the training rows' commonest class, or their mean."""
+    if not part.n_classes:
+        bias = np.array([part.y.mean()])
+    else:
+        shares = np.bincount(part.y, minlength=part.n_classes) / len(part.y)
+        logs = np.log(np.maximum(shares, 0.5 / len(part.y)))
+        bias = logs[1:] - logs[0] if part.n_classes == 2 else logs
+    return Fit(0, 0.0, np.zeros((len(bias), part.X.shape[1])), bias, True, 0, 0.0)
+
+
+def _answer(problem: Problem) -> str:
+    """The training rows' commonest class, or their mean, in words."""
+    y = problem.train.y
+    return (
+        f"{y.mean():.4g}"
+        if problem.regression
+        else repr(problem.target.classes[int(np.bincount(y).argmax())])
+    )
+
+
+def _unlike(store: PairStore) -> tuple[int, int]:
+    """How many pairs have members of different labels, and of how many."""
+    labels = list(zip(store.label_a, store.label_b, strict=True))
+    return sum(bool(a and b and a != b) for a, b in labels), len(labels)
+
+
+def augmentations(store: PairStore) -> tuple[str, ...]:
+    """What was done to the second view of augmented pairs; none of pairs that aren't."""
+    if store.strategy != SAME_ID:
+        return ()
+    return tuple(dict.fromkeys(str(one["augment"]) for one in store.sources if one.get("augment")))
+
+
+def about(store: PairStore) -> str:
+    """What a verdict on these pairs is about, in sentences."""
+    differ = f"This is about rows that differ from training rows as {_shift_of(store)} do"
+    text = f"{differ}, and about no other shift."
+    counts = Counter(label for label in store.label_a if label)
+    if counts and store.strategy != TEXT and len(counts) <= 12:
+        where = store.options.get("where")
+        classes = listing(f"{label} ({n:,})" for label, n in sorted(counts.items()))
+        text += f" The pairs are of {classes}{f', from rows with {where}' if where else ''}."
+    return text
+
+
+def _shift_of(store: PairStore) -> str:
+    """What the pairs differ in, in words: how they were made says it."""
+    same, across = store.options.get("same"), store.options.get("across")
+    if store.strategy == SAME_ID:
+        views = ", ".join(augmentations(store))
+        return (
+            f"a row and its {views} view in these pairs"
+            if views
+            else "a row and its other view in these pairs"
+        )
+    if store.strategy == TEXT:
+        return "the prompts of these text pairs (texts, not pictures)"
+    if store.strategy == "table" or not across:
+        return "these pairs"
+    return f"{store.strategy} pairs across {across}{f' with the same {same}' if same else ''}"
+
+
+def _answers(problem: Problem, contest: Contest) -> np.ndarray | None:
+    """The classes (n,) that the choice gives the validation rows; None without classes or rows."""
+    if problem.val is None or problem.regression or len(problem.val.ids) < 2:
+        return None
+    best, scaling = contest.best, problem.whole(contest.variant).scaling
+    parts = (X @ best.weight.T + best.bias for _, X in blocks(scaling.apply(problem.val.X)))
+    return np.concatenate([decide(logits) for logits in parts])
+
+
+def one_answer(problem: Problem, contest: Contest) -> str | None:
+    """The class that the choice gives every validation row, if it is one alone."""
+    answers = _answers(problem, contest)
+    if answers is None or len(np.unique(answers)) > 1:
+        return None
+    return problem.target.classes[int(answers[0])]
+
+
+def nearly_constant(problem: Problem, contest: Contest) -> str:
+    """Words for a choice that gives nearly all validation rows one class which far fewer of them have."""
+    answers = _answers(problem, contest)
+    if answers is None or problem.val is None:
+        return ""
+    code = int(np.bincount(answers).argmax())
+    told, n = int((answers == code).sum()), len(answers)
+    if len(np.unique(answers)) < 2 or told < ONE_SIDED * n or told - (problem.val.y == code).sum() < n / 10:
+        return ""
+    return f"the chosen probe says {problem.target.classes[code]!r} of {told:,} of {n:,} validation rows"
+
+
+def _advice(problem: Problem) -> str:
+    """What to do about too few pairs, where it is a rare cell that lets no more be made."""
+    if not problem.cells:
+        return ""
+    cell = problem.train.codes["cell"]
+    rarest = int(np.unique(cell[cell >= 0], return_counts=True)[1].min(initial=FEW_IN_CELL))
+    if rarest >= FEW_IN_CELL:
+        return ""
+    words = " × ".join(problem.cells)
+    return (
+        f"the rarest {words} cell has {rarest:,} training rows: more of them help, or pairs with labelled "
+        "rows outside training (ncm pairs --where 'split=train|pool'); group weights compete already"
+    )
+
+
+def _doubts(problem: Problem, found: CrossFit, pick: int, erm: int) -> list[str]:
+    """Warnings: classes that the pairs lack, and flips across domains that augmented pairs don't lower."""
+    assert problem.pairs is not None
+    doubts, store, classes = [], problem.pairs.store, problem.target.classes
+    counts = Counter(label for label in store.label_a if label)
+    if counts and classes and store.strategy != TEXT and problem.label_column == problem.target.name:
+        numbers = [counts.get(name, 0) for name in classes]
+        lacking = [name for name, number in zip(classes, numbers, strict=True) if not number]
+        if lacking:
+            named = listing(map(repr, lacking))
+            doubts.append(f"no pair is of the class {named}: what differs there isn't removed")
+        elif words := unbalanced(classes, numbers):
+            doubts.append(f"the pairs are unequal over classes: {words}")
+    before, after = found.random_change(erm), found.random_change(pick)
+    views = ", ".join(augmentations(store))
+    if not problem.cells and before is not None and after is not None and after.value >= before.value:
+        doubts.append(
+            f"the flips of random pairs of a class across domains don't fall ({before}, now {after}): "
+            f"{views or 'these pairs'} may not stand for the shift between domains"
+        )
+    return doubts

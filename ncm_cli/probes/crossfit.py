@@ -1,0 +1,367 @@
+"""What folds of pairs say of candidates that were fitted without them, with intervals.
+
+A flip rate on rows that were trained on is no estimate: features that interpolate flip none of them. So a
+candidate is fitted once for each fold of the pairs, on neither its pairs (in the basis) nor the rows of its
+members (in training), and every measured pair counts once. Its validation error is the mean over the folds.
+Estimates of such parts are cross-fitted (Chernozhukov et al. 2018, section 1).
+
+Three scores are made of these parts, see `ncm_cli.probes.selection.SCORES`: the bound, the same with the
+flips of random pairs across domains, and the error on held-out rows with every label × domain cell alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncm_cli.probes import metrics
+from ncm_cli.probes.metrics import Z95, PairRows, Rows, wilson
+from ncm_cli.probes.selection import (
+    Candidate,
+    candidates_of,
+    cell_facts,
+    choose,
+    pair_facts,
+    score_name,
+    stacked,
+)
+
+if TYPE_CHECKING:  # scipy is slow to import, and ncm info reads results by these rules
+    from ncm_cli.probes.path import Fit
+
+Array = NDArray[np.float64]
+Codes = NDArray[np.int64]
+
+
+WORTHWHILE = 0.5
+"""Paired standard errors by which removing directions must lower the error with every cell alike."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g}"
+
+
+class FoldRows(NamedTuple):
+    """R probes that were fitted on what a fold leaves, and what they are judged by, scaled."""
+
+    fits: Sequence[Fit]
+    val: Rows | None
+    pairs: PairRows
+    """The fold's own."""
+    members: Rows | None = None
+    """Labelled rows that are apart in this fold, their cells as groups (n, 1)."""
+    random: PairRows | None = None
+    """Random pairs of its labelled rows: see `ncm_cli.probes.cells.CellRows.random_pairs`."""
+
+
+class Scored(NamedTuple):
+    """A score and what it is made of: of each part, every row's or pair's share."""
+
+    value: float
+    parts: dict[str, Array]
+    """(n,) by part. To first order the score is a constant plus the sum of the parts' means."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class CrossFit:
+    """R candidates over all folds."""
+
+    candidates: tuple[Candidate, ...]
+    errors: Array | None
+    """(R, n) mean over the folds of each validation row's error (or squared error)."""
+    changes: Array
+    """(R, m) of each measured pair: 1 where its members are predicted differently, or the squared change."""
+    unit: Codes
+    """(m,) a number for the pairs that hang together by a row: they count as one in the intervals."""
+    regression: bool
+    held_out: Array | None = None
+    """(R, q) error on each labelled member of matched pairs, by the fold that has it apart, and on each
+    validation row whose cell is known."""
+    cell: Codes | None = None
+    """(q,) the cell of each of these rows."""
+    constant: Scored | None = None
+    """Always the same answer, which no shift can change; None without validation rows."""
+    random: Array | None = None
+    """(R, b) of random pairs: 1 where they are predicted differently. Within a cell for matched pairs; of one
+    class across domains for augmented ones, where they count in the score."""
+
+    @classmethod
+    def join(
+        cls,
+        folds: Iterable[FoldRows],
+        unit: Codes,
+        *,
+        regression: bool,
+        val_cell: Codes | None = None,
+        answer: float = 0,
+    ) -> CrossFit:
+        """Judge each fold's R probes by the validation rows, its pairs and their members; put them together.
+
+        ``val_cell`` (n,) are the cells of the validation rows, −1 where unknown; ``answer`` is that of the
+        constant: a class code or a value.
+        """
+        paths, by_rows, by_pairs, by_members, by_random, cells = [], [], [], [], [], []
+        val: Rows | None = None
+        truths = []
+        for fold in folds:
+            probes = stacked(fold.fits)
+            paths.append(fold.fits)
+            by_pairs.append(metrics.pair_shifts(*probes, fold.pairs, regression=regression))
+            if (val := fold.val) is not None:
+                by_rows.append(metrics.row_errors(*probes, val))
+            if fold.members is not None and fold.members.group is not None:
+                by_members.append(metrics.row_errors(*probes, fold.members))
+                cells.append(fold.members.group[:, 0])
+                truths.append(fold.members.y)
+            if fold.random is not None:
+                by_random.append(metrics.pair_shifts(*probes, fold.random, regression=regression)[0])
+        changes, shifts = (np.concatenate(parts, axis=1) for parts in zip(*by_pairs, strict=True))
+        facts = {"pair_mse" if regression else "flip_rate": changes.mean(axis=1)}
+        errors = losses = held_out = cell = constant = random = None
+        if by_rows:
+            errors, losses = (np.mean(parts, axis=0) for parts in zip(*by_rows, strict=True))
+            error, loss, change = errors.mean(axis=1), losses.mean(axis=1), changes.mean(axis=1)
+            if regression:
+                facts |= {"val_mse": error, "bound_mse": (np.sqrt(error) + np.sqrt(change)) ** 2}
+            else:
+                facts |= {"val_accuracy": 1 - error, "val_log_loss": loss}
+                facts |= pair_facts(error, loss, change, shifts.mean(axis=1), len(paths[0][0].bias))
+        if by_members:
+            if errors is not None and losses is not None and val is not None and val_cell is not None:
+                known = val_cell >= 0
+                by_members.append((errors[:, known], losses[:, known]))
+                cells.append(val_cell[known])
+                truths.append(val.y[known])
+            held_out, own_losses = (np.concatenate(part, axis=1) for part in zip(*by_members, strict=True))
+            cell = np.concatenate(cells)
+            facts |= cell_facts(held_out, own_losses, cell)
+            missed = (np.concatenate(truths) != answer).astype(np.float64)
+            every_cell = cell_facts(missed[None], missed[None], cell)["cell_error"]
+            constant = Scored(float(every_cell[0]), {"cells": missed})
+        elif val is not None:
+            missed = (val.y - answer) ** 2 if regression else (val.y != answer).astype(np.float64)
+            constant = Scored(float(missed.mean()), {"rows": missed})
+        if by_random and sum(part.shape[1] for part in by_random):
+            random = np.concatenate(by_random, axis=1)
+            flips = random.mean(axis=1)
+            if held_out is not None:
+                facts["within_flip_rate"] = flips
+            elif errors is not None:
+                guarded = errors.mean(axis=1) + np.maximum(flips, changes.mean(axis=1))
+                facts |= {"across_flip_rate": flips, "guarded_bound": guarded}
+        fits = [
+            dataclasses.replace(same[0], converged=all(fit.converged for fit in same))
+            for same in zip(*paths, strict=True)
+        ]
+        return cls(
+            candidates=tuple(candidates_of(fits, facts)),
+            errors=errors,
+            changes=changes,
+            unit=unit,
+            regression=regression,
+            held_out=held_out,
+            constant=constant,
+            cell=cell,
+            random=random,
+        )
+
+    @classmethod
+    def merged(cls, parts: Sequence[CrossFit]) -> CrossFit:
+        """The candidates of several, measured on the same rows and pairs."""
+        first = parts[0]
+
+        def stack(name: str) -> Any:
+            own = [getattr(part, name) for part in parts]
+            return None if own[0] is None else np.concatenate(own)
+
+        return dataclasses.replace(
+            first,
+            candidates=tuple(candidate for part in parts for candidate in part.candidates),
+            **{name: stack(name) for name in ("errors", "changes", "held_out", "random")},
+        )
+
+    @property
+    def pairs(self) -> int:
+        """m, the measured pairs."""
+        return len(self.unit)
+
+    @property
+    def units(self) -> int:
+        """Sets of measured pairs that share no row with others."""
+        return len(np.unique(self.unit))
+
+    @property
+    def task(self) -> str:
+        """``regression`` or ``classification``."""
+        return "regression" if self.regression else "classification"
+
+    @property
+    def score(self) -> str:
+        """The name of the score in force."""
+        return score_name(self.candidates[0], self.task)
+
+    def best(self, rank: int | None = None, **setting: object) -> int:
+        """The candidate with the least score; of this rank, and with these other settings, if given."""
+        wanted = setting if rank is None else {"rank": rank, **setting}
+        own = [
+            index
+            for index, candidate in enumerate(self.candidates)
+            if all(candidate.get(name, False) == value for name, value in wanted.items())
+        ]
+        return own[choose([self.candidates[index] for index in own], "bound", self.task)]
+
+    def pick(self, among: Sequence[int]) -> int:
+        """Of some candidates the one with the least score.
+
+        With every cell alike, removing directions must pay: a candidate of rank 0 stays where the least score
+        is lower than its own by less than `WORTHWHILE` standard errors.
+        """
+        least = among[choose([self.candidates[index] for index in among], "bound", self.task)]
+        kept = [index for index in among if self.candidates[index]["rank"] == 0]
+        if self.cell is None or not kept or self.candidates[least]["rank"] == 0:
+            return least
+        nothing = kept[choose([self.candidates[index] for index in kept], "bound", self.task)]
+        gain = self.gain(least, nothing)
+        return least if gain.value > WORTHWHILE * (gain.high - gain.value) / Z95 else nothing
+
+    def change(self, index: int) -> Estimate:
+        """Flip rate of a candidate (or mean squared change) with its interval.
+
+        Wilson's interval with as many pairs as independent ones would be worth (Kish's effective number:
+        pairs over the design effect of their units; Korn and Graubard 1998).
+        """
+        values = self.changes[index]
+        mean, error = float(values.mean()), _clustered_error(values, self.unit)
+        if self.regression:
+            return _normal(mean, error)
+        worth = float(self.units)
+        if 0 < mean < 1:
+            worth = min(self.pairs, mean * (1 - mean) / error**2) if error > 0 else float(self.pairs)
+        return Estimate(mean, *wilson(mean * worth, worth))
+
+    def random_change(self, index: int) -> Estimate | None:
+        """Flip rate of the random pairs with its interval; None without them."""
+        return None if self.random is None else error_estimate(self.random[index], regression=False)
+
+    def error(self, index: int) -> Estimate:
+        """Validation error of a candidate with its interval."""
+        assert self.errors is not None
+        return error_estimate(self.errors[index], regression=self.regression)
+
+    def bound(self, index: int) -> Estimate:
+        """Their sum (for MSEs, of the roots) with its interval: distances to the ends, squared and added.
+
+        Zou and Donner (2008), Construction of confidence limits about effect measures, Statistics in
+        Medicine 27 (MOVER).
+        """
+        return self._sum(self.error(index), self.change(index))
+
+    def _sum(self, *terms: Estimate) -> Estimate:
+        parts = np.array([dataclasses.astuple(term) for term in terms])
+        if self.regression:
+            parts = np.sqrt(np.maximum(parts, 0))
+        value, low, high = parts.T
+        ends = [
+            value.sum(),
+            max(float(value.sum() - np.hypot(*(value - low))), 0.0),
+            value.sum() + np.hypot(*(high - value)),
+        ]
+        return Estimate(*(float(end**2 if self.regression else end) for end in ends))
+
+    def estimate(self, index: int) -> Estimate:
+        """The score in force of a candidate with its interval."""
+        if self.held_out is not None:
+            return self.cell_error(index)
+        across = self.random_change(index)
+        if across is not None and across.value > self.change(index).value:
+            return self._sum(self.error(index), across)
+        return self.bound(index)
+
+    def cell_error(self, index: int) -> Estimate:
+        """Mean over the cells of the error on their rows; Wilson's interval of the rows that it is worth."""
+        assert self.held_out is not None and self.cell is not None
+        sizes = np.unique(self.cell, return_counts=True)[1]
+        value, errors = float(self.candidates[index]["cell_error"]), self.held_out[index]
+        spread = self._stratified_error(errors)
+        # At 0, 1, or without spread in any cell: as many as rows with one error rate in all cells.
+        worth = len(sizes) ** 2 / float((1 / sizes).sum())
+        if spread > 0:
+            worth = min(float(len(errors)), value * (1 - value) / spread**2)
+        return Estimate(value, *wilson(value * worth, worth))
+
+    def _stratified_error(self, values: Array) -> float:
+        """Standard error of the mean over cells of the means of values (q,)."""
+        assert self.cell is not None
+        parts = [values[self.cell == code] for code in np.unique(self.cell)]
+        return float(np.sqrt(sum(part.var() / max(len(part) - 1, 1) for part in parts)) / len(parts))
+
+    def scored(self, index: int) -> Scored:
+        """The score in force of a candidate."""
+        value = float(self.candidates[index][self.score])
+        if self.held_out is not None:
+            return Scored(value, {"cells": self.held_out[index]})
+        assert self.errors is not None
+        if self.random is not None and self.random[index].mean() > self.changes[index].mean():
+            return Scored(value, {"rows": self.errors[index], "random": self.random[index]})
+        by_error, by_change = self._slopes(index)
+        return Scored(
+            value, {"rows": by_error * self.errors[index], "pairs": by_change * self.changes[index]}
+        )
+
+    def gain(self, index: int, other: int | Scored) -> Estimate:
+        """How much lower one candidate's score is than another's, paired on the same rows and pairs.
+
+        First order: the interval is the normal one of the rows' and the units' paired differences.
+        """
+        this, that = self.scored(index), other if isinstance(other, Scored) else self.scored(other)
+        spread = 0.0
+        for name in {*this.parts, *that.parts}:
+            difference: Array = np.asarray(that.parts.get(name, 0.0) - this.parts.get(name, np.float64(0.0)))
+            if name == "cells":
+                error = self._stratified_error(difference)
+            else:
+                unit = self.unit if name == "pairs" else np.arange(len(difference))
+                error = _clustered_error(difference, unit)
+            spread = float(np.hypot(spread, error))
+        return _normal(that.value - this.value, spread)
+
+    def _slopes(self, index: int) -> tuple[float, float]:
+        """Derivatives of the bound by validation error and by change."""
+        if not self.regression or self.errors is None:
+            return 1.0, 1.0
+        a, b = (max(float(part[index].mean()), 1e-300) for part in (self.errors, self.changes))
+        return 1 + float(np.sqrt(b / a)), 1 + float(np.sqrt(a / b))
+
+
+def error_estimate(errors: Array, *, regression: bool) -> Estimate:
+    """The mean of rows' errors (n,) with Wilson's interval, or of squared errors with the normal one."""
+    mean, n = float(errors.mean()), len(errors)
+    if regression:
+        return _normal(mean, _clustered_error(errors, np.arange(n)))
+    return Estimate(mean, *wilson(mean * n, n))
+
+
+def _normal(mean: float, error: float) -> Estimate:
+    return Estimate(mean, mean - Z95 * error, mean + Z95 * error)
+
+
+def _clustered_error(values: Array, unit: Codes) -> float:
+    """Standard error of the mean of ``values`` (m,) when those of one unit are not independent."""
+    _, number = np.unique(unit, return_inverse=True)
+    totals = np.bincount(number, weights=values - values.mean())
+    count = len(totals)
+    if count < 2:
+        return float("inf")
+    return float(np.sqrt(count / (count - 1) * (totals**2).sum()) / len(values))

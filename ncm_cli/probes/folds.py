@@ -1,0 +1,101 @@
+"""Cutting pairs into folds that share no row."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncm_cli.errors import InputError
+from ncm_cli.probes.projection import components
+
+Codes = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+HANGS_TOGETHER = 2.0
+"""A set of connected pairs of more than this many folds' share is divided by rows instead."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Fold:
+    """One part of k pairs to measure, and what is left to fit on."""
+
+    measured: Mask
+    """(k,) pairs whose members are compared."""
+    basis: Mask
+    """(k,) pairs that may span the basis: they share no row with the measured ones."""
+    apart: Codes
+    """(u,) the nodes of the rows that may not be trained on."""
+
+
+def deal(a: Codes, b: Codes, count: int, seed: int) -> list[Fold]:
+    """Cut k pairs into at most ``count`` folds of about the same number of pairs.
+
+    ``a`` and ``b`` (k,) are the nodes of their members; rows with the same content are one node. Pairs that
+    share a row, directly or through others, stay together. Where so many hang together that they would be
+    most of the pairs, their rows are dealt instead: a pair with both rows in one part is measured with it,
+    one across two parts is never measured, and spans the basis of the folds that have neither row.
+
+    Raises `InputError` for fewer than two sets of pairs that share no row.
+    """
+    rng = np.random.default_rng(seed)
+    together = components(a, b)
+    sizes = np.bincount(together)
+    nodes, ends = np.unique(np.concatenate([a, b]), return_inverse=True)
+    end_a, end_b = ends.reshape(2, -1)
+    component = np.zeros(len(nodes), dtype=np.int64)
+    component[end_a] = component[end_b] = together
+    members = np.split(np.argsort(component, kind="stable"), np.cumsum(np.bincount(component))[:-1])
+    part_of = np.zeros(len(nodes), dtype=np.int64)
+    load = np.zeros(count)
+    large = sizes > HANGS_TOGETHER / count * len(a)
+    for number in rng.permutation(len(sizes)):
+        own = members[number]
+        if large[number] and len(own) > 2 * count:
+            part_of[own[rng.permutation(len(own))]] = np.arange(len(own)) % count
+        else:
+            part_of[own] = int(load.argmin())
+            load[part_of[own[0]]] += sizes[number]
+    part_a, part_b = part_of[end_a], part_of[end_b]
+    folds = []
+    for part in range(count):
+        measured = (part_a == part) & (part_b == part)
+        if measured.any():
+            folds.append(Fold(measured, (part_a != part) & (part_b != part), nodes[part_of == part]))
+    if len(folds) < 2 or not all(fold.basis.any() for fold in folds):
+        raise InputError(
+            "too few pairs to be cut into folds",
+            found=f"{len(a):,} pairs in {len(sizes):,} sets that share no row",
+            expected="two or more pairs that share no row",
+            fix="more pairs, or one --rank and one --weight-decay, so that there is nothing to choose",
+        )
+    return folds
+
+
+def set_aside(a: Codes, b: Codes, held_out: Mask) -> list[Fold]:
+    """One fold of the pairs that a user holds out; pairs that share a row with them leave the basis.
+
+    Raises `InputError` where none is left.
+    """
+    apart = np.unique(np.concatenate([a[held_out], b[held_out]]))
+    basis = ~(np.isin(a, apart) | np.isin(b, apart))
+    if not basis.any():
+        raise InputError(
+            "every pair shares a row with the held-out pairs, so none is left for the basis",
+            found=f"{len(a):,} pairs, {int(held_out.sum()):,} held out",
+            fix="hold out pairs of other rows, or none: ncm pairs --holdout 0",
+        )
+    return [Fold(held_out, basis, apart)]
+
+
+def units(a: Codes, b: Codes, folds: Sequence[Fold]) -> Codes:
+    """(m,) a number for each measured pair, fold by fold: equal for pairs that hang together there."""
+    found: list[Codes] = []
+    start = 0
+    for fold in folds:
+        own = components(a[fold.measured], b[fold.measured]) + start
+        start = int(own.max()) + 1
+        found.append(own)
+    return np.concatenate(found)

@@ -1,0 +1,346 @@
+"""Whether pairs helped, in words, from validation rows and pairs only."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ncm_cli.probes.crossfit import CrossFit, Estimate
+
+FEWEST = 32
+"""Below this many independent pairs neither directions nor flips can be told from chance."""
+
+LOW_FLIP_RATE = 0.05
+"""A flip rate below this leaves little to gain."""
+
+LEAST_GAIN = 0.01
+"""A gain of the score below this, one answer in a hundred, is none that anybody would notice."""
+
+LEAST_GAIN_SHARE = 0.05
+"""For regression, the same as a share of the bound at rank 0."""
+
+NOTHING_TO_GAIN = 2.0
+"""Where at most so many of these gains can be had, there is none: the data would tell more."""
+
+VERDICTS = {
+    "helps": "The pairs help",
+    "no-gain": "The pairs don't help",
+    "constant": "The pairs don't help",
+    **dict.fromkeys(("too-few", "undecided", "unmeasured"), "It can't be told whether the pairs help"),
+}
+"""What each code of a verdict says."""
+
+CONTROLS = {
+    "erm": "nothing removed",
+    "erm-upweighted": "group weights alone",
+    "erm-pair-rows": "training on the pairs' rows alone",
+    "erm-upweighted-pair-rows": "group weights and training on the pairs' rows alone",
+}
+"""What candidates of rank 0 are, in words."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Whether the pairs helped.
+
+    Attributes
+    ----------
+    code
+        ``helps``; ``no-gain``: hardly anything can be gained; ``constant``: no better than always the same
+        answer; ``too-few``: too few independent pairs; ``undecided``: the interval is wider than the gain;
+        ``unmeasured``: no validation rows, or pairs that can't be divided into folds.
+    text
+        The same in a sentence, with what was measured at rank 0 and now.
+    reasons
+        Why they don't, or may not, help, as far as the path tells; in ``text`` too.
+    about
+        Which shift it is about.
+    score
+        What candidates were compared by: see `ncm_cli.probes.selection.SCORES`.
+    bound, erm_bound
+        With their intervals, of the pick and of rank 0.
+    cell_error, erm_cell_error
+        Error on held-out rows with every label × domain cell alike, likewise; of matched pairs.
+    worst_cell_error
+        Of the pick, in the worst cell.
+    within_flip_rate, across_flip_rate
+        Flip rate of the pick on random pairs of one cell (matched pairs), or of one class across domains
+        (augmented pairs), and with ``erm_`` of rank 0.
+    gain
+        How much lower the pick's score is than ERM's, paired.
+    control, control_gain
+        The best candidate that removes nothing, and how much lower the pick's score is than its.
+    constant_error
+        The score of always the same answer.
+    """
+
+    code: str
+    text: str
+    reasons: tuple[str, ...]
+    about: str
+    pairs: int
+    units: int
+    bound: Estimate | None = None
+    erm_bound: Estimate | None = None
+    flip_rate: Estimate | None = None
+    erm_flip_rate: Estimate | None = None
+    val_error: Estimate | None = None
+    erm_val_error: Estimate | None = None
+    gain: Estimate | None = None
+    constant_error: float | None = None
+    score: str | None = None
+    cell_error: Estimate | None = None
+    erm_cell_error: Estimate | None = None
+    worst_cell_error: float | None = None
+    within_flip_rate: Estimate | None = None
+    erm_within_flip_rate: Estimate | None = None
+    across_flip_rate: Estimate | None = None
+    erm_across_flip_rate: Estimate | None = None
+    control: str | None = None
+    control_gain: Estimate | None = None
+
+
+def control_name(upweighted: bool, pair_rows: bool) -> str:
+    """That of a candidate which removes nothing, as in `CONTROLS`."""
+    return "erm" + "-upweighted" * upweighted + "-pair-rows" * pair_rows
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Circumstances:
+    """What a verdict's words depend on beside what was measured.
+
+    Attributes
+    ----------
+    answer
+        That of the constant, in words.
+    about
+        What the verdict is about: a sentence.
+    against
+        What augmented pairs hold against, such as ``blur:0.05``.
+    least_score
+        Whether the pick was chosen by the least score of all ranks: what it doesn't reach, no rank does.
+    one_answer
+        Whether the final fit tells all validation rows the same.
+    unlike
+        How many pairs have members of different labels, and of how many.
+    by_score
+        The option that chooses by the score.
+    advice
+        What to do about too few pairs.
+    """
+
+    answer: str
+    about: str
+    against: str = ""
+    least_score: bool = True
+    one_answer: bool = False
+    unlike: tuple[int, int] = (0, 0)
+    by_score: str = "--select bound"
+    advice: str = ""
+
+
+def judge(
+    found: CrossFit,
+    pick: int,
+    erm: int,
+    case: Circumstances,
+    *,
+    control: int | None = None,
+    written: int | None = None,
+) -> Verdict:
+    """The verdict on candidate ``pick`` beside candidate ``erm``, which is plain training, nothing removed.
+
+    ``control`` is the best candidate of rank 0, if another: training on other rows or with group weights.
+    ``written`` is the candidate that is written instead of the pick.
+    """
+    if found.errors is None or found.constant is None:
+        return unmeasured(found, "no validation rows", case.about)
+    control = erm if control is None else control
+    code, why = verdict_code(found, pick, erm, case, control)
+    if written is not None and written != pick:
+        why, pick = "; ".join(filter(None, (why, "so the probe removes nothing"))), written
+    gain, constant = found.gain(pick, erm), found.constant.value
+    reasons = () if code == "helps" else _reasons(found, erm, code, case)
+    heading = VERDICTS[code] + (f" against {case.against}" if case.against else "")
+    beside = _beside(found, pick, control) if control != erm else ""
+    if code == "helps" and beside and found.gain(pick, control).low <= 0:
+        heading += f", but {CONTROLS[_control(found, control)]} may do as well"
+    parts = (why, _change(found, pick, erm), *reasons)
+    text = ". ".join(filter(None, (f"{heading}: {'; '.join(filter(None, parts))}", beside))) + "."
+    measured: dict[str, Any] = {
+        name: (of(pick), of(erm))
+        for name, of in (
+            ("bound", found.bound),
+            ("flip_rate", found.change),
+            ("val_error", found.error),
+            *([("cell_error", found.cell_error)] if found.cell is not None else []),
+        )
+    }
+    if found.random is not None:
+        name = "across_flip_rate" if found.cell is None else "within_flip_rate"
+        measured[name] = (found.random_change(pick), found.random_change(erm))
+    known: dict[str, Any] = {name: own for name, (own, _) in measured.items()}
+    known |= {f"erm_{name}": other for name, (_, other) in measured.items()}
+    return dataclasses.replace(
+        unmeasured(found, "", case.about),
+        code=code,
+        text=text,
+        reasons=reasons,
+        gain=gain,
+        constant_error=constant,
+        score=found.score,
+        worst_cell_error=found.candidates[pick].get("worst_cell_error"),
+        control=_control(found, control),
+        control_gain=found.gain(pick, control),
+        **known,
+    )
+
+
+def verdict_code(
+    found: CrossFit, pick: int, erm: int, case: Circumstances, control: int | None = None
+) -> tuple[str, str]:
+    """The code of a verdict, and why; see `judge`."""
+    assert found.constant is not None
+    constant, gain = found.constant.value, found.gain(pick, erm)
+    over_constant = found.gain(pick, found.constant)
+    least = LEAST_GAIN_SHARE * found.bound(erm).value if found.regression else LEAST_GAIN
+    least_over_constant = LEAST_GAIN_SHARE * constant if found.regression else LEAST_GAIN
+    alone = found.units == found.pairs
+    word, score = ("MSE" if found.regression else "error"), SCORE_WORDS[found.score]
+    always = f"always answering {case.answer} ({word} {constant:.3g})"
+    if found.units < FEWEST:
+        sets = f"{'' if alone else f'{found.units} sets of '}{found.pairs} pairs that share no row"
+        why = f"{sets}, where {FEWEST} are needed"
+        why += f"; the {score} is no lower than that of {always}" * (over_constant.value <= 0)
+        return "too-few", why + f"; {case.advice}" * bool(case.advice)
+    if case.one_answer or over_constant.value <= least_over_constant:
+        if case.least_score:
+            return "constant", f"no rank that was tried beats {always}"
+        why = f"this probe's {score}, {found.estimate(pick)}, is hardly lower than that of {always}"
+        return "constant", f"{why}: {case.by_score} chooses by it"
+    removing = found.candidates[pick]["rank"] > 0
+    fall = gain.value
+    if found.score == "bound_01" and found.errors is not None:
+        # What remains of the gain without validation error is the pairs' own part.
+        fall = min(fall, gain.value - (found.error(erm).value - found.error(pick).value))
+    if removing and fall >= least and gain.low > 0 and over_constant.low > 0:
+        return "helps", ""
+    most = _most(found, erm if control is None else control)
+    if fall < least and most < NOTHING_TO_GAIN * least:
+        return "no-gain", f"no rank that was tried has a lower {score}" if case.least_score else ""
+    if over_constant.low <= 0 and fall >= least:
+        return "undecided", f"the {score}, {found.estimate(pick)}, can't be told from that of {always}"
+    if fall < least and not case.least_score:
+        return "undecided", f"other ranks may gain at most {most:.2g}"
+    if not removing and found.cell is not None:
+        return "undecided", f"removing directions may lower the {score} by at most {most:.2g}"
+    return "undecided", f"if they do, the {score} falls by at most {most:.2g}"
+
+
+def _most(found: CrossFit, nothing: int) -> float:
+    """The most that removing directions could gain on a candidate of rank 0.
+
+    The highest upper end of the fall of the score over all candidates that remove some; of the bound at most
+    the upper end of the flip rate, by which alone it can fall.
+    """
+    removing = [i for i, candidate in enumerate(found.candidates) if candidate["rank"] > 0]
+    most = max((found.gain(index, nothing).high for index in removing), default=0.0)
+    return min(most, found.change(nothing).high) if found.score == "bound_01" else most
+
+
+SCORE_WORDS = {
+    "bound_01": "bound",
+    "bound_mse": "bound",
+    "guarded_bound": "bound",
+    "cell_error": "error on held-out rows, every cell alike,",
+}
+"""Scores in words."""
+
+
+def _measured(found: CrossFit, index: int) -> tuple[str, str]:
+    """Flip rate and validation accuracy of a candidate, or what regression has for them, in words."""
+    what, val = ("mean squared change", "MSE") if found.regression else ("flip rate", "accuracy")
+    error = found.error(index).value
+    right = error if found.regression else 1 - error
+    return f"{what} {found.change(index)}", f"validation {val} {right:.3g}"
+
+
+def _change(found: CrossFit, pick: int, erm: int) -> str:
+    """From plain training to the pick, in words."""
+    flips, right = _measured(found, erm)
+    now, still = (part.rsplit(" ", 1)[1] for part in _measured(found, pick))
+    random = found.random_change(erm), found.random_change(pick)
+    beside = "random pairs of a class across domains" if found.cell is None else "random pairs of one cell"
+    if pick == erm:
+        more = f"; {beside} {random[0]}" if random[0] is not None else ""
+        return f"{flips} and {right} with nothing removed{more}"
+    gain, setting = found.gain(pick, erm), _setting(found, pick)
+    change = f"(95 % of the change: {0 - gain.high:+.2g} to {0 - gain.low:+.2g})"
+    more = f" ({beside}: {random[0]}, now {random[1]})" if random[0] is not None else ""
+    bound = f"bound {found.bound(erm)}, now {found.bound(pick)}"
+    if found.cell is None:
+        now = f"{flips} with nothing removed, {now} with {setting}{more}"
+        return f"{now}; {right}, now {still}; {bound} {change}"
+    score, was, is_now = SCORE_WORDS[found.score], found.estimate(erm), found.estimate(pick)
+    return (
+        f"{score} {was} with nothing removed, {is_now} with {setting} {change}; {flips}, now {now}{more}; "
+        f"{right}, now {still}; {bound}"
+    )
+
+
+def _setting(found: CrossFit, index: int) -> str:
+    """What a candidate is, in words."""
+    candidate = found.candidates[index]
+    added = ["group weights"] * bool(candidate.get("upweighted"))
+    added += ["the pairs' rows"] * bool(candidate.get("pair_rows"))
+    return " and ".join([", ".join([f"rank {candidate['rank']}", *added[:-1]]), *added[-1:]])
+
+
+def _control(found: CrossFit, index: int) -> str:
+    candidate = found.candidates[index]
+    return control_name(bool(candidate.get("upweighted")), bool(candidate.get("pair_rows")))
+
+
+def _beside(found: CrossFit, pick: int, control: int) -> str:
+    """What the best candidate that removes nothing gets, in a sentence."""
+    name, score = CONTROLS[_control(found, control)], SCORE_WORDS[found.score].rstrip(",")
+    if pick == control:
+        return f"{name[0].upper()}{name[1:]} has the least {score}: {found.estimate(control)}"
+    gain = found.gain(pick, control)
+    return (
+        f"{name[0].upper()}{name[1:]}, without removing anything, gets {found.estimate(control)} "
+        f"(removing lowers it by {gain.low:.2g} to {gain.high:.2g})"
+    )
+
+
+def _reasons(found: CrossFit, erm: int, code: str, case: Circumstances) -> tuple[str, ...]:
+    """Why the pairs don't help, as far as the candidates of all ranks that were tried tell."""
+    flips, reasons = found.changes.mean(axis=1), []
+    whole_path, by_flips = case.least_score, found.cell is None
+    fewest = int(flips.argmin())
+    at = f"least {', '.join(_measured(found, fewest))}, at rank {found.candidates[fewest]['rank']}"
+    if code == "constant" and whole_path:
+        reasons.append("what they differ in tells the label, too, or the label can't be told without it")
+    elif code == "no-gain" and not found.regression and flips[erm] < LOW_FLIP_RATE:
+        reasons.append("a probe with nothing removed seldom flips them: it hardly uses what they differ in")
+    elif code == "no-gain" and by_flips and whole_path and flips[fewest] > flips[erm] / 2:
+        reasons.append(f"no rank helps much ({at}): what one pair differs in, the others hardly show")
+    elif code == "no-gain" and by_flips and whole_path:
+        reasons.append(f"fewer flips cost too much ({at}): what they differ in tells the label, too")
+    if case.unlike[0]:
+        reasons.append("the members of {:,} of {:,} pairs have different labels".format(*case.unlike))
+    return tuple(reasons)
+
+
+def unmeasured(found: CrossFit | tuple[int, int], why: str, about: str) -> Verdict:
+    """The verdict where the score can't be measured; ``found`` may be the numbers of pairs and of units."""
+    pairs, units = found if isinstance(found, tuple) else (found.pairs, found.units)
+    return Verdict(
+        code="unmeasured",
+        text=f"{VERDICTS['unmeasured']}: {why}.",
+        reasons=(),
+        about=about,
+        pairs=pairs,
+        units=units,
+    )
