@@ -74,7 +74,7 @@ _TOLD = {
 """What libraries say, in errors of their own kinds, where the system refuses something; also those that can't
 be loaded."""
 
-_START_BYTES, _THREAD_BYTES = 256 << 20, 64 << 20
+_START_BYTES, _THREAD_BYTES, _MOST_THREADS = 256 << 20, 64 << 20, 64
 """Address space that numpy and scipy need, and more for each thread: without it OpenBLAS waits for ever."""
 
 
@@ -174,8 +174,10 @@ def _require_memory() -> None:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    needed = _START_BYTES + _THREAD_BYTES * (int(threads) if threads.isdecimal() else os.cpu_count() or 1)
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = min(int(asked) if asked.isdecimal() else cores, _MOST_THREADS)
+    needed = _START_BYTES + _THREAD_BYTES * threads
     try:
         mmap.mmap(-1, needed).close()
     except OSError:

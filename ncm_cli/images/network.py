@@ -758,6 +758,8 @@ def _load_checkpoint(model: Any, path: Path, name: str, reporter: Reporter) -> l
                 state = convert_to_custom_text_state_dict(state)
             found = model.load_state_dict(state, strict=False)
         else:
+            if kind == "torch":
+                weights.require_own_numbers(path)
             found = load_checkpoint(model, str(path), strict=False, weights_only=True)
     if not found:  # big_vision's NumPy files, which open_clip checks itself
         return []

@@ -66,7 +66,7 @@ def request_facts(request: EncoderRequest) -> dict[str, Any]:
 
 def digest(path: str | Path) -> dict[str, Any]:
     """Size in bytes and SHA-256 of a file, remembered while its size and times of change stay the same."""
-    path = require_file(Path(path).expanduser().absolute())
+    path = Path(path).expanduser().absolute()
     now = path.stat()
     # What copies and unpacks files may set the one time, but never the other.
     return {"size": now.st_size, "sha256": _sha256(path, now.st_size, now.st_mtime_ns, now.st_ctime_ns)}
@@ -75,6 +75,8 @@ def digest(path: str | Path) -> dict[str, Any]:
 @lru_cache(maxsize=64)
 def _sha256(path: Path, *state: int) -> str:
     """SHA-256 of a file in this ``state``, its size first; a large one's is kept in the user's cache."""
+    if not state[0]:  # the kernel's files have no size, and may never end
+        return hashlib.sha256().hexdigest()
     if state[0] < LARGE:
         return sha256_file(path)
     cache: Path | None = None
@@ -231,6 +233,27 @@ def refuse_bomb(path: Path, members: Iterable[zipfile.ZipInfo]) -> None:
         )
 
 
+def require_own_numbers(path: Path) -> None:
+    """Raise ValueError where a tensor in a file of ``torch.save`` repeats its numbers to be larger.
+
+    Whatever makes such a one whole would fill memory.
+    """
+    import torch
+
+    with path.open("rb") as stream:
+        mapped = stream.read(2) == b"PK"
+    waiting: list[Any] = [torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)]
+    seen: set[int] = set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            if value.layout == torch.strided and value.nbytes > value.untyped_storage().nbytes():
+                raise ValueError(f"a tensor of {tuple(value.shape)}, larger than the numbers that it holds")
+        elif id(value) not in seen and isinstance(value, dict | list | tuple):
+            seen.add(id(value))
+            waiting += value.values() if isinstance(value, dict) else value
+
+
 def tensors(path: Path, model: str) -> dict[str, torch.Tensor]:
     """The tensors of a checkpoint by name, on the CPU, with the wrappers of training scripts taken off."""
     import torch
@@ -242,6 +265,8 @@ def tensors(path: Path, model: str) -> dict[str, torch.Tensor]:
             return torchscript_tensors(path)
         if kind == "numpy":
             raise ValueError("it is a NumPy archive; only open_clip's own loader reads those")
+        if kind == "torch":
+            require_own_numbers(path)
         try:
             named = load_state_dict(str(path), weights_only=True)
         except AttributeError:  # timm asks whatever there is for its names

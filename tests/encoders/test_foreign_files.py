@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import socket
 import sys
@@ -20,7 +21,7 @@ import pytest
 from PIL import Image
 
 from ncm_cli.errors import InputError, NcmError
-from ncm_cli.images.encoder import EncoderRequest, load_encoder
+from ncm_cli.images.encoder import EncoderRequest, load_encoder, request_key
 from ncm_cli.images.network import find_clip
 from ncm_cli.images.torchscript import torchscript_tensors
 from ncm_cli.progress import SILENT
@@ -198,6 +199,33 @@ def test_archives_that_another_program_packed_are_refused(
     path = repacked(source, tmp_path / "x.pt", bytes, zipfile.ZIP_DEFLATED)
     with pytest.raises(InputError, match="packed by another program"):
         load(tiny_clip.config, path)
+
+
+@pytest.mark.parametrize("model", ["open_clip", "timm:test_vit"])
+@pytest.mark.parametrize("old", [False, True])
+def test_a_tensor_larger_than_its_numbers_is_refused(
+    tiny_clip, tmp_path: Path, model: str, old: bool
+) -> None:
+    import torch
+
+    state = torch.load(tiny_clip.checkpoint, weights_only=True)
+    for name in ("visual.positional_embedding", "pos_embed"):
+        state[name] = torch.zeros(1, 1).expand(10**8, 32)
+    path = tmp_path / "x.pt"
+    torch.save({"state_dict": state}, path, _use_new_zipfile_serialization=not old)
+    before = peak()
+    with pytest.raises(InputError, match="larger than the numbers that it holds"):
+        load(tiny_clip.config if model == "open_clip" else model, path)
+    assert peak() - before < 500 << 20
+
+
+def test_empty_and_odd_files_in_a_models_folder_do_no_harm(tiny_clip, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, tiny_clip, {})
+    (folder / "empty.txt").write_bytes(b"")
+    (folder / "kernel").symlink_to("/proc/kmsg")
+    os.mkfifo(folder / "pipe")
+    assert request_key(EncoderRequest(model=f"local-dir:{folder}"))["files"].keys() >= {"empty.txt"}
+    load(f"local-dir:{folder}")
 
 
 def folder_of(tmp_path: Path, tiny_clip, changes: dict[str, Any], preprocess: Any = None) -> Path:

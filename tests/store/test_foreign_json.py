@@ -5,8 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import h5py
@@ -142,3 +146,17 @@ def test_an_error_of_ours_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main, "build_app", fail)
     with pytest.raises(ImportError, match="cannot import name"):
         main.run(["fit"])
+
+
+@pytest.mark.parametrize("command", ["info {}", "pairs --match random --same label -f {} -o p.h5"])
+def test_too_little_memory_is_said_before_libraries_wait_for_more(
+    write_store: Callable[..., Path], command: str
+) -> None:
+    path = write_store()
+    words = [sys.executable, "-m", "ncm_cli", *command.format(path).split()]
+    limit = partial(resource.setrlimit, resource.RLIMIT_AS, (300 << 20, 300 << 20))
+    done = subprocess.run(
+        words, capture_output=True, text=True, preexec_fn=limit, timeout=60, cwd=path.parent
+    )
+    assert done.returncode == 3
+    assert "too little memory to begin with" in done.stderr and "300 MiB (ulimit -v)" in done.stderr
