@@ -13,9 +13,9 @@ printed at the end. --earlier FILE compares with the lines of another version (P
 command).
 
 ``real``: a class in one domain in 45 of 50 training rows, reversed in the test, as in recipes/dogs.yaml;
-pairs of training rows, and with spare rows. ``hard``: generators of `problems.py`, beside fixed ranks of which an
-oracle takes the best. ``verdicts``: one simulated problem a seed. ``augmented``: pairs of training rows and
-their views. ± is a standard error: over seeds in a setting, over settings in a mean.
+pairs of training rows, and with spare rows. ``hard``: generators of `best_probe_problems`, beside fixed
+ranks, of which an oracle takes the best. ``verdicts``: one simulated problem a seed. ``augmented``: pairs of
+training rows and their views. ± is a standard error: over seeds in a setting, over settings in a mean.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from best_probe_problems import GENERATORS, Problem, draw_any, draw_hard, write_store
 from best_probe_tables import TABLES
-from problems import GENERATORS, Problem, draw_any, draw_hard, write_store
 
 from ncm_cli.errors import InputError
 from ncm_cli.pairs.options import PairsOptions
@@ -182,14 +182,15 @@ def real(job: Job, stores: dict[str, Path]) -> dict[str, Any]:
     return found
 
 
-def augmented(job: Job, stores: dict[str, Path]) -> dict[str, Any]:
+def augmented(job: Job, stores: dict[str, Path], views: dict[str, Path]) -> dict[str, Any]:
     setting = SETTINGS[job["setting"]]
+    view = views[f"{job['view']} {setting[0]}"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         dealt(folder, stores[setting[0]], setting, job["seed"])
-        options = {"features": folder / "features.h5", "features_b": Path(job["store"])}
+        options = {"features": folder / "features.h5", "features_b": view}
         pairs(PairsOptions(match="same-id", where="split=train", output=folder / "pairs.h5", **options))
-        _, _, _, encoder = rows_of(Path(job["store"]))
+        _, _, _, encoder = rows_of(view)
         found = fitted(folder, "norm", job["seed"])
         return found | {"augment": (encoder.get("view") or {}).get("augment")}
 
@@ -259,7 +260,19 @@ def paired(folder: Path, problem: Problem, seed: int) -> int:
     return int(pairs(PairsOptions(**files, kind="counterfactual"))["pairs"])
 
 
-def jobs_of(part: str, args: argparse.Namespace, stores: dict[str, Path]) -> Iterator[Job]:
+def views_of(named: Iterable[str], stores: dict[str, Path]) -> dict[str, Path]:
+    """The views of each store, which have all of its ids: ``gray pacs``."""
+    found = {}
+    for text in named:
+        name, _, file = text.partition("=")
+        ids = set(rows_of(Path(file))[2])
+        found |= {f"{name} {key}": Path(file) for key, own in stores.items() if ids >= set(rows_of(own)[2])}
+    return found
+
+
+def jobs_of(
+    part: str, args: argparse.Namespace, stores: dict[str, Path], views: dict[str, Path]
+) -> Iterator[Job]:
     """What a part runs, the first seed of everything first."""
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     if part == "verdicts":
@@ -270,10 +283,10 @@ def jobs_of(part: str, args: argparse.Namespace, stores: dict[str, Path]) -> Ite
             job = {"part": part, "setting": setting, "seed": seed}
             if part == "real":
                 yield from (job | {"pairs": kind} for kind in ("train", "spare"))
-            for view in args.views if part == "augmented" else ():
-                name, _, file = view.partition("=")
-                if set(rows_of(Path(file))[2]) >= set(rows_of(stores[SETTINGS[setting][0]])[2]):
-                    yield job | {"view": name, "store": file}
+            for view in views if part == "augmented" else ():
+                name, _, store = view.rpartition(" ")
+                if store == SETTINGS[setting][0]:
+                    yield job | {"view": name}
     for seed in seeds if part == "hard" else ():
         for generator in args.generators:
             for dim, rows in SIZES:
@@ -357,20 +370,19 @@ def main(arguments: list[str] | None = None) -> None:
         if args.smoke:
             args.pacs, args.leaves, args.views = made_up(Path(folder))
         stores = {name: own for name in ("pacs", "leaves") if (own := getattr(args, name)) is not None}
+        views = views_of(args.views, stores)
+        works = {**WORKS, "real": partial(real, stores=stores)}
+        works["augmented"] = partial(augmented, stores=stores, views=views)
         for part in parts:
             own = argparse.Namespace(
                 **vars(args) | {"seeds": args.seeds or (300 if part == "verdicts" else 5)}
             )
-            jobs = list(jobs_of(part, own, stores))
+            jobs = list(jobs_of(part, own, stores, views))
             if args.smoke:
                 jobs = {"real": jobs[:2], "verdicts": jobs[:3], "augmented": jobs[:1]}.get(part, jobs[:1])
             if not jobs:
-                print(f"{part}: nothing to run; real needs --pacs or --leaves, augmented --views as well")
+                print(f"{part}: nothing to run; real needs --pacs or --leaves, augmented --views as well\n")
                 continue
-            works = {
-                name: partial(one, stores=stores) if name in ("real", "augmented") else one
-                for name, one in WORKS.items()
-            }
             found = run_all(jobs, partial(timed, works=works), args.output, args.processes)
             failed = [one for one in found if "error" in one]
             for one in failed:

@@ -132,12 +132,13 @@ def verdicts(found: Sequence[Found], earlier: Sequence[Found]) -> None:
     kinds = ("counterfactual", "train", "spare")
     named = {kind: [one for one in found if one["facts"]["kind"] == kind] for kind in kinds}
     named |= {"matched, classes alike": [one for one in found if _alike(one)], "all": list(found)}
+    matched = [name for name in named if name not in ("counterfactual", "all")]
     print("by accuracy: classes as in training; balanced: every class alike, as matched pairs are scored\n")
-    for measure in ("accuracy", "balanced"):
+    for measure, shown in (("accuracy", list(named)), ("balanced", matched)):
         print(f"{measure}:\n")
         heading = ["pairs", "problems", "upper limit ≥ error", "cell error's", "helps right", "no-gain wrong"]
         heading += ["no-gain wrong, of what is written", "gain of written", "left to the best"]
-        table(heading, [_judged(kind, own, measure) for kind, own in named.items() if own])
+        table(heading, [_judged(kind, named[kind], measure) for kind in shown if named[kind]])
     rows = [
         [kind, *(sum(one["code"] == code for one in own) for code in CODES)] for kind, own in named.items()
     ]
