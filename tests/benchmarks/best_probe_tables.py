@@ -71,8 +71,6 @@ def codes(found: Sequence[Found]) -> str:
 
 def real(found: Sequence[Found], earlier: Sequence[Found]) -> None:
     """Means over settings of every probe, then each setting."""
-    from bench_best_probe import SETTINGS
-
     for (kind,), own in grouped(with_earlier(found, earlier), "pairs").items():
         print(f"pairs: {kind}; verdicts: {codes(own)}\n")
         rows = []
@@ -82,12 +80,12 @@ def real(found: Sequence[Found], earlier: Sequence[Found]) -> None:
                 for m in MEASURES
             ]
             mean = [spread(settings_of(own, lambda one, m=m, n=name: of(one, n, m))) for m in MEASURES]
-            rows.append([name, *mean, *(less if name != "ncm fit" else "––")])
+            rows.append([name, *mean, *(less if name != "ncm fit" else ("–", "–"))])
         table(["probe", "accuracy", "worst group", "ncm fit less it", "worst group"], rows)
         names = [name for name in ("ncm fit", "earlier", "erm", "erm-upweighted") if name in common(own)]
         rows = [
             [
-                " ".join(SETTINGS[setting][1:]),
+                setting,
                 *(spread([of(one, n, m) for one in runs]) for m in MEASURES for n in names),
             ]
             for (setting,), runs in grouped(own, "setting").items()
@@ -119,9 +117,7 @@ def hard(found: Sequence[Found], earlier: Sequence[Found]) -> None:
     behind = {tuple(row[:5]): float(str(row[9])) for row in rows}
     low = {key: value for key, value in behind.items() if value < -0.05}
     mean = np.mean(list(behind.values()))
-    print(
-        f"mean worst group less the best rank's {mean:+.3f}; behind by more than .05 in {len(low)} of {len(rows)}"
-    )
+    print(f"mean worst group less the best rank's {mean:+.3f}; less than -.05 in {len(low)} of {len(rows)}")
     summary = defaultdict(list)
     for (generator, kind, *_), value in behind.items():
         summary[generator, kind].append(value)
@@ -133,56 +129,47 @@ def hard(found: Sequence[Found], earlier: Sequence[Found]) -> None:
 
 def verdicts(found: Sequence[Found], earlier: Sequence[Found]) -> None:
     """How often limits hold and verdicts are right, by kind of pairs."""
-    kinds = {
-        kind: [one for one in found if one["facts"]["kind"] == kind]
-        for kind in ("counterfactual", "train", "spare")
-    }
-    rows = [_judged(kind, own) for kind, own in {**kinds, "all": list(found)}.items() if own]
-    heading = [
-        "pairs",
-        "problems",
-        "upper limit ≥ error",
-        "cell error's",
-        "helps right",
-        "no-gain wrong",
-        "and not written",
-    ]
-    table([*heading, "gain of written", "left to the best"], rows)
+    kinds = ("counterfactual", "train", "spare")
+    named = {kind: [one for one in found if one["facts"]["kind"] == kind] for kind in kinds}
+    named |= {"matched, classes alike": [one for one in found if _alike(one)], "all": list(found)}
+    matched = [name for name in named if name not in ("counterfactual", "all")]
+    print("by accuracy: classes as in training; balanced: every class alike, as matched pairs are scored\n")
+    for measure, shown in (("accuracy", list(named)), ("balanced", matched)):
+        print(f"{measure}:\n")
+        heading = ["pairs", "problems", "upper limit ≥ error", "cell error's", "helps right", "no-gain wrong"]
+        heading += ["no-gain wrong, of what is written", "gain of written", "left to the best"]
+        table(heading, [_judged(kind, named[kind], measure) for kind in shown if named[kind]])
     rows = [
-        [kind, *(sum(one["code"] == code for one in own) for code in CODES)]
-        for kind, own in {**kinds, "all": list(found)}.items()
+        [kind, *(sum(one["code"] == code for one in own) for code in CODES)] for kind, own in named.items()
     ]
     table(["pairs", *CODES], rows)
     for one in found:
-        if (
-            one["bound"]
-            and one["bound"]["high"] < _error(one)
-            or (one["code"] == "helps" and _gain(one) <= 0)
-        ):
+        limit = (one["bound"] or {}).get("high", np.inf)
+        if limit < _error(one) or (one["code"] == "helps" and _gain(one) <= 0):
             facts = {name: round(v, 2) if isinstance(v, float) else v for name, v in one["facts"].items()}
-            high = (one["bound"] or {}).get("high", np.nan)
-            print(
-                f"seed {one['job']['seed']}: {one['code']}, limit {high:.3f}, error {_error(one):.3f}, "
-                f"ERM {1 - of(one, 'erm', 'accuracy'):.3f}, {facts}"
-            )
+            erm = 1 - of(one, "erm", "accuracy")
+            said = f"{one['code']}, limit {limit:.3f}, error {_error(one):.3f}, ERM {erm:.3f}"
+            more = f"every class alike: gain {_gain(one, 'balanced'):.3f}"
+            print(f"seed {one['job']['seed']}: {said}, {more}, {facts}")
 
 
 CODES = ("helps", "no-gain", "undecided", "too-few", "constant", "unmeasured")
 
 
-def _error(one: Found) -> float:
-    return 1 - of(one, "ncm fit", "accuracy")
+def _alike(one: Found) -> bool:
+    """Whether a problem has matched pairs and two equal classes."""
+    return one["facts"]["kind"] != "counterfactual" and one["facts"]["share"] == 0.5
 
 
-def _gain(one: Found) -> float:
-    return of(one, "ncm fit", "accuracy") - of(one, "erm", "accuracy")
+def _error(one: Found, measure: str = "accuracy") -> float:
+    return 1 - of(one, "ncm fit", measure)
 
 
-def _best(one: Found) -> float:
-    return max(of(one, name, "accuracy") for name in one["probes"] if name.startswith("best"))
+def _gain(one: Found, measure: str = "accuracy") -> float:
+    return of(one, "ncm fit", measure) - of(one, "erm", measure)
 
 
-def _judged(kind: str, own: Sequence[Found]) -> list[object]:
+def _judged(kind: str, own: Sequence[Found], measure: str) -> list[object]:
     """A line of the table of verdicts."""
 
     def share(values: Sequence[bool]) -> str:
@@ -190,16 +177,19 @@ def _judged(kind: str, own: Sequence[Found]) -> list[object]:
 
     helps = [one for one in own if one["code"] == "helps"]
     none = [one for one in own if one["code"] == "no-gain"]
+    left = [one["best"][measure] - of(one, "ncm fit", measure) for one in own]
     return [
         kind,
         len(own),
-        share([one["bound"]["high"] >= _error(one) for one in own if one["bound"]]),
-        share([one["cell_error"]["high"] >= _error(one) for one in own if one["cell_error"]]),
-        share([_gain(one) > 0 for one in helps]),
-        share([_best(one) - of(one, "erm", "accuracy") >= LEAST for one in none]),
-        share([_best(one) - of(one, "ncm fit", "accuracy") >= LEAST for one in none]),
-        spread([_gain(one) for one in own]),
-        spread([_best(one) - of(one, "ncm fit", "accuracy") for one in own]),
+        *(
+            share([one[name]["high"] >= _error(one, measure) for one in own if one[name]])
+            for name in ("bound", "cell_error")
+        ),
+        share([_gain(one, measure) > 0 for one in helps]),
+        share([one["best"][measure] - of(one, "erm", measure) >= LEAST for one in none]),
+        share([one["best"][measure] - of(one, "ncm fit", measure) >= LEAST for one in none]),
+        spread([_gain(one, measure) for one in own]),
+        spread(left),
     ]
 
 
@@ -208,7 +198,7 @@ def augmented(found: Sequence[Found], earlier: Sequence[Found]) -> None:
     rows = []
     for (view,), own in [*grouped(found, "view").items(), (("all",), list(found))]:
         claims = [one for one in own if one["code"] in ("helps", "no-gain")]
-        named = sum(str(one["augment"]) in one["text"].split(":", 1)[0] + one["text"][:80] for one in claims)
+        named = sum(str(one["augment"]) in _headline(one) for one in claims)
         still = [one for one in own if _still(one)]
         warned = sum(any("across domains don't fall" in text for text in one["warnings"]) for one in still)
         limits = sum(one["bound"]["high"] >= _error(one) for one in own if one["bound"])
@@ -238,8 +228,13 @@ def augmented(found: Sequence[Found], earlier: Sequence[Found]) -> None:
         "warned where flips don't fall",
     ]
     table([*heading, "upper limit ≥ error", "verdicts"], rows)
-    headlines = Counter(one["text"].split(":")[0] for one in found)
+    headlines = Counter(map(_headline, found))
     table(["headline", "runs"], [[text, n] for text, n in headlines.most_common()])
+
+
+def _headline(one: Found) -> str:
+    """The first words of a verdict; amounts of augmentations have a colon, too."""
+    return str(one["text"]).split(": ")[0]
 
 
 def _still(one: Found) -> bool:

@@ -1,7 +1,7 @@
 """Simulated problems with a known nuisance, for bench_best_probe.py.
 
-Features (N, d) are noise, the label's own signal along one direction, and a nuisance that agrees with the label
-in most training rows. ``domain`` says which way the nuisance is turned.
+Features (N, d) are noise, the label's own signal along one direction, and a nuisance that agrees with the
+label in most training rows. ``domain`` says which way the nuisance is turned.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Problem:
 class Generator:
     """A distribution of rows.
 
-    ``error`` is that of the best probe on the core alone (with noise by class, nearly); ``nuisance`` the size of
-    the nuisance in units of the noise, 0 for none.
+    ``error`` is that of the best probe on the core alone (with noise by class, nearly); ``nuisance`` the size
+    of the nuisance in units of the noise, 0 for none.
     """
 
     name: str
@@ -133,12 +133,12 @@ def draw_hard(seed: int, generator: str, dim: int, rows: int, error: float, *, s
 def draw_any(seed: int) -> Problem:
     """A small problem of any kind: strength of the nuisance, pairs, classes and generator are all drawn.
 
-    The test rows are of the domain that the pairs stand for. For counterfactuals that is the twins', with every
-    nuisance turned; for matched pairs label and place are independent.
+    The test rows are of the domain that the pairs stand for. For counterfactuals that is the twins', with
+    every nuisance turned; for matched pairs label and place are independent.
     """
     rng = np.random.default_rng(seed)
     kind = ("counterfactual", "train", "spare")[seed % 3]
-    dim, n = int(rng.integers(16, 65)), int(rng.integers(500, 1501))
+    dim, n = round(16 * 4 ** float(rng.random())), int(rng.integers(500, 1201))
     nuisance = 0.0 if rng.random() < 0.15 else float(rng.uniform(0.25, 3))
     made = Generator(
         name=str(rng.choice(GENERATORS)), dim=dim, error=float(rng.uniform(0.03, 0.3)), nuisance=nuisance
@@ -146,7 +146,7 @@ def draw_any(seed: int) -> Problem:
     agree, share = float(rng.uniform(0.65, 0.97)), float(rng.choice((0.5, 0.5, 0.2, 0.8)))
     count = round(16 * 16 ** float(rng.random()))
     apart = 0.5 if kind != "counterfactual" else 1 - agree
-    sizes = {"train": (n, agree), "val": (n // 4, agree), "test": (6000, apart)}
+    sizes = {"train": (n, agree), "val": (n // 4, agree), "test": (4000, apart)}
     if kind == "spare":
         sizes["pool"] = (3 * count + 100, 0.5)
     basis, parts = made.basis(rng), [drawn(rng, number, share, a) for number, a in sizes.values()]
