@@ -145,7 +145,7 @@ class Training:
         self.fold: Fold | None = None
         if problem.pairs is not None and (options.folds or problem.pairs.held_out.any()):
             self.fold = problem.pairs.folds(options.folds, options.seed)[0]
-        self.train = problem.train
+        self.train = problem.rows()
         if self.fold is not None:
             self.train = self.train.take(~np.isin(self.train.node, self.fold.apart))
         part = problem.part(self.train, None)

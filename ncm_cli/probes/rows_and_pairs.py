@@ -228,6 +228,7 @@ class Problem:
     roles: Roles
     target: Target
     train: RawRows
+    """Training rows, whose group codes are known whether or not they count: `rows` says what a fit is on."""
     val: RawRows | None
     test: RawRows | None
     pairs: Pairs | None
@@ -254,9 +255,9 @@ class Problem:
     def regression(self) -> bool:
         return not self.target.classes
 
-    def rows(self, variant: Variant = PLAIN) -> RawRows:
-        """The rows that a variant is trained on: of an up-weighted one, those that are in a group."""
-        rows = self.train
+    def rows(self, variant: Variant | None = None) -> RawRows:
+        """What a variant, or the only one, is trained on: of an up-weighted one, the rows in a group."""
+        variant, rows = variant or self.variants[0], self.train
         if variant.pair_rows and self.extra is not None:
             rows = rows.with_rows(self.extra)
         codes = rows.codes.get("upweight")
@@ -268,12 +269,12 @@ class Problem:
 
     def whole(self, variant: Variant | None = None) -> Part:
         """All rows of a variant, or of the only one, and all usable pairs."""
-        rows = self.rows(variant or self.variants[0])
+        rows = self.rows(variant)
         return self.part(rows, None if self.pairs is None else self.pairs.usable)
 
     def without(self, fold: Fold, variant: Variant | None = None) -> Part:
         """What a fold leaves to fit on, of a variant's rows or those of the only one."""
-        every = self.rows(variant or self.variants[0])
+        every = self.rows(variant)
         left = every.take(~np.isin(every.node, fold.apart))
         if not len(left.ids) or (not self.regression and len(np.unique(left.y)) < 2):
             raise InputError(
@@ -705,7 +706,7 @@ def _extra(
 
 def rows_digest(problem: Problem, variant: Variant | None = None) -> str:
     """SHA-256 over a variant's rows in the order of their ids: ids, features, answers and weights."""
-    rows = problem.rows(variant or problem.variants[0])
+    rows = problem.rows(variant)
     codes = rows.codes.get("upweight")
     order = rows.ids.order
     # By blocks, so that a large store isn't copied.

@@ -334,7 +334,7 @@ class _Judged:
         if problem is not None and problem.pairs is not None:
             usable, scaling = problem.pairs.usable, scaling_of(self.probe)
             if options.ranks:
-                part = problem.part(problem.train, usable, scaling)
+                part = problem.part(problem.rows(), usable, scaling)
                 why = f"ranks above {part.rank} are skipped: the pairs' differences have that rank"
                 ranks = self._possible(options.ranks, part.rank, why)
                 with self.reporter.task("ranks", len(ranks), "ranks") as task:
@@ -345,7 +345,7 @@ class _Judged:
                 possible = self._possible(options.pair_counts, most, why)
                 with self.reporter.task("pair counts", len(possible), "fits") as task:
                     for count in possible:
-                        part = problem.part(problem.train, usable & (np.cumsum(usable) <= count), scaling)
+                        part = problem.part(problem.rows(), usable & (np.cumsum(usable) <= count), scaling)
                         counts += self._refit(problem, part, [min(count, self.probe.rank, part.rank)])
                         task.advance()
         return {"path": path, "summary": _summary(path), "pair_counts": counts}
@@ -385,7 +385,7 @@ class _Judged:
                 expected="other rows of the test domain",
             )
         problem = reread_problem(self.probe, self.options.features, None, where=where, reporter=self.reporter)
-        part = problem.part(problem.train, None, scaling_of(self.probe))
+        part = problem.part(problem.rows(), None, scaling_of(self.probe))
         row = self._refit(problem, part, [0])[0]
         error = row["test_error"]
         # By how much its test accuracy is above the bounded probe's.

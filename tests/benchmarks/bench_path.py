@@ -21,10 +21,10 @@ import warnings
 import numpy as np
 import scipy.special
 
-from ncm_cli.probes.fit import FOLD_TOLERANCE, auto_ranks
+from ncm_cli.probes.contest import FOLD_TOLERANCE, auto_ranks
+from ncm_cli.probes.folds import deal
 from ncm_cli.probes.path import Fit, fit_path
 from ncm_cli.probes.projection import complement, spectrum
-from ncm_cli.probes.selection import deal
 
 PAIRS = 240
 DECAYS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)

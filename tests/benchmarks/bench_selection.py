@@ -26,11 +26,13 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
-from ncm_cli.probes.fit import crossfit, judge_pick, resolve_ranks
+from ncm_cli.probes.contest import Contest, crossfit, resolve_ranks
+from ncm_cli.probes.controls import judge_choice
+from ncm_cli.probes.crossfit import CrossFit
 from ncm_cli.probes.metrics import Z95, row_errors
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.rows_and_pairs import read_problem, train_path
-from ncm_cli.probes.selection import CrossFit, choose, stacked
+from ncm_cli.probes.selection import choose, stacked
 from ncm_cli.progress import SILENT
 from ncm_cli.store.columns import Column
 from ncm_cli.store.digests import fingerprint
@@ -166,7 +168,19 @@ def outcome(features: Path, pairs: Path, scaling: str, seed: int) -> Outcome:
     picks = {name: rule(found) for name, rule in RULES.items()}
     pick = picks["least bound"]
     bound = found.bound(pick)
-    verdict, _ = judge_pick(problem, folds, found, fits[pick].rank, fits[pick].weight_decay)
+    contest = Contest(
+        rule="bound",
+        note="",
+        ranks=ranks,
+        available=available,
+        folds=tuple(folds),
+        candidates=list(found.candidates),
+        chosen=pick,
+        variant=problem.variants[0],
+        best=fits[pick],
+        found=found,
+    )
+    _, verdict, _ = judge_choice(problem, contest, contest.folds, found, SILENT)
     return Outcome(
         errors={name: float(errors[index]) for name, index in picks.items()},
         best=float(errors.min()),

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from ncm_cli.probes import fit as fitting
-from ncm_cli.probes.fit import crossfit
+from ncm_cli.probes import contest
+from ncm_cli.probes.contest import crossfit
+from ncm_cli.probes.crossfit import CrossFit, FoldRows
+from ncm_cli.probes.folds import units
 from ncm_cli.probes.metrics import PairRows, Rows, wilson
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.path import Fit
 from ncm_cli.probes.rows_and_pairs import Problem, read_problem, train_path
-from ncm_cli.probes.selection import CrossFit, units
 from ncm_cli.progress import SILENT
 
 RANKS, DECAYS = (0, 2, 3), (1e-2, 1e-1)
@@ -94,7 +95,7 @@ def _reference(problem: Problem, folds: list[Any]) -> dict[tuple[int, float], di
 def test_crossfit_is_what_its_definition_says(
     on_disk: Any, classes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fitting, "FOLD_TOLERANCE", 0.0)
+    monkeypatch.setattr(contest, "FOLD_TOLERANCE", 0.0)
     problem = _problem(on_disk, classes)
     folds = problem.pairs.folds(4, 1)
     assert len(folds) == 4
@@ -151,7 +152,7 @@ def test_features_that_interpolate_hide_their_flips_from_all_but_folds(on_disk: 
     assert problem.pairs is not None
     everything = problem.pairs.members(problem.pairs.usable, whole.scaling)
     fits = train_path(whole, options, **setting)
-    naive = CrossFit.join([(fits, None, everything)], np.arange(len(everything.a)), regression=False)
+    naive = CrossFit.join([FoldRows(fits, None, everything)], np.arange(len(everything.a)), regression=False)
     assert naive.changes.sum() == 0, "the probes of all rows flip none of their own rows' pairs"
     found = crossfit(problem, folds, **setting)
     assert all((candidate["flip_rate"] or 0) > 0.25 for candidate in found.candidates)
@@ -159,9 +160,15 @@ def test_features_that_interpolate_hide_their_flips_from_all_but_folds(on_disk: 
 
 def joined(changes: np.ndarray, unit: np.ndarray, errors: np.ndarray | None, regression: bool) -> CrossFit:
     """Candidates of these measurements; their ranks count them."""
+    scores = changes.mean(axis=1)
+    if errors is not None:
+        own = errors.mean(axis=1)
+        scores = (np.sqrt(own) + np.sqrt(scores)) ** 2 if regression else own + scores
+    name = "bound_mse" if regression else "bound_01"
     return CrossFit(
         candidates=tuple(
-            {"rank": rank, "weight_decay": 1e-2, "converged": True} for rank in range(len(changes))
+            {"rank": rank, "weight_decay": 1e-2, "converged": True, name: float(score)}
+            for rank, score in enumerate(scores)
         ),
         errors=errors,
         changes=changes,
@@ -291,13 +298,13 @@ def test_the_regression_bound_holds_on_exact_problems(
 ) -> None:
     """Minkowski's inequality for root mean squared errors, the twins being the validation rows."""
     fit = Fit(0, 1e-2, weight, np.array([bias]), True, 1, 0.0)
-    fold = [fit], Rows(X=twins, y=y), PairRows(a=twins, b=shifted)
+    fold = FoldRows([fit], Rows(X=twins, y=y), PairRows(a=twins, b=shifted))
     (candidate,) = CrossFit.join([fold], np.arange(12), regression=True).candidates
     test = np.mean((shifted @ weight[0] + bias - y) ** 2)
     assert candidate["bound_mse"] is not None
     assert test <= candidate["bound_mse"] * (1 + 1e-9) + 1e-6
     opposite = Rows(X=twins, y=twins @ weight[0] + bias - (shifted - twins) @ weight[0])
-    fold = [fit], opposite, PairRows(a=twins, b=shifted)
+    fold = FoldRows([fit], opposite, PairRows(a=twins, b=shifted))
     (tight,) = CrossFit.join([fold], np.arange(12), regression=True).candidates
     test = np.mean((shifted @ weight[0] + bias - opposite.y) ** 2)
     assert test == pytest.approx(tight["bound_mse"], rel=1e-6, abs=1e-6), "and nothing smaller would hold"

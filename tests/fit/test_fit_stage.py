@@ -11,8 +11,9 @@ import pytest
 
 from ncm_cli.errors import InputError, MismatchError, UsageError
 from ncm_cli.options import check
+from ncm_cli.probes.contest import auto_ranks
 from ncm_cli.probes.evaluate import logits
-from ncm_cli.probes.fit import auto_ranks, fit
+from ncm_cli.probes.fit import fit
 from ncm_cli.probes.metrics import decide
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.path import fit_path

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncm_cli.errors import InputError
+from ncm_cli.probes.folds import Fold, deal, set_aside, units
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.rows_and_pairs import Problem, read_problem
-from ncm_cli.probes.selection import Fold, deal, set_aside, units
 from ncm_cli.progress import SILENT
 
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError
+from ncm_cli.probes.crossfit import CrossFit, FoldRows
 from ncm_cli.probes.metrics import PairRows, Rows, decide
 from ncm_cli.probes.path import Fit
-from ncm_cli.probes.selection import Candidate, CrossFit, choose, score_path
+from ncm_cli.probes.selection import Candidate, choose, score_path
 from ncm_cli.store.columns import group_weights
 
 
@@ -56,7 +57,7 @@ def scored(
 ) -> tuple[list[Candidate], CrossFit]:
     """What rows alone say of probes, and what rows and one fold of pairs do."""
     regression = val.y.dtype.kind == "f"
-    found = CrossFit.join([(fits, val, pairs)], np.arange(len(pairs.a)), regression=regression)
+    found = CrossFit.join([FoldRows(fits, val, pairs)], np.arange(len(pairs.a)), regression=regression)
     return score_path(fits, val=val, test=test), found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.main import run
+from ncm_cli.probes.crossfit import CrossFit, Estimate, Scored
 from ncm_cli.probes.evaluate import evaluate, logits
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.metrics import decide
 from ncm_cli.probes.options import EvalOptions, FitOptions
-from ncm_cli.probes.selection import FEWEST, CrossFit, Estimate, Verdict, judge
+from ncm_cli.probes.verdict import FEWEST, Circumstances, Verdict, judge
 from ncm_cli.progress import Reporter
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
@@ -35,17 +37,28 @@ def made(
     def first(count: int, of: int) -> np.ndarray:
         return (np.arange(of) < count).astype(float)
 
+    candidates = []
+    for rank, error, flipped in zip((0, 4), errors, flips, strict=True):
+        parts = error / rows, flipped / pairs
+        bound = {"bound_mse": sum(np.sqrt(parts)) ** 2} if regression else {"bound_01": sum(parts)}
+        candidates.append({"rank": rank, "weight_decay": 1e-2, "converged": True} | bound)
+    # The constant errs on half of the rows, whatever a probe does there.
+    missed = (np.arange(rows) % 2).astype(float)
     return CrossFit(
-        candidates=tuple({"rank": rank, "weight_decay": 1e-2, "converged": True} for rank in (0, 4)),
+        candidates=tuple(candidates),
         errors=np.stack([first(count, rows) for count in errors]),
         changes=np.stack([first(count, pairs) for count in flips]),
         unit=np.arange(pairs) % (units or pairs),
         regression=regression,
+        constant=Scored(0.5, {"rows": missed}),
     )
 
 
-def said(found: CrossFit, constant: float | None = 0.5, pick: int = 1) -> Verdict:
-    return judge(found, pick, 0, constant, "'cat'", "random pairs across domain")
+CASE = Circumstances(answer="'cat'", about="random pairs across domain, and about no other shift")
+
+
+def said(found: CrossFit, pick: int = 1, **case: Any) -> Verdict:
+    return judge(found, pick, 0, dataclasses.replace(CASE, **case))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +82,12 @@ def said(found: CrossFit, constant: float | None = 0.5, pick: int = 1) -> Verdic
             "no-gain",
             "no rank helps much (least flip rate 0.295, validation accuracy 0.85, at rank 4)",
         ),
-        (made((60, 10), (30, 80)), "no-gain", "fewer flips cost too much (least flip rate 0.05"),
+        (made((60, 10), (30, 80)), "undecided", "if they do, the bound falls by at most 0.085"),
+        (
+            made((6000, 1000), (3000, 8000), pairs=20_000, rows=20_000),
+            "no-gain",
+            "fewer flips cost too much (least flip rate 0.05",
+        ),
         (
             made((100, 80), (30, 30)),
             "constant",
@@ -100,7 +118,7 @@ def test_each_verdict(found: CrossFit, code: str, words: str) -> None:
 
 
 def test_pairs_of_different_labels_are_a_reason() -> None:
-    verdict = judge(made((60, 59)), 1, 0, 0.5, "'cat'", "random pairs", unlike=(12, 200))
+    verdict = said(made((60, 59)), unlike=(12, 200))
     assert verdict.reasons[1] == "the members of 12 of 200 pairs have different labels"
 
 
@@ -112,7 +130,8 @@ def test_a_pick_of_rank_zero_gains_nothing() -> None:
 
 def test_lower_validation_error_alone_is_no_help_of_the_pairs() -> None:
     """A gain that comes from the rows, not from the pairs: another weight decay does as much."""
-    assert said(made((4, 4), (60, 20))).code == "no-gain"
+    assert said(made((4, 4), (60, 20))).code == "undecided", "200 pairs leave .05 to be gained"
+    assert said(made((40, 40), (600, 200), pairs=4000, rows=2000)).code == "no-gain"
 
 
 def test_without_validation_rows_nothing_is_measured() -> None:
@@ -288,7 +307,7 @@ def test_controls_are_written_as_probes(on_disk: Any) -> None:
     )
     report = fit(options)
     names = [control["name"] for control in report["controls"]]
-    assert names == ["constant", "erm", "erm-upweighted", "erm-pair-rows"]
+    assert names == ["constant", "erm", "erm-pair-rows", "erm-upweighted", "erm-upweighted-pair-rows"]
     assert sorted(path.name for path in folder.iterdir()) == sorted(f"{name}.safetensors" for name in names)
     decay = {control["name"]: control["weight_decay"] for control in report["controls"]}
     pairs = read_pairs(on_disk.folder / "m.h5")
@@ -299,6 +318,7 @@ def test_controls_are_written_as_probes(on_disk: Any) -> None:
         "erm": {},
         "erm-upweighted": {"upweight": "label,place"},
         "erm-pair-rows": {"features": wider},
+        "erm-upweighted-pair-rows": {"features": wider, "upweight": "label,place"},
     }
     with FeatureStore(features) as store:
         everything = store.read()
@@ -397,8 +417,7 @@ def test_a_bound_a_hair_below_the_constants_is_no_help() -> None:
 def test_a_pick_that_gives_one_answer_is_no_help() -> None:
     found = made((160, 4), (30, 44))
     assert said(found).code == "helps"
-    verdict = judge(found, 1, 0, 0.5, "'cat'", "random pairs", one_answer=True)
-    assert verdict.code == "constant"
+    assert said(found, one_answer=True).code == "constant"
 
 
 @pytest.mark.parametrize("seed", range(4))

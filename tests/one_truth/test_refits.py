@@ -173,6 +173,31 @@ def test_methods_that_remove_no_directions_are_refused(made: tuple[Any, Any]) ->
         world.bound(features, pairs=pairs, ranks="0:2")
 
 
+def test_groups_alone_weight_no_refit(world: Any, members: list[tuple[int, int]]) -> None:
+    """Neither the path nor an oracle is up-weighted because --groups names columns."""
+    part = ["oracle" if 130 <= row < 150 else "rest" for row in range(len(world.X))]
+    features = world.store(part=part)
+    world.pairs(features, members=members)
+    label = world.columns["label"]
+    twins = [(row, label.index(label[row])) for row in range(150, 170)]
+    world.pairs(features, "oracle.h5", twins, straddling="keep")
+    found = []
+    for groups in (None, "label,domain"):
+        more = {"rank": "1", "weight_decay": "1e-2", "groups": groups}
+        world.fit(features, pairs=world.folder / "pairs.h5", **more)
+        found.append(
+            world.bound(
+                features,
+                oracle_train="part=oracle",
+                pairs=world.folder / "pairs.h5",
+                ranks="1",
+                pair_counts="9",
+            )
+        )
+    for name in ("oracle", "path", "pair_counts"):
+        assert found[0][name] == found[1][name], name
+
+
 def test_an_oracle_beside_the_probe_knows_the_probes_classes(
     world: Any, members: list[tuple[int, int]]
 ) -> None:

@@ -143,7 +143,9 @@ def test_missing_validation_rows_are_asked_for_by_a_name_that_is_there(
 
 def test_a_store_whose_splits_are_all_known_warns_of_nothing(world: Any) -> None:
     features = world.store(split=["train" if s != "val" else s for s in world.columns["split"]])
-    world.pairs(features, members=[(0, 1), (2, 3)])
+    label = np.array(world.columns["label"])
+    members = [tuple(np.flatnonzero(label == name)[at : at + 2]) for name in ("cat", "dog") for at in (0, 2)]
+    world.pairs(features, members=members)
     world.fit(features, pairs=world.folder / "pairs.h5", rank="1", weight_decay="1e-2")
     assert not world.heard.warnings
     assert any("no test rows" in text for text in world.heard.notes)
