@@ -223,11 +223,14 @@ class CrossFit:
         return own[choose([self.candidates[index] for index in own], "bound", self.task)]
 
     def pick(self, among: Sequence[int]) -> int:
-        """Of some candidates the one with the least score.
+        """Of some candidates the one with the least score; where all have the same, of the smallest rank.
 
         With every cell alike, removing directions must pay: a candidate of rank 0 stays where the least score
         is lower than its own by less than `WORTHWHILE` standard errors.
         """
+        if len({round(self.candidates[index][self.score], 12) for index in among}) == 1:
+            smallest = min(self.candidates[index]["rank"] for index in among)
+            among = [index for index in among if self.candidates[index]["rank"] == smallest]
         least = among[choose([self.candidates[index] for index in among], "bound", self.task)]
         kept = [index for index in among if self.candidates[index]["rank"] == 0]
         if self.cell is None or not kept or self.candidates[least]["rank"] == 0:
@@ -292,14 +295,23 @@ class CrossFit:
     def cell_error(self, index: int) -> Estimate:
         """Mean over the cells of the error on their rows; Wilson's interval of the rows that it is worth."""
         assert self.held_out is not None and self.cell is not None
-        sizes = np.unique(self.cell, return_counts=True)[1]
         value, errors = float(self.candidates[index]["cell_error"]), self.held_out[index]
-        spread = self._stratified_error(errors)
+        spread, worth = self._stratified_error(errors), self._worth
         # At 0, 1, or without spread in any cell: as many as rows with one error rate in all cells.
-        worth = len(sizes) ** 2 / float((1 / sizes).sum())
         if spread > 0:
             worth = min(float(len(errors)), value * (1 - value) / spread**2)
         return Estimate(value, *wilson(value * worth, worth))
+
+    @property
+    def _worth(self) -> float:
+        """How many rows with one error rate in all cells are worth the rows of the cells."""
+        sizes = np.unique(self.cell, return_counts=True)[1]
+        return len(sizes) ** 2 / float((1 / sizes).sum())
+
+    @property
+    def unseen(self) -> float:
+        """Upper end of how often candidates differ elsewhere that agree on all these pairs, or rows."""
+        return wilson(0, self.units if self.cell is None else self._worth)[1]
 
     def _stratified_error(self, values: Array) -> float:
         """Standard error of the mean over cells of the means of values (q,)."""

@@ -241,11 +241,14 @@ def verdict_code(
 def _most(found: CrossFit, nothing: int) -> float:
     """The most that removing directions could gain on a candidate of rank 0.
 
-    The highest upper end of the fall of the score over all candidates that remove some; of the bound at most
-    the upper end of the flip rate, by which alone it can fall.
+    The highest upper end of the fall of the score over all candidates that remove some, and no less than how
+    often candidates may differ that agree on all pairs; of the bound at most the upper end of the flip rate,
+    by which alone it can fall.
     """
     removing = [i for i, candidate in enumerate(found.candidates) if candidate["rank"] > 0]
     most = max((found.gain(index, nothing).high for index in removing), default=0.0)
+    if not found.regression:
+        most = max(most, found.unseen)
     return min(most, found.change(nothing).high) if found.score == "bound_01" else most
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from ncm_cli.baselines.options import Config
 from ncm_cli.baselines.trainer import Batch, DeviceRows
-from ncm_cli.finetune.train import Objective, pair_batches
+from ncm_cli.finetune.train import Objective, pair_batches, picks
 from ncm_cli.probes.rows_and_pairs import Part
 
 N, PAIRS = 48, 10
@@ -83,3 +83,26 @@ def test_every_pair_comes_as_often_as_any_other_or_once_more() -> None:
     assert set(counts.tolist()) == {5, 6}
     assert all(len(np.unique(own)) == 8 for own in batches[:1])
     assert len(pair_batches(pairs, 100, 2, torch.Generator())[0]) == 7
+
+
+@pytest.mark.parametrize("score", ["bound_01", "cell_error"])
+def test_an_epoch_of_one_answer_is_kept_only_where_there_is_no_other(score: str) -> None:
+    """Flips of a constant are none, so its bound may be the least."""
+    told = {"val_log_loss": 0.6, "val_accuracy": 0.55, "bound_01": 0.5}
+    history = [
+        told | {score: 0.46, "val_answers": 2.0},
+        told | {score: 0.30, "val_answers": 1.0, "val_accuracy": 0.6},
+        told | {score: 0.45, "val_answers": 2.0},
+    ]
+    assert picks(history)["bound"] == 2
+    assert picks(history)["in-domain"] == 1, "other rules look at other things"
+    assert picks([one | {"val_answers": 1.0} for one in history])["bound"] == 1
+    assert picks([one | {"val_answers": 2.0} for one in history])["bound"] == 1
+
+
+def test_epochs_are_compared_by_the_cell_error_where_it_is_known() -> None:
+    known = [(0.40, 0.30, 0.6), (0.35, 0.32, 0.6), (0.50, 0.30, 0.5)]
+    names = ("bound_01", "cell_error", "cell_log_loss")
+    history = [dict(zip(names, one, strict=True)) | {"val_log_loss": 0.1 * i} for i, one in enumerate(known)]
+    assert picks(history)["bound"] == 2, "ties by the log loss with every cell alike"
+    assert picks([{**one, "cell_error": float("nan")} for one in history])["bound"] == 1

@@ -58,6 +58,64 @@ def test_folds_of_any_pairs(pairs: list[tuple[int, int]], count: int, seed: int)
     assert all((x.measured == y.measured).all() for x, y in zip(folds, again, strict=True))
 
 
+def dealt(a: np.ndarray, b: np.ndarray, count: int, seed: int) -> list[list[list[bool]]]:
+    """Measured pairs and bases as the definition says: sets are looked through for their rows one by one."""
+    rng = np.random.default_rng(seed)
+    together = np.arange(len(a))
+    while True:  # the least number of all pairs that share a row, until nothing changes
+        least = np.array([together[linked_to].min() for linked_to in linked(a, b)])
+        if (least == together).all():
+            break
+        together = least
+    sets = list(dict.fromkeys(together.tolist()))
+    part_of: dict[int, int] = {}
+    load = [0] * count
+    for number in rng.permutation(len(sets)):
+        own = together == sets[number]
+        rows = sorted({*a[own].tolist(), *b[own].tolist()})
+        if own.sum() > 2 / count * len(a) and len(rows) > 2 * count:
+            for place, row in enumerate(rng.permutation(len(rows))):
+                part_of[rows[row]] = place % count
+        else:
+            part = load.index(min(load))
+            part_of |= dict.fromkeys(rows, part)
+            load[part] += int(own.sum())
+    found = []
+    for part in range(count):
+        in_a, in_b = ([part_of[row] == part for row in own.tolist()] for own in (a, b))
+        measured = [one and other for one, other in zip(in_a, in_b, strict=True)]
+        if any(measured):
+            found.append([measured, [not (one or other) for one, other in zip(in_a, in_b, strict=True)]])
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(pairs_of_rows, st.integers(2, 6), st.integers(0, 3), st.integers(1, 6))
+def test_folds_are_those_of_a_plain_loop(
+    pairs: list[tuple[int, int]], count: int, seed: int, spread: int
+) -> None:
+    """Dense graphs and, with rows spread out, ones of many sets that share no row."""
+    a, b = np.array(pairs).T
+    b = b + 61 * (np.arange(len(b)) % spread)
+    a = a + 61 * (np.arange(len(a)) % spread)
+    try:
+        folds = deal(a, b, count, seed)
+    except InputError:
+        assert len(found := dealt(a, b, count, seed)) < 2 or not all(any(basis) for _, basis in found)
+        return
+    assert [[fold.measured.tolist(), fold.basis.tolist()] for fold in folds] == dealt(a, b, count, seed)
+
+
+def test_as_many_sets_as_pairs_are_dealt_evenly() -> None:
+    """A quarter of a million pairs of their own: looking through all of them for each would take minutes."""
+    k = 250_000
+    order = np.random.default_rng(0).permutation(2 * k)
+    folds = deal(order[:k], order[k:], 5, 0)
+    assert [int(fold.measured.sum()) for fold in folds] == [k // 5] * 5
+    assert (np.sum([fold.measured for fold in folds], axis=0) == 1).all()
+    assert all((fold.basis == ~fold.measured).all() for fold in folds)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=14, max_size=40), st.integers(2, 5), st.integers(0, 3))
 def test_small_sets_partition_the_pairs_and_stay_together(sizes: list[int], count: int, seed: int) -> None:

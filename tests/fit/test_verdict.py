@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.main import run
 from ncm_cli.probes.crossfit import CrossFit, Estimate, Scored
 from ncm_cli.probes.evaluate import evaluate, logits
 from ncm_cli.probes.fit import fit
-from ncm_cli.probes.metrics import decide
+from ncm_cli.probes.metrics import decide, wilson
 from ncm_cli.probes.options import EvalOptions, FitOptions
 from ncm_cli.probes.verdict import FEWEST, Circumstances, Verdict, judge
 from ncm_cli.progress import Reporter
@@ -117,6 +119,44 @@ def test_each_verdict(found: CrossFit, code: str, words: str) -> None:
     assert "no other shift" in verdict.about
 
 
+def test_no_gain_is_said_only_where_at_most_two_in_a_hundred_can_be_gained() -> None:
+    """Forty pairs without a flip leave .088 to be gained; many more of them don't."""
+    assert said(made((0, 0), pairs=40)).code == "undecided"
+    assert said(made((0, 0), pairs=400)).code == "no-gain"
+    assert said(made((0, 0), pairs=400), least_score=False).code == "no-gain"
+
+
+counts = st.tuples(st.floats(0, 1), st.floats(0, 1))
+
+
+@settings(max_examples=150, deadline=None)
+@given(flips=counts, errors=counts, pairs=st.integers(32, 3000), rows=st.integers(30, 3000))
+def test_what_no_gain_and_helps_promise(
+    flips: tuple[float, float], errors: tuple[float, float], pairs: int, rows: int
+) -> None:
+    """Counted here anew: the paired change of the bound with its interval, and the flips there are."""
+    flipped = tuple(round(0.3 * share * pairs) for share in flips)
+    missed = tuple(round(0.3 * share * rows) for share in errors)
+    verdict = said(made(flipped, missed, pairs=pairs, rows=rows))
+    # Of nested sets of rows or pairs those that differ are the difference of the counts.
+    differ = [abs(one - other) / of for (one, other), of in ((flipped, pairs), (missed, rows))]
+    spread = np.sqrt(sum(p * (1 - p) / (of - 1) for p, of in zip(differ, (pairs, rows), strict=True)))
+    fall = (flipped[0] - flipped[1]) / pairs + (missed[0] - missed[1]) / rows
+    if verdict.code == "no-gain":
+        assert min(fall + 1.95 * spread, wilson(flipped[0], pairs)[1]) < 0.02
+    if verdict.code == "helps":
+        assert fall >= 0.01 and fall - 1.95 * spread > 0
+        assert (flipped[0] - flipped[1]) / pairs >= 0.01 - 1e-9, "the pairs' own part"
+
+
+def test_a_bound_that_can_not_be_told_from_the_constants_is_no_help() -> None:
+    """Bound .45 beside a constant's .5, of forty rows: the paired interval reaches below 0."""
+    unsure = said(made((96, 4), (9, 17), pairs=160, rows=40))
+    assert unsure.code == "undecided"
+    assert "can't be told from that of always answering 'cat' (error 0.5)" in unsure.text
+    assert said(made((960, 40), (900, 1700), pairs=1600, rows=4000)).code == "helps"
+
+
 def test_pairs_of_different_labels_are_a_reason() -> None:
     verdict = said(made((60, 59)), unlike=(12, 200))
     assert verdict.reasons[1] == "the members of 12 of 200 pairs have different labels"
@@ -208,19 +248,60 @@ def test_pairs_across_the_label_can_only_make_a_constant(on_disk: Any) -> None:
     assert verdict.bound.value >= verdict.constant_error
     assert "what they differ in tells the label" in verdict.reasons[0]
     assert verdict.reasons[0] in verdict.text
+    assert report["rank"] == read_probe(on_disk.folder / "probe").rank == 0
+    assert "so the probe removes nothing" in verdict.text
 
 
 def test_pairs_that_differ_in_nothing_that_matters_gain_nothing(on_disk: Any) -> None:
     """The members differ in directions that no class shows in: ERM doesn't flip them either."""
     rng = np.random.default_rng(1)
-    a, _ = on_disk.planted.rows(60, 0.95)
-    moved = 0.3 * rng.normal(size=(60, 4)) @ rng.normal(size=(4, a.shape[1]))
+    a, _ = on_disk.planted.rows(300, 0.95)
+    moved = 0.3 * rng.normal(size=(300, 4)) @ rng.normal(size=(4, a.shape[1]))
     moved -= moved @ on_disk.planted.directions @ on_disk.planted.directions.T
     report, _ = judged(on_disk, a, (a + moved).astype(np.float32))
     verdict = _verdict(report)
     assert verdict.code == "no-gain", verdict.text
     assert verdict.erm_flip_rate is not None
     assert verdict.erm_flip_rate.value < 0.1
+    assert report["rank"] == read_probe(on_disk.folder / "probe").rank == 0
+
+
+def test_where_every_candidate_is_alike_the_smallest_rank_is_written(on_disk: Any) -> None:
+    """Forty pairs that nothing flips, labels that every rank tells: the loss alone would say a rank."""
+    X, y = on_disk.planted.rows(300, 0.5)
+    X += np.outer(40 * (2 * y - 1), on_disk.planted.directions[:, 0]).astype(np.float32)
+    columns = {"label": [("cat", "dog")[code] for code in y], "split": ["train"] * 200 + ["val"] * 100}
+    features = on_disk.store("easy.h5", X, columns)
+    rng = np.random.default_rng(2)
+    moved = rng.normal(size=(40, 4)) @ on_disk.planted.directions[:, 1:].T[[0, 1, 2, 0]]
+    a, _ = on_disk.planted.rows(40, 0.5)
+    a += np.outer(40 * (2 * (np.arange(40) % 2) - 1), on_disk.planted.directions[:, 0]).astype(np.float32)
+    b = (a + moved).astype(np.float32)
+    for ranks, smallest in (("0:3", 0), ("1:3", 1)):
+        report, _ = judged(on_disk, a, b, features=features, rank=ranks)
+        assert {one["bound_01"] for one in report["path"]} == {0.0}
+        assert min(report["path"], key=lambda one: one["val_log_loss"])["rank"] > smallest
+        assert (report["verdict"]["code"], report["rank"]) == ("undecided", smallest)
+
+
+@pytest.mark.parametrize(("far", "said_so"), [(3, True), (20, False)])
+def test_a_probe_that_gives_nearly_one_answer_is_said(on_disk: Any, far: int, said_so: bool) -> None:
+    """Three in ten are dogs; only rows that lie far out are called dogs."""
+    x = np.where(np.arange(100) < far, 5.0, -1.0)
+    dogs = np.where(np.arange(100) < far, True, np.arange(100) % 10 < 3)
+    X = np.concatenate([x, x])[:, None] * np.ones((1, 2))
+    label = [("cat", "dog")[int(dog)] for dog in (*dogs, *dogs)]
+    split = ["train"] * 100 + ["val"] * 100
+    ids = [f"r{row}" for row in range(200)]
+    X = np.column_stack([X, 1e-3 * np.arange(200)])  # so that no row is a copy
+    features = on_disk.store("n.h5", X.astype(np.float32), {"label": label, "split": split}, ids=ids)
+    heard = Heard()
+    options = FitOptions(features=features, output=on_disk.folder / "p", weight_decay="1e-3")
+    fit(options, reporter=heard)
+    found = [text for text in heard.warnings if "nearly a constant" in text]
+    assert bool(found) == said_so
+    if said_so:
+        assert found == ["the chosen probe says 'cat' of 97 of 100 validation rows: it is nearly a constant"]
 
 
 def test_ten_pairs_are_too_few(on_disk: Any) -> None:

@@ -329,3 +329,25 @@ def test_writing_and_reading_take_bounded_memory(tmp_path: Path, samples: Simple
     tracemalloc.stop()
     # 82 MB of features; ids take a few.
     assert peak < 40e6
+
+
+def test_rows_that_are_the_same_have_the_first_ones_number(tmp_path: Path, samples: SimpleNamespace) -> None:
+    """By image digests where there are any, else by features byte for byte: each to its first row."""
+    rng = np.random.default_rng(0)
+    source = rng.integers(0, 25, 60)
+    features = rng.standard_normal((25, 8)).astype(np.float32)[source]
+    features[7] = np.nextafter(features[7], 2)  # nearly the same isn't the same
+    source[7] = 99
+    first = [source.tolist().index(one) for one in source.tolist()]
+    assert len(set(first)) < 40
+    path = tmp_path / "f.h5"
+    write_features(path, **samples.store_arguments(features=features, files=None, failed=()))
+    with FeatureStore(path) as store:
+        assert not store.has_files
+        assert store.content_nodes.tolist() == first
+        assert store.content_nodes.dtype == np.int64
+    given = samples.store_arguments(features=features)
+    write_features(tmp_path / "g.h5", **given)
+    with FeatureStore(tmp_path / "g.h5") as store:
+        assert store.has_files
+        assert store.content_nodes.tolist() == list(range(60)), "other files may have the same features"

@@ -61,8 +61,10 @@ def reference(options: SweepOptions, method: str, seed: int, **hyper: float) -> 
     with FeatureStore(options.features) as store:
         X, y, ids = store.read().astype(float), store.categorical("label").codes.astype(int), store.ids
         train_rows, val_rows = (store.categorical("split").codes == part for part in (0, 1))
+        cell = 2 * y + store.categorical("color").codes
     pairs = read_pairs(options.pairs)
     errors, losses, flips, shifts = [], [], [], []
+    by_row: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for fold in problem.pairs.folds(options.folds, seed):
         members = {*np.array(pairs.id_a)[fold.measured], *np.array(pairs.id_b)[fold.measured]}
         kept = train_rows & ~np.isin(ids, list(members))
@@ -76,12 +78,20 @@ def reference(options: SweepOptions, method: str, seed: int, **hyper: float) -> 
         found = train([Config(method=method, seed=seed, **hyper)], data, schedule)[0]
         probe = (found.weight, found.bias)
         a, b = (part[fold.measured].astype(float) for part in (pairs.features_a, pairs.features_b))
-        errors.append((decided(X[val_rows], *probe) != y[val_rows]).mean())
-        losses.append(log_losses(X[val_rows], y[val_rows], *probe).mean())
+        errors.append(decided(X[val_rows], *probe) != y[val_rows])
+        losses.append(log_losses(X[val_rows], y[val_rows], *probe))
+        own = np.isin(ids, list(members))
+        told = decided(X[own], *probe) != y[own], log_losses(X[own], y[own], *probe)
+        by_row.append((cell[own], *told))
         flips += (decided(a, *probe) != decided(b, *probe)).tolist()
         shifts += ((((a - b) @ found.weight.T) ** 2).sum(1)).tolist()
     lipschitz = 1.0 if y.max() == 1 else np.sqrt(2)
+    by_row.append((cell[val_rows], np.mean(errors, axis=0), np.mean(losses, axis=0)))
+    cells, *told = (np.concatenate(part) for part in zip(*by_row, strict=True))
+    by_cell = [[one[cells == code].mean() for code in np.unique(cells)] for one in told]
     return {
+        "cell_error": np.mean(by_cell[0]),
+        "cell_log_loss": np.mean(by_cell[1]),
         "flip_rate": np.mean(flips),
         "bound_01": np.mean(errors) + np.mean(flips),
         "log_loss_bound": np.mean(losses) + lipschitz * np.sqrt(np.mean(shifts)),
@@ -103,6 +113,9 @@ def test_the_bound_is_what_a_plain_loop_over_the_folds_finds(
     for i, (method, seed) in enumerate(zip(table.method, table.seed, strict=True)):
         expected = reference(options, method, int(seed), **hyper, **({"rank": 1} if method == "ncm" else {}))
         assert (expected.pop("folds"), expected.pop("pairs")) == ((1, 16) if held else (5, count))
+        if pairs == "held out" or pairs == "of other rows":
+            assert not np.isfinite(table.metrics["cell_error"]).any(), "rows that have no cells"
+            expected = {name: value for name, value in expected.items() if not name.startswith("cell")}
         for name, value in expected.items():
             assert table.metrics[name][i, -1] == pytest.approx(value, rel=1e-9), (method, seed, name)
     flips = dict(zip(table.method, table.metrics["flip_rate"][:, -1], strict=True))
@@ -138,7 +151,7 @@ def test_a_long_sweep_in_full_batch_finds_what_fit_finds(
     found = {(one["rank"], one["weight_decay"]): one for one in report["path"]}
     assert len(found) == len(table.method) == 6
     for i, setting in enumerate(zip(table.hyper["rank"], table.hyper["weight_decay"], strict=True)):
-        for name in ("flip_rate", "bound_01", "log_loss_bound"):
+        for name in ("flip_rate", "bound_01", "log_loss_bound", "cell_error", "cell_log_loss"):
             assert table.metrics[name][i, -1] == pytest.approx(found[setting][name], abs=0.02)
 
 
