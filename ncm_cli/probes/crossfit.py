@@ -305,6 +305,7 @@ class CrossFit:
     @property
     def _worth(self) -> float:
         """How many rows with one error rate in all cells are worth the rows of the cells."""
+        assert self.cell is not None
         sizes = np.unique(self.cell, return_counts=True)[1]
         return len(sizes) ** 2 / float((1 / sizes).sum())
 

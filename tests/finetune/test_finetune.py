@@ -23,10 +23,18 @@ from ncm_cli.images.embed import embed
 from ncm_cli.images.options import EmbedOptions
 from ncm_cli.images.weights import tuned_facts, write_tuned
 from ncm_cli.options import check, command_words
-from ncm_cli.probes.evaluate import evaluate
-from ncm_cli.probes.options import EvalOptions
+from ncm_cli.pairs.options import PairsOptions
+from ncm_cli.pairs.pairs import pairs
+from ncm_cli.probes.evaluate import evaluate, logits
+from ncm_cli.probes.metrics import decide
+from ncm_cli.probes.options import EvalOptions, FitOptions
+from ncm_cli.probes.rows_and_pairs import read_problem
+from ncm_cli.progress import SILENT
 from ncm_cli.results.options import ReportOptions
 from ncm_cli.results.report import report
+from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.pairs import read_pairs
+from ncm_cli.store.probe import read_probe
 
 MODEL = "timm:test_resnet"
 
@@ -103,6 +111,49 @@ def test_the_files_agree_with_embed_and_eval(data: Path, tmp_path: Path) -> None
     assert finetune(options_of(data, output, lr=0.02, epochs=1, fresh=True))["written"]
     assert not unfinished_file(output).exists()
     assert result.exists()
+
+
+@pytest.mark.slow
+def test_matched_pairs_are_scored_by_the_error_on_their_members(data: Path, tmp_path: Path) -> None:
+    """Counted again from the network and the probe that were kept."""
+    with (data / "manifest.csv").open(newline="") as stream:
+        rows = {row["id"]: row for row in csv.DictReader(stream)}
+    own = [row for row in rows.values() if row["split"] in ("train", "twin")]
+    table, members = tmp_path / "table.csv", []
+    for label in "01":
+        sides = [[row["id"] for row in own if (row["label"], row["color"]) == (label, side)] for side in "01"]
+        members += list(zip(*sides, strict=False))
+    assert len(members) > 16
+    table.write_text("id_a,id_b\n" + "".join(f"{a},{b}\n" for a, b in members))
+    output, store, matched = (tmp_path / name for name in ("run.safetensors", "run.h5", "matched.h5"))
+    source = data / "manifest.csv"
+    embed(EmbedOptions(source=source, model=MODEL, random_init=True, output=tmp_path / "any.h5"))
+    pairs(PairsOptions(source=table, features=tmp_path / "any.h5", output=matched))
+    body = finetune(options_of(data, output, pairs=matched))
+    checkpoint, probe, _ = files_of(output)
+    embed(EmbedOptions(source=source, model=MODEL, pretrained=str(checkpoint), output=store))
+    again = tmp_path / "again.h5"
+    pairs(PairsOptions(source=table, features=store, output=again))
+    options = FitOptions(features=store, pairs=again, output=tmp_path / "x", upweight="none")
+    problem = read_problem(options, oracle=False, reporter=SILENT)
+    assert problem.cells == ("label", "color") and problem.pairs is not None
+    fold = problem.pairs.folds(5, 0)[0]
+    apart = {
+        id
+        for ids in (read_pairs(matched).id_a, read_pairs(matched).id_b)
+        for id in np.array(ids)[fold.measured]
+    }
+    told = read_probe(probe)
+    with FeatureStore(store) as features:
+        kept = [i for i, id in enumerate(features.ids) if id in apart or rows[id]["split"] == "val"]
+        answers = decide(logits(told, features.read(np.array(kept))))
+        wrong = [
+            told.classes[answer] != rows[features.ids[i]]["label"]
+            for i, answer in zip(kept, answers, strict=True)
+        ]
+        cells = np.array([rows[features.ids[i]]["label"] + rows[features.ids[i]]["color"] for i in kept])
+    found = [np.mean(np.array(wrong)[cells == cell]) for cell in np.unique(cells)]
+    assert body["rules"]["bound"]["metrics"]["cell_error"] == pytest.approx(np.mean(found), abs=1e-9)
 
 
 @pytest.mark.slow
