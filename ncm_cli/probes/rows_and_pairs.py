@@ -250,6 +250,8 @@ class Problem:
     """The store's own."""
     spectra: dict[Fold, Spectrum] = dataclasses.field(default_factory=dict)
     """Of what folds leave: each is decomposed once."""
+    latest: dict[Variant, Part] = dataclasses.field(default_factory=dict)
+    """What `whole` made last."""
 
     @property
     def regression(self) -> bool:
