@@ -64,6 +64,12 @@ _CONTROL = {
     code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"
 } | {code: f"\\u{code:04x}" for code in (0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))}
 
+_UNSEEN = {code: f"\\u{code:04x}" for code in _CONTROL if code >= 0x7F}
+"""Those that JSON lets through, as it writes the others."""
+
+LONGEST = 1_000
+"""Characters of a line of a message, and of a cell: names in a stranger's file may have any length."""
+
 _ID = re.compile(r"\bid(_[ab])?\b")
 _WORDS = re.compile(r"[^\W\d]{2,}\s+[^\W\d]{2,}")
 
@@ -84,10 +90,37 @@ def plain(text: str, stream: IO[str] | None = None) -> str:
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
+def bounded(text: str) -> str:
+    """A text of at most `LONGEST` characters: of a longer one its two ends, and how long it is."""
+    if len(text) <= LONGEST:
+        return text
+    more = f"... ({len(text):,} characters) ..."
+    half = (LONGEST - len(more)) // 2
+    return text[:half] + more + text[-half:]
+
+
+def _message(text: str) -> str:
+    """A message for stderr: no line is endless, and none but the first begins where another message would."""
+    first, *others = (bounded(line) for line in plain(text, sys.stderr).split("\n"))
+    return "\n".join([first, *(line if line[:1].isspace() else f"  {line}" for line in others)])
+
+
 def _console(stream: IO[str]) -> Console:
     # Off a terminal everything is written unwrapped; without a width rich would take one from COLUMNS.
     width = None if stream.isatty() else 80
     return Console(file=stream, width=width, highlight=False, soft_wrap=False, emoji=False, markup=False)
+
+
+class Escaped:
+    """Standard output for data on a terminal, which would obey some of it."""
+
+    def write(self, text: str) -> int:
+        """Write what `plain` makes of a text."""
+        return sys.stdout.write(plain(text))
+
+    def flush(self) -> None:
+        """Flush it."""
+        sys.stdout.flush()
 
 
 class Ui:
@@ -105,6 +138,7 @@ class Ui:
 
         value = jsonable(value)
         text = json_module.dumps(value, indent=2, allow_nan=False, ensure_ascii=not _is_utf8(sys.stdout))
+        text = text.translate(_UNSEEN)
         if re.search("[\ud800-\udfff]", text):  # the name of a file that isn't UTF-8
             text = json_module.dumps(value, indent=2, allow_nan=False)
         sys.stdout.write(text + "\n")
@@ -139,7 +173,7 @@ class Ui:
         given = os.environ.get("COLUMNS", "")
         room = int(given) if given.isdecimal() and int(given) else sys.maxsize
         if title:
-            self.text(title)
+            self.text(_one_line(title))
         for number, block in enumerate(_blocks(made, self._out.width if sys.stdout.isatty() else room)):
             if number:
                 self.text("")
@@ -208,7 +242,7 @@ def cell_text(cell: object) -> str:
 
 
 def _one_line(text: str) -> str:
-    return plain(text).replace("\n", "\\n").replace("\t", "\\t")
+    return bounded(plain(text).replace("\n", "\\n").replace("\t", "\\t"))
 
 
 def _longest_word(text: str) -> int:
@@ -295,9 +329,9 @@ def _lines(cells: Sequence[str], columns: Sequence[_Column], *, bottom: bool = F
 def print_error(title: str, what: str, parts: Sequence[tuple[str, str]]) -> None:
     """One error on stderr: what is wrong, then where, found, expected, and what to do."""
     console = _console(sys.stderr)
-    console.print(Text.assemble((f"{title}: ", "bold red"), plain(what, sys.stderr)), soft_wrap=True)
+    console.print(Text.assemble((f"{title}: ", "bold red"), _message(what)), soft_wrap=True)
     for label, text in parts:
-        console.print(Text.assemble((f"  {label}: ", "bold"), plain(text, sys.stderr)), soft_wrap=True)
+        console.print(Text.assemble((f"  {_message(label)}: ", "bold"), _message(text)), soft_wrap=True)
 
 
 class _Rate(ProgressColumn):
@@ -348,26 +382,27 @@ class ConsoleReporter(Reporter):
 
     @contextmanager
     def task(self, label: str, total: int | None = None, unit: str = "rows") -> Iterator[Task]:
+        label = _message(label)
         if self._quiet:
             yield Task()
         elif not self._console.is_terminal:
             yield _LoggedTask(label, total, unit)
         else:
-            name = TextColumn("{task.description}")
+            name = TextColumn("{task.description}", markup=False)
             columns = (name, BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
             with Progress(*columns, console=self._console, transient=True) as progress:
                 yield _BarTask(progress, label, total, unit)
 
     def note(self, message: str) -> None:
         if not self._quiet:
-            self._console.print(plain(message, sys.stderr), soft_wrap=True)
+            self._console.print(_message(message), soft_wrap=True)
 
     def detail(self, message: str) -> None:
         if self._verbose:
             self.note(message)
 
     def warn(self, message: str) -> None:
-        text = Text.assemble(("warning: ", "bold yellow"), plain(message, sys.stderr))
+        text = Text.assemble(("warning: ", "bold yellow"), _message(message))
         self._console.print(text, soft_wrap=True)
 
 

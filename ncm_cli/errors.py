@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -34,7 +35,8 @@ class NcmError(Exception):
 
     def lines(self) -> list[tuple[str, str]]:
         """The parts after ``what`` as (label, text), in the order in which they are shown."""
-        parts = (("where", self.where), ("found", self.found), ("expected", self.expected), ("try", self.fix))
+        where = None if self.where is None else as_written(self.where)
+        parts = (("where", where), ("found", self.found), ("expected", self.expected), ("try", self.fix))
         return [(label, str(text)) for label, text in parts if text is not None]
 
     def __str__(self) -> str:
@@ -57,6 +59,12 @@ class MismatchError(NcmError):
 
     exit_code = 4
     title = "files that don't belong together"
+
+
+def as_written(path: object) -> str:
+    """The text of a path; pathlib leaves one slash after a scheme, and a file's is of the root."""
+    text = re.sub(r"^([A-Za-z][A-Za-z0-9+.-]+):/+", r"\1://", str(path))
+    return re.sub(r"^(file|local)://", r"\1:///", text)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

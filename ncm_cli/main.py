@@ -7,6 +7,7 @@ import gc
 import importlib
 import inspect
 import io
+import mmap
 import os
 import signal
 import sys
@@ -41,6 +42,7 @@ INTERRUPTED = 130
 
 _SPACE = "free some space and run the same command again"
 _RIGHT = "another place, or the right to read or write there"
+_MEMORY = "fewer rows (--where), a smaller --batch-size, or a higher ulimit -v if there is one"
 
 EXPECTED_OS_ERRORS = {
     errno.ENOSPC: ("the disk is full", _SPACE),
@@ -53,8 +55,27 @@ EXPECTED_OS_ERRORS = {
     errno.ENOTDIR: ("a file where a folder is expected", None),
     errno.EROFS: ("the file system is read-only", "another place to write to"),
     errno.ENAMETOOLONG: ("the file name is too long", None),
+    errno.EMFILE: ("too many files are open", "ulimit -n with a larger number, or fewer --workers"),
+    errno.ENFILE: ("too many files are open on this machine", None),
+    errno.ENOMEM: ("out of memory", _MEMORY),
+    errno.EAGAIN: ("the system gives no more processes or threads", "end some, or a higher ulimit -u"),
 }
 """What the system may refuse, and what to do about it. Any other `OSError` is a bug."""
+
+
+_TOLD = {
+    "Too many open files": errno.EMFILE,
+    "failed to map": errno.ENOMEM,
+    "allocate memory": errno.ENOMEM,
+    "out of memory": errno.ENOMEM,
+    "bad_alloc": errno.ENOMEM,
+    "can't start new thread": errno.EAGAIN,
+}
+"""What libraries say, in errors of their own kinds, where the system refuses something; also those that can't
+be loaded."""
+
+_START_BYTES, _THREAD_BYTES, _MOST_THREADS = 256 << 20, 64 << 20, 64
+"""Address space that numpy and scipy need, and more for each thread: without it OpenBLAS waits for ever."""
 
 
 def _version(asked: bool) -> None:
@@ -114,14 +135,12 @@ def _add(app: typer.Typer, name: str, command: Command, options: type, module: s
 
     def invoke(**values: Any) -> None:
         from ncm_cli.console import Ui
-        from ncm_cli.store.files import refuse_no_file
+        from ncm_cli.store.outputs import refuse_other_outputs
 
+        _require_memory()
         ui = Ui(quiet=values.pop("quiet"), verbose=values.pop("verbose"), json=values.pop("json_", False))
         made = made_from(options, values)
-        for field in fields:
-            path = getattr(made, field.name)
-            if field.spec.role == "output" and field.spec.metavar != "DIR" and path not in (None, Path("-")):
-                refuse_no_file(path)
+        refuse_other_outputs(made)
         own = importlib.import_module(f"ncm_cli.commands.{module}")
         if hasattr(own, "run"):
             if code := own.run(made, ui):
@@ -144,6 +163,30 @@ def _add(app: typer.Typer, name: str, command: Command, options: type, module: s
         short_help=command.sentence,
         no_args_is_help=any(field.required for field in fields),
     )(invoke)
+
+
+def _require_memory() -> None:
+    """Refuse a limit of address space (``ulimit -v``) with which OpenBLAS would wait for memory for ever."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = min(int(asked) if asked.isdecimal() else cores, _MOST_THREADS)
+    needed = _START_BYTES + _THREAD_BYTES * threads
+    try:
+        mmap.mmap(-1, needed).close()
+    except OSError:
+        raise NcmError(
+            "too little memory to begin with",
+            found=f"a limit of {limit >> 20:,} MiB (ulimit -v)",
+            expected=f"{needed >> 20:,} MiB that are free",
+            fix="a higher limit, or fewer threads: OMP_NUM_THREADS=1",
+        ) from None
 
 
 def _parameter(field: Field) -> inspect.Parameter:
@@ -235,14 +278,9 @@ def run(argv: list[str]) -> int:
         if isinstance(error.__context__, BrokenPipeError):
             return 0
         raise
-    except OSError as error:
-        if error.errno not in EXPECTED_OS_ERRORS:
-            raise
-        what, fix = EXPECTED_OS_ERRORS[error.errno]
-        return _refused(NcmError(what, where=error.filename, found=error.strerror, fix=fix))
-    except MemoryError:
-        return _refused(NcmError("out of memory", fix="fewer rows (--where) or a smaller --batch-size"))
     except Exception as error:
+        if refusal := _of_the_system(error):
+            return _refused(refusal)
         # typer brings its own copy of click in some versions and not in others, so the usage errors of
         # both are told by what they can do.
         if not (hasattr(error, "format_message") and hasattr(error, "exit_code")):
@@ -259,6 +297,21 @@ def run(argv: list[str]) -> int:
     if result == INTERRUPTED:
         print("interrupted: run the same command again to go on", file=sys.stderr)
     return result if isinstance(result, int) else 0
+
+
+def _of_the_system(error: Exception) -> NcmError | None:
+    """What the system refused, where an error comes of that; None of any other."""
+    if isinstance(error, OSError) and error.errno in EXPECTED_OS_ERRORS:
+        what, fix = EXPECTED_OS_ERRORS[error.errno]
+        return NcmError(what, where=error.filename, found=error.strerror, fix=fix)
+    cause: BaseException | None = error
+    while cause is not None:
+        number = next((number for words, number in _TOLD.items() if words in str(cause)), None)
+        if number is not None or isinstance(cause, MemoryError):
+            what, fix = EXPECTED_OS_ERRORS[number or errno.ENOMEM]
+            return NcmError(what, found=" ".join(str(cause).split())[:300] or None, fix=fix)
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def _refused(error: NcmError) -> int:

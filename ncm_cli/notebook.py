@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from contextlib import redirect_stdout
+from collections.abc import Callable
+from contextlib import redirect_stdout, suppress
 from html import escape
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
@@ -13,14 +14,17 @@ from ncm_cli.baselines.choice import SweepTable, read_sweep
 from ncm_cli.commands import info
 from ncm_cli.console import Ui
 from ncm_cli.errors import InputError, UsageError, listing, unknown
+from ncm_cli.images.weights import tuned_facts
 from ncm_cli.options import fields_of, made_from
 from ncm_cli.progress import SILENT
 from ncm_cli.registry import BUILDERS, STEPS, options_of, work_of
 from ncm_cli.store import recognise
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.files import jsonable, read_result
+from ncm_cli.store.files import jsonable, read_json, read_result
+from ncm_cli.store.outputs import refuse_other_outputs
 from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import Probe, read_probe
+from ncm_cli.store.result_record import SCHEMAS
 
 SHOWN = ("pairs", "fit", "eval", "bound", "sweep", "finetune")
 """Results that have tables; others are shown like `ncm info` shows a file."""
@@ -43,6 +47,8 @@ class Result(dict[str, Any]):
 def load(path: Path | str) -> FeatureStore | PairStore | Probe | SweepTable | Result:
     """Open any file of ours, whatever it is called; ``type`` and a notebook say what it is.
 
+    Results, what a checkpoint says of itself and the marker of a data set are a `Result`, with a ``kind``.
+
     Raises `InputError` for another file, a damaged one, and the folder of unfinished work, `UsageError` for
     what is no path.
 
@@ -58,12 +64,16 @@ def load(path: Path | str) -> FeatureStore | PairStore | Probe | SweepTable | Re
     """
     if not isinstance(path, str | Path):
         raise UsageError("path takes the path of a file", found=repr(path))
-    if not str(path) or "\0" in str(path):
-        raise InputError("not the path of a file", where="load", found=repr(str(path)))
+    if not str(path):
+        raise InputError("not the path of a file", where="load", found="''")
     kind = recognise(path)
     if kind == "result":
         body = read_result(path)
         return Result(body, str(body.get("kind")))
+    if kind == "checkpoint":
+        return Result(tuned_facts(path), kind)
+    if kind == "data":
+        return Result(read_json(path), kind)
     if kind == "journal":
         raise InputError("unfinished work", where=path, fix="run the command that makes it again, to go on")
     readers: dict[str, Any] = {
@@ -102,22 +112,33 @@ def run(command: str, /, **given: Any) -> Result:
             raise unknown("option", name, fields, where=command, error=UsageError)
     if missing := [name for name, field in fields.items() if field.required and given.get(name) is None]:
         raise UsageError(f"{command} needs {listing(missing)}")
-    done = work_of(step)(made_from(options, given), reporter=Ui().reporter)
+    made = made_from(options, given)
+    refuse_other_outputs(made)
+    done = work_of(step)(made, reporter=Ui().reporter)
     return Result(jsonable(done), step)
 
 
 def html(found: Any) -> str:
     """A store, a probe, a sweep's table or a result as the tables that a terminal shows of it."""
+    text = ""
+    if isinstance(found, Result) and found.kind in SHOWN:
+        show = importlib.import_module(f"ncm_cli.commands.{found.kind}").show
+        with suppress(LookupError, TypeError, ValueError):  # another version's, which says less
+            text = _printed(show, found)
+    if not text:
+        known = found if isinstance(found, Result) else info.facts_of(found)
+        name = getattr(found, "kind", type(found).__name__)
+        head = {"format": name, "path": str(getattr(found, "path", "")), "failed": ()}
+        known = {"names": list(found)} if isinstance(found, Result) and found.kind in SCHEMAS else known
+        text = _printed(info.show, {**dict.fromkeys(info.COMMON), **head, **known})
+    return f'<pre style="overflow-x:auto; line-height:1.3">{escape(text)}</pre>'
+
+
+def _printed(show: Callable[[Any, Ui], object], found: Any) -> str:
     stream = TextIOWrapper(BytesIO(), encoding="utf-8")
     with redirect_stdout(stream):
         ui = Ui()
         ui.reporter = SILENT
-        if isinstance(found, Result) and found.kind in SHOWN:
-            importlib.import_module(f"ncm_cli.commands.{found.kind}").show(found, ui)
-        else:
-            known = found if isinstance(found, Result) else info.facts_of(found)
-            name = getattr(found, "kind", type(found).__name__)
-            head = {"format": name, "path": str(getattr(found, "path", "")), "failed": ()}
-            info.show({**dict.fromkeys(info.COMMON), **head, **known}, ui)
+        show(found, ui)
     stream.seek(0)
-    return f'<pre style="overflow-x:auto; line-height:1.3">{escape(stream.read())}</pre>'
+    return stream.read()

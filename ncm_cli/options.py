@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import json
 import math
 import numbers
 import operator
-import os.path
+import os
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Union
 
-from ncm_cli.errors import UsageError, nearest
+from ncm_cli.errors import NcmError, UsageError, nearest
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,25 +35,56 @@ class Term:
     negated: bool = False
 
 
+_QUOTED = re.compile(r'((?:^|[&|=])\s*)("(?:[^"]|"")*")(?=\s*(?:$|[&|=]|!=))')
+"""A name or a value between quotation marks, with what is before it."""
+
+_HIDDEN = re.compile("\ue000(\\d+)\ue001")
+"""What stands for it while the rest is taken apart."""
+
+
 def parse_where(text: str) -> tuple[Term, ...]:
     """The terms of a row filter (``split=test & place!=land|water``), all of which a row must meet.
 
-    An empty text is no term. Raises `UsageError` for text that isn't terms joined by ``&``.
+    Between quotation marks a name or a value may hold what else has a meaning, and a quotation mark itself
+    as two: ``split="train|a"``. An empty text is no term. Raises `UsageError` for text that isn't terms
+    joined by ``&``.
     """
+    quoted: list[str] = []
+
+    def hide(found: re.Match[str]) -> str:
+        quoted.append(found[2])
+        return f"{found[1]}\ue000{len(quoted) - 1}\ue001"
+
+    def shown(item: str, *, as_written: bool = False) -> str:
+        if not as_written and (whole := _HIDDEN.fullmatch(item.strip())):
+            return quoted[int(whole[1])][1:-1].replace('""', '"')
+        return _HIDDEN.sub(lambda found: quoted[int(found[1])], item).strip()
+
     terms = []
-    for part in text.split("&") if text.strip() else ():
+    hidden = text if "\ue000" in text else _QUOTED.sub(hide, text)
+    for part in hidden.split("&") if text.strip() else ():
         column, equals, alternatives = part.partition("=")
-        name = column.removesuffix("!").strip()
-        values = tuple(value.strip() for value in alternatives.split("|"))
+        name = shown(column.removesuffix("!"))
+        values = tuple(map(shown, alternatives.split("|")))
         if not equals or not name or not all(values):
             raise UsageError(
                 "a row filter that can't be read",
-                where=part.strip() or "an empty term",
+                where=shown(part, as_written=True) or "an empty term",
                 found=repr(text),
-                expected="terms like split=test or place!=land|water, joined by &",
+                expected='terms like split=test, place!=land|water or site="A&B", joined by &',
             )
         terms.append(Term(name, values, column.endswith("!")))
     return tuple(terms)
+
+
+def where_text(column: str, *values: str) -> str:
+    """The row filter of a column's values, quoted where need be."""
+    return f"{_item(column)}={'|'.join(map(_item, values))}"
+
+
+def _item(text: str) -> str:
+    plain = text == text.strip() and not text.startswith('"') and not re.search("[&|=!\ue000]", text)
+    return text if plain else '"' + text.replace('"', '""') + '"'
 
 
 MOST_VALUES = 100_000
@@ -209,6 +242,10 @@ class Spec:
     """``input`` for a file or folder that is read, ``output`` for one that is written: recipes resolve the
     paths by it and know from it when a step is up to date. ``name-or-input``: text that is either a name (of
     weights) or a file that is read."""
+    writes: tuple[str, ...] = ()
+    """Of an output: the kinds of its ``files``, as `ncm_cli.store.outputs` knows them; none for a folder."""
+    files: Callable[[Path], tuple[Path, ...]] | None = None
+    """All files that are written of the one that is named, if more than that."""
     parse: Callable[[str], object] | None = None
     """For text with a small grammar: called once to check it before any work starts; the field keeps the
     text. Row filters have theirs by their metavar."""
@@ -264,8 +301,13 @@ class Field:
         return "--" + self.name.replace("_", "-")
 
 
-def fields_of(options: type) -> list[Field]:
+def fields_of(options: type) -> tuple[Field, ...]:
     """The fields of an options class, in order."""
+    return _fields_of(options)
+
+
+@functools.cache
+def _fields_of(options: Any) -> tuple[Field, ...]:
     hints = typing.get_type_hints(options)
     found = []
     for field in dataclasses.fields(options):
@@ -275,13 +317,14 @@ def fields_of(options: type) -> list[Field]:
         repeated = typing.get_origin(kind) is tuple
         kind = arguments[0] if arguments else kind
         found.append(Field(field.name, field.metadata["spec"], kind, optional, repeated, field.default))
-    return found
+    return tuple(found)
 
 
-TAKES: dict[type, tuple[type, str]] = {
+TAKES: dict[type, tuple[Any, str]] = {
     float: (numbers.Real, "a number"),
     int: (numbers.Integral, "a whole number"),
     bool: (bool, "True or False"),
+    Path: (str | os.PathLike, "the path of a file or folder"),
 }
 
 
@@ -303,9 +346,22 @@ def _taken(field: Field, value: Any) -> Any:
     if not all(isinstance(item, wanted) for item in items):
         raise UsageError(f"{field.name} takes {words}", found=repr(value))
     made = [at_home(field, field.type(item)) for item in items]
+    for path in made if field.type is Path else ():
+        possible(path)
     if field.repeated:
         return tuple(made)
     return made[0] if len(made) == 1 else (";" if field.spec.joined else ",").join(map(str, made))
+
+
+def possible(path: Path | str, error: type[NcmError] = UsageError) -> Path:
+    """The path, unless no file system takes it."""
+    try:
+        Path(path).lstat()
+    except (OSError, ValueError) as why:
+        if isinstance(why, ValueError) or why.errno == errno.ENAMETOOLONG:
+            found = "the file name is too long" if isinstance(why, OSError) else str(why)
+            raise error("not the path of a file", found=found) from None
+    return Path(path)
 
 
 def at_home(field: Field, value: Any) -> Any:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import importlib.util
+import io
 import json
 import os
+import re
 import signal
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,3 +79,55 @@ def text_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
         made = open_clip.create_model(f"local-dir:{folder}", load_weights=False)
     save_file(made.state_dict(), folder / "open_clip_model.safetensors")
     return folder
+
+
+class WebHandler(http.server.SimpleHTTPRequestHandler):
+    """A folder with its indexes; unlike the library's it answers with ranges."""
+
+    def send_head(self) -> Any:
+        """The file or the part of it that is asked for."""
+        found, asked = super().send_head(), re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if found is None or asked is None:
+            return found
+        with found:
+            data = found.read()
+        return io.BytesIO(data[int(asked[1]) : int(asked[2]) + 1])
+
+    def send_response(self, code: int, message: str | None = None) -> None:
+        """The status, which is another one for a part."""
+        super().send_response(206 if code == 200 and "Range" in self.headers else code, message)
+
+    def send_header(self, keyword: str, value: str) -> None:
+        """The length is told for the whole only."""
+        if not ("Range" in self.headers and keyword == "Content-Length"):
+            super().send_header(keyword, value)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is said."""
+
+
+@pytest.fixture
+def web_handler() -> type[WebHandler]:
+    """What answers, for servers that differ in something."""
+    return WebHandler
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Serves the test's folder, or what a handler of its own does, and gives the address."""
+    pytest.importorskip("aiohttp")
+    running = []
+
+    def start(handler: type[WebHandler] = WebHandler) -> str:
+        made = functools.partial(handler, directory=str(tmp_path))
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), made)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        running.append((server, thread))
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server, thread in running:
+        server.shutdown()
+        server.server_close()
+        thread.join()

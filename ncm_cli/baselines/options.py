@@ -233,6 +233,8 @@ class SweepOptions(TrainingOptions):
         help="Table to write, .h5 or .csv; NAME.json, NAME.csv and NAME.h5 are all written.",
         role="output",
         flags=("-o",),
+        files=files_of,
+        writes=("sweep", "sweep-csv", "sweep-result"),
     )
     save_probes: Path | None = option(
         None,

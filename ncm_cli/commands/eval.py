@@ -82,7 +82,7 @@ def _key(entry: dict[str, Any], columns: list[str]) -> list[str]:
 
 def _interval(entry: dict[str, Any], form: str) -> str | None:
     low, high = entry["ci_low"], entry["ci_high"]
-    return None if low is None else f"{low:{form}} – {high:{form}}"
+    return None if None in (low, high) else f"{low:{form}} – {high:{form}}"
 
 
 def _show_comparison(body: dict[str, Any], found: dict[str, Any], ui: Ui) -> None:

@@ -11,12 +11,15 @@ from ncm_cli import __version__
 from ncm_cli.baselines.choice import SweepTable, read_sweep
 from ncm_cli.console import Ui
 from ncm_cli.errors import InputError
-from ncm_cli.images.weights import TUNED, tuned_facts
+from ncm_cli.finetune.options import files_of
+from ncm_cli.images.weights import tuned_facts
 from ncm_cli.results.options import InfoOptions
 from ncm_cli.store import hdf5, journal, pairs, probe, recognise
 from ncm_cli.store.columns import Column
+from ncm_cli.store.digests import damaged
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.files import HEADER, read_result
+from ncm_cli.store.files import HEADER, read_json, read_result, sha256_file
+from ncm_cli.store.probe import TUNED
 
 FAILURES_SHOWN = 10
 CATEGORIES_SHOWN = 8
@@ -51,7 +54,7 @@ def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
     """
     kind = recognise(path)
     if options.export is not None and kind != "probe":
-        raise InputError("--export needs a probe", where=path, found=f"a file of kind {kind}")
+        raise InputError("--export needs a probe", where=path, found=f"a {kind}")
     ui.reporter.detail(f"{path}: {kind}")
     facts: dict[str, Any]
     if kind == "features":
@@ -60,8 +63,9 @@ def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
                 with ui.reporter.task("verifying", total=store.rows, unit="rows") as task:
                     store.verify(task.advance)
             facts = facts_of(store)
-    elif kind == "probe" and (tuned := tuned_facts(path)):
-        facts = {"format": TUNED, **tuned}
+    elif kind == "checkpoint":
+        tuned = tuned_facts(path)
+        facts = {"format": TUNED, **tuned, **(_verified_checkpoint(path) if options.verify else {})}
     elif kind == "probe":
         own = probe.read_probe(path)
         facts = facts_of(own)
@@ -75,6 +79,11 @@ def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
         found = journal.read_facts(path)
         names = ("output", "rows", "dim", "damaged", "shards", "key", "content_sha256", "ncm_version")
         facts = {name: found.get(name) for name in names}
+    elif kind == "data":
+        found = read_json(path)
+        facts = {
+            name: found.get(name) for name in ("builder", "created", "ncm_version", "options", "entries")
+        }
     else:
         found = read_result(path)
         facts = {name: found.get(name) for name in ("kind", "created", "ncm_version", "content_sha256")}
@@ -91,6 +100,17 @@ def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
     verified = options.verify and sealed and not facts.get("damaged")
     head = {"format": f"ncm-{kind}", "path": str(path), "bytes": size, **dict.fromkeys(COMMON)}
     return {**head, **facts, "verified": verified}
+
+
+def _verified_checkpoint(path: Path) -> dict[str, Any]:
+    """The digest of a checkpoint of ``ncm finetune``, checked by the result beside it; {} without one."""
+    result = files_of(path)[2]
+    if not result.is_file():
+        return {}
+    stated = read_result(result, kind="finetune").get("checkpoint")
+    if sha256_file(path) != stated:
+        raise damaged(path, f"contents that don't match the digest in {result.name}")
+    return {"content_sha256": stated}
 
 
 def _attributes(found: Any, names: str) -> dict[str, Any]:

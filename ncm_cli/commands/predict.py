@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ncm_cli.probes.options import PredictOptions
 
@@ -19,11 +19,14 @@ SOME_FAILED = 5
 
 def run(options: PredictOptions, ui: Ui) -> int | None:
     """Predict, and say what could not be predicted."""
-    from ncm_cli.probes.predict import STDOUT, predict
+    from ncm_cli.console import Escaped
+    from ncm_cli.probes.predict import predict
+    from ncm_cli.store.outputs import STDOUT
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # data, whatever the terminal's encoding
-    report = predict(options, reporter=ui.reporter, stdout=sys.stdout)
+    stdout: Any = Escaped() if sys.stdout.isatty() else sys.stdout
+    report = predict(options, reporter=ui.reporter, stdout=stdout)
     for name, reason in report.failed[:FAILURES_SHOWN]:
         ui.reporter.warn(f"{name}: {reason}")
     if len(report.failed) > FAILURES_SHOWN:

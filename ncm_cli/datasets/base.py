@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ncm_cli import __version__
-from ncm_cli.errors import InputError, listing
-from ncm_cli.options import as_json, check
+from ncm_cli.errors import InputError, UsageError, listing
+from ncm_cli.options import as_json, check, fields_of
 from ncm_cli.probes.projection import blas_threads
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.registry import builder_of
-from ncm_cli.store.files import writer_lock
+from ncm_cli.store.files import read_json, writer_lock
 from ncm_cli.store.journal import journal_folder
 
 MARKER = "dataset.json"
@@ -37,6 +37,15 @@ def data(options: Any, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     check(options)
     name, build = builder_of(options)
     output: Path = options.output
+    inputs = [getattr(options, one.name) for one in fields_of(type(options)) if one.spec.role == "input"]
+    for source in filter(None, inputs):
+        if Path(os.path.realpath(source)).is_relative_to(os.path.realpath(output)):
+            raise UsageError(
+                "the output folder holds what the data set is made of, and would replace it",
+                where=output,
+                found=source,
+                fix="another --output",
+            )
     # Builders decompose small matrices at most.
     with blas_threads(0), _complete(output, name, as_json(options)) as folder:
         facts = build(options, folder, reporter)
@@ -88,9 +97,9 @@ def _refuse_foreign(output: Path) -> None:
     if not output.is_dir():
         raise InputError("a file where the data set's folder should go", where=output, fix="another --output")
     try:
-        entries = json.loads((output / MARKER).read_text(encoding="utf-8"))["entries"]
-        known = {MARKER, *entries}
-    except (OSError, ValueError, KeyError, TypeError):
+        marker = read_json(output / MARKER, limit=1 << 20)
+        known = {MARKER, *marker["entries"]} if marker["ncm_format"] == FORMAT else set()
+    except (InputError, KeyError, TypeError):
         known = set()
     others = {path.name for path in output.iterdir()} - known
     if others:

@@ -36,6 +36,9 @@ FOLDERS = ("", "raw", "MNIST/raw")
 SIDE = 28
 """Of MNIST's images."""
 
+MOST = 250_000 * SIDE**2
+"""Bytes of the largest IDX file that is read: MNIST's has 60,000 images, its largest kin 240,000."""
+
 COLORS = ("red", "green")
 HELD, TWIN, ORACLE = "held", "twin", "oracle"
 """Splits beside train, val and test: digits of held-out pairs, every pair's second member, and the second
@@ -60,36 +63,43 @@ def find_idx(folder: Path, name: str) -> Path:
 
 
 def read_idx(path: Path, dims: int) -> npt.NDArray[np.uint8]:
-    """An array of unsigned bytes with ``dims`` dimensions.
+    """An array of unsigned bytes with ``dims`` dimensions. No more is read than the header says.
 
-    Raises `InputError` for a damaged gzip file, another type, another number of dimensions, and a length that
-    differs from what the header says.
+    Raises `InputError` for a damaged gzip file, another type, another number of dimensions, more than `MOST`
+    bytes, and a length that differs from what the header says.
     """
+    start = 4 + 4 * dims
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-            raw: bytes = file.read()
+            head: bytes = file.read(start)
+            shape = struct.unpack(f">{dims}I", head[4:]) if len(head) == start else ()
+            size = math.prod(shape)
+            body: bytes = file.read(size + 1) if shape and size <= MOST else b""
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(
             "a gzip file that is cut off or damaged", where=path, found=str(error), fix="get the file again"
         ) from None
-    if raw[:4] != bytes((0, 0, 8, dims)):
+    if head[:4] != bytes((0, 0, 8, dims)):
         raise InputError(
             "not one of MNIST's IDX files",
             where=path,
-            found=f"it starts with {raw[:4].hex(' ') or 'nothing'}",
+            found=f"it starts with {head[:4].hex(' ') or 'nothing'}",
             expected=f"00 00 08 {dims:02x}: unsigned bytes in {dims} dimension{'s' if dims > 1 else ''}",
         )
-    start = 4 + 4 * dims
-    shape = struct.unpack(f">{dims}I", raw[4:start]) if len(raw) >= start else ()
-    if not shape or len(raw) - start != math.prod(shape):
+    if not shape or len(body) != size:
+        said = f"{size:,} bytes, for {' × '.join(map(str, shape))}, behind the header"
         raise InputError(
-            "an IDX file that is cut off or damaged",
+            "an IDX file that is cut off or damaged"
+            if size <= MOST
+            else "an IDX file too large to be MNIST's",
             where=path,
-            found=f"{len(raw):,} bytes",
-            expected=f"{start + math.prod(shape):,}, for {' × '.join(map(str, shape))}" if shape else None,
+            found=f"{'more' if len(body) > size else f'{len(body):,}'} there" if size <= MOST else said,
+            expected=(said if shape else f"a header of {start} bytes")
+            if size <= MOST
+            else f"at most {MOST:,}",
             fix="get the file again",
         )
-    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+    return np.frombuffer(body, np.uint8).reshape(shape)
 
 
 def read_split(folder: Path, stem: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:

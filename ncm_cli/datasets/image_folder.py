@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ncm_cli.datasets.options import FolderOptions, PacsOptions
+from ncm_cli.datasets.options import SPLITS, FolderOptions, PacsOptions, parse_counts
 from ncm_cli.errors import InputError, listing, unknown
 from ncm_cli.images.manifest import absolute_text, alike_categories, check_depth, printable, walk_images
 from ncm_cli.images.options import parse_layout
 from ncm_cli.options import parse_where
 from ncm_cli.progress import Reporter
 from ncm_cli.store.tables import read_table, write_csv
-
-SPLITS = ("train", "val", "test")
 
 PACS_COLUMNS = ("id", "path", "label", "domain", "split")
 
@@ -43,10 +41,10 @@ def build(options: FolderOptions, folder: Path, reporter: Reporter) -> dict[str,
     found = {image: tuple(image.split("/")[:-1]) for image in _images(options.source, len(layout), reporter)}
     kept = _selected(options.where, "--where", found, layout)
     if options.counts is not None:
-        counts = _read_counts(options.counts, layout)
+        counts = parse_counts(options.counts) or _read_counts(Path(options.counts), layout)
         known = sorted(" / ".join(own) for own in set(kept.values()))
         for strange in (name for name in map(" / ".join, counts) if name not in known):
-            raise unknown("group of images", strange, known, where=options.counts)
+            raise unknown("group of images", strange, known, where=f"--counts {options.counts}")
         kept = {image: own for image, own in kept.items() if own in counts}
         splits = _counted(kept, counts, options)
     else:
@@ -78,9 +76,12 @@ def _images(source: Path, depth: int, reporter: Reporter) -> list[str]:
         reporter.note(f"{len(others)} other files are left out")
     unwritable = [image for image in images if printable(image) != image]
     images = [image for image in images if printable(image) == image]
+    # Blanks around a value aren't kept by tables, and two labels would be one.
+    blank = [image for image in images if any(part != part.strip(" \t") for part in image.split("/")[:-1])]
     lost = [image for image in images if not (source / image).exists()]
-    images = sorted(set(images) - set(lost))
-    for what, names in (("names that aren't UTF-8", unwritable), ("links that lead nowhere", lost)):
+    images = sorted(set(images) - set(lost) - set(blank))
+    lacks = {"names that aren't UTF-8": unwritable, "links that lead nowhere": lost}
+    for what, names in (lacks | {"folders whose name begins or ends with a blank": blank}).items():
         if names:
             every = f"{what}: {listing(map(printable, names), limit=len(names))}"
             if not images:
@@ -156,7 +157,7 @@ def _gaps(
             beside = "" if split == "test" else " beside its test rows"
             yield (
                 f"no {split} rows of {_sized(lacking)}: with these shares a {' / '.join(layout)} needs "
-                f"{least} images{beside}; --counts TABLE gives each any number"
+                f"{least} images{beside}; --counts gives each any number"
             )
     if options.test is not None and "label" in layout:
         level = layout.index("label")
@@ -206,14 +207,14 @@ def _counted(
     """The split of each image: so many at random of those in the same folders, the others ``pool``."""
     splits = dict.fromkeys(kept, "pool")
     for own, images in _shuffled(kept, counts, options.seed):
-        names = [name for name, number in counts[own].items() for _ in range(number)]
-        if len(names) > len(images):
+        if (needed := sum(counts[own].values())) > len(images):
             raise InputError(
                 f"too few images of {' / '.join(own)}",
                 where=options.source,
                 found=len(images),
-                expected=f"{len(names)}, as {options.counts} says",
+                expected=f"{needed:,}, as --counts {options.counts} says",
             )
+        names = [name for name, number in counts[own].items() for _ in range(number)]
         splits |= zip(images, names, strict=False)
     return splits
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from ncm_cli.errors import UsageError
 from ncm_cli.images.options import parse_layout
-from ncm_cli.options import argument, option, parse_numbers
+from ncm_cli.options import argument, is_file, option, parse_numbers
+
+SPLITS = ("train", "val", "test")
 
 SIZES = (14, 28)
 """Sides of the images of ColoredMNIST: MNIST's own, and half of it."""
@@ -126,6 +128,34 @@ class PacsOptions:
     )
 
 
+def parse_counts(text: str) -> dict[tuple[str, ...], dict[str, int]] | None:
+    """``photo/dog=45:15:5, cartoon/dog=5:2:45``: of each group so many images for train, val and test.
+
+    None for what names a table.
+    """
+    if "=" not in text or is_file(Path(text)):
+        return None
+    counts: dict[tuple[str, ...], dict[str, int]] = {}
+    for part in text.split(","):
+        # The name of a folder may have = in it.
+        group, _, sizes = part.rpartition("=")
+        own = tuple(name.strip() for name in group.split("/"))
+        try:
+            numbers = dict(zip(SPLITS, map(int, sizes.split(":")), strict=True))
+            if min(numbers.values()) < 0 or own in counts or not all(own):
+                raise ValueError
+        except ValueError:
+            raise UsageError(
+                "counts that can't be read",
+                where=f"--counts, {part.strip()!r}",
+                found=repr(text),
+                expected="a table; or between commas, each group once with its whole numbers of images for "
+                "train, val and test: 'photo/dog=45:15:5, cartoon/dog=5:2:45'",
+            ) from None
+        counts[own] = numbers
+    return counts
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderOptions:
     """``ncm data folder``."""
@@ -151,12 +181,14 @@ class FolderOptions:
     val_fraction: float = option(
         0.2, least=0, below=1, help="Share of each group's other images for validation."
     )
-    counts: Path | None = option(
+    counts: str | None = option(
         None,
-        role="input",
-        metavar="TABLE",
-        help="Instead of shares: a table with the layout's columns and one column a split, of numbers of "
-        "images. What is left of a group becomes split pool; groups that it doesn't name are left out.",
+        role="name-or-input",
+        metavar="COUNTS",
+        parse=parse_counts,
+        help="Instead of shares, numbers of images for train, val and test: 'photo/dog=45:15:5, "
+        "cartoon/dog=5:2:45'; or a table with the layout's columns and one column a split. What is left of "
+        "a group becomes split pool; groups without counts are left out.",
     )
     seed: int = _count(0, help="Seed of the splits.")
 
@@ -173,6 +205,14 @@ class FolderOptions:
             yield UsageError(
                 "--counts says which images are test rows, so --test can't", fix="one of the two"
             )
+        levels = parse_layout(self.layout)
+        for own in parse_counts(self.counts or "") or ():
+            if len(own) != len(levels):
+                yield UsageError(
+                    "--counts needs a folder for each level of --layout",
+                    found="/".join(own),
+                    expected=f"{'/'.join(levels).upper()}=TRAIN:VAL:TEST",
+                )
 
 
 def parse_levels(text: str) -> tuple[float, ...]:

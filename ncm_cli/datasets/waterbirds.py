@@ -8,6 +8,8 @@ C.1: the bird is cut out by CUB's segmentation and laid over a picture of Places
 
 from __future__ import annotations
 
+import io
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +18,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from ncm_cli.datasets.options import WaterbirdsCfOptions
 from ncm_cli.errors import InputError, UsageError, listing, nearest
+from ncm_cli.images.decode import DecodeError, decode, read_bytes, sniff
 from ncm_cli.images.manifest import IMAGE_SUFFIXES, absolute_text
 from ncm_cli.progress import Reporter
+from ncm_cli.store.files import one_line
 from ncm_cli.store.tables import read_table, write_csv
 
 NAMES = {
@@ -66,6 +70,12 @@ PUBLISHED = {
 
 BACKGROUNDS = {"land": ("bamboo_forest", "forest/broadleaf"), "water": ("ocean", "lake/natural")}
 """The categories of Places that stand for each kind."""
+
+MAX_PIXELS, MAX_BYTES = 1 << 24, 1 << 26
+"""Of a picture of Places, and of any file."""
+
+BIRD_PIXELS = 1 << 22
+"""Of a bird; CUB's have 500 × 500 at most. Pasting takes a hundred bytes for each."""
 
 HOME = {"landbird": "land", "waterbird": "water"}
 OTHER = {"land": "water", "water": "land"}
@@ -233,7 +243,7 @@ def _counterfactuals(
             name = f"images/{number:04d}-{Path(bird.file).stem}.jpg"
             own_image = cub / "images" / bird.file
             source = own_image if own_image.is_file() else options.waterbirds / bird.file
-            front, cut = _open(source, "RGB"), _open(mask, "L")
+            front, cut = _open(source, "RGB", BIRD_PIXELS), _open(mask, "L", BIRD_PIXELS)
             if front.size != cut.size:
                 raise InputError(
                     "a segmentation of another size than its bird",
@@ -241,7 +251,13 @@ def _counterfactuals(
                     found=f"{cut.width} × {cut.height}",
                     expected=f"{front.width} × {front.height}, as {source}",
                 )
-            paste(front, np.asarray(cut) / 255, _open(pools[kind].pop(), "RGB")).save(folder / name)
+            place = pools[kind].pop()
+            try:
+                pasted = paste(front, np.asarray(cut) / 255, _open(place, "RGB", MAX_PIXELS))
+            except InputError as error:
+                error.where = place
+                raise
+            pasted.save(folder / name)
             rows.append((f"cf/{bird.file}", name, bird.label, kind, "train", "yes"))
             pairs.append((bird.file, f"cf/{bird.file}"))
             task.advance()
@@ -284,11 +300,23 @@ def draw_places(root: Path, kind: str, need: int, used: set[str], rng: np.random
     return [pool[i] for i in rng.permutation(len(pool))[:need]]
 
 
-def _open(path: Path, mode: str) -> Image.Image:
+def _open(path: Path, mode: str, most: int) -> Image.Image:
+    """A picture as Pillow reads it, unturned, once it is known to be whole, with at most ``most`` pixels."""
     try:
-        return Image.open(path).convert(mode)
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise InputError("an image that can't be read", where=path, found=str(error)) from None
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise DecodeError(f"{size:,} bytes, over the limit of {MAX_BYTES:,}")
+        data = read_bytes(path)
+        formats = [kind] if (kind := sniff(data)) else []
+        if kind:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                width, height = Image.open(io.BytesIO(data), formats=formats).size
+            if width * height > most:
+                raise DecodeError(f"{width:,} × {height:,} pixels, over the limit of {most:,}")
+        decode(data)
+        return Image.open(io.BytesIO(data), formats=formats).convert(mode)
+    except Exception as error:  # Pillow's plugins raise anything on hostile bytes
+        raise InputError("an image that can't be read", where=path, found=one_line(error)) from None
 
 
 def cover(place: Image.Image, size: tuple[int, int]) -> Image.Image:
@@ -300,6 +328,12 @@ def cover(place: Image.Image, size: tuple[int, int]) -> Image.Image:
     if place.width < width or place.height < height:
         enlarge = max(width / place.width, height / place.height)
         larger = (max(width, int(place.width * enlarge)), max(height, int(place.height * enlarge)))
+        if larger[0] * larger[1] > MAX_PIXELS:
+            raise InputError(
+                "a place too narrow to fill the bird's picture",
+                found=f"{place.width} × {place.height}",
+                expected=f"sides of a shape like {width} × {height}",
+            )
         place = place.resize(larger, Image.Resampling.LANCZOS)
     if place.width / place.height > width / height:
         offset = (place.width - int(width / height * place.height)) // 2

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import io
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +32,16 @@ from ncm_cli.probes.rows_and_pairs import Part, Problem, read_problem
 from ncm_cli.probes.selection import RULES
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.columns import Role
-from ncm_cli.store.digests import differing_fields
+from ncm_cli.store.digests import differing_fields, digest_of
 from ncm_cli.store.files import (
+    atomic_path,
     jsonable,
+    one_line,
+    read_json,
     read_result,
     remove_leftovers,
+    require_file,
     sha256_file,
-    write_bytes,
     write_result,
     writer_lock,
 )
@@ -45,6 +50,9 @@ from ncm_cli.store.probe import Probe, read_probe, record_ids, write_probe
 
 FREE = ("source", "root", "pairs", "output", "model", "pretrained", "device", "workers", "fresh")
 """Options that don't decide the result, or whose files' contents do."""
+
+
+_MAGIC = b"ncm-finetune-unfinished-1"
 
 
 def unfinished_file(output: Path) -> Path:
@@ -71,7 +79,8 @@ def finetune(options: FinetuneOptions, *, reporter: Reporter = SILENT) -> dict[s
     UsageError
         Options that don't go together.
     InputError
-        Rows, columns, pairs, pictures or weights that can't be used; training that diverged at once.
+        Rows, columns, pairs, pictures or weights that can't be used; training that diverged at once; files in
+        the outputs' places that ``ncm finetune`` didn't make, ``fresh`` or not.
     MismatchError
         Outputs or an unfinished run of other settings.
     """
@@ -79,7 +88,9 @@ def finetune(options: FinetuneOptions, *, reporter: Reporter = SILENT) -> dict[s
     refuse_replacing(options)
     rows = read_rows(options, reporter)
     with writer_lock(options.output):
-        remove_leftovers(options.output)
+        for path in (*files_of(options.output), unfinished_file(options.output)):
+            remove_leftovers(path)
+        _refuse_foreign(options.output)
         key = jsonable(_key(options, rows))
         if body := _finished(options, key, reporter):
             return body
@@ -94,7 +105,7 @@ def finetune(options: FinetuneOptions, *, reporter: Reporter = SILENT) -> dict[s
         history, best = _run(training, pictures, key, reporter)
         body = _write(training, pictures, rows, history, best, reporter) | {"key": key}
         write_result(files_of(options.output)[2], "finetune", body)
-        unfinished_file(options.output).unlink(missing_ok=True)
+        _remove_unfinished(options.output, key)
     return body | {"written": True}
 
 
@@ -120,14 +131,39 @@ def _refusal(path: Path, there: dict[str, Any], asked: dict[str, Any], what: str
     )
 
 
+def _refuse_foreign(output: Path) -> None:
+    """Refuse to replace what this command didn't make; its own result answers for the files beside it."""
+    checkpoint, probe, result = files_of(output)
+    told: dict[Path, Callable[[], bool]] = {
+        result: lambda: read_json(result)["kind"] == "finetune",
+        checkpoint: lambda: bool(tuned_facts(checkpoint)),
+        probe: lambda: read_probe(probe).meta["command"] == "finetune",
+    }
+    for path, made_here in told.items():
+        if not path.exists():
+            continue
+        own = False
+        with contextlib.suppress(InputError, KeyError, TypeError):
+            own = made_here()
+        if not own:
+            raise InputError(
+                "a file that ncm finetune didn't make is where it writes",
+                where=path,
+                expected="no file, or an earlier result",
+                fix="another -o, or move that file away",
+            )
+        if path == result:
+            return
+
+
 def _finished(options: FinetuneOptions, key: dict[str, Any], reporter: Reporter) -> dict[str, Any] | None:
     """The result, if it is there and whole; one of other settings is refused."""
     checkpoint, probe, result = files = files_of(options.output)
     if options.fresh or not result.exists():
         return None
-    body = read_result(result, kind="finetune")
-    if body["key"] != key:
-        raise _refusal(result, body["key"], key, "a result of other settings is there")
+    body = read_result(result, kind="finetune", fix="--fresh makes it again")
+    if body.get("key") != key:
+        raise _refusal(result, dict(body.get("key") or {}), key, "a result of other settings is there")
     with contextlib.suppress(InputError, FileNotFoundError):
         if (sha256_file(checkpoint), read_probe(probe).sha256) == (
             body["checkpoint"],
@@ -136,6 +172,7 @@ def _finished(options: FinetuneOptions, key: dict[str, Any], reporter: Reporter)
             reporter.note(f"{options.output} is up to date")
             for path in files:  # make knows what is up to date by its time alone
                 os.utime(path)
+            _remove_unfinished(options.output, key)
             return body | {"written": False}
     return None
 
@@ -209,20 +246,41 @@ def _run(
             # By way of memory: torch's own writer says nothing of a full disk but an assertion of C++.
             kept = io.BytesIO()
             torch.save({"key": key, "history": history, "best": best, **training.state()}, kept)
-            write_bytes(file, kept.getvalue())
+            with atomic_path(file) as temporary, temporary.open("wb") as stream:
+                stream.write(_head(kept.getbuffer(), key))
+                stream.write(kept.getbuffer())
     return history, best
+
+
+def _head(data: bytes | memoryview, key: dict[str, Any]) -> bytes:
+    """The line before the state of an unfinished run: its digest, and that of what it is of."""
+    return b"%s %s %s\n" % (_MAGIC, hashlib.sha256(data).hexdigest().encode(), digest_of(key).encode())
+
+
+def _remove_unfinished(output: Path, key: dict[str, Any]) -> None:
+    """Remove what a run of these settings left, which is finished; another's stays."""
+    file = unfinished_file(output)
+    if file.is_file():
+        with file.open("rb") as stream:
+            head = stream.read(len(_head(b"", key)))
+        if head.startswith(_MAGIC) and head.split()[-1:] == [digest_of(key).encode()]:
+            file.unlink()
 
 
 def _unfinished(file: Path, key: dict[str, Any], options: FinetuneOptions) -> dict[str, Any] | None:
     """What an unfinished run left, if it is of these settings; None where ``--fresh`` replaces another's."""
     try:
-        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        head, _, data = require_file(file).read_bytes().partition(b"\n")
+        if head.split()[:-1] != _head(data, key).split()[:-1]:
+            raise ValueError("contents that don't match their digest")
+        state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         there = state["key"]
     except Exception as error:  # torch has a dozen kinds for a file that isn't its own
         if options.fresh:
             return None
         what = "what an unfinished run left can't be read"
-        raise InputError(what, where=file, found=type(error).__name__, fix="--fresh starts over") from error
+        found = one_line(error) or type(error).__name__
+        raise InputError(what, where=file, found=found, fix="--fresh starts over") from error
     if there == key:
         return state
     if options.fresh:

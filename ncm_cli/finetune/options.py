@@ -60,6 +60,8 @@ class FinetuneOptions(SourceOptions):
         help="Checkpoint to write, NAME.safetensors; beside it NAME.probe.safetensors and NAME.json.",
         role="output",
         flags=("-o",),
+        files=files_of,
+        writes=("checkpoint", "probe", "finetune"),
     )
     method: str | None = option(
         None, help="Without it, ncm if there are pairs and erm if not.", choices=METHODS

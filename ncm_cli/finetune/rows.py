@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli.blocks import BUDGET, fits
-from ncm_cli.errors import InputError, listing
+from ncm_cli.errors import InputError, as_written, listing
 from ncm_cli.finetune.options import FinetuneOptions
 from ncm_cli.images.decode import DecodeError
 from ncm_cli.images.encoder import Encoder, Preprocess
@@ -77,7 +77,7 @@ class ManifestRows(FeatureStore):
 
 def read_rows(options: FinetuneOptions, reporter: Reporter) -> ManifestRows:
     """The rows that the source lists; every file is read once, for its digest."""
-    with reporter.task(f"reading {options.source}", unit="images"):
+    with reporter.task(f"reading {as_written(options.source)}", unit="images"):
         manifest = read_source(options)
     for note in manifest.notes:
         reporter.note(note)

@@ -1,17 +1,19 @@
-"""Tar archives of samples, as WebDataset writes them, as the rows of an embedding.
+"""Tar archives of samples, as WebDataset writes them, or of a folder of images, as the rows of an embedding.
 
-Files of one name up to its first dot, one after another in an archive, are a sample: ``00012.jpg``,
-``00012.cls``, ``00012.json``. Only headers and labels are read here; an image is read where it lies.
+Files of one name up to its first dot are a sample: ``00012.jpg``, ``00012.cls``, ``00012.json``. Archives
+where no image has a ``.cls`` or ``.json`` are read like the folder that they were made of. Only headers and
+labels are read here; an image is read where it lies.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
+import posixpath
 import re
 import tarfile
-from collections.abc import Iterator
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,31 +21,38 @@ import numpy as np
 
 from ncm_cli.errors import InputError, UsageError, listing
 from ncm_cli.images.manifest import (
-    IMAGE_SUFFIXES,
     ITSELF,
     ColumnNames,
     Manifest,
     NamedRows,
     absolute_text,
+    looks_like_image,
     manifest_of,
 )
-from ncm_cli.images.paths import content, expanded, file_system, is_remote, look_up, members, open_file
+from ncm_cli.images.paths import expanded, file_facts, open_file
+from ncm_cli.images.remote import is_hidden, reason_of, word_for
+from ncm_cli.images.tar import content, members
 from ncm_cli.store.columns import Files
 from ncm_cli.store.digests import MAX_TEXT_BYTES
 from ncm_cli.store.files import one_line
 
+MOST_ENTRIES = 1 << 24
+"""Bytes of a ``.json`` or ``.cls`` member, of which columns take a few thousand."""
+
+MOST_LINKS = 40
+"""Links from one to the next that are followed, as many as Linux does."""
+
 _IMAGE = "__url__"
 """WebDataset's name for a sample's place; no entry of a sample's own has it."""
 
-_NAME = re.compile(r"((?:.*/|)[^./][^.]*)\.([^/]+)", re.DOTALL)
 _META = re.compile(r"__[^/]*__($|/)")
 
 
 def read_archives(source: str, names: ColumnNames) -> Manifest:
-    """The samples with an image in the archives that ``source`` stands for; ids are ``ARCHIVE/KEY``.
+    """The images in the archives that ``source`` stands for; ids are ``ARCHIVE/NAME``.
 
     Columns are ``cls``, which is the label where no other is, and the entries of the JSON members that are
-    text, numbers, true or false.
+    text, numbers, true or false. A note counts what is left out; a warning names archives that may be cut.
 
     Raises
     ------
@@ -53,83 +62,223 @@ def read_archives(source: str, names: ColumnNames) -> Manifest:
     for option, value in (("--id-col", names.id_col), ("--path-col", names.path_col)):
         if value is not None:
             raise UsageError(f"{option} is for tables", found=f"{source} is an archive", fix="leave it out")
-    archives = [absolute_text(Path(path)) for path in expanded(source)]
-    for archive in filter(is_remote, archives):
-        file_system(archive)
-    facts = {archive: look_up(archive) for archive in archives}
-    if missing := [archive for archive, (size, _) in facts.items() if size < 0]:
-        raise InputError(f"{len(missing)} of {len(facts)} archives can't be read", found=listing(missing))
-    rows, known, without = list[dict[str, str]](), list[tuple[int, int]](), 0
-    for archive, (_, changed) in facts.items():
-        stem = archive.rpartition("/")[2].rpartition(".")[0]
-        for key, image, entries in _samples(archive):
-            without += image is None
-            if image is not None:
-                own = {ITSELF: f"{stem}/{key}", _IMAGE: f"{archive}#{image.name}@{image.offset}"}
-                rows.append(entries | own)
-                known.append((image.size, changed))
-    if not rows:
-        raise InputError("no images in the archives", where=source, found=f"{without} samples of other kinds")
-    notes = [f"{without:,} samples without an image are left out"] if without else []
+    paths = [absolute_text(Path(path)) for path in expanded(source)]
+    changed, missing = list[int](), list[str]()
+    for path in paths:
+        try:
+            changed.append(file_facts(path)[1])
+        except InputError:
+            raise
+        except Exception as error:  # file systems raise what they like
+            missing.append(f"{path}: {reason_of(error)}")
+    if missing:
+        raise InputError(f"{len(missing)} of {len(paths)} archives can't be read", found=listing(missing))
+    archives = [_Archive(path) for path in paths]
+    as_folder = not any(archive.has_samples() for archive in archives)
+    found = [(archive, image) for archive in archives for image in archive.images(as_folder=as_folder)]
+    left = sum((archive.left for archive in archives), Counter[str]())
+    told = listing(f"{what} ({count:,})" for what, count in left.most_common())
+    cut = [f"{archive.path}: {archive.problem}" for archive in archives if archive.problem]
+    if not found:
+        what = "; ".join([f"other things: {told}" if left else "no files", *cut])
+        raise InputError("no images in the archives", where=source, found=what)
+    notes = [f"left out of the archives: {told}"] if left else []
+    rows = [image.entries for _, image in found]
+    if as_folder and (folders := _folders([image.name for _, image in found])):
+        rows = [{"label": folder} for folder in folders]
+        notes.append("the folders' names are the labels")
     columns = tuple(dict.fromkeys(name for row in rows for name in row))
     values = {name: [row.get(name, "") for row in rows] for name in columns}
-    table = NamedRows(Path(source), columns, values, range(len(rows)), ",", tuple(notes))
+    values[ITSELF] = [f"{archive.stem}/{image.key}" for archive, image in found]
+    values[_IMAGE] = [f"{one.path}#{image.member.name}@{image.member.offset}" for one, image in found]
+    table = NamedRows(Path(source), tuple(values), values, range(len(rows)), ",", tuple(notes))
     label = names.label_col or ("cls" if "cls" in columns and "label" not in columns else None)
-    size, mtime_ns = np.array(known, np.int64).T
+    size = np.array([image.member.size for _, image in found], np.int64)
+    times = dict(zip(paths, changed, strict=True))
+    mtime_ns = np.array([times[archive.path] for archive, _ in found], np.int64)
     files = Files(tuple(values[_IMAGE]), size, mtime_ns, ("",) * len(rows))
-    return manifest_of(table, replace(names, id_col=ITSELF, path_col=_IMAGE, label_col=label), files=files)
+    names = replace(names, id_col=ITSELF, path_col=_IMAGE, label_col=label)
+    manifest = manifest_of(table, names, files=files)
+    if cut:
+        what = f"archives that may have lost something, such as by a copy that was cut: {listing(cut)}"
+        manifest = replace(manifest, warnings=(*manifest.warnings, what))
+    return manifest
 
 
-def _samples(archive: str) -> Iterator[tuple[str, tarfile.TarInfo | None, dict[str, str]]]:
-    """The key of each sample, its image, its class and the entries of its JSON, as text."""
-    try:
-        with open_file(archive) as stream:
-            for key, named in itertools.groupby(_named(stream), lambda one: one[0]):
-                images: dict[str, tarfile.TarInfo] = {}
-                entries: dict[str, str] = {}
-                seen: set[str] = set()
-                for _, suffix, member in named:
-                    if suffix in seen:
-                        raise ValueError(f"{member.name} twice in one sample")
-                    seen.add(suffix)
-                    if f".{suffix.rpartition('.')[2]}" in IMAGE_SUFFIXES:
-                        images[suffix] = member
-                    elif suffix in ("cls", "json"):
-                        entries |= _label(suffix, member.name, content(stream, member))
-                # Of several, such as left.png and jpg, that with the plain name.
-                yield key, images[min(images, key=lambda name: name.count("."))] if images else None, entries
-    except Exception as error:  # file systems raise what they like
-        raise InputError(
-            "an archive that can't be read", where=archive, found=one_line(error),
+@dataclass(frozen=True)
+class _Image:
+    """An image by its ``key``, the id without the archive, and where it lies."""
+
+    key: str
+    name: str
+    member: tarfile.TarInfo
+    entries: dict[str, str]
+
+
+class _Archive:
+    """What an archive holds by name, links followed; ``left`` counts what isn't used, by what it is."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.stem = path, path.rpartition("/")[2].rpartition(".")[0]
+        self.left, self.problem = Counter[str](), ""
+        self._files: dict[str, tarfile.TarInfo] = {}
+        self._entries: dict[str, dict[str, str] | ValueError] = {}
+        try:
+            with word_for(path), open_file(path) as stream:
+                self._scan(stream)
+        except Exception as error:  # file systems raise what they like
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: Exception) -> InputError:
+        return InputError(
+            "an archive that can't be read", where=self.path, found=reason_of(error),
             expected="an uncompressed tar file, with text in .cls and an object in .json",
-        ) from None  # fmt: skip
+        )  # fmt: skip
+
+    def _scan(self, stream: BinaryIO) -> None:
+        def every() -> Iterator[tarfile.TarInfo]:
+            self.problem = yield from members(stream)
+
+        known: dict[str, tarfile.TarInfo] = {}
+        for member in every():
+            known[posixpath.normpath(member.name)] = member
+            if is_hidden(member.name):
+                self.left["hidden files"] += 1
+            elif member.name in self._files:
+                raise ValueError(f"{member.name} twice in one sample")
+            else:
+                self._files[member.name] = member
+                if member.isreg():
+                    self._read_entries(member.name, member, stream)
+        for name, member in list(self._files.items()):
+            target = _target(member, known)
+            if target is None:
+                del self._files[name]
+                linked = member.issym() or member.islnk()
+                self.left[
+                    "links to no file in the archive" if linked else "members that are no plain files"
+                ] += 1
+            elif target is not member:
+                self._files[name] = target
+                self._read_entries(name, target, stream)
+
+    def _read_entries(self, name: str, member: tarfile.TarInfo, stream: BinaryIO) -> None:
+        """Read what a class or JSON member says; what is wrong with it counts once a sample needs it."""
+        suffix = _suffix(name)
+        if suffix in (".cls", ".json"):
+            try:
+                data = content(stream, member, MOST_ENTRIES)
+                text = data.decode("utf-8")
+                found = {"cls": text} if suffix == ".cls" else json.loads(text)
+                if not isinstance(found, dict):
+                    raise ValueError("no object")
+                self._entries[name] = self._flat(found)
+            except (ValueError, RecursionError) as error:
+                self._entries[name] = ValueError(f"{name}: {one_line(error)}")
+
+    def _flat(self, entries: dict[str, Any]) -> dict[str, str]:
+        """The entries of a sample that a column takes, as text."""
+        texts = {}
+        for name, value in entries.items():
+            text = json.dumps(value) if isinstance(value, bool) else str(value).strip()
+            if not name.encode() or value is None or value != value:
+                continue
+            if isinstance(value, list | dict) or len(text.encode()) > MAX_TEXT_BYTES:
+                self.left[f"entries {one_line(name)[:40]!r}, no text, numbers, true or false"] += 1
+            else:
+                texts[name] = text
+        return texts
+
+    def has_samples(self) -> bool:
+        """Whether an image has a class or a JSON member."""
+        images = filter(looks_like_image, self._files)
+        owners = {owner for name in images for owner in (_key(name), _stem(name))}
+        return any(_stem(name) in owners for name in self._entries)
+
+    def images(self, *, as_folder: bool) -> Iterator[_Image]:
+        """The images in the order of the archive, or of their names where it is read like a folder.
+
+        The only image of a sample has the sample's key. Of several, one that is named like the sample stands
+        for it, with those that have a class or JSON member of their own; otherwise each is a row.
+        """
+        samples: dict[str, list[str]] = {}
+        for name in sorted(self._files) if as_folder else self._files:
+            if as_folder or (_suffix(name) and not _META.match(name)):
+                samples.setdefault(_key(name), []).append(name)
+            else:
+                self.left[_kind(name)] += 1
+        for key, own in samples.items():
+            images = [name for name in own if looks_like_image(name)]
+            entries = [] if as_folder else [name for name in own if name in self._entries]
+            owners = {_stem(name) for name in entries}
+            if not as_folder and any(_stem(name) == key for name in images):
+                images = [name for name in images if _stem(name) in {key, *owners - {key}}]
+            if not (images or as_folder):
+                self.left["samples without an image"] += 1
+                continue
+            keys = [key] if len(images) == 1 else [_stem(name) for name in images]
+            if len(set(keys)) < len(keys):
+                keys = images
+            used = set(images)
+            for name, named in zip(images, keys, strict=True):
+                mine = [
+                    one
+                    for owner in dict.fromkeys((key, _stem(name)))
+                    for one in entries
+                    if _stem(one) == owner
+                ]
+                used.update(mine)
+                yield _Image(named, name, self._files[name], self._joined(mine))
+            for name in own:
+                if name not in used:
+                    self.left["further images of samples" if looks_like_image(name) else _kind(name)] += 1
+
+    def _joined(self, names: Sequence[str]) -> dict[str, str]:
+        """The entries of some members, the later ones first."""
+        joined: dict[str, str] = {}
+        if twice := [name for name, count in Counter(map(str.lower, names)).items() if count > 1]:
+            raise self._unreadable(ValueError(f"{twice[0]} twice in one sample"))
+        for name in names:
+            found = self._entries[name]
+            if isinstance(found, ValueError):
+                raise self._unreadable(found)
+            joined |= found
+        return joined
 
 
-def _named(archive: BinaryIO) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
-    """(key, suffix, member) of the files of an archive that are part of a sample."""
-    for member in members(archive):
-        named = _NAME.fullmatch(member.name)
-        if named and not _META.match(member.name):
-            yield named[1], named[2].lower(), member
+def _target(member: tarfile.TarInfo, known: dict[str, tarfile.TarInfo]) -> tarfile.TarInfo | None:
+    """The plain file that a member is or leads to by links; None where there is none."""
+    found: tarfile.TarInfo | None = member
+    for _ in range(MOST_LINKS):
+        if found is None or not (found.issym() or found.islnk()):
+            break
+        folder = posixpath.dirname(found.name) if found.issym() else ""
+        found = known.get(posixpath.normpath(posixpath.join(folder, found.linkname)))
+    return found if found is not None and found.isreg() and not found.issparse() else None
 
 
-def _label(suffix: str, name: str, data: bytes) -> dict[str, str]:
-    try:
-        text = data.decode("utf-8")
-        found = {"cls": text} if suffix == "cls" else json.loads(text)
-        if not isinstance(found, dict):
-            raise ValueError("no object")
-        return _flat(found)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name}: {one_line(error)}") from None
+def _key(name: str) -> str:
+    """A name up to its first dot, folders apart."""
+    folder, slash, base = name.rpartition("/")
+    return folder + slash + base.partition(".")[0]
 
 
-def _flat(entries: dict[str, Any]) -> dict[str, str]:
-    """The entries of a sample that a column takes, as text."""
-    texts = {}
-    for name, value in entries.items():
-        text = json.dumps(value) if isinstance(value, bool) else str(value).strip()
-        missing = value is None or value != value or isinstance(value, list | dict)
-        if name.encode() and not missing and len(text.encode()) <= MAX_TEXT_BYTES:
-            texts[name] = text
-    return texts
+def _stem(name: str) -> str:
+    return posixpath.splitext(name)[0]
+
+
+def _suffix(name: str) -> str:
+    return posixpath.splitext(name)[1].lower()
+
+
+def _kind(name: str) -> str:
+    return f"{_suffix(name)} files" if _suffix(name) else "files without suffix"
+
+
+def _folders(names: Iterable[str]) -> list[str] | None:
+    """The folder that each image lies in, folders that hold all of them apart; None at any other depth."""
+    folders = [posixpath.normpath(name).split("/")[:-1] for name in names]
+    levels = enumerate(zip(*folders, strict=False))
+    shared = next((at for at, level in levels if len(set(level)) > 1), min(map(len, folders)))
+    own = [folder[shared:] for folder in folders]
+    return [folder[0] for folder in own] if all(len(folder) == 1 for folder in own) else None

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import math
 import pickle
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 
 from ncm_cli.errors import InputError, listing, unknown
-from ncm_cli.images.weights import pickled_object
+from ncm_cli.images.weights import pickled_object, refuse_bomb, require_stored
+from ncm_cli.store.features import MAX_DIM
 from ncm_cli.store.files import one_line, require_file
 
 BLOCK_BYTES = 4 << 20
@@ -22,12 +26,61 @@ PREFERRED = "features"
 """The name looked for where a file holds several matrices."""
 
 
+class _Rows(Protocol):
+    """A matrix of which rows are read as they are asked for."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+    def parts(self, step: int) -> Iterator[Any]:
+        """``step`` rows at a time, in order."""
+
+
 @dataclass(frozen=True)
-class ArraySource:
-    """A feature matrix (rows, dim): numpy's, mapped from its file where the format allows it, or torch's."""
+class _Loaded:
+    """A matrix of numpy's or torch's, in memory or mapped from its file."""
+
+    matrix: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.matrix.shape)
+
+    @property
+    def dtype(self) -> Any:
+        return self.matrix.dtype
+
+    def parts(self, step: int) -> Iterator[Any]:
+        return (self.matrix[start : start + step] for start in range(0, self.shape[0], step))
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A matrix in an ``.npz``, of which no more is unpacked at once than is asked for."""
 
     path: Path
-    matrix: Any
+    member: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def parts(self, step: int) -> Iterator[np.ndarray]:
+        with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as stream:
+            _header(stream)
+            for start in range(0, self.shape[0], step):
+                shape = (min(step, self.shape[0] - start), *self.shape[1:])
+                data = stream.read(math.prod(shape) * self.dtype.itemsize)
+                yield np.frombuffer(data, self.dtype).reshape(shape)
+
+
+@dataclass(frozen=True)
+class ArraySource:
+    """A feature matrix (rows, dim) in a file."""
+
+    path: Path
+    matrix: _Rows
 
     @property
     def rows(self) -> int:
@@ -41,20 +94,24 @@ class ArraySource:
 
     def blocks(self) -> Iterator[np.ndarray]:
         """The rows in order, as float32 (b, dim); numbers too large for that are infinite."""
-        step = max(1, BLOCK_BYTES // (4 * self.dim))
-        for start in range(0, self.rows, step):
-            part = self.matrix[start : start + step]
-            with np.errstate(over="ignore", invalid="ignore"):
-                block = part if isinstance(part, np.ndarray) else part.float().numpy()
-                block = np.ascontiguousarray(block, dtype=np.float32)
+        parts = self.matrix.parts(max(1, BLOCK_BYTES // (4 * self.dim)))
+        while (block := self._next(parts)) is not None:
             yield block
+
+    def _next(self, parts: Iterator[Any]) -> np.ndarray | None:
+        with _readable(self.path), np.errstate(over="ignore", invalid="ignore"):
+            for part in parts:
+                block = part if isinstance(part, np.ndarray) else part.float().numpy()
+                return np.ascontiguousarray(block, dtype=np.float32)
+        return None
 
 
 def open_array(path: Path) -> ArraySource:
-    """Look into a matrix file; of ``.npy`` and ``.pt`` its header alone is read.
+    """Look into a matrix file; its header alone is read.
 
     Raises `InputError` for another kind of file, one that needs unpickling, a matrix that isn't
-    two-dimensional and real, and several matrices of which none is called ``features``.
+    two-dimensional and real or has wider rows than a store, and several matrices of which none is called
+    ``features``.
     """
     opener = _OPENERS.get(require_file(path).suffix.lower())
     if opener is None:
@@ -66,11 +123,11 @@ def open_array(path: Path) -> ArraySource:
         )
     with _readable(path):
         matrix = opener(path)
-        shape = tuple(matrix.shape)
-    if len(shape) != 2 or not all(shape):
-        expected = "(rows, dimensions), at least one of each"
+        shape = matrix.shape
+    if len(shape) != 2 or min(shape) < 1 or shape[1] > MAX_DIM:
+        expected = f"(rows, dimensions), at least one of each, and at most {MAX_DIM:,} dimensions"
         raise InputError("an array of another shape", where=path, found=f"shape {shape}", expected=expected)
-    if isinstance(matrix, np.ndarray) and matrix.dtype.kind not in "fiu":
+    if isinstance(matrix.dtype, np.dtype) and matrix.dtype.kind not in "fiu":
         what = "an array that doesn't hold real numbers"
         raise InputError(what, where=path, found=f"dtype {matrix.dtype}")
     return ArraySource(path, matrix)
@@ -92,6 +149,8 @@ def _readable(path: Path) -> Iterator[None]:
             fix="save the tensor alone: torch.save(x, ...)",
         ) from None
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise  # no fault of the file
         # numpy and torch promise nothing about what they raise on bytes that aren't theirs.
         raise InputError(
             "the array can't be read",
@@ -107,13 +166,13 @@ def _only(path: Path, names: list[str]) -> str:
     return names[0] if len(names) == 1 else PREFERRED
 
 
-def _npy(path: Path) -> np.ndarray:
+def _npy(path: Path) -> _Rows:
     with path.open("rb") as stream:
         # What is none would be taken for a pickle, which numpy advises to load all the same.
         if stream.read(6) != b"\x93NUMPY":
             raise ValueError("content that doesn't begin as .npy files do")
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        return _Loaded(np.load(path, mmap_mode="r", allow_pickle=False))
     except ValueError as error:
         told = {
             "Python objects": "an array of Python objects",
@@ -123,14 +182,42 @@ def _npy(path: Path) -> np.ndarray:
         raise ValueError(*(words or error.args)) from error
 
 
-def _npz(path: Path) -> np.ndarray:
-    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-        return archive[_only(path, archive.files)]
+def _npz(path: Path) -> _Rows:
+    with zipfile.ZipFile(path) as archive:
+        name = _only(path, [name.removesuffix(".npy") for name in archive.namelist()])
+        member = archive.getinfo(f"{name}.npy" if f"{name}.npy" in archive.NameToInfo else name)
+        with archive.open(member) as stream:
+            shape, columns_first, dtype = _header(stream)
+            rest = member.file_size - stream.tell()
+    if dtype.hasobject:
+        raise ValueError("an array of Python objects")
+    if math.prod(shape) * dtype.itemsize != rest:
+        raise ValueError(f"{rest:,} bytes for shape {shape} of {dtype}")
+    if not columns_first:
+        return _Packed(path, member.filename, shape, dtype)
+    refuse_bomb(path, [member])
+    with np.load(path, allow_pickle=False) as loaded:
+        return _Loaded(loaded[name])
 
 
-def _pt(path: Path) -> Any:
+def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether columns come first, and dtype of an ``.npy``; the stream then gives its values."""
+    form = np.lib.format
+    readers = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}
+    read = readers.get(form.read_magic(stream))
+    if read is None:
+        raise ValueError("an .npy of another version, as of structures")
+    found: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(stream)
+    return found
+
+
+def _pt(path: Path) -> _Rows:
     import torch
 
+    with path.open("rb") as stream:
+        packed = stream.read(4) == b"PK\3\4"
+    if packed:
+        require_stored(path)
     try:
         loaded: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except RuntimeError:
@@ -151,12 +238,22 @@ def _pt(path: Path) -> Any:
             expected="a tensor (rows, dimensions), or a dictionary of tensors",
             fix="save the tensor alone: torch.save(x, ...)",
         )
-    if tensor.is_complex() or tensor.dtype == torch.bool or tensor.layout != torch.strided:
+    plain = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_nested
+    if not plain or tensor.device.type != "cpu":
+        raise InputError(
+            "a tensor that isn't a plain one on the CPU",
+            where=path,
+            found=f"{tensor.dtype}, layout {tensor.layout}, device {tensor.device}",
+            fix="save x.dequantize(), x.to_dense() or x.cpu(), with its values",
+        )
+    if tensor.is_complex() or tensor.dtype == torch.bool:
         raise InputError("a tensor that doesn't hold real numbers", where=path, found=str(tensor.dtype))
-    return tensor.detach()
+    tensor = tensor.detach().resolve_neg()
+    tensor[:1].float().numpy()  # what can't be made float32 is told before anything is written
+    return _Loaded(tensor)
 
 
-_OPENERS: dict[str, Callable[[Path], Any]] = {
+_OPENERS: dict[str, Callable[[Path], _Rows]] = {
     ".npy": _npy,
     ".npz": _npz,
     ".pt": _pt,

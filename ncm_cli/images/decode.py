@@ -22,6 +22,7 @@ most 16. The functions may be called from several threads at once.
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import math
@@ -34,7 +35,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
@@ -190,16 +191,25 @@ def decode(
     return image
 
 
+def open_regular(path: str | bytes | os.PathLike[str]) -> BinaryIO:
+    """A regular file, opened to be read, or `DecodeError`."""
+    # Without O_NONBLOCK, opening a named pipe would wait for a writer.
+    stream = open(  # noqa: SIM115
+        path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_WAIT)
+    )
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        stream.close()
+        raise DecodeError("not a regular file")
+    return stream
+
+
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """The bytes of a regular file within the size limit, or `DecodeError` with the reason."""
     try:
-        # Without O_NONBLOCK, opening a named pipe would wait for a writer.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_WAIT)) as stream:
-            state = os.fstat(stream.fileno())
-            if not stat.S_ISREG(state.st_mode):
-                raise DecodeError("not a regular file")
-            if state.st_size > MAX_BYTES:
-                raise DecodeError(f"file of {state.st_size:,} bytes, over the limit of {MAX_BYTES:,}")
+        with open_regular(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size > MAX_BYTES:
+                raise DecodeError(f"file of {size:,} bytes, over the limit of {MAX_BYTES:,}")
             return stream.read()
     except FileNotFoundError:
         raise DecodeError("no such file") from None
@@ -208,6 +218,8 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     except PermissionError:
         raise DecodeError("no permission to read the file") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+            raise  # no fault of the picture
         raise DecodeError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except MemoryError:
         raise DecodeError("not enough memory to read the file") from None

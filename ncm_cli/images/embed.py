@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ncm_cli.errors import InputError, MismatchError, listing
+from ncm_cli.errors import InputError, MismatchError, as_written, listing
 from ncm_cli.images.encoder import (
     Encoder,
     EncoderRequest,
@@ -37,7 +37,7 @@ from ncm_cli.images.options import (
     parse_intensity_range,
     parse_shard,
 )
-from ncm_cli.images.paths import as_written, is_remote
+from ncm_cli.images.paths import is_remote
 from ncm_cli.images.reading import read_image
 from ncm_cli.images.rows import DONE, OLD, OTHER, RowPlan, Tally, faults, gathered, make_features
 from ncm_cli.options import as_json, check, parse_batch_size, parse_workers, refuse_replacing
@@ -144,7 +144,9 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
     if output.is_dir():
         raise InputError("the output is a folder", where=output, fix=f"-o {output / 'features.h5'}")
     refuse_replacing(options)
-    with reporter.task(f"reading {options.source}", unit="images"):  # a bar at once, where people look on
+    with reporter.task(
+        f"reading {as_written(options.source)}", unit="images"
+    ):  # a bar at once, where people look on
         manifest = read_source(options)
     shard, part, encoder = parse_shard(options.shard), None, None
     for note in manifest.notes:

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ncm_cli.errors import InputError, UsageError, listing
+from ncm_cli.errors import InputError, UsageError, as_written, listing
 from ncm_cli.images.options import EmbedOptions, parse_layout
-from ncm_cli.images.paths import as_written, file_system, is_remote, list_remote, look_up, native
+from ncm_cli.images.paths import is_remote, local_path, look_up, native, within
+from ncm_cli.images.remote import DEEPEST, list_remote, require_installed
 from ncm_cli.store.columns import Column, Files, NumericColumn
 from ncm_cli.store.digests import MAX_TEXT_BYTES, require_few_columns
-from ncm_cli.store.tables import Table, has_decimal_comma, read_table
+from ncm_cli.store.tables import Table, plain_numbers, read_table
 
 if TYPE_CHECKING:
     from ncm_cli.finetune.options import FinetuneOptions
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 
 SHOWN_FILES = 100
 """Missing files named in one message; more than that says little."""
-
-DEEPEST = 64
-"""Levels of folders that are followed."""
 
 CONTINUOUS_CLASSES = 20
 """More distinct fractions than this in a label column are a measurement, not classes."""
@@ -45,6 +43,7 @@ IMAGE_SUFFIXES = frozenset(
 """Names that are taken for images in a folder, besides those without any suffix; content decides the rest."""
 
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_BETWEEN_DIGITS = re.compile("[0-9],[0-9]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,13 +167,13 @@ def read_source(options: EmbedOptions | FinetuneOptions) -> Manifest:
         return read_archives(text, names)
     if not (is_remote(text) or source.is_dir()):
         if options.layout is not None:
-            raise UsageError("--layout is for folders", found=f"{source} is no folder")
+            raise UsageError("--layout is for folders", found=f"{text} is no folder")
         return read_manifest(source, names, root=options.root, with_files=with_files)
     if not with_files:
         fix = "write a CSV with the ids and labels in the order of the array's rows"
-        raise UsageError("--from-array needs a manifest", found=f"{source} is a folder", fix=fix)
+        raise UsageError("--from-array needs a manifest", found=f"{text} is a folder", fix=fix)
     if options.root is not None:
-        raise UsageError("--root is for manifests", found=f"{source} is a folder")
+        raise UsageError("--root is for manifests", found=f"{text} is a folder")
     return read_folder(source, parse_layout(options.layout) if options.layout else None, names)
 
 
@@ -267,19 +266,22 @@ def _check_lengths(table: Table, names: Sequence[str], fix: str) -> None:
 def _check_values(table: Table, kept: list[str], label: str | None, numeric: tuple[str, ...]) -> None:
     """Refuse words in numeric columns, blank labels, and measurements where classes are meant."""
     _check_lengths(table, kept, "shorten it, or leave that column out of the table")
-    # Decimal commas go by a command where no comma separates columns.
-    sed = "" if table.delimiter == "," else r": sed -E 's/([0-9]),([0-9])/\1.\2/g' OLD > NEW"
-    points = f"write decimal points{sed}"
     for name in numeric:
         values = table.values[name]
         wrong = [i for i, value in enumerate(values) if value and not is_number(value)]
         if wrong:
-            commas = all(has_decimal_comma(values[i]) for i in wrong)
+            meant = plain_numbers(filter(None, values))
+            what, fix = (
+                "something other than numbers",
+                f"leave it out of --numeric to read {name!r} as categories",
+            )
+            if meant is not None:
+                what, fix = _separators(table, meant)
             raise InputError(
-                f"column {name!r} holds " + ("decimal commas" if commas else "something other than numbers"),
+                f"column {name!r} holds {what}",
                 where=table.path,
                 found=listing(f"{values[i]!r} in {table.row_name(i)}" for i in wrong),
-                fix=points if commas else f"leave it out of --numeric to read {name!r} as categories",
+                fix=fix,
             )
     if label is None:
         return
@@ -294,10 +296,10 @@ def _check_values(table: Table, kept: list[str], label: str | None, numeric: tup
         )
     # 0.0 and 1.0 are classes, and so are a few half stars; 0.13, 0.52 ... are a regression target.
     distinct = set(values)
-    commas = any(map(has_decimal_comma, distinct))
-    numbers = {value: value.replace(",", ".") if has_decimal_comma(value) else value for value in distinct}
-    if label in numeric or not all(map(is_number, numbers.values())):
+    meant = plain_numbers(distinct)
+    if label in numeric or meant is None or not all(is_number(value or "0") for value in meant.values()):
         return
+    numbers = {value: number or value.replace(",", ".") for value, number in meant.items()}
     fractions = {value for value, number in numbers.items() if not float(number).is_integer()}
     if fractions and (len(fractions) > CONTINUOUS_CLASSES or 2 * len(distinct) > len(values)):
         first = next(i for i, value in enumerate(values) if value in fractions)
@@ -305,9 +307,32 @@ def _check_values(table: Table, kept: list[str], label: str | None, numeric: tup
             f"column {label!r} holds measurements, not classes",
             where=f"{table.path}, {table.row_name(first)}",
             found=f"{values[first]!r}, one of {len(distinct)} different values in {len(values)} rows",
-            fix=(f"{points}; then " if commas else "")
+            fix=("" if all(map(is_number, distinct)) else f"{_separators(table, meant)[1]}; then ")
             + f"--numeric {label} for a regression target, or --label-col with another column",
         )
+
+
+def _separators(table: Table, meant: dict[str, str]) -> tuple[str, str]:
+    """What stands in numbers that aren't written as programs write them, and what to do."""
+    doubtful = [value for value, number in meant.items() if not number]
+    if doubtful:
+        value = doubtful[0]
+        thousands, decimal = re.sub("[.,]", "", value), value.replace(",", ".")
+        return "separators that may be decimal, or between thousands", (
+            f"write what is meant, {thousands} or {decimal} for {value!r}"
+        )
+    changed = {value: number for value, number in meant.items() if value != number}
+    if any(value.replace(",", ".") != number for value, number in changed.items()):
+        examples = (f"{number} for {value!r}" for value, number in changed.items())
+        return "separators of thousands", f"write numbers without them: {listing(examples, 3)}"
+    # A command changes every column, and would change the separators of a table with commas.
+    safe = table.delimiter != ","
+    for values in table.values.values():
+        if touched := {value for value in values if _BETWEEN_DIGITS.search(value)}:
+            own = plain_numbers(filter(None, values)) or {}
+            safe = safe and all(own.get(value) == value.replace(",", ".") for value in touched)
+    sed = r": sed -E 's/([0-9]),([0-9])/\1.\2/g' OLD > NEW" if safe else ""
+    return "decimal commas", f"write decimal points{sed}"
 
 
 def alike_categories(
@@ -351,7 +376,9 @@ def read_folder(folder: Path, layout: tuple[str, ...] | None, names: ColumnNames
     """
     for option, value in (("--id-col", names.id_col), ("--path-col", names.path_col)):
         if value is not None:
-            raise UsageError(f"{option} is for tables", found=f"{folder} is a folder", fix="leave it out")
+            raise UsageError(
+                f"{option} is for tables", found=f"{as_written(folder)} is a folder", fix="leave it out"
+            )
     images, others = walk_images(folder)
     notes = []
     if layout is None:
@@ -466,7 +493,7 @@ def find_files(paths: Sequence[str], base: str, row_name: Callable[[int], str], 
             fix="--root FOLDER if relative paths start elsewhere; absolute paths are taken as they are",
         )
     for one in {path.partition("://")[0]: path for path in found if is_remote(path)}.values():
-        file_system(one)
+        require_installed(one)
     return Files(tuple(found), size, mtime_ns, ("",) * len(found))
 
 
@@ -490,7 +517,7 @@ def _files_of_folder(folder: Path, images: Sequence[str]) -> Files:
     them says what is wrong.
     """
     base = absolute_text(folder)
-    paths = tuple(f"{base}/{image}" for image in images)
+    paths = tuple(within(base, image) for image in images)
     untold = is_remote(base)
     facts = [(-1, 0) if untold or printable(path) != path else look_up(path) for path in paths]
     size, mtime_ns = np.array(facts, np.int64).T
@@ -512,18 +539,20 @@ def walk_images(folder: Path) -> tuple[list[str], list[str]]:
     others: list[str] = []
     base = absolute_text(folder)
     try:
-        if is_remote(base):
+        if (local := local_path(base)) is None:
             for name in list_remote(base):
-                (images if _looks_like_image(name) else others).append(name)
+                (images if looks_like_image(name) else others).append(name)
         else:
-            _scan(base, "", images, others, ())
+            _scan(local, "", images, others, ())
     except OSError as error:
         what = (error.strerror or str(error)).lower()
         raise InputError("a folder can't be read", where=error.filename, found=what) from None
+    except ValueError as error:  # a NUL in the name
+        raise InputError("a folder can't be read", where=folder, found=error) from None
     if not images:
         raise InputError(
             "no images in the folder",
-            where=as_written(folder),
+            where=folder,
             found=f"other files: {listing(map(printable, sorted(others)))}" if others else "no files",
             expected=f"files named like images ({', '.join(sorted(IMAGE_SUFFIXES))}) or without any suffix",
         )
@@ -553,8 +582,9 @@ def _scan(
             if is_folder:
                 _scan(f"{folder}/{name}", f"{prefix}{name}/", images, others, (*above, here))
             else:
-                (images if _looks_like_image(name) else others).append(prefix + name)
+                (images if looks_like_image(name) else others).append(prefix + name)
 
 
-def _looks_like_image(name: str) -> bool:
+def looks_like_image(name: str) -> bool:
+    """Whether a file is taken for an image by its name: without any suffix too, as its content decides."""
     return os.path.splitext(name)[1].lower() in {*IMAGE_SUFFIXES, ""}

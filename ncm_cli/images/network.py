@@ -30,11 +30,20 @@ from PIL import Image
 
 from ncm_cli.errors import InputError, listing, nearest, unknown
 from ncm_cli.images import weights
+from ncm_cli.images.clip_config import (
+    CONFIG_NAME,
+    read_clip_config,
+    require_fitting,
+    require_side,
+    settings_of,
+)
 from ncm_cli.images.encoder import CentreCrop, EncoderRequest, Preprocess, Resize
 from ncm_cli.images.options import DEFAULT_MODEL
+from ncm_cli.images.torchscript import torchscript_tensors
 from ncm_cli.options import parse_device
 from ncm_cli.progress import Reporter
 from ncm_cli.store.digests import digest_of
+from ncm_cli.store.files import read_json
 
 if TYPE_CHECKING:
     import torch
@@ -410,7 +419,10 @@ def activations(module: torch.nn.Module) -> str | None:
 
 def _three(values: Any) -> list[float]:
     """Three floats for a description, from one number or a sequence."""
-    return [float(v) for v in values] if isinstance(values, Sequence) else [float(values)] * 3
+    three = list(values) if isinstance(values, Sequence) else [values] * 3
+    if len(three) != 3 or any(isinstance(one, bool | str) or not abs(one) < 1e6 for one in three):
+        raise ValueError(f"{values!r}, where one or three numbers are expected")
+    return [float(value) for value in three]
 
 
 def _load_timm(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
@@ -433,6 +445,7 @@ def _load_timm(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
     config = resolve_data_config(given, model=module)
     config["crop_mode"] = config.get("crop_mode") or "center"
     height, width = map(int, config["input_size"][-2:])
+    require_side((height, width), request.model)
     squash = config["crop_mode"] in {"squash", "border"}
     return LoadedModel(
         module=module,
@@ -511,8 +524,6 @@ def _timm_published(name: str) -> tuple[torch.nn.Module, str]:
     return model, weights.digest(path)["sha256"] if path.is_file() else weights.state_sha256(model)
 
 
-CONFIG_NAME = "open_clip_config.json"
-
 HUB_NAMES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 """The checkpoint of a repository that names none, the better one first."""
 
@@ -539,7 +550,9 @@ class ClipSource:
 
 def _load_open_clip(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
     """A model whose features are ``encode_image`` on its own preprocessing."""
+    import torch
     from open_clip.transform import PreprocessCfg, image_transform_v2
+    from open_clip.utils import to_2tuple
 
     source = find_clip(request)
     model = _build(request, source)
@@ -550,21 +563,28 @@ def _load_open_clip(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
         lacks = _load_checkpoint(model, source.checkpoint, source.name, reporter)
         sha256 = weights.digest(source.checkpoint)["sha256"]
         warn_on_activation(model.visual, source, reporter)
-    config = PreprocessCfg(**model.visual.preprocess_cfg)
+    with settings_of(request.model):
+        config = PreprocessCfg(**model.visual.preprocess_cfg)
+        height, width = map(int, config.input_size[-2:])
+        crop = {"shortest": "center", "longest": "pad", "squash": None}[config.resize_mode]
+        preprocess = {
+            "resize": config.resize_mode,
+            "interpolation": "bilinear" if config.interpolation == "bilinear" else "bicubic",
+            "crop": crop,
+            "mean": _three(config.mean),
+            "std": _three(config.std),
+        }
+        transform = image_transform_v2(config, is_train=False)
+        require_side((height, width), request.model)
+        transform(Image.new("RGB", (8, 8)))
+        if source.preprocess and (height, width) != to_2tuple(getattr(model.visual, "image_size", None)):
+            with torch.inference_mode():  # a network of one size only raises
+                model.eval().encode_image(torch.zeros(1, 3, height, width))
     warn_on_preprocess(source, model.visual.preprocess_cfg, reporter)
-    height, width = map(int, config.input_size[-2:])
-    crop = {"shortest": "center", "longest": "pad", "squash": None}[config.resize_mode]
-    preprocess = {
-        "resize": config.resize_mode,
-        "interpolation": "bilinear" if config.interpolation == "bilinear" else "bicubic",
-        "crop": crop,
-        "mean": _three(config.mean),
-        "std": _three(config.std),
-    }
     return LoadedModel(
         module=model,
         encode=model.encode_image,
-        transform=image_transform_v2(config, is_train=False),
+        transform=transform,
         size=(height, width),
         shortest=max(height, width) if config.resize_mode == "shortest" else None,
         facts={
@@ -585,13 +605,22 @@ def _tokenizer(request: EncoderRequest, source: ClipSource) -> Any:
     """What turns texts into the tokens of a source's text tower."""
     import open_clip
 
-    if not request.model.endswith(".json"):
-        return open_clip.get_tokenizer(source.name if source.config is None else request.model)
-    # open_clip looks configurations up by name or folder, never by their file.
-    text = (source.config or {}).get("text_cfg", {})
-    options = {"context_length": text.get("context_length"), **text.get("tokenizer_kwargs", {})}
+    text = (source.config or open_clip.get_model_config(source.name) or {}).get("text_cfg", {})
     named = text.get("hf_tokenizer_name")
-    return open_clip.get_tokenizer(f"hf-hub:{named}" if named else "", **options)
+    if not request.model.endswith(".json"):
+        # Without it transformers asks on the terminal whether to run the tokenizer's code.
+        options = {"trust_remote_code": False} if named else {}
+        return open_clip.get_tokenizer(source.name if source.config is None else request.model, **options)
+    if named:
+        raise InputError(
+            "an open_clip configuration that names a tokenizer to fetch",
+            where=request.model,
+            found=f"hf_tokenizer_name {named!r}",
+            fix=f"put it, as {CONFIG_NAME}, in a folder with the tokenizer's files: --model local-dir:FOLDER",
+        )
+    # open_clip looks configurations up by name or folder, never by their file.
+    options = {"context_length": text.get("context_length"), **text.get("tokenizer_kwargs", {})}
+    return open_clip.get_tokenizer("", **options)
 
 
 def find_clip(request: EncoderRequest) -> ClipSource:
@@ -602,21 +631,21 @@ def find_clip(request: EncoderRequest) -> ClipSource:
         with weights.fetching(f"the model {model}", f"--model {model}"):
             path = weights.hub_file(place, [CONFIG_NAME])
             checkpoint = None if request.random_init else weights.hub_file(place, HUB_NAMES)
-        return ClipSource(model, *_read_config(path), checkpoint)
+        return ClipSource(model, *read_clip_config(path, hub=True), checkpoint)
     if kind == "local-dir":
         folder = Path(place).expanduser()
         if not folder.is_dir():
             raise InputError("no such model folder", where=folder, expected=f"a folder with {CONFIG_NAME}")
         if not (folder / CONFIG_NAME).is_file():
             raise InputError(f"the model folder has no {CONFIG_NAME}", where=folder)
-        config = _read_config(folder / CONFIG_NAME)
+        config = read_clip_config(folder / CONFIG_NAME, hub=False)
         checkpoint = None if request.random_init else _checkpoint_in(folder)
         return ClipSource(f"local-dir:{folder.name}", *config, checkpoint)
     if model.endswith(".json"):
         path = Path(model).expanduser()
         if not path.is_file():
             raise InputError("no such model configuration", where=path, expected="an open_clip .json file")
-        config = _read_config(path)
+        config = read_clip_config(path, hub=False)
         chosen = weights.chosen_weights(request, path.stem, (), example)
         return ClipSource(path.stem, *config, None if chosen is None else Path(chosen))
     return _registered(request, model)
@@ -673,22 +702,6 @@ def _checkpoint_in(folder: Path) -> Path:
     )
 
 
-def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The model and preprocessing parts of an open_clip configuration file."""
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise InputError("the model configuration can't be read as JSON", where=path, found=error) from error
-    config = read.get("model_cfg", read) if isinstance(read, dict) else None
-    needed = ("embed_dim", "vision_cfg", "text_cfg")
-    if not isinstance(config, dict) or not all(name in config for name in needed):
-        raise InputError(
-            "not an open_clip model configuration", where=path, expected=f"the keys {', '.join(needed)}"
-        )
-    preprocess = read.get("preprocess_cfg")
-    return config, preprocess if isinstance(preprocess, dict) else {}
-
-
 def _build(request: EncoderRequest, source: ClipSource) -> Any:
     """The model of a source with random weights, its preprocessing set."""
     import open_clip
@@ -696,9 +709,6 @@ def _build(request: EncoderRequest, source: ClipSource) -> Any:
     preprocess = source.preprocess or None
     with contextlib.ExitStack() as stack:
         stack.enter_context(quiet_root_logger())
-        stack.enter_context(own_random_numbers(request.seed))
-        if source.checkpoint is not None:
-            stack.enter_context(no_random_numbers())
         name = source.name
         if source.config is not None:
             # open_clip takes a configuration from its registry, which is global, or from a folder.
@@ -706,10 +716,25 @@ def _build(request: EncoderRequest, source: ClipSource) -> Any:
             whole = {"model_cfg": source.config, "preprocess_cfg": source.preprocess}
             (folder / CONFIG_NAME).write_text(json.dumps(whole), encoding="utf-8")
             name = f"local-dir:{folder}"
-        try:
+
+        def create(device: str) -> Any:
             return open_clip.create_model(
-                name, load_weights=False, pretrained_text=False, force_preprocess_cfg=preprocess
+                name,
+                load_weights=False,
+                pretrained_text=False,
+                force_preprocess_cfg=preprocess,
+                device=device,
             )
+
+        try:
+            if source.config is not None:
+                require_fitting(lambda: create("meta"), request.model, source.checkpoint)
+            stack.enter_context(own_random_numbers(request.seed))
+            if source.checkpoint is not None:
+                stack.enter_context(no_random_numbers())
+            return create("cpu")
+        except InputError:
+            raise
         except Exception as error:  # towers of other libraries fail in their own ways
             what = f"open_clip can't build the model {source.name}"
             raise InputError(what, found=weights.plain_words(error)) from error
@@ -727,12 +752,14 @@ def _load_checkpoint(model: Any, path: Path, name: str, reporter: Reporter) -> l
     with weights.reading(path, name):
         if kind == "torchscript":
             # OpenAI's own archives: half-precision tensors and three entries that are settings, not weights.
-            state = weights.torchscript_tensors(path)
+            state = torchscript_tensors(path)
             state = {key: value.float() for key, value in state.items() if key not in OPENAI_SETTINGS}
             if not hasattr(model, "positional_embedding"):
                 state = convert_to_custom_text_state_dict(state)
             found = model.load_state_dict(state, strict=False)
         else:
+            if kind == "torch":
+                weights.require_own_numbers(path)
             found = load_checkpoint(model, str(path), strict=False, weights_only=True)
     if not found:  # big_vision's NumPy files, which open_clip checks itself
         return []
@@ -784,8 +811,8 @@ def evidence_in(path: Path) -> tuple[bool | None, str]:
 
     if weights.checkpoint_kind(path) == "torchscript":
         return True, "it is a TorchScript archive, as OpenAI's are"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        model = json.loads((path.parent / CONFIG_NAME).read_text(encoding="utf-8"))["model_cfg"]
+    with contextlib.suppress(InputError, KeyError, TypeError, AttributeError):
+        model = read_json(path.parent / CONFIG_NAME)["model_cfg"]
         return bool(model.get("quick_gelu", False)), f"{CONFIG_NAME} beside it says so"
     text = f"{path.resolve().parent.name}/{path.name}".lower().replace("-", "_")
     if "quickgelu" in text or "quick_gelu" in text:

@@ -219,7 +219,9 @@ class SourceOptions:
 class EmbedOptions(SourceOptions):
     """Options of ``ncm embed``; the fields are the long options and the recipe's keys."""
 
-    output: Path = option(help="Feature store to write (.h5).", role="output", flags=("-o",))
+    output: Path = option(
+        help="Feature store to write (.h5).", role="output", flags=("-o",), writes=("features",)
+    )
     model: str = option(
         DEFAULT_MODEL, help="An open_clip model, timm:NAME, or pixels:SIZE.", parse=parse_model
     )

@@ -33,7 +33,7 @@ from ncm_cli.errors import InputError, listing
 from ncm_cli.images.decode import DecodeError, UndeclaredRangeError
 from ncm_cli.images.encoder import Encoder, Preprocess
 from ncm_cli.images.manifest import printable
-from ncm_cli.images.paths import fetch, is_remote, look_up
+from ncm_cli.images.paths import fetch, file_facts, is_remote
 from ncm_cli.store.journal import ImageFile
 
 MOST_THREADS, MOST_PROCESSES = 8, 32
@@ -83,7 +83,12 @@ def read_image(file: ImageFile, preprocess: Preprocess) -> ReadImage:
     file = ImageFile(file.id, file.path)
     try:
         # The time is taken before the bytes: a later change is then seen as one.
-        _, mtime_ns = look_up(file.path)
+        try:
+            _, mtime_ns = file_facts(file.path)
+        except TimeoutError as error:  # it would be waited for once more
+            raise DecodeError(f"cannot be read: {error}") from None
+        except Exception:  # reading it says why
+            mtime_ns = 0
         data = fetch(file.path)
         file = ImageFile(file.id, file.path, len(data), mtime_ns, hashlib.sha256(data).hexdigest())
         image = preprocess.decode(data)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError, listing
 from ncm_cli.images import weights
@@ -18,6 +19,7 @@ from ncm_cli.progress import Reporter
 from ncm_cli.store.columns import classes_among
 from ncm_cli.store.digests import OTHER_WEIGHTS, require_same_encoder
 from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.files import require_file
 from ncm_cli.store.tables import read_table
 
 if TYPE_CHECKING:
@@ -42,34 +44,58 @@ class TextTower:
     logit_bias: float | None
     reporter: Reporter
 
-    def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """(n, d) float32: ``encode_text`` of the texts in order, rows of unit length where the store's are.
+    def tokens(self, texts: Sequence[str]) -> NDArray[np.int64]:
+        """(n, length): what the model reads of each text.
 
-        In fp32, in whatever precision the pictures were encoded. A text that is longer than the model reads
-        is cut, and the first one is named.
+        A text that is longer than that is cut, and the first one is named.
+        """
+        made, cut = [], ""
+        for start in range(0, len(texts), BATCH):
+            part = list(texts[start : start + BATCH])
+            made.append(self.tokenizer(part))
+            length = made[0].shape[1]
+            # What a tokenizer with twice the room adds to a text that fits is padding, all the same.
+            beyond = self.tokenizer(part, context_length=2 * length)[:, length:]
+            longer = (beyond != beyond[:, -1:]).any(dim=1).nonzero()
+            cut = cut or (part[int(longer[0])] if len(longer) else "")
+        if cut:
+            self.reporter.warn(f"prompts of more than {length} tokens are cut, such as {cut!r}")
+        return np.concatenate(made)
+
+    def encode(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        """(n, d): ``encode_text`` of the tokens in order, rows of unit length where the store's are.
+
+        In fp32, in whatever precision the pictures were encoded.
         """
         import torch
 
         from ncm_cli.images.network import exact
 
         module: Any = self.encoder.model.module
-        made, length, cut = [], 0, ""
-        with self.reporter.task("encoding texts", len(texts), "texts") as task:
-            for start in range(0, len(texts), BATCH):
-                part = list(texts[start : start + BATCH])
-                tokens = self.tokenizer(part)
-                length = tokens.shape[1]
-                # What a tokenizer with twice the room adds to a text that fits is padding, all the same.
-                beyond = self.tokenizer(part, context_length=2 * length)[:, length:]
-                longer = (beyond != beyond[:, -1:]).any(dim=1).nonzero()
-                cut = cut or (part[int(longer[0])] if len(longer) else "")
+        made = []
+        with self.reporter.task("encoding texts", len(tokens), "texts") as task:
+            for start in range(0, len(tokens), BATCH):
+                part = torch.from_numpy(tokens[start : start + BATCH]).to(self.encoder.device)
                 with torch.inference_mode(), exact(self.encoder.device, "fp32"):
-                    rows = module.encode_text(tokens.to(self.encoder.device)).float().cpu()
-                made.append(rows.numpy())
+                    made.append(module.encode_text(part).float().cpu().numpy())
                 task.advance(len(part))
-        if cut:
-            self.reporter.warn(f"prompts of more than {length} tokens are cut, such as {cut!r}")
         return self.request.finish(np.concatenate(made))
+
+
+def require_apart(what: str, names: Sequence[str], tokens: NDArray[np.int64], where: str) -> None:
+    """Refuse what the model reads as the same: two of ``names`` with the same row of ``tokens``."""
+    first: dict[bytes, str] = {}
+    for name, row in zip(names, tokens, strict=True):
+        other = first.setdefault(row.tobytes(), name)
+        if other is not name:
+            raise InputError(
+                f"{what} that the model can't tell apart: it reads the same tokens for both",
+                where=where,
+                found=f"{other!r} and {name!r}",
+                expected="a difference in more than case, blanks and HTML's signs, among the first "
+                f"{tokens.shape[1]} tokens",
+                fix="other words, or a shorter prompt",
+            )
 
 
 def load_text_tower(store: FeatureStore, options: TextOptions, reporter: Reporter) -> TextTower:
@@ -182,7 +208,7 @@ def read_prompts(prompts: Sequence[str]) -> list[str]:
             found.append(prompt)
         else:
             try:
-                lines = Path(prompt).read_text(encoding="utf-8-sig").splitlines()
+                lines = require_file(prompt).read_text(encoding="utf-8-sig").splitlines()
             except UnicodeDecodeError as error:
                 raise InputError("prompts that aren't UTF-8 text", where=prompt, found=error) from error
             found += [parse_prompt(line.strip()) for line in lines if line.strip()]

@@ -1,8 +1,8 @@
 """Which weights a request names, by content, and what a checkpoint file holds.
 
-Nothing is unpickled freely: safetensors, ``torch.load(weights_only=True)``, and TorchScript archives (whose
-reader builds tensors and TorchScript modules only). What other libraries raise while they fetch or read
-weights becomes one `InputError` here, and nowhere else.
+Nothing is unpickled freely, and no code of a file is run: safetensors, ``torch.load(weights_only=True)``, and
+the tensors of TorchScript archives. What other libraries raise while they fetch or read weights becomes one
+`InputError` here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -24,13 +24,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ncm_cli.errors import InputError, NcmError, listing, nearest
-from ncm_cli.store.digests import require_version
-from ncm_cli.store.files import one_line, read_json, sha256_file, write_bytes, write_json
+from ncm_cli.images.torchscript import torchscript_tensors
+from ncm_cli.store.digests import damaged, parse_json, require_version
+from ncm_cli.store.files import one_line, read_json, require_file, sha256_file, write_bytes, write_json
+from ncm_cli.store.probe import TUNED
 
 if TYPE_CHECKING:
     import torch
 
     from ncm_cli.images.encoder import EncoderRequest
+
+_SMALL, _LARGEST_RATIO = 64 << 20, 8
+"""What an archive may unpack to: bytes that any may, and how often its size."""
 
 CHECKPOINT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar", ".th")
 
@@ -70,6 +75,8 @@ def digest(path: str | Path) -> dict[str, Any]:
 @lru_cache(maxsize=64)
 def _sha256(path: Path, *state: int) -> str:
     """SHA-256 of a file in this ``state``, its size first; a large one's is kept in the user's cache."""
+    if not state[0]:  # the kernel's files have no size, and may never end
+        return hashlib.sha256().hexdigest()
     if state[0] < LARGE:
         return sha256_file(path)
     cache: Path | None = None
@@ -168,21 +175,19 @@ def chosen_weights(
 
 def checkpoint_kind(path: Path) -> str:
     """``safetensors``, ``torchscript``, ``torch`` or ``numpy``, by content; or an InputError."""
-    with path.open("rb") as stream:
+    with require_file(path).open("rb") as stream:
         head = stream.read(256)
-    if not head:
-        raise InputError("the checkpoint file is empty", where=path)
     if head.startswith(b"version https://git-lfs"):
         what = "the checkpoint is a Git LFS pointer, not the weights"
         raise InputError(what, where=path, fix="git lfs pull")
     if head.startswith(b"PK\3\4"):
-        try:
-            names = zipfile.ZipFile(path).namelist()
-        except zipfile.BadZipFile:
-            what = "the checkpoint file is damaged or cut short"
-            raise InputError(what, where=path, fix="copy or download it again") from None
+        members = _members(path)
         for end, kind in (("/constants.pkl", "torchscript"), ("data.pkl", "torch"), (".npy", "numpy")):
-            if any(name.endswith(end) for name in names):
+            if any(member.filename.endswith(end) for member in members):
+                if kind == "numpy":
+                    refuse_bomb(path, members)
+                else:
+                    require_stored(path)
                 return kind
     elif head[:2] == b"\x80\x02":
         return "torch"
@@ -196,6 +201,59 @@ def checkpoint_kind(path: Path) -> str:
     )
 
 
+def _members(path: Path) -> list[zipfile.ZipInfo]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        what = "the checkpoint file is damaged or cut short"
+        raise InputError(what, where=path, fix="copy or download it again") from None
+
+
+def require_stored(path: Path) -> None:
+    """Refuse an archive of torch's whose tensors are compressed or lie in one another: it writes neither."""
+    members = [member for member in _members(path) if re.search(r"(^|/)data(\.pkl$|/)", member.filename)]
+    packed = [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]
+    if packed or sum(member.file_size for member in members) > path.stat().st_size:
+        found = f"compressed members: {listing(packed, 3)}" if packed else "members that lie in one another"
+        what = "a file of torch.save that was packed by another program"
+        raise InputError(what, where=path, found=found, fix="save it again with torch.save")
+
+
+def refuse_bomb(path: Path, members: Iterable[zipfile.ZipInfo]) -> None:
+    """Refuse an archive that would fill memory: what it unpacks to bears no relation to its size."""
+    unpacked = sum(member.file_size for member in members)
+    if unpacked > _SMALL + _LARGEST_RATIO * path.stat().st_size:
+        raise InputError(
+            "an archive that unpacks to far more than it is",
+            where=path,
+            found=f"{unpacked:,} bytes from {path.stat().st_size:,}",
+            expected=f"at most {_LARGEST_RATIO} times its size",
+            fix="save it again without compression",
+        )
+
+
+def require_own_numbers(path: Path) -> None:
+    """Raise ValueError where a tensor in a file of ``torch.save`` repeats its numbers to be larger.
+
+    Whatever makes such a one whole would fill memory.
+    """
+    import torch
+
+    with path.open("rb") as stream:
+        mapped = stream.read(2) == b"PK"
+    waiting: list[Any] = [torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)]
+    seen: set[int] = set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            if value.layout == torch.strided and value.nbytes > value.untyped_storage().nbytes():
+                raise ValueError(f"a tensor of {tuple(value.shape)}, larger than the numbers that it holds")
+        elif id(value) not in seen and isinstance(value, dict | list | tuple):
+            seen.add(id(value))
+            waiting += value.values() if isinstance(value, dict) else value
+
+
 def tensors(path: Path, model: str) -> dict[str, torch.Tensor]:
     """The tensors of a checkpoint by name, on the CPU, with the wrappers of training scripts taken off."""
     import torch
@@ -207,6 +265,8 @@ def tensors(path: Path, model: str) -> dict[str, torch.Tensor]:
             return torchscript_tensors(path)
         if kind == "numpy":
             raise ValueError("it is a NumPy archive; only open_clip's own loader reads those")
+        if kind == "torch":
+            require_own_numbers(path)
         try:
             named = load_state_dict(str(path), weights_only=True)
         except AttributeError:  # timm asks whatever there is for its names
@@ -215,10 +275,6 @@ def tensors(path: Path, model: str) -> dict[str, torch.Tensor]:
         if not named:
             raise ValueError("it holds no named tensors")
         return named
-
-
-TUNED = "ncm-finetuned"
-"""The format of what `ncm finetune` writes: a timm model's state, its classifier ``representation`` wide."""
 
 
 def write_tuned(path: Path, module: torch.nn.Module, facts: Mapping[str, Any]) -> None:
@@ -234,7 +290,10 @@ def write_tuned(path: Path, module: torch.nn.Module, facts: Mapping[str, Any]) -
 
 
 def tuned_facts(source: str | Path | None) -> dict[str, Any]:
-    """The facts of a checkpoint that `write_tuned` wrote; empty for all else that may name weights."""
+    """The facts of a checkpoint that `write_tuned` wrote; empty for all else that may name weights.
+
+    Raises `InputError` for facts that can't be.
+    """
     from safetensors import SafetensorError, safe_open
 
     text = None
@@ -244,20 +303,21 @@ def tuned_facts(source: str | Path | None) -> dict[str, Any]:
             safe_open(Path(source).expanduser(), "numpy") as file,
         ):
             text = (file.metadata() or {}).get(TUNED)
-    facts: dict[str, Any] = json.loads(text) if text else {}
-    if facts:
-        require_version(facts["ncm_format_version"], 1, Path(str(source)))
+    if not text:
+        return {}
+    path = Path(str(source)).expanduser()
+    try:
+        facts = dict(parse_json(text))
+        require_version(facts["ncm_format_version"], 1, path)
+        width, side = facts["representation"], facts["image_size"]
+        # The file holds a layer to the representation; more of it would only take memory.
+        if type(width) is not int or not 1 <= width <= path.stat().st_size:
+            raise ValueError(f"a representation of {width!r}")
+        if side is not None and type(side) is not int:
+            raise ValueError(f"pictures of {side!r}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise damaged(path, f"{type(error).__name__} {one_line(error)}") from error
     return facts
-
-
-def torchscript_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a TorchScript archive, such as OpenAI's own CLIP files, without running the model."""
-    import torch
-
-    with warnings.catch_warnings():
-        for category in (DeprecationWarning, FutureWarning):
-            warnings.filterwarnings("ignore", message=r".*torch\.jit", category=category)
-        return dict(torch.jit.load(str(path), map_location="cpu").state_dict())
 
 
 def require_keys(missing: Iterable[str], unexpected: Iterable[str], *, path: Path, model: str) -> None:
@@ -289,11 +349,14 @@ def reading(path: Path, model: str) -> Iterator[None]:
     except Exception as error:  # readers of foreign tensors raise a dozen kinds, assertions among them
         for pickled in (error, error.__cause__):  # timm advises to load it all the same
             if isinstance(pickled, pickle.UnpicklingError):
+                scripted = checkpoint_kind(path) == "torchscript"
                 raise InputError(
                     "the checkpoint holds Python objects beyond tensors, which are never loaded",
                     where=path,
                     found=pickled_object(pickled),
-                    fix="where it was made, torch.save(model.state_dict(), FILE), or save that as "
+                    fix="ncm help troubleshooting has a line that converts it, if you trust it"
+                    if scripted
+                    else "where it was made, torch.save(model.state_dict(), FILE), or save that as "
                     ".safetensors; then --pretrained FILE",
                 ) from error
         raise InputError(

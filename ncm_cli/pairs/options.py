@@ -41,7 +41,7 @@ class PairsOptions(TextOptions):
         None, help="Table of matched ids (CSV or TSV), unless --match makes the pairs.", role="input"
     )
     features: Path = option(help="Feature store that holds the rows.", role="input", flags=("-f",))
-    output: Path = option(help="Pair store to write.", role="output", flags=("-o",))
+    output: Path = option(help="Pair store to write.", role="output", flags=("-o",), writes=("pairs",))
     features_b: Path | None = option(
         None, help="Store of the second members, if another: of the same encoder.", role="input"
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ncm_cli.errors import InputError
-from ncm_cli.images.text import filled, load_text_tower, read_classes, read_prompts
+from ncm_cli.images.text import filled, load_text_tower, read_classes, read_prompts, require_apart
 from ncm_cli.pairs.options import PairsOptions
 from ncm_cli.pairs.pairs import Members
 from ncm_cli.progress import Reporter
@@ -65,7 +65,12 @@ def text_members(options: PairsOptions, store: FeatureStore, reporter: Reporter)
     ids = list(label_of)
     names = sorted(set(label_of.values()) - {""})
     codes = np.array([names.index(name) if name else -1 for name in label_of.values()])
-    features = load_text_tower(store, options, reporter).encode(ids)
+    tower = load_text_tower(store, options, reporter)
+    tokens = tower.tokens(ids)
+    place = {text: at for at, text in enumerate(ids)}
+    for pair in pairs:
+        require_apart("a pair of prompts", pair, tokens[[place[text] for text in pair]], "--prompts")
+    features = tower.encode(tokens)
     with tempfile.TemporaryDirectory(prefix="ncm-") as folder:
         path = Path(folder) / "texts.h5"
         write_features(

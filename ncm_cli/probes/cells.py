@@ -146,7 +146,7 @@ def read_cells(store: FeatureStore, target: Target, columns: Sequence[str]) -> C
     return Cells(columns=(target.name, *columns), label=target.y, domain=domain)
 
 
-def random_pairs(label: Codes, domain: Codes, *, across: bool, seed: int) -> tuple[Codes, Codes]:
+def comparison_pairs(label: Codes, domain: Codes, *, across: bool, seed: int) -> tuple[Codes, Codes]:
     """Positions of random pairs of rows of one label, each row in one pair at most.
 
     Their domain is the same, or with ``across`` another: rows in the order of domains, of each label, are

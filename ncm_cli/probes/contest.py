@@ -10,7 +10,7 @@ import numpy as np
 
 from ncm_cli.errors import InputError
 from ncm_cli.options import parse_ranks
-from ncm_cli.probes.cells import random_pairs
+from ncm_cli.probes.cells import comparison_pairs
 from ncm_cli.probes.crossfit import CrossFit, FoldRows
 from ncm_cli.probes.folds import Fold, units
 from ncm_cli.probes.metrics import PairRows, Rows
@@ -25,12 +25,8 @@ ONLY = "only-candidate"
 MOST_RANKS = 64
 """``--rank auto`` tries every rank up to half of these, then ever wider steps, these at most."""
 
-MOST_RANKS_OF_VARIANT = 32
-"""The same where group weights or rows compete, too."""
-
-FOLD_TOLERANCE = 1e-5
-"""Gradient norm for the fits of folds, which are judged by their decisions only: probabilities are then
-within about 2e-3 of exact ones."""
+MOST_RANKS_OF_VARIANTS = {1: MOST_RANKS, 2: 32, 4: 24}
+"""The same by the number of variants, so that a fit takes at most 2.5 times as long with four."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,8 +67,7 @@ def hold(problem: Problem, reporter: Reporter) -> Contest:
     available = whole.rank
     if rule == "bound" and method == "ncm":
         available = min(available, *(problem.without(fold).rank for fold in folds))
-    most = MOST_RANKS if len(variants) == 1 else MOST_RANKS_OF_VARIANT
-    ranks = resolve_ranks(options.rank, method, available, reporter, most)
+    ranks = resolve_ranks(options.rank, method, available, reporter, MOST_RANKS_OF_VARIANTS[len(variants)])
     if solver == "adam":
         from ncm_cli.images.network import choose_device
 
@@ -89,8 +84,10 @@ def hold(problem: Problem, reporter: Reporter) -> Contest:
             )
         among = [i for i, candidate in enumerate(found.candidates) if candidate["rank"] in ranks]
         candidates = [found.candidates[i] for i in among]
-        contest = Contest(rule, note, ranks, available, folds, candidates, 0, variants[0], _NO_FIT, found)
-        return chosen_instead(problem, contest, found.candidates[found.pick(among)])
+        pick = found.candidates[found.pick(among)]
+        variant = variant_of(pick, variants[0])
+        chosen, best = candidates.index(pick), _fitted(problem, pick, variant)
+        return Contest(rule, note, ranks, available, folds, candidates, chosen, variant, best, found)
     with reporter.task("fitting", len(ranks) * total, unit="fits") as bar:
         fits = train_path(whole, options, ranks=ranks, decays=decays, advance=bar.advance, **kind)
     val, test = (None if rows is None else rows.scaled(whole.scaling) for rows in (problem.val, problem.test))
@@ -99,21 +96,22 @@ def hold(problem: Problem, reporter: Reporter) -> Contest:
     return Contest(rule, note, ranks, available, folds, candidates, chosen, variants[0], fits[chosen], None)
 
 
-_NO_FIT = Fit(0, 0.0, np.zeros((1, 0)), np.zeros(1))
+def _fitted(problem: Problem, candidate: Candidate, variant: Variant) -> Fit:
+    """A candidate fitted on all rows of its variant and all pairs."""
+    return train_path(
+        problem.whole(variant),
+        problem.options,
+        ranks=[candidate["rank"]],
+        decays=[candidate["weight_decay"]],
+        method=problem.options.chosen_method,
+        solver=problem.options.chosen_solver,
+    )[0]
 
 
 def chosen_instead(problem: Problem, contest: Contest, pick: Candidate) -> Contest:
-    """The contest with this candidate chosen, fitted on all rows of its variant and all pairs."""
-    options = problem.options
+    """The contest with this candidate chosen."""
     variant = variant_of(pick, contest.variant)
-    best = train_path(
-        problem.whole(variant),
-        options,
-        ranks=[pick["rank"]],
-        decays=[pick["weight_decay"]],
-        method=options.chosen_method,
-        solver=options.chosen_solver,
-    )[0]
+    best = _fitted(problem, pick, variant)
     return dataclasses.replace(contest, chosen=contest.candidates.index(pick), variant=variant, best=best)
 
 
@@ -215,7 +213,7 @@ def crossfit(
             solver=solver,
             ranks=set(capped),
             decays=decays,
-            tolerance=max(problem.options.tolerance, FOLD_TOLERANCE),
+            tolerance=problem.options.fold_tolerance,
             advance=advance,
         )
         found = {(fit.rank, fit.weight_decay): fit for fit in fits}
@@ -249,7 +247,9 @@ def held_out_rows(problem: Problem, fold: Fold, part: Part) -> tuple[Rows | None
         return None, None
     apart = problem.members.take(np.isin(problem.members.node, fold.apart))
     X = np.asarray(part.scaling.apply(apart.X)[:])
-    a, b = random_pairs(apart.y, apart.codes["domain"], across=not problem.cells, seed=problem.options.seed)
+    a, b = comparison_pairs(
+        apart.y, apart.codes["domain"], across=not problem.cells, seed=problem.options.seed
+    )
     random = PairRows(a=X[a], b=X[b])
     if not problem.cells:
         return None, random

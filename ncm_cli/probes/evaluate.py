@@ -19,7 +19,15 @@ from ncm_cli.probes.options import SCALINGS, EvalOptions
 from ncm_cli.probes.projection import Scaling
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store import recognise
-from ncm_cli.store.columns import Column, Groups, categories_of, make_groups, read_target, split_filter
+from ncm_cli.store.columns import (
+    Column,
+    Groups,
+    categories_of,
+    make_groups,
+    own_column,
+    read_target,
+    split_filter,
+)
 from ncm_cli.store.digests import require_same_encoder
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import read_result, write_result
@@ -92,9 +100,9 @@ def evaluate(
         ]
         comparison = None
         if options.compare is not None:
-            theirs = _theirs(options.compare, options.probe, store, answers, target)
+            theirs = _theirs(options, store, answers, target)
             comparison = _compare(options.compare, answers.values, theirs, groups, parts)
-        reference, crossings = _crossings(options, probe, store, groups, table)
+        reference, crossings = _crossings(options, probe, store, groups, table, said)
         # With several crossings there are as many adjusted averages, and none of them is the one.
         scores = _scores(answers, crossings[0]["adjusted"] if len(crossings) == 1 else None)
         classes = np.unique(answers.predicted)
@@ -173,12 +181,18 @@ def logits(probe: Probe, X: np.ndarray) -> np.ndarray:
 
 
 def _target(options: EvalOptions, probe: Probe, store: FeatureStore) -> str:
-    """The column of true answers: as asked, as when fitted, or the store's label."""
+    """The column of true answers: as asked, or as when fitted; never another one in its place."""
     if options.target is not None:
         return store.column(options.target).name
-    if probe.target not in store.columns and store.label_column is not None:
-        return store.label_column
-    return probe.target
+    found = own_column(store, probe.target)
+    if found is None:
+        raise MismatchError(
+            f"the store has no column {probe.target!r}, which the probe predicts",
+            where=store.path,
+            found=f"columns {listing(store.columns)}",
+            fix=f"name the column of the true answers: --target {store.label_column or 'COLUMN'}",
+        )
+    return found
 
 
 def _rows(store: FeatureStore, where: str | None, target: str, said: Reporter) -> tuple[np.ndarray, int]:
@@ -237,7 +251,12 @@ def _scores(answers: _Answers, adjusted: float | None) -> dict[str, float | None
 
 
 def _crossings(
-    options: EvalOptions, probe: Probe, store: FeatureStore, groups: Groups, table: list[dict[str, Any]]
+    options: EvalOptions,
+    probe: Probe,
+    store: FeatureStore,
+    groups: Groups,
+    table: list[dict[str, Any]],
+    reporter: Reporter,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The reference rows of the adjusted averages, and what is said of each crossing.
 
@@ -255,6 +274,11 @@ def _crossings(
                 if mask.any():
                     break
             mask = None
+        if trained and where != trained and mask is not None and groups.keys:
+            reporter.warn(
+                f"no row of the store is in {trained}, which the probe was trained on: the adjusted average "
+                f"takes groups as in {where}; --reference names others"
+            )
     crossings, absent = [], 0.0
     for number, columns in enumerate(groups.crossings):
         own = np.flatnonzero(groups.crossing == number)
@@ -268,20 +292,30 @@ def _crossings(
 
 
 def _theirs(
-    other: Path, this: Path, store: FeatureStore, answers: _Answers, target: str
+    options: EvalOptions, store: FeatureStore, answers: _Answers, target: str
 ) -> NDArray[np.bool_] | NDArray[np.float64]:
     """The hits or squared errors, on the same rows, of another probe or by its saved result."""
-    hits = answers.values.dtype == bool
+    hits, other = answers.values.dtype == bool, options.compare
+    assert other is not None
     if recognise(other) == "result":
-        found = _saved(other, store, answers.rows)
+        found = _saved(other, store, answers.rows, target)
     else:
         probe = read_probe(other)
         require_same_encoder(str(other), probe.encoder, str(store.path), store.encoder, ignore_view=True)
         if bool(probe.classes) == hits:
+            if options.target is None and own_column(store, probe.target) != target:
+                raise MismatchError(
+                    "the two probes predict different columns",
+                    where=other,
+                    found=probe.target,
+                    expected=target,
+                    fix=f"name the column of the true answers of both: --target {target}",
+                )
             return _answer(probe, other.name, store, answers.rows, target).values
         found = None
     if found is None or not hits:
-        raise MismatchError("a classifier can't be compared with a regression", where=f"{this} and {other}")
+        both = f"{options.probe} and {other}"
+        raise MismatchError("a classifier can't be compared with a regression", where=both)
     return found
 
 
@@ -302,7 +336,7 @@ def _compare(
     return {**named, "other_accuracy": average, **overall, "groups": by_group}
 
 
-def _saved(path: Path, store: FeatureStore, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _saved(path: Path, store: FeatureStore, rows: NDArray[np.int64], target: str) -> NDArray[np.bool_]:
     """Which of the rows were right by a saved result."""
     saved = read_result(path, kind="eval")
     kept = saved.get("rows") or {}
@@ -320,6 +354,14 @@ def _saved(path: Path, store: FeatureStore, rows: NDArray[np.int64]) -> NDArray[
             found=f"{len(right)} rows with --where {saved.get('where')!r}",
             expected=f"the same {len(rows)} rows",
             fix="evaluate both with the same --where",
+        )
+    if saved.get("target") != target:
+        raise MismatchError(
+            "the two results are of different columns",
+            where=path,
+            found=saved.get("target"),
+            expected=target,
+            fix=f"evaluate both with --target {target}",
         )
     return np.frombuffer(right.encode("ascii"), dtype=np.uint8) == ord("1")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os.path
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ncm_cli.errors import InputError
+from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import as_json, check, given_flags
 from ncm_cli.probes.contest import ONLY, Contest, hold
 from ncm_cli.probes.controls import constant_fit, judged, nearly_constant, one_answer, variant_of_control
@@ -49,6 +50,8 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     if idle := given_flags(options, options.idle):
         reporter.warn(f"no effect with --method {method} --solver {solver}: {', '.join(idle)}")
     problem = read_problem(options, oracle=options.select == "oracle", reporter=reporter)
+    if options.save_controls is not None and problem.val is None:
+        raise _no_controls("no validation rows")
     contest, verdict, controls = judged(problem, hold(problem, reporter), reporter)
     best, variant, whole = contest.best, contest.variant, problem.whole(contest.variant)
     _warn(problem, contest, reporter)
@@ -80,9 +83,15 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
         "crossings": worst_groups(problem, whole, best),
         "flags": flags_of(problem, contest.rule == "oracle"),
     }
-    write_probe(options.output, _probe(problem, whole, variant, body, best))
+    made = {options.output: _probe(problem, whole, variant, body, best)}
     if options.save_controls is not None:
-        _save_controls(options.save_controls, problem, body)
+        beside = _control_probes(options.save_controls, problem, body)
+        if os.path.realpath(options.output) in map(os.path.realpath, beside):
+            raise UsageError("the probe and one of its controls have the same name", found=options.output)
+        options.save_controls.mkdir(parents=True, exist_ok=True)
+        made |= beside
+    for path, probe in made.items():
+        write_probe(path, probe)
     return body
 
 
@@ -151,7 +160,7 @@ def _probe(problem: Problem, whole: Part, variant: Variant, body: dict[str, Any]
     )
     selection = ("rule", "oracle", "note", "folds", "chosen", "path", "verdict", "controls", "crossings")
     own = {name: body[name] for name in ("method", "solver", "target", "upweight")}
-    own["pair_rows"] = "yes" if variant.pair_rows else "no"
+    own["pair_rows"] = "yes" if variant.pair_rows and problem.pairs is not None else "no"
     record = {
         "method": body["method"],
         "hyper_parameters": {
@@ -226,12 +235,15 @@ def probe_of(
     )
 
 
-def _save_controls(folder: Path, problem: Problem, body: dict[str, Any]) -> None:
-    """Write each control as a probe, fitted on all of its rows: NAME.safetensors."""
+def _no_controls(why: str) -> InputError:
+    return InputError("there are no controls to save", found=why, fix="leave --save-controls out")
+
+
+def _control_probes(folder: Path, problem: Problem, body: dict[str, Any]) -> dict[Path, Probe]:
+    """Each control as a probe, fitted on all of its rows, by its file: NAME.safetensors."""
     if not body["controls"]:
-        raise InputError("there are no controls to save", found="no pairs, or pairs that can't be measured")
-    solver = body["solver"] if body["method"] == "ncm" else "lbfgs"
-    folder.mkdir(parents=True, exist_ok=True)
+        raise _no_controls(body["verdict"]["text"])
+    solver, made = body["solver"] if body["method"] == "ncm" else "lbfgs", {}
     for control in body["controls"]:
         name, decay = control["name"], control["weight_decay"]
         variant = variant_of_control(problem, name)
@@ -255,5 +267,8 @@ def _save_controls(folder: Path, problem: Problem, body: dict[str, Any]) -> None
             **(only if decay is None else {"path": [], "rule": "bound"}),
         }
         record["upweight"] = problem.upweight if variant.upweighted else None
-        alone = dataclasses.replace(problem, pairs=None)
-        write_probe(folder / f"{name}.safetensors", _probe(alone, part, variant, body | record, best))
+        alone = dataclasses.replace(
+            problem, pairs=None, options=dataclasses.replace(problem.options, pairs=None)
+        )
+        made[folder / f"{name}.safetensors"] = _probe(alone, part, variant, body | record, best)
+    return made

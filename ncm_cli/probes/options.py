@@ -37,6 +37,10 @@ TOLERANCE = 1e-8
 """Gradient norm to reach, as a share of the rows' root mean square norm: probabilities then agree with the
 exact ones to about 2e-6."""
 
+FOLD_TOLERANCE = 1e-5
+"""That of the fits of folds where ``--tolerance`` isn't given: they are judged by their decisions, and their
+probabilities are then within about 2e-3 of exact ones."""
+
 MAX_ITER = 1000
 
 SWEPT = "ncm sweep --methods {} ... --save-probes DIR"
@@ -77,7 +81,7 @@ class TrainingOptions:
     pairs: Path | None = option(
         None, help="Pair store: what its pairs differ in is removed.", role="input", flags=("-p",)
     )
-    output: Path = option(help="Probe to write.", role="output", flags=("-o",))
+    output: Path = option(help="Probe to write.", role="output", flags=("-o",), writes=("probe",))
 
     train: str | None = _where(help="Training rows; without it, those of a split named train or training.")
     val: str | None = _where(
@@ -168,7 +172,10 @@ class FitOptions(TrainingOptions):
         choices=SOLVERS,
     )
     tolerance: float = _training(
-        TOLERANCE, above=0, help="lbfgs: gradient norm to reach, relative to the rows' norm."
+        TOLERANCE,
+        above=0,
+        help="lbfgs: gradient norm to reach, relative to the rows' norm; given, also in folds, else there "
+        f"{FOLD_TOLERANCE:g}.",
     )
     max_iter: int = _training(MAX_ITER, least=1, help="lbfgs: most iterations for one probe.")
     lr: float = _training(1e-3, above=0, help="adam: learning rate.")
@@ -183,6 +190,11 @@ class FitOptions(TrainingOptions):
     def chosen_solver(self) -> str:
         """``--solver``, exact where nothing else is said."""
         return self.solver or "lbfgs"
+
+    @property
+    def fold_tolerance(self) -> float:
+        """The tolerance of the fits of folds: ``--tolerance`` where it is given."""
+        return FOLD_TOLERANCE if self.tolerance == TOLERANCE else self.tolerance
 
     @property
     def decays(self) -> tuple[float, ...]:
@@ -256,7 +268,7 @@ class ZeroshotOptions(TextOptions):
     """Options of ``ncm zeroshot``; the fields are the long options and the recipe's keys."""
 
     features: Path = option(help="Feature store of an open_clip model.", role="input", flags=("-f",))
-    output: Path = option(help="Probe to write.", role="output", flags=("-o",))
+    output: Path = option(help="Probe to write.", role="output", flags=("-o",), writes=("probe",))
     prompts: tuple[str, ...] = option(
         ("a photo of a {}.",),
         help="A prompt with {} for the class, a file with one a line, or openai for CLIP's 80; several are "
@@ -329,7 +341,9 @@ class EvalOptions:
     compare: Path | None = option(
         None, help="Another probe, or its saved result, to compare with on the same rows.", role="input"
     )
-    output: Path | None = option(None, help="Result to write, as JSON.", role="output", flags=("-o",))
+    output: Path | None = option(
+        None, help="Result to write, as JSON.", role="output", flags=("-o",), writes=("eval",)
+    )
 
 
 _encoder = functools.partial(option, group="Encoder")
@@ -343,7 +357,13 @@ class PredictOptions:
     source: Path = argument(
         help="What to predict: a feature store, an image, a folder of images or a manifest.", role="input"
     )
-    output: Path = option(Path("-"), help="CSV to write; - is standard output.", role="output", flags=("-o",))
+    output: Path = option(
+        Path("-"),
+        help="CSV to write; - is standard output.",
+        role="output",
+        flags=("-o",),
+        writes=("predictions",),
+    )
     where: str | None = option(
         None, help="Rows of the store, such as split=test.", metavar="WHERE", columns_of="source"
     )

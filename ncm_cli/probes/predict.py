@@ -33,10 +33,9 @@ from ncm_cli.store.digests import OTHER_WEIGHTS, require_same_encoder
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import atomic_path, require_file
 from ncm_cli.store.journal import ImageFile
+from ncm_cli.store.outputs import STDOUT
 from ncm_cli.store.probe import Probe, read_probe
 from ncm_cli.store.tables import CsvWriter
-
-STDOUT = Path("-")
 
 SCORES_AT_ONCE = 1 << 20
 """Rows times classes: with thousands of classes the scores are much larger than the features."""

@@ -250,6 +250,8 @@ class Problem:
     """The store's own."""
     spectra: dict[Fold, Spectrum] = dataclasses.field(default_factory=dict)
     """Of what folds leave: each is decomposed once."""
+    latest: dict[Variant, Part] = dataclasses.field(default_factory=dict)
+    """What `whole` made last."""
 
     @property
     def regression(self) -> bool:
@@ -268,9 +270,13 @@ class Problem:
         )
 
     def whole(self, variant: Variant | None = None) -> Part:
-        """All rows of a variant, or of the only one, and all usable pairs."""
-        rows = self.rows(variant)
-        return self.part(rows, None if self.pairs is None else self.pairs.usable)
+        """All rows of a variant, or of the first one, and all usable pairs."""
+        variant = variant or self.variants[0]
+        if variant not in self.latest:
+            self.latest.clear()
+            usable = None if self.pairs is None else self.pairs.usable
+            self.latest[variant] = self.part(self.rows(variant), usable)
+        return self.latest[variant]
 
     def without(self, fold: Fold, variant: Variant | None = None) -> Part:
         """What a fold leaves to fit on, of a variant's rows or those of the only one."""

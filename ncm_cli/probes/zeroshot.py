@@ -15,7 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError, MismatchError, listing
-from ncm_cli.images.text import TextTower, filled, load_text_tower, read_classes, read_prompts
+from ncm_cli.images.text import (
+    TextTower,
+    filled,
+    load_text_tower,
+    read_classes,
+    read_prompts,
+    require_apart,
+)
 from ncm_cli.options import as_json, check, parse_ranks
 from ncm_cli.probes.contest import ONLY, resolve_ranks
 from ncm_cli.probes.controls import about
@@ -29,7 +36,7 @@ from ncm_cli.probes.rows_and_pairs import Pairs, Roles, pairs_beside
 from ncm_cli.probes.selection import choose
 from ncm_cli.probes.verdict import Circumstances, judge, unmeasured
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.store.columns import Role, Target, read_target, split_filter
+from ncm_cli.store.columns import Role, Target, own_column, read_target, split_filter
 from ncm_cli.store.digests import fingerprint, require_same_encoder, without_view
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.probe import Probe, folded, read_probe, record_ids, write_probe
@@ -77,7 +84,7 @@ def zeroshot(options: ZeroshotOptions, *, reporter: Reporter = SILENT) -> dict[s
             None if options.pairs is None else _read_pairs(options, store, scaling, answers, meta, reporter)
         )
         tower = load_text_tower(store, options, reporter)
-        weight, bias = from_prompts(tower, prompts, list(words.values()))
+        weight, bias = from_prompts(tower, prompts, words)
     meta["hyper_parameters"] |= {"logit_scale": tower.logit_scale, "logit_bias": tower.logit_bias}
     if other is not None:
         share, (own, own_bias, _) = options.mix or 0.0, folded(other)
@@ -148,7 +155,8 @@ def _answers(
     """
     if len(classes) < 2:
         raise InputError("a classifier needs two classes or more", found=listing(classes))
-    if not named and target not in store.columns:
+    if not named and own_column(store, target) is None:
+        reporter.note(f"the store has no column {target!r}, so none of its rows has an answer")
         return None
     found = read_target(store, target, classes)
     counts = np.bincount(found.y[found.known], minlength=len(classes))
@@ -166,13 +174,17 @@ def _answers(
     return found
 
 
-def from_prompts(tower: TextTower, prompts: list[str], words: list[str]) -> tuple[Array, Array]:
+def from_prompts(tower: TextTower, prompts: list[str], words: dict[str, str]) -> tuple[Array, Array]:
     """Weights (C, d) and biases (C,), both float64, of a probe on rows of unit length; C = 1 for two classes.
 
-    A bias that all classes share (SigLIP's) changes no probability among them.
+    A bias that all classes share (SigLIP's) changes no probability among them. ``words`` are those of each
+    class. Raises `InputError` for two classes of which a prompt says the same to the model.
     """
-    texts = [filled(prompt, name) for name in words for prompt in prompts]
-    rows = _unit(tower.encode(texts).astype(np.float64)).reshape(len(words), len(prompts), -1)
+    texts = [filled(prompt, own) for own in words.values() for prompt in prompts]
+    tokens = tower.tokens(texts)
+    for at, prompt in enumerate(prompts):
+        require_apart("two classes", list(words), tokens[at :: len(prompts)], f"--prompts {prompt!r}")
+    rows = _unit(tower.encode(tokens).astype(np.float64)).reshape(len(words), len(prompts), -1)
     weight = tower.logit_scale * _unit(rows.mean(axis=1))
     weight = weight[1:] - weight[:1] if len(weight) == 2 else weight
     return weight, np.zeros(len(weight))

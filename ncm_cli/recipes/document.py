@@ -20,9 +20,17 @@ from ncm_cli.errors import InputError, nearest
 SHOWN = 40
 """Mistakes listed before the rest are only counted."""
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 18
 MAX_DEPTH = 20
-"""A recipe is written by hand: larger, or deeper than four times the deepest, it is something else."""
+MOST_VALUES = 20_000
+"""A recipe is written by hand: larger, deeper than four times the deepest, or with more values (those behind
+aliases counted each time), it is something else."""
+
+MOST_FILLED = 200_000
+"""Values, and lines of text, of all steps in all cells with their variables filled in."""
+
+MOST_NESTED = 40
+"""Variables in one another, and what stands for one."""
 
 MOST_CELLS = 10_000
 
@@ -72,6 +80,27 @@ class RecipeError(InputError):
         return [*shown, ("and", f"{left} more")] if left > 0 else shown
 
 
+class _Loader(yaml.BaseLoader):
+    """Stops at what no recipe holds before it takes time or memory."""
+
+    depth = values = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.depth, self.values = self.depth + 1, self.values + 1
+        refuse_size(self.depth, self.values, self.peek_event().start_mark)
+        made = super().compose_node(parent, index)
+        self.depth -= 1
+        return made
+
+
+def refuse_size(depth: int, values: int, mark: yaml.Mark) -> None:
+    """A `yaml.MarkedYAMLError` for a document that is deeper or has more values than a recipe."""
+    if depth > MAX_DEPTH + 1:
+        raise yaml.MarkedYAMLError(problem=f"nested more than {MAX_DEPTH} deep", problem_mark=mark)
+    if values > MOST_VALUES:
+        raise yaml.MarkedYAMLError(problem=f"more than {MOST_VALUES:,} values", problem_mark=mark)
+
+
 class Mistakes:
     """Collects what is wrong with one recipe."""
 
@@ -89,7 +118,7 @@ class Mistakes:
     def unknown(self, line: int, path: str, kind: str, name: str, known: Iterable[str]) -> None:
         """A name that isn't there, with the nearest that is, or all of them."""
         every = list(known)
-        close = nearest(name, every)
+        close = nearest(name, every) if len(self._found) < SHOWN else None  # it takes its time
         hint = f"did you mean {close!r}?" if close else f"known: {', '.join(every) or 'none'}"
         self.add(line, path, f"no {kind} named {name!r}; {hint}")
 
@@ -99,7 +128,7 @@ class Mistakes:
             raise RecipeError(self._file, self._found, self._source)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Node:
     """A value and where it stands."""
 
@@ -162,18 +191,22 @@ def parse(text: str, mistakes: Mistakes, *, base: Path | None = None) -> Node | 
     """
     # In a flow mapping a plain ${name} would end at its brace: hide variables' braces from the parser.
     hidden = _VARIABLE.sub(lambda match: f"${_OPEN}{match[1]}{_CLOSE}", text)
-    done: dict[int, Node] = {}
-    too_deep = f"nested more than {MAX_DEPTH} deep"
+    done: dict[int, tuple[Node, int]] = {}
+    values = 0
 
     def line_of(mark: yaml.Mark | None) -> int:
         return mark.line + 1 if mark and base is None else 0
 
     def built(node: yaml.Node, path: str, depth: int) -> Node:
+        nonlocal values
+        before, values = values, values + 1
         if id(node) in done:
-            return done[id(node)]
+            made, size = done[id(node)]
+            values = before + size
+            refuse_size(depth, values, node.start_mark)
+            return made
         line = line_of(node.start_mark)
-        if depth > MAX_DEPTH:
-            raise yaml.MarkedYAMLError(problem=too_deep, problem_mark=node.start_mark)
+        refuse_size(depth, values, node.start_mark)
         if node.tag not in _TAGS:
             mistakes.add(line, path, f"the tag {node.tag!r} isn't allowed; write the value without it")
         if isinstance(node, yaml.ScalarNode):
@@ -196,14 +229,12 @@ def parse(text: str, mistakes: Mistakes, *, base: Path | None = None) -> Node | 
                 else:
                     entries[own.text], keys[own.text] = built(value, inner, depth + 1), key_line
             made = Node(entries, line, keys=keys)
-        done[id(node)] = made
+        done[id(node)] = made, values - before
         return made
 
     try:
-        root = yaml.compose(hidden, Loader=yaml.BaseLoader)
-        return None if root is None else built(root, "", 0)
-    except RecursionError:
-        mistakes.add(0, "", f"not YAML: {too_deep}")
+        root = yaml.compose(hidden, Loader=_Loader)
+        return None if root is None else built(root, "", 1)
     except yaml.MarkedYAMLError as error:
         mark, lines = error.problem_mark, text.splitlines()
         what = f"not YAML: {error.problem}{f' {error.context}' if error.context else ''}"
@@ -222,6 +253,9 @@ class Variables:
     def __init__(self, mistakes: Mistakes, root: Mapping[str, Node], sets: Iterable[str]) -> None:
         """Take the recipe's values, then a variant's, then those of ``--set``."""
         self._mistakes = mistakes
+        self._left = MOST_FILLED
+        self._done: dict[str, Node] = {}
+        """Variables filled in that no matrix variable is left in."""
         self.plain = self._mapping(root.get("vars"), "vars")
         matrix = self._mapping(root.get("matrix"), "matrix")
         variants = self._mapping(root.get("variants"), "variants")
@@ -242,6 +276,7 @@ class Variables:
         self.matrix: dict[str, list[Node]] = {}
         self.matrix = {name: self._values(name, node) for name, node in matrix.items()}
         self.plain = {name: self.fill(node, f"vars.{name}", {}, (name,)) for name, node in self.plain.items()}
+        self._done = {name: node for name, node in self.plain.items() if not _names_in(node)}
 
     def _mapping(self, node: Node | None, path: str) -> dict[str, Node]:
         if node is None or node.value is None:
@@ -271,25 +306,27 @@ class Variables:
         return chosen
 
     def _values(self, name: str, node: Node) -> list[Node]:
-        path, values = f"matrix.{name}", list[Node]()
+        path, values = f"matrix.{name}", dict[str, Node]()
         node = self.fill(node, path, {})
         for item in node.items:
             if not item.is_scalar:
                 what = f"expected a list of values, found {item.kind()} in it"
                 self._mistakes.add(item.line, path, what)
-            elif any(item.text == other.text for other in values):
+            elif item.text in values:
                 self._mistakes.add(item.line, path, f"the value {item.text!r} twice")
             else:
-                values.append(item)
+                values[item.text] = item
         if not node.items:
             self._mistakes.add(node.line, path, "no value")
-        return values
+        return list(values.values())
 
     def fill(self, node: Node, path: str, cell: Mapping[str, Node], within: tuple[str, ...] = ()) -> Node:
         """A node with every variable replaced; those of the matrix stay that the cell doesn't have.
 
-        ``within`` names the variables that are being filled.
+        ``within`` names the variables that are being filled. A recipe that has more than `MOST_FILLED` filled
+        in is a `RecipeError` at once.
         """
+        self._spend(1, node, path)
         if isinstance(node.value, dict):
             entries = {
                 name: self.fill(one, f"{path}.{name}", cell, within) for name, one in node.value.items()
@@ -298,20 +335,44 @@ class Variables:
         if isinstance(node.value, list):
             items = [self.fill(one, f"{path}[{i}]", cell, within) for i, one in enumerate(node.value, 1)]
             return dataclasses.replace(node, value=items)
+        if "${" not in node.text:
+            return node
         uses = list(_VARIABLE.finditer(node.text))
         values = [self._looked_up(use[1].strip(), node.line, path, cell, within) for use in uses]
         if values and values[0] is not None and uses[0][0] == node.text.strip():
+            self._count(values[0], node, path)
             return _moved(values[0], node.line)
-        text, base = node.text, node.base
-        for use, value in reversed(list(zip(uses, values, strict=True))):
+        pieces, end, base = list[str](), 0, node.base
+        for use, value in zip(uses, values, strict=True):
             if value is not None and not value.is_scalar and not value.is_unresolved:
                 what = f"{use[0]} is {value.kind()}, which can't stand inside text"
                 self._mistakes.add(node.line, path, what)
             if value is None or not value.is_scalar:
                 return Node(None, node.line, node.text)
             base = value.base if use.start() == 0 else base
-            text = text[: use.start()] + value.text + text[use.end() :]
+            self._spend(len(value.text) // 80, node, path)
+            pieces += [node.text[end : use.start()], value.text]
+            end = use.end()
+        text = "".join([*pieces, node.text[end:]])
         return Node(text, node.line, text, base) if uses else node
+
+    def _spend(self, cost: int, node: Node, path: str) -> None:
+        self._left -= cost
+        if self._left < 0:
+            self._refuse(node, path, f"over {MOST_FILLED:,} values where variables are filled in")
+
+    def _count(self, value: Node, node: Node, path: str, depth: int = 0) -> None:
+        """Spend what stands for a variable."""
+        self._spend(1, node, path)
+        if depth > MOST_NESTED:
+            self._refuse(node, path, f"nested more than {MOST_NESTED} deep where variables are filled in")
+        if isinstance(value.value, list | dict):
+            for one in value.value.values() if isinstance(value.value, dict) else value.value:
+                self._count(one, node, path, depth + 1)
+
+    def _refuse(self, node: Node, path: str, what: str) -> None:
+        self._mistakes.add(node.line, path, what)
+        self._mistakes.stop_if_any()
 
     def _looked_up(
         self, name: str, line: int, path: str, cell: Mapping[str, Node], within: tuple[str, ...]
@@ -329,12 +390,20 @@ class Variables:
             chain = " -> ".join([*within[within.index(name) :], name])
             self._mistakes.add(node.line, f"vars.{name}", f"defined by itself: {chain}")
             return Node(None, node.line, unfilled)
-        return self.fill(node, f"vars.{name}", cell, (*within, name))
+        if name in self._done:
+            return self._done[name]
+        if len(within) > MOST_NESTED:
+            self._refuse(node, f"vars.{name}", f"over {MOST_NESTED} variables in one another")
+        made = self.fill(node, f"vars.{name}", cell, (*within, name))
+        if not cell and not _names_in(made):
+            self._done[name] = made
+        return made
 
     def cells(self, node: Node) -> list[dict[str, Node]]:
         """One dict for each combination of the values of the matrix variables that a node depends on."""
         found = _names_in(node)
-        found |= {inner for name in found & self.plain.keys() for inner in _names_in(self.plain[name])}
+        known = found & self.plain.keys() - self._done.keys()
+        found |= {inner for name in known for inner in _names_in(self.plain[name])}
         names = [name for name in self.matrix if name in found]
         count = math.prod(len(self.matrix[name]) for name in names)
         if count > MOST_CELLS:

@@ -15,10 +15,13 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ncm_cli.errors import InputError, NcmError
+from ncm_cli.errors import InputError, NcmError, as_written
+from ncm_cli.images.decode import DecodeError
+from ncm_cli.images.paths import archive_of, fetch, is_remote, local_path, look_up
 from ncm_cli.options import fields_of
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.recipes.steps import STATE, Job
@@ -93,8 +96,8 @@ class State:
                 if images is None or not path.is_dir():
                     inputs[f"{name}[{number}]"] = self.digest(path)
         if images is not None:
-            source, *root = (path for name in ("source", "root") for path in job.inputs.get(name, ()))
-            inputs["images"] = self._digest(f"images of {source} from {root}", images, folder=True)
+            given = [as_written(getattr(job.options, name, None) or "") for name in ("source", "root")]
+            inputs["images"] = self._digest(f"images of {' from '.join(given)}", images, folder=True)
         return {"options": self._options_digest(job), "inputs": inputs}
 
     def why_stale(self, job: Job, stamp: Stamp) -> str | None:
@@ -139,12 +142,12 @@ class State:
         """Digest of many files and their names; without ``folder``, of one file alone."""
         if key in self._seen:
             return self._seen[key]
-        now = time.time_ns()
-        signature, changed = _signature(files)
+        now, told = time.time_ns(), self._told(files)
+        signature, changed = _signature(files, told)
         known = self._digests.pop(key, ["", ""])
         settled = True
         if known[0] != signature:
-            known = [signature, self._contents(files) if folder else _file_digest(files[0][1])]
+            known = [signature, self._contents(files, told) if folder else _file_digest(files[0][1])]
             # On Windows ctime is the time of creation, which says nothing of a change.
             settled = os.name == "posix" and changed <= now - SETTLED_NS
         if settled:
@@ -152,11 +155,26 @@ class State:
         self._seen[key] = known[1]
         return known[1]
 
-    def _contents(self, files: list[NamedFile]) -> str:
-        digest = hashlib.sha256()
+    def _told(self, files: list[NamedFile]) -> dict[str, str]:
+        """What the file systems of remote files tell of them now; blank where that can't show a change."""
+        from ncm_cli.images.rows import LOOKING
+
+        remote, told = sorted({path for _, path in files if is_remote(path)}), dict[str, str]()
+        if remote:
+            label = ("looking up", len(remote), "files")
+            with self._reporter.task(*label) as task, ThreadPoolExecutor(LOOKING) as pool:
+                for path, (size, version) in zip(remote, pool.map(look_up, remote), strict=True):
+                    told[path] = f"{size} {version}" if version else ""
+                    task.advance()
+        return told
+
+    def _contents(self, files: list[NamedFile], told: dict[str, str]) -> str:
+        digest, known = hashlib.sha256(), dict[str, str]()
         with self._reporter.task("comparing contents", len(files), "files") as task:
             for name, path in files:
-                digest.update(f"{name}\0{_file_digest(path)}\0".encode("utf-8", "surrogateescape"))
+                if path not in known:
+                    known[path] = told.get(path) or _file_digest(path)
+                digest.update(f"{name}\0{known[path]}\0".encode("utf-8", "surrogateescape"))
                 task.advance()
         return digest.hexdigest()
 
@@ -194,10 +212,17 @@ def _walk(folder: str, prefix: str = "", above: frozenset[str] = frozenset()) ->
                 yield f"{prefix}{name}", path
 
 
-def _signature(files: list[NamedFile]) -> tuple[str, int]:
-    """(digest of names and of what tells a changed file without reading it, latest time among them in ns)"""
+def _signature(files: list[NamedFile], told: dict[str, str]) -> tuple[str, int]:
+    """(digest of names and of what tells a changed file without reading it, latest time among them in ns)
+
+    ``told`` has the remote files; those of which it says nothing are read each time.
+    """
     digest, changed = hashlib.sha256(), 0
     for name, path in files:
+        if path in told:
+            said = f"{name}\0{told[path] or os.urandom(16).hex()}\0"
+            digest.update(said.encode("utf-8", "surrogateescape"))
+            continue
         with contextlib.suppress(OSError):
             found = os.stat(path)  # noqa: PTH116
             times = (found.st_mtime_ns, found.st_ctime_ns)
@@ -209,6 +234,10 @@ def _signature(files: list[NamedFile]) -> tuple[str, int]:
 
 def _file_digest(path: str) -> str:
     """SHA-256 of a file; a word for what can't be read, such as a link to nothing."""
+    if is_remote(path):
+        with contextlib.suppress(DecodeError):
+            return hashlib.sha256(fetch(path)).hexdigest()
+        return "unreadable"
     with contextlib.suppress(OSError):
         if stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
             return sha256_file(path)
@@ -223,12 +252,20 @@ def _named_images(job: Job) -> list[NamedFile] | None:
 
             manifest = read_source(job.options)
             assert manifest.files is not None
-            return list(zip(manifest.ids, manifest.files.path, strict=True))
+            return list(zip(manifest.ids, map(_source_of, manifest.files.path), strict=True))
         if job.kind == "predict":
             from ncm_cli.probes.predict import find_images
 
             return [(image.id, image.path) for image in find_images(job.options.source)]
     return None
+
+
+def _source_of(path: str) -> str:
+    """The file by which a change of an image is told: of what lies in a remote archive, the archive."""
+    if not is_remote(path):
+        return path
+    path = archive_of(path)
+    return local_path(path) or path
 
 
 def _formats() -> dict[str, int]:

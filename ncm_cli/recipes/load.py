@@ -142,7 +142,7 @@ def _read(file: Path) -> bytes:
     if (size := file.stat().st_size) > MAX_BYTES:
         expected = f"at most {MAX_BYTES:,}"
         raise InputError("this isn't a recipe", where=file, found=f"{size:,} bytes", expected=expected)
-    raw = file.read_bytes()
+    raw = file.read_bytes() if size else b""  # what the kernel tells in an empty file may never come
     try:
         raw.decode("utf-8")
     except UnicodeDecodeError as error:

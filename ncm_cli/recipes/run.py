@@ -14,8 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ncm_cli.errors import InputError, NcmError, UsageError, listing, unknown
-from ncm_cli.images.paths import as_written
+from ncm_cli.errors import InputError, NcmError, UsageError, as_written, listing, unknown
 from ncm_cli.options import as_json, command_words, fields_of
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.recipes.freshness import State
@@ -306,8 +305,21 @@ def shell_lines(recipe: Recipe, jobs: Sequence[Job]) -> list[str]:
     for job in jobs:
         values = {field.name: getattr(job.options, field.name) for field in fields_of(type(job.options))}
         words = map(as_written, command_words(type(job.options), values))
-        lines.append(shlex.join(["ncm", job.kind, *([job.builder] if job.builder else []), *words]))
+        every = ["ncm", job.kind, *([job.builder] if job.builder else []), *words]
+        lines.append(" ".join(map(_shell_word, every)))
     return lines
+
+
+def _shell_word(text: str) -> str:
+    """A word for bash; what a terminal would obey is written as bash's own escapes."""
+    if text.isprintable():
+        return shlex.quote(text)
+    escaped = (one if one.isprintable() and one not in "\\'" else _shell_escape(one) for one in text)
+    return f"$'{''.join(escaped)}'"
+
+
+def _shell_escape(character: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import fnmatch
+import functools
 import json
 import os.path
 import re
@@ -17,39 +17,42 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ncm_cli.baselines.options import files_of as files_of_sweep
 from ncm_cli.errors import NcmError, UsageError
-from ncm_cli.finetune.options import files_of as files_of_finetune
 from ncm_cli.images.manifest import ColumnNames
 from ncm_cli.images.paths import expanded, is_remote
-from ncm_cli.options import Field, check_value, fields_of, parse_names, parse_where, refusals
+from ncm_cli.options import Field, check_value, fields_of, parse_names, parse_where, possible, refusals
 from ncm_cli.recipes.document import NUMBER, Mistakes, Node, Variables, scalar_value
 from ncm_cli.registry import BUILDERS, STEPS, options_of
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import relative
+from ncm_cli.store.outputs import STDOUT
 from ncm_cli.store.tables import read_header
 
 REPORT, STATE = "report.json", ".ncm-run.json"
 """What a run writes itself: what it found, and what its steps have read and written."""
-
-STDOUT = Path("-")
-"""An output option's value for standard output, which is no file."""
 
 Columns = tuple[str, ...]
 
 ALIASES = ("label", "split")
 """Names that every feature store understands: its own label and split column, whatever these are called."""
 
+MOST_JOBS = 20_000
+"""Steps, one for each cell, of a recipe."""
+
 _PAIRS = ("id_a", "id_b")
 _EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
 
 
-FILES_OF = {"sweep": files_of_sweep, "finetune": files_of_finetune}
-"""The steps that write several files of one ``output``, and which."""
+@functools.cache
+def _files_by(kind: str) -> Callable[[Path], tuple[Path, ...]] | None:
+    """How a step names all its files of one ``output``; None for one that writes that alone."""
+    fields = fields_of(options_of(kind)) if kind in STEPS and kind != "data" else ()
+    return next((field.spec.files for field in fields if field.spec.files), None)
 
 
 def _files_of(kind: str, path: Path) -> tuple[Path, ...]:
-    return FILES_OF[kind](path) if kind in FILES_OF else (path,)
+    by = _files_by(kind)
+    return by(path) if by else (path,)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -292,7 +295,11 @@ class Steps:
         options = options.renamed(lambda key: key.replace("-", "_"))
         name = self._step_name(item.value.get("name"), kind, path)
         self.names[name] = item.keys[kind]
-        for cell in self._variables.cells(options):
+        cells = self._variables.cells(options)
+        if len(self._drafts) + len(cells) > MOST_JOBS:
+            self._mistakes.add(item.line, path, f"over {MOST_JOBS:,} steps, each cell counted")
+            self._mistakes.stop_if_any()
+        for cell in cells:
             filled = self._variables.fill(options, f"{path}.{kind}", cell)
             builder, taken = None, options_of(kind) if kind in STEPS and kind != "data" else None
             if kind == "data":
@@ -388,7 +395,7 @@ class Steps:
         def path_of(field: Field, node: Node, key_path: str) -> Path:
             if field.spec.role == "output":
                 path = Path(node.text)
-                return path if path == STDOUT else self._shown(_possible(self._in_out(node)))
+                return path if path == STDOUT else self._shown(possible(self._in_out(node)))
             try:
                 shown, found = self._located(field, node, key_path, number)
             except UsageError:
@@ -409,13 +416,13 @@ class Steps:
         """The path that an input's option names, as a command line would give it; and its files."""
         if is_remote(node.text):
             return Path(node.text), []
-        path = _possible(self._in_out(node))
+        path = possible(self._in_out(node))
         outside = _clean((node.base or self._recipe_folder) / _at_home(node.text))
         # What --set names is meant from the current folder, if it is there.
-        given = node.base is not None and _possible(outside).exists()
+        given = node.base is not None and possible(outside).exists()
         writer = None if given else self._writer(path)
         if writer is None:
-            path = _possible(outside)
+            path = possible(outside)
             if field.spec.role == "name-or-input" and not path.is_file():
                 return Path(node.text), []
         files = [path] if path.exists() else [Path(one) for one in expanded(str(path))]  # archives
@@ -499,17 +506,6 @@ class Steps:
 def _at_home(text: str) -> Path:
     """A path with ``~`` and ``~user`` expanded; an unknown user's stays as it is."""
     return Path(os.path.expanduser(text))  # noqa: PTH111
-
-
-def _possible(path: Path) -> Path:
-    """The path, unless no file system takes it."""
-    try:
-        path.lstat()
-    except (OSError, ValueError) as error:
-        if isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG:
-            why = "the file name is too long" if isinstance(error, OSError) else str(error)
-            raise UsageError("a path that can't be", found=why) from error
-    return path
 
 
 def _clean(path: Path) -> Path:

@@ -40,6 +40,9 @@ WHERE = "--where"
 ORACLE = "ORACLE"
 """Marks whatever was chosen by, or trained on, test rows."""
 
+SUFFIXES = (".json", ".h5", ".safetensors")
+"""Of the files in a folder that reports are made from."""
+
 RESULTS = ("eval", "bound", "sweep", "finetune", "run")
 """The kinds of results that reports are made from."""
 
@@ -423,13 +426,14 @@ class Sources:
 
 
 def read_sources(paths: Sequence[Path]) -> Sources:
-    """Read files and folders; of a folder, every result of ours in it is read and the rest passed over.
+    """Read files and folders; of a folder, every file of ours by its suffix is read, the rest passed over.
 
     Raises `InputError` for a file that isn't ours or that no report is made from, and for nothing to report.
     """
     sources, seen = Sources(), set[Path]()
     for path in paths:
-        for file in sorted(path.rglob("*.json")) if path.is_dir() else [path]:
+        inside = (file for file in path.rglob("*") if file.suffix in SUFFIXES)
+        for file in sorted(inside) if path.is_dir() else [path]:
             hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
             if file not in seen and not hidden:
                 seen.add(file)

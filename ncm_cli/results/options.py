@@ -24,13 +24,22 @@ class ReportOptions:
     )
     format: str = option("table", choices=FORMATS, help="How tables are written.")
     output: Path | None = option(
-        None, flags=("-o",), role="output", metavar="FILE", help="Write the tables here, not to stdout."
+        None,
+        flags=("-o",),
+        role="output",
+        metavar="FILE",
+        help="Write the tables here, not to stdout.",
+        writes=("tables",),
     )
     plots: Path | None = option(
         None, role="output", metavar="DIR", help="Draw what the results have, as PNG and SVG, in this folder."
     )
     html: Path | None = option(
-        None, role="output", metavar="FILE", help="Write a page to look at: one file with pictures and plots."
+        None,
+        role="output",
+        metavar="FILE",
+        help="Write a page to look at: one file with pictures and plots.",
+        writes=("page",),
     )
     by: str = option(
         "method",
@@ -63,7 +72,12 @@ class InfoOptions:
         group="Export",
     )
     output: Path | None = option(
-        None, help="The file that --export writes.", flags=("-o",), role="output", group="Export"
+        None,
+        help="The file that --export writes.",
+        flags=("-o",),
+        role="output",
+        group="Export",
+        writes=("export",),
     )
 
     def __post_init__(self) -> None:

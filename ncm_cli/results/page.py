@@ -33,7 +33,7 @@ from ncm_cli.registry import options_of
 from ncm_cli.results.lines import ORACLE, Found, Line, Sources, facts_of
 from ncm_cli.results.pictures import BUDGET, SIDE, Pictures, look
 from ncm_cli.results.plots import dark, figures, svg
-from ncm_cli.results.report import Cell, Spread, Table, cells, measured, plain, ranks_of, tables
+from ncm_cli.results.report import Cell, Spread, Table, cells, measured, plain, ranks_of, tables, trained_on
 from ncm_cli.store.columns import Groups, categories_of, make_groups, read_target
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
@@ -328,6 +328,7 @@ def _head(
     notes = [f"{ORACLE}: chosen by looking at the test rows"] * line.oracle
     notes += [*(meta.get("flags") or []), *(subject.body.get("warnings") or [])]
     lead = f"{line.label}, rank {ranks_of(line.found) or 'unknown'}"
+    lead += f", {extra}" if (extra := trained_on(meta)) else ""
     lead += f" chosen by {line.selection}" if line.rule not in ("", "only-candidate") else ""
     lead += f"; {subject.body.get('n', 0):,} rows of {subject.where}"
     if (seeds := len(line.found) // len(wheres)) > 1:

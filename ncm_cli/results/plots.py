@@ -22,6 +22,7 @@ from ncm_cli.results.lines import ORACLE, Found, Line, Mean, Sources, lines_of
 from ncm_cli.results.report import SWEEP, TIE, Spread, spread
 from ncm_cli.store.digests import digest_of
 from ncm_cli.store.files import atomic_path
+from ncm_cli.store.outputs import refuse_other
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,6 +104,10 @@ class Plot(NamedTuple):
     """What it shows, for readers who don't see it."""
     figure: Figure
 
+    def files(self, folder: Path) -> list[Path]:
+        """``NAME.png`` and ``NAME.svg``."""
+        return [folder / f"{self.name}.{suffix}" for suffix in FORMATS]
+
 
 @contextmanager
 def _style(**own: Any) -> Iterator[None]:
@@ -131,7 +136,7 @@ def figure(width: float, height: float, **grid: Any) -> Iterator[tuple[Figure, A
 
 def save(plot: Plot, folder: Path) -> list[Path]:
     """Write ``NAME.png`` and ``NAME.svg``."""
-    written = [folder / f"{plot.name}.{suffix}" for suffix in FORMATS]
+    written = plot.files(folder)
     with _style():
         for path, (suffix, options) in zip(written, FORMATS.items(), strict=True):
             with atomic_path(path) as temporary:
@@ -538,12 +543,16 @@ def figures(
 def draw(
     sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], folder: Path, reporter: Reporter
 ) -> Iterator[Path]:
-    """Draw every figure that the sources have data for; yields the files."""
-    path = None
-    for plot in figures(sources, evals, bounds, reporter):
-        for path in save(plot, folder):
-            yield path
-    if path is None:
+    """Draw every figure that the sources have data for; yields the files.
+
+    Raises `UsageError`, before any is written, if there is a picture of another program.
+    """
+    plots = list(figures(sources, evals, bounds, reporter))
+    for path in (path for plot in plots for path in plot.files(folder)):
+        refuse_other(path, "plot")
+    for plot in plots:
+        yield from save(plot, folder)
+    if not plots:
         reporter.warn("nothing to draw: plots need paths (ncm bound --ranks), groups, sweeps or pair stores")
 
 
@@ -627,12 +636,16 @@ def _probe_figures(lines: Sequence[Line]) -> Iterator[Plot]:
 
 
 def _rank_path(meta: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """A probe's selection path at the weight decay that was chosen; None where it has one rank."""
+    """A probe's selection path at the weight decay, group weights and rows that were chosen.
+
+    None where it has one rank.
+    """
     selection = meta.get("selection") or {}
     rows = selection.get("path") or []
     if len({row.get("rank") for row in rows}) < 2:
         return None
-    decay = rows[selection["chosen"]]["weight_decay"]
+    fixed = ("weight_decay", "upweighted", "pair_rows")
+    chosen = rows[selection["chosen"]]
     return [
         {
             "rank": row["rank"],
@@ -641,7 +654,7 @@ def _rank_path(meta: dict[str, Any]) -> list[dict[str, Any]] | None:
             "zero_one_bound": row.get("bound_mse", row.get("bound_01")),
         }
         for row in rows
-        if row["weight_decay"] == decay
+        if all(row.get(name) == chosen.get(name) for name in fixed)
     ]
 
 
@@ -743,10 +756,11 @@ def _convergence_figures(sources: Sources) -> Iterator[Plot]:
 
 
 def _finetune_figure(lines: Sequence[Line]) -> Iterator[Plot]:
-    longest = max((len(one.body["history"]["epoch"]) for own in lines for one in own.found), default=0)
+    every = {id(one): one.body.get("history") or {} for own in lines for one in own.found}
+    longest = max((len(values) for one in every.values() for values in one.values()), default=0)
     runs = {}
     for own in lines:
-        histories = [one.body["history"] for one in own.found]
+        histories = [every[id(one)] for one in own.found]
         runs[own.label] = {
             name: np.array([[*known, *[np.nan] * (longest - len(known))] for known in values], np.float64)
             for name in METRICS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class Spread(Mean):
 def spread(values: Iterable[float | None], interval: Sequence[float | None] | None = None) -> Spread | None:
     """The spread of the values that are known; ``interval`` is used for a single one."""
     found = Spread.of(values)
-    if found is None or found.n > 1 or interval is None:
+    if found is None or found.n > 1 or interval is None or len(interval) != 2:
         return found
     return Spread(found.mean, low=interval[0], high=interval[1])
 
@@ -102,14 +102,14 @@ def measured(found: Iterable[Found], where: str, name: str) -> Spread | None:
     return spread(numbers, _interval(bodies[0], name) if len(bodies) == 1 else None)
 
 
-def _interval(body: dict[str, Any], name: str) -> tuple[float, float] | None:
+def _interval(body: dict[str, Any], name: str) -> tuple[float, float | None] | None:
     """The 95 % interval of an accuracy over independent rows."""
-    if name == "accuracy" and body.get("n") and body.get("accuracy") is not None:
-        return wilson(round(body["accuracy"] * body["n"]), body["n"])
+    if name == "accuracy" and (n := body.get("n") or 0) > 0 and 0 <= (body.get("accuracy") or 0.0) <= 1:
+        return wilson(round((body.get("accuracy") or 0.0) * n), n)
     if name == "worst_group" and body.get("worst_group"):
         for group in body.get("groups", []):
             if group["group"] == body["worst_group"]["group"] and group.get("ci_low") is not None:
-                return group["ci_low"], group["ci_high"]
+                return group["ci_low"], group.get("ci_high")
     return None
 
 
@@ -152,16 +152,32 @@ def _choices(probes: Sequence[Found]) -> Table:
         selection = found.body.get("selection") or {}
         if verdict := selection.get("verdict"):
             controls = {one["name"]: one["bound"] for one in selection.get("controls", [])}
-            own = (verdict.get(name) for name in ("erm_flip_rate", "flip_rate", "erm_bound", "bound"))
-            numbers = [*own, controls.get("constant")]
+            names = ("erm_flip_rate", "flip_rate", "erm_cell_error", "cell_error", "erm_bound", "bound")
+            numbers = [*(verdict.get(name) for name in names), controls.get("constant")]
             rule = f"{ORACLE} {selection['rule']}" if selection.get("oracle") else str(selection["rule"])
             spreads = [spread([one["value"]], (one["low"], one["high"])) if one else None for one in numbers]
             said = f"{VERDICTS.get(verdict['code'], '')} ({verdict['code']})"
-            rows.append(cells(str(found.path), said, rule, str(found.body.get("rank")), *spreads))
-    measures = ("flip rate at rank 0", "flip rate", "bound at rank 0", "bound", "constant's")
-    columns = ("probe", "verdict", "selection", "rank", *measures)
+            rank = str(found.body.get("rank"))
+            rows.append(cells(str(found.path), said, rule, rank, trained_on(found.body), *spreads))
+    scores = ("flip rate", "cell error", "bound")
+    measures = [head for score in scores for head in (f"{score} at rank 0", score)]
+    columns = ["probe", "verdict", "selection", "rank", "trained on", *measures, "constant's"]
+    # Columns that no probe has anything in.
+    kept = [i for i in range(len(columns)) if i < 4 or any(row[i].text or row[i].spread for row in rows)]
     title = "Did the pairs help? (validation rows and pairs only)"
-    return Table(title, columns, rows, 4, "brackets are 95 % intervals")
+    note = "brackets are 95 % intervals"
+    if "cell error" in (columns[i] for i in kept):
+        note += "; cell error: on held-out rows, every label × domain cell alike"
+    rows = [[row[i] for i in kept] for row in rows]
+    left = 4 + ("trained on" in (columns[i] for i in kept))
+    return Table(title, tuple(columns[i] for i in kept), rows, left, note)
+
+
+def trained_on(meta: Mapping[str, Any]) -> str:
+    """Which weights and further rows a probe was trained with, by its record."""
+    hyper = meta.get("hyper_parameters") or {}
+    weights, rows = hyper.get("upweight"), hyper.get("pair_rows")
+    return ", ".join([f"{weights} up-weighted"] * bool(weights) + ["the pairs' rows"] * bool(rows))
 
 
 _BOUND = {
@@ -461,14 +477,14 @@ def report(options: ReportOptions, *, reporter: Reporter = SILENT) -> Report:
     evals = lines_of(sources.evals, options.by, reporter, columns=True)
     bounds = lines_of(sources.bounds, options.by, reporter)
     made = tables(sources, evals, bounds, options.by)
-    if options.output is not None:
-        write_bytes(options.output, _encoded(text_of(made, options.format)))
     drawn: list[Path] = []
     if options.plots is not None:
         # matplotlib is slow to import, and only plots need it.
         from ncm_cli.results.plots import draw
 
         drawn = list(draw(sources, evals, bounds, options.plots, reporter))
+    if options.output is not None:
+        write_bytes(options.output, _encoded(text_of(made, options.format)))
     if options.html is not None:
         from ncm_cli.results.page import page
 

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Literal
 
 from ncm_cli.errors import InputError
+from ncm_cli.options import possible
 from ncm_cli.store.files import read_json, require_file
 
-Kind = Literal["features", "pairs", "probe", "result", "sweep", "journal"]
+Kind = Literal["features", "pairs", "probe", "checkpoint", "result", "sweep", "data", "journal"]
 
-_KINDS: tuple[Kind, ...] = ("features", "pairs", "sweep", "result")
+_KINDS: tuple[Kind, ...] = ("features", "pairs", "sweep", "result", "data")
 """Those that say ``ncm-KIND`` where all can read it."""
 
 
@@ -20,8 +21,9 @@ def recognise(path: Path | str) -> Kind:
     Raises `InputError` for anything else; for the name of a store whose making was interrupted it says so.
     """
     from ncm_cli.store import hdf5, journal
+    from ncm_cli.store.probe import TUNED, safetensors_metadata
 
-    path = Path(path)
+    path = possible(path, InputError)
     if (path / "journal.json").is_file():
         return "journal"
     unfinished = journal.journal_folder(path)
@@ -38,7 +40,7 @@ def recognise(path: Path | str) -> Kind:
         with require_file(path).open("rb") as stream:
             head = stream.read(16)
         if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size:
-            return "probe"
+            return "checkpoint" if TUNED in safetensors_metadata(path) else "probe"
         stated = None
         if head.startswith(hdf5.SIGNATURE):
             stated = hdf5.root_attributes(path).get("ncm_format")
@@ -50,5 +52,5 @@ def recognise(path: Path | str) -> Kind:
         for kind in _KINDS:
             if stated == f"ncm-{kind}":
                 return kind
-    names = ", ".join(f"ncm-{kind}" for kind in ("features", "pairs", "probe", "result"))
+    names = ", ".join(f"ncm-{kind}" for kind in ("features", "pairs", "probe", "result", "data"))
     raise InputError("not a file of ncm", where=path, found=found, expected=names)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError, listing, unknown
-from ncm_cli.options import Term, parse_names
+from ncm_cli.options import Term, parse_names, where_text
 
 if TYPE_CHECKING:
     from ncm_cli.store.features import FeatureStore
@@ -71,7 +71,7 @@ class Column:
             if value not in self.categories:
                 error = unknown(f"value in column {self.name!r}", value, self.categories, where=where)
                 if {*parse_names(value)} <= {*self.categories}:
-                    error.fix = f"{term.column}={'|'.join(parse_names(value))}"
+                    error.fix = where_text(term.column, *parse_names(value))
                 raise error
         wanted = [self.categories.index(value) for value in term.values]
         return np.isin(self.codes, wanted, invert=term.negated)
@@ -311,7 +311,7 @@ def split_values(store: FeatureStore) -> dict[str, Role | None]:
 def split_filter(store: FeatureStore, role: Role) -> str | None:
     """The row filter of a role's rows, such as ``split=train|training``; None where the store has none."""
     values = [value for value, known in split_values(store).items() if known == role]
-    return f"{store.split_column or 'split'}={'|'.join(values)}" if values else None
+    return where_text(store.split_column or "split", *values) if values else None
 
 
 def unused_filter(store: FeatureStore, used: NDArray[np.bool_]) -> str:
@@ -322,7 +322,7 @@ def unused_filter(store: FeatureStore, used: NDArray[np.bool_]) -> str:
             taken = np.bincount(column.codes[used & (column.codes >= 0)], minlength=len(column.categories))
             for (value, rows), own in zip(column.counts().items(), taken, strict=True):
                 if 0 < rows < store.rows and not own:
-                    return f"{column.name}={value}"
+                    return where_text(column.name, value)
     return "COLUMN=VALUE"
 
 
@@ -376,6 +376,15 @@ def classes_among(store: FeatureStore, name: str, rows: NDArray[np.bool_]) -> tu
     column = store.categorical(name, fix=_NO_CLASSES)
     present = np.unique(column.codes[rows & (column.codes >= 0)])
     return tuple(column.categories[code] for code in present)
+
+
+def own_column(store: FeatureStore, name: str) -> str | None:
+    """The name of the store's column that is meant; None where it has none.
+
+    ``label`` and ``split`` mean the columns that play these parts, whatever they are called.
+    """
+    name = {"label": store.label_column, "split": store.split_column}.get(name) or name
+    return name if name in store.columns else None
 
 
 def label_name(store: FeatureStore) -> str:

@@ -14,8 +14,29 @@ from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError, MismatchError, listing
 
+MAX_DEPTH = 100
+"""Deepest nesting of JSON that is read: far more than any file of ours has, and safe for all that walk it."""
+
 ABSENT = "(absent)"
 """Stands for a field that only the other description has."""
+
+
+def parse_json(text: str | bytes, **options: Any) -> Any:
+    """The value of JSON from a file, whoever made it; ``options`` are those of `json.loads`.
+
+    Raises ValueError for what isn't JSON, and for what is nested deeper than `MAX_DEPTH`.
+    """
+    try:
+        found = json.loads(text, **options)
+    except RecursionError:
+        raise ValueError("JSON that is nested too deeply") from None
+    level = [found]
+    for _ in range(MAX_DEPTH + 1):
+        nested = [item for item in level if isinstance(item, dict | list)]
+        if not nested:
+            return found
+        level = [item for one in nested for item in (one.values() if isinstance(one, dict) else one)]
+    raise ValueError(f"JSON that is nested more than {MAX_DEPTH} deep")
 
 
 def canonical_json(value: Any) -> str:
@@ -103,6 +124,10 @@ TEXT_ERRORS = "surrogateescape"
 """File names that aren't UTF-8 survive a round trip."""
 
 
+MAKE_AGAIN = "make it again, with --fresh where the command has it"
+"""What to do with a file that can't be used; without --fresh some commands refuse to replace it."""
+
+
 def damaged(path: Path, found: str) -> InputError:
     """The error for a file whose bytes aren't those that were written."""
     return InputError(
@@ -110,7 +135,7 @@ def damaged(path: Path, found: str) -> InputError:
         where=path,
         found=found,
         expected="the bytes that ncm wrote",
-        fix="restore it from a copy, or make it again",
+        fix=f"restore it from a copy, or {MAKE_AGAIN}",
     )
 
 
@@ -161,12 +186,24 @@ def text_digest(items: Sequence[bytes] | np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def encode_text(items: Sequence[str], what: str) -> list[bytes]:
-    """UTF-8 bytes of each text; refuses NUL, lone surrogates and texts over 4,096 bytes."""
+def is_utf8(text: str) -> bool:
+    """Whether a text has a form in UTF-8: names of files may hold bytes that have none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def encode_text(items: Sequence[str], what: str, *, any_bytes: bool = False) -> list[bytes]:
+    """UTF-8 bytes of each text; refuses NUL, lone surrogates and texts over 4,096 bytes.
+
+    With ``any_bytes`` surrogates that stand for bytes of file names become these.
+    """
     encoded = []
     for position, item in enumerate(items):
         try:
-            raw = item.encode("utf-8", TEXT_ERRORS)
+            raw = item.encode("utf-8", TEXT_ERRORS if any_bytes else "strict")
         except UnicodeEncodeError as error:
             raise InputError(
                 f"{what} that isn't Unicode text", where=f"row {position}", found=ascii(item)
@@ -217,6 +254,17 @@ class Texts(Sequence[str]):
 
     def __repr__(self) -> str:
         return repr(tuple(self))
+
+    @property
+    def not_utf8(self) -> int | None:
+        """The position of the first text that isn't UTF-8."""
+        for start in range(0, len(self), 1 << 16):
+            part = self.raw[start : start + (1 << 16)].tolist()
+            try:
+                b"\0".join(part).decode()
+            except UnicodeDecodeError as error:
+                return start + b"\0".join(part)[: error.start].count(b"\0")
+        return None
 
     def joined(self, other: Texts) -> Texts:
         """These texts, then others."""

@@ -17,7 +17,15 @@ import numpy as np
 from ncm_cli.blocks import Features, RowBlocks, fits
 from ncm_cli.errors import InputError, listing, unknown
 from ncm_cli.options import parse_where
-from ncm_cli.store.columns import AnyColumn, Column, FailedRow, Files, NumericColumn, check_columns
+from ncm_cli.store.columns import (
+    AnyColumn,
+    Column,
+    FailedRow,
+    Files,
+    NumericColumn,
+    check_columns,
+    own_column,
+)
 from ncm_cli.store.digests import (
     Texts,
     array_digest,
@@ -219,14 +227,14 @@ def _write_rows(
         else:
             writer.array(f"{folder}/values", np.asarray(column.values, dtype=np.float64))
     if files is not None:
-        writer.text("path", files.path, what="a path")
+        writer.text("path", files.path, what="a path", any_bytes=True)
         writer.array("size", np.asarray(files.size, dtype=np.int64))
         writer.array("mtime_ns", np.asarray(files.mtime_ns, dtype=np.int64))
         writer.text("sha256", files.sha256, what="a digest")
     writer.text("failed/id", [row.id for row in failed], what="an id")
-    writer.text("failed/path", [row.path for row in failed], what="a path")
+    writer.text("failed/path", [row.path for row in failed], what="a path", any_bytes=True)
     reasons = [row.reason.replace("\0", " ")[:_REASON_CHARACTERS] for row in failed]
-    writer.text("failed/reason", reasons, what="a reason")
+    writer.text("failed/reason", reasons, what="a reason", any_bytes=True)
 
 
 def _column_folder(name: str) -> str:
@@ -358,7 +366,7 @@ class FeatureStore(Shown, contextlib.AbstractContextManager["FeatureStore"]):
             return None
         whole = (self.rows,)
         return Files(
-            path=self._h5.texts("path", rows=self.rows),
+            path=self._h5.texts("path", rows=self.rows, any_bytes=True),
             size=self._h5.array("size", np.int64, shape=whole),
             mtime_ns=self._h5.array("mtime_ns", np.int64, shape=whole),
             sha256=self._h5.texts("sha256", rows=self.rows),
@@ -369,7 +377,8 @@ class FeatureStore(Shown, contextlib.AbstractContextManager["FeatureStore"]):
         """Rows that have no features, with the reasons."""
         if "failed" not in self._h5:
             return ()
-        parts = [tuple(self._h5.texts(f"failed/{name}")) for name in ("id", "path", "reason")]
+        names = ("id", "path", "reason")
+        parts = [tuple(self._h5.texts(f"failed/{name}", any_bytes=name != "id")) for name in names]
         if len({len(part) for part in parts}) != 1:
             raise damaged(self.path, "failed rows of unequal lengths")
         return tuple(FailedRow(*row) for row in zip(*parts, strict=True))
@@ -402,10 +411,10 @@ class FeatureStore(Shown, contextlib.AbstractContextManager["FeatureStore"]):
 
         ``label`` and ``split`` mean the columns that play these parts, whatever they are called.
         """
-        name = {"label": self.label_column, "split": self.split_column}.get(name) or name
-        if name not in self.columns:
+        found = own_column(self, name)
+        if found is None:
             raise unknown("column", name, self.columns, where=self.path)
-        return self.columns[name]
+        return self.columns[found]
 
     def categorical(self, name: str, *, fix: str | None = None) -> Column:
         """A column that has categories; raises `InputError` for a numeric one."""

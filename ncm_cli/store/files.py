@@ -32,7 +32,9 @@ from typing import Any, BinaryIO
 
 from ncm_cli import __version__
 from ncm_cli.errors import InputError
-from ncm_cli.store.digests import digest_of, require_version
+from ncm_cli.store.digests import MAKE_AGAIN, digest_of, parse_json, require_version
+from ncm_cli.store.result_record import SCHEMAS, Head
+from ncm_cli.store.schema import misfit
 
 FULL = {
     errno.ENOSPC: "the disk is full",
@@ -46,6 +48,9 @@ _ABANDONED_SECONDS = 24 * 3600
 
 _TRY_SECONDS = 1.0
 """How long a lock that is changing hands is waited for."""
+
+_LOCK_BYTES = 1 << 16
+"""More than any lock file has."""
 
 _UNNAMED_SECONDS = 30.0
 """Age from which a lock file without a holder's name was left by a process killed while it wrote the name."""
@@ -106,10 +111,9 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
 
     Raises `InputError` when the disk is full, and when ``path`` is a folder, a device or a circle of links.
     """
-    target, pid = _writable_target(Path(path)), os.getpid()
+    target = _writable_target(Path(path))
     remove_leftovers(target)
-    made_by = f"{place()}-{pid}-{start_time(pid)}-{secrets.token_hex(4)}"
-    temporary = target.with_name(f".{_short(target.name)}.{made_by}.tmp")
+    temporary = _temporary(target)
     try:
         with full_disk_is_an_input_error(target):
             # Created by this process, so that the name is its own and the umask applies.
@@ -122,6 +126,13 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
             sync_folder(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _temporary(target: Path) -> Path:
+    """A name beside a file that `remove_leftovers` knows again, and that says who made it."""
+    pid = os.getpid()
+    made_by = f"{place()}-{pid}-{start_time(pid)}-{secrets.token_hex(4)}"
+    return target.with_name(f".{_short(target.name)}.{made_by}.tmp")
 
 
 @contextlib.contextmanager
@@ -175,14 +186,17 @@ def _short(name: str) -> str:
 
 
 def remove_leftovers(path: Path | str) -> None:
-    """Delete the temporary files that killed writers of ``path`` left, and none that may be at work.
+    """Delete the temporary files that killed writers of ``path`` or its lock left; none that may be at work.
 
     A process of this place can be asked for. One of another host or container, or of an earlier version,
     which didn't say where it ran, has a day without a write to end.
     """
     target = Path(os.path.realpath(path))
-    name = re.escape(_short(target.name))
-    pattern = re.compile(rf"\.{name}\.(?:([0-9a-f]{{8}})-(\d+)-(\d*)|\d+)-[0-9a-f]{{8}}\.tmp")
+    names = "|".join(re.escape(_short(path.name)) for path in (target, lock_path(target)))
+    made_by = r"(?:([0-9a-f]{8})-(\d+)-(\d*)|\d+)-[0-9a-f]{8}\.tmp"
+    # What versions before 0.6 called a lock that they moved away, they didn't say who.
+    moved = re.escape(lock_path(target).name) + r"\.[0-9a-f]{8}"
+    pattern = re.compile(rf"\.(?:{names})\.{made_by}|{moved}")
     with contextlib.suppress(OSError), os.scandir(target.parent) as entries:
         for entry in entries:
             if made := pattern.fullmatch(entry.name):
@@ -230,8 +244,8 @@ def read_json(path: Path | str, *, limit: int = 1 << 30) -> Any:
     if (size := path.stat().st_size) > limit:
         raise InputError("a JSON file too large to be ours", where=path, found=f"{size:,} bytes")
     try:
-        return json.loads(path.read_bytes().decode("utf-8"), parse_constant=_finite, parse_float=_finite)
-    except (ValueError, RecursionError) as error:
+        return parse_json(path.read_bytes().decode("utf-8"), parse_constant=_finite, parse_float=_finite)
+    except ValueError as error:
         raise InputError("not a JSON file that can be read", where=path, found=one_line(error)) from None
 
 
@@ -277,7 +291,7 @@ def write_document(path: Path | str, format_name: str, version: int, body: Mappi
 
 
 def read_document(
-    path: Path | str, format_name: str, version: int, *, what: str, fix: str = "make it again"
+    path: Path | str, format_name: str, version: int, *, what: str, fix: str = MAKE_AGAIN
 ) -> dict[str, Any]:
     """The whole document.
 
@@ -328,9 +342,18 @@ def write_result(path: Path | str, kind: str, body: Mapping[str, Any]) -> None:
     write_document(path, RESULT_FORMAT, RESULT_VERSION, {**facts, **jsonable(body)})
 
 
-def read_result(path: Path | str, *, kind: str | None = None) -> dict[str, Any]:
+def read_result(path: Path | str, *, kind: str | None = None, fix: str = MAKE_AGAIN) -> dict[str, Any]:
     """A result file's header and body as one object; refuses another kind and what `read_document` does."""
-    found = read_document(path, RESULT_FORMAT, RESULT_VERSION, what="a result", fix="make it again with ncm")
+    found = read_document(path, RESULT_FORMAT, RESULT_VERSION, what="a result", fix=fix)
+    if wrong := misfit(found, Head) or misfit(found, SCHEMAS.get(found["kind"], Any)):
+        name, value, words = wrong
+        raise InputError(
+            "a result with a value that ncm doesn't write",
+            where=f"{path}, {name}",
+            found=one_line(repr(value)),
+            expected=words,
+            fix=fix,
+        )
     if kind is not None and found.get("kind") != kind:
         raise InputError("a result of another kind", where=path, found=found.get("kind"), expected=kind)
     return found
@@ -404,7 +427,7 @@ def writer_lock(output: Path | str, *, wait: float | None = None) -> Iterator[No
     with full_disk_is_an_input_error(path):
         while (held := _created(path)) is None:
             with contextlib.suppress(FileNotFoundError):  # it is released in between
-                said = path.read_bytes()
+                said = _said(path)
                 if _is_left(path, said, time.time() - path.stat().st_mtime):
                     _remove_left(path, said)
                 elif time.monotonic() > deadline:
@@ -420,8 +443,8 @@ def writer_lock(output: Path | str, *, wait: float | None = None) -> Iterator[No
 
 def holds(output: Path | str) -> bool:
     """Whether this process is writing ``output``."""
-    with contextlib.suppress(OSError):
-        holder = _holder(lock_path(os.path.realpath(output)).read_bytes())
+    with contextlib.suppress(OSError, InputError):
+        holder = _holder(_said(lock_path(os.path.realpath(output))))
         return holder is not None and (holder["pid"], holder["place"]) == (os.getpid(), place())
     return False
 
@@ -452,6 +475,15 @@ def _created(path: Path) -> BinaryIO | None:
     return file
 
 
+def _said(path: Path) -> bytes:
+    """What a lock file says; an `InputError` for what is no such file, which may not be opened."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        what = "something that isn't a lock file is where an output's lock goes"
+        raise InputError(what, where=path, expected="a regular file", fix=f"delete {path}")
+    with path.open("rb") as file:
+        return file.read(_LOCK_BYTES)
+
+
 def _system_lock(file: BinaryIO) -> bool:
     """Take the system's lock of a file, which it has as long as a process has it open that took it."""
     try:
@@ -466,7 +498,7 @@ def _system_lock(file: BinaryIO) -> bool:
 def _holder(said: bytes) -> dict[str, Any] | None:
     """Whom a lock file names; None where that can't be read."""
     try:
-        found = {"place": "", "kept": False, **json.loads(said)}
+        found = {"place": "", "kept": False, **parse_json(said)}
         texts = {name: str(found[name]) for name in ("place", "host", "started", "since")}
         return {"pid": int(found["pid"]), "kept": found["kept"] is True, **texts}
     except (ValueError, KeyError, TypeError):
@@ -491,9 +523,9 @@ def _remove_left(path: Path, said: bytes) -> None:
     """Move a lock file away that a dead process left, for the next try."""
     # The move is atomic, so of two processes that found it one gets it. Should the file have been replaced in
     # between by a living process's, it is put back.
-    aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    aside = _temporary(path)
     path.rename(aside)
-    if aside.read_bytes() != said:
+    if _said(aside) != said:
         with contextlib.suppress(OSError):
             os.link(aside, path)
     aside.unlink()

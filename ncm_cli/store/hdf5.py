@@ -9,6 +9,7 @@ another program may lack the digests; links elsewhere, odd types and huge claims
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import io
@@ -36,6 +37,8 @@ from ncm_cli.store.digests import (
     encode_text,
     fingerprint,
     header_digest,
+    is_utf8,
+    parse_json,
     require_version,
     text_digest,
 )
@@ -69,6 +72,8 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except READ_ERRORS as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise  # no fault of the file
         text = one_line(error)
         if "truncated file" in text:
             raise InputError(
@@ -96,6 +101,8 @@ def _names(file: h5py.File, path: Path) -> dict[str, None]:
         prefix, group = pending.pop()
         for leaf in group:
             name, link = f"{prefix}{leaf}", group.get(leaf, getlink=True)
+            if not is_utf8(leaf):
+                raise _hostile(path, f"a name that isn't UTF-8: {ascii(name)[:100]}")
             if not isinstance(link, h5py.HardLink):  # nothing is opened through another one
                 kind = "an external" if isinstance(link, h5py.ExternalLink) else "a soft"
                 raise _hostile(path, f"{name!r} is {kind} link")
@@ -215,7 +222,8 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
         raw = self.array("digests", np.uint8, shape=(None,)).tobytes()
         if hashlib.sha256(raw).hexdigest() != self.attrs.get("digests_sha256"):
             raise damaged(self.path, "digests that don't match digests_sha256")
-        digests: dict[str, str] = json.loads(raw)
+        with reading(self.path):
+            digests: dict[str, str] = dict(parse_json(raw))
         if missing := [name for name in digests if name not in self]:
             raise damaged(self.path, f"no array {missing[0]!r}")
         return digests
@@ -224,7 +232,7 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
     def encoder(self) -> dict[str, Any]:
         """The description of the encoder of the features in the file."""
         try:
-            found = dict(json.loads(self.attrs["encoder"]))
+            found = dict(parse_json(self.attrs["encoder"]))
         except (KeyError, ValueError, TypeError) as error:
             raise damaged(self.path, f"no encoder description: {one_line(error)}") from error
         if self.attrs.get("encoder_fingerprint", own := fingerprint(found)) != own:
@@ -264,22 +272,25 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
         self._verify(name, array_digest(made))
         return made
 
-    def texts(self, name: str, *, rows: int | None = None) -> Texts:
-        """The texts of many rows, verified."""
+    def texts(self, name: str, *, rows: int | None = None, any_bytes: bool = False) -> Texts:
+        """The texts of many rows, verified; UTF-8, unless ``any_bytes``, as paths may have, are allowed."""
         found = self.dataset(name, ndim=1, kinds="S")
         if rows not in (None, found.shape[0]):
             raise damaged(self.path, f"{name} of {found.shape[0]:,} rows, expected {rows:,}")
         with reading(self.path):
             raw = np.asarray(found[()], dtype=f"S{found.dtype.itemsize}")
             self._verify(name, text_digest(raw))
-            return Texts(raw)
+            made = Texts(raw)
+            if not any_bytes and (row := made.not_utf8) is not None:
+                raise damaged(self.path, f"{name} of row {row} isn't UTF-8: {bytes(raw[row])!r:.100}")
+            return made
 
     def json(self, name: str) -> Any:
         """A JSON object (of "sources" a list) kept as an array of bytes, verified; empty if there is none."""
         kind: type = list if name == "sources" else dict
         raw = self.array(name, np.uint8, shape=(None,)) if name in self else None
         with reading(self.path):
-            found = kind() if raw is None else json.loads(raw.tobytes().decode("utf-8", TEXT_ERRORS))
+            found = kind() if raw is None else parse_json(raw.tobytes().decode("utf-8", TEXT_ERRORS))
         if not isinstance(found, kind):
             raise damaged(self.path, f"{name} of type {type(found).__name__}")
         return found
@@ -470,9 +481,9 @@ class H5Writer:
         self.put(self.create(name, little.shape, little.dtype), 0, little)
         self.digests[name] = array_digest(little)
 
-    def text(self, name: str, items: Sequence[str], *, what: str) -> None:
-        """Texts as fixed-length UTF-8, padded with NUL."""
-        encoded = encode_text(items, what)
+    def text(self, name: str, items: Sequence[str], *, what: str, any_bytes: bool = False) -> None:
+        """Texts as fixed-length UTF-8, padded with NUL; with ``any_bytes`` also file names that aren't."""
+        encoded = encode_text(items, what, any_bytes=any_bytes)
         width = max(map(len, encoded), default=1) or 1
         dtype = h5py.string_dtype("utf-8", width)
         made = self.create(name, (len(encoded),), dtype)

@@ -33,7 +33,7 @@ import numpy as np
 
 from ncm_cli import __version__
 from ncm_cli.errors import InputError, MismatchError, listing
-from ncm_cli.store.digests import canonical_json, damaged, differing_fields
+from ncm_cli.store.digests import canonical_json, damaged, differing_fields, parse_json
 from ncm_cli.store.files import (
     BusyError,
     full_disk_is_an_input_error,
@@ -348,7 +348,10 @@ def _read_record(log: BinaryIO | mmap.mmap, offset: int, size: int) -> tuple[Rec
     end = offset + _HEAD.size + fact_bytes + content_bytes
     body = log.read(fact_bytes + content_bytes) if end <= size else b""
     facts, content = body[:fact_bytes], body[fact_bytes:]
-    return ((json.loads(facts), content) if digest == _digest(facts, content) else None), end
+    if digest == _digest(facts, content):
+        with contextlib.suppress(ValueError):
+            return (parse_json(facts), content), end
+    return None, end
 
 
 def _scan(path: Path) -> Iterator[tuple[int, int, Record | None]]:

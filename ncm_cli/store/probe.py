@@ -18,19 +18,24 @@ from typing import Any
 import numpy as np
 
 from ncm_cli import __version__
-from ncm_cli.errors import InputError
-from ncm_cli.store.digests import array_digest, damaged, digest_of, fingerprint, require_version
+from ncm_cli.errors import InputError, listing
+from ncm_cli.store.digests import array_digest, damaged, digest_of, fingerprint, parse_json, require_version
 from ncm_cli.store.files import Shown, jsonable, now, one_line, require_file, write_bytes
+from ncm_cli.store.outputs import MAX_HEADER_BYTES, refuse_other
+from ncm_cli.store.probe_record import Record
+from ncm_cli.store.schema import misfit
 
 FORMAT = "ncm-probe"
 VERSION = 1
+
+TUNED = "ncm-finetuned"
+"""The format of what `ncm finetune` writes: a timm model's state, its classifier ``representation`` wide."""
 
 FOLD_TOLERANCE = 1e-6
 """Largest ‖weight @ basis‖ over ‖weight‖: float64 rounding stays far below, a forgotten fold far above."""
 
 _TENSORS = ("weight", "bias", "basis", "singular_values")
 _SCALING = ("mean", "scale")
-_MAX_HEADER_BYTES = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -111,8 +116,12 @@ def record_ids(ids: Iterable[str]) -> str:
 
 def seen_rows(probe: Probe, part: str, ids: Iterable[str]) -> np.ndarray:
     """bool (n,): ids among the rows that a probe was trained on (``train``) or chosen by (``val``)."""
-    recorded = base64.b64decode(str((probe.meta.get("rows") or {}).get(part, "")))
-    return np.isin(_keys(ids), np.frombuffer(recorded, dtype="<u8"))
+    return np.isin(_keys(ids), _recorded((probe.meta.get("rows") or {}).get(part, "")))
+
+
+def _recorded(text: str) -> np.ndarray:
+    """What `record_ids` made a text of; a `ValueError` for any other text."""
+    return np.frombuffer(base64.b64decode(text, validate=True), dtype="<u8")
 
 
 def _keys(ids: Iterable[str]) -> np.ndarray:
@@ -124,14 +133,17 @@ def write_probe(path: Path | str, probe: Probe) -> None:
     """Write a probe atomically.
 
     Raises `InputError` for shapes that don't agree, numbers that aren't finite, and weights that the
-    projection isn't folded into.
+    projection isn't folded into; `UsageError` where another file is that isn't a probe.
     """
     from safetensors.numpy import save
 
+    refuse_other(path, "probe")
     if fault := _fault(probe):
         what, found, expected = fault
         raise InputError(what, where=path, found=found, expected=expected)
-    tensors = probe.tensors()
+    tensors, meta = probe.tensors(), jsonable(probe.meta)
+    if wrong := misfit(meta, Record, "meta"):
+        raise InputError(f"{wrong[0]} of another type", where=path, found=wrong[1], expected=wrong[2])
     metadata = {
         "ncm_format": FORMAT,
         "ncm_format_version": str(VERSION),
@@ -140,7 +152,7 @@ def write_probe(path: Path | str, probe: Probe) -> None:
         "task": probe.task,
         "target": probe.target,
         "classes": json.dumps(list(probe.classes)),
-        "meta": json.dumps(jsonable(probe.meta), allow_nan=False),
+        "meta": json.dumps(meta, allow_nan=False),
     }
     metadata["sha256"] = _file_digest(tensors, metadata)
     write_bytes(path, save(tensors, metadata=metadata))
@@ -159,10 +171,15 @@ def read_probe(path: Path | str) -> Probe:
         raise damaged(path, "contents that don't match their sha256")
     try:
         texts: Any = {name: metadata[name] for name in ("task", "target", "created", "ncm_version")}
-        classes, meta = tuple(json.loads(metadata["classes"])), dict(json.loads(metadata["meta"]))
-        probe = Probe(**tensors, **texts, classes=classes, meta=meta)
+        classes, meta = parse_json(metadata["classes"]), parse_json(metadata["meta"])
+        if other := [name for name, values in tensors.items() if values.dtype != np.float64]:
+            raise TypeError(f"{other[0]} is {tensors[other[0]].dtype}, not float64")
+        if wrong := misfit(classes, list[str], "classes") or misfit(meta, Record, "meta"):
+            raise TypeError("{} is {!r:.200}, not {}".format(*wrong))
+        "".join([texts["target"], *classes]).encode("utf-8")
+        probe = Probe(**tensors, **texts, classes=tuple(classes), meta=meta)
         fault = _fault(probe)
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise damaged(path, f"{type(error).__name__} {one_line(error)}") from error
     if fault:
         raise damaged(path, f"{fault[0]}: {fault[1]}")
@@ -175,7 +192,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     with path.open("rb") as stream:
         head = stream.read(9)
     length = int.from_bytes(head[:8], "little")
-    if len(head) < 9 or head[8:] != b"{" or length > _MAX_HEADER_BYTES:
+    if len(head) < 9 or head[8:] != b"{" or length > MAX_HEADER_BYTES:
         raise InputError("not a probe", where=path, found="no safetensors file", expected=FORMAT)
     try:
         with safe_open(path, framework="numpy") as file:
@@ -184,6 +201,17 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             return {name: file.get_tensor(name) for name in file.keys() if ours}, metadata  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, UnicodeError) as error:
         raise damaged(path, one_line(error)) from error
+
+
+def safetensors_metadata(path: Path | str) -> dict[str, str]:
+    """The metadata in a safetensors file, whoever wrote it; empty for what can't be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return dict(file.metadata() or {})
+    except (SafetensorError, OSError, ValueError, UnicodeError):
+        return {}
 
 
 def _file_digest(tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> str:
@@ -198,6 +226,7 @@ def _fault(probe: Probe) -> tuple[str, object, object] | None:
         return "weights of another shape", np.shape(probe.weight), "(C, d)"
     C, d = np.shape(probe.weight)
     shapes: dict[str, tuple[int, ...]] = {"bias": (C,), "basis": (d, np.shape(probe.basis)[1])}
+    shapes["singular_values"] = (np.size(probe.singular_values),)
     shapes |= {name: (d,) for name in _SCALING if getattr(probe, name) is not None}
     for name, shape in shapes.items():
         if np.shape(getattr(probe, name)) != shape:
@@ -205,18 +234,52 @@ def _fault(probe: Probe) -> tuple[str, object, object] | None:
     if probe.task not in ("classification", "regression"):
         return "an unknown task", probe.task, "classification or regression"
     wanted, have = 0 if probe.task == "regression" else 2 if C == 1 else C, len(set(probe.classes))
-    if not len(probe.classes) == have == wanted:
+    if not len(probe.classes) == have == wanted or "" in probe.classes:
         found = f"{have} classes for {C} rows of weights"
         return "classes that don't fit the weights", found, f"{wanted} different ones"
     for name, values in probe.tensors().items():
         if not np.isfinite(values).all():
             return f"{name} that isn't finite", "NaN or an infinity", None
+    if fault := _scaling_fault(probe):
+        return fault
+    skew = float(np.abs(probe.basis.T @ probe.basis - np.eye(probe.rank)).max(initial=0))
+    if skew > FOLD_TOLERANCE:
+        return "a basis that isn't orthonormal", f"|basis.T @ basis - 1| = {skew:.3g}", None
     left, size = float(np.linalg.norm(probe.weight @ probe.basis)), float(np.linalg.norm(probe.weight))
     if left > FOLD_TOLERANCE * size:
         expected = f"at most {FOLD_TOLERANCE:g} of ‖weight‖ = {size:.3g}"
         return "weights that the projection isn't folded into", f"‖weight @ basis‖ = {left:.3g}", expected
-    if probe.meta.get("encoder") is not None and fingerprint(probe.encoder) != probe.fingerprint:
+    selection = probe.meta.get("selection") or {}
+    candidates = len(selection.get("path") or ())
+    if candidates and not 0 <= selection.get("chosen", -1) < candidates:
+        return "a choice that its path doesn't have", selection.get("chosen"), f"one of {candidates}"
+    for part, text in (probe.meta.get("rows") or {}).items():
+        try:
+            _recorded(text)
+        except ValueError as error:
+            return f"ids of the {part} rows that can't be read", error, None
+    hyper = probe.meta.get("hyper_parameters") or {}
+    fitted_on = (probe.meta.get("data") or {}).get("features") or {}
+    again = "train_sha256" in fitted_on and "solver" in (probe.meta.get("options") or {})
+    if again and not isinstance(hyper.get("weight_decay"), float | int):
+        return "a fit without its weight decay", f"hyper-parameters {listing(hyper)}", None
+    if fingerprint(probe.encoder) != probe.fingerprint:
         return "a fingerprint of another encoder", probe.fingerprint, None
+    return None
+
+
+def _scaling_fault(probe: Probe) -> tuple[str, object, object] | None:
+    scaling = probe.meta.get("scaling") or {}
+    kind, factor = scaling.get("kind", "none"), scaling.get("factor")
+    if kind not in ("none", "norm", "standard"):
+        return "a feature scaling that isn't known", kind, "none, norm or standard"
+    have = [name for name in _SCALING if getattr(probe, name) is not None]
+    if have != (list(_SCALING) if kind == "standard" else []):
+        return f"the feature scaling {kind}", listing(have), "mean and scale, for standard alone"
+    if probe.scale is not None and (probe.scale <= 0).any():
+        return "a scale that isn't positive", float(probe.scale.min()), None
+    if kind == "norm" and factor is not None and factor <= 0:
+        return "a norm of the rows that isn't positive", factor, None
     return None
 
 
@@ -233,21 +296,26 @@ def export_npz(path: Path, probe: Probe) -> None:
 
 
 def export_sklearn(path: Path, probe: Probe) -> None:
-    """Scikit-learn's fitted attributes: ``coef_`` (C, d), ``intercept_`` (C,), ``classes_``, as npz.
+    """Scikit-learn's fitted attributes, as npz.
 
-    The feature scaling is folded in, except dividing each row by its norm, which ``normalize_rows`` asks for.
+    ``coef_`` (C, d), ``intercept_`` (C,) and ``classes_`` of a classifier; of a regression of one target
+    ``coef_`` (d,) and ``intercept_`` (). The feature scaling is folded in, except dividing each row by its
+    norm, which ``normalize_rows`` asks for.
     """
     weight, bias, normalize_rows = folded(probe)
-    arrays: dict[str, Any] = {"coef_": weight, "intercept_": bias, "normalize_rows": normalize_rows}
     if probe.classes:
-        arrays["classes_"] = np.array(probe.classes, dtype=np.str_)
-    _write_npz(path, arrays)
+        arrays = {"coef_": weight, "intercept_": bias, "classes_": np.array(probe.classes, dtype=np.str_)}
+    else:
+        arrays = {"coef_": weight[0], "intercept_": bias[0]}
+    _write_npz(path, {**arrays, "normalize_rows": normalize_rows})
 
 
 def export_onnx(path: Path, probe: Probe) -> None:
     """A graph from ``features`` float32 (n, d) to ``logits`` (n, C) and, for classes, ``probabilities``.
 
-    Probabilities have a column a class. Raises `InputError` without the optional package ``onnx``.
+    Probabilities have a column a class. Inside everything is float64, as in ncm: of a feature whose mean is
+    far above its deviation, float32 would lose what tells the classes. Raises `InputError` without the
+    optional package ``onnx``.
     """
     try:
         import onnx
@@ -257,23 +325,26 @@ def export_onnx(path: Path, probe: Probe) -> None:
             "the package onnx isn't installed", fix="pip install 'ncm-cli[onnx]', or --export npz"
         ) from None
     weight, bias, normalize_rows = folded(probe)
-    constants = {"weight": weight.T, "bias": bias, "tiny": np.array(np.finfo(np.float32).tiny)}
-    nodes, rows = [], "features"
+    constants = {"weight": weight.T, "bias": bias, "tiny": np.array(np.finfo(np.float64).tiny)}
+    nodes, rows = [helper.make_node("Cast", ["features"], ["rows"], to=TensorProto.DOUBLE)], "rows"
     if normalize_rows:
         nodes.append(helper.make_node("ReduceL2", [rows], ["norm"], axes=[1], keepdims=1))
         # A row of zeros stays one, as in ncm's own scaling.
         nodes.append(helper.make_node("Max", ["norm", "tiny"], ["positive_norm"]))
         nodes.append(helper.make_node("Div", [rows, "positive_norm"], ["unit_rows"]))
         rows = "unit_rows"
-    nodes.append(helper.make_node("Gemm", [rows, "weight", "bias"], ["logits"]))
+    nodes.append(helper.make_node("Gemm", [rows, "weight", "bias"], ["scores"]))
     width = len(probe.classes)
     if width == 2:
-        nodes.append(helper.make_node("Neg", ["logits"], ["negative"]))
+        nodes.append(helper.make_node("Neg", ["scores"], ["negative"]))
         nodes.append(helper.make_node("Sigmoid", ["negative"], ["first"]))
-        nodes.append(helper.make_node("Sigmoid", ["logits"], ["second"]))
-        nodes.append(helper.make_node("Concat", ["first", "second"], ["probabilities"], axis=1))
+        nodes.append(helper.make_node("Sigmoid", ["scores"], ["second"]))
+        nodes.append(helper.make_node("Concat", ["first", "second"], ["shares"], axis=1))
     elif width:
-        nodes.append(helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1))
+        nodes.append(helper.make_node("Softmax", ["scores"], ["shares"], axis=1))
+    made = {"logits": "scores"} | ({"probabilities": "shares"} if width else {})
+    for name, wide in made.items():
+        nodes.append(helper.make_node("Cast", [wide], [name], to=TensorProto.FLOAT))
     outputs = {"logits": len(weight)} | ({"probabilities": width} if width else {})
     used = {name for node in nodes for name in node.input}
     graph = helper.make_graph(
@@ -284,7 +355,7 @@ def export_onnx(path: Path, probe: Probe) -> None:
             helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size])
             for name, size in outputs.items()
         ],
-        [numpy_helper.from_array(a.astype(np.float32), n) for n, a in constants.items() if n in used],
+        [numpy_helper.from_array(np.asarray(a, np.float64), n) for n, a in constants.items() if n in used],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], producer_name="ncm-cli")
     # Version 8 of the file format is read by runtimes since 2022; the newest may not be.

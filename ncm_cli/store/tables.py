@@ -29,14 +29,17 @@ class CsvWriter:
 
     def __init__(self, stream: IO[str], columns: Sequence[str]) -> None:
         self._csv = csv.writer(stream, lineterminator="\n")
+        # Python 3.12 and earlier quote no carriage return, which readers take for the end of the line.
+        self._quoting = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_ALL)
         self._columns = len(columns)
-        self._csv.writerow(columns)
+        self.row(columns)
 
     def row(self, values: Iterable[Any]) -> None:
         """One row, as long as the header: None and NaN are empty, floats have all their digits."""
         cells = [_cell(value) for value in values]
         assert len(cells) == self._columns
-        self._csv.writerow(cells)
+        returns = any(isinstance(cell, str) and "\r" in cell for cell in cells)
+        (self._quoting if returns else self._csv).writerow(cells)
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
@@ -84,7 +87,12 @@ _SAYS_SEPARATOR = re.compile(r'"?sep=(\S|\t)"?\1* *', re.IGNORECASE)
 
 _IMAGE_NAME = re.compile(r".+\.(png|jpe?g|webp|bmp|tiff?|gif)", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
-_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?", re.ASCII)
+_DECIMAL_POINT, _DECIMAL_COMMA = (
+    re.compile(
+        rf"[+-]?((\d+|[1-9]\d?\d?([{between}]\d{{3}})+)({point}\d*)?|{point}\d+)([eE][+-]?\d+)?", re.ASCII
+    )
+    for point, between in ((r"\.", ","), (",", "."))
+)
 
 _SAVED_INDEX = re.compile(r"Unnamed: \d+(_level_\d+)?")
 """The name that pandas gives to a column without one."""
@@ -227,9 +235,32 @@ def read_header(path: Path) -> tuple[str, ...]:
     return tuple(_opened(path, "table").kept.values())
 
 
-def has_decimal_comma(text: str) -> bool:
-    """Whether text is a number as half of Europe writes it: ``0,5``."""
-    return bool(_DECIMAL_COMMA.fullmatch(text))
+def plain_numbers(values: Iterable[str]) -> dict[str, str] | None:
+    """Numbers as people write them -> as programs do: ``0,5`` -> ``0.5``, ``12,500.75`` -> ``12500.75``.
+
+    Commas are decimal, with points between thousands, or the other way round. The values of a column are
+    read in one way if only one can read them all, else each by itself. "" stands for a number that may be
+    two, as ``12,500``. None where one is no number at all.
+    """
+    distinct = dict.fromkeys(values)
+    ways = [{value: read(value) for value in distinct} for read in (_with_points, _with_commas)]
+    possible = [way for way in ways if all(way.values())]
+    if len(possible) == 1:
+        return possible[0]
+    both: dict[str, str] = {}
+    for (value, one), other in zip(ways[0].items(), ways[1].values(), strict=True):
+        if not one and not other:
+            return None
+        both[value] = "" if one and other and float(one) != float(other) else one or other
+    return both
+
+
+def _with_points(text: str) -> str:
+    return text.replace(",", "") if _DECIMAL_POINT.fullmatch(text) else ""
+
+
+def _with_commas(text: str) -> str:
+    return text.replace(".", "").replace(",", ".") if _DECIMAL_COMMA.fullmatch(text) else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,10 +377,14 @@ def _are_names(data: bytes) -> bool:
 
 def _read_bytes(path: Path, what: str) -> bytes:
     try:
-        mode = path.stat().st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
-            kind = "folder" if stat.S_ISDIR(mode) else "device"
+        facts = path.stat()
+        # A pipe of the shell's, <(...), has a writer; one that lies in a folder may have none for ever.
+        piped = stat.S_ISFIFO(facts.st_mode) and str(path).startswith(("/dev/", "/proc/"))
+        if not (piped or stat.S_ISREG(facts.st_mode)):
+            kind = "folder" if stat.S_ISDIR(facts.st_mode) else "device or pipe"
             raise InputError(f"the {what} is a {kind}", where=path, expected="a CSV or TSV file")
+        if not (piped or facts.st_size):
+            return b""  # what the kernel tells in such a file may never come
         with path.open("rb") as stream:
             head = stream.read(8)
             for signature, kind in _SIGNATURES.items():
@@ -463,7 +498,7 @@ def _ragged(source: _Source, record: list[str], index: int, line: int) -> InputE
     elif source.delimiter == "," and any(
         a.isdecimal() and b.isdecimal() for a, b in itertools.pairwise(record)
     ):
-        fix = f"write decimal points in place of decimal commas, or {fix}"
+        fix = f"write numbers with decimal points and no other separators, not 0,5 or 12,500; or {fix}"
     elif index == 0 and (error := _header_alone(source)):
         return error
     return InputError(

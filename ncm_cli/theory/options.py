@@ -50,7 +50,12 @@ class BoundOptions:
         metavar="WHERE",
     )
     output: Path | None = option(
-        None, flags=("-o",), help="Write the result (.json) here.", role="output", metavar="FILE"
+        None,
+        flags=("-o",),
+        help="Write the result (.json) here.",
+        role="output",
+        metavar="FILE",
+        writes=("bound",),
     )
     explain: bool = option(False, help="Say under each term what it means and when it is small.")
 

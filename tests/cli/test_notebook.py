@@ -152,9 +152,12 @@ def test_what_is_wrong_is_said(inside: Path) -> None:
             run(odd)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="path takes the path of a file"):
             load(odd)  # type: ignore[arg-type]
-    for name in ("", "a\0b"):
+    for name in ("", "a\0b", "a" * 5_000, "b" * 300 + "/c"):
         with pytest.raises(InputError, match="not the path of a file"):
             load(name)
+    for odd in (5, 1.5, {"a": 1}, b"f.h5", "a\0b", "a" * 5_000):
+        with pytest.raises(UsageError, match=r"takes the path of a file|not the path of a file"):
+            run("fit", features=odd, output="p")
 
 
 def test_importing_the_package_loads_nothing() -> None:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 from PIL import Image
@@ -28,6 +30,7 @@ from ncm_cli.options import (
     parse_ranks,
     parse_where,
     refuse_replacing,
+    where_text,
 )
 from ncm_cli.registry import BUILDERS, STEPS, options_of
 from ncm_cli.store.columns import Column
@@ -133,9 +136,21 @@ def test_where() -> None:
         Term("domain", ("sketch", "photo"), negated=True),
     )
     assert parse_where("  ") == ()
+    assert parse_where('split="train|a" & "a & b" != x|" y "|"say ""hi""" & c=5"|"d"e|f=g') == (
+        Term("split", ("train|a",)),
+        Term("a & b", ("x", " y ", 'say "hi"'), negated=True),
+        Term("c", ('5"', '"d"e', "f=g")),
+    )
     for text in ("split", "=x", "a=b & ", "a=|b"):
         with pytest.raises(UsageError, match="row filter"):
             parse_where(text)
+
+
+@hypothesis.given(st.lists(st.text('a"|&=! ', min_size=1, max_size=5), min_size=2, max_size=4))
+def test_every_name_and_value_can_be_filtered_by(texts: list[str]) -> None:
+    column, *values = texts
+    assert parse_where(where_text(column, *values)) == (Term(column, tuple(values)),)
+    assert parse_where(f"{where_text(column, *values)} & x=y")[1] == Term("x", ("y",))
 
 
 def _class(name: str) -> type:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -179,7 +180,7 @@ COUNTS = "domain;label;train;val;test\nphoto;dog;5;2;1\nsketch;horse;3;;0\n"
 def test_counts_say_how_many_images_each_split_has(photos: Path) -> None:
     table = photos.parent / "counts.csv"
     table.write_text(COUNTS)
-    rows = _rows(_options(photos, counts=table))
+    rows = _rows(_options(photos, counts=str(table)))
     assert Counter((row["domain"], row["label"], row["split"]) for row in rows) == {
         ("photo", "dog", "train"): 5,
         ("photo", "dog", "val"): 2,
@@ -188,15 +189,15 @@ def test_counts_say_how_many_images_each_split_has(photos: Path) -> None:
         ("sketch", "horse", "train"): 3,
         ("sketch", "horse", "pool"): 7,
     }
-    assert rows == _rows(_options(photos, counts=table))
-    assert rows != _rows(_options(photos, counts=table, seed=1))
-    assert _warnings(photos, counts=table) == []
+    assert rows == _rows(_options(photos, counts=str(table)))
+    assert rows != _rows(_options(photos, counts=str(table), seed=1))
+    assert _warnings(photos, counts=str(table)) == []
 
 
 def test_counts_name_any_splits(photos: Path) -> None:
     table = photos.parent / "counts.csv"
     table.write_text("label,domain,first,second\ndog,photo,1,9\n")
-    rows = _rows(_options(photos, counts=table))
+    rows = _rows(_options(photos, counts=str(table)))
     assert Counter(row["split"] for row in rows) == {"first": 1, "second": 9}
 
 
@@ -220,7 +221,7 @@ def test_counts_name_any_splits(photos: Path) -> None:
 def test_counts_that_cannot_be_met(photos: Path, text: str, message: str, parts: list[str]) -> None:
     table = photos.parent / "c.csv"
     table.write_text(text)
-    options = _options(photos, counts=table)
+    options = _options(photos, counts=str(table))
     with pytest.raises(InputError, match=message) as caught:
         data(options)
     for part in parts:
@@ -228,11 +229,91 @@ def test_counts_that_cannot_be_met(photos: Path, text: str, message: str, parts:
     assert not options.output.exists()
 
 
+INLINE = "photo/dog=5:2:1, sketch/horse=3:0:0"
+
+
+def test_counts_are_said_inline(photos: Path) -> None:
+    table = photos.parent / "counts.csv"
+    table.write_text(COUNTS)
+    assert _rows(_options(photos, counts=INLINE)) == _rows(_options(photos, counts=str(table)))
+
+
+def test_inline_counts_are_those_of_the_table(photos: Path) -> None:
+    rng, groups = random.Random(0), [f"{d}/{name}" for d in ("photo", "sketch") for name in ("dog", "horse")]
+    for _ in range(25):
+        sizes = {group: rng.choices(range(4), k=3) for group in rng.sample(groups, rng.randint(1, 4))}
+        blank = rng.choice(("", " ", "\n  "))
+        text = f",{blank}".join(f"{group}{blank}={':'.join(map(str, own))}" for group, own in sizes.items())
+        table = photos.parent / f"a=b{rng.randrange(2)}.csv"
+        lines = (",".join([*group.split("/"), *map(str, own)]) for group, own in sizes.items())
+        table.write_text("\n".join(["domain,label,train,val,test", *lines]))
+        seed = rng.randrange(9)
+        inline = _rows(_options(photos, counts=text, seed=seed))
+        assert inline == _rows(_options(photos, counts=str(table), seed=seed))
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("photo/dog=5:2", "'photo/dog=5:2'"),
+        ("photo/dog=5:2:1:0", "'photo/dog=5:2:1:0'"),
+        ("photo/dog=5:2:1, sketch/horse", "'sketch/horse'"),
+        ("photo/dog=5:2:1,", "''"),
+        ("photo/dog=5:2:one", "'photo/dog=5:2:one'"),
+        ("photo/dog=5:-2:1", "'photo/dog=5:-2:1'"),
+        ("photo/dog=5:2.5:1", "'photo/dog=5:2.5:1'"),
+        ("photo/dog=5::1", "'photo/dog=5::1'"),
+        (f"photo/dog=5:2:{'9' * 5000}", "'photo/dog=5:2:999"),
+        ("photo/=5:2:1", "'photo/=5:2:1'"),
+        ("=5:2:1", "'=5:2:1'"),
+        ("photo/dog=5:2:1, photo / dog=1:1:1", "'photo / dog=1:1:1'"),
+    ],
+)
+def test_inline_counts_that_cannot_be_read(photos: Path, text: str, part: str) -> None:
+    options = _options(photos, counts=text)
+    with pytest.raises(UsageError, match="counts that can't be read") as caught:
+        data(options)
+    assert f"--counts, {part}" in str(caught.value)
+    assert "'photo/dog=45:15:5, cartoon/dog=5:2:45'" in str(caught.value)
+    assert not options.output.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message", "parts"),
+    [
+        (
+            INLINE.replace("5", "8"),
+            InputError,
+            "too few images of photo / dog",
+            ["found: 10", "expected: 11"],
+        ),
+        (INLINE.replace("5", "9" * 12), InputError, "too few images of photo / dog", ["found: 10"]),
+        (INLINE.replace("dog", "dgo"), InputError, "no group of images named", ["mean 'photo / dog'"]),
+        ("dog=5:2:1", UsageError, "a folder for each level", ["found: dog", "DOMAIN/LABEL=TRAIN:VAL:TEST"]),
+        (
+            "photo/dog=5:2:1; sketch/dog=1:1:1",
+            UsageError,
+            "a folder for each level",
+            ["found: photo/dog=5"],
+        ),
+        ("a/b/c=5:2:1", UsageError, "a folder for each level", ["found: a/b/c"]),
+        ("counts.csv", InputError, "table of counts", ["counts.csv"]),
+    ],
+)
+def test_inline_counts_that_cannot_be_met(
+    photos: Path, text: str, error: type[Exception], message: str, parts: list[str]
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        data(_options(photos, counts=text))
+    for part in parts:
+        assert part in str(caught.value)
+
+
 def test_counts_and_test_exclude_each_other(photos: Path) -> None:
     table = photos.parent / "c.csv"
     table.write_text(COUNTS)
     with pytest.raises(UsageError, match="--counts says which images are test rows"):
-        data(_options(photos, counts=table, test="domain=sketch"))
+        data(_options(photos, counts=str(table), test="domain=sketch"))
 
 
 def test_links_that_lead_nowhere_are_left_out_and_named(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import subprocess
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from ncm_cli.images.manifest import (
     read_manifest,
 )
 from ncm_cli.store.columns import Column, NumericColumn
+from ncm_cli.store.tables import plain_numbers
 
 
 def manifest_of(folder: Path, text: str, *, files: bool = False, **choice: Any) -> Manifest:
@@ -412,6 +415,58 @@ def test_decimal_commas_are_named_and_the_advice_works(tmp_path: Path, separator
         values = found.columns(range(9))["size"]
         assert isinstance(values, NumericColumn)
         assert values.values.tolist() == [i + 0.5 for i in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("values", "said", "advice"),
+    [
+        (["12,500", "1,234"], "may be decimal, or between thousands", "12500 or 12.500 for '12,500'"),
+        (["12,500", "980"], "may be decimal, or between thousands", "12500 or 12.500 for '12,500'"),
+        (["12,500", "1,234,567"], "separators of thousands", "12500 for '12,500'"),
+        (["12,500", "7.25"], "separators of thousands", "12500 for '12,500'"),
+        (["12,500.75", "3"], "separators of thousands", "12500.75 for '12,500.75'"),
+        (["3,5", "1.234,5"], "separators of thousands", "3.5 for '3,5', 1234.5 for '1.234,5'"),
+        (["3,5", "1.234"], "separators of thousands", "3.5 for '3,5', 1234 for '1.234'"),
+        (["1.234.567", "5"], "separators of thousands", "1234567 for '1.234.567'"),
+        (["3,5", "1.234", "12.5"], "may be decimal, or between thousands", "1234 or 1.234 for '1.234'"),
+        (["3,5", "1,234"], "decimal commas", "write decimal points"),
+        (["3,5", "0,125", "-1,2e-3"], "decimal commas", "write decimal points"),
+        (["3,5", "1.5"], "decimal commas", "write decimal points"),
+        (["3,5", "x"], "something other than numbers", "leave it out of --numeric"),
+        (["1,00,000"], "something other than numbers", "leave it out of --numeric"),
+    ],
+)
+@pytest.mark.parametrize("separator", [";", ","])
+def test_separators_of_thousands_are_no_decimal_commas(
+    tmp_path: Path, separator: str, values: list[str], said: str, advice: str
+) -> None:
+    """SheetJS/sheetjs#2239: advice to write points would divide by a thousand."""
+    lines = ["id;size", *(f'{i};"{value}"' for i, value in enumerate(values))]
+    with pytest.raises(InputError, match=f"column 'size' holds .*{said}") as caught:
+        manifest_of(tmp_path, "\n".join(lines).replace(";", separator), numeric=("size",))
+    assert advice in str(caught.value.fix)
+    assert ("sed" in str(caught.value.fix)) == (said == "decimal commas" and separator == ";")
+
+
+def test_a_command_for_decimal_commas_leaves_other_columns_alone(tmp_path: Path) -> None:
+    for other in ("12,500", "a1,2.png", "1,5"):
+        text = f"id;size;other\n1;3,5;{other}\n2;0,5;{other}\n"
+        with pytest.raises(InputError, match="decimal commas") as caught:
+            manifest_of(tmp_path, text, numeric=("size",))
+        assert ("sed" in str(caught.value.fix)) == (other == "1,5")
+
+
+@pytest.mark.parametrize(
+    "write", [str, lambda n: f"{n:,}", lambda n: f"{n:,}".translate(str.maketrans(",.", ".,"))]
+)
+def test_numbers_in_either_style_are_never_read_as_others(write: Callable[[float], str]) -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        numbers = [round(rng.uniform(-1, 1) * 10 ** rng.randint(0, 9), rng.randint(0, 4)) for _ in range(3)]
+        found = plain_numbers([write(number) for number in numbers])
+        assert found is not None
+        meant = {write(number): number for number in numbers}
+        assert all(text == "" or float(text) == meant[value] for value, text in found.items()), found
 
 
 def test_celeba_lists_are_manifests(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import http.server
@@ -20,11 +21,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.errors import InputError, UsageError
+from ncm_cli.errors import InputError, UsageError, as_written
 from ncm_cli.images.archives import read_archives
 from ncm_cli.images.manifest import ColumnNames
 from ncm_cli.images.options import parse_shard
-from ncm_cli.images.paths import as_written, expanded, is_remote
+from ncm_cli.images.paths import expanded, is_remote
 from ncm_cli.main import run
 from ncm_cli.store.features import FeatureStore
 
@@ -304,3 +305,23 @@ def test_a_file_url_keeps_its_root_and_braces_count_down() -> None:
 def test_a_shard_of_too_many_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="shard"):
         parse_shard(text)
+
+
+def test_too_many_open_files_are_no_fault_of_a_picture(
+    make_pictures: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures = make_pictures(3)
+
+    def refuse(path: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files", path)
+
+    monkeypatch.setattr("ncm_cli.images.decode.open_regular", refuse)
+    given = ["embed", str(pictures.manifest), "-o", str(pictures.output), "--model", "pixels:2"]
+    assert run(given) == 3
+    assert "too many files are open" in capsys.readouterr().err and not pictures.output.exists()
+
+
+def test_messages_keep_both_slashes_of_a_scheme() -> None:
+    for text in ("http://127.0.0.1/x", "s3://bucket/x", "file:///data/x"):
+        assert f"where: {text}" in str(InputError("what", where=Path(text)))
+    assert "where: /data/x" in str(InputError("what", where=Path("/data/x")))

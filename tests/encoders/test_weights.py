@@ -71,7 +71,7 @@ def test_c43_typos_paths_and_folders_have_their_own_messages(
         ("ViT-B-33", r"no model named 'ViT-B-33'[\s\S]*did you mean 'ViT-B-32'\?"),
         ("{root}", r"--model names a folder[\s\S]*local-dir:"),
         ("{root}/none.json", "no such model configuration"),
-        ("{root}/plain.pt.json", "can't be read as JSON"),
+        ("{root}/plain.pt.json", "not a JSON file that can be read"),
         ("{root}/other.json", r"not an open_clip model configuration[\s\S]*embed_dim"),
         ("local-dir:{root}/none", "no such model folder"),
         ("local-dir:{root}", "has no open_clip_config.json"),
@@ -99,7 +99,7 @@ def test_files_that_are_no_weights_of_the_model_are_refused(tiny_clip, tmp_path:
         assert path.name in str(caught.value)
 
     (tmp_path / "empty.pt").write_bytes(b"")
-    refused(tmp_path / "empty.pt", "is empty")
+    refused(tmp_path / "empty.pt", "an empty file")
     (tmp_path / "lfs.pt").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n")
     refused(tmp_path / "lfs.pt", "Git LFS pointer")
     whole = tiny_clip.checkpoint.read_bytes()

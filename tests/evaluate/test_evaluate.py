@@ -215,7 +215,8 @@ def test_c37_rows_that_the_probe_has_seen_are_marked(
             part: record_ids(np.array(store.ids, dtype=object)[store.mask(f"split={part}")])
             for part in ("train", "val")
         }
-    selection = {"rule": "in-domain", "oracle": False, "path": [{}, {}]}
+    path = [{"rank": rank, "weight_decay": 0.1, "converged": True} for rank in range(2)]
+    selection = {"rule": "in-domain", "oracle": False, "chosen": 0, "path": path}
     probe = _probe(tmp_path / "seen", [1.0, 0.4, 0.0], rows=seen_by, selection=selection)
     assert run(["eval", str(probe), "-f", str(birds[1]), "--where", rows]) == 0
     shown = capsys.readouterr().out
@@ -373,6 +374,37 @@ def test_compare_with_a_probe_and_with_its_result(birds: tuple[Path, Path], tmp_
     assert first["p_value"] < 0.05
     with pytest.raises(MismatchError, match="different rows"):
         _eval(*birds, where="split=val", compare=saved)
+
+
+def test_the_column_that_a_probe_predicts_is_never_replaced(birds: tuple[Path, Path], tmp_path: Path) -> None:
+    probe, store = _probe(tmp_path / "q", [0.0, 1.0, 0.0], ("cat", "dog"), target="pet"), birds[1]
+    with pytest.raises(MismatchError, match="no column 'pet'") as caught:
+        _eval(probe, store)
+    assert "--target label" in str(caught.value)
+    assert _eval(probe, store, target="label")[0]["accuracy"] < 0.7
+    with pytest.raises(MismatchError, match="predict different columns") as caught:
+        _eval(*birds, compare=probe)
+    assert "--target label" in str(caught.value)
+    assert _eval(*birds, compare=probe, target="label")[0]["comparison"]["difference"] > 0.2
+
+
+def test_a_result_of_another_column_is_not_compared_with(birds: tuple[Path, Path], tmp_path: Path) -> None:
+    saved = tmp_path / "places.json"
+    places = _probe(tmp_path / "q", [0.0, 1.0, 0.0], ("land", "water"), target="place")
+    _eval(places, birds[1], output=saved)
+    with pytest.raises(MismatchError, match="different columns"):
+        _eval(*birds, compare=saved)
+
+
+@pytest.mark.parametrize("train", ["fold=1", "place=sea", "split=train & place=sea"])
+def test_reference_rows_that_the_store_lacks_are_replaced_aloud(
+    train: str, birds: tuple[Path, Path], tmp_path: Path
+) -> None:
+    body, heard = _eval(_probe(tmp_path / "q", [1.0, 0.4, 0.0], data={"train": train}), birds[1])
+    assert body["reference"]["where"] == "split=train"
+    assert any(f"no row of the store is in {train}" in text for text in heard.warnings)
+    _, heard = _eval(_probe(tmp_path / "q", [1.0, 0.4, 0.0], data={"train": "split=train"}), birds[1])
+    assert not heard.warnings
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])

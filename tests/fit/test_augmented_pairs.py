@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ncm_cli.pairs.options import PairsOptions
 from ncm_cli.pairs.pairs import pairs
-from ncm_cli.probes.cells import random_pairs
+from ncm_cli.probes.cells import comparison_pairs
 from ncm_cli.probes.contest import crossfit, held_out_rows
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.metrics import PairRows
@@ -169,11 +169,11 @@ def test_flips_across_domains_are_of_held_out_rows(views: Any) -> None:
     across=st.booleans(),
     seed=st.integers(0, 5),
 )
-def test_random_pairs_are_of_one_label_and_of_one_domain_or_two(
+def test_comparison_pairs_are_of_one_label_and_of_one_domain_or_two(
     rows: list[tuple[int, int]], across: bool, seed: int
 ) -> None:
     label, domain = np.array(rows, dtype=np.int64).reshape(-1, 2).T
-    a, b = random_pairs(label, domain, across=across, seed=seed)
+    a, b = comparison_pairs(label, domain, across=across, seed=seed)
     assert (label[a] == label[b]).all()
     assert ((domain[a] != domain[b]) == across).all()
     every = np.concatenate([a, b])

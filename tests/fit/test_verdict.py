@@ -320,8 +320,21 @@ def test_without_validation_rows_a_single_setting_is_unmeasured(on_disk: Any) ->
     assert verdict.code == "unmeasured"
     assert "no validation rows" in verdict.text
     assert report["controls"] == []
-    with pytest.raises(InputError, match="no controls to save"):
+    (on_disk.folder / "probe").unlink()
+    with pytest.raises(InputError, match="no controls to save") as caught:
         judged(on_disk, *on_disk.planted.pairs(40), **one, save_controls=on_disk.folder / "c")
+    assert caught.value.found == "no validation rows"
+    assert not (on_disk.folder / "probe").exists()
+    assert not (on_disk.folder / "c").exists()
+
+
+def test_pairs_that_cannot_be_measured_have_no_controls_and_leave_nothing(on_disk: Any) -> None:
+    a, b = on_disk.planted.pairs(1)
+    one = {"rank": "1", "weight_decay": "1e-2", "save_controls": on_disk.folder / "c"}
+    with pytest.raises(InputError, match="no controls to save"):
+        judged(on_disk, a, b, **one)
+    assert not (on_disk.folder / "probe").exists()
+    assert not (on_disk.folder / "c").exists()
 
 
 @pytest.mark.parametrize("select", ["in-domain", "oracle", None])
@@ -409,6 +422,13 @@ def test_controls_are_written_as_probes(on_disk: Any) -> None:
         assert probe.meta["hyper_parameters"]["upweight"] == same[name].get("upweight")
     trained = read_probe(folder / "erm-pair-rows.safetensors").meta["data"]["train_rows"]
     assert trained == (split == "train").sum() > 160
+
+
+def test_a_control_never_replaces_the_probe(on_disk: Any) -> None:
+    one = {"rank": "1", "weight_decay": "1e-2", "save_controls": on_disk.folder}
+    with pytest.raises(UsageError, match="the same name"):
+        judged(on_disk, *on_disk.planted.pairs(40), **one, output=on_disk.folder / "erm.safetensors")
+    assert not (on_disk.folder / "erm.safetensors").exists()
 
 
 def test_controls_need_pairs(on_disk: Any) -> None:

@@ -293,8 +293,9 @@ def test_file_names_that_are_not_utf8(tmp_path: Path) -> None:
         pytest.skip("no such names here")
     write_eval(folder / "erm.json", "erm", 0.6)
     for out in ("-o", "--html"):
-        assert run(["report", str(folder / "erm.json"), "--by", "file", out, str(tmp_path / "out")]) == 0
-    assert "udcff" in (tmp_path / "out").read_text("utf-8")
+        file = tmp_path / f"out{out}"
+        assert run(["report", str(folder / "erm.json"), "--by", "file", out, str(file)]) == 0
+    assert "udcff" in file.read_text("utf-8")
 
 
 def test_two_outputs_in_one_file_are_refused(tmp_path: Path) -> None:

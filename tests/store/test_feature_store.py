@@ -5,9 +5,10 @@ from __future__ import annotations
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import h5py
 import hypothesis
@@ -16,8 +17,9 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.store.columns import Column, NumericColumn
-from ncm_cli.store.digests import MAX_COLUMNS
+from ncm_cli.main import run as command
+from ncm_cli.store.columns import Column, Files, NumericColumn
+from ncm_cli.store.digests import MAX_COLUMNS, encode_text
 from ncm_cli.store.features import FeatureStore, write_features
 
 
@@ -273,11 +275,44 @@ def test_as_many_columns_as_can_be_read_again(write_store: Callable[..., Path], 
             assert list(store.columns) == [column.name for column in columns]
 
 
-def test_names_that_are_not_utf8_survive(write_store: Callable[..., Path]) -> None:
-    ids = ["a\udcff", "b"]
-    path = write_store(features=np.ones((2, 2)), ids=ids, columns=[], label_column=None, files=None)
-    with FeatureStore(path) as store:
-        assert store.ids == tuple(ids)
+def test_paths_that_are_not_utf8_survive_and_ids_are_refused(write_store: Callable[..., Path]) -> None:
+    paths, none = ("a\udcff", "b"), np.zeros(2, np.int64)
+    given: dict[str, Any] = {"features": np.ones((2, 2)), "columns": [], "label_column": None}
+    files = Files(path=paths, size=none, mtime_ns=none, sha256=("0" * 64, "1" * 64))
+    with FeatureStore(write_store(**given, ids=["a", "b"], files=files)) as store:
+        assert store.files is not None
+        assert store.files.path == paths
+    with pytest.raises(InputError, match="an id that isn't Unicode text"):
+        write_store(**given, ids=list(paths), files=None)
+
+
+@pytest.mark.parametrize("name", ["id", "columns/label/categories", "sha256"])
+@pytest.mark.parametrize("row", [0, 1])
+def test_texts_that_are_not_utf8_are_refused_on_read(
+    write_store: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, name: str, row: int
+) -> None:
+    # As another program would write them, with digests that fit.
+    with monkeypatch.context() as patch:
+        patch.setattr("ncm_cli.store.hdf5.encode_text", _latin(name.rpartition("/")[2], row))
+        path = write_store()
+    with FeatureStore(path) as store, pytest.raises(InputError, match="a damaged file") as refused:
+        store.verify()
+    assert "isn't UTF-8" in str(refused.value.found)
+    assert f"row {row}" in str(refused.value.found)
+    assert command(["info", str(path), "--verify", "-q"]) == 3
+
+
+def _latin(name: str, row: int) -> Callable[..., list[bytes]]:
+    """`encode_text`, but that one text isn't UTF-8."""
+    what = {"id": "an id", "categories": "a category of column 'label'", "sha256": "a digest"}[name]
+
+    def encoded(items: Sequence[str], of: str, *, any_bytes: bool = False) -> list[bytes]:
+        made = encode_text(items, of, any_bytes=any_bytes)
+        if of == what and row < len(made):
+            made[row] = "é".encode("latin-1")
+        return made
+
+    return encoded
 
 
 def test_writing_and_reading_take_bounded_memory(tmp_path: Path, samples: SimpleNamespace) -> None:

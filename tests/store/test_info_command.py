@@ -14,11 +14,14 @@ import h5py
 import numpy as np
 import pytest
 
+from ncm_cli import Result, load
+from ncm_cli.errors import InputError
 from ncm_cli.main import run
 from ncm_cli.probes.evaluate import logits
+from ncm_cli.results.lines import read_sources
 from ncm_cli.store.files import write_result
 from ncm_cli.store.journal import ImageFile, Journal, journal_folder
-from ncm_cli.store.probe import write_probe
+from ncm_cli.store.probe import TUNED, write_probe
 
 COMMON = ("format", "rows", "dim", "columns", "encoder", "fingerprint", "failed")
 
@@ -198,7 +201,7 @@ def test_export_to_scikit_learn(any_probe: Any, tmp_path: Path) -> None:
     if not any_probe.classes:
         model = LinearRegression()
         model.coef_, model.intercept_ = z["coef_"], z["intercept_"]
-        np.testing.assert_allclose(model.predict(X), expected)
+        np.testing.assert_allclose(model.predict(X), expected[:, 0])
         return
     model = LogisticRegression()
     for name in ("coef_", "intercept_", "classes_"):
@@ -232,3 +235,43 @@ def test_export_to_onnx_without_onnx(
     assert run(["info", str(probe_path), "--export", "onnx", "-o", str(tmp_path / "x.onnx")]) == 3
     assert "ncm-cli[onnx]" in capsys.readouterr().err
     assert not (tmp_path / "x.onnx").exists()
+
+
+def _checkpoint(path: Path) -> Path:
+    from safetensors.numpy import save_file
+
+    facts = {"ncm_format": TUNED, "ncm_format_version": 1, "model": "timm:x"}
+    facts |= {"representation": 2, "image_size": None}
+    save_file({"fc.weight": np.zeros((2, 2), np.float32)}, path, {TUNED: json.dumps(facts)})
+    return path
+
+
+def test_checkpoints_are_opened_and_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = _checkpoint(tmp_path / "net"), tmp_path / "out.npz"
+    found = load(path)
+    assert isinstance(found, Result)
+    assert (found.kind, found["model"]) == ("checkpoint", "timm:x")
+    assert "timm:x" in found._repr_html_()
+    assert run(["info", str(path)]) == 0
+    for form in ("npz", "sklearn", "onnx"):
+        assert run(["info", str(path), "--export", form, "-o", str(out)]) == 3
+    said = capsys.readouterr().err
+    assert "--export needs a probe" in said
+    assert "wrote" not in said
+    assert not out.exists()
+    with pytest.raises(InputError, match="no report is made from"):
+        read_sources([path])
+
+
+def test_the_marker_of_a_data_set_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = [word for name in ("rows", "val-rows", "test-rows", "pairs") for word in (f"--{name}", "9")]
+    assert run(["data", "synthetic", "-o", str(tmp_path / "d"), *small, "-q"]) == 0
+    assert run(["info", str(tmp_path / "d/dataset.json")]) == 0
+    assert "synthetic" in capsys.readouterr().out
+    found = load(tmp_path / "d/dataset.json")
+    assert isinstance(found, Result)
+    assert (found.kind, found["builder"]) == ("data", "synthetic")
+    assert "synthetic" in found._repr_html_()
+    sources = read_sources([tmp_path / "d"])
+    assert {path.name for path, _ in sources.pairs} == {"clean.h5", "noisy-0.1.h5", "oracle.h5"}
+    assert [path.name for path in sources.features] == ["features.h5"]

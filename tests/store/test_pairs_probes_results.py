@@ -91,16 +91,16 @@ def test_probe_round_trip(
     tmp_path: Path, samples: SimpleNamespace, classes: tuple[str, ...], rank: int
 ) -> None:
     path = tmp_path / "p.safetensors"
-    given = samples.make_probe(
-        classes, rank=rank, selection={"rule": "bound", "path": [{"risk": float("nan")}]}
-    )
+    one = {"rank": rank, "weight_decay": 0.1, "converged": True, "risk": float("nan")}
+    selection = {"rule": "bound", "chosen": 0, "path": [one]}
+    given = samples.make_probe(classes, rank=rank, selection=selection, scaling={"kind": "standard"})
     given = dataclasses.replace(given, mean=np.ones(6), scale=np.full(6, 2.0))
     write_probe(path, given)
     found = read_probe(path)
     for name, values in given.tensors().items():
         np.testing.assert_array_equal(found.tensors()[name], values)
     assert (found.classes, found.task, found.target) == (given.classes, given.task, given.target)
-    assert found.meta == given.meta | {"selection": {"rule": "bound", "path": [{"risk": None}]}}
+    assert found.meta == given.meta | {"selection": selection | {"path": [one | {"risk": None}]}}
     assert found.sha256 == given.sha256
     assert (found.dim, found.rank) == (6, rank)
 

@@ -261,3 +261,42 @@ def test_prompts_that_are_cut_are_said(stores: Any, tmp_path: Path) -> None:
     options = ZeroshotOptions(features=stores.unit, output=tmp_path / "z", prompts=prompts)
     zeroshot(options, reporter=heard)
     assert "more than 24 tokens are cut, such as 'a photo of a cat and" in heard.said
+
+
+ALIKE = {
+    "missile": "Missile",
+    "sea lake": "sea  lake",
+    "rock & sand": "rock &amp; sand",
+    "ice\u00a0floe": "ice floe",
+}
+
+
+@pytest.mark.parametrize(("words", "other"), ALIKE.items())
+@pytest.mark.parametrize("prompts", [("a photo of a {}",), ("{}", "a photo of a {}")])
+def test_classes_that_the_tokenizer_makes_one_of_are_refused(
+    words: str, other: str, prompts: tuple[str, ...], stores: Any, tmp_path: Path
+) -> None:
+    """CuPL#2, mlfoundations/open_clip#917: their rows of weights were the same."""
+    (tmp_path / "c.csv").write_text(f'class,text\ncat,"{words}"\ndog,"{other}"\npolar_bear,\n')
+    with pytest.raises(InputError, match="two classes that the model can't tell apart") as caught:
+        _made(stores.unit, tmp_path / "z", prompts=prompts, class_map=tmp_path / "c.csv")
+    assert caught.value.found == "'cat' and 'dog'"
+    assert repr(prompts[0]) in str(caught.value.where)
+    assert not (tmp_path / "z").exists()
+
+
+def test_a_prompt_that_is_cut_before_the_class_is_refused(stores: Any, tmp_path: Path) -> None:
+    long = "a photo" + " and so on" * 9 + " of a {}"
+    with pytest.raises(InputError, match="two classes that the model can't tell apart") as caught:
+        _made(stores.unit, tmp_path / "z", prompts=("a {}", long))
+    assert long in str(caught.value.where)
+    assert "first 24 tokens" in str(caught.value.expected)
+
+
+def test_pairs_of_prompts_that_are_the_same_tokens_are_refused(
+    stores: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["pairs", "-f", str(stores.unit), "-o", str(tmp_path / "p"), "--prompts", "a {} | A  {}"]
+    assert run(command) == 3
+    assert "a pair of prompts that the model can't tell apart" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "p").exists()

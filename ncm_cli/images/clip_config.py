@@ -1,0 +1,133 @@
+"""An open_clip configuration that comes from a file: what it says, and what it may ask for.
+
+It may name no other model or tokenizer to fetch, no file to read and no code to run, and no network that the
+weights beside it can't fill. What is built of it is told by a network on torch's ``meta`` device, which takes
+no memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ncm_cli.errors import InputError, listing
+from ncm_cli.store.files import read_json
+
+CONFIG_NAME = "open_clip_config.json"
+
+MAX_SIDE = 4096
+"""Largest side of the pictures that a network may ask for."""
+
+_TOKENIZER_OPTIONS = {"additional_special_tokens", "clean", "language", "reduction_mask", "strip_sep_token"}
+
+_MOST_PARTS = 6_000
+"""Modules, parameters and buffers of a network; 3,500 in the largest that open_clip knows."""
+
+_SMALL = 1 << 27
+"""Numbers that any network may have, four bytes each."""
+
+_RANDOM = 1 << 32
+"""Numbers of a network without a file of weights to measure it by."""
+
+_CONFIG_BYTES = 16 << 20
+
+
+def read_clip_config(path: Path, *, hub: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The model and preprocessing parts of an open_clip configuration file.
+
+    Raises `InputError` for what is none, and for one that names another model to fetch (a text model may be
+    named on the ``hub``, where this one is from), a file to read or code to run.
+    """
+    read = read_json(path, limit=_CONFIG_BYTES)
+    config = read.get("model_cfg", read) if isinstance(read, dict) else None
+    needed = ("embed_dim", "vision_cfg", "text_cfg")
+    if not isinstance(config, dict) or not all(name in config for name in needed):
+        raise InputError(
+            "not an open_clip model configuration", where=path, expected=f"the keys {', '.join(needed)}"
+        )
+    for name in needed[1:]:
+        if not isinstance(config[name], dict):
+            raise InputError(f"an open_clip configuration whose {name} is no object", where=path)
+    _refuse_references(config, path, hub)
+    preprocess = read.get("preprocess_cfg")
+    return config, preprocess if isinstance(preprocess, dict) else {}
+
+
+def _refuse_references(config: dict[str, Any], path: Path, hub: bool) -> None:
+    import timm
+
+    vision, text = config["vision_cfg"], config["text_cfg"]
+    trunk, tower = vision.get("timm_model_name"), text.get("hf_model_name")
+    if trunk is not None and not (isinstance(trunk, str) and timm.is_model(trunk.partition(".")[0])):
+        raise InputError(
+            "an open_clip configuration that names a model to fetch",
+            where=path,
+            found=f"timm_model_name {trunk!r}",
+            expected="the name of one of timm's own architectures",
+        )
+    if tower and not hub:
+        raise InputError(
+            "an open_clip configuration that names a text model to fetch",
+            where=path,
+            found=f"hf_model_name {tower!r}",
+            fix="--model NAME if it is one of open_clip's own, or --model hf-hub:ORG/REPO",
+        )
+    options = text.get("tokenizer_kwargs", {})
+    if strange := sorted(set(options) - _TOKENIZER_OPTIONS) if isinstance(options, dict) else [options]:
+        raise InputError(
+            "an open_clip configuration with options that a tokenizer isn't given",
+            where=path,
+            found=f"tokenizer_kwargs {listing(strange)}",
+            expected=listing(sorted(_TOKENIZER_OPTIONS)),
+        )
+
+
+def require_fitting(build: Callable[[], Any], where: object, checkpoint: Path | None) -> None:
+    """Refuse a configuration of a network that the weights can't fill, before memory is taken for it.
+
+    ``build`` makes it, and is called with the device ``meta`` as the default one.
+    """
+    import torch
+    from torch.nn.modules import module
+
+    most = _RANDOM if checkpoint is None else _SMALL + 4 * checkpoint.stat().st_size
+    parts, numbers = 0, 0
+
+    def count(_: Any, name: str, value: Any) -> None:
+        nonlocal parts, numbers
+        parts += 1
+        numbers += math.prod(getattr(value, "shape", (0,)))
+        if parts > _MOST_PARTS or numbers > most:
+            found = f"{numbers:,} numbers" if numbers > most else f"more than {_MOST_PARTS:,} layers"
+            expected = f"at most {most:,}, for weights of this size" if numbers > most else None
+            what = "a configuration of a network larger than any that these weights could be of"
+            raise InputError(what, where=where, found=found, expected=expected)
+
+    with contextlib.ExitStack() as stack:
+        for kind in ("parameter", "buffer", "module"):
+            register = getattr(module, f"register_module_{kind}_registration_hook")
+            stack.callback(register(count).remove)
+        stack.enter_context(torch.device("meta"))
+        build()
+
+
+def require_side(size: tuple[int, int], where: object) -> None:
+    """Refuse pictures of a side that no network has."""
+    if not 1 <= min(size) <= max(size) <= MAX_SIDE:
+        found, expected = f"{size[0]} × {size[1]}", f"sides of 1 to {MAX_SIDE}"
+        raise InputError("pictures of a size that can't be", where=where, found=found, expected=expected)
+
+
+@contextlib.contextmanager
+def settings_of(path: object) -> Iterator[None]:
+    """Turn whatever comes of settings of the wrong kind into an `InputError` that names their file."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # open_clip checks none of them
+        found = f"{type(error).__name__}: {error}"
+        raise InputError("settings of the preprocessing that can't be", where=path, found=found) from error

@@ -1,0 +1,122 @@
+"""The members of a tar archive, read header by header; nothing is unpacked.
+
+Archives are written by strangers: a header has to have its checksum, what a header may take is bounded, and
+where an archive ends before it should is told.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+from collections.abc import Generator
+from typing import BinaryIO, cast
+
+MOST_HEADER, MOST_DIGITS = 1 << 20, 256
+"""Bytes of an extended header, and digits in a row there, whose square is the time that the library takes."""
+
+MOST_PADDING = 1 << 26
+"""Bytes of zeros after the end of an archive through which another archive is looked for."""
+
+_PIECE = 1 << 23
+"""Bytes of a member that are asked for at once, as what a server sends is kept until all of it is there."""
+
+_ZEROS = bytes(1 << 20)
+
+
+def members(archive: BinaryIO, offset: int = 0) -> Generator[tarfile.TarInfo, None, str]:
+    """Everything in a tar archive but folders, from a header on; also of archives that follow in one file.
+
+    Returns why the archive may not be whole, and a blank where it is.
+    Raises ValueError or `tarfile.TarError` for what is no archive, is compressed, or has a broken header.
+    """
+    size, ended, problem = archive.seek(0, io.SEEK_END), False, ""
+    while offset < size:
+        archive.seek(offset)
+        head = archive.read(tarfile.BLOCKSIZE)
+        if len(head) < tarfile.BLOCKSIZE:
+            return "it ends in the middle of a header"
+        if ended := head == _ZEROS[: tarfile.BLOCKSIZE]:
+            empty, offset = offset, _after_zeros(archive, offset, size)
+            if offset == empty + tarfile.BLOCKSIZE < size:
+                problem = f"it has an empty block at byte {empty:,}, where a header may have been"
+            continue
+        member = _plain(head, offset)
+        if member is None:
+            member, offset = _any(archive, offset)
+        else:
+            offset = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+        member.name.encode("utf-8")  # the library gives other names too
+        if not member.isdir():
+            yield member
+        if member.isreg() and member.offset_data + member.size > size:
+            return f"it ends in the middle of {member.name}"
+    return problem if ended else "it ends without the empty blocks that close an archive"
+
+
+def _after_zeros(archive: BinaryIO, offset: int, size: int) -> int:
+    """Where the next block that isn't empty begins, or the size of the file if there is none."""
+    archive.seek(offset)
+    for start in range(offset, min(size, offset + MOST_PADDING), len(_ZEROS)):
+        data = archive.read(len(_ZEROS))
+        if data != _ZEROS[: len(data)]:
+            first = len(data) - len(data.lstrip(b"\0"))
+            return start + first // tarfile.BLOCKSIZE * tarfile.BLOCKSIZE
+    if offset + MOST_PADDING < size:
+        raise ValueError(f"more than {MOST_PADDING:,} bytes of zeros after the end of the archive")
+    return size
+
+
+def _plain(head: bytes, offset: int) -> tarfile.TarInfo | None:
+    """The file that a plain header tells of, as nearly all do: ten times as fast as by the library."""
+    if head[257:262] != b"ustar" or head[156:157] not in b"0\0" or head[345]:
+        return None
+    name = head[:100].partition(b"\0")[0].decode("utf-8")
+    size, checksum = head[124:136].strip(b" \0"), head[148:156].strip(b" \0")
+    if name.endswith("/") or not (size.isdigit() and checksum.isdigit()):
+        return None
+    if int(checksum, 8) != sum(head) - sum(head[148:156]) + 8 * ord(" "):
+        return None
+    member = tarfile.TarInfo(name)
+    member.size, member.offset, member.offset_data = int(size, 8), offset, offset + tarfile.BLOCKSIZE
+    return member
+
+
+def _any(archive: BinaryIO, offset: int) -> tuple[tarfile.TarInfo, int]:
+    """The member at an offset, by the library, and where the next one begins."""
+    archive.seek(offset)
+    with tarfile.open(fileobj=cast(BinaryIO, _Headers(archive)), mode="r:") as tar:
+        member, after = tar.next(), tar.offset
+    if member is None or not member.name or member.size < 0 or after <= offset:
+        raise ValueError("a broken header")
+    return member, after
+
+
+class _Headers:
+    """An archive of which only headers are read, as the library doesn't bound what it takes for one."""
+
+    def __init__(self, archive: BinaryIO) -> None:
+        self.seek, self.tell, self._archive = archive.seek, archive.tell, archive
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, or ValueError for more than a header has."""
+        if not 0 <= size <= MOST_HEADER:
+            raise ValueError(f"a header of {size:,} bytes")
+        data = self._archive.read(size)
+        if max(map(len, re.findall(rb"\d+", data)), default=0) > MOST_DIGITS:
+            raise ValueError("a broken header")
+        return data
+
+
+def content(archive: BinaryIO, member: tarfile.TarInfo, most: int) -> bytes:
+    """The bytes of a member; ValueError for more than ``most``, and where the archive ends within it."""
+    if member.size > most:
+        raise ValueError(f"{member.name} has {member.size:,} bytes, over the limit of {most:,}")
+    archive.seek(member.offset_data)
+    pieces, left = list[bytes](), member.size
+    while left:
+        pieces.append(archive.read(min(left, _PIECE)))
+        if not pieces[-1]:
+            raise ValueError("the archive ends early")
+        left -= len(pieces[-1])
+    return b"".join(pieces)

@@ -1,0 +1,103 @@
+"""What may be written over: nothing that is read, and of what is there only the same command's own output."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from ncm_cli.errors import UsageError
+from ncm_cli.options import fields_of, is_file
+from ncm_cli.store import hdf5
+from ncm_cli.store.files import refuse_no_file
+
+STDOUT = Path("-")
+"""An output option's value for standard output, which is no file."""
+
+MAX_HEADER_BYTES = 64 << 20
+"""Longest header of a safetensors file that is looked at."""
+
+_HEAD = 1 << 12
+"""Bytes that tell all kinds but stores and probes."""
+
+
+def _store(name: str) -> str:
+    # What can't be read at all may be the output that is to be made again.
+    return rf"HDF5 ({name}|damaged)\Z"
+
+
+def _result(kind: str) -> str:
+    return rf'\{{\s*"ncm_format":\s*"ncm-result".*"kind":\s*"{kind}"'
+
+
+KINDS = {
+    "features": ("a feature store", _store("ncm-features")),
+    "pairs": ("a pair store", _store("ncm-pairs")),
+    "sweep": ("a sweep's table", _store("ncm-sweep")),
+    "sweep-csv": ("a sweep's table", "method,trial,seed,"),
+    "sweep-result": ("a result of ncm sweep", _result("sweep")),
+    "eval": ("a result of ncm eval", _result("eval")),
+    "bound": ("a result of ncm bound", _result("bound")),
+    "finetune": ("a result of ncm finetune", _result("finetune")),
+    "probe": ("a probe", r'.{8}\{.*"ncm_format":\s*"ncm-probe"'),
+    "checkpoint": ("a checkpoint of ncm finetune", r'.{8}\{.*"ncm-finetuned":'),
+    "export": ("an exported probe", r"PK\x03\x04.{26}(weight|coef_)\.npy|.{0,16}ncm-cli"),
+    "predictions": ("a table of predictions", "id,(class|value),"),
+    "tables": (
+        "tables of ncm report",
+        r"\*\*[^\n]+\*\*\n\n\| .*\n\|-|% needs \\usepackage\{booktabs\}|table,|[^\n]+\n\n[^\n]+\n--[- ]*\n",
+    ),
+    "page": ("a page of ncm report", '<!doctype html>.*<meta name="generator" content="ncm '),
+    # 180 dots an inch, which no camera says; matplotlib's own name.
+    "plot": ("a plot", r"\x89PNG.{29}\0\0\0\x09pHYs\0\0\x1b\xaf\0\0\x1b\xaf|<\?xml.*matplotlib"),
+}
+"""What commands write: in words, and a pattern that what tells its kind begins with."""
+
+
+def refuse_other_outputs(options: Any) -> None:
+    """A `UsageError` or `InputError` if a command with these options would lose what isn't its own output.
+
+    In a folder its writers ask for each file with `refuse_other`; ``ncm data`` replaces folders of its own.
+    """
+    for field in fields_of(type(options)):
+        output = getattr(options, field.name) if field.spec.role == "output" else None
+        if output in (None, STDOUT) or field.spec.metavar == "DIR":
+            continue
+        refuse_no_file(output)
+        files = field.spec.files(output) if field.spec.files else (output,)
+        for path, kind in zip(files, field.spec.writes, strict=False):
+            refuse_other(path, kind)
+
+
+def refuse_other(path: Path | str, kind: str) -> None:
+    """A `UsageError` if there is a file that isn't of this kind of `KINDS`; an empty one is none."""
+    path = Path(path)
+    if not is_file(path) or not (start := _start(path)).strip():
+        return
+    words, pattern = KINDS[kind]
+    if re.match(pattern.encode(), start, re.DOTALL) is None:
+        every = (name for name, own in KINDS.values() if re.match(own.encode(), start, re.DOTALL))
+        raise UsageError(
+            f"the output would replace a file that isn't {words}",
+            where=path,
+            found=next(every, "a file of another kind"),
+            fix="name another file, or move this one away",
+        )
+
+
+def _start(path: Path) -> bytes:
+    """What tells a file's kind: its first bytes, all of a probe's header, or the format that a store says."""
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(_HEAD)
+            length = int.from_bytes(head[:8], "little")
+            if head[8:9] == b"{" and _HEAD < length < MAX_HEADER_BYTES:
+                head += stream.read(length)
+    except OSError:  # what can't be read can't be told; writing says why
+        return b""
+    if not head.startswith(hdf5.SIGNATURE):
+        return head
+    try:
+        return f"HDF5 {hdf5.root_attributes(path).get('ncm_format')}".encode("utf-8", "replace")
+    except Exception:
+        return b"HDF5 damaged"

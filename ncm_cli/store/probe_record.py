@@ -1,0 +1,168 @@
+"""What a probe records of how it was made: the types of what is read of its ``meta``."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+
+class _Estimate(TypedDict):
+    value: float
+    low: float
+    high: float
+
+
+class _Fitted(TypedDict):
+    rank: int
+    weight_decay: float
+    converged: bool
+
+
+class _Candidate(_Fitted, total=False):
+    flip_rate: float | None
+    pair_mse: float | None
+    val_accuracy: float | None
+    val_log_loss: float | None
+    val_mse: float | None
+    bound_01: float | None
+    bound_mse: float | None
+    log_loss_bound: float | None
+    worst_group: float | None
+    test_accuracy: float | None
+    test_mse: float | None
+
+
+class _Epoch(TypedDict):
+    """One of ``ncm finetune``."""
+
+    epoch: int
+
+
+class _Measured(TypedDict):
+    name: str
+    bound: _Estimate
+
+
+class _Control(_Measured, total=False):
+    weight_decay: float | None
+    val_error: _Estimate
+    flip_rate: _Estimate
+
+
+class _Judgement(TypedDict):
+    code: str
+    text: str
+
+
+class _Verdict(_Judgement, total=False):
+    reasons: list[str]
+    about: str
+    pairs: int
+    units: int
+    bound: _Estimate | None
+    erm_bound: _Estimate | None
+    flip_rate: _Estimate | None
+    erm_flip_rate: _Estimate | None
+    val_error: _Estimate | None
+    erm_val_error: _Estimate | None
+    gain: _Estimate | None
+    constant_error: float | None
+
+
+class _Rule(TypedDict):
+    rule: str
+
+
+class _Selection(_Rule, total=False):
+    oracle: bool
+    note: str
+    folds: int
+    groups: str | None
+    chosen: int
+    path: list[_Candidate] | list[_Epoch]
+    verdict: _Verdict | None
+    controls: list[_Control]
+    crossings: list[dict[str, Any]]
+
+
+class _Options(TypedDict, total=False):
+    """What is read of them, by ``ncm bound`` for one."""
+
+    features: str
+    pairs: str | None
+    output: str
+    train: str | None
+    val: str | None
+    test: str | None
+    target: str | None
+    groups: str | None
+    upweight: str | None
+    overlap: str
+    scaling: str
+    scale_factor: float
+    epochs: int
+    batch_size: int
+    device: str
+    method: str | None
+    rank: str
+    weight_decay: str | float | None
+    select: str | None
+    folds: int
+    task: str
+    solver: str | None
+    tolerance: float
+    max_iter: int
+    lr: float
+    seed: int
+
+
+class _Source(TypedDict, total=False):
+    path: str
+    content_sha256: str | None
+    train_sha256: str
+    used: int
+    used_sha256: str | None
+    held_out: int
+
+
+class _Data(TypedDict, total=False):
+    features: _Source | None
+    source: _Source | None
+    pairs: _Source | None
+    train: str | None
+    val: str | None
+    test: str | None
+    train_rows: int
+    val_rows: int
+    checkpoint: str
+
+
+class _Scaling(TypedDict, total=False):
+    kind: str
+    factor: float | None
+
+
+class _Rows(TypedDict, total=False):
+    train: str
+    val: str
+
+
+class _Made(TypedDict):
+    encoder: dict[str, Any]
+    fingerprint: str
+
+
+class Record(_Made, total=False):
+    """The whole record: what is read of it. What isn't required may be absent, and there may be more."""
+
+    scaling: _Scaling | None
+    command: str
+    method: str | None
+    rank: int
+    converged: bool | None
+    hyper_parameters: dict[str, Any] | None
+    selection: _Selection | None
+    flags: list[str] | None
+    options: _Options | None
+    rows: _Rows | None
+    data: _Data | None
+    mixed_with: _Source | None
