@@ -21,8 +21,9 @@ import warnings
 import numpy as np
 import scipy.special
 
-from ncm_cli.probes.contest import FOLD_TOLERANCE, auto_ranks
+from ncm_cli.probes.contest import auto_ranks
 from ncm_cli.probes.folds import deal
+from ncm_cli.probes.options import FOLD_TOLERANCE
 from ncm_cli.probes.path import Fit, fit_path
 from ncm_cli.probes.projection import complement, spectrum
 

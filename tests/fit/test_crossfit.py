@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from ncm_cli.probes import contest
 from ncm_cli.probes.contest import crossfit
 from ncm_cli.probes.crossfit import CrossFit, FoldRows
 from ncm_cli.probes.folds import units
@@ -92,11 +91,8 @@ def _reference(problem: Problem, folds: list[Any]) -> dict[tuple[int, float], di
 
 
 @pytest.mark.parametrize("classes", [2, 3, 0], ids=["two classes", "three classes", "regression"])
-def test_crossfit_is_what_its_definition_says(
-    on_disk: Any, classes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(contest, "FOLD_TOLERANCE", 0.0)
-    problem = _problem(on_disk, classes)
+def test_crossfit_is_what_its_definition_says(on_disk: Any, classes: int) -> None:
+    problem = _problem(on_disk, classes, tolerance=1e-9)
     folds = problem.pairs.folds(4, 1)
     assert len(folds) == 4
     setting = {"method": "ncm", "solver": "lbfgs", "ranks": RANKS, "decays": DECAYS}

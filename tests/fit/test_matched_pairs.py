@@ -194,10 +194,7 @@ def cell_reference(problem: Problem, folds: Any, variant: Variant, rank: int, de
 
 
 @pytest.mark.parametrize("variant", EVERY, ids=["plain", "rows", "weights", "weights and rows"])
-def test_the_cell_error_is_what_its_definition_says(
-    places: Any, monkeypatch: pytest.MonkeyPatch, variant: Variant
-) -> None:
-    monkeypatch.setattr(contest, "FOLD_TOLERANCE", 0.0)
+def test_the_cell_error_is_what_its_definition_says(places: Any, variant: Variant) -> None:
     made = places(300, 80, 1, 60, error=0.2)
     made.pairs(48, where="split=train|pool")
     problem = made.problem(tolerance=1e-10)
