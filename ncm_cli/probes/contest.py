@@ -228,8 +228,11 @@ def crossfit(
 
     answer = problem.train.y.mean() if problem.regression else np.bincount(problem.train.y).argmax()
     shared: dict[str, Any] = {"regression": problem.regression, "answer": float(answer)}
-    if val is not None and problem.cells:
-        shared["val_cell"] = val.codes["cell"]
+    if problem.cells:
+        y = problem.train.y
+        shared["shares"] = np.bincount(y, minlength=len(problem.target.classes)) / len(y)
+        if val is not None:
+            shared["val_cell"] = val.codes["cell"]
     parts = []
     for variant in variants:
         found = CrossFit.join((measured(fold, variant) for fold in folds), unit, **shared)

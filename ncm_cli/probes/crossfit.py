@@ -91,6 +91,10 @@ class CrossFit:
     validation row whose cell is known."""
     cell: Codes | None = None
     """(q,) the cell of each of these rows."""
+    truth: Codes | None = None
+    """(q,) their classes."""
+    shares: Array | None = None
+    """(classes,) how frequent each class is among the training rows."""
     constant: Scored | None = None
     """Always the same answer, which no shift can change; None without validation rows."""
     random: Array | None = None
@@ -106,11 +110,12 @@ class CrossFit:
         regression: bool,
         val_cell: Codes | None = None,
         answer: float = 0,
+        shares: Array | None = None,
     ) -> CrossFit:
         """Judge each fold's R probes by the validation rows, its pairs and their members; put them together.
 
         ``val_cell`` (n,) are the cells of the validation rows, −1 where unknown; ``answer`` is that of the
-        constant: a class code or a value.
+        constant: a class code or a value; ``shares`` (classes,) are those of the training rows.
         """
         paths, by_rows, by_pairs, by_members, by_random, cells = [], [], [], [], [], []
         val: Rows | None = None
@@ -129,7 +134,7 @@ class CrossFit:
                 by_random.append(metrics.pair_shifts(*probes, fold.random, regression=regression)[0])
         changes, shifts = (np.concatenate(parts, axis=1) for parts in zip(*by_pairs, strict=True))
         facts = {"pair_mse" if regression else "flip_rate": changes.mean(axis=1)}
-        errors = losses = held_out = cell = constant = random = None
+        errors = losses = held_out = cell = truth = constant = random = None
         if by_rows:
             errors, losses = (np.mean(parts, axis=0) for parts in zip(*by_rows, strict=True))
             error, loss, change = errors.mean(axis=1), losses.mean(axis=1), changes.mean(axis=1)
@@ -145,9 +150,9 @@ class CrossFit:
                 cells.append(val_cell[known])
                 truths.append(val.y[known])
             held_out, own_losses = (np.concatenate(part, axis=1) for part in zip(*by_members, strict=True))
-            cell = np.concatenate(cells)
+            cell, truth = np.concatenate(cells), np.concatenate(truths)
             facts |= cell_facts(held_out, own_losses, cell)
-            missed = (np.concatenate(truths) != answer).astype(np.float64)
+            missed = (truth != answer).astype(np.float64)
             every_cell = cell_facts(missed[None], missed[None], cell)["cell_error"]
             constant = Scored(float(every_cell[0]), {"cells": missed})
         elif val is not None:
@@ -174,6 +179,8 @@ class CrossFit:
             held_out=held_out,
             constant=constant,
             cell=cell,
+            truth=truth,
+            shares=shares,
             random=random,
         )
 
@@ -349,6 +356,20 @@ class CrossFit:
                 error = _clustered_error(difference, unit)
             spread = float(np.hypot(spread, error))
         return _normal(that.value - this.value, spread)
+
+    def frequent_gain(self, index: int, other: int) -> Estimate | None:
+        """How much lower one candidate's error on held-out rows is than another's with classes as frequent as
+        in training, the domains of each alike; None without cells."""
+        if self.held_out is None or self.cell is None or self.truth is None or self.shares is None:
+            return None
+        difference = self.held_out[other] - self.held_out[index]
+        parts = [(self.cell == code) for code in np.unique(self.cell)]
+        labels = np.array([self.truth[part][0] for part in parts])
+        weights = self.shares[labels] / np.bincount(labels, minlength=len(self.shares))[labels]
+        weights /= weights.sum()
+        means = np.array([difference[part].mean() for part in parts])
+        spread = [difference[part].var() / max(int(part.sum()) - 1, 1) for part in parts]
+        return _normal(float(weights @ means), float(np.sqrt(weights**2 @ np.array(spread))))
 
     def _slopes(self, index: int) -> tuple[float, float]:
         """Derivatives of the bound by validation error and by change."""

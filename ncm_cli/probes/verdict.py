@@ -225,7 +225,11 @@ def verdict_code(
         # What remains of the gain without validation error is the pairs' own part.
         fall = min(fall, gain.value - (found.error(erm).value - found.error(pick).value))
     if removing and fall >= least and gain.low > 0 and over_constant.low > 0:
-        return "helps", ""
+        frequent = found.frequent_gain(pick, erm)
+        if frequent is None or frequent.low > 0:
+            return "helps", ""
+        change = f"{0 - frequent.high:+.2g} to {0 - frequent.low:+.2g}"
+        return "undecided", f"with classes as frequent as in training that error changes by {change}"
     most = _most(found, erm if control is None else control)
     if fall < least and most < NOTHING_TO_GAIN * least:
         return "no-gain", f"no rank that was tried has a lower {score}" if case.least_score else ""

@@ -7,8 +7,9 @@ from typing import Any, TypedDict
 
 class _Estimate(TypedDict):
     value: float
-    low: float
-    high: float
+    low: float | None
+    """None, as of the upper end, where it is infinite."""
+    high: float | None
 
 
 class _Fitted(TypedDict):
@@ -29,6 +30,14 @@ class _Candidate(_Fitted, total=False):
     worst_group: float | None
     test_accuracy: float | None
     test_mse: float | None
+    cell_error: float | None
+    worst_cell_error: float | None
+    cell_log_loss: float | None
+    within_flip_rate: float | None
+    across_flip_rate: float | None
+    guarded_bound: float | None
+    upweighted: bool
+    pair_rows: bool
 
 
 class _Epoch(TypedDict):
@@ -66,6 +75,16 @@ class _Verdict(_Judgement, total=False):
     erm_val_error: _Estimate | None
     gain: _Estimate | None
     constant_error: float | None
+    score: str | None
+    cell_error: _Estimate | None
+    erm_cell_error: _Estimate | None
+    worst_cell_error: float | None
+    within_flip_rate: _Estimate | None
+    erm_within_flip_rate: _Estimate | None
+    across_flip_rate: _Estimate | None
+    erm_across_flip_rate: _Estimate | None
+    control: str | None
+    control_gain: _Estimate | None
 
 
 class _Rule(TypedDict):
@@ -96,6 +115,7 @@ class _Options(TypedDict, total=False):
     target: str | None
     groups: str | None
     upweight: str | None
+    pair_rows: str | None
     overlap: str
     scaling: str
     scale_factor: float

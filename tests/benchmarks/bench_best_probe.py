@@ -63,8 +63,11 @@ SPLITS = ("train", "val", "test")
 COMMON, RARE = (45, 15, 5), (5, 2, 45)
 """Images of each split of a group that is common or rare in training."""
 
-SIZES = ((64, 500), (64, 6000), (512, 3000), (64, 50_000))
-"""Dimensions and training rows of hard problems; the largest for one seed and generator only."""
+SIZES = ("64x500", "64x6000", "512x3000", "64x50000")
+"""Dimensions and training rows of hard problems. Only the first generator has every size and error."""
+
+LARGE = 6000
+"""Training rows above which one seed is enough."""
 
 ERRORS = (0.15, 0.2, 0.25, 0.3)
 RANKS = (1, 2, 4, 8, 16)
@@ -289,10 +292,11 @@ def jobs_of(
                     yield job | {"view": name}
     for seed in seeds if part == "hard" else ():
         for generator in args.generators:
-            for dim, rows in SIZES:
-                if rows == max(SIZES)[1] and (seed != args.first_seed or generator != "one direction"):
+            first = generator == GENERATORS[0]
+            for dim, rows in (tuple(map(int, size.split("x"))) for size in args.sizes):
+                if (rows > LARGE and seed != args.first_seed) or ((rows > LARGE or dim > 64) and not first):
                     continue
-                for error in ERRORS:
+                for error in ERRORS if first else ERRORS[1::2]:
                     size = {"dim": dim, "rows": rows, "error": error, "generator": generator}
                     for kind in ("train", "nearest", "spare"):
                         yield {"part": part, "seed": seed, **size, "pairs": kind}
@@ -358,6 +362,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--views", nargs="*", default=[], metavar="NAME=FILE", help="augmented views of either"
     )
     parser.add_argument("--generators", nargs="*", default=list(GENERATORS), choices=list(GENERATORS))
+    parser.add_argument("--sizes", nargs="*", default=SIZES, choices=SIZES, help="of hard: dimensions x rows")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("-o", "--output", type=Path, help="file of finished runs, which goes on from there")
     parser.add_argument("--earlier", type=Path, help="such a file of another version, to compare with")

@@ -81,7 +81,7 @@ def real(found: Sequence[Found], earlier: Sequence[Found]) -> None:
             ]
             mean = [spread(settings_of(own, lambda one, m=m, n=name: of(one, n, m))) for m in MEASURES]
             rows.append([name, *mean, *(less if name != "ncm fit" else ("–", "–"))])
-        table(["probe", "accuracy", "worst group", "ncm fit less it", "worst group"], rows)
+        table(["probe", "accuracy", "worst group", "ncm fit less it: accuracy", "worst group"], rows)
         names = [name for name in ("ncm fit", "earlier", "erm", "erm-upweighted") if name in common(own)]
         rows = [
             [

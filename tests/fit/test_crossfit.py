@@ -92,7 +92,7 @@ def _reference(problem: Problem, folds: list[Any]) -> dict[tuple[int, float], di
 
 @pytest.mark.parametrize("classes", [2, 3, 0], ids=["two classes", "three classes", "regression"])
 def test_crossfit_is_what_its_definition_says(on_disk: Any, classes: int) -> None:
-    problem = _problem(on_disk, classes)
+    problem = _problem(on_disk, classes, tolerance=1e-9)
     folds = problem.pairs.folds(4, 1)
     assert len(folds) == 4
     setting = {"method": "ncm", "solver": "lbfgs", "ranks": RANKS, "decays": DECAYS}
