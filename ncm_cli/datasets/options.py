@@ -187,7 +187,7 @@ class FolderOptions:
         metavar="COUNTS",
         parse=parse_counts,
         help="Instead of shares, numbers of images for train, val and test: 'photo/dog=45:15:5, "
-        "cartoon/dog=5:2:45'; or a table with the layout's columns and one column a split. What is left of "
+        "cartoon/dog=5:2:45'; or a table headed by the layout's levels and the splits. What is left of "
         "a group becomes split pool; groups without counts are left out.",
     )
     seed: int = _count(0, help="Seed of the splits.")

@@ -142,7 +142,11 @@ def test_counts_of_billions_are_refused_before_anything_is_made_of_them(tmp_path
     (tmp_path / "photos" / "a" / "1.png").write_bytes(b"x")
     (tmp_path / "counts.csv").write_text("label,train,val\na,99999999999,1\n")
     with little(), pytest.raises(InputError, match="too few images of a"):
-        data(FolderOptions(source=tmp_path / "photos", output=tmp_path / "o", counts=tmp_path / "counts.csv"))
+        data(
+            FolderOptions(
+                source=tmp_path / "photos", output=tmp_path / "o", counts=str(tmp_path / "counts.csv")
+            )
+        )
 
 
 @pytest.mark.parametrize(
@@ -160,7 +164,11 @@ def test_tables_of_counts_that_are_no_tables(tmp_path: Path, text: str) -> None:
     (tmp_path / "photos" / "a" / "1.png").write_bytes(b"x")
     (tmp_path / "counts.csv").write_text(text)
     with pytest.raises(InputError):
-        data(FolderOptions(source=tmp_path / "photos", output=tmp_path / "o", counts=tmp_path / "counts.csv"))
+        data(
+            FolderOptions(
+                source=tmp_path / "photos", output=tmp_path / "o", counts=str(tmp_path / "counts.csv")
+            )
+        )
 
 
 def _pipe(path: Path) -> None:
