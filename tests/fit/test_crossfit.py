@@ -47,9 +47,7 @@ def _problem(on_disk: Any, classes: int, **options: Any) -> Problem:
         np.concatenate([b, outside[1]]),
         ids=tuple(tuple(ids[side] + [f"{'ab'[side]}{i}" for i in range(20)]) for side in (0, 1)),
     )
-    made_options = FitOptions(
-        features=features, pairs=pairs, output=on_disk.folder / "p", tolerance=1e-10, **options
-    )
+    made_options = FitOptions(features=features, pairs=pairs, output=on_disk.folder / "p", **options)
     return read_problem(made_options, oracle=False, reporter=SILENT)
 
 
@@ -92,7 +90,7 @@ def _reference(problem: Problem, folds: list[Any]) -> dict[tuple[int, float], di
 
 @pytest.mark.parametrize("classes", [2, 3, 0], ids=["two classes", "three classes", "regression"])
 def test_crossfit_is_what_its_definition_says(on_disk: Any, classes: int) -> None:
-    problem = _problem(on_disk, classes, tolerance=1e-9)
+    problem = _problem(on_disk, classes, tolerance=1e-10)
     folds = problem.pairs.folds(4, 1)
     assert len(folds) == 4
     setting = {"method": "ncm", "solver": "lbfgs", "ranks": RANKS, "decays": DECAYS}
