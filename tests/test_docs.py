@@ -64,6 +64,7 @@ OTHERS = {
     "--smoke",
     "--first-seed",
     "--dogs",
+    "--leaves",
     "--refit",
 }
 """Options of other programs, of earlier versions and of ncm itself that pages name."""

@@ -137,6 +137,10 @@ def test_folders_with_odd_names_are_read_back_as_they_are(tmp_path: Path) -> Non
     assert any(" a/0 a.png" in text for text in heard.warnings)
 
 
+def folder_of(path: Path) -> FolderOptions:
+    return FolderOptions(source=path / "photos", output=path / "o", counts=str(path / "counts.csv"))
+
+
 def test_counts_of_billions_are_refused_before_anything_is_made_of_them(tmp_path: Path) -> None:
     (tmp_path / "photos" / "a").mkdir(parents=True)
     (tmp_path / "photos" / "a" / "1.png").write_bytes(b"x")
