@@ -530,6 +530,6 @@ def test_a_file_that_gives_nothing_is_refused(tmp_path: Path, monkeypatch: pytes
     """As ``/proc/kmsg`` does, which is a regular file by its mode."""
     read, _ = os.pipe()
     os.set_blocking(read, False)
-    monkeypatch.setattr("ncm_cli.images.decode.open_regular", lambda path: open(read, "rb", buffering=0))  # noqa: SIM115
+    monkeypatch.setattr("ncm_cli.images.decode.open_regular", lambda path: os.fdopen(read, "rb", buffering=0))
     with pytest.raises(DecodeError, match="no regular file"):
         read_bytes(tmp_path)
