@@ -334,9 +334,16 @@ def tuned_facts(source: str | Path | None) -> dict[str, Any]:
     return facts
 
 
-def require_whole(path: Path, facts: Mapping[str, Any], state: Mapping[str, torch.Tensor]) -> None:
-    """InputError where a checkpoint's contents don't match their digest; versions before 0.6 wrote none."""
-    if DIGEST in facts and facts[DIGEST] != _tuned_sha256(facts, state):
+def require_whole(
+    path: Path, facts: Mapping[str, Any], state: Mapping[str, torch.Tensor] | None = None
+) -> None:
+    """InputError where a checkpoint's contents don't match their digest; versions before 0.6 wrote none.
+
+    ``state`` are the tensors that were read of it; without them they are read here.
+    """
+    from safetensors.torch import load_file
+
+    if DIGEST in facts and facts[DIGEST] != _tuned_sha256(facts, load_file(path) if state is None else state):
         raise damaged(path, f"contents that don't match their {DIGEST}")
 
 
