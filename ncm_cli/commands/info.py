@@ -12,7 +12,7 @@ from ncm_cli.baselines.choice import SweepTable, read_sweep
 from ncm_cli.console import Ui
 from ncm_cli.errors import InputError
 from ncm_cli.finetune.options import files_of
-from ncm_cli.images.weights import tuned_facts
+from ncm_cli.images.weights import require_whole, tuned_facts
 from ncm_cli.results.options import InfoOptions
 from ncm_cli.store import hdf5, journal, pairs, probe, recognise
 from ncm_cli.store.columns import Column
@@ -64,8 +64,9 @@ def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
                     store.verify(task.advance)
             facts = facts_of(store)
     elif kind == "checkpoint":
-        tuned = tuned_facts(path)
-        facts = {"format": TUNED, **tuned, **(_verified_checkpoint(path) if options.verify else {})}
+        facts = {"format": TUNED, **tuned_facts(path)}
+        if options.verify:
+            _verify_checkpoint(path, tuned_facts(path))
     elif kind == "probe":
         own = probe.read_probe(path)
         facts = facts_of(own)
@@ -102,15 +103,14 @@ def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
     return {**head, **facts, "verified": verified}
 
 
-def _verified_checkpoint(path: Path) -> dict[str, Any]:
-    """The digest of a checkpoint of ``ncm finetune``, checked by the result beside it; {} without one."""
+def _verify_checkpoint(path: Path, facts: dict[str, Any]) -> None:
+    """Check a checkpoint of ``ncm finetune`` by its own digest, and by the result beside it."""
+    require_whole(path, facts)
     result = files_of(path)[2]
     if not result.is_file():
-        return {}
-    stated = read_result(result, kind="finetune").get("checkpoint")
-    if sha256_file(path) != stated:
+        return
+    if sha256_file(path) != read_result(result, kind="finetune").get("checkpoint"):
         raise damaged(path, f"contents that don't match the digest in {result.name}")
-    return {"content_sha256": stated}
 
 
 def _attributes(found: Any, names: str) -> dict[str, Any]:

@@ -210,7 +210,10 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
             size = os.fstat(stream.fileno()).st_size
             if size > MAX_BYTES:
                 raise DecodeError(f"file of {size:,} bytes, over the limit of {MAX_BYTES:,}")
-            return stream.read()
+            data: bytes | None = stream.read()
+            if data is None:  # what the kernel makes up, and has nothing of now
+                raise DecodeError("no regular file")
+            return data
     except FileNotFoundError:
         raise DecodeError("no such file") from None
     except IsADirectoryError:

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -439,7 +439,7 @@ def _load_timm(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
     if tag and tag not in tags:
         raise unknown(f"weights tag of the timm model {base}", tag, tags, where="--model")
     tuned = weights.tuned_facts(request.weights)
-    module, sha256 = _timm_with_weights(request, name, base, tags, tuned.get("representation", 0))
+    module, sha256 = _timm_with_weights(request, name, base, tags, tuned)
     side = request.image_size or tuned.get("image_size")
     given: dict[str, Any] = {} if side is None else {"input_size": (3, side, side), "crop_pct": 1.0}
     config = resolve_data_config(given, model=module)
@@ -470,11 +470,15 @@ def _load_timm(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
 
 
 def _timm_with_weights(
-    request: EncoderRequest, name: str, base: str, tags: list[str], width: int
+    request: EncoderRequest, name: str, base: str, tags: list[str], tuned: Mapping[str, Any]
 ) -> tuple[torch.nn.Module, str]:
-    """The model, and its weights' SHA-256: the file's, where they come from one that can be found."""
+    """The model, and its weights' SHA-256: the file's, where they come from one that can be found.
+
+    ``tuned`` are the facts of a checkpoint of ``ncm finetune``, empty for all else.
+    """
     import timm
 
+    width = tuned.get("representation", 0)
     default = request.weights == "default"
     if default and not tags:
         raise InputError(f"timm has no weights for {base}", fix="--pretrained FILE, or --random-init")
@@ -486,7 +490,7 @@ def _timm_with_weights(
     with own_random_numbers(request.seed), no_random_numbers() if source else contextlib.nullcontext():
         model = timm.create_model(name, pretrained=False, num_classes=width)
     if source is None:
-        return model, weights.state_sha256(model)
+        return model, weights.state_sha256(model.state_dict())
     named = weights.tensors(source, f"timm:{name}")
     classifier: Any = () if width else (getattr(model, "pretrained_cfg", {}) or {}).get("classifier") or ()
     dropped = tuple(f"{head}." for head in ([classifier] if isinstance(classifier, str) else classifier))
@@ -499,6 +503,7 @@ def _timm_with_weights(
             kept = {key: value for key, value in renamed.items() if not key.startswith(dropped)}
         found = model.load_state_dict(kept, strict=False)
     weights.require_keys(found.missing_keys, found.unexpected_keys, path=source, model=f"timm:{name}")
+    weights.require_whole(source, tuned, model.state_dict())
     return model, weights.digest(source)["sha256"]
 
 
@@ -521,7 +526,9 @@ def _timm_published(name: str) -> tuple[torch.nn.Module, str]:
         path, loading = cache / Path(config.url or "").name, weights.fetching(what, option, cache)
     with loading, own_random_numbers(0), no_random_numbers():
         model = timm.create_model(name, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay)
-    return model, weights.digest(path)["sha256"] if path.is_file() else weights.state_sha256(model)
+    return model, weights.digest(path)["sha256"] if path.is_file() else weights.state_sha256(
+        model.state_dict()
+    )
 
 
 HUB_NAMES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
@@ -558,7 +565,7 @@ def _load_open_clip(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
     model = _build(request, source)
     lacks: list[str] = []
     if source.checkpoint is None:
-        sha256 = weights.state_sha256(model)
+        sha256 = weights.state_sha256(model.state_dict())
     else:
         lacks = _load_checkpoint(model, source.checkpoint, source.name, reporter)
         sha256 = weights.digest(source.checkpoint)["sha256"]

@@ -21,6 +21,9 @@ MOST_PADDING = 1 << 26
 _PIECE = 1 << 23
 """Bytes of a member that are asked for at once, as what a server sends is kept until all of it is there."""
 
+_MOST_SIZE = (1 << 63) - 1
+"""The largest size of a member: a header can state one that no file has."""
+
 _ZEROS = bytes(1 << 20)
 
 
@@ -87,7 +90,7 @@ def _any(archive: BinaryIO, offset: int) -> tuple[tarfile.TarInfo, int]:
     archive.seek(offset)
     with tarfile.open(fileobj=cast(BinaryIO, _Headers(archive)), mode="r:") as tar:
         member, after = tar.next(), tar.offset
-    if member is None or not member.name or member.size < 0 or after <= offset:
+    if member is None or not member.name or not 0 <= member.size <= _MOST_SIZE or after <= offset:
         raise ValueError("a broken header")
     return member, after
 

@@ -25,8 +25,16 @@ from typing import TYPE_CHECKING, Any
 
 from ncm_cli.errors import InputError, NcmError, listing, nearest
 from ncm_cli.images.torchscript import torchscript_tensors
-from ncm_cli.store.digests import damaged, parse_json, require_version
-from ncm_cli.store.files import one_line, read_json, require_file, sha256_file, write_bytes, write_json
+from ncm_cli.store.digests import damaged, digest_of, parse_json, require_version
+from ncm_cli.store.files import (
+    DIGEST,
+    one_line,
+    read_json,
+    require_file,
+    sha256_file,
+    write_bytes,
+    write_json,
+)
 from ncm_cli.store.probe import TUNED
 
 if TYPE_CHECKING:
@@ -36,6 +44,9 @@ if TYPE_CHECKING:
 
 _SMALL, _LARGEST_RATIO = 64 << 20, 8
 """What an archive may unpack to: bytes that any may, and how often its size."""
+
+_TUNED_FACTS = {"ncm_format", "ncm_format_version", "model", "representation", "image_size", DIGEST}
+"""What a checkpoint of ``ncm finetune`` says of itself. A digest under another name would be none."""
 
 CHECKPOINT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar", ".th")
 
@@ -96,12 +107,12 @@ def _sha256(path: Path, *state: int) -> str:
     return value
 
 
-def state_sha256(module: torch.nn.Module) -> str:
+def state_sha256(state: Mapping[str, torch.Tensor]) -> str:
     """SHA-256 over a module's tensors: names, dtypes, shapes and bytes, in order of name."""
     import torch
 
     total = hashlib.sha256()
-    for name, value in sorted(module.state_dict().items()):
+    for name, value in sorted(state.items()):
         whole = value.detach().cpu().contiguous()
         total.update(f"{name} {whole.dtype} {tuple(whole.shape)}\n".encode())
         total.update(whole.reshape(-1).view(torch.uint8).numpy().tobytes() if whole.numel() else b"")
@@ -278,14 +289,15 @@ def tensors(path: Path, model: str) -> dict[str, torch.Tensor]:
 
 
 def write_tuned(path: Path, module: torch.nn.Module, facts: Mapping[str, Any]) -> None:
-    """Write a network's state as safetensors, with ``facts`` (JSON) in its metadata.
+    """Write a network's state as safetensors, with its digest and ``facts`` (JSON) in its metadata.
 
     They are one entry of it: safetensors writes several in another order each time, and so other bytes.
     """
     from safetensors.torch import save
 
     state = {name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()}
-    text = json.dumps({"ncm_format": TUNED, "ncm_format_version": 1, **facts})
+    head = {"ncm_format": TUNED, "ncm_format_version": 1, **facts}
+    text = json.dumps({**head, DIGEST: _tuned_sha256(head, state)})
     write_bytes(path, save(state, {TUNED: text}))
 
 
@@ -310,6 +322,8 @@ def tuned_facts(source: str | Path | None) -> dict[str, Any]:
         facts = dict(parse_json(text))
         require_version(facts["ncm_format_version"], 1, path)
         width, side = facts["representation"], facts["image_size"]
+        if strange := facts.keys() - _TUNED_FACTS:
+            raise ValueError(f"facts named {listing(sorted(strange))}")
         # The file holds a layer to the representation; more of it would only take memory.
         if type(width) is not int or not 1 <= width <= path.stat().st_size:
             raise ValueError(f"a representation of {width!r}")
@@ -318,6 +332,24 @@ def tuned_facts(source: str | Path | None) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise damaged(path, f"{type(error).__name__} {one_line(error)}") from error
     return facts
+
+
+def require_whole(
+    path: Path, facts: Mapping[str, Any], state: Mapping[str, torch.Tensor] | None = None
+) -> None:
+    """InputError where a checkpoint's contents don't match their digest; versions before 0.6 wrote none.
+
+    ``state`` are the tensors that were read of it; without them they are read here.
+    """
+    from safetensors.torch import load_file
+
+    if DIGEST in facts and facts[DIGEST] != _tuned_sha256(facts, load_file(path) if state is None else state):
+        raise damaged(path, f"contents that don't match their {DIGEST}")
+
+
+def _tuned_sha256(facts: Mapping[str, Any], state: Mapping[str, torch.Tensor]) -> str:
+    own = {name: value for name, value in facts.items() if name != DIGEST}
+    return digest_of({**own, "tensors": state_sha256(state)})
 
 
 def require_keys(missing: Iterable[str], unexpected: Iterable[str], *, path: Path, model: str) -> None:

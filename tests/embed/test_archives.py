@@ -252,6 +252,7 @@ def hostile() -> dict[str, bytes]:
     return {
         "a size below zero": bytes(header(size=-1024)),
         "a size below zero in octal digits": summed(octal),
+        "a size that no file has": bytes(header(size=1 << 63)),
         "a link below zero": bytes(header(type=tarfile.SYMTYPE, size=-512)) + plain,
         "a long name of gigabytes": bytes(header(type=tarfile.GNUTYPE_LONGNAME, size=1 << 33)),
         "an extended header of gigabytes": bytes(header(type=tarfile.XHDTYPE, size=1 << 33)),

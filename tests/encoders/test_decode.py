@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, ImageOps, PngImagePlugin
 
-from ncm_cli.images.decode import MAX_PIXELS, DecodeError, decode, exif_orientation, to_rgb
+from ncm_cli.images.decode import MAX_PIXELS, DecodeError, decode, exif_orientation, read_bytes, to_rgb
 from ncm_cli.images.encoder import EncoderRequest, load_encoder
 from ncm_cli.progress import SILENT
 
@@ -524,3 +524,12 @@ def test_odd_tiff_metadata_is_quiet_and_a_turned_tiff_of_several_bits_is_right(p
 def test_a_header_that_cannot_be_read_is_said_in_plain_words() -> None:
     with pytest.raises(DecodeError, match="damaged JPEG file: its header can't be read"):
         decode(b"\xff\xd8\xff")
+
+
+def test_a_file_that_gives_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``/proc/kmsg`` does, which is a regular file by its mode."""
+    read, _ = os.pipe()
+    os.set_blocking(read, False)
+    monkeypatch.setattr("ncm_cli.images.decode.open_regular", lambda path: os.fdopen(read, "rb", buffering=0))
+    with pytest.raises(DecodeError, match="no regular file"):
+        read_bytes(tmp_path)

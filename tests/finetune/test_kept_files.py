@@ -15,8 +15,10 @@ from safetensors.torch import save_file
 from ncm_cli.errors import InputError
 from ncm_cli.finetune import finetune as work
 from ncm_cli.finetune.options import files_of
+from ncm_cli.images.encoder import EncoderRequest, load_encoder
 from ncm_cli.images.weights import TUNED, tuned_facts, write_tuned
 from ncm_cli.main import run
+from ncm_cli.progress import SILENT
 from ncm_cli.store.files import write_result
 
 from .test_finetune import options_of
@@ -97,14 +99,14 @@ def test_files_of_others_are_never_replaced(data: Path, tmp_path: Path, at: int,
         assert place.read_bytes() == content
 
 
-def test_a_checkpoint_is_verified_by_its_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_checkpoint_is_verified(tmp_path: Path, beside: bool, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint, _, result = files_of(tmp_path / "run.safetensors")
     write_tuned(
         checkpoint, torch.nn.Linear(4, 3), {"model": "timm:x", "representation": 3, "image_size": None}
     )
-    assert run(["info", str(checkpoint), "--verify"]) == 0
-    assert "no digests" in capsys.readouterr().err
-    write_result(result, "finetune", {"checkpoint": work.sha256_file(checkpoint)})
+    if beside:
+        write_result(result, "finetune", {"checkpoint": work.sha256_file(checkpoint)})
     assert run(["info", str(checkpoint), "--verify"]) == 0
     assert "verified: every byte" in capsys.readouterr().err
     whole, rng = checkpoint.read_bytes(), np.random.default_rng(0)
@@ -113,6 +115,22 @@ def test_a_checkpoint_is_verified_by_its_result(tmp_path: Path, capsys: pytest.C
         bad[at] ^= 1 << int(rng.integers(8))
         checkpoint.write_bytes(bad)
         assert run(["info", str(checkpoint), "--verify"]) == 3
+
+
+def test_a_damaged_checkpoint_is_no_network(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    file, network = tmp_path / "x.safetensors", timm.create_model("test_vit", num_classes=3)
+    write_tuned(file, network, {"model": "timm:test_vit", "representation": 3, "image_size": None})
+    request = EncoderRequest(model="timm:test_vit", pretrained=str(file))
+    load_encoder(request, device="cpu", reporter=SILENT)
+    whole, rng = file.read_bytes(), np.random.default_rng(0)
+    first = 8 + int.from_bytes(whole[:8], "little")
+    for at in rng.integers(first, len(whole), 10):
+        bad = bytearray(whole)
+        bad[at] ^= 1 << int(rng.integers(8))
+        file.write_bytes(bad)
+        with pytest.raises(InputError, match="a damaged file"):
+            load_encoder(request, device="cpu", reporter=SILENT)
 
 
 @pytest.mark.parametrize(
