@@ -163,6 +163,8 @@ def judge(
     gain, constant = found.gain(pick, erm), found.constant.value
     reasons = () if code == "helps" else _reasons(found, erm, code, case)
     heading = VERDICTS[code] + (f" against {case.against}" if case.against else "")
+    if code == "no-gain" and pick == control != erm:
+        heading = f"Removing what the pairs differ in doesn't help, {CONTROLS[_control(found, control)]} does"
     beside = _beside(found, pick, control) if control != erm else ""
     if code == "helps" and beside and found.gain(pick, control).low <= 0:
         heading += f", but {CONTROLS[_control(found, control)]} may do as well"
@@ -220,7 +222,7 @@ def verdict_code(
         why = f"this probe's {score}, {found.estimate(pick)}, is hardly lower than that of {always}"
         return "constant", f"{why}: {case.by_score} chooses by it"
     removing = found.candidates[pick]["rank"] > 0
-    fall = gain.value
+    fall = gain.value if removing else 0.0
     if found.score == "bound_01" and found.errors is not None:
         # What remains of the gain without validation error is the pairs' own part.
         fall = min(fall, gain.value - (found.error(erm).value - found.error(pick).value))
@@ -286,6 +288,8 @@ def _change(found: CrossFit, pick: int, erm: int) -> str:
     change = f"(95 % of the change: {0 - gain.high:+.2g} to {0 - gain.low:+.2g})"
     more = f" ({beside}: {random[0]}, now {random[1]})" if random[0] is not None else ""
     bound = f"bound {found.bound(erm)}, now {found.bound(pick)}"
+    if found.score == "guarded_bound":
+        bound = f"bound with the larger of the two {found.estimate(erm)}, now {found.estimate(pick)}"
     if found.cell is None:
         now = f"{flips} with nothing removed, {now} with {setting}{more}"
         return f"{now}; {right}, now {still}; {bound} {change}"
