@@ -262,7 +262,7 @@ SCORE_WORDS = {
     "bound_01": "bound",
     "bound_mse": "bound",
     "guarded_bound": "bound",
-    "cell_error": "error on held-out rows, every cell alike,",
+    "cell_error": "error on held-out rows (every cell alike)",
 }
 """Scores in words."""
 
@@ -315,7 +315,7 @@ def _control(found: CrossFit, index: int) -> str:
 
 def _beside(found: CrossFit, pick: int, control: int) -> str:
     """What the best candidate that removes nothing gets, in a sentence."""
-    name, score = CONTROLS[_control(found, control)], SCORE_WORDS[found.score].rstrip(",")
+    name, score = CONTROLS[_control(found, control)], SCORE_WORDS[found.score]
     if pick == control:
         return f"{name[0].upper()}{name[1:]} has the least {score}: {found.estimate(control)}"
     gain = found.gain(pick, control)
