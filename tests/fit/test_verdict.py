@@ -526,3 +526,29 @@ def test_intervals_of_one_measured_pair_are_null_in_json(
     verdict = json.loads(capsys.readouterr().out, parse_constant=refuse)["verdict"]
     assert (verdict["code"], verdict["units"]) == ("too-few", 1)
     assert verdict["gain"]["low"] is None, "one pair says nothing of its own error"
+
+
+def test_classes_as_frequent_as_in_training_weigh_the_cells_of_a_gain() -> None:
+    """Every cell alike the pick is better by (.4 + .4 − .2 − .2)/4; with nine in ten rows of class 0 it is worse."""
+    cell = np.repeat([0, 1, 10, 11], 50)
+    truth = cell // 10
+    erm, pick = np.zeros(200), np.zeros(200)
+    pick[:10] = pick[50:60] = 1.0  # a fifth of class 0, in both domains
+    erm[100:120] = erm[150:170] = 1.0  # two fifths of class 1
+    candidate = {"weight_decay": 1.0, "converged": True, "cell_error": 0.0, "cell_log_loss": 0.0}
+    found = CrossFit(
+        candidates=({"rank": 0, **candidate, "cell_error": 0.2}, {"rank": 1, **candidate, "cell_error": 0.1}),
+        errors=np.zeros((2, 1)),
+        changes=np.zeros((2, 1)),
+        unit=np.zeros(1, int),
+        regression=False,
+        held_out=np.stack([erm, pick]),
+        cell=cell,
+        truth=truth,
+        shares=np.array([0.9, 0.1]),
+    )
+    assert found.gain(1, 0).value == pytest.approx(0.1)
+    frequent = found.frequent_gain(1, 0)
+    assert frequent is not None
+    assert frequent.value == pytest.approx(0.1 * 0.4 - 0.9 * 0.2)
+    assert frequent.high < 0
