@@ -18,7 +18,8 @@ def _one_seed(folder: Path, seed: int) -> dict:
     lines = [
         f"data digits -o {data} --seed {seed}",
         f"embed {data}/manifest.csv --model pixels:8 -o {features}",
-        f"pairs {data}/pairs.csv --features {features} --holdout-col holdout -o {folder}/pairs.h5",
+        f"pairs {data}/pairs.csv --kind counterfactual --features {features} --holdout-col holdout "
+        f"-o {folder}/pairs.h5",
         f"pairs {data}/oracle_pairs.csv --features {features} --holdout 0 --straddling keep "
         f"-o {folder}/oracle.h5",
         f"fit --features {features} --pairs {folder}/pairs.h5 --rank 0:64 -o {folder}/ncm.safetensors",

@@ -143,8 +143,16 @@ def test_c77_nothing_is_broken_on_a_terminal_and_nothing_wrapped_off_it(
         assert all(sum(one in line for one in IDS) == 2 for line in suspects)
         assert [one for one in IDS if one in shown] == [one for one in IDS if one in piped]
     if name == "fit":
-        headings = ["rank", "weight decay", "val accuracy", "val log loss", "flip rate", "error bound"]
-        assert re.search(" +".join([*headings, "log-loss bound"]), piped)
+        headings = [
+            "rank",
+            "weight decay",
+            "trained on",
+            "cell error",
+            "val accuracy",
+            "flip rate",
+            "in cells",
+        ]
+        assert re.search(" +".join([*headings, "error bound"]), piped)
     if name.startswith("info"):
         assert run(["info", "f.h5", "--json"]) == 0
         fingerprint = json.loads(capsys.readouterr().out)["fingerprint"]

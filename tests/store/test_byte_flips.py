@@ -132,7 +132,7 @@ def test_result(tmp_path: Path, kind: str) -> None:
         "n": 1000,
         "accuracy": 0.8125,
         "groups": [{"group": {"label": "bird", "place": "é"}, "n": 40, "accuracy": 0.5}],
-        "rows": [{**pick, "metrics": {"val_accuracy": 1 / 3}}] if kind == "sweep" else None,
+        "rows": {"sweep": [{**pick, "metrics": {"val_accuracy": 1 / 3}}], "run": []}.get(kind),
         "probe": {"path": "probe.safetensors", "sha256": "ab" * 32, "rank": 8},
     }
     write_result(tmp_path / "r.json", kind, body)

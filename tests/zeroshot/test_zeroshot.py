@@ -222,8 +222,8 @@ def test_what_is_not_the_stores_encoder_is_refused(
     assert run(f"zeroshot -f {tmp_path}/g.h5 -o {tmp_path}/z".split()) == 3
     assert "no complete text tower" in capsys.readouterr().err
     assert run(f"embed {manifest} --model pixels:4 -o {tmp_path}/p.h5".split()) == 0
-    for command in ("zeroshot", "pairs --prompts {}|{}s"):
-        assert run(f"{command} -f {tmp_path}/p.h5 -o {tmp_path}/z".split()) == 3
+    for command, output in (("zeroshot", "z"), ("pairs --prompts {}|{}s", "pairs.h5")):
+        assert run(f"{command} -f {tmp_path}/p.h5 -o {tmp_path}/{output}".split()) == 3
         assert "no text tower" in capsys.readouterr().err
 
 
