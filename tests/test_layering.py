@@ -21,6 +21,7 @@ LEVELS = {
     "registry": 1,
     "blocks": 1,
     "store": 2,
+    "solvers": 2,
     "datasets": 3,
     "images": 3,
     "pairs": 3,

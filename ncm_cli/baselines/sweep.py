@@ -237,7 +237,7 @@ class Runner:
     """
 
     def __init__(self, options: SweepOptions, reporter: Reporter) -> None:
-        from ncm_cli.images.network import choose_device
+        from ncm_cli.solvers.device import choose_device
 
         shared = {field.name for field in dataclasses.fields(FitOptions)} & set(vars(options))
         self.options = options

@@ -27,13 +27,14 @@ from ncm_cli.errors import InputError
 from ncm_cli.finetune.options import FinetuneOptions
 from ncm_cli.finetune.rows import ManifestRows, Pictures, Positions
 from ncm_cli.images.encoder import EncoderRequest, Preprocess
-from ncm_cli.images.network import TorchEncoder, exact, is_short_of_memory, own_random_numbers
+from ncm_cli.images.network import TorchEncoder
 from ncm_cli.probes import metrics
 from ncm_cli.probes.folds import Fold
 from ncm_cli.probes.metrics import PairRows, Rows, decide
 from ncm_cli.probes.rows_and_pairs import Problem, RawRows
 from ncm_cli.probes.selection import RULES, SCORES, cell_facts, facts
 from ncm_cli.progress import Task
+from ncm_cli.solvers.device import exact, is_short_of_memory, own_random_numbers
 
 Epoch = dict[str, float]
 """What is known after an epoch, by names of `METRICS` and a few more; what can't be known is left out."""

@@ -69,7 +69,7 @@ class TextTower:
         """
         import torch
 
-        from ncm_cli.images.network import exact
+        from ncm_cli.solvers.device import exact
 
         module: Any = self.encoder.model.module
         made = []

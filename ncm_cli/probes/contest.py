@@ -69,7 +69,7 @@ def hold(problem: Problem, reporter: Reporter) -> Contest:
         available = min(available, *(problem.without(fold).rank for fold in folds))
     ranks = resolve_ranks(options.rank, method, available, reporter, MOST_RANKS_OF_VARIANTS[len(variants)])
     if solver == "adam":
-        from ncm_cli.images.network import choose_device
+        from ncm_cli.solvers.device import choose_device
 
         choose_device(options.device, "fp64", reporter)
     kind: dict[str, Any] = {"method": method, "solver": solver}

@@ -830,7 +830,7 @@ def train_path(
         )
     from ncm_cli.baselines.options import Config
     from ncm_cli.baselines.trainer import Schedule, train
-    from ncm_cli.images.network import choose_device
+    from ncm_cli.solvers.device import choose_device
 
     shared: dict[str, Any] = {"method": method, "seed": options.seed, "lr": options.lr}
     upweighted = part.weights is not None

@@ -220,8 +220,8 @@ def test_torchrun_goes_on_where_a_killed_rank_stopped(make_pictures: Any, conten
 
 @pytest.mark.slow  # loads torch
 def test_each_rank_of_a_machine_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ncm_cli.images.network import choose_device
     from ncm_cli.progress import SILENT
+    from ncm_cli.solvers.device import choose_device
 
     for name, value in (
         ("is_available", True),

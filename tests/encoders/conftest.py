@@ -70,7 +70,8 @@ def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> TinyClip:
     import torch
     from safetensors.torch import save_file
 
-    from ncm_cli.images.network import own_random_numbers, quiet_root_logger
+    from ncm_cli.images.network import quiet_root_logger
+    from ncm_cli.solvers.device import own_random_numbers
 
     root = tmp_path_factory.mktemp("clip")
     folder = root / "own"

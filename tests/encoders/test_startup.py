@@ -57,7 +57,7 @@ def test_a_large_files_digest_is_remembered_while_nothing_of_it_changes(
 def test_parameters_that_are_loaded_over_are_not_drawn_and_all_else_is() -> None:
     import torch
 
-    from ncm_cli.images.network import no_random_numbers, own_random_numbers
+    from ncm_cli.solvers.device import no_random_numbers, own_random_numbers
 
     with own_random_numbers(0), no_random_numbers():
         layer = torch.nn.Linear(300, 300)

@@ -203,7 +203,7 @@ def test_cached_timm_weights_need_no_network(offline: Path, picture: Picture) ->
     import timm
     from safetensors.torch import save_file
 
-    from ncm_cli.images.network import own_random_numbers
+    from ncm_cli.solvers.device import own_random_numbers
 
     snapshot = offline / "models--timm--resnet18.a1_in1k" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)

@@ -1,0 +1,1 @@
+"""What `fit`, `sweep` and networks solve with. Nothing here knows a file or a console."""

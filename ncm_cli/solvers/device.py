@@ -1,0 +1,102 @@
+"""The device that torch computes on: its choice, its arithmetic, its random numbers, its memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from ncm_cli.errors import InputError
+from ncm_cli.options import parse_device
+from ncm_cli.progress import Reporter
+
+
+def choose_device(asked: str, precision: str, reporter: Reporter) -> str:
+    """``cpu`` or ``cuda:N`` for what was asked (``auto``, ``cpu``, ``cuda``, ``cuda:N``); says which.
+
+    Raises InputError where CUDA is asked for and there is none, or fp16 on a CPU: never a silent CPU run.
+    """
+    import torch
+
+    index = parse_device(asked).partition(":")[2]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a driver too old warns; the outcome is said below
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if asked.startswith("cuda") and count <= int(index or 0):
+        raise InputError(
+            f"--device {asked} asks for a CUDA device that isn't there",
+            found=f"{count} CUDA devices",
+            fix="--device cpu, or --device auto to take CUDA only where there is some",
+        )
+    # Of the processes that torchrun starts on a machine each takes a device of its own.
+    index = index or str(int(os.environ.get("LOCAL_RANK") or 0) % max(count, 1))
+    device = "cpu" if asked == "cpu" or count == 0 else f"cuda:{int(index)}"
+    if device == "cpu" and precision == "fp16":
+        what = "--precision fp16 needs CUDA, and the device is the CPU"
+        raise InputError(what, fix="--precision bf16, or fp32")
+    if device != "cpu" and os.environ.get("LOCAL_RANK"):
+        torch.cuda.set_device(device)  # or pinned memory takes some of the first device as well
+    name = f"{device} ({torch.cuda.get_device_name(device)})" if device != "cpu" else "cpu"
+    reporter.note(f"device: {name}, {precision}")
+    return device
+
+
+@contextlib.contextmanager
+def exact(device: str, precision: str) -> Iterator[None]:
+    """Arithmetic as ``precision`` says: fp32 means fp32 (no TF32), the others are autocast."""
+    import torch
+
+    with contextlib.ExitStack() as stack:
+        if device.startswith("cuda"):
+            cudnn = {"enabled": True, "benchmark": False, "deterministic": True, "allow_tf32": False}
+            stack.enter_context(torch.backends.cudnn.flags(**cudnn))
+            try:
+                stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+                torch.set_float32_matmul_precision("highest")
+            except RuntimeError:  # someone set torch's newer switch, which forbids the older one
+                matmul: Any = torch.backends.cuda.matmul
+                stack.callback(setattr, matmul, "fp32_precision", matmul.fp32_precision)
+                matmul.fp32_precision = "ieee"
+        if precision != "fp32":
+            kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+            stack.enter_context(torch.autocast(device.partition(":")[0], dtype=kind))
+        yield
+
+
+@contextlib.contextmanager
+def no_random_numbers() -> Iterator[None]:
+    """Leave a network's parameters as memory is, where weights will replace them all: a second for a ViT-B.
+
+    Whoever loads them checks that none is missing. All else that a module draws is drawn.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Undrawn(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if getattr(function, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_", "erfinv_"):
+                target = args[0] if args else (kwargs or {}).get("tensor")
+                if isinstance(target, torch.nn.Parameter):
+                    return target
+            return function(*args, **(kwargs or {}))
+
+    with Undrawn():
+        yield
+
+
+@contextlib.contextmanager
+def own_random_numbers(seed: int) -> Iterator[None]:
+    """Random initialisation from ``seed`` that leaves every global generator as it was."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def is_short_of_memory(error: Exception) -> bool:
+    """Whether memory is what an error is about, of Python, of torch's CPU, of CUDA or of its libraries."""
+    words = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+    return isinstance(error, MemoryError) or any(said in str(error) for said in words)
