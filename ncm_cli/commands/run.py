@@ -6,9 +6,9 @@ import dataclasses
 
 from ncm_cli.baselines.options import UPWEIGHT
 from ncm_cli.console import Ui
-from ncm_cli.recipes.load import Recipe, load
+from ncm_cli.recipes.load import Recipe, read_recipe
 from ncm_cli.recipes.options import RunOptions
-from ncm_cli.recipes.run import RunReport, Summary, chosen, shell_lines
+from ncm_cli.recipes.run import RunReport, Summary, selected_jobs, shell_lines
 from ncm_cli.recipes.run import run as run_recipe
 from ncm_cli.recipes.steps import REPORT
 from ncm_cli.results.report import known_values, terminal
@@ -18,7 +18,7 @@ MISSED = 3
 
 def run(options: RunOptions, ui: Ui) -> int | None:
     """Run the recipe, or print its shell lines; then the closing table."""
-    recipe = load(
+    recipe = read_recipe(
         options.recipe,
         out=options.out,
         sets=options.set,
@@ -28,7 +28,7 @@ def run(options: RunOptions, ui: Ui) -> int | None:
     if options.dry_run:
         for missing in recipe.missing:
             ui.reporter.warn(missing)
-        lines = shell_lines(recipe, chosen(recipe, options.only))
+        lines = shell_lines(recipe, selected_jobs(recipe, options.only))
         if ui.json:
             ui.result({"recipe": recipe.name, "lines": lines})
         else:
@@ -53,8 +53,8 @@ def _show(report: RunReport, ui: Ui) -> None:
         if row.seen:
             last = list(recipe.columns)[-1]
             ui.reporter.warn(f"{_label(row)}: rows of {last!r} were also used in training or for choosing")
-    if report.verdicts:
-        ui.table(**terminal(known_values(recipe.name, map(dataclasses.asdict, report.verdicts))))
+    if report.comparisons:
+        ui.table(**terminal(known_values(recipe.name, map(dataclasses.asdict, report.comparisons))))
     ui.text(_where_files_are(report))
 
 

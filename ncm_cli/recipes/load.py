@@ -68,7 +68,7 @@ class Recipe:
         return str(relative(path, self.out))
 
 
-def load(
+def read_recipe(
     file: Path,
     *,
     out: Path | None = None,

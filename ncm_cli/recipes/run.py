@@ -35,7 +35,7 @@ SOME_ROWS_FAILED = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class CellResult:
     """One result: a probe on some rows, in one cell of the matrix."""
 
     kind: str
@@ -99,7 +99,7 @@ class Summary:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class Comparison:
     """An expectation and what was measured."""
 
     expectation: Expectation
@@ -107,10 +107,10 @@ class Verdict:
     state: str
 
 
-def outcome(recipe: Recipe) -> tuple[list[Summary], list[Verdict]]:
+def outcome(recipe: Recipe) -> tuple[list[Summary], list[Comparison]]:
     """Read the results that are there."""
 
-    def line(one: Measured) -> tuple[Any, ...]:
+    def line(one: CellResult) -> tuple[Any, ...]:
         names = (one.facts.fixed[name] for name in ("step", "method", "rule"))
         return (*names, *_without_seed(one.cell).items())
 
@@ -120,10 +120,10 @@ def outcome(recipe: Recipe) -> tuple[list[Summary], list[Verdict]]:
         for found in by((one for one in measured if one.kind == "eval"), line)
         for same in repetitions(found, lambda one: tuple(_headings(recipe, one)))
     ]
-    return rows, [verdict for one in recipe.expect for verdict in _verdicts(one, measured)]
+    return rows, [comparison for one in recipe.expect for comparison in _compared(one, measured)]
 
 
-def _measurements(recipe: Recipe) -> Iterator[Measured]:
+def _measurements(recipe: Recipe) -> Iterator[CellResult]:
     """What eval, bound, sweep and finetune steps wrote."""
     makers = {path: job for job in recipe.jobs for path in job.written}
     run = (recipe.out, {recipe.name_of(path): (job.step, job.cell) for path, job in makers.items()})
@@ -143,7 +143,7 @@ def _measurements(recipe: Recipe) -> Iterator[Measured]:
                     "rule": known.get("selection"),
                     WHERE: _tidy(getattr(job.options, "where", None) or ""),
                 }
-                yield Measured(
+                yield CellResult(
                     kind=job.kind,
                     rank=known.get("rank"),
                     cell=job.cell,
@@ -155,7 +155,7 @@ def _measurements(recipe: Recipe) -> Iterator[Measured]:
                 )
 
 
-def _picked(job: Job, path: Path, run: tuple[Path, Made]) -> Iterator[Measured]:
+def _picked(job: Job, path: Path, run: tuple[Path, Made]) -> Iterator[CellResult]:
     """For each method, rule and seed of a sweep or a finetune: its validation rows and its test rows."""
     found = read_result(path, kind=job.kind)
     facts = facts_of(path, found, run=run)
@@ -177,7 +177,7 @@ def _picked(job: Job, path: Path, run: tuple[Path, Made]) -> Iterator[Measured]:
                     for name in ("accuracy", "log_loss", "worst_group")
                 }
                 names = {"step": job.step, "method": row["method"], "rule": row["rule"], WHERE: _tidy(where)}
-                yield Measured(
+                yield CellResult(
                     kind="eval",
                     rank=row["hyper_parameters"].get("rank"),
                     cell={SEED: str(seed), **job.cell},
@@ -203,12 +203,12 @@ def _without_seed(cell: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in cell.items() if name != SEED}
 
 
-def _headings(recipe: Recipe, one: Measured) -> list[str]:
+def _headings(recipe: Recipe, one: CellResult) -> list[str]:
     """The columns of the closing table that a result stands in."""
     return [heading for heading, where in recipe.columns.items() if one.is_on(where)]
 
 
-def _summary(recipe: Recipe, found: list[Measured], differs: dict[str, str]) -> Summary:
+def _summary(recipe: Recipe, found: list[CellResult], differs: dict[str, str]) -> Summary:
     first = found[0]
     columns = {
         heading: [one for one in found if heading in _headings(recipe, one)] for heading in recipe.columns
@@ -229,16 +229,16 @@ def _summary(recipe: Recipe, found: list[Measured], differs: dict[str, str]) -> 
     )
 
 
-def _verdicts(expectation: Expectation, measured: Iterable[Measured]) -> Iterator[Verdict]:
-    """One verdict; several where the expectation fits results that are no repetitions of one another."""
+def _compared(expectation: Expectation, measured: Iterable[CellResult]) -> Iterator[Comparison]:
+    """One comparison; several where the expectation fits results that are no repetitions of one another."""
     own = [one for one in measured if expectation.applies and one.fits(expectation.filters)]
     own = [one for one in own if one.metric(expectation.metric) is not None]
     if not own:
-        yield Verdict(expectation=expectation, measured=None, state=NOT_RUN)
+        yield Comparison(expectation=expectation, measured=None, state=NOT_RUN)
     for same in repetitions(own, (lambda one: None) if "where" in expectation.filters else None):
         mean = Mean.of(one.metric(expectation.metric) for one in same.members)
         assert mean is not None
-        yield Verdict(
+        yield Comparison(
             expectation=dataclasses.replace(expectation, filters={**expectation.filters, **same.differs}),
             measured=mean,
             state=REPRODUCED if _within(mean.mean, expectation) else MISSED,
@@ -269,7 +269,7 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def _write_report(recipe: Recipe, state: State, rows: list[Summary], verdicts: list[Verdict]) -> None:
+def _write_report(recipe: Recipe, state: State, rows: list[Summary], comparisons: list[Comparison]) -> None:
     """Write the outcome, and for every file the recipe, step, options, seed and input digests behind it."""
     files = [
         {
@@ -293,7 +293,7 @@ def _write_report(recipe: Recipe, state: State, rows: list[Summary], verdicts: l
         "versions": versions(),
         "files": files,
     }
-    body = {"rows": rows, "expect": verdicts, "provenance": provenance}
+    body = {"rows": rows, "expect": comparisons, "provenance": provenance}
     write_result(recipe.out / REPORT, "run", body)
 
 
@@ -334,22 +334,22 @@ class RunReport:
     exit_code: int
     """0, or 5 when rows failed in some step, now or when it last ran."""
     rows: list[Summary]
-    verdicts: list[Verdict]
+    comparisons: list[Comparison]
     seconds: float
 
     @property
     def missed(self) -> int:
-        return sum(verdict.state == MISSED for verdict in self.verdicts)
+        return sum(comparison.state == MISSED for comparison in self.comparisons)
 
     def to_json(self) -> dict[str, Any]:
         """What ``--json`` prints."""
         out = self.recipe.out
         said = {"recipe": self.recipe.name, "out": out, "report": out / REPORT, "ran": self.ran}
         said |= {"up_to_date": self.skipped, "seconds": self.seconds}
-        return said | {"rows": self.rows, "expect": self.verdicts}
+        return said | {"rows": self.rows, "expect": self.comparisons}
 
 
-def chosen(recipe: Recipe, only: Sequence[str]) -> tuple[Job, ...]:
+def selected_jobs(recipe: Recipe, only: Sequence[str]) -> tuple[Job, ...]:
     """The jobs of the steps named, or of a kind; all of them if none is named."""
     steps = dict.fromkeys(job.step for job in recipe.jobs)
     names = {**steps, **dict.fromkeys(job.kind for job in recipe.jobs)}
@@ -371,7 +371,7 @@ def run(
     Raises `InputError` if another run has the same folder, if a step that ``only`` leaves out hasn't made an
     input, or if a file that this run didn't make is where a step would write.
     """
-    jobs = chosen(recipe, only)
+    jobs = selected_jobs(recipe, only)
     start = time.monotonic()
     if recipe.out.exists() and not recipe.out.is_dir():
         raise InputError("a file where the run's folder should go", where=recipe.out, fix="another --out")
@@ -393,15 +393,15 @@ def run(
         state.save()
         if skipped:
             reporter.note(f"{len(skipped)} of {len(jobs)} steps were up to date")
-        rows, verdicts = outcome(recipe)
-        _write_report(recipe, state, rows, verdicts)
+        rows, comparisons = outcome(recipe)
+        _write_report(recipe, state, rows, comparisons)
     return RunReport(
         recipe=recipe,
         ran=tuple(ran),
         skipped=tuple(skipped),
         exit_code=code,
         rows=rows,
-        verdicts=verdicts,
+        comparisons=comparisons,
         seconds=time.monotonic() - start,
     )
 

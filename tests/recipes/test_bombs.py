@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ncm_cli.recipes.document import MAX_DEPTH, MOST_VALUES, RecipeError
-from ncm_cli.recipes.load import load
+from ncm_cli.recipes.load import read_recipe
 
 SECONDS, MEMORY = 4.0, 500 << 20
 """Of the processor; twice what is promised, for slow ones."""
@@ -55,7 +55,7 @@ def test_what_would_grow_is_refused_at_once(tmp_path: Path, name: str) -> None:
     file.write_text(BOMBS[name])
     start, before = time.process_time(), _peak()
     with pytest.raises(RecipeError):
-        load(file, out=tmp_path / "out")
+        read_recipe(file, out=tmp_path / "out")
     assert time.process_time() - start < SECONDS
     assert _peak() - before < MEMORY
 
@@ -78,7 +78,7 @@ def test_random_webs_of_variables_and_aliases_end(tmp_path: Path) -> None:
         file.write_text("name: x\nvars:\n" + "\n".join(lines) + "\nsteps:\n  - fit: {features: ${v1}}\n")
         start = time.process_time()
         with pytest.raises(RecipeError):
-            load(file, out=tmp_path / "out")
+            read_recipe(file, out=tmp_path / "out")
         assert time.process_time() - start < SECONDS
 
 
@@ -88,5 +88,5 @@ def test_a_recipe_of_many_values_is_read(tmp_path: Path) -> None:
     many = ",".join(map(str, range(MOST_VALUES // 4)))
     file.write_text(f"name: x\nvars: {{a: &a [{many}], b: *a, c: '${{a}}', d: {nested}}}\nsteps: []\n")
     with pytest.raises(RecipeError, match="1 problem") as refused:
-        load(file, out=tmp_path / "out")
+        read_recipe(file, out=tmp_path / "out")
     assert "an empty list" in refused.value.problems[0].what

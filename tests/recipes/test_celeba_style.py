@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.recipes.load import load
+from ncm_cli.recipes.load import read_recipe
 from ncm_cli.recipes.run import run
 
 RECIPE = """
@@ -47,7 +47,7 @@ def test_c31_two_attributes_make_four_groups(tmp_path: Path) -> None:
     with (tmp_path / "list_attr.csv").open("w", newline="") as stream:
         csv.writer(stream).writerows([["image_id", "Blond_Hair", "Male", "partition"], *rows])
     (tmp_path / "r.yaml").write_text(RECIPE)
-    report = run(load(tmp_path / "r.yaml", out=Path("out")))
+    report = run(read_recipe(tmp_path / "r.yaml", out=Path("out")))
     found = json.loads((tmp_path / "out" / "test.json").read_text())
     groups = [group["group"] for group in found["groups"]]
     expected = [{"Blond_Hair": blond, "Male": male} for blond in ("-1", "1") for male in ("-1", "1")]

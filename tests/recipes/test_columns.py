@@ -10,7 +10,7 @@ import pytest
 
 from ncm_cli.options import COLUMN_METAVARS, Field, fields_of
 from ncm_cli.recipes.document import RecipeError
-from ncm_cli.recipes.load import load
+from ncm_cli.recipes.load import read_recipe
 from ncm_cli.recipes.run import run, shell_lines
 from ncm_cli.recipes.steps import built_columns
 from ncm_cli.registry import BUILDERS, STEPS, options_of
@@ -65,7 +65,7 @@ def _write(folder: Path, step: str, field: Field, column: str) -> Path:
 def test_every_option_that_names_columns_is_checked(tmp_path: Path, step: str, field: Field) -> None:
     file = _write(tmp_path, step, field, "nonsense")
     with pytest.raises(RecipeError) as caught:
-        load(file)
+        read_recipe(file)
     ((problem),) = caught.value.problems
     assert problem.line == 8
     assert re.search(rf"\.{field.name}$", problem.path)
@@ -76,14 +76,14 @@ def test_the_right_names_pass(tmp_path: Path) -> None:
     for step, field in NAMING:
         if field.spec.columns_of == "features":
             for column in ("label", "split", "domain"):
-                load(_write(tmp_path, step, field, column))
+                read_recipe(_write(tmp_path, step, field, column))
 
 
 def test_a_filter_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     more = "  - eval: {probe: p.safetensors, features: f.h5, where: split, output: e.json}\n"
     (tmp_path / "r.yaml").write_text(BEFORE + more)
     with pytest.raises(RecipeError, match=r"where: a row filter that can't be read \(where: split;"):
-        load(tmp_path / "r.yaml")
+        read_recipe(tmp_path / "r.yaml")
 
 
 def test_the_columns_that_a_store_will_have(tmp_path: Path) -> None:
@@ -101,12 +101,12 @@ def test_the_columns_that_a_store_will_have(tmp_path: Path) -> None:
         + fit.format(store="all.h5", columns="label,split,species,place,set,weight", number=1)
         + fit.format(store="some.h5", columns="label,split,species,place,set,weight", number=2)
     )
-    load(tmp_path / "r.yaml")
+    read_recipe(tmp_path / "r.yaml")
     wrong = [("all.h5", "file"), ("all.h5", "name"), ("all.h5", "nonsense"), ("some.h5", "file")]
     for store, column in wrong:
         (tmp_path / "r.yaml").write_text(text + fit.format(store=store, columns=column, number=3))
         with pytest.raises(RecipeError, match=f"no column of the features named '{column}'"):
-            load(tmp_path / "r.yaml")
+            read_recipe(tmp_path / "r.yaml")
 
 
 def test_columns_of_stores_that_are_there(tmp_path: Path) -> None:
@@ -128,10 +128,10 @@ def test_columns_of_stores_that_are_there(tmp_path: Path) -> None:
     )
     text = "name: x\nsteps:\n  - fit: {features: made.h5, groups: '%s', output: p.safetensors}\n"
     (tmp_path / "r.yaml").write_text(text % "y,age,label")
-    load(tmp_path / "r.yaml")
+    read_recipe(tmp_path / "r.yaml")
     (tmp_path / "r.yaml").write_text(text % "y,ages")
     with pytest.raises(RecipeError, match="no column of the features named 'ages'; did you mean 'age'"):
-        load(tmp_path / "r.yaml")
+        read_recipe(tmp_path / "r.yaml")
 
 
 RECIPE = """
@@ -152,7 +152,7 @@ def test_builders_make_the_columns_that_are_assumed(tmp_path: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (2, 2), (i, i, i)).save(file)
     (tmp_path / "r.yaml").write_text(RECIPE)
-    recipe = load(tmp_path / "r.yaml")
+    recipe = read_recipe(tmp_path / "r.yaml")
     run(recipe)
     for job in recipe.jobs:
         (folder,) = job.outputs["output"]
@@ -176,12 +176,12 @@ def test_a_dry_run_needs_no_data(tmp_path: Path, name: str) -> None:
     (tmp_path / "r.yaml").write_text(text)
     sets = [f"photos={name}"]
     with pytest.raises(RecipeError, match=f"no such file or folder: {name}, and no step writes it"):
-        load(tmp_path / "r.yaml", sets=sets)
-    dry = load(tmp_path / "r.yaml", sets=sets, dry_run=True)
+        read_recipe(tmp_path / "r.yaml", sets=sets)
+    dry = read_recipe(tmp_path / "r.yaml", sets=sets, dry_run=True)
     assert dry.missing == (f"line 4: no such file or folder: {name}, and no step writes it",)
     lines = shell_lines(dry, dry.jobs)
     (tmp_path / name).mkdir(parents=True)
-    there = load(tmp_path / "r.yaml", sets=sets)
+    there = read_recipe(tmp_path / "r.yaml", sets=sets)
     assert there.missing == ()
     assert lines == shell_lines(there, there.jobs)
     assert len(lines) == 4

@@ -13,7 +13,7 @@ from ncm_cli.errors import UsageError
 from ncm_cli.options import check
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.recipes.document import RecipeError, scalar_value
-from ncm_cli.recipes.load import Recipe, load
+from ncm_cli.recipes.load import Recipe, read_recipe
 from ncm_cli.recipes.run import shell_lines
 
 
@@ -22,7 +22,7 @@ def _load(folder: Path, values: str, *sets: str, more: str = "", output: str = "
         f"name: x\nmatrix:\n  v: {values}\nsteps:\n  - data: {{builder: digits, output: '{output}'}}\n{more}"
     )
     (folder / "r.yaml").write_text(text, encoding="utf-8")
-    return load(folder / "r.yaml", out=folder / "out", sets=sets)
+    return read_recipe(folder / "r.yaml", out=folder / "out", sets=sets)
 
 
 def _names(recipe: Recipe) -> list[str]:
@@ -105,7 +105,7 @@ def test_two_variables_that_run_together_are_refused(tmp_path: Path) -> None:
     )
     (tmp_path / "r.yaml").write_text(text)
     with pytest.raises(RecipeError, match=r"written in the cells \(a 1, b 11\) and \(a 11, b 1\)"):
-        load(tmp_path / "r.yaml")
+        read_recipe(tmp_path / "r.yaml")
 
 
 def test_a_step_named_with_brackets_has_cells_too(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_step_named_with_brackets_has_cells_too(tmp_path: Path) -> None:
     )
     (tmp_path / "r.yaml").write_text(text)
     with pytest.raises(RecipeError, match=r"the same in several cells; put \$\{a\} in it"):
-        load(tmp_path / "r.yaml")
+        read_recipe(tmp_path / "r.yaml")
 
 
 def test_cells_with_marks_in_them_have_keys_of_their_own(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_cells_with_marks_in_them_have_keys_of_their_own(tmp_path: Path) -> None
         "  - data: {builder: digits, output: '${a} and ${b}'}\n"
     )
     (tmp_path / "r.yaml").write_text(text)
-    jobs = load(tmp_path / "r.yaml").jobs
+    jobs = read_recipe(tmp_path / "r.yaml").jobs
     assert len({job.key for job in jobs}) == len(jobs) == 4
 
 

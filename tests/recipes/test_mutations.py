@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ncm_cli.recipes.document import RecipeError
-from ncm_cli.recipes.load import Recipe, load
+from ncm_cli.recipes.load import Recipe, read_recipe
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
@@ -36,7 +36,7 @@ def _load(folder: Path, name: str, text: str, *, dry_run: bool = False) -> Recip
     variables = re.findall(r"^  (\w+): ", text.partition("vars:")[2].partition("\n\n")[0], re.M)
     sets = [f"{given}=." for given in INPUTS if given in variables]
     sets += ["quick=true"] if "quick: {" in text else []
-    return load(file, sets=sets, out=folder / "out", dry_run=dry_run)
+    return read_recipe(file, sets=sets, out=folder / "out", dry_run=dry_run)
 
 
 def _mutated(text: str, rng: random.Random) -> str:

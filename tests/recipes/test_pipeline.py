@@ -21,7 +21,7 @@ from PIL import Image
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.progress import Reporter
 from ncm_cli.recipes import freshness
-from ncm_cli.recipes.load import Recipe, load
+from ncm_cli.recipes.load import Recipe, read_recipe
 from ncm_cli.recipes.run import RunReport, run, shell_lines
 from ncm_cli.store.files import sha256_file
 
@@ -93,7 +93,7 @@ def tiny(tmp_path: Path) -> Path:
 
 
 def _load(folder: Path, *sets: str, out: str = "out") -> Recipe:
-    return load(folder / "tiny.yaml", out=Path(out), sets=sets)
+    return read_recipe(folder / "tiny.yaml", out=Path(out), sets=sets)
 
 
 def _run(folder: Path, *sets: str, **options: Any) -> RunReport:
@@ -113,7 +113,7 @@ def test_everything_runs_once(tiny: Path) -> None:
     assert second.ran == ()
     assert second.skipped == first.ran
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-    assert (second.rows, second.verdicts) == (first.rows, first.verdicts)
+    assert (second.rows, second.comparisons) == (first.rows, first.comparisons)
 
 
 def test_an_option_reruns_its_step_and_what_follows(tiny: Path) -> None:
@@ -404,7 +404,7 @@ def test_files_beside_what_a_step_names_are_not_replaced_either(tiny: Path) -> N
 def _outside(tiny: Path) -> Recipe:
     """The recipe with its store beside the run's folder."""
     (tiny / "tiny.yaml").write_text(RECIPE.replace("features.h5", f"{tiny}/shared.h5"))
-    return load(tiny / "tiny.yaml", out=Path("out"), allow_outside=True)
+    return read_recipe(tiny / "tiny.yaml", out=Path("out"), allow_outside=True)
 
 
 def test_outside_only_what_the_run_made_is_replaced(tiny: Path) -> None:
@@ -448,7 +448,7 @@ def test_failed_images_are_carried(tiny: Path) -> None:
 
 def test_verdicts(tiny: Path) -> None:
     report = _run(tiny)
-    assert [verdict.state for verdict in report.verdicts] == ["reproduced", "missed", "not run"]
+    assert [comparison.state for comparison in report.comparisons] == ["reproduced", "missed", "not run"]
     (row,) = report.rows
     assert (row.step, row.seeds) == ("probe", 2)
     assert row.columns["test"] is not None
@@ -471,7 +471,10 @@ expect:
     assert [row.cell for row in found.rows] == [{"--groups": "label"}, {"--groups": "none"}]
     assert [row.columns["test"].n for row in found.rows if row.columns["test"]] == [2, 2]
     assert [row.worst_group is not None for row in found.rows] == [True, False]
-    shown = [(verdict.expectation.filters.get("--groups"), verdict.measured) for verdict in found.verdicts]
+    shown = [
+        (comparison.expectation.filters.get("--groups"), comparison.measured)
+        for comparison in found.comparisons
+    ]
     assert [(groups, mean.n) for groups, mean in shown if mean] == [
         *(("label", 2), ("none", 2)),
         *(("label", 1), ("none", 1)),
@@ -484,7 +487,7 @@ def test_c68_cells_are_reported_as_written_and_never_averaged(tiny: Path) -> Non
     outcome = _run(tiny)
     assert [row.cell for row in outcome.rows] == [{"commit": "6e1234"}, {"commit": "7e5678"}]
     assert [row.columns["test"].n for row in outcome.rows if row.columns["test"]] == [1, 1]
-    own = [one for one in outcome.verdicts if one.expectation.filters.get("commit") == "7e5678"]
+    own = [one for one in outcome.comparisons if one.expectation.filters.get("commit") == "7e5678"]
     assert {one.measured.n for one in own if one.measured} == {1}
     assert _run(tiny).ran == ()
 
@@ -493,8 +496,8 @@ def test_c68_cells_are_reported_as_written_and_never_averaged(tiny: Path) -> Non
 def test_a_value_for_another_variable_is_not_run(tiny: Path) -> None:
     only = "  - {metric: accuracy, where: split=test, decay: 1e-2, min: .9}\n"
     (tiny / "tiny.yaml").write_text(RECIPE + only)
-    assert _run(tiny).verdicts[-1].state == "reproduced"
-    assert _run(tiny, "decay=1").verdicts[-1].state == "not run"
+    assert _run(tiny).comparisons[-1].state == "reproduced"
+    assert _run(tiny, "decay=1").comparisons[-1].state == "not run"
 
 
 def test_the_report_records_where_everything_comes_from(tiny: Path) -> None:

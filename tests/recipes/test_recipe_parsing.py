@@ -10,7 +10,7 @@ import pytest
 
 from ncm_cli.errors import InputError
 from ncm_cli.recipes.document import Mistakes, Node, RecipeError, parse, scalar_value
-from ncm_cli.recipes.load import Recipe, load
+from ncm_cli.recipes.load import Recipe, read_recipe
 
 STEPS = """
   - data: {builder: digits, output: data}
@@ -21,7 +21,7 @@ STEPS = """
 def _load(tmp_path: Path, text: str, **options: object) -> Recipe:
     file = tmp_path / "recipe.yaml"
     file.write_text(text, encoding="utf-8")
-    return load(file, **options)  # type: ignore[arg-type]
+    return read_recipe(file, **options)  # type: ignore[arg-type]
 
 
 def _problems(tmp_path: Path, text: str, **options: object) -> dict[int, list[str]]:
@@ -206,14 +206,14 @@ def test_inputs_are_relative_to_the_recipe_and_set_values_to_the_current_folder(
     file.write_text(
         "name: x\nvars: {where: near}\nsteps:\n  - data: {builder: pacs, pacs: ${where}, output: data}\n"
     )
-    near = load(file).jobs[0]
+    near = read_recipe(file).jobs[0]
     assert near.inputs["pacs"] == (tmp_path / "recipes" / "near",)
     assert near.options.pacs == Path("recipes/near")
-    mine = load(file, sets=["where=mine"]).jobs[0]
+    mine = read_recipe(file, sets=["where=mine"]).jobs[0]
     assert mine.inputs["pacs"] == (tmp_path / "mine",)
     monkeypatch.chdir(tmp_path / "recipes")
     with pytest.raises(RecipeError, match="no such file or folder: mine"):
-        load(file, sets=["where=mine"])
+        read_recipe(file, sets=["where=mine"])
 
 
 def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,13 +286,13 @@ def test_what_is_not_a_recipe_is_refused(tmp_path: Path, text: str, match: str) 
 def test_not_utf8_or_not_there(tmp_path: Path) -> None:
     file = tmp_path / "r.yaml"
     with pytest.raises(InputError, match="can't be read"):
-        load(file)
+        read_recipe(file)
     file.write_bytes(b"name: x\nsteps: \xff\n")
     with pytest.raises(InputError, match="isn't UTF-8") as caught:
-        load(file)
+        read_recipe(file)
     assert "line 2" in str(caught.value)
     with pytest.raises(InputError, match="can't be read"):
-        load(tmp_path)
+        read_recipe(tmp_path)
 
 
 def test_aliases_are_allowed(tmp_path: Path) -> None:

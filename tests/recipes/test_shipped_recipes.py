@@ -14,7 +14,7 @@ import pytest
 
 from ncm_cli.baselines.choice import plan
 from ncm_cli.progress import SILENT
-from ncm_cli.recipes.load import Recipe, load
+from ncm_cli.recipes.load import Recipe, read_recipe
 from ncm_cli.recipes.run import run, shell_lines
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
@@ -42,7 +42,7 @@ def test_every_recipe_is_listed() -> None:
 
 def _load(name: str, tmp_path: Path, *sets: str) -> Recipe:
     given = [f"{variable}=." for variable in INPUTS[name]]
-    return load(RECIPES / f"{name}.yaml", sets=[*given, *sets])
+    return read_recipe(RECIPES / f"{name}.yaml", sets=[*given, *sets])
 
 
 @pytest.mark.parametrize("name", sorted(INPUTS))
@@ -69,7 +69,7 @@ def test_a_recipe_says_what_must_be_given(name: str, tmp_path: Path) -> None:
     from ncm_cli.recipes.document import RecipeError
 
     with pytest.raises(RecipeError) as caught:
-        load(RECIPES / f"{name}.yaml")
+        read_recipe(RECIPES / f"{name}.yaml")
     # Without --mnist the step says itself that --download is the other way.
     expected = "--mnist DIR, or --download" if INPUTS[name] == ("mnist",) else "use --set NAME=VALUE"
     assert expected in str(caught.value)
@@ -95,7 +95,7 @@ def test_any_of_its_methods_will_do(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_digits_by_hand_gives_the_recipes_numbers(tmp_path: Path) -> None:
-    by_hand = load(RECIPES / "digits.yaml", out=Path("hand"), sets=["quick=true"])
+    by_hand = read_recipe(RECIPES / "digits.yaml", out=Path("hand"), sets=["quick=true"])
     programs = Path(sys.executable).parent
     done = subprocess.run(
         ["bash", "-euc", "\n".join(shell_lines(by_hand, by_hand.jobs))],
@@ -105,7 +105,7 @@ def test_digits_by_hand_gives_the_recipes_numbers(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    report = run(load(RECIPES / "digits.yaml", out=Path("run"), sets=["quick=true"]))
+    report = run(read_recipe(RECIPES / "digits.yaml", out=Path("run"), sets=["quick=true"]))
     assert report.exit_code == 0
     for file in sorted((tmp_path / "run" / "seed0").glob("*.json")):
         ours, theirs = (_numbers(json.loads(path.read_text())) for path in (file, _twin(file)))
@@ -126,8 +126,8 @@ def _numbers(value: Any) -> Any:
 
 @pytest.mark.slow
 def test_digits_reproduce_what_is_known(tmp_path: Path) -> None:
-    report = run(load(RECIPES / "digits.yaml", out=Path("run")))
-    assert [verdict.state for verdict in report.verdicts] == ["reproduced"] * 3
+    report = run(read_recipe(RECIPES / "digits.yaml", out=Path("run")))
+    assert [comparison.state for comparison in report.comparisons] == ["reproduced"] * 3
     rows = {row.step: row for row in report.rows}
     assert rows["ERM"].seeds == rows["NCM"].seeds == 5
     for name, heading, low, high in (
@@ -143,7 +143,7 @@ def test_digits_reproduce_what_is_known(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_pixels_quickly(tmp_path: Path, mnist_dir: Path) -> None:
     sets = [f"mnist={mnist_dir}", "quick=true", "trials=2", "epochs=3"]
-    report = run(load(RECIPES / "colored_mnist_pixels.yaml", out=Path("run"), sets=sets))
+    report = run(read_recipe(RECIPES / "colored_mnist_pixels.yaml", out=Path("run"), sets=sets))
     rows = {(row.step, row.method): row for row in report.rows}
     erm, ncm = rows["ERM (exact)", "erm"].columns, rows["NCM (exact)", "ncm"].columns
     assert erm["test"] is not None and ncm["test"] is not None
@@ -187,7 +187,7 @@ def waterbirds(tmp_path: Path) -> None:
 def test_waterbirds_quickly_on_a_fake_folder(waterbirds: None, text_clip: Path) -> None:
     sets = ["waterbirds=wb", "pretrained=null", "quick=true", "device=cpu", "epochs=3"]
     sets.append(f"model=local-dir:{text_clip}")
-    report = run(load(RECIPES / "waterbirds_cf.yaml", out=Path("run"), sets=sets))
+    report = run(read_recipe(RECIPES / "waterbirds_cf.yaml", out=Path("run"), sets=sets))
     steps = {row.step for row in report.rows}
     fitted, prompted = {"ERM (exact)", "NCM (exact)", "NCM (paper)", "sweep"}, "zero-shot"
     assert steps == fitted | {prompted, f"{prompted} without pairs", f"{prompted} without text pairs"}
@@ -199,7 +199,7 @@ def test_waterbirds_quickly_on_a_fake_folder(waterbirds: None, text_clip: Path) 
 def test_a_network_quickly_on_a_fake_folder(waterbirds: None) -> None:
     sets = ["waterbirds=wb", "model=timm:test_resnet.r160_in1k", "random_init=true", "image_size=32"]
     sets += ["quick=true", "epochs=2", "device=cpu", "method=[irm,ncm]", "upweighted=[erm]"]
-    report = run(load(RECIPES / "waterbirds_cf_resnet50.yaml", out=Path("run"), sets=sets))
+    report = run(read_recipe(RECIPES / "waterbirds_cf_resnet50.yaml", out=Path("run"), sets=sets))
     for method in ("irm", "ncm", "erm+upweight"):
         rows = {row.rule: row for row in report.rows if row.method == method}
         assert {"in-domain", "oracle-worst-group"} <= set(rows)
@@ -210,4 +210,4 @@ def test_a_network_quickly_on_a_fake_folder(waterbirds: None) -> None:
         assert test is not None
         assert test.mean == found["metrics"]["test_accuracy"]
         assert rows["oracle-worst-group"].oracle
-    assert {verdict.state for verdict in report.verdicts} == {"not run"}
+    assert {comparison.state for comparison in report.comparisons} == {"not run"}

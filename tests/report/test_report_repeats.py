@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ncm_cli.main import run
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.recipes.load import load
+from ncm_cli.recipes.load import read_recipe
 from ncm_cli.recipes.run import run as run_recipe
 from ncm_cli.results.lines import Line, Mean, lines_of, read_sources
 from ncm_cli.results.options import ReportOptions
@@ -350,19 +350,19 @@ expect:
 def test_a_run_and_the_reports_in_and_after_it_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "made.yaml").write_text(RECIPE)
-    made = run_recipe(load(tmp_path / "made.yaml", out=tmp_path / "out"))
+    made = run_recipe(read_recipe(tmp_path / "made.yaml", out=tmp_path / "out"))
     values = [read_result(tmp_path / "out" / f"seed{seed}" / "test.json")["accuracy"] for seed in range(3)]
     wanted = Mean(statistics.fmean(values), statistics.stdev(values), 3)
     assert wanted.sd, "each seed has its own data"
     assert [row.columns["test"] for row in made.rows] == [wanted, wanted]
     assert [row.cell for row in made.rows] == [{"--groups": "none"}, {"--groups": "split"}]
-    assert [verdict.measured for verdict in made.verdicts] == [wanted, wanted]
+    assert [comparison.measured for comparison in made.comparisons] == [wanted, wanted]
     within = (tmp_path / "out" / "table.csv").read_text().splitlines()
     assert len(within) == 2 and repr(wanted.mean) in within[1] and repr(wanted.sd) in within[1]
     after = _evals(tmp_path / "out")
     assert _names(after) == ["ncm, --groups none", "ncm, --groups split"]
     assert _accuracies(after) == [(wanted.mean, wanted.sd, 3)] * 2
     # Another setting of one seed into the same folder: what is left of the others is no repetition of it.
-    run_recipe(load(tmp_path / "made.yaml", out=tmp_path / "out", sets=["seed=[1]", "rows=80"]))
+    run_recipe(read_recipe(tmp_path / "made.yaml", out=tmp_path / "out", sets=["seed=[1]", "rows=80"]))
     left = _evals(tmp_path / "out" / "seed0", tmp_path / "out" / "seed1", tmp_path / "out" / "seed2")
     assert {n for _, _, n in _accuracies(left)} == {1} and len(left.rows) == 6
