@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))
+
+from tests.world import TRAIN, Planted, World, make_world, planted  # noqa: E402
 
 
 def _data(name: str) -> Path:
@@ -132,3 +136,29 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., str]]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return make_world(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., World]:
+    """Any number of worlds, each in its own folder: for property tests."""
+
+    def make(seed: int = 0) -> World:
+        return make_world(tmp_path_factory.mktemp("world"), seed)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def members() -> list[tuple[int, int]]:
+    """Pairs of training rows that share no row."""
+    return [(row, row + TRAIN // 2) for row in range(TRAIN // 2)]
+
+
+@pytest.fixture
+def make_planted() -> Callable[[int], Planted]:
+    return planted

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from ncm_cli.options import check
 from ncm_cli.pairs.options import PairsOptions
@@ -171,22 +170,36 @@ def make_world(folder: Path, seed: int = 0) -> World:
     return World(folder, X.astype(np.float32), columns)
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return make_world(tmp_path)
+PLANTED_DIM, SPURIOUS = 24, 3
 
 
-@pytest.fixture(scope="session")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., World]:
-    """Any number of worlds, each in its own folder: for property tests."""
+@dataclasses.dataclass
+class Planted:
+    """Rows whose label shows in one direction, and more strongly in `SPURIOUS` others that flip at test."""
 
-    def make(seed: int = 0) -> World:
-        return make_world(tmp_path_factory.mktemp("world"), seed)
+    rng: np.random.Generator
+    directions: np.ndarray
+    """(d, 1 + SPURIOUS) orthonormal: the causal one, then the spurious ones."""
 
-    return make
+    def rows(self, n: int, agree: float, classes: int = 2) -> tuple[np.ndarray, np.ndarray]:
+        """Features (n, d) float32 and labels; ``agree`` is how often the spurious part tells the label."""
+        y = self.rng.integers(classes, size=n)
+        shown = np.where(self.rng.random(n) < agree, y, (y + 1) % classes)
+        X = self.rng.normal(size=(n, PLANTED_DIM))
+        X -= (X @ self.directions) @ self.directions.T
+        causal = 1.2 * (y - (classes - 1) / 2) + self.rng.normal(size=n)
+        style = (shown - (classes - 1) / 2)[:, None] * [3.0, 2.0, 1.0] + 0.5 * self.rng.normal(size=(n, 3))
+        return (X + np.column_stack([causal, style]) @ self.directions.T).astype(np.float32), y
+
+    def pairs(self, k: int, noise: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
+        """Members (k, d) float32: rows, and the same with the other label's spurious part, up to noise."""
+        a, _ = self.rows(k, 0.5)
+        style = a @ self.directions[:, 1:]
+        moved = -2 * style + 0.5 * self.rng.normal(size=(k, SPURIOUS))
+        b = a + moved @ self.directions[:, 1:].T + noise * self.rng.normal(size=a.shape)
+        return a, b.astype(np.float32)
 
 
-@pytest.fixture(scope="session")
-def members() -> list[tuple[int, int]]:
-    """Pairs of training rows that share no row."""
-    return [(row, row + TRAIN // 2) for row in range(TRAIN // 2)]
+def planted(seed: int) -> Planted:
+    rng = np.random.default_rng(seed)
+    return Planted(rng, np.linalg.qr(rng.normal(size=(PLANTED_DIM, 1 + SPURIOUS)))[0])

@@ -1,61 +1,27 @@
-"""A small colour-swap problem in memory and on disk: the shape that ncm is for."""
+"""A colour-swap problem on disk, and pictures by a small CLIP that reads texts."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from ncm_cli.images.embed import embed
+from ncm_cli.images.options import EmbedOptions
 from ncm_cli.probes.projection import spectrum
+from ncm_cli.progress import SILENT
 from ncm_cli.store.columns import Column, Files, NumericColumn
 from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.features import FeatureStore, write_features
 from ncm_cli.store.pairs import PairStore, write_pairs
+from tests.world import Planted, planted
 
 ENCODER = {"kind": "array", "model": "planted", "precision": "fp32", "normalize": False}
-
-DIM, SPURIOUS = 24, 3
-
-
-@dataclasses.dataclass
-class Planted:
-    """Rows whose label shows in one direction, and more strongly in `SPURIOUS` others that flip at test."""
-
-    rng: np.random.Generator
-    directions: np.ndarray
-    """(d, 1 + SPURIOUS) orthonormal: the causal one, then the spurious ones."""
-
-    def rows(self, n: int, agree: float, classes: int = 2) -> tuple[np.ndarray, np.ndarray]:
-        """Features (n, d) float32 and labels; ``agree`` is how often the spurious part tells the label."""
-        y = self.rng.integers(classes, size=n)
-        shown = np.where(self.rng.random(n) < agree, y, (y + 1) % classes)
-        X = self.rng.normal(size=(n, DIM))
-        X -= (X @ self.directions) @ self.directions.T
-        causal = 1.2 * (y - (classes - 1) / 2) + self.rng.normal(size=n)
-        style = (shown - (classes - 1) / 2)[:, None] * [3.0, 2.0, 1.0] + 0.5 * self.rng.normal(size=(n, 3))
-        return (X + np.column_stack([causal, style]) @ self.directions.T).astype(np.float32), y
-
-    def pairs(self, k: int, noise: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
-        """Members (k, d) float32: rows, and the same with the other label's spurious part, up to noise."""
-        a, _ = self.rows(k, 0.5)
-        style = a @ self.directions[:, 1:]
-        moved = -2 * style + 0.5 * self.rng.normal(size=(k, SPURIOUS))
-        b = a + moved @ self.directions[:, 1:].T + noise * self.rng.normal(size=a.shape)
-        return a, b.astype(np.float32)
-
-
-def planted(seed: int) -> Planted:
-    rng = np.random.default_rng(seed)
-    return Planted(rng, np.linalg.qr(rng.normal(size=(DIM, 1 + SPURIOUS)))[0])
-
-
-@pytest.fixture
-def make_planted() -> Callable[[int], Planted]:
-    return planted
 
 
 @dataclasses.dataclass
@@ -171,3 +137,44 @@ def on_disk(tmp_path: Path) -> OnDisk:
     a, b = made.pairs(80)
     pairs = write_pair_store(tmp_path / "p.h5", a, b, held_out=40)
     return OnDisk(tmp_path, made, features, pairs)
+
+
+CLASSES = ("polar_bear", "cat", "dog")
+
+
+@dataclass(frozen=True)
+class Stores:
+    """The model, the model as open_clip makes it, and the same 36 pictures twice."""
+
+    model: str
+    reference: Any
+    tokenizer: Any
+    images: Any
+    """(36, 3, 32, 32), preprocessed by open_clip."""
+    raw: Path
+    unit: Path
+    pictures: Path
+
+
+@pytest.fixture(scope="session")
+def stores(text_clip: Path, tmp_path_factory: pytest.TempPathFactory) -> Stores:
+    import open_clip
+    import torch
+
+    root, model = tmp_path_factory.mktemp("zeroshot"), f"local-dir:{text_clip}"
+    reference, _, transform = open_clip.create_model_and_transforms(model)
+    rng = np.random.default_rng(0)
+    lines, images = ["id,path,label,place,split"], []
+    for i in range(36):
+        label, place, split = CLASSES[i % 3], ("land", "water")[i // 3 % 2], ("train", "val", "test")[i // 12]
+        shades = rng.integers(0, 255, (4, 4, 3), dtype=np.uint8)
+        images.append(Image.fromarray(shades).resize((40, 32)))
+        images[-1].save(root / f"{i}.png")
+        lines.append(f"r{i},{i}.png,{label},{place},{split}")
+    (root / "m.csv").write_text("\n".join(lines) + "\n")
+    for name, normalize in (("raw", False), ("unit", True)):
+        options = {"source": root / "m.csv", "output": root / f"{name}.h5", "model": model}
+        embed(EmbedOptions(**options, normalize=normalize, workers="0"), reporter=SILENT)
+    tokenizer = open_clip.get_tokenizer(model)
+    batch = torch.stack([transform(image) for image in images])
+    return Stores(model, reference.eval(), tokenizer, batch, root / "raw.h5", root / "unit.h5", root)

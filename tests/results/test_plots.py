@@ -24,7 +24,7 @@ from ncm_cli.results.report import Spread, report
 from ncm_cli.store.files import HEADER, read_result, write_result
 
 from .conftest import Results
-from .test_report_tables import write_eval
+from .test_report import write_eval
 
 
 def _row(x: int, key: str, test: float) -> dict[str, Any]:
