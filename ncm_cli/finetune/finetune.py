@@ -31,7 +31,6 @@ from ncm_cli.probes.path import Fit
 from ncm_cli.probes.rows_and_pairs import Part, Problem, read_problem
 from ncm_cli.probes.selection import RULES
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.store.columns import Role
 from ncm_cli.store.digests import differing_fields, digest_of
 from ncm_cli.store.files import (
     atomic_path,
@@ -47,6 +46,7 @@ from ncm_cli.store.files import (
 )
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import Probe, read_probe, record_ids, write_probe
+from ncm_cli.store.roles import Role
 
 FREE = ("source", "root", "pairs", "output", "model", "pretrained", "device", "workers", "fresh")
 """Options that don't decide the result, or whose files' contents do."""

@@ -20,9 +20,9 @@ from ncm_cli.images.manifest import Manifest, printable, read_source
 from ncm_cli.images.paths import fetch
 from ncm_cli.images.reading import AT_ONCE, ReadImage, choose_readers, read_ahead
 from ncm_cli.progress import Reporter
-from ncm_cli.store.digests import Texts, digest_of, encode_text, fingerprint
-from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.digests import Texts, digest_of
 from ncm_cli.store.journal import ImageFile
+from ncm_cli.store.rows import HeldRows
 
 Positions = NDArray[np.int64]
 
@@ -30,49 +30,33 @@ HASHED_AT_ONCE = 8
 """Files whose digests are taken at once."""
 
 
-class ManifestRows(FeatureStore):
-    """The N rows of a manifest as the feature store that they would be embedded in.
+class ManifestRows(HeldRows):
+    """The N rows of a manifest as the feature store has them in which they would be embedded.
 
     So all that is said of rows (splits, filters, groups, pairs, leaks between them) is read as ``ncm fit``
-    reads it. The features, one zero a row at first, are what `embedded` is given.
+    reads it. The features are given once a network has made them.
     """
+
+    has_files = True
 
     def __init__(self, manifest: Manifest, sha256: Sequence[str]) -> None:
         assert manifest.files is not None
-        self.path, self.rows, self.dtype = manifest.source, len(manifest), "float32"
-        self.label_column, self.split_column = manifest.label_column, manifest.split_column
+        columns = manifest.columns(range(len(manifest)))
+        roles = {"label_column": manifest.label_column, "split_column": manifest.split_column}
+        super().__init__(manifest.source, manifest.ids, columns, **roles)
         self.image_files = [
             ImageFile(id, path, int(size))
             for id, path, size in zip(manifest.ids, manifest.files.path, manifest.files.size, strict=True)
         ]
-        self.ids = Texts(np.array(encode_text(manifest.ids, "an id"), dtype="S"))
-        self.columns = manifest.columns(range(self.rows))
         self.content_nodes = Texts(np.array([one.encode() for one in sha256], dtype="S")).same()
         text = {name: list(values) for name, values in manifest.text.items()}
         self.content_sha256 = digest_of([manifest.ids, text, list(sha256)])
-        self.embedded({}, np.zeros((self.rows, 1), np.float32))
-
-    def embedded(self, encoder: dict[str, object], features: NDArray[np.float32]) -> None:
-        """Give the rows the (N, d) features of an encoder of this description."""
-        self.encoder, self.fingerprint = encoder, fingerprint(encoder)
-        self.features, self.dim = features, features.shape[1]
 
     def forget_others(self, target: str, known: NDArray[np.bool_]) -> None:
         """Take a column's values from rows whose class wasn't trained: they have no answer."""
         column = self.categorical(target)
         codes = np.where(known, column.codes, -1).astype(np.int32)
         self.columns = {**self.columns, column.name: dataclasses.replace(column, codes=codes)}
-
-    def read(self, rows: np.ndarray | Sequence[int] | None = None) -> np.ndarray:
-        """float32 (n, d) of rows (positions, or a mask)."""
-        return self.features[self._rows(rows)]
-
-    def rows_of(self, rows: np.ndarray) -> np.ndarray:
-        """The same."""
-        return self.read(rows)
-
-    def close(self) -> None:
-        """There is no file."""
 
 
 def read_rows(options: FinetuneOptions, reporter: Reporter) -> ManifestRows:

@@ -16,10 +16,10 @@ from ncm_cli.images.encoder import EncoderRequest, request_of, start_loading
 from ncm_cli.images.options import OPENAI, TextOptions, parse_classes, parse_prompt, words_for
 from ncm_cli.options import is_file
 from ncm_cli.progress import Reporter
-from ncm_cli.store.columns import classes_among
 from ncm_cli.store.digests import OTHER_WEIGHTS, require_same_encoder
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import require_file
+from ncm_cli.store.roles import classes_among
 from ncm_cli.store.tables import read_table
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from ncm_cli.pairs.options import PairsOptions, parse_holdout
 from ncm_cli.pairs.pairs import Members, Rows, Stores, repeated
 from ncm_cli.probes.metrics import joint
 from ncm_cli.progress import Reporter
-from ncm_cli.store.columns import split_filter
-from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.roles import split_filter
+from ncm_cli.store.rows import FeatureRows
 
 
 def same_id(options: PairsOptions, stores: Stores, reporter: Reporter) -> Members:
@@ -95,7 +95,7 @@ class Matcher:
         self.pool = matching.Pool(same[known], across[known], self.side, any_across=options.across is None)
         self._tell_unmatchable()
 
-    def _where(self, store: FeatureStore) -> str | None:
+    def _where(self, store: FeatureRows) -> str | None:
         """``--where``; without it the training rows, so that no pair has seen what a probe is judged by."""
         options, where = self.options, split_filter(store, "train")
         if options.where is not None or options.straddling == "keep" or where is None:

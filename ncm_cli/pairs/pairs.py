@@ -20,16 +20,18 @@ from ncm_cli.options import as_json, check, given_flags
 from ncm_cli.pairs.options import PairsOptions, parse_holdout
 from ncm_cli.probes.projection import Spectrum, components, spectrum
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.store.columns import Column, role_of, split_column, split_values, unrecognised
+from ncm_cli.store.columns import Column
 from ncm_cli.store.digests import fingerprint, require_same_encoder, without_view
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import TEXT, PairStore, write_pairs
+from ncm_cli.store.roles import role_of, split_column, split_values, unrecognised
+from ncm_cli.store.rows import FeatureRows
 from ncm_cli.store.tables import Table, read_table
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-Stores = tuple[FeatureStore, FeatureStore]
+Stores = tuple[FeatureRows, FeatureRows]
 
 SHOWN = 50
 """Problems that an error lists one by one."""
@@ -127,8 +129,7 @@ def pairs(options: PairsOptions, *, reporter: Reporter = SILENT) -> dict[str, An
             # Here, since it needs what a pair is.
             from ncm_cli.pairs.texts import text_members
 
-            with text_members(options, store_a, reporter) as members:
-                return _pairs(options, members, [store_a], reporter)
+            return _pairs(options, text_members(options, store_a, reporter), [store_a], reporter)
         if second is None or (first.exists() and second.exists() and first.samefile(second)):
             check(dataclasses.replace(options, features_b=None))
             return _matched(options, (store_a, store_a), reporter)
@@ -144,7 +145,7 @@ def _matched(options: PairsOptions, stores: Stores, reporter: Reporter) -> dict[
 
 
 def _pairs(
-    options: PairsOptions, members: Members, sources: Sequence[FeatureStore], reporter: Reporter
+    options: PairsOptions, members: Members, sources: Sequence[FeatureRows], reporter: Reporter
 ) -> dict[str, Any]:
     stores = members.stores
     together = members.components()
@@ -195,7 +196,7 @@ def _pairs(
     }
 
 
-def _source(store: FeatureStore) -> dict[str, Any]:
+def _source(store: FeatureRows) -> dict[str, Any]:
     """What a pair store records of a feature store; of an augmented view also the augmentation."""
     view = (store.encoder.get("view") or {}).get("augment")
     return {"path": str(store.path), "content_sha256": store.content_sha256} | (
@@ -334,7 +335,7 @@ def straddling(members: Members, options: PairsOptions, reporter: Reporter) -> M
     return dataclasses.replace(members, facts=facts, straddlers=tuple(ids))
 
 
-def _sides(store: FeatureStore, test: str | None) -> Rows:
+def _sides(store: FeatureRows, test: str | None) -> Rows:
     """(N,) bits: 1 training or validation, 2 test, 3 a training row that is also the file of a test row."""
     sides = np.zeros(store.rows, dtype=np.int64)
     split = split_column(store)
@@ -417,7 +418,7 @@ def _hint(name: str, known: Sequence[str]) -> str | None:
     return next((one for one in known if bare(one) == wanted), None) or nearest(name, known[:5000])
 
 
-def _labels(store: FeatureStore, rows: Rows) -> tuple[str, ...]:
+def _labels(store: FeatureRows, rows: Rows) -> tuple[str, ...]:
     """Labels of the rows; '' where the store has none."""
     if store.label_column is None:
         return ("",) * len(rows)

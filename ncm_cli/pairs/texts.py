@@ -5,10 +5,7 @@ Chuang et al. 2023, Debiasing vision-language models via biased prompts, arXiv:2
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +17,8 @@ from ncm_cli.pairs.pairs import Members
 from ncm_cli.progress import Reporter
 from ncm_cli.store.columns import Column
 from ncm_cli.store.digests import without_view
-from ncm_cli.store.features import FeatureStore, write_features
+from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.rows import HeldRows
 
 
 def alternatives(options: PairsOptions) -> list[tuple[str, ...]]:
@@ -44,9 +42,8 @@ def alternatives(options: PairsOptions) -> list[tuple[str, ...]]:
     return found
 
 
-@contextlib.contextmanager
-def text_members(options: PairsOptions, store: FeatureStore, reporter: Reporter) -> Iterator[Members]:
-    """Every two alternatives, of each class: as rows of a store of texts that is gone afterwards.
+def text_members(options: PairsOptions, store: FeatureStore, reporter: Reporter) -> Members:
+    """Every two alternatives, of each class.
 
     Features are of unit length where those of ``store`` are, and else as ``encode_text`` gives them. Ids are
     the prompts, and the label is the class, or missing where prompts name none.
@@ -70,22 +67,10 @@ def text_members(options: PairsOptions, store: FeatureStore, reporter: Reporter)
     place = {text: at for at, text in enumerate(ids)}
     for pair in pairs:
         require_apart("a pair of prompts", pair, tokens[[place[text] for text in pair]], "--prompts")
-    features = tower.encode(tokens)
-    with tempfile.TemporaryDirectory(prefix="ncm-") as folder:
-        path = Path(folder) / "texts.h5"
-        write_features(
-            path,
-            ids=ids,
-            blocks=[features],
-            dim=features.shape[1],
-            columns=[Column("class", codes, tuple(names))],
-            label_column="class",
-            split_column=None,
-            encoder=without_view(store.encoder),
-            options={},
-        )
-        with FeatureStore(path) as made:
-            a, b = (made.positions(texts) for texts in zip(*pairs, strict=True))
-            # Pairs of one class are held out together, whatever their prompts.
-            groups = np.where(codes >= 0, len(ids) + codes, np.arange(len(ids)))
-            yield Members((made, made), a, b, nodes=groups)
+    class_column = Column("class", codes, tuple(names))
+    prompts = HeldRows(Path("--prompts"), ids, {"class": class_column}, label_column="class")
+    prompts.embedded(without_view(store.encoder), tower.encode(tokens))
+    a, b = (prompts.positions(texts) for texts in zip(*pairs, strict=True))
+    # Pairs of one class are held out together, whatever their prompts.
+    groups = np.where(codes >= 0, len(ids) + codes, np.arange(len(ids)))
+    return Members((prompts, prompts), a, b, nodes=groups)

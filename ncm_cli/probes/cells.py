@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError
 from ncm_cli.options import parse_names
-from ncm_cli.store.columns import Column, Target, make_groups
-from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.columns import Column
 from ncm_cli.store.pairs import COUNTERFACTUAL, MATCHED, PairStore
+from ncm_cli.store.roles import Target, make_groups
+from ncm_cli.store.rows import FeatureRows
 
 Codes = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -57,7 +58,7 @@ class Cells:
 
 
 def domain_columns(
-    store: FeatureStore, target: Target, pairs: PairStore, a: Codes, b: Codes
+    store: FeatureRows, target: Target, pairs: PairStore, a: Codes, b: Codes
 ) -> tuple[str, ...]:
     """The columns across which pairs were matched by label; none where they are counterfactuals.
 
@@ -95,13 +96,13 @@ def domain_columns(
     return found
 
 
-def _present(store: FeatureStore, names: object) -> list[str]:
+def _present(store: FeatureRows, names: object) -> list[str]:
     """The columns of an option of ``ncm pairs`` that the store has."""
     known = {"label": store.label_column, "split": store.split_column}
     return [name for name in parse_names(str(names or "")) if (known.get(name) or name) in store.columns]
 
 
-def _told_apart(store: FeatureStore, target: Target, a: Codes, b: Codes) -> tuple[str, ...]:
+def _told_apart(store: FeatureRows, target: Target, a: Codes, b: Codes) -> tuple[str, ...]:
     """Of the columns in which nearly all pairs of rows differ, the one of the fewest values."""
     found: list[tuple[int, str]] = []
     for name, column in store.columns.items():
@@ -117,7 +118,7 @@ def _told_apart(store: FeatureStore, target: Target, a: Codes, b: Codes) -> tupl
 
 
 def environment_columns(
-    store: FeatureStore, target: Target, groups: str | None, rows: Mask
+    store: FeatureRows, target: Target, groups: str | None, rows: Mask
 ) -> tuple[str, ...]:
     """The domains of some rows where pairs don't say them; none where the columns leave it open.
 
@@ -140,7 +141,7 @@ def environment_columns(
     return (others[0],) if len(others) == 1 else ()
 
 
-def read_cells(store: FeatureStore, target: Target, columns: Sequence[str]) -> Cells:
+def read_cells(store: FeatureRows, target: Target, columns: Sequence[str]) -> Cells:
     """The cells of the store's rows by the target and some other columns."""
     domain = make_groups(store, ",".join(columns)).codes[:, 0]
     return Cells(columns=(target.name, *columns), label=target.y, domain=domain)

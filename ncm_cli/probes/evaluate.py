@@ -19,19 +19,13 @@ from ncm_cli.probes.options import SCALINGS, EvalOptions
 from ncm_cli.probes.projection import Scaling
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store import recognise
-from ncm_cli.store.columns import (
-    Column,
-    Groups,
-    categories_of,
-    make_groups,
-    own_column,
-    read_target,
-    split_filter,
-)
+from ncm_cli.store.columns import Column, categories_of
 from ncm_cli.store.digests import require_same_encoder
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import read_result, write_result
 from ncm_cli.store.probe import Probe, read_probe, seen_rows
+from ncm_cli.store.roles import Groups, make_groups, read_target, split_filter
+from ncm_cli.store.rows import FeatureRows
 
 SEEN = {"train": ("training rows", "fitted on"), "val": ("validation rows", "chosen by")}
 """How rows that a probe has seen are marked beside its numbers, and what it was to them."""
@@ -64,7 +58,7 @@ class _Warnings(Reporter):
 
 
 def evaluate(
-    options: EvalOptions, *, store: FeatureStore | None = None, reporter: Reporter = SILENT
+    options: EvalOptions, *, store: FeatureRows | None = None, reporter: Reporter = SILENT
 ) -> dict[str, Any]:
     """Evaluate a probe on the rows of a store, open already or named, and write the result if asked to.
 
@@ -180,11 +174,11 @@ def logits(probe: Probe, X: np.ndarray) -> np.ndarray:
     return made
 
 
-def _target(options: EvalOptions, probe: Probe, store: FeatureStore) -> str:
+def _target(options: EvalOptions, probe: Probe, store: FeatureRows) -> str:
     """The column of true answers: as asked, or as when fitted; never another one in its place."""
     if options.target is not None:
         return store.column(options.target).name
-    found = own_column(store, probe.target)
+    found = store.own_column(probe.target)
     if found is None:
         raise MismatchError(
             f"the store has no column {probe.target!r}, which the probe predicts",
@@ -195,7 +189,7 @@ def _target(options: EvalOptions, probe: Probe, store: FeatureStore) -> str:
     return found
 
 
-def _rows(store: FeatureStore, where: str | None, target: str, said: Reporter) -> tuple[np.ndarray, int]:
+def _rows(store: FeatureRows, where: str | None, target: str, said: Reporter) -> tuple[np.ndarray, int]:
     """Positions of the rows to evaluate, in the order of their ids, and how many had no true answer."""
     chosen = store.mask(where)
     known = categories_of(store.column(target)).codes >= 0
@@ -212,7 +206,7 @@ def _rows(store: FeatureStore, where: str | None, target: str, said: Reporter) -
     return rows[store.ids[rows].order], missing
 
 
-def _answer(probe: Probe, name: object, store: FeatureStore, rows: np.ndarray, target: str) -> _Answers:
+def _answer(probe: Probe, name: object, store: FeatureRows, rows: np.ndarray, target: str) -> _Answers:
     """A probe's answers for ``rows``, read in blocks; ``name`` is the probe's file, for messages."""
     truth = read_target(store, target, probe.classes or None).y[rows]
     if probe.classes and (truth < 0).any():
@@ -230,7 +224,7 @@ def _answer(probe: Probe, name: object, store: FeatureStore, rows: np.ndarray, t
 
 
 def _strangers(
-    column: Column, rows: np.ndarray, probe: Probe, name: object, store: FeatureStore
+    column: Column, rows: np.ndarray, probe: Probe, name: object, store: FeatureRows
 ) -> InputError:
     counts = np.bincount(column.codes[rows], minlength=len(column.categories))
     found = {category: n for category, n in zip(column.categories, counts, strict=True) if n}
@@ -253,7 +247,7 @@ def _scores(answers: _Answers, adjusted: float | None) -> dict[str, float | None
 def _crossings(
     options: EvalOptions,
     probe: Probe,
-    store: FeatureStore,
+    store: FeatureRows,
     groups: Groups,
     table: list[dict[str, Any]],
     reporter: Reporter,
@@ -292,7 +286,7 @@ def _crossings(
 
 
 def _theirs(
-    options: EvalOptions, store: FeatureStore, answers: _Answers, target: str
+    options: EvalOptions, store: FeatureRows, answers: _Answers, target: str
 ) -> NDArray[np.bool_] | NDArray[np.float64]:
     """The hits or squared errors, on the same rows, of another probe or by its saved result."""
     hits, other = answers.values.dtype == bool, options.compare
@@ -303,7 +297,7 @@ def _theirs(
         probe = read_probe(other)
         require_same_encoder(str(other), probe.encoder, str(store.path), store.encoder, ignore_view=True)
         if bool(probe.classes) == hits:
-            if options.target is None and own_column(store, probe.target) != target:
+            if options.target is None and store.own_column(probe.target) != target:
                 raise MismatchError(
                     "the two probes predict different columns",
                     where=other,
@@ -336,7 +330,7 @@ def _compare(
     return {**named, "other_accuracy": average, **overall, "groups": by_group}
 
 
-def _saved(path: Path, store: FeatureStore, rows: NDArray[np.int64], target: str) -> NDArray[np.bool_]:
+def _saved(path: Path, store: FeatureRows, rows: NDArray[np.int64], target: str) -> NDArray[np.bool_]:
     """Which of the rows were right by a saved result."""
     saved = read_result(path, kind="eval")
     kept = saved.get("rows") or {}
@@ -366,7 +360,7 @@ def _saved(path: Path, store: FeatureStore, rows: NDArray[np.int64], target: str
     return np.frombuffer(right.encode("ascii"), dtype=np.uint8) == ord("1")
 
 
-def _ids_digest(store: FeatureStore, rows: np.ndarray) -> str:
+def _ids_digest(store: FeatureRows, rows: np.ndarray) -> str:
     """SHA-256 over the ids of rows, which are in the order of their ids."""
     digest = hashlib.sha256()
     for text in map(str.encode, store.ids[rows]):

@@ -24,8 +24,12 @@ from ncm_cli.probes.options import METHODS, FitOptions
 from ncm_cli.probes.path import Fit, fit_path
 from ncm_cli.probes.projection import Scaling, Spectrum, fit_scaling, spectrum
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.store.columns import (
-    Column,
+from ncm_cli.store.columns import Column
+from ncm_cli.store.digests import Texts, array_digest, digest_of, require_same_encoder, without_view
+from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.pairs import SAME_ID, TEXT, PairStore, read_pairs
+from ncm_cli.store.probe import Probe, record_ids
+from ncm_cli.store.roles import (
     Groups,
     Role,
     Target,
@@ -39,10 +43,7 @@ from ncm_cli.store.columns import (
     unrecognised,
     unused_filter,
 )
-from ncm_cli.store.digests import Texts, array_digest, digest_of, require_same_encoder, without_view
-from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.pairs import SAME_ID, TEXT, PairStore, read_pairs
-from ncm_cli.store.probe import Probe, record_ids
+from ncm_cli.store.rows import FeatureRows
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.int64]
@@ -325,7 +326,7 @@ def read_problem(
     reporter: Reporter,
     columns: Mapping[str, str | None] | None = None,
     beside: Probe | None = None,
-    store: FeatureStore | None = None,
+    store: FeatureRows | None = None,
     pair_store: PairStore | None = None,
 ) -> Problem:
     """Read what the options name, and refuse what doesn't belong together.
@@ -419,7 +420,7 @@ def read_problem(
 
 
 def _domains(
-    store: FeatureStore, options: FitOptions, target: Target, pairs: Pairs | None, train: Mask
+    store: FeatureRows, options: FitOptions, target: Target, pairs: Pairs | None, train: Mask
 ) -> tuple[tuple[str, ...], bool]:
     """The columns of domains, and whether the pairs were matched by label across them.
 
@@ -456,7 +457,7 @@ def _variants(options: FitOptions, upweight: str | None, extra: RawRows | None) 
     return tuple(Variant(weighted, added) for weighted in weights for added in rows)
 
 
-def _roles(store: FeatureStore, options: FitOptions, oracle: bool, apart: bool, reporter: Reporter) -> Roles:
+def _roles(store: FeatureRows, options: FitOptions, oracle: bool, apart: bool, reporter: Reporter) -> Roles:
     """Resolve --train, --val and --test, and refuse rows that have two parts to play.
 
     Without ``apart`` there are training rows only.
@@ -497,14 +498,14 @@ def _roles(store: FeatureStore, options: FitOptions, oracle: bool, apart: bool, 
     return Roles(where=where, rows=rows, unused=unused)
 
 
-def _selected(store: FeatureStore, where: str) -> Mask:
+def _selected(store: FeatureRows, where: str) -> Mask:
     mask = store.mask(where)
     if not mask.any():
         raise InputError("a row filter selects no rows", where=store.path, found=repr(where))
     return mask
 
 
-def _refuse_shared(store: FeatureStore, rows: dict[Role, Mask], role: Role, other: Role) -> None:
+def _refuse_shared(store: FeatureRows, rows: dict[Role, Mask], role: Role, other: Role) -> None:
     shared = np.flatnonzero(rows[role] & rows[other])
     if shared.size:
         raise InputError(
@@ -516,7 +517,7 @@ def _refuse_shared(store: FeatureStore, rows: dict[Role, Mask], role: Role, othe
         )
 
 
-def _drop_copies(store: FeatureStore, nodes: Codes, roles: Roles, overlap: str, reporter: Reporter) -> int:
+def _drop_copies(store: FeatureRows, nodes: Codes, roles: Roles, overlap: str, reporter: Reporter) -> int:
     """Leave training rows out whose image is byte-identical to a validation or test row's; how many are."""
     train, apart = roles.rows["train"], roles.apart
     copies = np.flatnonzero(train & np.isin(nodes, nodes[apart]))
@@ -541,7 +542,7 @@ def _keeps(overlap: str, refusal: InputError, without: str, reporter: Reporter) 
     return kept
 
 
-def _target(store: FeatureStore, options: FitOptions, train_rows: Mask) -> Target:
+def _target(store: FeatureRows, options: FitOptions, train_rows: Mask) -> Target:
     """The target column as codes in the order of the training rows' classes, or as values for regression."""
     name = options.target or label_name(store)
     if options.task == "regression":
@@ -561,7 +562,7 @@ def _target(store: FeatureStore, options: FitOptions, train_rows: Mask) -> Targe
 
 
 def _rows_with(
-    store: FeatureStore, rows: Mask, known: Mask, lacking: str, refusal: NcmError, reporter: Reporter
+    store: FeatureRows, rows: Mask, known: Mask, lacking: str, refusal: NcmError, reporter: Reporter
 ) -> Mask:
     """The rows of a mask that have a value; how many have none is said, and a mask of none is refused.
 
@@ -575,7 +576,7 @@ def _rows_with(
     return rows & known
 
 
-def _answered(store: FeatureStore, target: Target, rows: Mask, name: str, reporter: Reporter) -> Mask:
+def _answered(store: FeatureRows, target: Target, rows: Mask, name: str, reporter: Reporter) -> Mask:
     """The rows of a mask whose target is known."""
     column = store.column(target.name)
     unseen = ""
@@ -590,7 +591,7 @@ def _answered(store: FeatureStore, target: Target, rows: Mask, name: str, report
     return _rows_with(store, rows, target.known, lacking, refusal, reporter)
 
 
-def _codes(store: FeatureStore, names: str) -> Codes:
+def _codes(store: FeatureRows, names: str) -> Codes:
     """(N,) a code for each combination of the columns ``names``, −1 where one is missing."""
     if ";" in names:
         raise InputError(
@@ -614,7 +615,7 @@ def _tell_groupless(rows: RawRows, name: str, groups: Groups, reporter: Reporter
 
 def pairs_beside(
     path: Path,
-    features: FeatureStore,
+    features: FeatureRows,
     roles: Roles,
     overlap: str,
     reporter: Reporter,
@@ -683,7 +684,7 @@ def pairs_beside(
     )
 
 
-def _member_rows(store: FeatureStore, pairs: Pairs) -> Mask:
+def _member_rows(store: FeatureRows, pairs: Pairs) -> Mask:
     """(N,) the rows of the store that are members of usable pairs; of copies the first."""
     found = np.zeros(store.rows, dtype=bool)
     members = np.concatenate([pairs.node_a[pairs.usable], pairs.node_b[pairs.usable]])
@@ -692,7 +693,7 @@ def _member_rows(store: FeatureStore, pairs: Pairs) -> Mask:
 
 
 def _extra(
-    store: FeatureStore,
+    store: FeatureRows,
     roles: Roles,
     target: Target,
     pairs: Pairs | None,

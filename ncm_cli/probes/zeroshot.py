@@ -36,10 +36,11 @@ from ncm_cli.probes.rows_and_pairs import Pairs, Roles, pairs_beside
 from ncm_cli.probes.selection import choose
 from ncm_cli.probes.verdict import Circumstances, judge, unmeasured
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.store.columns import Role, Target, own_column, read_target, split_filter
 from ncm_cli.store.digests import fingerprint, require_same_encoder, without_view
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.probe import Probe, folded, read_probe, record_ids, write_probe
+from ncm_cli.store.roles import Role, Target, read_target, split_filter
+from ncm_cli.store.rows import FeatureRows
 
 Array = NDArray[np.float64]
 
@@ -114,7 +115,7 @@ def zeroshot(options: ZeroshotOptions, *, reporter: Reporter = SILENT) -> dict[s
 
 
 def _record(
-    options: ZeroshotOptions, store: FeatureStore, scaling: Scaling, other: Probe | None
+    options: ZeroshotOptions, store: FeatureRows, scaling: Scaling, other: Probe | None
 ) -> dict[str, Any]:
     """What the probe records before it is made; what the other had seen, the mixture has."""
     encoder, before = without_view(store.encoder), {} if other is None else other.meta
@@ -147,7 +148,7 @@ def _only(rank: int) -> dict[str, Any]:
 
 
 def _answers(
-    store: FeatureStore, target: str, classes: tuple[str, ...], *, named: bool, reporter: Reporter
+    store: FeatureRows, target: str, classes: tuple[str, ...], *, named: bool, reporter: Reporter
 ) -> Target | None:
     """The store's answers as codes of these classes; None where it has no such column, and none was named.
 
@@ -155,7 +156,7 @@ def _answers(
     """
     if len(classes) < 2:
         raise InputError("a classifier needs two classes or more", found=listing(classes))
-    if not named and own_column(store, target) is None:
+    if not named and store.own_column(target) is None:
         reporter.note(f"the store has no column {target!r}, so none of its rows has an answer")
         return None
     found = read_target(store, target, classes)
@@ -194,7 +195,7 @@ def _unit(rows: Array) -> Array:
     return np.asarray(rows / np.linalg.norm(rows, axis=-1, keepdims=True))
 
 
-def _require_mixable(path: Path | None, probe: Probe, store: FeatureStore, classes: tuple[str, ...]) -> None:
+def _require_mixable(path: Path | None, probe: Probe, store: FeatureRows, classes: tuple[str, ...]) -> None:
     """Refuse a probe whose weights aren't of these classes and of rows of unit length, as prompts' are."""
     require_same_encoder(path, probe.encoder, store.path, store.encoder, ignore_view=True)
     if probe.classes != classes:
@@ -222,7 +223,7 @@ def _without(weight: Array, basis: Array) -> Array:
 
 def _read_pairs(
     options: ZeroshotOptions,
-    store: FeatureStore,
+    store: FeatureRows,
     scaling: Scaling,
     answers: Target | None,
     meta: dict[str, Any],

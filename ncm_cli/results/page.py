@@ -34,10 +34,11 @@ from ncm_cli.results.lines import ORACLE, Found, Line, Sources, facts_of
 from ncm_cli.results.pictures import BUDGET, SIDE, Pictures, look
 from ncm_cli.results.plots import dark, figures, svg
 from ncm_cli.results.report import Cell, Spread, Table, cells, measured, plain, ranks_of, tables, trained_on
-from ncm_cli.store.columns import Groups, categories_of, make_groups, read_target
+from ncm_cli.store.columns import categories_of
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import Probe, read_probe
+from ncm_cli.store.roles import Groups, make_groups, read_target
 
 Codes = NDArray[np.int64]
 

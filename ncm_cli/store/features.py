@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import itertools
@@ -13,10 +12,10 @@ from typing import Any, Literal
 from urllib.parse import unquote
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ncm_cli.blocks import Features, RowBlocks, fits
-from ncm_cli.errors import InputError, listing, unknown
-from ncm_cli.options import parse_where
+from ncm_cli.errors import InputError, listing
 from ncm_cli.store.columns import (
     AnyColumn,
     Column,
@@ -24,7 +23,6 @@ from ncm_cli.store.columns import (
     Files,
     NumericColumn,
     check_columns,
-    own_column,
 )
 from ncm_cli.store.digests import (
     Texts,
@@ -37,6 +35,7 @@ from ncm_cli.store.digests import (
 )
 from ncm_cli.store.files import Shown, jsonable
 from ncm_cli.store.hdf5 import CHUNK_BYTES, H5Reader, H5Writer, RowReader, reading, writing
+from ncm_cli.store.rows import BLOCK_BYTES, FeatureRows
 
 FORMAT = "ncm-features"
 VERSION = 1
@@ -263,7 +262,7 @@ def _content_digest(
     )
 
 
-class FeatureStore(Shown, contextlib.AbstractContextManager["FeatureStore"]):
+class FeatureStore(Shown, FeatureRows):
     """A feature store opened for reading; a context manager.
 
     Opening reads the header alone, in bounded memory: ids, columns and features are read, and checked against
@@ -383,63 +382,27 @@ class FeatureStore(Shown, contextlib.AbstractContextManager["FeatureStore"]):
             raise damaged(self.path, "failed rows of unequal lengths")
         return tuple(FailedRow(*row) for row in zip(*parts, strict=True))
 
-    def positions(self, ids: Sequence[str]) -> np.ndarray:
-        """int64 (n,): the row of each id, −1 where the store has no such id."""
-        return self.ids.positions(ids)
-
     @functools.cached_property
-    def content_nodes(self) -> np.ndarray:
+    def content_nodes(self) -> NDArray[np.int64]:
         """int64 (N,) the first row that is the same: whose image file is, byte for byte.
 
         Features that were made elsewhere have no files: there rows with the very same features are the same.
         """
         if self.has_files:
             return self._h5.texts("sha256", rows=self.rows).same()
-        keys = np.empty(self.rows, dtype="V16")
-        for positions, rows in self.blocks():
-            keys[positions] = [hashlib.blake2b(row, digest_size=16).digest() for row in rows]
-        _, first, number = np.unique(keys, return_index=True, return_inverse=True)
-        return np.asarray(first[number], np.int64)
+        return super().content_nodes
 
     @property
     def has_files(self) -> bool:
         """Whether rows are of image files, with their digests; features made elsewhere aren't."""
         return "sha256" in self._h5
 
-    def column(self, name: str) -> AnyColumn:
-        """A column by name; raises `InputError` that lists those there are.
-
-        ``label`` and ``split`` mean the columns that play these parts, whatever they are called.
-        """
-        found = own_column(self, name)
-        if found is None:
-            raise unknown("column", name, self.columns, where=self.path)
-        return self.columns[found]
-
-    def categorical(self, name: str, *, fix: str | None = None) -> Column:
-        """A column that has categories; raises `InputError` for a numeric one."""
-        found = self.column(name)
-        if not isinstance(found, Column):
-            what = f"the column {found.name!r} holds numbers, not classes"
-            raise InputError(what, where=self.path, found=found.span(), fix=fix)
-        return found
-
-    def mask(self, where: str | None) -> np.ndarray:
-        """bool (N,): the rows that meet a filter such as ``split=test & place=land|water``; all for None.
-
-        A row without a value meets ``column!=value`` and never ``column=value``.
-        """
-        mask = np.ones(self.rows, dtype=bool)
-        for term in parse_where(where or ""):
-            mask &= self.column(term.column).matches(term, self.path)
-        return mask
-
     def read(self, rows: np.ndarray | Sequence[int] | None = None) -> np.ndarray:
         """float32 (n, d): the features of ``rows`` (positions, or a bool mask), in the order asked for.
 
         Raises `InputError` naming the id of a row that isn't finite, or the block that is damaged.
         """
-        positions = self._rows(rows)
+        positions = self._positions(rows)
         made = np.empty((len(positions), self.dim), dtype=np.float32)
         order = np.argsort(positions, kind="stable")
         blocks = positions[order] // self._block_rows
@@ -460,7 +423,7 @@ class FeatureStore(Shown, contextlib.AbstractContextManager["FeatureStore"]):
 
         These are checked now, and are read from this very file even after it was closed or replaced.
         """
-        positions = self._rows(rows)
+        positions = self._positions(rows)
         if fits(len(positions), self.dim) or not RowReader.can(self._features):
             return self.read(positions)
         for index in {*(positions // self._block_rows).tolist()} - self._checked:
@@ -477,31 +440,14 @@ class FeatureStore(Shown, contextlib.AbstractContextManager["FeatureStore"]):
         self, rows: np.ndarray | Sequence[int] | None = None, *, block_rows: int | None = None
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield (positions int64 (b,), features float32 (b, d)) over ``rows``, by default 8 MiB at a time."""
-        positions = self._rows(rows)
-        step = block_rows or max(1, 8 * CHUNK_BYTES // (4 * self.dim))
         if rows is None and block_rows is None:  # whole blocks are read once each
-            step = max(1, step // self._block_rows) * self._block_rows
-        for start in range(0, len(positions), step):
-            part = positions[start : start + step]
-            yield part, self.read(part)
+            step = max(1, BLOCK_BYTES // (4 * self.dim))
+            block_rows = max(1, step // self._block_rows) * self._block_rows
+        return super().blocks(rows, block_rows=block_rows)
 
     @property
     def _blocks(self) -> int:
         return -(-self.rows // self._block_rows)
-
-    def _rows(self, rows: np.ndarray | Sequence[int] | None) -> np.ndarray:
-        if rows is None:
-            return np.arange(self.rows, dtype=np.int64)
-        asked = np.asarray(rows)
-        if asked.dtype == bool:
-            if asked.shape != (self.rows,):
-                raise ValueError(f"a mask of shape {asked.shape} for {self.rows} rows")
-            return np.flatnonzero(asked).astype(np.int64)
-        positions = asked.reshape(-1).astype(np.int64)
-        # -1 is what `positions` says of an unknown id, and must not read the last row.
-        if positions.size and (positions.min() < 0 or positions.max() >= self.rows):
-            raise IndexError(f"rows from {positions.min()} to {positions.max()} of {self.rows}")
-        return positions
 
     @functools.cached_property
     def _block_digests(self) -> np.ndarray | None:
@@ -534,9 +480,6 @@ class FeatureStore(Shown, contextlib.AbstractContextManager["FeatureStore"]):
     def close(self) -> None:
         """Close the file; what has been read stays usable."""
         self._h5.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"FeatureStore({str(self.path)!r}, rows={self.rows}, dim={self.dim})"

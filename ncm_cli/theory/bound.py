@@ -23,12 +23,13 @@ from ncm_cli.probes.path import Fit
 from ncm_cli.probes.projection import blas_threads
 from ncm_cli.probes.rows_and_pairs import Part, Problem, reread_problem, train_path
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.store.columns import Target, number, read_target, split_filter
+from ncm_cli.store.columns import number
 from ncm_cli.store.digests import require_same_encoder
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import write_result
 from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import read_probe, seen_rows
+from ncm_cli.store.roles import Target, read_target, split_filter
 from ncm_cli.theory import theorem
 from ncm_cli.theory.options import BoundOptions, parse_grid
 

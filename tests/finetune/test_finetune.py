@@ -29,7 +29,7 @@ from ncm_cli.probes.evaluate import evaluate, logits
 from ncm_cli.probes.metrics import decide
 from ncm_cli.probes.options import EvalOptions, FitOptions
 from ncm_cli.probes.rows_and_pairs import read_problem
-from ncm_cli.progress import SILENT
+from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.results.options import ReportOptions
 from ncm_cli.results.report import report
 from ncm_cli.store.features import FeatureStore
@@ -291,3 +291,18 @@ def test_what_can_not_be_trained_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=said):
         finetune(options_of(data, tmp_path / "run.safetensors", **given))
+
+
+def test_training_images_that_are_validation_images_too_are_left_out(data: Path, tmp_path: Path) -> None:
+    manifest = data / "with-copy.csv"
+    text = (data / "manifest.csv").read_text()
+    manifest.write_text(f"{text}copy,val0.png,0,train,d0,0\n")
+    told: list[str] = []
+
+    class Told(Reporter):
+        def warn(self, message: str) -> None:
+            told.append(message)
+
+    given = {"source": manifest, "pairs": None, "penalty": None, "groups": None, "epochs": 1}
+    finetune(options_of(data, tmp_path / "run.safetensors", **given), reporter=Told())
+    assert any("1 training images are byte-identical" in message for message in told)

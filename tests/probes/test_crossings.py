@@ -14,8 +14,9 @@ from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.metrics import joint
 from ncm_cli.probes.options import EvalOptions, FitOptions
-from ncm_cli.store.columns import Column, make_groups
+from ncm_cli.store.columns import Column
 from ncm_cli.store.features import FeatureStore, write_features
+from ncm_cli.store.roles import make_groups
 
 ENCODER = {"kind": "array", "model": "made"}
 ATTRIBUTES = ("male", "black", "lgbt")

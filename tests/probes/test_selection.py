@@ -10,7 +10,7 @@ from ncm_cli.probes.crossfit import CrossFit, FoldRows
 from ncm_cli.probes.metrics import PairRows, Rows, decide
 from ncm_cli.probes.path import Fit
 from ncm_cli.probes.selection import Candidate, choose, score_path
-from ncm_cli.store.columns import group_weights
+from ncm_cli.store.roles import group_weights
 
 
 def candidate(rank: int, accuracy: float, flips: float, loss: float = 0.5, **more: float) -> Candidate:

@@ -15,7 +15,7 @@ from ncm_cli.baselines.trainer import Adam, Schedule, train
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.probes.projection import Spectrum
 from ncm_cli.probes.rows_and_pairs import Part
-from ncm_cli.store.columns import group_weights
+from ncm_cli.store.roles import group_weights
 
 TRAINED = ("erm", "ncm", "irm", "vrex", "groupdro", "fish", "lisa", "matchdg")
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ncm_cli.errors import InputError
 from ncm_cli.main import run
-from ncm_cli.store.columns import role_of
 from ncm_cli.store.probe import Probe
+from ncm_cli.store.roles import role_of
 
 NAMES = {
     "train": ["train", "training"],
