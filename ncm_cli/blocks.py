@@ -118,11 +118,16 @@ def block_rows(X: Features) -> int:
     return max(1, len(X) if isinstance(X, np.ndarray) else BLOCK_BYTES // (8 * X.shape[1]))
 
 
-def blocks(X: Features) -> Iterator[tuple[slice, NDArray[np.floating]]]:
-    """All rows in order, with where they are; an array is one block."""
-    step = block_rows(X)
+def slices(X: Features, most: int | None = None) -> Iterator[slice]:
+    """All rows in order, in blocks of at most ``most``, at least 1; without it an array is one block."""
+    step = block_rows(X) if most is None else max(1, min(most, block_rows(X)))
     for start in range(0, len(X), step):
-        own = slice(start, min(start + step, len(X)))
+        yield slice(start, min(start + step, len(X)))
+
+
+def blocks(X: Features, most: int | None = None) -> Iterator[tuple[slice, NDArray[np.floating]]]:
+    """All rows as in `slices`, with where they are."""
+    for own in slices(X, most):
         yield own, X[own]
 
 

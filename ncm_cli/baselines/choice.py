@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.baselines.options import HYPER, METHODS, UPWEIGHT, Config, SweepOptions, space_of
+from ncm_cli.baselines.options import SweepOptions, space_of
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import Space, as_json
-from ncm_cli.probes.selection import RULES, TIES, Rule, score_name
+from ncm_cli.probes.rules import RULES, TIES, Rule
+from ncm_cli.probes.selection import score_name
 from ncm_cli.progress import Reporter
+from ncm_cli.solvers.methods import HYPER, METHODS, UPWEIGHT, Config
 from ncm_cli.store.files import Shown
 from ncm_cli.store.hdf5 import H5Reader, reading, writing
 

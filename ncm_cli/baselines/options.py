@@ -1,10 +1,9 @@
-"""The methods, their hyper-parameters and what ``--search`` says of them; the options of ``ncm sweep``."""
+"""The options of ``ncm sweep``, and what ``--search`` says of hyper-parameters."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,128 +11,10 @@ from typing import Any, NamedTuple
 from ncm_cli.errors import UsageError, unknown
 from ncm_cli.options import FORMS, Space, option, parse_names, parse_space
 from ncm_cli.probes.options import TrainingOptions
+from ncm_cli.solvers.methods import HYPER, METHODS, UPWEIGHT
 
 PROTOCOLS = ("papers", "domainbed")
-"""Whose form of the methods: see `ncm_cli.baselines.trainer.Schedule`."""
-
-
-class Hyper(NamedTuple):
-    """One hyper-parameter."""
-
-    space: str
-    """What is searched at random where ``--search`` doesn't say."""
-    grid: str
-    """What ``--grid`` tries where ``--search`` doesn't say."""
-    low: float = 0.0
-    high: float = math.inf
-    open_low: bool = False
-    """Whether ``low`` itself is excluded."""
-    whole: bool = False
-
-    def check(self, name: str, value: float) -> None:
-        """Raise `UsageError` for a value outside the range."""
-        inside = (value > self.low if self.open_low else value >= self.low) and value <= self.high
-        if not (inside and math.isfinite(value)) or (self.whole and value != int(value)):
-            kind, bracket = "a whole number" if self.whole else "a number", "(" if self.open_low else "["
-            raise UsageError(
-                f"{name} can't be {value!r}", expected=f"{kind} in {bracket}{self.low:g}, {self.high:g}]"
-            )
-
-
-_DFR_C = "1,0.7,0.3,0.1,0.07,0.03,0.01"
-
-HYPER: dict[str, Hyper] = {
-    "lr": Hyper("log:1e-5:1e-2", "1e-3", open_low=True),
-    "weight_decay": Hyper("log:1e-4:1e-2", "1e-4"),
-    "rank": Hyper("2:24", "2:24", whole=True),
-    "penalty": Hyper("log:1:1e5", "log:1:1e5:6"),
-    "anneal": Hyper("50:250", "100", whole=True),
-    "eta": Hyper("log:1e-4:1e-1", "log:1e-4:1e-1:4"),
-    "meta_lr": Hyper("log:1e-3:1", "0.01,0.1,0.5", open_low=True),
-    "p_sel": Hyper("0,0.5,1", "0,0.5,1", high=1.0),
-    "alpha": Hyper("2", "2", open_low=True),
-    "C": Hyper(_DFR_C, _DFR_C, open_low=True),
-}
-"""What each is: see `Config`. Published spaces are covered (lr 1e-5..1e-3 for ColoredMNIST, 1e-2 for PACS;
-fish's step 1e-4..1e-1 there, 0.05..0.5 in DomainBed), so that no method lacks the values that suited it.
-dfr's C are its authors'."""
-
-
-class Method(NamedTuple):
-    """The hyper-parameters that a method takes, and what it needs among envs, pairs, groups and erase."""
-
-    hyper: tuple[str, ...]
-    needs: tuple[str, ...] = ()
-
-
-METHODS: dict[str, Method] = {
-    "erm": Method(("lr", "weight_decay")),
-    "ncm": Method(("lr", "weight_decay", "rank"), ("pairs",)),
-    "irm": Method(("lr", "weight_decay", "penalty", "anneal"), ("envs",)),
-    "vrex": Method(("lr", "weight_decay", "penalty", "anneal"), ("envs",)),
-    "groupdro": Method(("lr", "weight_decay", "eta"), ("envs",)),
-    "fish": Method(("lr", "weight_decay", "meta_lr"), ("envs",)),
-    "lisa": Method(("lr", "weight_decay", "p_sel", "alpha"), ("envs",)),
-    "matchdg": Method(("lr", "weight_decay", "penalty"), ("pairs",)),
-    "dfr": Method(("C",), ("groups",)),
-    "leace": Method(("lr", "weight_decay"), ("erase",)),
-}
-"""ncm: noisy counterfactual matching, weights orthogonal to the pairs' top directions. matchdg: a penalty on
-the pairs' logits. leace: a column erased from the features, then erm. The others, with their papers: see
-`ncm_cli.baselines.objectives`."""
-
-UPWEIGHT = "+upweight"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Config:
-    """One configuration: a method, its hyper-parameters and a seed; those that it doesn't have are ignored.
-
-    A value outside the range that `HYPER` gives raises `UsageError`.
-    """
-
-    method: str = "erm"
-    upweighted: bool = False
-    """Whether rows count by the groups of ``--upweight``."""
-    trial: int = 0
-    """Its number in a sweep; the same hyper-parameters with another seed are the same trial."""
-    seed: int = 0
-    """Decides the order of the rows and every draw."""
-    lr: float = 1e-3
-    weight_decay: float = 1e-4
-    """λ of mean loss + (λ/2)‖W‖²."""
-    rank: int = 0
-    """Leading columns of the basis that the weights of ncm may not use."""
-    penalty: float = 1.0
-    """Weight of the penalty of irm, vrex and matchdg."""
-    anneal: int = 0
-    """Steps before ``penalty`` replaces 1 in irm and vrex."""
-    eta: float = 1e-2
-    """Step size of groupdro's group weights."""
-    meta_lr: float = 0.5
-    """Step of fish towards its inner weights."""
-    p_sel: float = 0.5
-    """Probability that lisa mixes within labels."""
-    alpha: float = 2.0
-    """lisa mixes with weights drawn from Beta(alpha, alpha)."""
-    C: float = 1.0
-    """dfr: weight of the loss, summed over the rows, beside ‖w‖₁."""
-
-    def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise UsageError(f"no method named {self.method!r}", expected=" | ".join(METHODS))
-        for name, kind in HYPER.items():
-            kind.check(name, getattr(self, name))
-
-    @property
-    def label(self) -> str:
-        """The method as the tables show it."""
-        return self.method + (UPWEIGHT if self.upweighted else "")
-
-    @property
-    def hyper(self) -> dict[str, float]:
-        """The hyper-parameters that its method has."""
-        return {name: getattr(self, name) for name in METHODS[self.method].hyper}
+"""Whose form of the methods: see `ncm_cli.solvers.trainer.Schedule`."""
 
 
 def lacking(method: str, options: Any) -> Iterator[UsageError]:

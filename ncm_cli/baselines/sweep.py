@@ -28,21 +28,22 @@ from ncm_cli.baselines.choice import (
     table_of,
     write_sweep,
 )
-from ncm_cli.baselines.options import METHODS, Config, SweepOptions, files_of
+from ncm_cli.baselines.options import SweepOptions, files_of
 from ncm_cli.blocks import chosen
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import as_json, check
 from ncm_cli.probes import metrics
 from ncm_cli.probes.contest import held_out_rows
 from ncm_cli.probes.fit import flags_of, origin_of, probe_of
-from ncm_cli.probes.folds import Fold
 from ncm_cli.probes.metrics import PairRows, Rows, joint
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.probes.path import Fit
-from ncm_cli.probes.projection import Scaling
-from ncm_cli.probes.rows_and_pairs import Part, Problem, Variant, read_problem
+from ncm_cli.probes.rows_and_pairs import Problem, Variant, read_problem
 from ncm_cli.probes.selection import facts, pair_facts, stacked
 from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.solvers.folds import Fold
+from ncm_cli.solvers.methods import METHODS, Config
+from ncm_cli.solvers.projection import Scaling
+from ncm_cli.solvers.training_set import Fit, TrainingSet
 from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.files import jsonable, refuse_no_file, sha256_file, write_result, writer_lock
 from ncm_cli.store.journal import Journal
@@ -384,7 +385,12 @@ class Runner:
         return made | cells.facts(seen), diverged
 
     def _judge(
-        self, part: Part, configs: Sequence[Config], judge: Judge, names: Sequence[str], advance: Advance
+        self,
+        part: TrainingSet,
+        configs: Sequence[Config],
+        judge: Judge,
+        names: Sequence[str],
+        advance: Advance,
     ) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
         """Train on a part, judge after every epoch: (R, epochs) by name, and diverged (R,)."""
         history = {name: np.full((len(configs), self.options.epochs), np.nan) for name in names}
@@ -402,14 +408,14 @@ class Runner:
         return history, diverged
 
     def _train(
-        self, part: Part, configs: Sequence[Config], epochs: int, observe: Any, advance: Advance
+        self, part: TrainingSet, configs: Sequence[Config], epochs: int, observe: Any, advance: Advance
     ) -> None:
         """Train on a part, and show the weights, on the given features, after every epoch."""
-        from ncm_cli.baselines.trainer import Schedule, train
+        from ncm_cli.solvers.trainer import Schedule, train
 
         seen = observe
         if configs[0].method == "leace":
-            from ncm_cli.baselines.objectives import fit_eraser
+            from ncm_cli.solvers.leace import fit_eraser
 
             eraser = fit_eraser(part.X, part.codes["erase"])
             part = dataclasses.replace(part, X=eraser.apply(part.X))
@@ -432,7 +438,7 @@ class Runner:
 
         It trains on no row of a pair, so that flips are measured on all folds' pairs at once.
         """
-        from ncm_cli.baselines.objectives import halves
+        from ncm_cli.solvers.dfr import halves
 
         val, codes = self._grouped()
         first, second = halves(codes, configs[0].seed)
@@ -451,7 +457,7 @@ class Runner:
 
     def _dfr(self, configs: Sequence[Config], half: NDArray[np.int64] | None = None) -> list[Fit]:
         """The probes that are tested, or those of one half of the validation rows, by which C is chosen."""
-        from ncm_cli.baselines.objectives import SUBSETS, fit_dfr
+        from ncm_cli.solvers.dfr import SUBSETS, fit_dfr
 
         val, codes = self._grouped()
         rows = np.arange(len(codes)) if half is None else half

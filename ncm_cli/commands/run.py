@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from ncm_cli.baselines.options import UPWEIGHT
 from ncm_cli.console import Ui
 from ncm_cli.recipes.load import Recipe, read_recipe
 from ncm_cli.recipes.options import RunOptions
@@ -12,6 +11,7 @@ from ncm_cli.recipes.run import RunReport, Summary, selected_jobs, shell_lines
 from ncm_cli.recipes.run import run as run_recipe
 from ncm_cli.recipes.steps import REPORT
 from ncm_cli.results.report import known_values, terminal
+from ncm_cli.solvers.methods import UPWEIGHT
 
 MISSED = 3
 

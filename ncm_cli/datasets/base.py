@@ -14,9 +14,9 @@ from typing import Any
 from ncm_cli import __version__
 from ncm_cli.errors import InputError, UsageError, listing
 from ncm_cli.options import as_json, check, fields_of
-from ncm_cli.probes.projection import blas_threads
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.registry import builder_of
+from ncm_cli.solvers.projection import blas_threads
 from ncm_cli.store.files import read_json, writer_lock
 from ncm_cli.store.journal import journal_folder
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from ncm_cli.datasets.options import SyntheticOptions
 from ncm_cli.options import as_json, parse_numbers
-from ncm_cli.probes.projection import FEATURE_EPS, Array
 from ncm_cli.progress import Reporter
+from ncm_cli.solvers.projection import FEATURE_EPS, Array
 from ncm_cli.store.columns import Column
 from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.features import write_features

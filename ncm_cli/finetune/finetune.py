@@ -27,10 +27,10 @@ from ncm_cli.options import as_json, check, parse_workers, refuse_replacing
 from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.fit import flags_of, probe_of
 from ncm_cli.probes.options import EvalOptions, FitOptions
-from ncm_cli.probes.path import Fit
-from ncm_cli.probes.rows_and_pairs import Part, Problem, read_problem
-from ncm_cli.probes.selection import RULES
+from ncm_cli.probes.rows_and_pairs import Problem, read_problem
+from ncm_cli.probes.rules import RULES
 from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.solvers.training_set import Fit, TrainingSet
 from ncm_cli.store.digests import differing_fields, digest_of
 from ncm_cli.store.files import (
     atomic_path,
@@ -393,6 +393,6 @@ def _probe(training: Training, encoder: dict[str, Any], history: list[Epoch], ch
             **{f"{part}_rows": len(at) for part, at in training.at.items()},
         },
     }
-    part = Part(X=np.zeros((1, weight.shape[1])), y=np.zeros(1), n_classes=len(problem.target.classes))
+    part = TrainingSet(X=np.zeros((1, weight.shape[1])), y=np.zeros(1), n_classes=len(problem.target.classes))
     fit = Fit(rank=0, weight_decay=options.weight_decay, weight=weight, bias=bias)
     return probe_of(dataclasses.replace(problem, encoder=encoder), part, fit, record, origin)

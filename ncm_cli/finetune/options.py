@@ -11,14 +11,11 @@ from typing import ClassVar
 from ncm_cli.errors import UsageError
 from ncm_cli.images.options import PRECISIONS, SourceOptions, parse_augment
 from ncm_cli.options import option, parse_device, parse_names, parse_workers
-
-METHODS = ("ncm", "erm", "irm", "groupdro", "matchdg")
-"""The methods, under the names that ``ncm sweep`` has for them."""
+from ncm_cli.probes.rules import FINETUNE_RULES
+from ncm_cli.solvers.methods import FINETUNE_METHODS
 
 PENALTIES = {"ncm": 500.0, "matchdg": 500.0, "irm": 100.0}
 """What ``--penalty`` is where it isn't given, for the methods that have one: the paper's multipliers."""
-
-RULES = ("bound", "in-domain", "worst-group", "oracle", "oracle-worst-group")
 
 _NEEDS = {"ncm": "pairs", "irm": "envs", "matchdg": "envs"}
 
@@ -64,7 +61,7 @@ class FinetuneOptions(SourceOptions):
         writes=("checkpoint", "probe", "finetune"),
     )
     method: str | None = option(
-        None, help="Without it, ncm if there are pairs and erm if not.", choices=METHODS
+        None, help="Without it, ncm if there are pairs and erm if not.", choices=FINETUNE_METHODS
     )
     model: str = option("timm:resnet50.tv_in1k", help="A network of timm's: timm:NAME.", parse=parse_timm)
     pretrained: str = option(
@@ -145,7 +142,7 @@ class FinetuneOptions(SourceOptions):
         None,
         help="Which epoch's weights are kept; without it, bound if there are pairs and folds, else "
         "in-domain. ORACLE rules look at the test rows.",
-        choices=RULES,
+        choices=FINETUNE_RULES,
     )
     precision: str = _training("fp32", help="Arithmetic of the network.", choices=PRECISIONS)
     seed: int = _training(

@@ -1,7 +1,7 @@
 """Trains a network end to end, by the objectives of ``ncm sweep`` or with pairs as a penalty.
 
 The network is timm's, whose classifier becomes a linear layer to the representation; a linear head makes
-logits of that. The data term is one of `ncm_cli.baselines.objectives`: its derivative by the logits is what
+logits of that. The data term is one of `ncm_cli.solvers.objectives`: its derivative by the logits is what
 goes back through the network. ncm and matchdg add penalty · the mean squared difference of the
 representations of pairs, a mean over pairs and over the representation's width.
 """
@@ -20,21 +20,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from ncm_cli.baselines.choice import METRICS, best_checkpoints
-from ncm_cli.baselines.objectives import OBJECTIVES, Erm, epoch_batches, generator_of, log_losses, partners
-from ncm_cli.baselines.options import Config
-from ncm_cli.baselines.trainer import Batch, DeviceRows
 from ncm_cli.errors import InputError
 from ncm_cli.finetune.options import FinetuneOptions
 from ncm_cli.finetune.rows import ManifestRows, Pictures, Positions
 from ncm_cli.images.encoder import EncoderRequest, Preprocess
 from ncm_cli.images.network import TorchEncoder
 from ncm_cli.probes import metrics
-from ncm_cli.probes.folds import Fold
 from ncm_cli.probes.metrics import PairRows, Rows, decide
 from ncm_cli.probes.rows_and_pairs import Problem, RawRows
-from ncm_cli.probes.selection import RULES, SCORES, cell_facts, facts
+from ncm_cli.probes.rules import RULES, SCORES
+from ncm_cli.probes.selection import cell_facts, facts
 from ncm_cli.progress import Task
+from ncm_cli.solvers.batches import Batch, DeviceRows, epoch_batches, generator_of, partners
 from ncm_cli.solvers.device import exact, is_short_of_memory, own_random_numbers
+from ncm_cli.solvers.folds import Fold
+from ncm_cli.solvers.methods import Config
+from ncm_cli.solvers.objectives import OBJECTIVES, Erm, log_losses
 
 Epoch = dict[str, float]
 """What is known after an epoch, by names of `METRICS` and a few more; what can't be known is left out."""
@@ -66,7 +67,7 @@ def request_of(options: FinetuneOptions) -> EncoderRequest:
 class Objective:
     """The loss of a step: a scalar whose gradient is the method's, and what is told of it.
 
-    Irm's penalty is not divided, as `ncm_cli.baselines.objectives` does for Adam, to whose steps the size of
+    Irm's penalty is not divided, as `ncm_cli.solvers.objectives` does for Adam, to whose steps the size of
     a gradient doesn't matter: ``lr`` is SGD's step for mean_e R_e + penalty · the squared slopes.
     """
 

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from ncm_cli.errors import InputError, listing, nearest
 from ncm_cli.options import as_json, check, given_flags
 from ncm_cli.pairs.options import PairsOptions, parse_holdout
-from ncm_cli.probes.projection import Spectrum, components, spectrum
 from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.solvers.folds import components
+from ncm_cli.solvers.projection import Spectrum, spectrum
 from ncm_cli.store.columns import Column
 from ncm_cli.store.digests import fingerprint, require_same_encoder, without_view
 from ncm_cli.store.features import FeatureStore

@@ -12,12 +12,14 @@ from ncm_cli.errors import InputError
 from ncm_cli.options import parse_ranks
 from ncm_cli.probes.cells import comparison_pairs
 from ncm_cli.probes.crossfit import CrossFit, FoldRows
-from ncm_cli.probes.folds import Fold, units
 from ncm_cli.probes.metrics import PairRows, Rows
-from ncm_cli.probes.path import Fit
-from ncm_cli.probes.rows_and_pairs import Part, Problem, Variant, train_path
+from ncm_cli.probes.rows_and_pairs import Problem, Variant
 from ncm_cli.probes.selection import Candidate, choose, score_path
 from ncm_cli.progress import Reporter
+from ncm_cli.solvers.folds import Fold, units
+from ncm_cli.solvers.methods import Solver
+from ncm_cli.solvers.solve import train_path
+from ncm_cli.solvers.training_set import Fit, TrainingSet
 
 ONLY = "only-candidate"
 """The rule's name where there was one setting and so nothing to choose."""
@@ -72,7 +74,6 @@ def hold(problem: Problem, reporter: Reporter) -> Contest:
         from ncm_cli.solvers.device import choose_device
 
         choose_device(options.device, "fp64", reporter)
-    kind: dict[str, Any] = {"method": method, "solver": solver}
     total = len(decays) * (options.epochs if solver == "adam" else 1)
     if rule == "bound":
         tried = sorted({0, *ranks})
@@ -80,7 +81,7 @@ def hold(problem: Problem, reporter: Reporter) -> Contest:
             "fitting folds", len(variants) * len(folds) * len(tried) * total, unit="fits"
         ) as bar:
             found = crossfit(
-                problem, folds, variants=variants, ranks=tried, decays=decays, advance=bar.advance, **kind
+                problem, folds, variants=variants, ranks=tried, decays=decays, advance=bar.advance
             )
         among = [i for i, candidate in enumerate(found.candidates) if candidate["rank"] in ranks]
         candidates = [found.candidates[i] for i in among]
@@ -89,7 +90,7 @@ def hold(problem: Problem, reporter: Reporter) -> Contest:
         chosen, best = candidates.index(pick), _fitted(problem, pick, variant)
         return Contest(rule, note, ranks, available, folds, candidates, chosen, variant, best, found)
     with reporter.task("fitting", len(ranks) * total, unit="fits") as bar:
-        fits = train_path(whole, options, ranks=ranks, decays=decays, advance=bar.advance, **kind)
+        fits = train_path(whole, options.solving, ranks=ranks, decays=decays, advance=bar.advance)
     val, test = (None if rows is None else rows.scaled(whole.scaling) for rows in (problem.val, problem.test))
     candidates = score_path(fits, val=val, test=test)
     chosen = 0 if rule == ONLY else choose(candidates, rule, options.task)
@@ -100,11 +101,9 @@ def _fitted(problem: Problem, candidate: Candidate, variant: Variant) -> Fit:
     """A candidate fitted on all rows of its variant and all pairs."""
     return train_path(
         problem.whole(variant),
-        problem.options,
+        problem.options.solving,
         ranks=[candidate["rank"]],
         decays=[candidate["weight_decay"]],
-        method=problem.options.chosen_method,
-        solver=problem.options.chosen_solver,
     )[0]
 
 
@@ -189,11 +188,10 @@ def crossfit(
     problem: Problem,
     folds: Sequence[Fold],
     *,
-    method: str,
-    solver: str,
     ranks: Sequence[int],
     decays: Sequence[float],
     variants: Sequence[Variant] | None = None,
+    solver: Solver | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> CrossFit:
     """Fit every variant, rank and weight decay on what each fold leaves, and judge them by rows and pairs."""
@@ -208,12 +206,9 @@ def crossfit(
         capped = [min(rank, part.rank) for rank in ranks]
         fits = train_path(
             part,
-            problem.options,
-            method=method,
-            solver=solver,
+            solver or problem.options.fold_solving,
             ranks=set(capped),
             decays=decays,
-            tolerance=problem.options.fold_tolerance,
             advance=advance,
         )
         found = {(fit.rank, fit.weight_decay): fit for fit in fits}
@@ -243,7 +238,7 @@ def crossfit(
     return CrossFit.merged(parts)
 
 
-def held_out_rows(problem: Problem, fold: Fold, part: Part) -> tuple[Rows | None, PairRows | None]:
+def held_out_rows(problem: Problem, fold: Fold, part: TrainingSet) -> tuple[Rows | None, PairRows | None]:
     """The labelled rows that are apart in a fold, and random pairs of them: of matched pairs both, the random
     ones within cells; of augmented pairs only random ones of a class across domains."""
     if problem.members is None:

@@ -14,12 +14,12 @@ from ncm_cli.errors import InputError, listing
 from ncm_cli.probes.cells import unbalanced
 from ncm_cli.probes.contest import Contest, chosen_instead, crossfit
 from ncm_cli.probes.crossfit import CrossFit, Estimate, error_estimate
-from ncm_cli.probes.folds import Fold
 from ncm_cli.probes.metrics import decide
-from ncm_cli.probes.path import Fit
-from ncm_cli.probes.rows_and_pairs import Part, Problem, Variant
+from ncm_cli.probes.rows_and_pairs import Problem, Variant
 from ncm_cli.probes.verdict import Circumstances, Verdict, control_name, judge, unmeasured, verdict_code
 from ncm_cli.progress import Reporter
+from ncm_cli.solvers.folds import Fold
+from ncm_cli.solvers.training_set import Fit, TrainingSet
 from ncm_cli.store.pairs import SAME_ID, TEXT, PairStore
 
 CONSTANT = "constant"
@@ -49,8 +49,6 @@ def judged(
         found = contest.found or crossfit(
             problem,
             folds,
-            method=options.chosen_method,
-            solver=options.chosen_solver,
             ranks=sorted({0, contest.best.rank}),
             decays=options.decays,
             variants=(contest.variant,),
@@ -133,18 +131,12 @@ def _with_controls(
     weights = {first.upweighted} if options.named_upweight or not problem.upweight else {False, True}
     rows = {first.pair_rows} if options.pair_rows == "yes" or problem.extra is None else {False, True}
     tried = set(problem.variants) if contest.rule == "bound" else {contest.variant}
-    solver = options.chosen_solver if options.chosen_method == "ncm" else "lbfgs"
+    solver = options.fold_solving
+    if options.chosen_method != "ncm":
+        solver = dataclasses.replace(solver, name="lbfgs")
     parts = [named(found, contest.variant)]
     for variant in sorted(set(itertools.starmap(Variant, itertools.product(weights, rows))) - tried):
-        own = crossfit(
-            problem,
-            folds,
-            method="erm",
-            solver=solver,
-            ranks=[0],
-            decays=options.decays,
-            variants=(variant,),
-        )
+        own = crossfit(problem, folds, ranks=[0], decays=options.decays, variants=(variant,), solver=solver)
         parts.append(named(own, variant))
     return CrossFit.merged(parts), first
 
@@ -186,7 +178,7 @@ def variant_of_control(problem: Problem, name: str) -> Variant:
     return Variant(upweighted="upweighted" in name, pair_rows="pair-rows" in name)
 
 
-def constant_fit(part: Part) -> Fit:
+def constant_fit(part: TrainingSet) -> Fit:
     """The probe that always gives the training rows' commonest class, or their mean."""
     if not part.n_classes:
         bias = np.array([part.y.mean()])

@@ -5,7 +5,7 @@ candidate is fitted once for each fold of the pairs, on neither its pairs (in th
 members (in training), and every measured pair counts once. Its validation error is the mean over the folds.
 Estimates of such parts are cross-fitted (Chernozhukov et al. 2018, section 1).
 
-Three scores are made of these parts, see `ncm_cli.probes.selection.SCORES`: the bound, the same with the
+Three scores are made of these parts, see `ncm_cli.probes.rules.SCORES`: the bound, the same with the
 flips of random pairs across domains, and the error on held-out rows with every label × domain cell alike.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +29,7 @@ from ncm_cli.probes.selection import (
     score_name,
     stacked,
 )
-
-if TYPE_CHECKING:  # scipy is slow to import, and ncm info reads results by these rules
-    from ncm_cli.probes.path import Fit
+from ncm_cli.solvers.training_set import Fit
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.int64]

@@ -29,9 +29,9 @@ from sklearn.utils.validation import _check_sample_weight, check_array, check_is
 
 from ncm_cli.errors import InputError
 from ncm_cli.probes.metrics import decide, probabilities
-from ncm_cli.probes.options import MAX_ITER
-from ncm_cli.probes.path import fit_path
-from ncm_cli.probes.projection import Array, Spectrum, project, spectrum
+from ncm_cli.solvers.methods import MAX_ITER
+from ncm_cli.solvers.path import fit_path
+from ncm_cli.solvers.projection import Array, Spectrum, project, spectrum
 from ncm_cli.store.pairs import PairStore
 
 Pairs = tuple[ArrayLike, ArrayLike] | PairStore | None

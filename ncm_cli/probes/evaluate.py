@@ -15,9 +15,10 @@ from ncm_cli.blocks import Features
 from ncm_cli.errors import InputError, MismatchError, NcmError, listing
 from ncm_cli.options import as_json
 from ncm_cli.probes import metrics
-from ncm_cli.probes.options import SCALINGS, EvalOptions
-from ncm_cli.probes.projection import Scaling
+from ncm_cli.probes.options import EvalOptions
 from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.solvers.methods import SCALINGS
+from ncm_cli.solvers.projection import Scaling
 from ncm_cli.store import recognise
 from ncm_cli.store.columns import Column, categories_of
 from ncm_cli.store.digests import require_same_encoder

@@ -16,18 +16,11 @@ from ncm_cli.probes.contest import ONLY, Contest, hold
 from ncm_cli.probes.controls import constant_fit, judged, nearly_constant, one_answer, variant_of_control
 from ncm_cli.probes.metrics import row_errors, summary, worst
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.probes.path import Fit
-from ncm_cli.probes.rows_and_pairs import (
-    Part,
-    Problem,
-    Variant,
-    pairs_digest,
-    read_problem,
-    rows_digest,
-    train_path,
-)
+from ncm_cli.probes.rows_and_pairs import Problem, Variant, pairs_digest, read_problem, rows_digest
 from ncm_cli.probes.selection import stacked
 from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.solvers.solve import train_path
+from ncm_cli.solvers.training_set import Fit, TrainingSet
 from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.probe import Probe, record_ids, write_probe
 
@@ -95,7 +88,7 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     return body
 
 
-def worst_groups(problem: Problem, whole: Part, best: Fit) -> list[dict[str, Any]]:
+def worst_groups(problem: Problem, whole: TrainingSet, best: Fit) -> list[dict[str, Any]]:
     """The worst group of the validation rows in each crossing of ``--groups``, as ``ncm eval`` has them."""
     val, groups = problem.val, problem.groups
     if val is None or groups is None:
@@ -153,7 +146,7 @@ def flags_of(problem: Problem, oracle: bool) -> list[str]:
     return flags
 
 
-def _probe(problem: Problem, whole: Part, variant: Variant, body: dict[str, Any], best: Fit) -> Probe:
+def _probe(problem: Problem, whole: TrainingSet, variant: Variant, body: dict[str, Any], best: Fit) -> Probe:
     options, where = problem.options, problem.roles.where
     trained = (
         ("lr", "epochs", "batch_size", "seed") if body["solver"] == "adam" else ("tolerance", "max_iter")
@@ -177,7 +170,7 @@ def _probe(problem: Problem, whole: Part, variant: Variant, body: dict[str, Any]
     return probe_of(problem, whole, best, record, origin_of(problem, whole, variant))
 
 
-def origin_of(problem: Problem, part: Part, variant: Variant) -> dict[str, Any]:
+def origin_of(problem: Problem, part: TrainingSet, variant: Variant) -> dict[str, Any]:
     """What a probe records of a variant's rows and the pairs; every row is read."""
     pairs, parts = problem.pairs, {"train": problem.rows(variant), "val": problem.val}
     paired = pairs and {
@@ -208,7 +201,7 @@ def origin_of(problem: Problem, part: Part, variant: Variant) -> dict[str, Any]:
 
 
 def probe_of(
-    problem: Problem, part: Part, best: Fit, record: Mapping[str, Any], origin: Mapping[str, Any]
+    problem: Problem, part: TrainingSet, best: Fit, record: Mapping[str, Any], origin: Mapping[str, Any]
 ) -> Probe:
     """A probe fitted on a part of a problem; ``record`` says how, and ``origin`` is `origin_of` both."""
     scaling, spectrum = part.scaling, part.spectrum
@@ -243,22 +236,22 @@ def _control_probes(folder: Path, problem: Problem, body: dict[str, Any]) -> dic
     """Each control as a probe, fitted on all of its rows, by its file: NAME.safetensors."""
     if not body["controls"]:
         raise _no_controls(body["verdict"]["text"])
-    solver, made = body["solver"] if body["method"] == "ncm" else "lbfgs", {}
+    solver, made = problem.options.solving, {}
+    if body["method"] != "ncm":
+        solver = dataclasses.replace(solver, name="lbfgs")
     for control in body["controls"]:
         name, decay = control["name"], control["weight_decay"]
         variant = variant_of_control(problem, name)
         part = dataclasses.replace(problem.whole(variant), spectrum=None, pairs=0)
-        if decay is None:
-            best = constant_fit(part)
-        else:
-            settings: dict[str, Any] = {"method": "erm", "solver": solver, "ranks": [0], "decays": [decay]}
-            best = train_path(part, problem.options, **settings)[0]
+        control_fit = (
+            constant_fit(part) if decay is None else train_path(part, solver, ranks=[0], decays=[decay])[0]
+        )
         # The constant had no others to be chosen among; the others' weight decays had.
         only = {"path": [{"rank": 0, "weight_decay": 0.0, "converged": True}], "rule": ONLY}
         record = {
             "method": name,
-            "solver": solver,
-            "weight_decay": best.weight_decay,
+            "solver": solver.name,
+            "weight_decay": control_fit.weight_decay,
             "oracle": False,
             "note": f"control of {body['output']}",
             "chosen": 0,
@@ -270,5 +263,5 @@ def _control_probes(folder: Path, problem: Problem, body: dict[str, Any]) -> dic
         alone = dataclasses.replace(
             problem, pairs=None, options=dataclasses.replace(problem.options, pairs=None)
         )
-        made[folder / f"{name}.safetensors"] = _probe(alone, part, variant, body | record, best)
+        made[folder / f"{name}.safetensors"] = _probe(alone, part, variant, body | record, control_fit)
     return made

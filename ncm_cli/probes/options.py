@@ -20,28 +20,20 @@ from ncm_cli.options import (
     parse_ranks,
     parse_workers,
 )
-
-METHODS = ("ncm", "erm")
-RULES = ("bound", "in-domain", "worst-group", "oracle")
-SCALINGS = ("none", "norm", "standard")
-SOLVERS = ("lbfgs", "adam")
-TASKS = ("classification", "regression")
-
-WEIGHT_DECAYS = {"lbfgs": "1e-4,1e-3,1e-2,1e-1,1", "adam": "1e-4"}
-"""The weight decays that are tried when none are given, by solver."""
-
-SOLVER_OPTIONS = {"lbfgs": ("tolerance", "max_iter"), "adam": ("lr", "epochs", "batch_size", "device")}
-"""The options that only one solver reads."""
-
-TOLERANCE = 1e-8
-"""Gradient norm to reach, as a share of the rows' root mean square norm: probabilities then agree with the
-exact ones to about 2e-6."""
-
-FOLD_TOLERANCE = 1e-5
-"""That of the fits of folds where ``--tolerance`` isn't given: they are judged by their decisions, and their
-probabilities are then within about 2e-3 of exact ones."""
-
-MAX_ITER = 1000
+from ncm_cli.probes.rules import FIT_RULES
+from ncm_cli.solvers.methods import (
+    FIT_METHODS,
+    FOLD_TOLERANCE,
+    MAX_ITER,
+    METHODS,
+    SCALINGS,
+    SOLVER_OPTIONS,
+    SOLVERS,
+    TASKS,
+    TOLERANCE,
+    WEIGHT_DECAYS,
+    Solver,
+)
 
 SWEPT = "ncm sweep --methods {} ... --save-probes DIR"
 """What trains the other methods."""
@@ -55,14 +47,12 @@ _training = functools.partial(option, group="Training")
 
 def parse_method(text: str) -> str:
     """``ncm`` or ``erm``; of another method that there is, the command that trains it is named."""
-    from ncm_cli.baselines.options import METHODS as EVERY
-
-    if text in METHODS:
+    if text in FIT_METHODS:
         return text
-    if text in EVERY:
-        what, known = f"ncm fit doesn't train {text!r}", " | ".join(METHODS)
+    if text in METHODS:
+        what, known = f"ncm fit doesn't train {text!r}", " | ".join(FIT_METHODS)
         raise UsageError(what, expected=known, fix=SWEPT.format(text))
-    raise unknown("method", text, METHODS, error=UsageError)
+    raise unknown("method", text, FIT_METHODS, error=UsageError)
 
 
 def parse_decays(text: str) -> tuple[float, ...]:
@@ -124,7 +114,7 @@ class FitOptions(TrainingOptions):
 
     method: str | None = option(
         None,
-        help=f"Method; without it, ncm if there are pairs and erm if not. ({' | '.join(METHODS)})",
+        help=f"Method; without it, ncm if there are pairs and erm if not. ({' | '.join(FIT_METHODS)})",
         parse=parse_method,
     )
     rank: str = _choice(
@@ -141,7 +131,7 @@ class FitOptions(TrainingOptions):
     select: str | None = _choice(
         None,
         help="How to choose; without it, bound if there are pairs. ORACLE looks at the test rows.",
-        choices=RULES,
+        choices=FIT_RULES,
     )
     folds: int = _choice(
         5,
@@ -192,9 +182,16 @@ class FitOptions(TrainingOptions):
         return self.solver or "lbfgs"
 
     @property
-    def fold_tolerance(self) -> float:
-        """The tolerance of the fits of folds: ``--tolerance`` where it is given."""
-        return FOLD_TOLERANCE if self.tolerance == TOLERANCE else self.tolerance
+    def solving(self) -> Solver:
+        """The solver with its settings."""
+        names = ("tolerance", "max_iter", "lr", "epochs", "batch_size", "seed", "device")
+        return Solver(name=self.chosen_solver, **{name: getattr(self, name) for name in names})
+
+    @property
+    def fold_solving(self) -> Solver:
+        """The same for the fits of folds: looser, unless ``--tolerance`` is given."""
+        tolerance = FOLD_TOLERANCE if self.tolerance == TOLERANCE else self.tolerance
+        return dataclasses.replace(self.solving, tolerance=tolerance)
 
     @property
     def decays(self) -> tuple[float, ...]:

@@ -1,13 +1,13 @@
-"""Everything a fit is made from: training, validation and test rows, and pairs; and fitting it.
+"""Everything a fit is made from: training, validation and test rows, and pairs.
 
-`fit`, `sweep` and `bound` read one `Problem` and take `Part`s of it: all rows and pairs for a final fit, or
-what a fold leaves. `train_path` fits a part, so that a refit is of the very problem that the fit recorded.
+`fit`, `sweep` and `bound` read one `Problem` and take a `TrainingSet` of it: all rows and pairs for a final
+fit, or what a fold leaves.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,12 +18,13 @@ from ncm_cli.blocks import Features, chosen, joined
 from ncm_cli.errors import InputError, MismatchError, NcmError, listing
 from ncm_cli.options import parse_names
 from ncm_cli.probes.cells import domain_columns, environment_columns, read_cells
-from ncm_cli.probes.folds import Fold, deal, set_aside
 from ncm_cli.probes.metrics import PairRows, Rows
-from ncm_cli.probes.options import METHODS, FitOptions
-from ncm_cli.probes.path import Fit, fit_path
-from ncm_cli.probes.projection import Scaling, Spectrum, fit_scaling, spectrum
-from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.probes.options import FitOptions
+from ncm_cli.progress import Reporter
+from ncm_cli.solvers.folds import Fold, deal, set_aside
+from ncm_cli.solvers.methods import FIT_METHODS
+from ncm_cli.solvers.projection import Scaling, Spectrum, fit_scaling, spectrum
+from ncm_cli.solvers.training_set import TrainingSet
 from ncm_cli.store.columns import Column
 from ncm_cli.store.digests import Texts, array_digest, digest_of, require_same_encoder, without_view
 from ncm_cli.store.features import FeatureStore
@@ -176,49 +177,6 @@ PLAIN = Variant()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """Scaled rows to train on, X (n, d) and y (n,), and the spectrum of the pairs that span the basis.
-
-    ``y`` are class codes 0..n_classes − 1, or values. ``weights`` (n,) are those of up-weighted training:
-    every group of the part counts alike. ``codes`` are as in `RawRows`: of environments ``envs``, of
-    groupdro's groups, if they are others, ``dro_groups``. ``pairs`` counts those that span the basis, and
-    without any there is no ``spectrum``.
-    """
-
-    X: Features
-    y: NDArray[Any]
-    n_classes: int
-    scaling: Scaling = Scaling()
-    weights: Array | None = None
-    codes: Mapping[str, Codes] = dataclasses.field(default_factory=dict)
-    spectrum: Spectrum | None = None
-    pairs: int = 0
-
-    @property
-    def logits(self) -> int:
-        """C: one logit for two classes, or for values."""
-        return self.n_classes if self.n_classes > 2 else 1
-
-    @property
-    def moments(self) -> Array:
-        """(rank,) mean over pairs of (basisᵀδ)² = σ²/k: what matchdg penalises."""
-        return (
-            np.zeros(0)
-            if self.spectrum is None
-            else self.spectrum.singular_values[: self.rank] ** 2 / self.pairs
-        )
-
-    @property
-    def rank(self) -> int:
-        """The numerical rank of the pairs, 0 without."""
-        return self.spectrum.rank if self.spectrum else 0
-
-    def basis(self, rank: int | None = None) -> Array:
-        """(d, rank) the first directions of the pairs, or all; none without pairs."""
-        return np.zeros((self.X.shape[1], 0)) if self.spectrum is None else self.spectrum.basis[:, :rank]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
     """The rows and pairs of a fit."""
 
@@ -251,7 +209,7 @@ class Problem:
     """The store's own."""
     spectra: dict[Fold, Spectrum] = dataclasses.field(default_factory=dict)
     """Of what folds leave: each is decomposed once."""
-    latest: dict[Variant, Part] = dataclasses.field(default_factory=dict)
+    latest: dict[Variant, TrainingSet] = dataclasses.field(default_factory=dict)
     """What `whole` made last."""
 
     @property
@@ -270,7 +228,7 @@ class Problem:
             rows, codes={name: own for name, own in rows.codes.items() if name != "upweight"}
         )
 
-    def whole(self, variant: Variant | None = None) -> Part:
+    def whole(self, variant: Variant | None = None) -> TrainingSet:
         """All rows of a variant, or of the first one, and all usable pairs."""
         variant = variant or self.variants[0]
         if variant not in self.latest:
@@ -279,7 +237,7 @@ class Problem:
             self.latest[variant] = self.part(self.rows(variant), usable)
         return self.latest[variant]
 
-    def without(self, fold: Fold, variant: Variant | None = None) -> Part:
+    def without(self, fold: Fold, variant: Variant | None = None) -> TrainingSet:
         """What a fold leaves to fit on, of a variant's rows or those of the only one."""
         every = self.rows(variant)
         left = every.take(~np.isin(every.node, fold.apart))
@@ -303,11 +261,11 @@ class Problem:
         left = self.train.take(~np.isin(self.train.node, fold.apart))
         return fit_scaling(self.options.scaling, self.options.scale_factor, left.X)
 
-    def part(self, rows: RawRows, pairs: Mask | None, scaling: Scaling | None = None) -> Part:
+    def part(self, rows: RawRows, pairs: Mask | None, scaling: Scaling | None = None) -> TrainingSet:
         """Some training rows, and some of the pairs (k,); ``scaling`` only where it must not be fitted."""
         scaling = scaling or fit_scaling(self.options.scaling, self.options.scale_factor, rows.X)
         found = None if self.pairs is None or pairs is None else self.pairs.spectrum(pairs, scaling)
-        return Part(
+        return TrainingSet(
             scaling=scaling,
             X=scaling.apply(rows.X),
             y=rows.y,
@@ -759,11 +717,11 @@ def reread_problem(
     if where is not None:
         options = FitOptions(**values | {"train": where, "pairs": None, "method": "erm"})
         return read_problem(options, oracle=False, reporter=reporter, beside=probe)
-    if values["method"] not in METHODS:
+    if values["method"] not in FIT_METHODS:
         raise MismatchError(
             "a probe of a method that ncm fit doesn't train can't be fitted again",
             found=f"method {values['method']}",
-            expected=f"method {' or '.join(METHODS)}",
+            expected=f"method {' or '.join(FIT_METHODS)}",
         )
     fitted = data.get("pairs") or {}
 
@@ -797,52 +755,3 @@ def reread_problem(
             f"the {fitted.get('used', 0):,} of then, with the features of then",
         )
     return problem
-
-
-def train_path(
-    part: Part,
-    options: FitOptions,
-    *,
-    method: str,
-    solver: str,
-    ranks: Iterable[int],
-    decays: Sequence[float],
-    tolerance: float | None = None,
-    advance: Callable[[int], None] | None = None,
-) -> list[Fit]:
-    """Fit every rank and weight decay, by rank and then weight decay.
-
-    ``advance`` is told of finished work: fits, or with adam fits times epochs.
-    """
-    ranks = sorted(ranks)
-    if solver != "adam":
-        return fit_path(
-            part.X,
-            part.y,
-            part.n_classes,
-            part.basis(),
-            ranks,
-            decays,
-            weights=part.weights,
-            task=options.task,
-            tolerance=tolerance or options.tolerance,
-            max_iter=options.max_iter,
-            advance=advance,
-        )
-    from ncm_cli.baselines.options import Config
-    from ncm_cli.baselines.trainer import Schedule, train
-    from ncm_cli.solvers.device import choose_device
-
-    shared: dict[str, Any] = {"method": method, "seed": options.seed, "lr": options.lr}
-    upweighted = part.weights is not None
-    return train(
-        [
-            Config(rank=rank, weight_decay=decay, upweighted=upweighted, **shared)
-            for rank in ranks
-            for decay in decays
-        ],
-        part,
-        Schedule(epochs=options.epochs, batch_size=options.batch_size),
-        device=choose_device(options.device, "fp64", SILENT),
-        advance=advance,
-    )

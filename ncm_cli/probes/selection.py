@@ -9,7 +9,7 @@ matched by label, their members' labels tell more: see `ncm_cli.probes.cells`.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from ncm_cli.errors import InputError
 from ncm_cli.probes import metrics
 from ncm_cli.probes.metrics import PairRows, Rows
-
-if TYPE_CHECKING:  # scipy is slow to import, and ncm info reads results by these rules
-    from ncm_cli.probes.path import Fit
+from ncm_cli.probes.rules import RULES, SCORES, SQUARED, TIES
+from ncm_cli.solvers.training_set import Fit
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.int64]
@@ -46,39 +45,8 @@ Candidate = dict[str, Any]
 - ``test_accuracy`` or ``test_mse``: only known to the oracle.
 """
 
-SCORES = ("cell_error", "guarded_bound", "bound_01")
-"""What the rule ``bound`` takes the least of: the first of these that is known."""
-
 RANKED = ("val_accuracy", "val_log_loss", "val_mse", "worst_group", "test_accuracy", "test_mse")
 """What rows say of a candidate."""
-
-
-class Rule(NamedTuple):
-    """What a selection rule looks at, and whether the least (1) or the greatest (-1) is best."""
-
-    metric: str
-    sign: int
-    missing: str
-    """Why it isn't known, where it isn't."""
-
-    @property
-    def oracle(self) -> bool:
-        """Whether it looks at test rows."""
-        return self.metric.startswith("test")
-
-
-RULES: dict[str, Rule] = {
-    "in-domain": Rule("val_accuracy", -1, "there are no validation rows"),
-    "worst-group": Rule("val_worst_group", -1, "there are no --groups"),
-    "bound": Rule("bound_01", 1, "there are no --pairs"),
-    "oracle": Rule("test_accuracy", -1, "there are no --test rows"),
-    "oracle-worst-group": Rule("test_worst_group", -1, "there are no --test rows with --groups"),
-}
-TIES = {"cell_error": "cell_log_loss"}
-"""What decides between equal values, where it isn't the validation loss."""
-
-SQUARED = {"val_accuracy": "val_mse", "bound_01": "bound_mse", "test_accuracy": "test_mse"}
-"""What rules look at for regression, where the least is always best."""
 
 
 def choose(candidates: Sequence[Candidate], rule: str, task: str) -> int:

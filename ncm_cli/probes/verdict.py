@@ -57,7 +57,7 @@ class Verdict:
     about
         Which shift it is about.
     score
-        What candidates were compared by: see `ncm_cli.probes.selection.SCORES`.
+        What candidates were compared by: see `ncm_cli.probes.rules.SCORES`.
     bound, erm_bound
         With their intervals, of the pick and of rank 0.
     cell_error, erm_cell_error

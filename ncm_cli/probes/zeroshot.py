@@ -27,15 +27,15 @@ from ncm_cli.options import as_json, check, parse_ranks
 from ncm_cli.probes.contest import ONLY, resolve_ranks
 from ncm_cli.probes.controls import about
 from ncm_cli.probes.crossfit import CrossFit, FoldRows
-from ncm_cli.probes.folds import Fold, units
 from ncm_cli.probes.metrics import Rows
 from ncm_cli.probes.options import ZeroshotOptions
-from ncm_cli.probes.path import Fit
-from ncm_cli.probes.projection import FEATURE_EPS, Scaling, Spectrum, project
 from ncm_cli.probes.rows_and_pairs import Pairs, Roles, pairs_beside
 from ncm_cli.probes.selection import choose
 from ncm_cli.probes.verdict import Circumstances, judge, unmeasured
 from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.solvers.folds import Fold, units
+from ncm_cli.solvers.projection import FEATURE_EPS, Scaling, Spectrum, project
+from ncm_cli.solvers.training_set import Fit
 from ncm_cli.store.digests import fingerprint, require_same_encoder, without_view
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.probe import Probe, folded, read_probe, record_ids, write_probe

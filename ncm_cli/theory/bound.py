@@ -19,10 +19,11 @@ from ncm_cli.blocks import Features, blocks
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError, listing
 from ncm_cli.options import as_json, check
 from ncm_cli.probes.evaluate import scale_like, scaling_of
-from ncm_cli.probes.path import Fit
-from ncm_cli.probes.projection import blas_threads
-from ncm_cli.probes.rows_and_pairs import Part, Problem, reread_problem, train_path
+from ncm_cli.probes.rows_and_pairs import Problem, reread_problem
 from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.solvers.projection import blas_threads
+from ncm_cli.solvers.solve import train_path
+from ncm_cli.solvers.training_set import Fit, TrainingSet
 from ncm_cli.store.columns import number
 from ncm_cli.store.digests import require_same_encoder
 from ncm_cli.store.features import FeatureStore
@@ -312,15 +313,17 @@ class _Judged:
         )
 
     def _refit(
-        self, problem: Problem, part: Part, ranks: Sequence[int], advance: Callable[[int], None] | None = None
+        self,
+        problem: Problem,
+        part: TrainingSet,
+        ranks: Sequence[int],
+        advance: Callable[[int], None] | None = None,
     ) -> list[dict[str, Any]]:
         """Rows of refits at these ranks, by the probe's method (ERM where the problem has no pairs)."""
         meta = self.probe.meta
         fits = train_path(
             part,
-            problem.options,
-            method="erm" if problem.pairs is None else "ncm",
-            solver=meta["options"]["solver"],
+            dataclasses.replace(problem.options.solving, name=meta["options"]["solver"]),
             ranks=ranks,
             decays=[float(meta["hyper_parameters"]["weight_decay"])],
             advance=advance,
@@ -358,7 +361,7 @@ class _Judged:
             self.reporter.note(why)
         return [number for number in grid if number <= most]
 
-    def _row(self, fit: Fit, part: Part) -> dict[str, Any]:
+    def _row(self, fit: Fit, part: TrainingSet) -> dict[str, Any]:
         """The bound and the measurements of one refit."""
         found = self._measure(fit.weight, fit.bias, part.basis(fit.rank))
         terms, errors = found.terms, found.zero_one or {}

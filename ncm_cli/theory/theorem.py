@@ -63,7 +63,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli.probes.metrics import decide, newcombe, row_log_loss, wilson
-from ncm_cli.probes.projection import spectral_norm, svd
+from ncm_cli.solvers.projection import spectral_norm, svd
 
 Array = NDArray[np.float64]
 

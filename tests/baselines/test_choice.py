@@ -8,7 +8,8 @@ import pytest
 from ncm_cli.baselines.choice import METRICS, best_checkpoints, pick_trial
 from ncm_cli.probes import metrics
 from ncm_cli.probes import metrics as scoring
-from ncm_cli.probes.selection import RULES, worst_group_error
+from ncm_cli.probes.rules import RULES
+from ncm_cli.probes.selection import worst_group_error
 
 AT = {name: i for i, name in enumerate(METRICS)}
 

@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 
 from ncm_cli.baselines.choice import SweepTable, read_sweep
-from ncm_cli.baselines.options import Config, SweepOptions
+from ncm_cli.baselines.options import SweepOptions
 from ncm_cli.baselines.sweep import Runner, sweep
-from ncm_cli.baselines.trainer import Schedule, train
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.probes.projection import Spectrum
-from ncm_cli.probes.rows_and_pairs import Part, read_problem
+from ncm_cli.probes.rows_and_pairs import read_problem
 from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.solvers.methods import Config
+from ncm_cli.solvers.projection import Spectrum
+from ncm_cli.solvers.trainer import Schedule, train
+from ncm_cli.solvers.training_set import TrainingSet
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
 
@@ -73,7 +75,7 @@ def reference(options: SweepOptions, method: str, seed: int, **hyper: float) -> 
         delta = pairs.features_a[fold.basis].astype(float) - pairs.features_b[fold.basis]
         directions = np.linalg.svd(delta.T, full_matrices=False)[0]
         basis = Spectrum(np.ones(directions.shape[1]), directions, directions.shape[1], 0.0, 0)
-        data = Part(X=X[kept], y=y[kept], n_classes=int(y.max()) + 1, spectrum=basis, pairs=1)
+        data = TrainingSet(X=X[kept], y=y[kept], n_classes=int(y.max()) + 1, spectrum=basis, pairs=1)
         schedule = Schedule(epochs=options.epochs, batch_size=options.batch_size)
         found = train([Config(method=method, seed=seed, **hyper)], data, schedule)[0]
         probe = (found.weight, found.bias)

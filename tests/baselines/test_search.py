@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from ncm_cli.baselines.choice import chunks, plan
-from ncm_cli.baselines.options import HYPER, METHODS, SweepOptions, parse_methods, parse_search
+from ncm_cli.baselines.options import SweepOptions, parse_methods, parse_search
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import check, parse_space
 from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.solvers.methods import HYPER, METHODS
 
 
 def options(**changes: object) -> SweepOptions:

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from ncm_cli.baselines.choice import read_sweep
-from ncm_cli.baselines.objectives import fit_dfr, halves
 from ncm_cli.baselines.options import SweepOptions
 from ncm_cli.baselines.sweep import Runner, sweep
 from ncm_cli.errors import InputError, UsageError
@@ -25,6 +24,7 @@ from ncm_cli.main import run
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.progress import Reporter
+from ncm_cli.solvers.dfr import fit_dfr, halves
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import read_result
 from ncm_cli.store.journal import Journal, read_facts

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import multiprocessing
 import sys
@@ -229,8 +230,9 @@ def best(folder: Path, seed: int) -> dict[str, float]:
     # Of other versions only the other parts run.
     from ncm_cli.probes.contest import auto_ranks
     from ncm_cli.probes.metrics import row_errors
-    from ncm_cli.probes.rows_and_pairs import read_problem, train_path
+    from ncm_cli.probes.rows_and_pairs import read_problem
     from ncm_cli.probes.selection import stacked
+    from ncm_cli.solvers.solve import train_path
 
     options = FitOptions(
         features=folder / "features.h5",
@@ -244,8 +246,8 @@ def best(folder: Path, seed: int) -> dict[str, float]:
     right: dict[str, list[np.ndarray]] = {"accuracy": [], "balanced": []}
     for variant in problem.variants:
         whole = problem.whole(variant)
-        settings = {"method": "ncm", "solver": "lbfgs", "decays": options.decays, "tolerance": 1e-4}
-        fits = train_path(whole, options, ranks=auto_ranks(whole.rank), **settings)
+        solver = dataclasses.replace(options.solving, tolerance=1e-4)
+        fits = train_path(whole, solver, ranks=auto_ranks(whole.rank), decays=options.decays)
         rows = problem.test.scaled(whole.scaling)
         same = row_errors(*stacked(fits), rows)[0] == 0
         right["accuracy"].append(same.mean(axis=1))

@@ -22,10 +22,11 @@ import numpy as np
 import scipy.special
 
 from ncm_cli.probes.contest import auto_ranks
-from ncm_cli.probes.folds import deal
-from ncm_cli.probes.options import FOLD_TOLERANCE
-from ncm_cli.probes.path import Fit, fit_path
-from ncm_cli.probes.projection import complement, spectrum
+from ncm_cli.solvers.folds import deal
+from ncm_cli.solvers.methods import FOLD_TOLERANCE
+from ncm_cli.solvers.path import fit_path
+from ncm_cli.solvers.projection import complement, spectrum
+from ncm_cli.solvers.training_set import Fit
 
 PAIRS = 240
 DECAYS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)

@@ -31,9 +31,10 @@ from ncm_cli.probes.controls import judge_choice
 from ncm_cli.probes.crossfit import CrossFit
 from ncm_cli.probes.metrics import Z95, row_errors
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.probes.rows_and_pairs import read_problem, train_path
+from ncm_cli.probes.rows_and_pairs import read_problem
 from ncm_cli.probes.selection import choose, stacked
 from ncm_cli.progress import SILENT
+from ncm_cli.solvers.solve import train_path
 from ncm_cli.store.columns import Column
 from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.features import write_features
@@ -160,9 +161,9 @@ def outcome(features: Path, pairs: Path, scaling: str, seed: int) -> Outcome:
     whole, folds = problem.whole(), problem.pairs.folds(options.folds, seed)
     available = min(whole.rank, *(problem.without(fold).rank for fold in folds))
     ranks = resolve_ranks("auto", "ncm", available, SILENT)
-    settings = {"method": "ncm", "solver": "lbfgs", "ranks": ranks, "decays": DECAYS}
+    settings = {"ranks": ranks, "decays": DECAYS}
     found = crossfit(problem, folds, **settings)
-    fits = train_path(whole, options, tolerance=1e-6, **settings)
+    fits = train_path(whole, dataclasses.replace(options.solving, tolerance=1e-6), **settings)
     assert problem.test is not None
     errors = row_errors(*stacked(fits), problem.test.scaled(whole.scaling))[0].mean(axis=1)
     picks = {name: rule(found) for name, rule in RULES.items()}

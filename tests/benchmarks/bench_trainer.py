@@ -24,13 +24,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ncm_cli.baselines.options import Config
-from ncm_cli.baselines.trainer import Schedule, train
-from ncm_cli.probes.projection import Spectrum
-from ncm_cli.probes.rows_and_pairs import Part
+from ncm_cli.solvers.methods import Config
+from ncm_cli.solvers.projection import Spectrum
+from ncm_cli.solvers.trainer import Schedule, train
+from ncm_cli.solvers.training_set import TrainingSet
 
 
-def problem(n: int, d: int, rank: int, *, embedded: bool, seed: int = 0) -> Part:
+def problem(n: int, d: int, rank: int, *, embedded: bool, seed: int = 0) -> TrainingSet:
     """Random features with a noisy linear label, two environments, and a random basis."""
     rng = np.random.default_rng(seed)
     features = rng.standard_normal((n, d))
@@ -40,7 +40,7 @@ def problem(n: int, d: int, rank: int, *, embedded: bool, seed: int = 0) -> Part
         spread *= 7 / np.sqrt((spread**2).sum(1).mean())
         center = rng.standard_normal(d)
         features = spread @ np.linalg.qr(rng.standard_normal((d, d)))[0] + 7 * center / np.linalg.norm(center)
-    return Part(
+    return TrainingSet(
         X=features.astype(np.float32),
         y=(score + 0.7 * rng.standard_normal(n) > 0).astype(np.int64),
         n_classes=2,
@@ -68,7 +68,7 @@ def configurations(count: int, ranks: int) -> list[Config]:
     return every[:count]
 
 
-def torch_loop(data: Part, config: Config, epochs: int, batch: int, loader: bool) -> None:
+def torch_loop(data: TrainingSet, config: Config, epochs: int, batch: int, loader: bool) -> None:
     """One configuration as anyone writes it."""
     features, targets = torch.from_numpy(data.X), torch.from_numpy(data.y).float()
     model = torch.nn.Linear(features.shape[1], 1)
@@ -87,7 +87,7 @@ def torch_loop(data: Part, config: Config, epochs: int, batch: int, loader: bool
             optimizer.step()
 
 
-def scikit(data: Part, config: Config) -> int:
+def scikit(data: TrainingSet, config: Config) -> int:
     """One fit; returns its iterations."""
     from sklearn.linear_model import LogisticRegression
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from ncm_cli.errors import InputError, MismatchError, UsageError
 from ncm_cli.finetune.finetune import finetune, unfinished_file
-from ncm_cli.finetune.options import METHODS, FinetuneOptions, files_of
+from ncm_cli.finetune.options import FinetuneOptions, files_of
 from ncm_cli.images.embed import embed
 from ncm_cli.images.options import EmbedOptions
 from ncm_cli.images.weights import tuned_facts, write_tuned
@@ -32,6 +32,7 @@ from ncm_cli.probes.rows_and_pairs import read_problem
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.results.options import ReportOptions
 from ncm_cli.results.report import report
+from ncm_cli.solvers.methods import FINETUNE_METHODS
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import read_probe
@@ -158,7 +159,7 @@ def test_matched_pairs_are_scored_by_the_error_on_their_members(data: Path, tmp_
 
 @pytest.mark.slow
 def test_seeds_of_every_method_are_lines_of_a_report(data: Path, tmp_path: Path) -> None:
-    for method in METHODS:
+    for method in FINETUNE_METHODS:
         for seed in (0, 1) if method in ("ncm", "erm") else (0,):
             own = {"penalty": ... if method in ("erm", "groupdro") else 1.0, "envs": "domain", "seed": seed}
             more = {"upweight": "label,color"} if method == "groupdro" else {}

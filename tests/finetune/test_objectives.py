@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ncm_cli.baselines.options import Config
-from ncm_cli.baselines.trainer import Batch, DeviceRows
 from ncm_cli.finetune.train import Objective, pair_batches, picks
-from ncm_cli.probes.rows_and_pairs import Part
+from ncm_cli.solvers.batches import Batch, DeviceRows
+from ncm_cli.solvers.methods import Config
+from ncm_cli.solvers.training_set import TrainingSet
 
 N, PAIRS = 48, 10
 
@@ -48,7 +48,7 @@ def test_gradient_is_that_of_the_formula(method: str, classes: int, upweighted: 
     torch.manual_seed(classes)
     rng = np.random.default_rng(classes)
     y, groups, weights = rng.permutation(N) % classes, rng.permutation(N) % 3, rng.uniform(0.2, 3, N)
-    part = Part(X=np.zeros((N, 1)), y=y, n_classes=classes, codes={"envs": groups}, weights=weights)
+    part = TrainingSet(X=np.zeros((N, 1)), y=y, n_classes=classes, codes={"envs": groups}, weights=weights)
     rows = DeviceRows(part, "cpu")
     body = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 5)).double()
     head = torch.nn.Linear(5, 1 if classes == 2 else classes).double()

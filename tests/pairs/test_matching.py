@@ -18,8 +18,8 @@ from ncm_cli.pairs import matching
 from ncm_cli.pairs.matching import Pool
 from ncm_cli.pairs.options import PairsOptions
 from ncm_cli.pairs.pairs import pairs, split_components
-from ncm_cli.probes.projection import components
 from ncm_cli.progress import Reporter
+from ncm_cli.solvers.folds import components
 from ncm_cli.store.pairs import PairStore, read_pairs
 
 Make = Callable[..., Path]

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError
 from ncm_cli.pairs.options import PairsOptions, parse_holdout
 from ncm_cli.pairs.pairs import pairs
-from ncm_cli.probes.projection import spectrum
 from ncm_cli.progress import Reporter
+from ncm_cli.solvers.projection import spectrum
 from ncm_cli.store.columns import Files
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import PairStore, read_pairs

@@ -13,8 +13,8 @@ from PIL import Image
 
 from ncm_cli.images.embed import embed
 from ncm_cli.images.options import EmbedOptions
-from ncm_cli.probes.projection import spectrum
 from ncm_cli.progress import SILENT
+from ncm_cli.solvers.projection import spectrum
 from ncm_cli.store.columns import Column, Files, NumericColumn
 from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.features import FeatureStore, write_features

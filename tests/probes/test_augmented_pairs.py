@@ -19,8 +19,9 @@ from ncm_cli.probes.contest import crossfit, held_out_rows
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.metrics import PairRows
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.probes.rows_and_pairs import read_problem, train_path
+from ncm_cli.probes.rows_and_pairs import read_problem
 from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.solvers.solve import train_path
 
 ROWS = 500
 
@@ -147,13 +148,13 @@ def test_flips_across_domains_are_of_held_out_rows(views: Any) -> None:
     assert problem.cells == () and problem.members is not None and problem.pairs is not None
     assert len(problem.members.ids) == 120
     folds = problem.pairs.folds(2, 0)
-    setting: dict[str, Any] = {"method": "ncm", "solver": "lbfgs", "ranks": [0, 1], "decays": [1e-2]}
+    setting: dict[str, Any] = {"ranks": [0, 1], "decays": [1e-2]}
     flips: list[np.ndarray] = []
     for fold in folds:
         part = problem.without(fold)
         rows, random = held_out_rows(problem, fold, part)
         assert rows is None and isinstance(random, PairRows)
-        fits = train_path(part, options, tolerance=1e-5, **setting)
+        fits = train_path(part, options.fold_solving, **setting)
         told = [[(x @ one.weight[0] + one.bias[0] > 0) for x in (random.a, random.b)] for one in fits]
         flips.append(np.array([a != b for a, b in told]))
         trained = {row.tobytes() for row in np.asarray(part.X)}

@@ -14,12 +14,13 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from ncm_cli.probes.contest import crossfit
 from ncm_cli.probes.crossfit import CrossFit, FoldRows
-from ncm_cli.probes.folds import units
 from ncm_cli.probes.metrics import PairRows, Rows, wilson
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.probes.path import Fit
-from ncm_cli.probes.rows_and_pairs import Problem, read_problem, train_path
+from ncm_cli.probes.rows_and_pairs import Problem, read_problem
 from ncm_cli.progress import SILENT
+from ncm_cli.solvers.folds import units
+from ncm_cli.solvers.solve import train_path
+from ncm_cli.solvers.training_set import Fit
 
 RANKS, DECAYS = (0, 2, 3), (1e-2, 1e-1)
 
@@ -93,7 +94,7 @@ def test_crossfit_is_what_its_definition_says(on_disk: Any, classes: int) -> Non
     problem = _problem(on_disk, classes, tolerance=1e-10)
     folds = problem.pairs.folds(4, 1)
     assert len(folds) == 4
-    setting = {"method": "ncm", "solver": "lbfgs", "ranks": RANKS, "decays": DECAYS}
+    setting = {"ranks": RANKS, "decays": DECAYS}
     found = crossfit(problem, folds, **setting)
     expected = _reference(problem, folds)
     assert [(c["rank"], c["weight_decay"]) for c in found.candidates] == list(expected)
@@ -116,7 +117,7 @@ def test_crossfit_is_what_its_definition_says(on_disk: Any, classes: int) -> Non
 def test_the_looser_tolerance_of_folds_changes_hardly_a_decision(on_disk: Any) -> None:
     problem = _problem(on_disk, 2)
     folds = problem.pairs.folds(5, 0)
-    setting = {"method": "ncm", "solver": "lbfgs", "ranks": RANKS, "decays": DECAYS}
+    setting = {"ranks": RANKS, "decays": DECAYS}
     found = crossfit(problem, folds, **setting)
     for candidate, own in zip(found.candidates, _reference(problem, folds).values(), strict=True):
         assert candidate["flip_rate"] == pytest.approx(own["change"], abs=1 / 44)
@@ -141,11 +142,11 @@ def test_features_that_interpolate_hide_their_flips_from_all_but_folds(on_disk: 
     )
     problem = read_problem(options, oracle=False, reporter=SILENT)
     folds = problem.pairs.folds(5, 0)
-    setting = {"method": "ncm", "solver": "lbfgs", "ranks": [0, 8], "decays": [1e-3]}
+    setting = {"ranks": [0, 8], "decays": [1e-3]}
     whole = problem.whole()
     assert problem.pairs is not None
     everything = problem.pairs.members(problem.pairs.usable, whole.scaling)
-    fits = train_path(whole, options, **setting)
+    fits = train_path(whole, options.solving, **setting)
     naive = CrossFit.join([FoldRows(fits, None, everything)], np.arange(len(everything.a)), regression=False)
     assert naive.changes.sum() == 0, "the probes of all rows flip none of their own rows' pairs"
     found = crossfit(problem, folds, **setting)

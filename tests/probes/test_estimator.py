@@ -21,7 +21,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from ncm_cli import NCMClassifier, NCMRegressor, SpuriousProjection
 from ncm_cli.probes import estimator
-from ncm_cli.probes.projection import spectrum
+from ncm_cli.solvers.projection import spectrum
 from ncm_cli.store.pairs import read_pairs
 
 

@@ -16,9 +16,9 @@ from ncm_cli.probes.evaluate import logits
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.metrics import decide
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.probes.path import fit_path
-from ncm_cli.probes.projection import spectrum
 from ncm_cli.progress import Reporter
+from ncm_cli.solvers.path import fit_path
+from ncm_cli.solvers.projection import spectrum
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import Probe, read_probe

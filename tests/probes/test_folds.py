@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncm_cli.errors import InputError
-from ncm_cli.probes.folds import Fold, deal, set_aside, units
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.rows_and_pairs import Problem, read_problem
 from ncm_cli.progress import SILENT
+from ncm_cli.solvers.folds import Fold, deal, set_aside, units
 
 
 def linked(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -22,8 +22,9 @@ from ncm_cli.probes.contest import crossfit
 from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.options import EvalOptions, FitOptions
-from ncm_cli.probes.rows_and_pairs import Problem, RawRows, Variant, read_problem, reread_problem, train_path
+from ncm_cli.probes.rows_and_pairs import Problem, RawRows, Variant, read_problem, reread_problem
 from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.solvers.solve import train_path
 from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import read_probe
 from ncm_cli.theory.bound import bound
@@ -202,7 +203,7 @@ def test_the_cell_error_is_what_its_definition_says(places: Any, variant: Varian
     assert problem.cells == ("label", "place")
     assert list(problem.variants) == EVERY
     folds = problem.pairs.folds(4, 0)
-    setting = {"method": "ncm", "solver": "lbfgs", "ranks": (0, 2), "decays": (1e-2, 1e-1)}
+    setting = {"ranks": (0, 2), "decays": (1e-2, 1e-1)}
     found = crossfit(problem, folds, variants=[variant], **setting)
     assert found.cell is not None
     assert len(found.cell) == 2 * 48 + 80, "every member once, and every validation row"
@@ -384,8 +385,8 @@ def test_bound_refits_the_variant_that_was_chosen(
     features, pairs_at = made.folder / "f.h5", made.folder / "p.h5"
     again = reread_problem(probe, features, pairs_at, reporter=SILENT)
     assert again.variants == (variant,)
-    setting = {"method": "ncm", "solver": "lbfgs", "ranks": [1], "decays": [1e-2]}
-    (refit,) = train_path(again.whole(), again.options, **setting)
+    setting = {"ranks": [1], "decays": [1e-2]}
+    (refit,) = train_path(again.whole(), again.options.solving, **setting)
     assert np.allclose(refit.weight, probe.weight, rtol=0, atol=1e-10)
     made_pairs = read_pairs(pairs_at)
     assert made_pairs.strategy == "random"

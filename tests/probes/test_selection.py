@@ -8,8 +8,8 @@ import pytest
 from ncm_cli.errors import InputError
 from ncm_cli.probes.crossfit import CrossFit, FoldRows
 from ncm_cli.probes.metrics import PairRows, Rows, decide
-from ncm_cli.probes.path import Fit
 from ncm_cli.probes.selection import Candidate, choose, score_path
+from ncm_cli.solvers.training_set import Fit
 from ncm_cli.store.roles import group_weights
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncm_cli.baselines.objectives import drawn_batches, epoch_batches, epoch_order, generator_of, partners
+from ncm_cli.solvers.batches import drawn_batches, epoch_batches, epoch_order, generator_of, partners
 
 
 @settings(deadline=None, max_examples=40)

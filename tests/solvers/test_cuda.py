@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 import torch
 
-from ncm_cli.baselines.options import Config
-from ncm_cli.baselines.trainer import Schedule, train
-from ncm_cli.probes.projection import Spectrum
-from ncm_cli.probes.rows_and_pairs import Part
+from ncm_cli.solvers.methods import Config
+from ncm_cli.solvers.projection import Spectrum
+from ncm_cli.solvers.trainer import Schedule, train
+from ncm_cli.solvers.training_set import TrainingSet
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 METHODS = ("erm", "ncm", "irm", "vrex", "groupdro", "fish", "lisa", "matchdg")
 
 
-def made(classes: int) -> Part:
+def made(classes: int) -> TrainingSet:
     rng = np.random.default_rng(classes)
     n, d = 900, 40
     features = rng.standard_normal((n, d)).astype(np.float32)
     scores = features @ rng.standard_normal((d, classes)) + rng.standard_normal((n, classes))
-    return Part(
+    return TrainingSet(
         X=features,
         y=scores.argmax(1),
         n_classes=classes,

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from ncm_cli.baselines.objectives import SUBSETS, _subsets, fit_dfr, fit_eraser, halves
-from ncm_cli.baselines.options import Config
-from ncm_cli.baselines.trainer import Schedule, train
 from ncm_cli.errors import InputError
-from ncm_cli.probes.rows_and_pairs import Part
+from ncm_cli.solvers.dfr import SUBSETS, _subsets, fit_dfr, halves
+from ncm_cli.solvers.leace import fit_eraser
+from ncm_cli.solvers.methods import Config
+from ncm_cli.solvers.trainer import Schedule, train
+from ncm_cli.solvers.training_set import TrainingSet
 
 
 def spurious_problem(seed: int, n: int = 600, d: int = 8) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -87,7 +88,7 @@ def test_converged_means_close_to_another_solvers_solution(seed: int, classes: i
 
 def test_an_unfinished_fit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y, groups = spurious_problem(0)
-    monkeypatch.setattr("ncm_cli.baselines.objectives.MAX_ITER", 2)
+    monkeypatch.setattr("ncm_cli.solvers.dfr.MAX_ITER", 2)
     assert [fit.converged for fit in fit_dfr(X, y, groups, 2, [10.0, 1e-6], seed=0)] == [False, True]
 
 
@@ -159,7 +160,7 @@ def test_leace_erases_rare_values_whatever_the_unit(rare: int, unit: float) -> N
     y = (X[:, 3] > 6 * unit).astype(int)
     weights = []
     for features in (X / unit, eraser.apply(X) / unit):
-        data = Part(X=features, y=y, n_classes=2)
+        data = TrainingSet(X=features, y=y, n_classes=2)
         weights.append(train([Config(lr=0.05)], data, Schedule(epochs=5))[0].weight)
     folded, _ = eraser.fold(weights[1], np.zeros(1))
     assert np.abs(weights[0] - folded).max() > 1e-2
@@ -167,7 +168,7 @@ def test_leace_erases_rare_values_whatever_the_unit(rare: int, unit: float) -> N
 
 def test_leace_warns_where_a_difference_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     X, _, groups = spurious_problem(4)
-    monkeypatch.setattr("ncm_cli.baselines.objectives.CORRELATION", 2.0)
+    monkeypatch.setattr("ncm_cli.solvers.leace.CORRELATION", 2.0)
     with pytest.warns(UserWarning, match="leaves a difference of means of"):
         eraser = fit_eraser(X, groups % 2)
     np.testing.assert_array_equal(eraser.apply(X), X)

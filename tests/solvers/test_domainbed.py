@@ -10,19 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ncm_cli.baselines.objectives import drawn_batches, generator_of
-from ncm_cli.baselines.options import Config
-from ncm_cli.baselines.trainer import Schedule, train
-from ncm_cli.probes.path import Fit
-from ncm_cli.probes.projection import spectrum
-from ncm_cli.probes.rows_and_pairs import Part as TrainingPart
+from ncm_cli.solvers.batches import drawn_batches, generator_of
+from ncm_cli.solvers.methods import Config
+from ncm_cli.solvers.projection import spectrum
+from ncm_cli.solvers.trainer import Schedule, train
+from ncm_cli.solvers.training_set import Fit, TrainingSet
 
 METHODS = ("erm", "irm", "vrex", "groupdro", "fish", "matchdg")
 Part = tuple[Tensor, Tensor]
 DELTA = np.random.default_rng(0).standard_normal((8, 5))
 
 
-def made(classes: int, *, n: int = 300, d: int = 8) -> TrainingPart:
+def made(classes: int, *, n: int = 300, d: int = 8) -> TrainingSet:
     """Three environments of unequal size; they disagree on how much the last feature says. Five pairs."""
     rng = np.random.default_rng(classes)
     targets = rng.integers(0, classes, n)
@@ -30,7 +29,7 @@ def made(classes: int, *, n: int = 300, d: int = 8) -> TrainingPart:
     features = rng.standard_normal((n, d))
     features[:, :classes] += np.eye(classes)[targets]
     features[:, -1] += (environments + 1) * (targets - 0.5)
-    return TrainingPart(
+    return TrainingSet(
         X=features,
         y=targets,
         n_classes=classes,
@@ -49,7 +48,7 @@ def config_of(method: str, anneal: int = 20) -> Config:
 class Reference:
     """A linear layer with an output for every class, trained as DomainBed trains its classifier."""
 
-    def __init__(self, data: TrainingPart, config: Config) -> None:
+    def __init__(self, data: TrainingSet, config: Config) -> None:
         self.config = config
         self.weight = torch.zeros(data.n_classes, data.X.shape[1], dtype=torch.float64).requires_grad_()
         self.bias = torch.zeros(data.n_classes, dtype=torch.float64).requires_grad_()
@@ -116,7 +115,7 @@ class Reference:
         return found[1:] - found[:1] if len(found) == 2 else found
 
 
-def minibatches(data: TrainingPart, epochs: int, size: int, seed: int) -> Iterator[list[Part]]:
+def minibatches(data: TrainingSet, epochs: int, size: int, seed: int) -> Iterator[list[Part]]:
     """The rows that the trainer draws, one environment after another."""
     environments = torch.tensor(data.codes["envs"])
     features, targets = torch.tensor(data.X), torch.tensor(data.y)

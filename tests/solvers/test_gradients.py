@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from ncm_cli.baselines.objectives import generator_of
-from ncm_cli.baselines.options import Config
-from ncm_cli.baselines.trainer import Batch, DeviceRows, FishWeights, Schedule, SharedWeights
-from ncm_cli.probes.projection import spectrum
-from ncm_cli.probes.rows_and_pairs import Part
+from ncm_cli.solvers.batches import Batch, DeviceRows, generator_of
+from ncm_cli.solvers.methods import Config
+from ncm_cli.solvers.projection import spectrum
+from ncm_cli.solvers.trainer import FishWeights, Schedule, SharedWeights
+from ncm_cli.solvers.training_set import TrainingSet
 
 _spec = importlib.util.spec_from_file_location("references", Path(__file__).with_name("references.py"))
 references = importlib.util.module_from_spec(_spec)
@@ -23,8 +23,8 @@ CLASSES = [2, 4]
 TOLERANCE = 1e-8
 
 
-def train_data(problem, *, pairs: bool = False) -> Part:
-    return Part(
+def train_data(problem, *, pairs: bool = False) -> TrainingSet:
+    return TrainingSet(
         X=problem.features,
         y=problem.targets,
         n_classes=problem.classes,

@@ -7,8 +7,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from ncm_cli.probes import path as solver
-from ncm_cli.probes.path import Fit, fit_path
+from ncm_cli.solvers import design, lockstep
+from ncm_cli.solvers.path import fit_path
+from ncm_cli.solvers.training_set import Fit
 
 
 def path(classes: int, n: int = 300, d: int = 8, **options: float) -> list[Fit]:
@@ -24,10 +25,10 @@ def path(classes: int, n: int = 300, d: int = 8, **options: float) -> list[Fit]:
 @pytest.mark.parametrize("joint", [True, False])
 def test_blocks_of_rows_change_no_number(classes: int, joint: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not joint:
-        monkeypatch.setattr(solver, "JOINT_COLUMNS", 0)
+        monkeypatch.setattr(lockstep, "JOINT_COLUMNS", 0)
     whole = path(classes)
     for scores in (1, 70, 1000):
-        monkeypatch.setattr(solver, "BLOCK_SCORES", scores)
+        monkeypatch.setattr(design, "BLOCK_SCORES", scores)
         for a, b in zip(whole, path(classes), strict=True):
             assert a.converged and b.converged
             np.testing.assert_allclose(b.weight, a.weight, atol=1e-8)

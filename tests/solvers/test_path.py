@@ -11,10 +11,11 @@ import scipy.special
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
 
 from ncm_cli.errors import InputError
-from ncm_cli.probes import path
 from ncm_cli.probes.metrics import probabilities
-from ncm_cli.probes.path import Fit, fit_path
-from ncm_cli.probes.projection import project, spectrum
+from ncm_cli.solvers import lockstep
+from ncm_cli.solvers.path import fit_path
+from ncm_cli.solvers.projection import project, spectrum
+from ncm_cli.solvers.training_set import Fit
 
 
 def rows(n: int, d: int, classes: int, seed: int, k: int = 12) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -69,9 +70,9 @@ def test_every_kind_of_preconditioner_reaches_the_same_solution(
 ) -> None:
     X, y, basis = rows(200, 16, 3, seed=4, k=6)
     joint = fit_path(X, y, 3, basis, [0, 3, 6], [1e-2])
-    monkeypatch.setattr(path, "JOINT_COLUMNS", 0)
+    monkeypatch.setattr(lockstep, "JOINT_COLUMNS", 0)
     if mode == "diagonal":
-        monkeypatch.setattr(path, "SHARED_COLUMNS", 0)
+        monkeypatch.setattr(lockstep, "SHARED_COLUMNS", 0)
     other = fit_path(X, y, 3, basis, [0, 3, 6], [1e-2])
     assert all(fit.converged for fit in other)
     assert max(np.abs(ours(X, a) - ours(X, b)).max() for a, b in zip(joint, other, strict=True)) < 1e-6

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError
-from ncm_cli.probes.projection import GRAM_RATIO, complement, project, spectrum
+from ncm_cli.solvers.projection import GRAM_RATIO, complement, project, spectrum
 
 
 def with_values(d: int, k: int, values: list[float], seed: int) -> tuple[np.ndarray, np.ndarray]:

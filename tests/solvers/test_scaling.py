@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError
-from ncm_cli.probes.projection import fit_scaling
+from ncm_cli.solvers.projection import fit_scaling
 
 
 def test_norm_gives_every_row_the_factor_as_its_norm() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncm_cli.probes.projection import spectral_norm, svd
+from ncm_cli.solvers.projection import spectral_norm, svd
 
 
 @pytest.mark.parametrize("shape", [(30, 20), (20, 30), (25, 25)])

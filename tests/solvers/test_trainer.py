@@ -9,23 +9,25 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ncm_cli.baselines.objectives import epoch_batches, generator_of
-from ncm_cli.baselines.options import Config
-from ncm_cli.baselines.trainer import Adam, Schedule, train
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.probes.projection import Spectrum
-from ncm_cli.probes.rows_and_pairs import Part
+from ncm_cli.solvers.batches import epoch_batches, generator_of
+from ncm_cli.solvers.methods import Config
+from ncm_cli.solvers.projection import Spectrum
+from ncm_cli.solvers.trainer import Adam, Schedule, train
+from ncm_cli.solvers.training_set import TrainingSet
 from ncm_cli.store.roles import group_weights
 
 TRAINED = ("erm", "ncm", "irm", "vrex", "groupdro", "fish", "lisa", "matchdg")
 
 
-def make_data(seed: int = 0, *, n: int = 300, d: int = 12, classes: int = 2, pairs: bool = True) -> Part:
+def make_data(
+    seed: int = 0, *, n: int = 300, d: int = 12, classes: int = 2, pairs: bool = True
+) -> TrainingSet:
     rng = np.random.default_rng(seed)
     features = rng.standard_normal((n, d))
     scores = features @ rng.standard_normal((d, classes)) + rng.standard_normal((n, classes))
     basis = np.linalg.qr(rng.standard_normal((d, 4)))[0]
-    return Part(
+    return TrainingSet(
         X=features,
         y=scores.argmax(1),
         n_classes=classes,
@@ -67,7 +69,9 @@ def test_the_optimiser_is_torchs_step_by_step(decay: float) -> None:
     assert (ours - start).abs().max() > 0.01
 
 
-def plain_loop(config: Config, data: Part, epochs: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+def plain_loop(
+    config: Config, data: TrainingSet, epochs: int, batch_size: int
+) -> tuple[np.ndarray, np.ndarray]:
     """ERM or the pair penalty as anyone writes it in torch, on the trainer's order of rows."""
     rows = torch.tensor(data.X)
     weight = torch.zeros(data.logits, rows.shape[1], dtype=torch.float64, requires_grad=True)
@@ -141,7 +145,7 @@ def test_rounding_of_a_zero_gradient_is_not_trained_on() -> None:
     rng = np.random.default_rng(16)
     features = rng.standard_normal((1000, 6))
     targets = (features[:, 0] + rng.standard_normal(1000) > 0.5).astype(int)
-    data = Part(X=features, y=targets, n_classes=2, weights=group_weights(targets))
+    data = TrainingSet(X=features, y=targets, n_classes=2, weights=group_weights(targets))
     configs = [Config(lr=0.1 + 0.01 * i, upweighted=True) for i in range(7)]
     schedule = Schedule(epochs=60, batch_size=0)
     together = train(configs, data, schedule)
@@ -224,7 +228,7 @@ def test_upweighting_counts_groups_alike() -> None:
     assert weights.mean() == pytest.approx(1)
     assert weights[groups == 0].sum() == pytest.approx(weights[groups == 3].sum())
     rng = np.random.default_rng(0)
-    data = Part(
+    data = TrainingSet(
         X=rng.standard_normal((100, 3)),
         y=(groups > 0).astype(int),
         n_classes=2,
@@ -271,7 +275,7 @@ def test_invariance_penalties_do_what_they_are_for(method: str) -> None:
     stable = sign + 2 * rng.standard_normal(n)
     agrees = np.where(environments == 0, 0.95, 0.7)
     spurious = sign * np.where(rng.random(n) < agrees, 1, -1)
-    data = Part(X=np.stack([stable, spurious], 1), y=y, n_classes=2, codes={"envs": environments})
+    data = TrainingSet(X=np.stack([stable, spurious], 1), y=y, n_classes=2, codes={"envs": environments})
     erm, robust = train(
         [Config(lr=0.01), Config(method=method, penalty=1e3, anneal=200, lr=0.01)],
         data,
@@ -358,7 +362,7 @@ def test_lisa_breaks_a_correlation_only_across_the_attribute_itself() -> None:
     config = Config(method="lisa", lr=0.05, weight_decay=0.0, p_sel=1.0)
     leans = {}
     for name, domains in (("environments", environments), ("attribute", attribute)):
-        data = Part(X=features, y=labels, n_classes=2, codes={"envs": domains})
+        data = TrainingSet(X=features, y=labels, n_classes=2, codes={"envs": domains})
         leans[name] = np.abs(train([config], data, Schedule(epochs=10))[0].weight[0])
     assert leans["environments"][1] > 0.5 * leans["environments"][0]
     assert leans["attribute"][1] < 0.1 * leans["attribute"][0]

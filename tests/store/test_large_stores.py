@@ -10,8 +10,8 @@ import h5py
 import numpy as np
 import pytest
 
-import ncm_cli.baselines.trainer
 import ncm_cli.blocks
+import ncm_cli.solvers.batches
 from ncm_cli.baselines.options import SweepOptions
 from ncm_cli.baselines.sweep import sweep
 from ncm_cli.blocks import RowBlocks, held, joined
@@ -26,7 +26,7 @@ from ncm_cli.store.probe import read_probe
 def in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCM_MEMORY_MIB", "0.001")
     monkeypatch.setattr(ncm_cli.blocks, "BLOCK_BYTES", 1000)
-    monkeypatch.setattr(ncm_cli.baselines.trainer, "MOST_READ", 20)
+    monkeypatch.setattr(ncm_cli.solvers.batches, "MOST_READ", 20)
 
 
 def same(one: Any, other: Any, where: str = "") -> None:

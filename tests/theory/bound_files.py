@@ -8,7 +8,7 @@ import numpy as np
 
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.probes.projection import spectrum
+from ncm_cli.solvers.projection import spectrum
 from ncm_cli.store.columns import Column, NumericColumn
 from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.features import write_features

@@ -14,33 +14,17 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ncm_cli.baselines.objectives import (
-    OBJECTIVES,
-    Erm,
-    drawn_batches,
-    epoch_batches,
-    generator_of,
-    partners,
-    probabilities_,
-)
-from ncm_cli.baselines.options import METHODS, Config
-from ncm_cli.blocks import blocks, held
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.probes.path import Fit
-from ncm_cli.probes.projection import complement
-
-if TYPE_CHECKING:
-    from ncm_cli.probes.rows_and_pairs import Part
-
-MOST_READ = 8192
-"""Rows that are read at once where features aren't in memory: 35 MB of width 512."""
+from ncm_cli.solvers.batches import Batch, DeviceRows, drawn_batches, epoch_batches, generator_of
+from ncm_cli.solvers.methods import METHODS, Config
+from ncm_cli.solvers.objectives import OBJECTIVES, Erm, probabilities_
+from ncm_cli.solvers.training_set import Fit, TrainingSet
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,175 +52,6 @@ class Schedule:
     def domainbed(self) -> bool:
         """Whether the form is DomainBed's."""
         return self.protocol == "domainbed"
-
-
-class DeviceRows:
-    """The training rows on the device, in float64, with what batches need.
-
-    In float32 the rounding of a gradient that should be zero (the bias's first one, where classes are
-    balanced) is noise of which Adam makes full steps; in float64 it drowns in Adam's ε.
-    """
-
-    def __init__(self, part: Part, device: str) -> None:
-        self.part, self.device = part, torch.device(device)
-        self._features = held(part.X)
-        if not all(np.isfinite(rows).all() for _, rows in blocks(self._features)):
-            raise InputError("the training features hold NaN or infinite values")
-        self.n, self.dim = self._features.shape
-        # Padded to a multiple of 16 with zeros, which matrix products like.
-        self.width = -(-(self.dim + 1) // 16) * 16
-        self.labels = torch.as_tensor(np.asarray(part.y), dtype=torch.int64)
-        hot = self._hot(self.labels, part.n_classes) if part.logits > 1 else self._column(part.y)
-        self.targets = hot[:, None, :]
-        """(n, 1, C): 0 or 1 for a binary problem, else one-hot."""
-        groupings = {
-            "environments": part.codes.get("envs"),
-            "dro": part.codes.get("dro_groups", part.codes.get("envs")),
-        }
-        self.codes = {
-            name: torch.from_numpy(np.unique(codes, return_inverse=True)[1].reshape(-1))
-            for name, codes in groupings.items()
-            if codes is not None
-        }
-        if "environments" in self.codes and not self.codes["environments"].any():
-            raise InputError("the training rows hold one environment only", expected="at least two")
-        self.members = {name: self._hot(codes) for name, codes in self.codes.items()}
-        """(n, E) the parts of each grouping, one-hot."""
-        self.members["pooled"] = self._column(np.ones(self.n))
-        self.weights = None if part.weights is None else self._column(part.weights)
-
-    def _hot(self, codes: Tensor, width: int = -1) -> Tensor:
-        return torch.nn.functional.one_hot(codes, width).to(self.device, torch.float64)
-
-    def _column(self, values: Any) -> Tensor:
-        return torch.as_tensor(np.asarray(values, np.float64)).to(self.device)[:, None]
-
-    @property
-    def strata(self) -> Tensor | None:
-        """(n,) codes of the environments, which each batch holds in proportion; None without.
-
-        Classes and groups are not spread: batches with every class in its exact share take away the sampling
-        noise of irm's and vrex's penalties. On ColoredMNIST's pixels irm's best test accuracy was then .52,
-        and .70 without, where .68 is published.
-        """
-        return self.codes.get("environments")
-
-    @cached_property
-    def turn(self) -> Tensor | None:
-        """(width, width): of rows that aren't in memory and so aren't rotated, what weights are instead."""
-        if isinstance(self._features, np.ndarray):
-            return None
-        turn = torch.eye(self.width, dtype=torch.float64)
-        turn[: self.dim, : self.dim] = torch.from_numpy(self.rotation)
-        return turn.to(self.device)
-
-    def read(self, chosen: Tensor, rotated: bool) -> Tensor:
-        """(b, width) rows, given or in coordinates [basis, complement], then 1 for the bias, then zeros."""
-        if isinstance(self._features, np.ndarray):
-            return (self._rotated if rotated else self._given).index_select(0, chosen.to(self.device))
-        return self._padded(np.asarray(self._features[chosen.numpy()], np.float64))
-
-    @cached_property
-    def _given(self) -> Tensor:
-        return self._padded(np.asarray(self._features[:], np.float64))
-
-    @cached_property
-    def _rotated(self) -> Tensor:
-        return self._padded(self._features[:] @ self.rotation)
-
-    @cached_property
-    def rotation(self) -> NDArray[np.float64]:
-        """(d, d) orthogonal: the basis, and a complement."""
-        basis = self.part.basis(self.part.rank)
-        return np.concatenate([basis, complement(basis)], axis=1)
-
-    def _padded(self, features: NDArray[np.float64]) -> Tensor:
-        padded = torch.zeros(len(features), self.width, dtype=torch.float64)
-        padded[:, : self.dim] = torch.from_numpy(features)
-        padded[:, self.dim] = 1
-        return padded.to(self.device)
-
-
-class Batch:
-    """One step's rows, shared by all configurations of a seed; each part is made when it is first asked for.
-
-    Parameters
-    ----------
-    chosen
-        (B,) int64 positions of the rows.
-    mix, visit
-        What draws LISA's partners and Fish's order of environments (None: in order).
-    """
-
-    def __init__(
-        self, rows: DeviceRows, chosen: Tensor, mix: torch.Generator, visit: torch.Generator | None
-    ) -> None:
-        self._rows, self._chosen, self._mix, self._visit = rows, chosen, mix, visit
-        self._on_device = chosen.to(rows.device)
-        self._shares: dict[tuple[str, bool], Tensor] = {}
-        self._whole: dict[bool, Tensor] = {}
-        self.targets = rows.targets.index_select(0, self._on_device)
-        """(B, 1, C), as in `DeviceRows`."""
-
-    def features(self, rotated: bool = False, within: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
-        """Features of the batch, or of rows ``within`` it; in parts where they aren't in memory."""
-        rotated = rotated and self._rows.turn is None
-        if self._rows.turn is None or len(self._chosen) <= MOST_READ:
-            if rotated not in self._whole:
-                self._whole[rotated] = self._rows.read(self._chosen, rotated)
-            whole = self._whole[rotated]
-            yield slice(0, None), whole if within is None else whole.index_select(0, within)
-            return
-        chosen = self._chosen if within is None else self._chosen[within.cpu()]
-        for start in range(0, len(chosen), MOST_READ):
-            own = slice(start, start + MOST_READ)
-            yield own, self._rows.read(chosen[own], rotated)
-
-    def shares(self, grouping: str, upweighted: bool) -> Tensor:
-        """(B, E): each row's share in its part's risk; columns sum to 1, or 0 where the batch has no such.
-
-        Groupings: ``pooled``, ``environments``, ``dro``, and ``halves`` (B, 2E): each environment's first,
-        third, ... row in the batch, then the others.
-        """
-        key = grouping, upweighted
-        if key not in self._shares:
-            halved = grouping == "halves"
-            members = self._rows.members["environments" if halved else grouping]
-            members = members.index_select(0, self._on_device)
-            if halved:
-                first = members * (members.cumsum(0) % 2)
-                members = torch.cat([first, members - first], 1)
-            if upweighted:
-                if self._rows.weights is None:
-                    raise InputError("no row weights to upweight by")
-                members = members * self._rows.weights.index_select(0, self._on_device)
-            total = members.sum(0)
-            self._shares[key] = members / torch.where(total > 0, total, torch.ones_like(total))
-        return self._shares[key]
-
-    @cached_property
-    def mixing(self) -> tuple[float, Tensor, Tensor]:
-        """LISA's draws: one in [0, 1), below a configuration's ``p_sel`` where it mixes within labels; each
-        row's partner of the same label in another domain, and of the same domain with another label."""
-        n, labels = len(self._chosen), self._rows.labels[self._chosen]
-        draws, domains = (
-            torch.rand(2 * n + 1, generator=self._mix),
-            self._rows.codes["environments"][self._chosen],
-        )
-        return (
-            float(draws[-1]),
-            partners(labels, domains, draws[:n]),
-            partners(domains, labels, draws[n:-1]),
-        )
-
-    @cached_property
-    def visits(self) -> list[tuple[int, Tensor]]:
-        """The environments in the order in which Fish visits them, each with its rows of the batch."""
-        codes = self._rows.codes["environments"][self._chosen]
-        count, visit = self._rows.members["environments"].shape[1], self._visit
-        order = torch.arange(count) if visit is None else torch.randperm(count, generator=visit)
-        found = [(e, (codes == e).nonzero()[:, 0].to(self._rows.device)) for e in order.tolist()]
-        return [(environment, members) for environment, members in found if len(members)]
 
 
 class Adam:
@@ -448,7 +263,7 @@ and (R, C) biases, float64, in the given coordinates."""
 
 def train(
     configs: Sequence[Config],
-    part: Part,
+    part: TrainingSet,
     schedule: Schedule | None = None,
     *,
     device: str = "cpu",
@@ -506,12 +321,12 @@ def train(
     return [results[i] for i in range(len(configs))]
 
 
-def _check(configs: Sequence[Config], part: Part) -> None:
+def _check(configs: Sequence[Config], part: TrainingSet) -> None:
     if part.n_classes < 2:
         raise InputError("the training rows hold one class only", expected="at least two classes")
     for config in configs:
         if config.method == "dfr":
-            raise UsageError("dfr isn't trained by steps", fix="ncm_cli.baselines.objectives.fit_dfr")
+            raise UsageError("dfr isn't trained by steps", fix="ncm_cli.solvers.dfr.fit_dfr")
         if "envs" in METHODS[config.method].needs and "envs" not in part.codes:
             raise InputError(f"{config.method} needs environments", fix="name their column with --envs")
         if config.method == "matchdg" and not part.rank:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ncm_cli.blocks import Features, applied, moments
 from ncm_cli.errors import InputError
-from ncm_cli.probes.options import SCALINGS
+from ncm_cli.solvers.methods import SCALINGS
 
 Array = NDArray[np.float64]
 
@@ -166,23 +166,6 @@ def complement(basis: Array) -> Array:
 
     full = scipy.linalg.qr(basis, mode="full", check_finite=False)[0]
     return np.ascontiguousarray(full[:, r:])
-
-
-def components(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(k,) a number for each set of pairs that hang together: component of the graph with edges (a_j, b_j).
-
-    Components are numbered in the order of their first pair.
-    """
-    # Imported here: it takes longer than everything else that a quick command does.
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    nodes, ends = np.unique(np.concatenate([a, b]), return_inverse=True)
-    left, right = ends.reshape(2, -1)
-    graph = coo_array((np.ones(len(left), dtype=bool), (left, right)), shape=(len(nodes), len(nodes)))
-    component = connected_components(graph, directed=False)[1][left]
-    _, first, number = np.unique(component, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first))[number]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError
-from ncm_cli.probes.projection import components
 
 Codes = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -28,6 +27,23 @@ class Fold:
     """(k,) pairs that may span the basis: they share no row with the measured ones."""
     apart: Codes
     """(u,) the nodes of the rows that may not be trained on."""
+
+
+def components(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(k,) a number for each set of pairs that hang together: component of the graph with edges (a_j, b_j).
+
+    Components are numbered in the order of their first pair.
+    """
+    # Imported here: it takes longer than everything else that a quick command does.
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    nodes, ends = np.unique(np.concatenate([a, b]), return_inverse=True)
+    left, right = ends.reshape(2, -1)
+    graph = coo_array((np.ones(len(left), dtype=bool), (left, right)), shape=(len(nodes), len(nodes)))
+    component = connected_components(graph, directed=False)[1][left]
+    _, first, number = np.unique(component, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[number]
 
 
 def deal(a: Codes, b: Codes, count: int, seed: int) -> list[Fold]:

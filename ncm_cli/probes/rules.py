@@ -1,0 +1,42 @@
+"""The selection rules of ``ncm fit``, ``ncm sweep`` and ``ncm finetune``, and what each looks at."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+SCORES = ("cell_error", "guarded_bound", "bound_01")
+"""What the rule ``bound`` takes the least of: the first of these that is known."""
+
+
+class Rule(NamedTuple):
+    """What a selection rule looks at, and whether the least (1) or the greatest (-1) is best."""
+
+    metric: str
+    sign: int
+    missing: str
+    """Why it isn't known, where it isn't."""
+
+    @property
+    def oracle(self) -> bool:
+        """Whether it looks at test rows."""
+        return self.metric.startswith("test")
+
+
+RULES: dict[str, Rule] = {
+    "in-domain": Rule("val_accuracy", -1, "there are no validation rows"),
+    "worst-group": Rule("val_worst_group", -1, "there are no --groups"),
+    "bound": Rule("bound_01", 1, "there are no --pairs"),
+    "oracle": Rule("test_accuracy", -1, "there are no --test rows"),
+    "oracle-worst-group": Rule("test_worst_group", -1, "there are no --test rows with --groups"),
+}
+TIES = {"cell_error": "cell_log_loss"}
+"""What decides between equal values, where it isn't the validation loss."""
+
+SQUARED = {"val_accuracy": "val_mse", "bound_01": "bound_mse", "test_accuracy": "test_mse"}
+"""What rules look at for regression, where the least is always best."""
+
+FINETUNE_RULES = ("bound", *(name for name in RULES if name != "bound"))
+"""Those of ``ncm finetune``, in the order of its help."""
+
+FIT_RULES = FINETUNE_RULES[:-1]
+"""Those of ``ncm fit``."""

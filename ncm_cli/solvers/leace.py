@@ -1,0 +1,94 @@
+"""LEACE: features from which a column can no longer be told linearly (Belrose et al. 2023).
+
+The eraser x − L R (x − μ) is affine, so a probe on erased features is a probe on the features themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ncm_cli.blocks import Features, applied, blocks, moments
+from ncm_cli.errors import InputError
+
+Array = NDArray[np.float64]
+
+CORRELATION = 1e-8
+"""The least correlation with the column that is erased: above float64's rounding, below what a row shows."""
+
+GAP = 1e-6
+"""Standard deviations: far more than `CORRELATION` leaves, far less than a probe could use."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Eraser:
+    """x ↦ x − L R (x − μ), theorem 4.3, with L (d, k), R (k, d) and μ (d,)."""
+
+    left: Array
+    right: Array
+    mean: Array
+
+    def apply(self, X: Features) -> Any:
+        """Erased rows, float64 (n, d)."""
+        return applied(X, lambda rows: rows - ((rows - self.mean) @ self.right.T) @ self.left.T)
+
+    def fold(self, weight: Array, bias: Array) -> tuple[Array, Array]:
+        """The probe on given features equal to (``weight`` (..., C, d), ``bias`` (..., C)) on erased ones."""
+        through = weight @ self.left
+        return weight - through @ self.right, bias + through @ (self.right @ self.mean)
+
+
+def fit_eraser(X: Features, codes: NDArray[np.integer]) -> Eraser:
+    """The eraser of a categorical column, of codes (n,), that changes the features (n, d) least.
+
+    It takes the difference of the values' means out of the features, whatever its size. "Least" is meant in
+    mean square under a covariance of the features that is shrunk towards an isotropic one (the package's
+    default): not quite the least-squares eraser of these rows, but one that holds up where there are few rows
+    for the dimensions. A warning says where a difference stays.
+
+    Raises
+    ------
+    InputError
+        The package ``concept-erasure`` isn't installed, or the column has one value only.
+    """
+    try:
+        with warnings.catch_warnings():
+            # The package scripts a function with torch.jit, which warns of its deprecation at import.
+            warnings.simplefilter("ignore")
+            from concept_erasure import LeaceFitter
+    except ImportError:
+        raise InputError(
+            "leace needs the package concept-erasure", fix="pip install 'ncm-cli[leace]'"
+        ) from None
+    values = np.unique(codes, return_inverse=True)[1].reshape(-1)
+    if values.max() == 0:
+        raise InputError("the column to erase has one value only on the training rows")
+    hot = np.eye(values.max() + 1)[values]
+    # The package's tolerances are absolute. With features of unit size and standardised indicators its
+    # singular values are correlations, however rare a value is and whatever the features' unit.
+    mean, deviation = moments(X)
+    square = sum(float(((rows - mean) ** 2).sum()) for _, rows in blocks(X))
+    size = np.sqrt(square / (len(X) * X.shape[1])) or 1.0
+    indicators = ((hot - hot.mean(0)) / hot.std(0))[:, 1:]  # the first follows from the others
+    fitter = LeaceFitter(X.shape[1], indicators.shape[1], dtype=torch.float64, svd_tol=CORRELATION)
+    for own, rows in blocks(X):
+        fitter.update(torch.from_numpy((rows - mean) / size), torch.from_numpy(indicators[own]))
+    eraser = Eraser(fitter.eraser.proj_left.numpy(), fitter.eraser.proj_right.numpy(), mean)
+    # The largest difference of a value's mean from all rows', in the features' standard deviations.
+    sums = sum(
+        (hot[own].T @ rows for own, rows in blocks(eraser.apply(X))), np.zeros((hot.shape[1], X.shape[1]))
+    )
+    differences = np.abs(sums / hot.sum(0)[:, None] - sums.sum(0) / len(X))[:, deviation > 0]
+    gap = float((differences / deviation[deviation > 0]).max(initial=0.0))
+    if gap > GAP:
+        warnings.warn(
+            f"leace leaves a difference of means of {gap:.2g} standard deviations: "
+            "a feature that tells the erased column is too small beside the others; try --scaling standard",
+            stacklevel=2,
+        )
+    return eraser

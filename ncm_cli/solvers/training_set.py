@@ -1,0 +1,76 @@
+"""What a probe is fitted on, and what comes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncm_cli.blocks import Features
+from ncm_cli.solvers.projection import Scaling, Spectrum
+
+Array = NDArray[np.float64]
+Codes = NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSet:
+    """Scaled rows to train on, X (n, d) and y (n,), and the spectrum of the pairs that span the basis.
+
+    ``y`` are class codes 0..n_classes − 1, or values. ``weights`` (n,) are those of up-weighted training:
+    every group of the part counts alike. ``codes`` are as in `RawRows`: of environments ``envs``, of
+    groupdro's groups, if they are others, ``dro_groups``. ``pairs`` counts those that span the basis, and
+    without any there is no ``spectrum``.
+    """
+
+    X: Features
+    y: NDArray[Any]
+    n_classes: int
+    scaling: Scaling = Scaling()
+    weights: Array | None = None
+    codes: Mapping[str, Codes] = dataclasses.field(default_factory=dict)
+    spectrum: Spectrum | None = None
+    pairs: int = 0
+
+    @property
+    def logits(self) -> int:
+        """C: one logit for two classes, or for values."""
+        return self.n_classes if self.n_classes > 2 else 1
+
+    @property
+    def moments(self) -> Array:
+        """(rank,) mean over pairs of (basisᵀδ)² = σ²/k: what matchdg penalises."""
+        return (
+            np.zeros(0)
+            if self.spectrum is None
+            else self.spectrum.singular_values[: self.rank] ** 2 / self.pairs
+        )
+
+    @property
+    def rank(self) -> int:
+        """The numerical rank of the pairs, 0 without."""
+        return self.spectrum.rank if self.spectrum else 0
+
+    def basis(self, rank: int | None = None) -> Array:
+        """(d, rank) the first directions of the pairs, or all; none without pairs."""
+        return np.zeros((self.X.shape[1], 0)) if self.spectrum is None else self.spectrum.basis[:, :rank]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fit:
+    """One probe: of a path, or trained by steps."""
+
+    rank: int
+    weight_decay: float
+    weight: Array
+    """float64 (C, d), orthogonal to the first ``rank`` directions; C = 1 for two classes and regression."""
+    bias: Array
+    """float64 (C,)."""
+    converged: bool = True
+    """Whether the gradient norm met the tolerance; of a probe trained by steps, whether it is finite."""
+    iterations: int = 0
+    gradient_norm: float = float("nan")
+    """Euclidean norm of the gradient of the mean loss plus penalty, where it was measured."""
