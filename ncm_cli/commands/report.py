@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ncm_cli.console import Ui
-from ncm_cli.results.report import Report, terminal, text_of
+from ncm_cli.results.formats import terminal, text_of
+from ncm_cli.results.report import Report
 
 
 def show(made: Report, ui: Ui) -> None:

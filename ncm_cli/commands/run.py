@@ -10,7 +10,8 @@ from ncm_cli.recipes.options import RunOptions
 from ncm_cli.recipes.run import RunReport, Summary, selected_jobs, shell_lines
 from ncm_cli.recipes.run import run as run_recipe
 from ncm_cli.recipes.steps import REPORT
-from ncm_cli.results.report import known_values, terminal
+from ncm_cli.results.formats import terminal
+from ncm_cli.results.tables import known_values
 from ncm_cli.solvers.methods import UPWEIGHT
 
 MISSED = 3

@@ -11,8 +11,8 @@ from ncm_cli.blocks import Features, chosen, joined
 from ncm_cli.errors import InputError, listing
 from ncm_cli.options import parse_names
 from ncm_cli.pairs import matching
+from ncm_cli.pairs.members import Members, Rows, Stores, repeated
 from ncm_cli.pairs.options import PairsOptions, parse_holdout
-from ncm_cli.pairs.pairs import Members, Rows, Stores, repeated
 from ncm_cli.probes.metrics import joint
 from ncm_cli.progress import Reporter
 from ncm_cli.store.roles import split_filter

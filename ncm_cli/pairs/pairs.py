@@ -8,19 +8,21 @@ repeat others or have no difference, and which are likely wrong matches, as JSON
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError, listing, nearest
 from ncm_cli.options import as_json, check, given_flags
+from ncm_cli.pairs.diagnostics import diagnose
+from ncm_cli.pairs.matched import Matcher, same_id
+from ncm_cli.pairs.members import Mask, Members, Rows, Stores
 from ncm_cli.pairs.options import PairsOptions, parse_holdout
+from ncm_cli.pairs.texts import text_members
 from ncm_cli.progress import SILENT, Reporter
-from ncm_cli.solvers.folds import components
-from ncm_cli.solvers.projection import Spectrum, spectrum
+from ncm_cli.solvers.projection import spectrum
 from ncm_cli.store.columns import Column
 from ncm_cli.store.digests import fingerprint, require_same_encoder, without_view
 from ncm_cli.store.features import FeatureStore
@@ -29,83 +31,11 @@ from ncm_cli.store.roles import role_of, split_column, split_values, unrecognise
 from ncm_cli.store.rows import FeatureRows
 from ncm_cli.store.tables import Table, read_table
 
-Array = NDArray[np.float64]
-Rows = NDArray[np.int64]
-Mask = NDArray[np.bool_]
-Stores = tuple[FeatureRows, FeatureRows]
-
 SHOWN = 50
 """Problems that an error lists one by one."""
 
 HINTED = 5
 """Unknown ids of a column that get a suggestion: looking for one reads every id of the store."""
-
-FOLDS = 5
-PASSES = 3
-KEPT = 0.75
-"""Share of the pairs, those that the others explain best, that explain all in the next pass."""
-
-FLOORS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
-"""Variances that differences of unit length may have in every direction."""
-
-BLOCK = 8192
-"""Pairs that are turned to float64 at a time."""
-
-LISTED = 1000
-"""Pairs that one diagnostic names; its count is always of all of them."""
-
-SUSPECTS = 0.15
-"""Share of the pairs that the list of likely wrong matches holds at least."""
-
-STANDS_OUT = (2.0, 0.1)
-"""A pair that stands out has an unexplained part of more than this many times the median length, and of more
-than this share of its own: where all are explained but for a rounding, none is wrong."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Members:
-    """Positions of both members of k pairs in their stores."""
-
-    stores: Stores
-    """Of the first and the second members; twice the same object if it is one."""
-    a: Rows
-    b: Rows
-    holdout: Mask | None = None
-    """(k,) which pairs are held out; None while that is open."""
-    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """What the strategy has to say, for the diagnostics."""
-    straddlers: tuple[tuple[str, str], ...] = ()
-    """Ids of the pairs of a training and a test row, left out or not."""
-    dropped: tuple[tuple[str, str], ...] = ()
-    """Ids of the pairs that ``--drop`` has left out."""
-    nodes: Rows | None = None
-    """(N,) of pairs in one store: what hangs together with each row, where that is more than the row."""
-
-    def __len__(self) -> int:
-        return len(self.a)
-
-    def ids(self, which: Any = slice(None)) -> list[tuple[str, str]]:
-        """Both ids of the pairs in a mask or at positions."""
-        ids_a, ids_b = (store.ids for store in self.stores)
-        return [(ids_a[i], ids_b[j]) for i, j in zip(self.a[which], self.b[which], strict=True)]
-
-    def take(self, keep: Mask) -> Members:
-        """The pairs in a mask."""
-        held = None if self.holdout is None else self.holdout[keep]
-        return dataclasses.replace(self, a=self.a[keep], b=self.b[keep], holdout=held)
-
-    def components(self) -> Rows:
-        """(k,) a number for each set of pairs that hang together by an id.
-
-        An id names the same thing in both stores: an augmented view has the ids of its originals.
-        """
-        first, second = self.stores
-        if self.nodes is not None:
-            return components(self.nodes[self.a], self.nodes[self.b])
-        if first is second:
-            return components(self.a, self.b)
-        same = first.positions(second.ids[self.b])
-        return components(self.a, np.where(same < 0, first.rows + self.b, same))
 
 
 def pairs(options: PairsOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
@@ -127,9 +57,6 @@ def pairs(options: PairsOptions, *, reporter: Reporter = SILENT) -> dict[str, An
     first, second = options.features, options.features_b
     with FeatureStore(first) as store_a:
         if options.prompts:
-            # Here, since it needs what a pair is.
-            from ncm_cli.pairs.texts import text_members
-
             return _pairs(options, text_members(options, store_a, reporter), [store_a], reporter)
         if second is None or (first.exists() and second.exists() and first.samefile(second)):
             check(dataclasses.replace(options, features_b=None))
@@ -165,7 +92,7 @@ def _pairs(
     fitted = delta[:, ~members.holdout] if members.holdout.any() else delta
     found = spectrum(fitted, magnitude=float(np.sqrt(square)))
     labels = [_labels(stores[0], members.a), _labels(stores[1], members.b)]
-    diagnostics = _diagnose(members, labels, delta, together, found, options.seed, reporter)
+    diagnostics = diagnose(members, labels, delta, together, found, options.seed, reporter)
     base = without_view(stores[0].encoder)
     ids_a, ids_b = zip(*members.ids(), strict=True)
     strategy = TEXT if options.prompts else options.match or "table"
@@ -208,9 +135,6 @@ def _source(store: FeatureRows) -> dict[str, Any]:
 def find_members(options: PairsOptions, stores: Stores, reporter: Reporter) -> Members:
     """The pairs of the table, or those that ``--match`` chooses."""
     if options.source is None:
-        # Here, since it needs what a pair is.
-        from ncm_cli.pairs.matched import Matcher, same_id
-
         if options.match == "same-id":
             return same_id(options, stores, reporter)
         return Matcher(options, stores, reporter).run()
@@ -428,136 +352,3 @@ def _labels(store: FeatureRows, rows: Rows) -> tuple[str, ...]:
         names = [*column.categories, ""]
         return tuple(names[code] for code in column.codes[rows])
     return tuple("" if value != value else repr(value) for value in column.values[rows].tolist())
-
-
-def _diagnose(
-    members: Members,
-    labels: list[tuple[str, ...]],
-    delta: NDArray[np.float32],
-    together: Rows,
-    found: Spectrum,
-    seed: int,
-    reporter: Reporter,
-) -> dict[str, Any]:
-    """All diagnostics of k pairs with differences ``delta`` (d, k); warns of those that need a look."""
-    n, values = len(members), found.singular_values
-    same = np.asarray(~delta.any(axis=0))
-    again = repeated(members.a, members.b, either_way=members.stores[0] is members.stores[1])
-    unlike = None
-    names = [store.label_column for store in members.stores]
-    if all(
-        name and isinstance(s.columns[name], Column) for s, name in zip(members.stores, names, strict=True)
-    ):
-        a, b = (np.array(own, dtype=object) for own in labels)
-        unlike = (a != b) & (a != "") & (b != "")
-    if again.any():
-        reporter.warn(f"{int(again.sum())} of {n} pairs repeat an earlier one and count twice")
-    if same.all():
-        reporter.warn("no pair's members differ in their features: nothing can be removed")
-    elif same.any():
-        reporter.warn(f"{int(same.sum())} of {n} pairs have members with identical features")
-    if unlike is not None and unlike.any():
-        reporter.warn(f"the members of {int(unlike.sum())} of {n} pairs have different labels")
-    residual = unexplained(delta, together, seed=seed)
-    known = np.flatnonzero(~np.isnan(residual))
-    length = residual * np.sqrt(np.einsum("dk,dk->k", delta, delta, dtype=np.float64))
-    times = length / np.median(length[known]) if len(known) else length
-    out = known[(times[known] > STANDS_OUT[0]) & (residual[known] > STANDS_OUT[1])]
-    order = known[np.argsort(-times[known], kind="stable")]
-    suspects = order[: min(LISTED, max(10, len(out), int(np.ceil(SUSPECTS * len(order)))))]
-    # How much larger the singular value at the gap is than the one behind it (at least the tolerance).
-    floor = max([found.tolerance, *values[found.gap : found.gap + 1].tolist()])
-
-    def flagged(mask: NDArray[np.bool_]) -> dict[str, Any]:
-        return _listed(members.ids(np.flatnonzero(mask)[:LISTED]), int(mask.sum()))
-
-    return {
-        "pairs": n,
-        "held_out": 0 if members.holdout is None else int(members.holdout.sum()),
-        "rank": found.rank,
-        "tolerance": found.tolerance,
-        "gap": found.gap,
-        "gap_ratio": float(values[found.gap - 1]) / floor if found.gap and floor > 0 else None,
-        "label_disagreement": None if unlike is None else flagged(unlike),
-        "straddling": _listed(members.straddlers, len(members.straddlers)),
-        "dropped": [{"id_a": a, "id_b": b} for a, b in members.dropped],
-        "repeated": flagged(again),
-        "identical": flagged(same),
-        "suspects": [
-            {"id_a": a, "id_b": b, "residual": float(residual[j]), "times": float(times[j])}
-            for (a, b), j in zip(members.ids(suspects), suspects, strict=True)
-        ],
-        "stand_out": len(out),
-        "median_residual": float(np.median(residual[known])) if len(known) else None,
-        "matching": members.facts,
-    }
-
-
-def _listed(ids: Sequence[tuple[str, str]], count: int) -> dict[str, Any]:
-    return {"count": count, "pairs": [{"id_a": a, "id_b": b} for a, b in ids[:LISTED]]}
-
-
-def repeated(a: Rows, b: Rows, *, either_way: bool) -> Mask:
-    """(k,) pairs that repeat an earlier one, also the other way round with ``either_way``."""
-    keys = np.stack([np.minimum(a, b), np.maximum(a, b)]) if either_way else np.stack([a, b])
-    again = np.ones(len(a), dtype=bool)
-    again[np.unique(keys, axis=1, return_index=True)[1]] = False
-    return again
-
-
-def unexplained(delta: NDArray[np.floating], together: Rows, *, seed: int = 0) -> Array:
-    """How little of each pair's difference the other pairs explain: (k,) in [0, 1], NaN without a difference.
-
-    The pairs are dealt into folds. Differences of unit length, so that a few long ones don't count more, are
-    taken for draws from N(0, S + λ I), where S is the second moment of those in the *other* folds. A pair's
-    share is the root of ``λ δᵀ (S + λ I)⁻¹ δ / ‖δ‖²``: for small λ the part of its length that lies outside
-    the span of the others. λ is the one in `FLOORS` under which the pairs are likeliest.
-
-    A right match moves along directions that the right matches share; a wrong one also changes what the
-    picture shows, and brings directions of its own into S. So this is done again without the pairs that had
-    the longest unexplained parts: the concentration steps of Rousseeuw and Van Driessen (1999), A fast
-    algorithm for the minimum covariance determinant estimator.
-
-    Parameters
-    ----------
-    delta
-        (d, k) differences.
-    together
-        (k,) pairs with the same number stay in one fold (they share a row, so one would explain the other).
-    """
-    d, k = delta.shape
-    norms = np.sqrt(np.einsum("dk,dk->k", delta, delta, dtype=np.float64))
-    live = np.flatnonzero(norms > 0)
-    # Sets of pairs are dealt in random order, so that folds have about the same number of them.
-    sets = int(together.max(initial=-1)) + 1
-    of_set = np.empty(sets, dtype=np.int64)
-    of_set[np.random.default_rng(seed).permutation(sets)] = np.arange(sets) % FOLDS
-    fold = of_set[together]
-    # Without a pair more than there are dimensions, the same angles in fewer of them.
-    rows: NDArray[Any] = np.asarray(np.linalg.qr(delta.astype(np.float64), mode="r")) if k < d else delta
-
-    def unit(chosen: Rows) -> Iterator[tuple[Rows, Array]]:
-        for start in range(0, len(chosen), BLOCK):
-            part = chosen[start : start + BLOCK]
-            yield part, rows[:, part].astype(np.float64) / norms[part]
-
-    floors = np.array(FLOORS)[:, None]
-    share, kept = np.full(k, np.nan), live
-    for _ in range(PASSES):
-        parts = [kept[fold[kept] == number] for number in range(FOLDS)]
-        moments = [sum(u @ u.T for _, u in unit(part)) for part in parts]
-        left, fit = np.ones((len(FLOORS), k)), np.zeros((len(FLOORS), k))
-        for number in range(FOLDS):
-            n = max(1, len(kept) - len(parts[number]))
-            others = sum(moments[:number] + moments[number + 1 :], np.zeros((len(rows), len(rows))))
-            values, basis = np.linalg.eigh(others / n)
-            spread = np.maximum(values, 0) + floors
-            size = np.log(spread).sum(axis=1, keepdims=True) + (d - len(rows)) * np.log(floors)
-            for part, u in unit(live[fold[live] == number]):
-                left[:, part] = (floors / spread) @ (basis.T @ u) ** 2
-                fit[:, part] = size + left[:, part] / floors
-        share = np.sqrt(left[fit[:, kept].sum(axis=1).argmin()])
-        length = share * norms
-        kept = live[length[live] <= np.quantile(length[live], KEPT)] if len(live) else live
-    share[norms == 0] = np.nan
-    return np.minimum(share, 1)

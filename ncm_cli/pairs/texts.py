@@ -12,8 +12,8 @@ import numpy as np
 
 from ncm_cli.errors import InputError
 from ncm_cli.images.text import filled, load_text_tower, read_classes, read_prompts, require_apart
+from ncm_cli.pairs.members import Members
 from ncm_cli.pairs.options import PairsOptions
-from ncm_cli.pairs.pairs import Members
 from ncm_cli.progress import Reporter
 from ncm_cli.store.columns import Column
 from ncm_cli.store.digests import without_view

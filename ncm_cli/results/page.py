@@ -30,10 +30,12 @@ from ncm_cli.probes import metrics
 from ncm_cli.probes.evaluate import SEEN, logits
 from ncm_cli.progress import Reporter
 from ncm_cli.registry import options_of
+from ncm_cli.results.figures import figures
+from ncm_cli.results.formats import plain
 from ncm_cli.results.lines import ORACLE, Found, Line, Sources, facts_of
 from ncm_cli.results.pictures import BUDGET, SIDE, Pictures, look
-from ncm_cli.results.plots import dark, figures, svg
-from ncm_cli.results.report import Cell, Spread, Table, cells, measured, plain, ranks_of, tables, trained_on
+from ncm_cli.results.plots import dark, svg
+from ncm_cli.results.tables import Cell, Spread, Table, cells, measured, ranks_of, tables, trained_on
 from ncm_cli.store.columns import categories_of
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs

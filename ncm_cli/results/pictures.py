@@ -21,8 +21,8 @@ from ncm_cli.images.decode import DecodeError, decode
 from ncm_cli.images.options import parse_augment
 from ncm_cli.images.paths import fetch
 from ncm_cli.options import command_words
+from ncm_cli.pairs.diagnostics import STANDS_OUT
 from ncm_cli.pairs.options import PairsOptions
-from ncm_cli.pairs.pairs import STANDS_OUT
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import TEXT, PairStore
 

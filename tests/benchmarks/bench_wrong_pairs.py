@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from ncm_cli.main import run
-from ncm_cli.pairs.pairs import unexplained
+from ncm_cli.pairs.diagnostics import unexplained
 from ncm_cli.results.pictures import Pictures, look
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import PairStore, read_pairs

@@ -16,7 +16,8 @@ import pytest
 from ncm_cli.console import scree
 from ncm_cli.main import run
 from ncm_cli.pairs import pairs as made
-from ncm_cli.pairs.pairs import repeated, unexplained
+from ncm_cli.pairs.diagnostics import unexplained
+from ncm_cli.pairs.members import repeated
 from ncm_cli.store.pairs import read_pairs
 
 Make = Callable[..., Path]

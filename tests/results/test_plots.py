@@ -20,7 +20,8 @@ from ncm_cli.progress import SILENT
 from ncm_cli.results import plots as figures
 from ncm_cli.results.lines import read_sources
 from ncm_cli.results.options import ReportOptions
-from ncm_cli.results.report import Spread, report
+from ncm_cli.results.report import report
+from ncm_cli.results.tables import Spread
 from ncm_cli.store.files import HEADER, read_result, write_result
 
 from .conftest import Results

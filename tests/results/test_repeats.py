@@ -18,7 +18,8 @@ from ncm_cli.recipes.load import read_recipe
 from ncm_cli.recipes.run import run as run_recipe
 from ncm_cli.results.lines import Line, Mean, lines_of, read_sources
 from ncm_cli.results.options import ReportOptions
-from ncm_cli.results.report import Table, report
+from ncm_cli.results.report import report
+from ncm_cli.results.tables import Table
 from ncm_cli.store.files import HEADER, read_result, write_result
 
 from .conftest import Results
@@ -174,7 +175,7 @@ def test_bounds_with_other_options_or_inputs_are_apart(results: Results) -> None
 def test_curves_of_other_pairs_are_other_lines_and_share_no_reference(
     results: Results, tmp_path: Path
 ) -> None:
-    from ncm_cli.results.plots import references_of
+    from ncm_cli.results.figures import references_of
 
     for seed in range(2):
         for name, erm in (("a", 0.5), ("b", 0.6)):

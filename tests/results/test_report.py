@@ -14,19 +14,10 @@ import pytest
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.main import run
 from ncm_cli.probes.metrics import wilson
+from ncm_cli.results.formats import comma_separated, latex, markdown, number, plain, tex
 from ncm_cli.results.options import ReportOptions
-from ncm_cli.results.report import (
-    Cell,
-    Spread,
-    Table,
-    comma_separated,
-    latex,
-    markdown,
-    number,
-    plain,
-    report,
-    tex,
-)
+from ncm_cli.results.report import report
+from ncm_cli.results.tables import Cell, Spread, Table
 from ncm_cli.store.files import write_result
 
 from .conftest import Results

@@ -16,9 +16,11 @@ from ncm_cli.errors import InputError, NcmError
 from ncm_cli.main import run
 from ncm_cli.notebook import html
 from ncm_cli.progress import SILENT
+from ncm_cli.results.formats import WRITERS
 from ncm_cli.results.lines import lines_of, read_sources
 from ncm_cli.results.options import BY, FORMATS, ReportOptions
-from ncm_cli.results.report import WRITERS, report, tables
+from ncm_cli.results.report import report
+from ncm_cli.results.tables import tables
 from ncm_cli.store.files import DIGEST, _digest, read_result, write_result
 
 STORE = ["-f", "data/features.h5"]

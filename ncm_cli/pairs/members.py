@@ -1,0 +1,70 @@
+"""The members of pairs: positions in feature stores, and what hangs together with them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncm_cli.solvers.folds import components
+from ncm_cli.store.rows import FeatureRows
+
+Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Stores = tuple[FeatureRows, FeatureRows]
+
+
+@dataclasses.dataclass(frozen=True)
+class Members:
+    """Positions of both members of k pairs in their stores."""
+
+    stores: Stores
+    """Of the first and the second members; twice the same object if it is one."""
+    a: Rows
+    b: Rows
+    holdout: Mask | None = None
+    """(k,) which pairs are held out; None while that is open."""
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What the strategy has to say, for the diagnostics."""
+    straddlers: tuple[tuple[str, str], ...] = ()
+    """Ids of the pairs of a training and a test row, left out or not."""
+    dropped: tuple[tuple[str, str], ...] = ()
+    """Ids of the pairs that ``--drop`` has left out."""
+    nodes: Rows | None = None
+    """(N,) of pairs in one store: what hangs together with each row, where that is more than the row."""
+
+    def __len__(self) -> int:
+        return len(self.a)
+
+    def ids(self, which: Any = slice(None)) -> list[tuple[str, str]]:
+        """Both ids of the pairs in a mask or at positions."""
+        ids_a, ids_b = (store.ids for store in self.stores)
+        return [(ids_a[i], ids_b[j]) for i, j in zip(self.a[which], self.b[which], strict=True)]
+
+    def take(self, keep: Mask) -> Members:
+        """The pairs in a mask."""
+        held = None if self.holdout is None else self.holdout[keep]
+        return dataclasses.replace(self, a=self.a[keep], b=self.b[keep], holdout=held)
+
+    def components(self) -> Rows:
+        """(k,) a number for each set of pairs that hang together by an id.
+
+        An id names the same thing in both stores: an augmented view has the ids of its originals.
+        """
+        first, second = self.stores
+        if self.nodes is not None:
+            return components(self.nodes[self.a], self.nodes[self.b])
+        if first is second:
+            return components(self.a, self.b)
+        same = first.positions(second.ids[self.b])
+        return components(self.a, np.where(same < 0, first.rows + self.b, same))
+
+
+def repeated(a: Rows, b: Rows, *, either_way: bool) -> Mask:
+    """(k,) pairs that repeat an earlier one, also the other way round with ``either_way``."""
+    keys = np.stack([np.minimum(a, b), np.maximum(a, b)]) if either_way else np.stack([a, b])
+    again = np.ones(len(a), dtype=bool)
+    again[np.unique(keys, axis=1, return_index=True)[1]] = False
+    return again

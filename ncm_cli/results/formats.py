@@ -1,0 +1,149 @@
+"""How tables of results are written: as text, Markdown, LaTeX or CSV."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ncm_cli.results.tables import INTERVALS, Cell, Table
+from ncm_cli.store.tables import csv_text
+
+_WORDS = ("backslash", "asciitilde", "asciicircum", "less", "greater", "bar", "quotedbl")
+_SYMBOLS = ("pm", "times", "leq", "geq", "sigma", "lambda", "theta", "varepsilon")
+_LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    **{one: f"\\text{name}{{}}" for one, name in zip('\\~^<>|"', _WORDS, strict=True)},
+    **{one: f"$\\{name}$" for one, name in zip("±×≤≥σλθε", _SYMBOLS, strict=True)},
+    "−": "$-$",
+    "–": "--",
+}
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#])")
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def number(value: float) -> str:
+    """Three decimals, or three digits for very large and very small numbers."""
+    if float(value).is_integer() and abs(value) < 1e4:
+        return f"{value:.0f}" if abs(value) >= 2 else f"{value:.3f}"
+    return f"{value:.3f}" if 1e-3 <= abs(value) < 1e3 or value == 0 else f"{value:.3g}"
+
+
+def _end(value: float, beside: float) -> str:
+    """A deviation or an end of an interval, with as many decimals as the number that it stands beside."""
+    if not 0 < abs(value) < 1e-3 or 0 < abs(beside) < 1e-3:
+        return number(value)
+    return "<0.001" if 0 < value < 5e-4 else f"{round(value, 3) + 0.0:.3f}"
+
+
+def plain(cell: Cell, *, intervals: bool = True) -> str:
+    """A cell as text without bold: ``0.663 ± 0.012``, ``0.663 [0.641, 0.684]``."""
+    own = cell.spread
+    if own is None:
+        return cell.text
+    if own.sd is not None:
+        return f"{number(own.mean)} ± {_end(own.sd, own.mean)}"
+    if intervals and own.low is not None and own.high is not None:
+        return f"{number(own.mean)} [{_end(own.low, own.mean)}, {_end(own.high, own.mean)}]"
+    return number(own.mean)
+
+
+WIDE = 2
+"""Columns of numbers up to which a terminal has room for their intervals."""
+
+
+def terminal(table: Table) -> dict[str, Any]:
+    """Arguments of `Ui.table`: the best is marked with a star, as a log has no bold."""
+    roomy = len(table.columns) - table.left <= WIDE
+    rows = [[_starred(cell, intervals=roomy) for cell in row] for row in table.rows]
+    note = "; ".join(part for part in table.note.split("; ") if roomy or part != INTERVALS)
+    shown = {"columns": table.columns, "rows": rows, "left": table.left}
+    return {**shown, "title": table.title, "footer": note or None}
+
+
+def _starred(cell: Cell, *, intervals: bool = True) -> str:
+    return f"{plain(cell, intervals=intervals)}{' *' if cell.bold else ''}"
+
+
+def _grid(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:
+    """The texts of headings and rows; ``bold`` is a format for the best."""
+    rows = [
+        [bold.format(escape(plain(cell))) if cell.bold else escape(plain(cell)) for cell in row]
+        for row in table.rows
+    ]
+    return [[escape(column) for column in table.columns], *rows]
+
+
+def markdown(table: Table) -> str:
+    """A table as GitHub shows it."""
+    heading, *rows = (f"| {' | '.join(row)} |" for row in _grid(table, _md, "**{}**"))
+    rule = "|".join(["---"] * table.left + ["---:"] * (len(table.columns) - table.left))
+    note = ["", _md(table.note) + "."] if table.note else []
+    return "\n".join([f"**{_md(table.title)}**", "", heading, f"|{rule}|", *rows, *note])
+
+
+def _md(text: str) -> str:
+    return _MARKDOWN.sub(r"\\\1", text).replace("\n", " ")
+
+
+def latex(table: Table) -> str:
+    """A ``booktabs`` table for pdflatex with UTF-8."""
+    heading, *rows = (f"    {' & '.join(row)} \\\\" for row in _grid(table, tex, r"\textbf{{{}}}"))
+    shape = "l" * table.left + "r" * (len(table.columns) - table.left)
+    note = [rf"  \par\smallskip\footnotesize {tex(table.note)}."] if table.note else []
+    return "\n".join(
+        [
+            *(r"\begin{table}", r"  \centering", rf"  \caption{{{tex(table.title)}}}"),
+            *(rf"  \begin{{tabular}}{{{shape}}}", r"    \toprule", heading, r"    \midrule", *rows),
+            *(r"    \bottomrule", r"  \end{tabular}", *note, r"\end{table}"),
+        ]
+    )
+
+
+def tex(text: str) -> str:
+    """``text`` with what is special to LaTeX escaped."""
+    return "".join(_LATEX.get(character, character) for character in text.replace("\n", " "))
+
+
+def aligned(table: Table) -> str:
+    """Plain text in columns."""
+    cells = [list(table.columns), *([_starred(cell) for cell in row] for row in table.rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    sides = ["<" if column < table.left else ">" for column in range(len(widths))]
+    form = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
+    lines = [form.format(*row).rstrip() for row in cells]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join([table.title, "", *lines, *([table.note] if table.note else [])])
+
+
+_PARTS = {"": "mean", " sd": "sd", " ci low": "low", " ci high": "high"}
+
+
+def comma_separated(table: Table) -> str:
+    """Full precision, spreads in columns of their own."""
+    parts = [
+        (index, name)
+        for index in range(len(table.columns))
+        for name, attribute in _PARTS.items()
+        if not name or any(getattr(row[index].spread, attribute, None) is not None for row in table.rows)
+    ]
+    columns = ["table", *(f"{table.columns[index]}{name}" for index, name in parts)]
+    rows = ([table.title, *(_csv_value(row[index], name) for index, name in parts)] for row in table.rows)
+    return csv_text(columns, rows).rstrip("\n")
+
+
+def _csv_value(cell: Cell, part: str) -> str | float | None:
+    if cell.spread is not None:
+        return getattr(cell.spread, _PARTS[part])
+    text = cell.text if part == "" else ""
+    # A spreadsheet would take such text for a formula.
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
+
+
+WRITERS = {"table": aligned, "markdown": markdown, "latex": latex, "csv": comma_separated}
+
+
+def text_of(tables: Sequence[Table], form: str) -> str:
+    """All tables in one of the formats, a blank line between."""
+    head = ["% needs \\usepackage{booktabs} and \\usepackage[T1]{fontenc}"] if form == "latex" else []
+    return "\n\n".join([*head, *map(WRITERS[form], tables)]) + "\n"
