@@ -113,12 +113,12 @@ def held(X: Features) -> NDArray[np.float64] | RowBlocks:
     return RowBlocks(X.__getitem__, np.arange(len(X)), X.shape[1])
 
 
-def block_rows(X: Features) -> int:
+def block_rows(X: Features | NDArray[np.int64]) -> int:
     """How many rows a block has at most."""
     return max(1, len(X) if isinstance(X, np.ndarray) else BLOCK_BYTES // (8 * X.shape[1]))
 
 
-def slices(X: Features, most: int | None = None) -> Iterator[slice]:
+def slices(X: Features | NDArray[np.int64], most: int | None = None) -> Iterator[slice]:
     """All rows in order, in blocks of at most ``most``, at least 1; without it an array is one block."""
     step = block_rows(X) if most is None else max(1, min(most, block_rows(X)))
     for start in range(0, len(X), step):

@@ -125,7 +125,7 @@ def test_a_terminal_shows_all_of_a_topic(name: str, width: int, monkeypatch: pyt
     assert run(["help", name]) == 0
     read = re.sub(r"\x1b\[[0-9;]*m", "", shown.getvalue())
     assert max(map(cell_len, read.splitlines())) <= width
-    written = re.sub(r"^```\w+", "", topics.page(name), flags=re.MULTILINE)
+    written = re.sub(r"^```\w+", "", topics.topic_page(name), flags=re.MULTILINE)
     assert Counter(filter(str.isalnum, written)) == Counter(filter(str.isalnum, read))
 
 

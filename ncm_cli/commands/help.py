@@ -27,10 +27,10 @@ def run(options: HelpOptions, ui: Ui) -> None:
     elif options.topic not in TOPICS:
         raise unknown("topic", options.topic, [*TOPICS, *(COMMANDS.keys() - TOPICS)], error=UsageError)
     else:
-        ui.markdown(page(options.topic))
+        ui.markdown(topic_page(options.topic))
 
 
-def page(topic: str) -> str:
+def topic_page(topic: str) -> str:
     """A topic's Markdown, with what a terminal can follow in place of links to other topics."""
     text = re.sub(r"^<!-- .*? -->\n", "", topic_text(topic), flags=re.MULTILINE)
     return re.sub(r"\[([^]]+)\]\((\w+)\.md(?:#[^)]*)?\)", r"\1 (`ncm help \2`)", text)

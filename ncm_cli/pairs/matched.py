@@ -189,7 +189,7 @@ class Matcher:
         return found, {"reuse": "each row at most once"}
 
     def _nearest(self) -> Found:
-        prepared = matching.prepare(self._features(), "cosine")
+        prepared = matching.normalized_rows(self._features(), "cosine")
         found, distances = [], []
         for part, pool in zip(self.parts, self.pools, strict=True):
             anchors = np.flatnonzero(pool.side == 0)

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.blocks import Features, applied
+from ncm_cli.blocks import Features, applied, slices
 from ncm_cli.probes.metrics import joint
 
 Positions = NDArray[np.int64]
@@ -53,11 +53,6 @@ CHANGED = 0.01
 RIDGE = 1e-3
 """Added to Σ as a share of its mean eigenvalue: with fewer rows than dimensions Σ has no inverse,
 and in directions of next to no variance two rows agree by chance."""
-
-
-def blocks(n: int, size: int) -> Iterator[slice]:
-    """Slices that cut n rows into blocks."""
-    return (slice(start, start + size) for start in range(0, n, size))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,14 +179,14 @@ def _part_equals(a: Positions, b: Positions, group: Positions, cell: Positions) 
             b[waiting], b[partners] = b[partners], b[waiting]
 
 
-def prepare(features: Features, metric: str) -> Features:
+def normalized_rows(features: Features, metric: str) -> Features:
     """Rows for a neighbour search: of unit length for ``cosine``, centred for ``euclidean``.
 
     Centring leaves distances as they are and keeps float32's digits for the differences. A zero row
     stays zero and is at cosine 0 from everything.
     """
     centre = np.zeros(features.shape[1])
-    for block in blocks(len(features) if metric == "euclidean" else 0, BLOCK_COLUMNS):
+    for block in slices(features, BLOCK_COLUMNS) if metric == "euclidean" else ():
         centre += features[block].sum(axis=0, dtype=np.float64)
     shift = (centre / max(len(features), 1)).astype(np.float32)
 
@@ -218,7 +213,7 @@ def nearest_rows(
     best = np.full((len(queries), keep), -np.inf, dtype=np.float32)
     where = np.full((len(queries), keep), -1, dtype=np.int64)
     wanted, index = rows[queries], np.arange(len(queries))
-    for part in blocks(len(candidates), BLOCK_COLUMNS):
+    for part in slices(candidates, BLOCK_COLUMNS):
         chunk = candidates[part]
         keys = rows[chunk]
         score = wanted @ keys.T
@@ -257,7 +252,7 @@ def nearest_pairs(
     Parameters
     ----------
     rows
-        (n, d) of `prepare` with the same ``metric``.
+        (n, d) of `normalized_rows` with the same ``metric``.
     anchors
         Rows whose neighbour is wanted; by default all (with two stores: all of the first).
     advance
@@ -276,7 +271,7 @@ def nearest_pairs(
         queries, everyone = group[wanted[group]], np.sort(group)
         if pool.two_sided:
             everyone = everyone[pool.side[everyone] == 1]
-        for own in (queries[part] for part in blocks(len(queries), BLOCK_ROWS)):
+        for own in (queries[part] for part in slices(queries, BLOCK_ROWS)):
             # Queries come in the order of their codes; small cells share their candidates, since gathering
             # others for each would cost more than the distances.
             alike = codes[own[0]] == codes[own[-1]]
@@ -380,12 +375,12 @@ def _compatible(pool: Pool, i: int, j: int) -> bool:
 def _nearest(features: Features, mean: Array, weight: Array, pool: Pool) -> tuple[Positions, Positions]:
     """Base rows and the nearest row of each other domain, in the representation."""
     embedded = np.empty((len(features), weight.shape[1]), dtype=np.float32)
-    for block in blocks(len(features), BLOCK_COLUMNS):
+    for block in slices(features, BLOCK_COLUMNS):
         embedded[block] = (features[block] - mean) @ weight
-    rows, itself = prepare(embedded, "euclidean"), np.arange(len(features))
+    rows, itself = normalized_rows(embedded, "euclidean"), np.arange(len(features))
 
     def match(base: Positions, other: Positions) -> Positions:
-        own = (base[block] for block in blocks(len(base), BLOCK_ROWS))
+        own = (base[block] for block in slices(base, BLOCK_ROWS))
         return np.concatenate([nearest_rows(rows, one, other, "euclidean", itself)[0] for one in own])
 
     return _base_pairs(pool, match)
@@ -406,12 +401,12 @@ def represent(features: Features, a: Positions, b: Positions, dims: int) -> tupl
     if not len(a):
         return np.zeros(d), np.eye(d)[:, : min(dims, d)]
     mean = np.zeros(d)
-    for block in blocks(len(a), BLOCK_COLUMNS):
+    for block in slices(a, BLOCK_COLUMNS):
         mean += features[a[block]].sum(axis=0, dtype=np.float64)
         mean += features[b[block]].sum(axis=0, dtype=np.float64)
     mean /= 2 * len(a)
     total, cross = np.zeros((d, d)), np.zeros((d, d))
-    for block in blocks(len(a), BLOCK_COLUMNS):
+    for block in slices(a, BLOCK_COLUMNS):
         x, y = features[a[block]] - mean, features[b[block]] - mean
         total += x.T @ x + y.T @ y
         cross += x.T @ y

@@ -18,12 +18,12 @@ from ncm_cli.results.plots import (
     Curves,
     Plot,
     References,
-    accuracy,
-    convergence,
-    dots,
+    accuracy_plot,
+    convergence_plot,
+    dot_plot,
     save,
-    spectrum,
-    tradeoff,
+    spectrum_plot,
+    tradeoff_plot,
 )
 from ncm_cli.results.tables import SWEEP, TIE, Spread, spread
 from ncm_cli.store.outputs import refuse_other
@@ -120,11 +120,11 @@ def _bound_figures(lines: Sequence[Line]) -> Iterator[Plot]:
         curves = {title: _curves(found, key) for title, found in every.items() if found}
         curves = {title: own for title, own in curves.items() if np.isfinite(own["test_error"]).any()}
         if curves:
-            yield accuracy(name, curves, references_of(lines), key=key)
+            yield accuracy_plot(name, curves, references_of(lines), key=key)
     for own, title in zip(lines, titles, strict=True):
         if found := paths(own, "path"):
             name = "bound-tradeoff" if len(lines) == 1 else f"bound-tradeoff-{_slug(title)}"
-            yield tradeoff(name, title, _curves(found, "rank"), references_of([own]))
+            yield tradeoff_plot(name, title, _curves(found, "rank"), references_of([own]))
 
 
 def _probe_figures(lines: Sequence[Line]) -> Iterator[Plot]:
@@ -135,7 +135,7 @@ def _probe_figures(lines: Sequence[Line]) -> Iterator[Plot]:
             mark = f"{rule}, {ORACLE}" if own.found[0].body["selection"].get("oracle") else rule
             # Where the seeds differ in their choice, the least mean bound is marked.
             chosen = None if picks else (rank, f"chosen ({mark}): r = {rank}")
-            plot = accuracy(
+            plot = accuracy_plot(
                 f"rank-path-{_slug(title)}",
                 {title: _curves(paths, "rank")},
                 References(chosen=chosen),
@@ -198,7 +198,7 @@ def _group_figures(lines: Sequence[Line]) -> Iterator[Plot]:
         kind = "standard deviations over repetitions" if repeated else "95 % Wilson intervals"
         worst = f"the {ROWS} worst of {len(order)} groups, " if len(order) > ROWS else ""
         head = " × ".join(columns.pop()) if len(columns) == 1 else ""
-        yield dots(f"groups-{_slug(where)}", f"{where} ({worst}{kind})", {"accuracy": found}, rows, head)
+        yield dot_plot(f"groups-{_slug(where)}", f"{where} ({worst}{kind})", {"accuracy": found}, rows, head)
 
 
 def groups_of(found: Iterable[Found]) -> dict[Group, list[dict[str, Any]]]:
@@ -225,7 +225,7 @@ def _spectrum_figure(sources: Sources) -> Iterator[Plot]:
         if len(store.singular_values) > 1:
             spectra.setdefault(path.stem, store.singular_values)
     if spectra:
-        yield spectrum("spectrum", spectra)
+        yield spectrum_plot("spectrum", spectra)
 
 
 def _sweep_figures(sources: Sources) -> Iterator[Plot]:
@@ -246,7 +246,7 @@ def _sweep_figures(sources: Sources) -> Iterator[Plot]:
         panels = {words: own for words, own in panels.items() if own}
         if panels and len(methods) > 1:
             title = f"{found.path.stem}: methods by rule{', standard deviations over seeds' * deviates}"
-            yield dots(f"sweep-{_slug(found.path.stem)}", title, panels, methods, "")
+            yield dot_plot(f"sweep-{_slug(found.path.stem)}", title, panels, methods, "")
 
 
 def _convergence_figures(sources: Sources) -> Iterator[Plot]:
@@ -258,7 +258,7 @@ def _convergence_figures(sources: Sources) -> Iterator[Plot]:
                 runs[pick["method"]] = {name: values[rows] for name, values in table.metrics.items()}
         if runs and len(table.epochs) > 1:
             name = f"convergence-{_slug(found.path.stem)}"
-            yield convergence(name, table.epochs.astype(np.float64), runs, "method's in-domain pick")
+            yield convergence_plot(name, table.epochs.astype(np.float64), runs, "method's in-domain pick")
 
 
 def _finetune_figure(lines: Sequence[Line]) -> Iterator[Plot]:
@@ -273,4 +273,4 @@ def _finetune_figure(lines: Sequence[Line]) -> Iterator[Plot]:
             if (values := [one.get(name, []) for one in histories])
         }
     if longest > 1:
-        yield convergence("convergence", np.arange(1.0, longest + 1), runs, "method")
+        yield convergence_plot("convergence", np.arange(1.0, longest + 1), runs, "method")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ncm_cli.results.tables import INTERVALS, Cell, Table
+from ncm_cli.results.tables import INTERVALS, Cell, ReportTable
 from ncm_cli.store.tables import csv_text
 
 _WORDS = ("backslash", "asciitilde", "asciicircum", "less", "greater", "bar", "quotedbl")
@@ -22,37 +22,11 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#])")
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
-def number(value: float) -> str:
-    """Three decimals, or three digits for very large and very small numbers."""
-    if float(value).is_integer() and abs(value) < 1e4:
-        return f"{value:.0f}" if abs(value) >= 2 else f"{value:.3f}"
-    return f"{value:.3f}" if 1e-3 <= abs(value) < 1e3 or value == 0 else f"{value:.3g}"
-
-
-def _end(value: float, beside: float) -> str:
-    """A deviation or an end of an interval, with as many decimals as the number that it stands beside."""
-    if not 0 < abs(value) < 1e-3 or 0 < abs(beside) < 1e-3:
-        return number(value)
-    return "<0.001" if 0 < value < 5e-4 else f"{round(value, 3) + 0.0:.3f}"
-
-
-def plain(cell: Cell, *, intervals: bool = True) -> str:
-    """A cell as text without bold: ``0.663 ± 0.012``, ``0.663 [0.641, 0.684]``."""
-    own = cell.spread
-    if own is None:
-        return cell.text
-    if own.sd is not None:
-        return f"{number(own.mean)} ± {_end(own.sd, own.mean)}"
-    if intervals and own.low is not None and own.high is not None:
-        return f"{number(own.mean)} [{_end(own.low, own.mean)}, {_end(own.high, own.mean)}]"
-    return number(own.mean)
-
-
 WIDE = 2
 """Columns of numbers up to which a terminal has room for their intervals."""
 
 
-def terminal(table: Table) -> dict[str, Any]:
+def terminal(table: ReportTable) -> dict[str, Any]:
     """Arguments of `Ui.table`: the best is marked with a star, as a log has no bold."""
     roomy = len(table.columns) - table.left <= WIDE
     rows = [[_starred(cell, intervals=roomy) for cell in row] for row in table.rows]
@@ -62,19 +36,19 @@ def terminal(table: Table) -> dict[str, Any]:
 
 
 def _starred(cell: Cell, *, intervals: bool = True) -> str:
-    return f"{plain(cell, intervals=intervals)}{' *' if cell.bold else ''}"
+    return f"{cell.as_text(intervals=intervals)}{' *' if cell.bold else ''}"
 
 
-def _grid(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:
+def _grid(table: ReportTable, escape: Callable[[str], str], bold: str) -> list[list[str]]:
     """The texts of headings and rows; ``bold`` is a format for the best."""
     rows = [
-        [bold.format(escape(plain(cell))) if cell.bold else escape(plain(cell)) for cell in row]
+        [bold.format(escape(cell.as_text())) if cell.bold else escape(cell.as_text()) for cell in row]
         for row in table.rows
     ]
     return [[escape(column) for column in table.columns], *rows]
 
 
-def markdown(table: Table) -> str:
+def markdown(table: ReportTable) -> str:
     """A table as GitHub shows it."""
     heading, *rows = (f"| {' | '.join(row)} |" for row in _grid(table, _md, "**{}**"))
     rule = "|".join(["---"] * table.left + ["---:"] * (len(table.columns) - table.left))
@@ -86,7 +60,7 @@ def _md(text: str) -> str:
     return _MARKDOWN.sub(r"\\\1", text).replace("\n", " ")
 
 
-def latex(table: Table) -> str:
+def latex(table: ReportTable) -> str:
     """A ``booktabs`` table for pdflatex with UTF-8."""
     heading, *rows = (f"    {' & '.join(row)} \\\\" for row in _grid(table, tex, r"\textbf{{{}}}"))
     shape = "l" * table.left + "r" * (len(table.columns) - table.left)
@@ -105,7 +79,7 @@ def tex(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in text.replace("\n", " "))
 
 
-def aligned(table: Table) -> str:
+def aligned(table: ReportTable) -> str:
     """Plain text in columns."""
     cells = [list(table.columns), *([_starred(cell) for cell in row] for row in table.rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -119,7 +93,7 @@ def aligned(table: Table) -> str:
 _PARTS = {"": "mean", " sd": "sd", " ci low": "low", " ci high": "high"}
 
 
-def comma_separated(table: Table) -> str:
+def comma_separated(table: ReportTable) -> str:
     """Full precision, spreads in columns of their own."""
     parts = [
         (index, name)
@@ -143,7 +117,7 @@ def _csv_value(cell: Cell, part: str) -> str | float | None:
 WRITERS = {"table": aligned, "markdown": markdown, "latex": latex, "csv": comma_separated}
 
 
-def text_of(tables: Sequence[Table], form: str) -> str:
+def text_of(tables: Sequence[ReportTable], form: str) -> str:
     """All tables in one of the formats, a blank line between."""
     head = ["% needs \\usepackage{booktabs} and \\usepackage[T1]{fontenc}"] if form == "latex" else []
     return "\n\n".join([*head, *map(WRITERS[form], tables)]) + "\n"

@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,11 +30,10 @@ from ncm_cli.probes.evaluate import SEEN, logits
 from ncm_cli.progress import Reporter
 from ncm_cli.registry import options_of
 from ncm_cli.results.figures import figures
-from ncm_cli.results.formats import plain
 from ncm_cli.results.lines import ORACLE, Found, Line, Sources, facts_of
-from ncm_cli.results.pictures import BUDGET, SIDE, Pictures, look
-from ncm_cli.results.plots import dark, svg
-from ncm_cli.results.tables import Cell, Spread, Table, cells, measured, ranks_of, tables, trained_on
+from ncm_cli.results.pictures import BUDGET, SIDE, Thumbnails, look
+from ncm_cli.results.plots import image_url
+from ncm_cli.results.tables import Cell, ReportTable, Spread, cells, measured, ranks_of, tables, trained_on
 from ncm_cli.store.columns import categories_of
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
@@ -78,15 +76,13 @@ def page(sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], by: st
         lstrip_blocks=True,
     )
     script = "".join(path.read_text("utf-8") for path in sorted(HERE.glob("*.js")))
-    with Files(sources) as files:
+    with FileFinder(sources) as files:
         context = _context(files, evals, bounds, by, reporter)
     return environment.get_template("page.html.j2").render(
         dict.fromkeys(SECTIONS) | context,
         version=__version__,
-        plain=plain,
         sections={name: title for name, (title, *_) in SECTIONS.items() if context.get(name)},
         style=Markup("".join(path.read_text("utf-8") for path in sorted(HERE.glob("*.css"), reverse=True))),
-        dark=Markup(dark()),
         script=Markup(script),
         script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
     )
@@ -104,7 +100,7 @@ class Located:
 _READ = {"probe": read_probe, "feature store": FeatureStore, "pair store": read_pairs}
 
 
-class Files(contextlib.ExitStack):
+class FileFinder(contextlib.ExitStack):
     """Finds files by what was recorded of them: among those given, moved along, or where they were."""
 
     def __init__(self, sources: Sources) -> None:
@@ -213,7 +209,7 @@ class Answers:
 
 
 def _context(
-    files: Files, evals: Sequence[Line], bounds: Sequence[Line], by: str, reporter: Reporter
+    files: FileFinder, evals: Sequence[Line], bounds: Sequence[Line], by: str, reporter: Reporter
 ) -> dict[str, Any]:
     """What the template shows: the head, and each section that there is something for."""
     sources, context = files.sources, dict[str, Any]()
@@ -231,9 +227,7 @@ def _context(
             or not plot.name.startswith("groups")
             or plot.title.startswith(f"{subject.where} (")
         ):
-            # HTML knows these names; their addresses would look like links to who reads the source.
-            made = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg(plot)).replace("xlink:href", "href")
-            part(plot.name)["figures"].append((plot, Markup(made)))
+            part(plot.name)["figures"].append((plot, image_url(plot)))
     for table in tables(sources, evals, bounds, by):
         part(table.title)["tables"].append(table)
     if sources.pairs:
@@ -252,9 +246,9 @@ def _context(
     return context
 
 
-def _looks(subject: Found | None, files: Files) -> list[dict[str, Any]]:
+def _looks(subject: Found | None, files: FileFinder) -> list[dict[str, Any]]:
     """The doubtful pairs that the subject's probe was fitted with; without a subject, of every pair store."""
-    pictures, shown = Pictures(side=SIDE, budget=BUDGET), files.sources.pairs
+    pictures, shown = Thumbnails(side=SIDE, budget=BUDGET), files.sources.pairs
     if subject is not None and (probe := files.of(subject, "probe")).made is not None:
         own = files.of(Found(probe.path, probe.made.meta, subject.facts), "pair store").path
         shown = [one for one in shown if one[0] == own] or shown
@@ -272,7 +266,7 @@ def _name(found: Found) -> str:
     return str((found.body.get("probe") or {}).get("method") or "probe")
 
 
-def _subject(evals: Sequence[Line], files: Files) -> Found | None:
+def _subject(evals: Sequence[Line], files: FileFinder) -> Found | None:
     """The evaluation that the page tells of: on rows that its probe hasn't seen, of another method than ERM.
 
     Of several the one of the line whose pairs help by their verdicts, and whose bound fell most: no test row
@@ -340,7 +334,7 @@ def _head(
     return {"lead": lead, "cards": cards, "verdict": verdict, "notes": notes}
 
 
-def _group_table(subject: Found, rival: Found | None) -> Table | None:
+def _group_table(subject: Found, rival: Found | None) -> ReportTable | None:
     """Groups with rows, the worst first, beside the rival's; None for fewer than two."""
     name, sign = ("mse", -1) if subject.body.get("task") == "regression" else ("accuracy", 1)
     entries = subject.body.get("groups") or []
@@ -362,7 +356,9 @@ def _group_table(subject: Found, rival: Found | None) -> Table | None:
     note = f"of {subject.path}" + ("; brackets are 95 % Wilson intervals" if sign > 0 else "")
     note += f"; {len(entries) - len(present)} more groups have no row here" * (len(entries) > len(present))
     title = f"{_name(subject)} on {subject.where}"
-    return Table(title, [*columns, "n", name, *more], rows, len(columns), note) if len(rows) > 1 else None
+    return (
+        ReportTable(title, [*columns, "n", name, *more], rows, len(columns), note) if len(rows) > 1 else None
+    )
 
 
 def _joined(group: Mapping[str, str]) -> str:
@@ -374,7 +370,7 @@ def _apart(text: str) -> str:
     return text if text.isascii() else f"\u2068{text}\u2069"
 
 
-def _looked_at(subject: Found, rival: Found | None, files: Files) -> dict[str, Any]:
+def _looked_at(subject: Found, rival: Found | None, files: FileFinder) -> dict[str, Any]:
     """The sections that need rows: errors, what is fixed and broken, confusion."""
     own = _answers(subject, files)
     if isinstance(own, str):
@@ -382,7 +378,7 @@ def _looked_at(subject: Found, rival: Found | None, files: Files) -> dict[str, A
     store = files.of(subject, "feature store").made
     asked = (subject.body.get("options") or {}).get("groups")
     groups = make_groups(store, asked or (own.probe.target if own.probe.classes else ""))
-    look = _Look(own, store, groups, Pictures())
+    look = _Look(own, store, groups, Thumbnails())
     context = {"errors": look.errors(subject)}
     if own.probe.classes:
         name, theirs = _other(subject, rival, own, files)
@@ -394,7 +390,7 @@ def _looked_at(subject: Found, rival: Found | None, files: Files) -> dict[str, A
     return context
 
 
-def _answers(found: Found, files: Files, **other: str) -> Answers | str:
+def _answers(found: Found, files: FileFinder, **other: str) -> Answers | str:
     """What an evaluation's probe, or another one, says of its rows; or why that can't be told."""
     probe, store = files.of(found, "probe", **other), files.of(found, "feature store")
     if probe.why or store.why:
@@ -405,7 +401,7 @@ def _answers(found: Found, files: Files, **other: str) -> Answers | str:
         return f"{error.what} ({error.found})"
 
 
-def _other(subject: Found, rival: Found | None, own: Answers, files: Files) -> tuple[str, Answers | str]:
+def _other(subject: Found, rival: Found | None, own: Answers, files: FileFinder) -> tuple[str, Answers | str]:
     """Another probe's name and answers on the same rows, or why there are none; "" where none is named.
 
     It is the rival evaluation's, else what the subject was compared with, else one among the sources.
@@ -431,7 +427,7 @@ class _Look:
     own: Answers
     store: FeatureStore
     groups: Groups
-    pictures: Pictures
+    pictures: Thumbnails
 
     def errors(self, subject: Found) -> dict[str, Any]:
         """Of the worst group, and of all rows: those that the probe is surest of come first."""
@@ -518,10 +514,10 @@ def _confusion(own: Answers) -> dict[str, Any]:
         if counts[i, j]
     ]
     title = f"The {len(rows)} most frequent confusions of {len(names):,} classes"
-    return {"table": Table(title, ("true", "predicted", "rows", "share of the class"), rows, 2)}
+    return {"table": ReportTable(title, ("true", "predicted", "rows", "share of the class"), rows, 2)}
 
 
-def _made(subject: Found | None, files: Files) -> dict[str, Any]:
+def _made(subject: Found | None, files: FileFinder) -> dict[str, Any]:
     """The commands of the subject's files, versions, and the digest of each file."""
     sources, versions = files.sources, {"ncm": subject.body.get("ncm_version") if subject else __version__}
     for run in sources.runs:
@@ -532,12 +528,12 @@ def _made(subject: Found | None, files: Files) -> dict[str, Any]:
     every += [(one.path, "probe", one.facts.seeded["fit probe"].digest) for one in sources.probes]
     every += [(path, "pairs", store.content_sha256) for path, store in sources.pairs]
     rows = [cells(*(str(part or "") for part in one)) for one in every]
-    made = [Table("Versions", ("package", "version"), listed, 2)]
-    made.append(Table("Files, with the digest of their contents", ("file", "kind", "SHA-256"), rows, 3))
+    made = [ReportTable("Versions", ("package", "version"), listed, 2)]
+    made.append(ReportTable("Files, with the digest of their contents", ("file", "kind", "SHA-256"), rows, 3))
     return {"lines": _shell_lines(subject, files) if subject else [], "tables": made}
 
 
-def _shell_lines(subject: Found, files: Files) -> list[str]:
+def _shell_lines(subject: Found, files: FileFinder) -> list[str]:
     """The commands that made the subject, from the folder of its run if it is of one; as far as is known."""
     probe, store = files.of(subject, "probe"), files.of(subject, "feature store").made
     found = Found(probe.path, probe.made.meta, subject.facts) if probe.made else None

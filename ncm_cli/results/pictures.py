@@ -62,7 +62,7 @@ class Tile:
     """Of so few pixels that they are to be enlarged as squares."""
 
 
-class Pictures:
+class Thumbnails:
     """Thumbnails of at most ``side`` pixels, as the encoder saw the files; of ``budget`` bytes in all.
 
     A picture that can't be shown never raises: its tile says why.
@@ -131,7 +131,7 @@ class Pictures:
         return f"data:image/{kind.lower()};base64,{text}", "", crisp
 
 
-def look(path: Path, store: PairStore, found: Sequence[Any], pictures: Pictures) -> dict[str, Any]:
+def look(path: Path, store: PairStore, found: Sequence[Any], pictures: Thumbnails) -> dict[str, Any]:
     """The doubtful pairs of a store, the most doubtful first, for the template.
 
     ``found`` are its feature stores, each with ``made`` or ``why`` not. The page's list to drop has to name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import logging
 import re
@@ -11,14 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from xml.sax.saxutils import quoteattr
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli.results.lines import ORACLE
 from ncm_cli.results.tables import Spread
-from ncm_cli.store.digests import digest_of
 from ncm_cli.store.files import atomic_path
 
 if TYPE_CHECKING:
@@ -141,58 +140,21 @@ def save(plot: Plot, folder: Path) -> list[Path]:
     return written
 
 
-def svg(plot: Plot) -> str:
-    """An ``<svg>`` element for a page: text stays text, and takes the page's font and colour.
-
-    It is transparent, has no id that another plot has, and each of its colours ``#rrggbb`` but black, which
-    is the text's, is a property ``--plot-rrggbb`` that a page may set: see `dark`.
-    """
+def image_url(plot: Plot) -> str:
+    """A ``data:`` URL of the figure as SVG, transparent; text stays text, in the reader's own font."""
     file = io.StringIO()
     with _style(**{"svg.fonttype": "none"}):
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        plot.figure.savefig(file, format="svg", transparent=True, metadata=nothing)
-    text = file.getvalue()
-    text = text[text.index("<svg") :]
-    # Its only style sheet is about every element of a page.
-    text = re.sub(r"<(metadata|style)\b.*?</\1>|<!--.*?-->", "", text, flags=re.DOTALL)
-    prefix, used = f"p{digest_of(plot.name)[:8]}-", set(re.findall(r"""["(]#([^")]+)[")]""", text))
-    text = re.sub(r' id="([^"]*)"', lambda id: f' id="{prefix}{id[1]}"' if id[1] in used else "", text)
-    text = re.sub(r"""(["(]#)([^")]+[")])""", rf"\1{prefix}\2", text)
-    text = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text)
-    text = re.sub(r' style="[^"]*"', _themed, text)
-    looks = 'fill="currentColor" stroke-linejoin="round" stroke-linecap="butt" font-family="inherit"'
-    return text.replace(
-        "<svg", f'<svg role="img" aria-label={quoteattr(_CONTROL.sub(" ", plot.text))} {looks}', 1
-    )
-
-
-def _themed(style: re.Match[str]) -> str:
-    own = re.sub(r"font-family: [^;\"]*;? ?|(?<=px) '[^;\"]*", "", style[0])
-    return re.sub(r"#[0-9a-f]{6}", lambda hex: f"var(--plot-{hex[0][1:]}, {hex[0]})", own).replace(
-        "var(--plot-000000, #000000)", "currentColor"
-    )
-
-
-def dark() -> str:
-    """Declarations for a page's dark theme: the plots' colours, lighter, on the page's own background."""
-    shades = {GRID: "#3A3A3A", PAPER: "Canvas"}
-    for colour in (GREY, *COLOURS[1:]):
-        light = _mixed(colour, 255, 0.3)
-        shades |= {colour: light, ink(colour): light}
-    return " ".join(f"--plot-{colour[1:].lower()}: {shade};" for colour, shade in shades.items())
+        plot.figure.savefig(file, format="svg", transparent=True, metadata=FORMATS["svg"]["metadata"])
+    text = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", file.getvalue())
+    return f"data:image/svg+xml;base64,{base64.b64encode(text.encode()).decode('ascii')}"
 
 
 def ink(colour: str) -> str:
     """A colour for text: dark enough to be read on white."""
-    return _mixed(colour, 0, 0.3)
+    return "#" + "".join(f"{round(int(colour[i : i + 2], 16) * 0.7):02x}" for i in (1, 3, 5))
 
 
-def _mixed(colour: str, other: int, share: float) -> str:
-    parts = (round(int(colour[i : i + 2], 16) * (1 - share) + other * share) for i in (1, 3, 5))
-    return "#" + "".join(f"{part:02x}" for part in parts)
-
-
-def shown(text: str, most: int = 60) -> str:
+def drawable(text: str, most: int = 60) -> str:
     """A user's text as matplotlib draws it: no formula, no control characters, not too long."""
     text = _CONTROL.sub(" ", text)
     # matplotlib leaves names with an underscore first out of legends: a blank without width is before it.
@@ -338,7 +300,7 @@ def _lines(
         line(axes, own["x"], of(own[name]), index=index, style=style, label=label)
 
 
-def accuracy(
+def accuracy_plot(
     name: str,
     lines: Mapping[str, Curves],
     references: References,
@@ -353,7 +315,7 @@ def accuracy(
     said = []
     with figure(5.9, 4.1 if several else 3.7) as (made, axes):
         for index, (label, own) in enumerate(lines.items() if several else ()):
-            _lines(axes, own, {"test_error": (shown(label), index, "-")}, of)
+            _lines(axes, own, {"test_error": (drawable(label), index, "-")}, of)
         for index, own in enumerate(lines.values() if several else ()):
             text = f"_{index}" if index else f"the same, {words[0]}"
             dashed = (0, (4, 2))
@@ -411,7 +373,7 @@ _SHARES = {
 }
 
 
-def tradeoff(name: str, label: str, own: Curves, references: References) -> Plot:
+def tradeoff_plot(name: str, label: str, own: Curves, references: References) -> Plot:
     """Term I + Term II against the measured test risk, and the 0-1 bound against the measured test error."""
     panels = 2 if np.isfinite(own["zero_one_bound"]).any() else 1
     with figure(1 + 4.1 * panels, 3.4, ncols=panels, squeeze=False) as (made, grid):
@@ -426,7 +388,7 @@ def tradeoff(name: str, label: str, own: Curves, references: References) -> Plot
             if references.spurious_dim is not None:
                 _upright(panel, references.spurious_dim, "")
         name_lines(made, axes)
-        made.suptitle(shown(label), fontsize=9.5)
+        made.suptitle(drawable(label), fontsize=9.5)
     title = f"Bound on the test-domain risk along the ranks: {label}"
     return Plot(name, title, "; ".join([title, *(one for panel in axes for one in _ends(panel))]), made)
 
@@ -436,12 +398,12 @@ def _positive(values: Array) -> Array:
     return np.where(values > 0, values, np.nan)
 
 
-def spectrum(name: str, spectra: Mapping[str, Array]) -> Plot:
+def spectrum_plot(name: str, spectra: Mapping[str, Array]) -> Plot:
     """Singular values of pair differences on a logarithmic axis."""
     with figure(5.6, 3.4) as (made, axes):
         for index, (label, values) in enumerate(spectra.items()):
             position = np.arange(1, len(values) + 1, dtype=np.float64)
-            line(axes, position, _positive(values)[None, :], index=index, label=shown(label))
+            line(axes, position, _positive(values)[None, :], index=index, label=drawable(label))
         axes.set(xlabel="index", ylabel="singular value of the pairs' differences", yscale="log")
         name_lines(made, [axes])
     title = "Spectrum of the pairs' differences"
@@ -452,13 +414,13 @@ Dots = Mapping[str, Mapping[Any, Spread]]
 """By series, and by what it is of: a group or a method."""
 
 
-def dots(name: str, title: str, panels: Mapping[str, Dots], rows: Mapping[Any, str], head: str) -> Plot:
+def dot_plot(name: str, title: str, panels: Mapping[str, Dots], rows: Mapping[Any, str], head: str) -> Plot:
     """Values with their intervals: ``rows`` (names and labels) from the top, a marker for each series."""
     series = list(dict.fromkeys(label for own in panels.values() for label in own))
     step = 0.8 / len(series) if len(series) > 1 else 0
-    names = [shown(label, 40) for label in rows.values()]
+    names = [drawable(label, 40) for label in rows.values()]
     wide = 1 + 0.07 * max(map(len, names)) + 2.8 * len(panels)
-    head_lines = textwrap.wrap(shown(title, 200), int(wide * 12))
+    head_lines = textwrap.wrap(drawable(title, 200), int(wide * 12))
     inches = 1 + 0.15 * len(head_lines) + len(rows) * max(0.22, 0.13 * len(series))
     with figure(wide, inches, ncols=len(panels), sharey=True, squeeze=False) as (
         made,
@@ -472,7 +434,7 @@ def dots(name: str, title: str, panels: Mapping[str, Dots], rows: Mapping[Any, s
                     [i + (index - (len(series) - 1) / 2) * step for i, _ in known],
                     xerr=np.transpose([_reach(dot) for _, dot in known]) if known else None,
                     fmt=_marker(index),
-                    label=shown(label),
+                    label=drawable(label),
                     color=COLOURS[index % len(COLOURS)],
                     markerfacecolor=PAPER,
                     elinewidth=1.1,
@@ -481,7 +443,7 @@ def dots(name: str, title: str, panels: Mapping[str, Dots], rows: Mapping[Any, s
             axes.set(xlabel=what)
             axes.locator_params(axis="x", nbins=5)
         grid[0, 0].set_yticks(range(len(rows)), names)
-        grid[0, 0].set(ylim=(len(rows) - 0.5, -0.5), ylabel=shown(head))
+        grid[0, 0].set(ylim=(len(rows) - 0.5, -0.5), ylabel=drawable(head))
         made.suptitle("\n".join(head_lines), fontsize=9.5)
         if len(series) > 1:
             _legend(made, grid[0, 0], 4)
@@ -506,14 +468,14 @@ def _reach(dot: Spread) -> tuple[float, float]:
     return down, 0.0 if high is None else max(high - dot.mean, 0.0)
 
 
-def convergence(name: str, epochs: Array, runs: Mapping[str, Mapping[str, Array]], what: str) -> Plot:
+def convergence_plot(name: str, epochs: Array, runs: Mapping[str, Mapping[str, Array]], what: str) -> Plot:
     """Accuracy of each method along training: validation and, where known, test and its worst group."""
     titles = {"val_accuracy": "validation", "test_accuracy": "test", "test_worst_group": "test, worst group"}
     known = [key for key in titles if any(np.isfinite(own.get(key, np.nan)).any() for own in runs.values())]
     with figure(1.2 + 3.6 * len(known), 3.6, ncols=len(known), squeeze=False) as (made, grid):
         for panel, key in zip(grid[0], known, strict=True):
             for index, (label, own) in enumerate(runs.items()):
-                line(panel, epochs, own[key], index=index, label=shown(label))
+                line(panel, epochs, own[key], index=index, label=drawable(label))
             panel.set(xlabel="epoch", ylabel="accuracy", title=titles[key])
         name_lines(made, grid[0], columns=4)
     title = f"Accuracy of each {what} along training"

@@ -12,7 +12,7 @@ from ncm_cli.results.figures import draw
 from ncm_cli.results.formats import text_of
 from ncm_cli.results.lines import lines_of, read_sources
 from ncm_cli.results.options import ReportOptions
-from ncm_cli.results.tables import Table, tables
+from ncm_cli.results.tables import ReportTable, tables
 from ncm_cli.store.files import write_bytes
 
 
@@ -20,7 +20,7 @@ from ncm_cli.store.files import write_bytes
 class Report:
     """The tables, and the plots that were drawn."""
 
-    tables: Sequence[Table]
+    tables: Sequence[ReportTable]
     format: str
     output: Path | None
     plots: Sequence[Path]

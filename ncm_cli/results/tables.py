@@ -40,12 +40,37 @@ class Cell:
     spread: Spread | None = None
     bold: bool = False
 
+    def as_text(self, *, intervals: bool = True) -> str:
+        """Without bold: ``0.663 ± 0.012``, ``0.663 [0.641, 0.684]``."""
+        known = self.spread
+        if known is None:
+            return self.text
+        text = decimals(known.mean)
+        if known.sd is not None:
+            text += f" ± {decimals(known.sd, beside=known.mean)}"
+        elif intervals and known.low is not None and known.high is not None:
+            low, high = (decimals(end, beside=known.mean) for end in (known.low, known.high))
+            text += f" [{low}, {high}]"
+        return text
+
+
+def decimals(value: float, *, beside: float | None = None) -> str:
+    """Three decimals, or three digits for very large and very small numbers.
+
+    A deviation or an end of an interval has three decimals as far as the number ``beside`` it has them.
+    """
+    if beside is not None and 0 < abs(value) < 1e-3 and not 0 < abs(beside) < 1e-3:
+        return "<0.001" if 0 < value < 5e-4 else f"{round(value, 3) + 0.0:.3f}"
+    if float(value).is_integer() and abs(value) < 1e4:
+        return f"{value:.0f}" if abs(value) >= 2 else f"{value:.3f}"
+    return f"{value:.3f}" if 1e-3 <= abs(value) < 1e3 or value == 0 else f"{value:.3g}"
+
 
 Row = list[Cell]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Table:
+class ReportTable:
     """A table before it has a format. The first ``left`` columns are text."""
 
     title: str
@@ -60,7 +85,7 @@ def cells(*values: str | Spread | None) -> Row:
     return [Cell(value) if isinstance(value, str) else Cell(spread=value) for value in values]
 
 
-def tables(sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], by: str) -> list[Table]:
+def tables(sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], by: str) -> list[ReportTable]:
     """Every table that the sources give; ``evals`` and ``bounds`` are theirs as lines."""
     made = [_evals(evals)] if evals else []
     made += [_sweep(found) for found in sources.sweeps]
@@ -72,7 +97,7 @@ def tables(sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], by: 
     return [table for table in made if table.rows or table.title.startswith("Sweep")]
 
 
-def _evals(lines: Sequence[Line]) -> Table:
+def _evals(lines: Sequence[Line]) -> ReportTable:
     found = [one for line in lines for one in line.found]
     regression = all(one.body.get("task") == "regression" for one in found)
     names = ("mse", "r2") if regression else ("accuracy", "worst_group")
@@ -85,7 +110,7 @@ def _evals(lines: Sequence[Line]) -> Table:
         rows.append(row)
     _embolden(rows, 3, [name == "mse" for _ in wheres for name in names], [not one.oracle for one in lines])
     columns = [f"{where}: {name.replace('_', ' ')}" for where in wheres for name in names]
-    return Table("Methods", ("method", "selection", "rank", *columns), rows, 3, _spread_note(rows))
+    return ReportTable("Methods", ("method", "selection", "rank", *columns), rows, 3, _spread_note(rows))
 
 
 def measured(found: Iterable[Found], where: str, name: str) -> Spread | None:
@@ -139,7 +164,7 @@ def _embolden(rows: Sequence[Row], first: int, lower: Sequence[bool], may_win: S
                 row[column] = dataclasses.replace(row[column], bold=True)
 
 
-def _choices(probes: Sequence[Found]) -> Table:
+def _choices(probes: Sequence[Found]) -> ReportTable:
     """Of each probe with a verdict: what was measured when it was chosen, beside its controls."""
     rows = []
     for found in probes:
@@ -164,7 +189,7 @@ def _choices(probes: Sequence[Found]) -> Table:
         note += "; cell error: on held-out rows, every label × domain cell alike"
     rows = [[row[i] for i in kept] for row in rows]
     left = 4 + ("trained on" in (columns[i] for i in kept))
-    return Table(title, tuple(columns[i] for i in kept), rows, left, note)
+    return ReportTable(title, tuple(columns[i] for i in kept), rows, left, note)
 
 
 def trained_on(meta: Mapping[str, Any]) -> str:
@@ -185,7 +210,7 @@ _BOUND = {
 """Heading to name in a bound's result, name within that, and name of its interval."""
 
 
-def _bounds(lines: Sequence[Line], by: str) -> Table:
+def _bounds(lines: Sequence[Line], by: str) -> ReportTable:
     rows = []
     for line in lines:
         bodies = [one.body for one in line.found]
@@ -198,7 +223,7 @@ def _bounds(lines: Sequence[Line], by: str) -> Table:
             row += cells(spread(values, known))
         rows.append(row)
     title = "Bound on the test-domain risk (Theorem 1)"
-    return Table(title, (by, "rank", "holds", *_BOUND), rows, 3, _spread_note(rows))
+    return ReportTable(title, (by, "rank", "holds", *_BOUND), rows, 3, _spread_note(rows))
 
 
 _PATH = {
@@ -211,13 +236,13 @@ _PATH = {
 }
 
 
-def _paths(lines: Sequence[Line], by: str) -> Table:
+def _paths(lines: Sequence[Line], by: str) -> ReportTable:
     rows = []
     for line in lines:
         if summaries := [one.body["summary"] for one in line.found if one.body.get("summary")]:
             values = (spread([summary.get(name) for summary in summaries]) for name in _PATH.values())
             rows.append(cells(line.label, *values))
-    return Table("Test accuracy along the ranks", (by, *_PATH), rows, 1, _spread_note(rows))
+    return ReportTable("Test accuracy along the ranks", (by, *_PATH), rows, 1, _spread_note(rows))
 
 
 SWEEP = {
@@ -228,7 +253,7 @@ SWEEP = {
 }
 
 
-def _sweep(found: Found) -> Table:
+def _sweep(found: Found) -> ReportTable:
     picks = found.body.get("rows") or []
     names = [name for name in SWEEP if any(pick["metrics"].get(name) is not None for pick in picks)]
     made: list[Row] = []
@@ -239,7 +264,7 @@ def _sweep(found: Found) -> Table:
         made += rows
     spreads = any(cell.spread and cell.spread.sd is not None for row in made for cell in row)
     note = f"bold is best of a rule; {ORACLE}: chosen by test rows"
-    return Table(
+    return ReportTable(
         f"Sweep {found.path.stem}: {found.body.get('configurations', 0):,} configurations",
         ("rule", "method", "hyper-parameters", *(SWEEP[name] for name in names)),
         made,
@@ -260,7 +285,7 @@ def _pick(pick: dict[str, Any], names: Sequence[str]) -> Row:
     return row
 
 
-def known_values(recipe: str, verdicts: Iterable[dict[str, Any]]) -> Table:
+def known_values(recipe: str, verdicts: Iterable[dict[str, Any]]) -> ReportTable:
     """Known values of a recipe beside measured ones."""
     rows = []
     for verdict in verdicts:
@@ -275,14 +300,14 @@ def known_values(recipe: str, verdicts: Iterable[dict[str, Any]]) -> Table:
         own = Spread(measured["mean"], measured.get("sd"), measured["n"]) if measured else None
         rows.append([*row, *cells(expected, own)])
     columns = ("what", "source", "state", "known", "measured")
-    return Table(f"Known values, recipe {recipe}", columns, rows, 3)
+    return ReportTable(f"Known values, recipe {recipe}", columns, rows, 3)
 
 
-def _pairs(sources: Sources) -> Table:
+def _pairs(sources: Sources) -> ReportTable:
     rows = []
     for path, store in sources.pairs:
         counts = [f"{count:,}" for count in (store.pairs, int(store.holdout.sum()), store.rank)]
         ends = [Spread(float(store.singular_values[i])) if store.rank else None for i in (0, -1)]
         rows.append(cells(path.stem, store.strategy, *counts, *ends))
     columns = ("pairs", "strategy", "count", "held out", "rank", "largest σ", "smallest σ")
-    return Table("Pairs", columns, rows, 2)
+    return ReportTable("Pairs", columns, rows, 2)

@@ -26,7 +26,7 @@ import numpy as np
 
 from ncm_cli.main import run
 from ncm_cli.pairs.diagnostics import unexplained
-from ncm_cli.results.pictures import Pictures, look
+from ncm_cli.results.pictures import Thumbnails, look
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.tables import read_table, write_csv
@@ -101,7 +101,8 @@ def experiment(kind: str, mnist: Path | None, seed: int, fraction: float) -> dic
         rows = read_table(folder / "data" / "pairs.csv").rows
         wrong = {(row["id_a"], row["id_b"]) for row in rows if row["wrong"] == "1"}
         shown = [
-            tuple(tile.id for tile in pair["tiles"]) for pair in look(Path(), store, [], Pictures())["pairs"]
+            tuple(tile.id for tile in pair["tiles"])
+            for pair in look(Path(), store, [], Thumbnails())["pairs"]
         ]
         flags = np.array([ids in wrong for ids in zip(store.id_a, store.id_b, strict=True)])
         suspects = [(one["id_a"], one["id_b"]) for one in store.diagnostics["suspects"]]

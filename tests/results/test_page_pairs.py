@@ -12,7 +12,7 @@ from PIL import Image
 from ncm_cli.main import run
 from ncm_cli.results import pictures as pictures_module
 from ncm_cli.results.page import Located
-from ncm_cli.results.pictures import Pictures, look
+from ncm_cli.results.pictures import Thumbnails, look
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.tables import csv_text, read_table
@@ -63,7 +63,7 @@ def test_each_suspicious_pair_says_why(pairs: Path, monkeypatch: pytest.MonkeyPa
 
     def found(budget: int = 100_000) -> dict[str, Any]:
         with FeatureStore(pairs / "f.h5") as store:
-            return look(path, made, [Located(Path(), store)], Pictures(budget=budget))
+            return look(path, made, [Located(Path(), store)], Thumbnails(budget=budget))
 
     whole = found()
     assert made.diagnostics["stand_out"] == 4 and whole["suspicious"] == 5 and whole["of"] == 41
@@ -82,7 +82,7 @@ def test_each_suspicious_pair_says_why(pairs: Path, monkeypatch: pytest.MonkeyPa
     short = found(budget=200)
     assert (len(short["pairs"]), short["more"]) == (9, 2)
     assert short["pairs"][3]["tiles"][0].why == "the page is full"
-    gone = look(path, made, [Located(Path(), why="the store isn't there")], Pictures())
+    gone = look(path, made, [Located(Path(), why="the store isn't there")], Thumbnails())
     assert gone["missing"] == "the store isn't there" and not gone["pairs"][0]["tiles"][0].src
 
 

@@ -19,7 +19,7 @@ from ncm_cli.recipes.run import run as run_recipe
 from ncm_cli.results.lines import Line, Mean, lines_of, read_sources
 from ncm_cli.results.options import ReportOptions
 from ncm_cli.results.report import report
-from ncm_cli.results.tables import Table
+from ncm_cli.results.tables import ReportTable
 from ncm_cli.store.files import HEADER, read_result, write_result
 
 from .conftest import Results
@@ -35,15 +35,15 @@ class Heard(Reporter):
         self.notes.append(message)
 
 
-def _evals(*paths: Path, reporter: Reporter = SILENT, **options: Any) -> Table:
+def _evals(*paths: Path, reporter: Reporter = SILENT, **options: Any) -> ReportTable:
     return report(ReportOptions(results=paths, **options), reporter=reporter).tables[0]
 
 
-def _names(table: Table) -> list[str]:
+def _names(table: ReportTable) -> list[str]:
     return [row[0].text for row in table.rows]
 
 
-def _accuracies(table: Table) -> list[tuple[float, float | None, int]]:
+def _accuracies(table: ReportTable) -> list[tuple[float, float | None, int]]:
     spreads = [row[3].spread for row in table.rows]
     return [(own.mean, own.sd, own.n) for own in spreads if own]
 

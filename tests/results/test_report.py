@@ -14,10 +14,10 @@ import pytest
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.main import run
 from ncm_cli.probes.metrics import wilson
-from ncm_cli.results.formats import comma_separated, latex, markdown, number, plain, tex
+from ncm_cli.results.formats import comma_separated, latex, markdown, tex
 from ncm_cli.results.options import ReportOptions
 from ncm_cli.results.report import report
-from ncm_cli.results.tables import Cell, Spread, Table
+from ncm_cli.results.tables import Cell, ReportTable, Spread, decimals
 from ncm_cli.store.files import write_result
 
 from .conftest import Results
@@ -207,7 +207,7 @@ def test_known_values_of_a_run(tmp_path: Path) -> None:
     assert table.rows[0][4].spread == Spread(0.7, 0.01, 5) and table.rows[2][4].spread is None
 
 
-TABLE = Table(
+TABLE = ReportTable(
     title="A & B_1",
     columns=("name", "50% {x}"),
     rows=(
@@ -260,14 +260,14 @@ def test_csv_has_full_precision_and_no_formulas() -> None:
     [(0.12345, "0.123"), (0.0, "0.000"), (1e-7, "1e-07"), (1.0, "1.000"), (16.0, "16"), (1234.5, "1.23e+03")],
 )
 def test_numbers(value: float, text: str) -> None:
-    assert number(value) == text
+    assert decimals(value) == text
 
 
 def test_ends_of_intervals_have_the_decimals_of_their_number() -> None:
     def shown(*values: float | None) -> str:
         mean, sd, low, high = values
         assert mean is not None
-        return plain(Cell(spread=Spread(mean, sd, low=low, high=high)))
+        return Cell(spread=Spread(mean, sd, low=low, high=high)).as_text()
 
     assert shown(0.004, None, 0.000745, 0.024) == "0.004 [0.001, 0.024]"
     assert shown(0.0, None, 0.0, 0.0004) == "0.000 [0.000, <0.001]"
