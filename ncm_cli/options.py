@@ -77,9 +77,12 @@ def parse_where(text: str) -> tuple[Term, ...]:
     return tuple(terms)
 
 
-def where_text(column: str, *values: str) -> str:
-    """The row filter of a column's values, quoted where need be."""
-    return f"{_item(column)}={'|'.join(map(_item, values))}"
+def where_text(column: str, *values: str, negated: bool = False) -> str:
+    """The row filter of a column's values, names quoted where the filter needs it.
+
+    In a message that suggests it to a user, `shlex.quote` keeps its ``&`` and ``|`` from the shell.
+    """
+    return f"{_item(column)}{'!' * negated}={'|'.join(map(_item, values))}"
 
 
 def _item(text: str) -> str:

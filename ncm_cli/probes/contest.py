@@ -134,7 +134,7 @@ def resolve_rule(asked: str | None, problem: Problem, several: bool) -> tuple[st
                 "several combinations of rank and weight decay, and nothing to choose by",
                 where=problem.options.features,
                 found="no validation rows",
-                fix=f"name some with --val W, such as --val '{problem.roles.unused}', "
+                fix=f"name some with --val W, such as --val {problem.roles.unused}, "
                 "or say one --rank and one --weight-decay",
             )
     if asked is not None and asked != "bound":

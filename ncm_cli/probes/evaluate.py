@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from ncm_cli.blocks import Features
 from ncm_cli.errors import InputError, MismatchError, NcmError, listing
-from ncm_cli.options import as_json
+from ncm_cli.options import as_json, where_text
 from ncm_cli.probes import metrics
 from ncm_cli.probes.options import EvalOptions
 from ncm_cli.progress import SILENT, Reporter
@@ -229,13 +230,16 @@ def _strangers(
 ) -> InputError:
     counts = np.bincount(column.codes[rows], minlength=len(column.categories))
     found = {category: n for category, n in zip(column.categories, counts, strict=True) if n}
-    few = f"leave them out: --where '{column.name}!={'|'.join(found)}'"
+    fix = "fit with rows of these classes, or embed without them"
+    if len(found) <= 12:
+        others = where_text(column.name, *found, negated=True)
+        fix = f"leave them out: --where {shlex.quote(others)}"
     return InputError(
         f"rows of {column.name!r} whose class {name} has never seen",
         where=store.path,
         found=listing(f"{category} ({n} rows)" for category, n in found.items()),
         expected=f"one of: {listing(probe.classes)}",
-        fix=few if len(found) <= 12 else "fit with rows of these classes, or embed without them",
+        fix=fix,
     )
 
 

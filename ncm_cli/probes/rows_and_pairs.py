@@ -7,6 +7,7 @@ fit, or what a fold leaves.
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,7 +65,7 @@ class Roles:
     rows: dict[Role, Mask]
     """What they select, (N,)."""
     unused: str = ""
-    """A filter of rows that have no part to play, for hints."""
+    """A filter of rows that are neither training, validation nor test rows, quoted for a shell; for hints."""
 
     @property
     def apart(self) -> Mask:
@@ -429,15 +430,16 @@ def _roles(store: FeatureRows, options: FitOptions, oracle: bool, apart: bool, r
             "nothing says which rows to train on",
             where=store.path,
             found=unrecognised(store, ["train"]) or f"no split column; columns: {listing(store.columns)}",
-            fix=f"--train W and --val W, such as --train '{unused_filter(store, nobody)}'; or embed a table "
+            fix=f"--train W and --val W, such as --train {unused_filter(store, nobody)}; or embed a table "
             "with a split column, as ncm data folder writes it",
         )
     rows = {role: nobody if text is None else _selected(store, text) for role, text in where.items()}
     if oracle and options.test is None:
-        example = where["test"] or unused_filter(store, rows["train"])
+        test = where["test"]
+        example = shlex.quote(test) if test else unused_filter(store, rows["train"])
         raise InputError(
             "--select oracle needs test rows to look at",
-            fix=f"--test '{example}', or a rule that needs no test domain: --select bound",
+            fix=f"--test {example}, or a rule that needs no test domain: --select bound",
         )
     _refuse_shared(store, rows, "val", "train")
     _refuse_shared(store, rows, "val", "test")
@@ -452,7 +454,7 @@ def _roles(store: FeatureRows, options: FitOptions, oracle: bool, apart: bool, r
         unused = unused_filter(store, np.any(list(rows.values()), axis=0))
     if what:
         say = reporter.warn if None in split_values(store).values() else reporter.note
-        say(f"{what}: nothing is kept apart as test rows; --test W names them: --test '{unused}'")
+        say(f"{what}: nothing is kept apart as test rows; --test W names them: --test {unused}")
     return Roles(where=where, rows=rows, unused=unused)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from collections.abc import Sequence
 
 import numpy as np
@@ -41,7 +42,8 @@ class Column:
             if value not in self.categories:
                 error = unknown(f"value in column {self.name!r}", value, self.categories, where=where)
                 if {*parse_names(value)} <= {*self.categories}:
-                    error.fix = where_text(term.column, *parse_names(value))
+                    meant = where_text(term.column, *parse_names(value), negated=term.negated)
+                    error.fix = shlex.quote(meant)
                 raise error
         wanted = [self.categories.index(value) for value in term.values]
         return np.isin(self.codes, wanted, invert=term.negated)

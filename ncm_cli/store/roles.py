@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import math
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -192,14 +193,14 @@ def split_filter(store: FeatureRows, role: Role) -> str | None:
 
 
 def unused_filter(store: FeatureRows, used: NDArray[np.bool_]) -> str:
-    """A filter of some of the rows that aren't ``used`` (N,), by the split column if it can be; for hints."""
+    """A filter of rows that aren't ``used`` (N,), if possible by the split column; quoted for a shell."""
     split = split_column(store)
     for column in [split] if split else store.columns.values():
         if isinstance(column, Column) and column.name != store.label_column:
             taken = np.bincount(column.codes[used & (column.codes >= 0)], minlength=len(column.categories))
             for (value, rows), own in zip(column.counts().items(), taken, strict=True):
                 if 0 < rows < store.rows and not own:
-                    return where_text(column.name, value)
+                    return shlex.quote(where_text(column.name, value))
     return "COLUMN=VALUE"
 
 

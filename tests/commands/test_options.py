@@ -249,5 +249,5 @@ def test_what_was_meant_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert made_from(options_of("predict"), {"probe": "p", "source": "x", "output": "-"}).output == Path("-")
     column = Column("domain", np.zeros(1, np.int32), ("cartoon", "photo"))
     (term,) = parse_where("domain=photo,cartoon")
-    with pytest.raises(InputError, match=r"try: domain=photo\|cartoon"):
+    with pytest.raises(InputError, match=r"try: 'domain=photo\|cartoon'"):
         column.matches(term, tmp_path)

@@ -15,7 +15,7 @@ import pytest
 
 from ncm_cli.console import scree
 from ncm_cli.main import run
-from ncm_cli.pairs import pairs as made
+from ncm_cli.pairs import diagnostics
 from ncm_cli.pairs.diagnostics import unexplained
 from ncm_cli.pairs.members import repeated
 from ncm_cli.store.pairs import read_pairs
@@ -128,7 +128,7 @@ def test_shares_are_those_of_the_likeliest_floor(
 ) -> None:
     from scipy.stats import multivariate_normal
 
-    monkeypatch.setattr(made, "PASSES", 1)
+    monkeypatch.setattr(diagnostics, "PASSES", 1)
     d, k = shape
     rng = np.random.default_rng(k)
     delta = rng.normal(size=(d, 5)) @ rng.normal(size=(5, k)) + 0.3 * rng.normal(size=shape)
@@ -136,7 +136,7 @@ def test_shares_are_those_of_the_likeliest_floor(
     fold = np.empty(k, int)
     fold[np.random.default_rng(0).permutation(k)] = np.arange(k) % 5
     found = {}
-    for floor in made.FLOORS:
+    for floor in diagnostics.FLOORS:
         share, likely = np.empty(k), 0.0
         for number in range(5):
             others = unit[:, fold != number]

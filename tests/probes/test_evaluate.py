@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -276,6 +277,24 @@ def test_labels_that_the_probe_has_never_seen(birds: tuple[Path, Path], tmp_path
     assert "owl (2 rows)" in str(caught.value) and "--where 'label!=owl'" in str(caught.value)
     body, _ = _eval(birds[0], store, where="label!=owl")
     assert body["n"] == 2
+
+
+def test_a_suggested_filter_can_be_pasted_into_a_shell(birds: tuple[Path, Path], tmp_path: Path) -> None:
+    strange = ["owl's", "a|b", "x & y", "cat"]
+    store = _store(tmp_path / "f.h5", np.ones((4, 3)), label=strange)
+    with pytest.raises(InputError, match="never seen") as caught:
+        _eval(birds[0], store)
+    *_, where = shlex.split(str(caught.value.fix))
+    assert _eval(birds[0], store, where=where)[0]["n"] == 1
+    for given, meant in (
+        ("label=cat,owl's", [True, False, False, True]),
+        ("label!=cat,owl's", [False, True, True, False]),
+    ):
+        with FeatureStore(store) as opened:
+            with pytest.raises(InputError, match="no value in column 'label'") as caught:
+                opened.mask(given)
+            (where,) = shlex.split(str(caught.value.fix))
+            assert opened.mask(where).tolist() == meant
 
 
 def test_rows_without_an_answer_are_left_out_and_counted(birds: tuple[Path, Path], tmp_path: Path) -> None:

@@ -98,11 +98,11 @@ def test_a_split_of_digits_is_said_by_pairs_and_refused_by_fit(world: Any) -> No
     with pytest.raises(InputError, match="which rows to train on") as refused:
         world.fit(features, pairs=world.folder / "pairs.h5")
     assert "'0', '1', '2'" in str(refused.value)
-    assert "--train 'split=0'" in str(refused.value), "a hint names a value of this store"
+    assert "--train split=0;" in str(refused.value), "a hint names a value of this store"
     _, report = world.fit(features, train="split=0", val="split=1", pairs=world.folder / "pairs.h5", rank="1")
     assert report["train_rows"] == 90
     said = next(text for text in world.heard.warnings if "can be recognised" in text)
-    assert "--test 'split=2'" in said, "of the rows that are neither training nor validation rows"
+    assert "--test split=2" in said, "of the rows that are neither training nor validation rows"
     probe, _ = world.fit(
         features,
         train="split=0",
@@ -138,7 +138,7 @@ def test_missing_validation_rows_are_asked_for_by_a_name_that_is_there(
 ) -> None:
     features = world.store(split=["check" if s == "val" else s for s in world.columns["split"]])
     assert run(["fit", "-f", str(features), "-o", str(world.folder / "p")]) == 3
-    assert "--val 'split=check'" in capsys.readouterr().err
+    assert "--val split=check," in capsys.readouterr().err
 
 
 def test_a_store_whose_splits_are_all_known_warns_of_nothing(world: Any) -> None:
