@@ -126,7 +126,7 @@ def html(found: Any) -> str:
         with suppress(LookupError, TypeError, ValueError):  # another version's, which says less
             text = _printed(show, found)
     if not text:
-        known = found if isinstance(found, Result) else info.file_facts(found)
+        known = found if isinstance(found, Result) else info.contents_of(found)
         name = getattr(found, "kind", type(found).__name__)
         head = {"format": name, "path": str(getattr(found, "path", "")), "failed": ()}
         known = {"names": list(found)} if isinstance(found, Result) and found.kind in SCHEMAS else known

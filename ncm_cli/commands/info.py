@@ -62,20 +62,20 @@ def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
             if options.verify:
                 with ui.reporter.task("verifying", total=store.rows, unit="rows") as task:
                     store.verify(task.advance)
-            facts = file_facts(store)
+            facts = contents_of(store)
     elif kind == "checkpoint":
         facts = {"format": TUNED, **tuned_facts(path)}
         if options.verify:
             _verify_checkpoint(path, tuned_facts(path))
     elif kind == "probe":
         own = probe.read_probe(path)
-        facts = file_facts(own)
+        facts = contents_of(own)
         if options.export is not None and options.output is not None:
             probe.EXPORTERS[options.export](options.output, own)
     elif kind == "pairs":
-        facts = file_facts(pairs.read_pairs(path))
+        facts = contents_of(pairs.read_pairs(path))
     elif kind == "sweep":
-        facts = file_facts(read_sweep(path))
+        facts = contents_of(read_sweep(path))
     elif kind == "journal":
         found = journal.read_facts(path)
         names = ("output", "rows", "dim", "damaged", "shards", "key", "content_sha256", "ncm_version")
@@ -117,7 +117,7 @@ def _attributes(found: Any, names: str) -> dict[str, Any]:
     return {name: getattr(found, name) for name in names.split()}
 
 
-def file_facts(found: FeatureStore | pairs.PairStore | probe.Probe | SweepTable) -> dict[str, Any]:
+def contents_of(found: FeatureStore | pairs.PairStore | probe.Probe | SweepTable) -> dict[str, Any]:
     """What is told of an open store, a probe or a sweep's table, beside the file."""
     if isinstance(found, SweepTable):
         methods = {name: found.method.count(name) for name in dict.fromkeys(found.method)}

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli.pairs.members import Members, Rows, repeated
-from ncm_cli.solvers.projection import Spectrum
 from ncm_cli.progress import Reporter
+from ncm_cli.solvers.projection import Spectrum
 from ncm_cli.store.columns import Column
 
 Array = NDArray[np.float64]
