@@ -5,7 +5,6 @@ The Python API is imported lazily, so that ``import ncm_cli`` stays cheap.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,8 +40,9 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'ncm_cli' has no attribute {name!r}")
-    home = _HOMES.get(name, "probes.estimator")
-    return getattr(importlib.import_module(f"ncm_cli.{home}"), name)
+    from ncm_cli.registry import at_address
+
+    return at_address(f"{_HOMES.get(name, 'probes.estimator')}:{name}")
 
 
 def __dir__() -> list[str]:

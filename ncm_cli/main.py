@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import importlib
 import inspect
 import io
 import mmap
@@ -20,8 +19,8 @@ import typer
 
 from ncm_cli import __version__
 from ncm_cli.errors import NcmError, UsageError
-from ncm_cli.options import Field, fields_of, made_from
-from ncm_cli.registry import BUILDERS, COMMANDS, TOPICS, Command, examples_of, options_of, work_of
+from ncm_cli.options import Field, fields_of
+from ncm_cli.registry import BUILDERS, COMMANDS, TOPICS, Command, examples_of, options_of, screen_of, work_of
 
 PICTURE = r"""
   images ──▶ ncm embed ──▶ features.h5 ──▶ ncm pairs ──▶ pairs.h5
@@ -135,22 +134,21 @@ def _add(app: typer.Typer, name: str, command: Command, options: type, module: s
 
     def invoke(**values: Any) -> None:
         from ncm_cli.console import Ui
-        from ncm_cli.store.outputs import refuse_other_outputs
+        from ncm_cli.given import options_from
 
         _require_memory()
         ui = Ui(quiet=values.pop("quiet"), verbose=values.pop("verbose"), json=values.pop("json_", False))
-        made = made_from(options, values)
-        refuse_other_outputs(made)
-        own = importlib.import_module(f"ncm_cli.commands.{module}")
-        if hasattr(own, "run"):
-            if code := own.run(made, ui):
+        checked = options_from(options, values)
+        screen = screen_of(module)
+        if hasattr(screen, "run"):
+            if code := screen.run(checked, ui):
                 raise typer.Exit(code)
             return
-        found = work_of(module)(made, reporter=ui.reporter)
+        result = work_of(module)(checked, reporter=ui.reporter)
         if ui.json:
-            ui.result(found)
+            ui.result(result)
         else:
-            own.show(found, ui)
+            screen.show(result, ui)
 
     parameters = [*map(_parameter, fields), *_shared(command.json)]
     invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

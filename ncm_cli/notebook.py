@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from html import escape
@@ -14,14 +13,14 @@ from ncm_cli.baselines.choice import SweepTable, read_sweep
 from ncm_cli.commands import info
 from ncm_cli.console import Ui
 from ncm_cli.errors import InputError, UsageError, listing, unknown
+from ncm_cli.given import options_from
 from ncm_cli.images.weights import tuned_facts
-from ncm_cli.options import fields_of, made_from
+from ncm_cli.options import fields_of
 from ncm_cli.progress import SILENT
-from ncm_cli.registry import BUILDERS, STEPS, options_of, work_of
+from ncm_cli.registry import BUILDERS, STEPS, options_of, screen_of, work_of
 from ncm_cli.store import recognise
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import jsonable, read_json, read_result
-from ncm_cli.store.outputs import refuse_other_outputs
 from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import Probe, read_probe
 from ncm_cli.store.result_record import SCHEMAS
@@ -112,17 +111,15 @@ def run(command: str, /, **given: Any) -> Result:
             raise unknown("option", name, fields, where=command, error=UsageError)
     if missing := [name for name, field in fields.items() if field.required and given.get(name) is None]:
         raise UsageError(f"{command} needs {listing(missing)}")
-    made = made_from(options, given)
-    refuse_other_outputs(made)
-    done = work_of(step)(made, reporter=Ui().reporter)
-    return Result(jsonable(done), step)
+    result = work_of(step)(options_from(options, given), reporter=Ui().reporter)
+    return Result(jsonable(result), step)
 
 
 def html(found: Any) -> str:
     """A store, a probe, a sweep's table or a result as the tables that a terminal shows of it."""
     text = ""
     if isinstance(found, Result) and found.kind in SHOWN:
-        show = importlib.import_module(f"ncm_cli.commands.{found.kind}").show
+        show = screen_of(found.kind).show
         with suppress(LookupError, TypeError, ValueError):  # another version's, which says less
             text = _printed(show, found)
     if not text:

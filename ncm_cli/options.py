@@ -12,7 +12,6 @@ import errno
 import functools
 import json
 import math
-import numbers
 import operator
 import os
 import re
@@ -303,6 +302,15 @@ class Field:
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
 
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is an output that is a folder."""
+        return self.spec.role == "output" and not self.spec.writes
+
+    def all_files(self, output: Path) -> tuple[Path, ...]:
+        """All files that are written where ``output`` is named."""
+        return self.spec.files(output) if self.spec.files else (output,)
+
 
 def fields_of(options: type) -> tuple[Field, ...]:
     """The fields of an options class, in order."""
@@ -321,39 +329,6 @@ def _fields_of(options: Any) -> tuple[Field, ...]:
         kind = arguments[0] if arguments else kind
         found.append(Field(field.name, field.metadata["spec"], kind, optional, repeated, field.default))
     return tuple(found)
-
-
-TAKES: dict[type, tuple[Any, str]] = {
-    float: (numbers.Real, "a number"),
-    int: (numbers.Integral, "a whole number"),
-    bool: (bool, "True or False"),
-    Path: (str | os.PathLike, "the path of a file or folder"),
-}
-
-
-def made_from(options: type, given: Mapping[str, Any]) -> Any:
-    """The options of a command with what a command line or Python gives; None is what isn't given.
-
-    Raises `UsageError` for values that they don't take, and for an output that would replace an input.
-    """
-    fields = [field for field in fields_of(options) if given.get(field.name) not in (None, [])]
-    made = check(options(**{field.name: _taken(field, given[field.name]) for field in fields}))
-    refuse_replacing(made)
-    return made
-
-
-def _taken(field: Field, value: Any) -> Any:
-    """A value as the option's field has it; of several where it takes one, the text between commas."""
-    items = list(value) if isinstance(value, list | tuple) else [value]
-    wanted, words = TAKES.get(field.type, (object, ""))
-    if not all(isinstance(item, wanted) for item in items):
-        raise UsageError(f"{field.name} takes {words}", found=repr(value))
-    made = [at_home(field, field.type(item)) for item in items]
-    for path in made if field.type is Path else ():
-        possible(path)
-    if field.repeated:
-        return tuple(made)
-    return made[0] if len(made) == 1 else (";" if field.spec.joined else ",").join(map(str, made))
 
 
 def possible(path: Path | str, error: type[NcmError] = UsageError) -> Path:
@@ -419,33 +394,6 @@ def check(options: Any) -> Any:
     for error in refusals(options):
         raise error
     return options
-
-
-def refuse_replacing(options: Any) -> None:
-    """A `UsageError` if a file that is to be written is one that is read, or written twice."""
-    fields = fields_of(type(options))
-    named: dict[Path, str] = {}
-    for field in fields:
-        value = getattr(options, field.name) if field.spec.role == "output" else None
-        if (
-            isinstance(value, Path)
-            and (other := named.setdefault(value.absolute(), field.flag)) != field.flag
-        ):
-            raise UsageError(f"{other} and {field.flag} name one file", where=value, fix="name two")
-    written = [path for field in fields if field.spec.role == "output" for path in _files(options, field)]
-    for field in fields:
-        read = _files(options, field) if field.spec.role in ("input", "name-or-input") else []
-        for output in written:
-            if any(path.samefile(output) for path in read):
-                name = field.spec.metavar or field.name.upper() if field.spec.positional else field.flag
-                raise UsageError(f"the output would replace {name}", where=output, fix="name another file")
-
-
-def _files(options: Any, field: Field) -> list[Path]:
-    """The files there are among the paths in one field."""
-    value = getattr(options, field.name)
-    paths = [Path(item) for item in (value if field.repeated else (value,)) if item]
-    return [path for path in paths if is_file(path)]
 
 
 def is_file(path: Path) -> bool:

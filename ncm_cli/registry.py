@@ -7,6 +7,7 @@ import importlib
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 
@@ -163,7 +164,7 @@ STEPS = tuple(name for name, command in COMMANDS.items() if command.work)
 def options_of(words: str) -> type:
     """The options class of a command line's first words: ``fit``, ``data digits``."""
     name, _, builder = words.partition(" ")
-    made: type = _load((BUILDERS[builder] if builder else COMMANDS[name]).options)
+    made: type = at_address((BUILDERS[builder] if builder else COMMANDS[name]).options)
     return made
 
 
@@ -181,15 +182,23 @@ def examples_of(words: str) -> str:
 
 def work_of(name: str) -> Callable[..., Any]:
     """The function that does a step, ``work(options, *, reporter)``."""
-    return _load(COMMANDS[name].work)
+    return at_address(COMMANDS[name].work)
+
+
+def screen_of(name: str) -> ModuleType:
+    """The module that shows a command: ``show(result, ui)``, or ``run(options, ui)`` in place of its work."""
+    return importlib.import_module(f"ncm_cli.commands.{name}")
 
 
 def builder_of(options: Any) -> tuple[str, Callable[..., Any]]:
     """The name and the function ``build(options, folder, reporter)`` of the builder with these options."""
     every = BUILDERS.items()
-    return next((name, _load(one.work)) for name, one in every if type(options) is _load(one.options))
+    return next(
+        (name, at_address(one.work)) for name, one in every if type(options) is at_address(one.options)
+    )
 
 
-def _load(address: str | None) -> Any:
+def at_address(address: str | None) -> Any:
+    """What ``module:name`` is, the module below ``ncm_cli``."""
     module, _, name = (address or "").partition(":")
     return getattr(importlib.import_module(f"ncm_cli.{module}"), name)

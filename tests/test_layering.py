@@ -21,6 +21,7 @@ LEVELS = {
     "registry": 1,
     "blocks": 1,
     "store": 2,
+    "given": 3,
     "solvers": 3,
     "datasets": 4,
     "images": 4,

@@ -103,7 +103,7 @@ def _where_files_are(report: RunReport) -> str:
     lines = [f"files in {recipe.out}:"]
     steps: dict[str, list[str]] = {}
     for job in recipe.jobs:
-        steps.setdefault(job.step, []).extend(map(recipe.name_of, job.named))
+        steps.setdefault(job.step, []).extend(map(recipe.name_of, job.outputs.values()))
     for step, names in ((step, names) for step, names in steps.items() if names):
         more = f" ... {names[-1]} ({len(names)})" if len(names) > 1 else ""
         lines.append(f"  {step}: {names[0]}{more}")

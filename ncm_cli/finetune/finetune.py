@@ -23,7 +23,7 @@ from ncm_cli.finetune.train import Epoch, Training, config_of, picks, request_of
 from ncm_cli.images.encoder import EncoderRequest, load_encoder, request_key, start_loading
 from ncm_cli.images.network import TorchEncoder
 from ncm_cli.images.weights import tuned_facts, write_tuned
-from ncm_cli.options import as_json, check, parse_workers, refuse_replacing
+from ncm_cli.options import as_json, check, parse_workers
 from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.fit import flags_of, probe_of
 from ncm_cli.probes.options import EvalOptions, FitOptions
@@ -44,6 +44,7 @@ from ncm_cli.store.files import (
     write_result,
     writer_lock,
 )
+from ncm_cli.store.outputs import refuse_replacing
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import Probe, read_probe, record_ids, write_probe
 from ncm_cli.store.roles import Role

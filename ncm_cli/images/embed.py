@@ -40,12 +40,12 @@ from ncm_cli.images.options import (
 from ncm_cli.images.paths import is_remote
 from ncm_cli.images.reading import read_image
 from ncm_cli.images.rows import DONE, OLD, OTHER, RowPlan, Tally, faults, gathered, make_features
-from ncm_cli.options import as_json, check, parse_batch_size, parse_workers, refuse_replacing
+from ncm_cli.options import as_json, check, parse_batch_size, parse_workers
 from ncm_cli.progress import SILENT, Reporter, Task
 from ncm_cli.store.columns import FailedRow, Files
 from ncm_cli.store.digests import canonical_json, differing_fields, digest_of, fingerprint
 from ncm_cli.store.features import FeatureStore, write_features
-from ncm_cli.store.files import BusyError, remove_leftovers, sha256_file, writer_lock
+from ncm_cli.store.files import BusyError, refuse_no_file, remove_leftovers, sha256_file, writer_lock
 from ncm_cli.store.journal import (
     Journal,
     journal_folder,
@@ -55,6 +55,7 @@ from ncm_cli.store.journal import (
     refuse_busy_parts,
     write_part,
 )
+from ncm_cli.store.outputs import refuse_replacing
 
 if TYPE_CHECKING:
     from ncm_cli.images.arrays import ArraySource
@@ -141,8 +142,7 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
     root = options.root
     if not (root is None or is_remote(as_written(root)) or root.is_dir()):
         raise InputError("no such folder", where=f"--root {root}")
-    if output.is_dir():
-        raise InputError("the output is a folder", where=output, fix=f"-o {output / 'features.h5'}")
+    refuse_no_file(output)
     refuse_replacing(options)
     with reporter.task(
         f"reading {as_written(options.source)}", unit="images"

@@ -184,7 +184,7 @@ class State:
             value = None if field.name in job.inputs else getattr(job.options, field.name)
             if field.name in job.outputs:
                 # Relative to the run's folder: a run that is moved stays up to date.
-                value = [self._name(path) for path in job.outputs[field.name]]
+                value = [self._name(job.outputs[field.name])]
             if (job.kind, field.name) not in NEUTRAL:
                 values[field.name] = value
         body = {"kind": job.kind, "builder": job.builder, "values": values, "formats": _formats()}

@@ -23,6 +23,7 @@ from ncm_cli.recipes.steps import REPORT, Job
 from ncm_cli.registry import work_of
 from ncm_cli.results.lines import SEED, WHERE, Facts, Made, Mean, by, facts_of, repetitions
 from ncm_cli.store.files import read_result, relative, write_result, writer_lock
+from ncm_cli.store.outputs import refuse_no_folder
 from ncm_cli.store.probe import read_probe
 
 REPRODUCED, MISSED, NOT_RUN = "reproduced", "missed", "not run"
@@ -128,31 +129,31 @@ def _measurements(recipe: Recipe) -> Iterator[CellResult]:
     makers = {path: job for job in recipe.jobs for path in job.written}
     run = (recipe.out, {recipe.name_of(path): (job.step, job.cell) for path, job in makers.items()})
     for job in recipe.jobs:
-        for path in job.outputs.get("output", ()):
-            if job.kind in ("sweep", "finetune") and path.with_suffix(".json").is_file():
-                yield from _picked(job, path.with_suffix(".json"), run)
-            elif job.kind in ("eval", "bound") and path.is_file():
-                (probe,) = job.inputs["probe"]
-                body = read_result(path)
-                known = dict(body["probe"])
-                if "selection" not in known and probe.is_file():
-                    known["selection"] = (read_probe(probe).meta.get("selection") or {}).get("rule")
-                names = {
-                    "step": makers[probe].step if probe in makers else job.step,
-                    "method": str(known.get("method") or ""),
-                    "rule": known.get("selection"),
-                    WHERE: _tidy(getattr(job.options, "where", None) or ""),
-                }
-                yield CellResult(
-                    kind=job.kind,
-                    rank=known.get("rank"),
-                    cell=job.cell,
-                    metrics=body,
-                    grouped=bool(getattr(job.options, "groups", None)),
-                    facts=_with_names(facts_of(path, body, run=run), names),
-                    oracle=bool(body.get("oracle")),
-                    seen=sum((body.get("overlap") or {}).values()),
-                )
+        path = job.outputs.get("output")
+        if path and job.kind in ("sweep", "finetune") and path.with_suffix(".json").is_file():
+            yield from _picked(job, path.with_suffix(".json"), run)
+        elif path and job.kind in ("eval", "bound") and path.is_file():
+            (probe,) = job.inputs["probe"]
+            body = read_result(path)
+            known = dict(body["probe"])
+            if "selection" not in known and probe.is_file():
+                known["selection"] = (read_probe(probe).meta.get("selection") or {}).get("rule")
+            names = {
+                "step": makers[probe].step if probe in makers else job.step,
+                "method": str(known.get("method") or ""),
+                "rule": known.get("selection"),
+                WHERE: _tidy(getattr(job.options, "where", None) or ""),
+            }
+            yield CellResult(
+                kind=job.kind,
+                rank=known.get("rank"),
+                cell=job.cell,
+                metrics=body,
+                grouped=bool(getattr(job.options, "groups", None)),
+                facts=_with_names(facts_of(path, body, run=run), names),
+                oracle=bool(body.get("oracle")),
+                seen=sum((body.get("overlap") or {}).values()),
+            )
 
 
 def _picked(job: Job, path: Path, run: tuple[Path, Made]) -> Iterator[CellResult]:
@@ -373,8 +374,7 @@ def run(
     """
     jobs = selected_jobs(recipe, only)
     start = time.monotonic()
-    if recipe.out.exists() and not recipe.out.is_dir():
-        raise InputError("a file where the run's folder should go", where=recipe.out, fix="another --out")
+    refuse_no_folder(recipe.out)
     recipe.out.mkdir(parents=True, exist_ok=True)
     ran, skipped = list[str](), list[str]()
     code = 0
@@ -448,7 +448,7 @@ def _refreshed(
     # Its own shortcut takes an image of the same size and time for unchanged.
     more = {"verify": True} if job.kind == "embed" else {}
     state.starting(job)
-    for path in job.named:
+    for path in job.outputs.values():
         path.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     report = work_of(job.kind)(options, reporter=reporter, **more)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fnmatch
-import functools
+import itertools
 import json
 import os.path
 import re
@@ -25,7 +25,7 @@ from ncm_cli.recipes.document import NUMBER, Mistakes, Node, Variables, scalar_v
 from ncm_cli.registry import BUILDERS, STEPS, options_of
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import relative
-from ncm_cli.store.outputs import STDOUT
+from ncm_cli.store.outputs import STDOUT, check_place
 from ncm_cli.store.tables import read_header
 
 REPORT, STATE = "report.json", ".ncm-run.json"
@@ -41,18 +41,6 @@ MOST_JOBS = 20_000
 
 _PAIRS = ("id_a", "id_b")
 _EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
-
-
-@functools.cache
-def _files_by(kind: str) -> Callable[[Path], tuple[Path, ...]] | None:
-    """How a step names all its files of one ``output``; None for one that writes that alone."""
-    fields = fields_of(options_of(kind)) if kind in STEPS and kind != "data" else ()
-    return next((field.spec.files for field in fields if field.spec.files), None)
-
-
-def _files_of(kind: str, path: Path) -> tuple[Path, ...]:
-    by = _files_by(kind)
-    return by(path) if by else (path,)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,23 +59,15 @@ class Job:
     """The options dataclass of the subcommand, with usable paths."""
     inputs: dict[str, tuple[Path, ...]] = dataclasses.field(default_factory=dict)
     """Files and folders that are read, absolute, by option."""
-    outputs: dict[str, tuple[Path, ...]] = dataclasses.field(default_factory=dict)
-    """Files and folders that are written, absolute, by option."""
+    outputs: dict[str, Path] = dataclasses.field(default_factory=dict)
+    """The file or folder that an option names to be written, absolute."""
+    written: tuple[Path, ...] = ()
+    """Every file and folder that it writes; beside the table of a sweep others of its name."""
 
     @property
     def read(self) -> list[Path]:
         """Every file and folder that is read."""
         return [path for paths in self.inputs.values() for path in paths]
-
-    @property
-    def named(self) -> list[Path]:
-        """Every file and folder that its options name to be written."""
-        return [path for paths in self.outputs.values() for path in paths]
-
-    @property
-    def written(self) -> list[Path]:
-        """Every file and folder that it writes; beside the table of a sweep others of its name."""
-        return [one for path in self.named for one in _files_of(self.kind, path)]
 
     @property
     def title(self) -> str:
@@ -164,7 +144,7 @@ def _checked(field: Field, node: Node, path: str, path_of: Callable[[Field, Node
     return value
 
 
-def _said(error: UsageError) -> str:
+def _said(error: NcmError) -> str:
     details = "; ".join(f"{label}: {text}" for label, text in error.lines())
     return f"{error.what} ({details})" if details else error.what
 
@@ -311,8 +291,11 @@ class Steps:
                     line = filled.keys.get("builder", node.line)
                     self._mistakes.unknown(line, f"{path}.data.builder", "builder", builder, BUILDERS)
             texts = {name: value.text for name, value in cell.items()}
-            outputs = self._outputs(filled, taken)
-            job = Job(step=name, kind=kind, builder=builder, cell=texts, outputs=outputs)
+            fields = fields_of(taken or options_of("eval"))  # of a step that isn't known, its output counts
+            outputs = self._outputs(filled, fields)
+            written = (field.all_files(outputs[field.name]) for field in fields if field.name in outputs)
+            facts = {"step": name, "kind": kind, "builder": builder, "cell": texts}
+            job = Job(**facts, outputs=outputs, written=tuple(itertools.chain(*written)))
             self._drafts.append(_Draft(job, taken, filled, options, f"{path}.{kind}"))
 
     def _step_name(self, node: Node | None, kind: str, path: str) -> str:
@@ -330,22 +313,23 @@ class Steps:
             self._mistakes.add(node.line, f"{path}.name", what)
         return node.text
 
-    def _outputs(self, options: Node, taken: type | None) -> dict[str, tuple[Path, ...]]:
-        """What a step writes, by option; of one that isn't known, what looks like it."""
-        fields = fields_of(taken) if taken else ()
-        roles = {field.name for field in fields if field.spec.role == "output"} if taken else {"output"}
+    def _outputs(self, options: Node, fields: Iterable[Field]) -> dict[str, Path]:
+        """What a step writes, by option."""
+        named = {field.name: options.value.get(field.name) for field in fields if field.spec.role == "output"}
         return {
-            name: (self._in_out(node),)
-            for name, node in options.value.items()
-            if name in roles and node.is_scalar and Path(node.text) != STDOUT
+            name: self._in_out(node)
+            for name, node in named.items()
+            if node is not None and node.is_scalar and Path(node.text) != STDOUT
         }
 
     def _claim(self, number: int, draft: _Draft) -> None:
         """Note what a draft writes, which no draft before it may."""
-        for name, (named,) in draft.job.outputs.items() if draft.kind else ():
-            writers = ((path, self._writer(path)) for path in _files_of(draft.job.kind, named))
+        for field in fields_of(draft.kind) if draft.kind else ():
+            if (named := draft.job.outputs.get(name := field.name)) is None:
+                continue
+            writers = ((path, self._writer(path)) for path in field.all_files(named))
             taken = [(path, self._drafts[other]) for path, other in writers if other is not None]
-            what = self._misplaced(named)
+            what = self._misplaced(field, named)
             if taken and not what:
                 path, other = taken[0]
                 what = f"{self._shown(path)} is {self._why_taken(draft, name, other)}"
@@ -361,14 +345,18 @@ class Steps:
         around = (self._writers[one] for one in (path, *path.parents) if one in self._writers)
         return next(around, self._around.get(path))
 
-    def _misplaced(self, path: Path) -> str:
+    def _misplaced(self, field: Field, path: Path) -> str:
         """Why nothing may be written to a path; empty where it may."""
         own = [self._out / name for name in (REPORT, STATE)]
         if self._out.is_relative_to(path) or any(path.is_relative_to(file) for file in own):
             return f"{self._shown(path)} is the run's own"
-        if self._allow_outside or path.is_relative_to(self._out):
-            return ""
-        return f"{self._shown(path)} is outside the run's folder; ncm run --allow-outside writes there"
+        if not (self._allow_outside or path.is_relative_to(self._out)):
+            return f"{self._shown(path)} is outside the run's folder; ncm run --allow-outside writes there"
+        try:
+            check_place(field, path)
+        except NcmError as error:
+            return _said(error)
+        return ""
 
     def _why_taken(self, draft: _Draft, name: str, other: _Draft) -> str:
         """What is wrong where an option names what another draft writes."""
@@ -473,7 +461,7 @@ class Steps:
         val, test = (getattr(job.options, name, None) for name in ("val", "test"))
         if job.kind in ("fit", "sweep", "finetune") and val and val.split() == (test or "split=test").split():
             self._mistakes.add(*place("val"), f"the validation rows are the test rows: {val}")
-        for output in job.outputs.get("output", ()):
+        if output := job.outputs.get("output"):
             if job.kind == "data":
                 self._known.update({output / name: found for name, found in built_columns(job).items()})
             elif job.kind == "embed":

@@ -16,7 +16,6 @@ import dataclasses
 import datetime
 import errno
 import hashlib
-import importlib
 import json
 import math
 import os
@@ -32,6 +31,7 @@ from typing import Any, BinaryIO
 
 from ncm_cli import __version__
 from ncm_cli.errors import InputError
+from ncm_cli.registry import at_address
 from ncm_cli.store.digests import MAKE_AGAIN, digest_of, parse_json, require_version
 from ncm_cli.store.result_record import SCHEMAS, Head
 from ncm_cli.store.schema import misfit
@@ -364,7 +364,7 @@ class Shown:
 
     def _repr_html_(self) -> str:
         # By address, as commands are: what shows things lies above the things.
-        return str(importlib.import_module("ncm_cli.notebook").html(self))
+        return str(at_address("notebook:html")(self))
 
 
 def require_file(path: Path | str) -> Path:

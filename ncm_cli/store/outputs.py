@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from pathlib import Path
 from typing import Any
 
-from ncm_cli.errors import UsageError
-from ncm_cli.options import fields_of, is_file
+from ncm_cli.errors import InputError, UsageError
+from ncm_cli.options import Field, fields_of, is_file
 from ncm_cli.store import hdf5
 from ncm_cli.store.files import refuse_no_file
 
@@ -54,19 +55,59 @@ KINDS = {
 """What commands write: in words, and a pattern that what tells its kind begins with."""
 
 
-def refuse_other_outputs(options: Any) -> None:
-    """A `UsageError` or `InputError` if a command with these options would lose what isn't its own output.
+def check_outputs(options: Any) -> None:
+    """A `UsageError` or `InputError` if a command with these options can't write, or would lose, a file.
 
     In a folder its writers ask for each file with `refuse_other`; ``ncm data`` replaces folders of its own.
     """
+    refuse_replacing(options)
     for field in fields_of(type(options)):
         output = getattr(options, field.name) if field.spec.role == "output" else None
-        if output in (None, STDOUT) or field.spec.metavar == "DIR":
-            continue
-        refuse_no_file(output)
-        files = field.spec.files(output) if field.spec.files else (output,)
-        for path, kind in zip(files, field.spec.writes, strict=False):
-            refuse_other(path, kind)
+        if output is not None:
+            check_place(field, output)
+            for path, kind in zip(field.all_files(output), field.spec.writes, strict=False):
+                refuse_other(path, kind)
+
+
+def check_place(field: Field, output: Path) -> None:
+    """An `InputError` where an output's file is a folder or no regular file, or its folder a file."""
+    if field.is_folder:
+        refuse_no_folder(output)
+    elif output != STDOUT:
+        for path in field.all_files(output):
+            refuse_no_folder(path.parent)
+            refuse_no_file(path)
+
+
+def refuse_no_folder(path: Path) -> None:
+    """Refuse a folder's place where a file is, or where one is on the way to it."""
+    if not (place := next(filter(os.path.lexists, (path, *path.parents)), path.parent)).is_dir():
+        fix = "another place to write to, or move that file away"
+        raise InputError("a file where a folder is expected", where=place, fix=fix)
+
+
+def refuse_replacing(options: Any) -> None:
+    """A `UsageError` if a file that is to be written is one that is read, or written twice."""
+    fields = fields_of(type(options))
+    written: dict[Path, str] = {}
+    for field in fields:
+        output = getattr(options, field.name) if field.spec.role == "output" else None
+        for path in field.all_files(output) if output else ():
+            if (other := written.setdefault(path.absolute(), field.flag)) != field.flag:
+                raise UsageError(f"{other} and {field.flag} name one file", where=path, fix="name two")
+    for field in fields:
+        read = _present(options, field) if field.spec.role in ("input", "name-or-input") else []
+        for output in filter(is_file, written):
+            if any(path.samefile(output) for path in read):
+                name = field.spec.metavar or field.name.upper() if field.spec.positional else field.flag
+                raise UsageError(f"the output would replace {name}", where=output, fix="name another file")
+
+
+def _present(options: Any, field: Field) -> list[Path]:
+    """The files there are among the paths in one field."""
+    value = getattr(options, field.name)
+    paths = [Path(item) for item in (value if field.repeated else (value,)) if item]
+    return [path for path in paths if is_file(path)]
 
 
 def refuse_other(path: Path | str, kind: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from ncm_cli.errors import InputError, UsageError
+from ncm_cli.given import options_from
 from ncm_cli.main import run
 from ncm_cli.options import (
     COLUMN_METAVARS,
@@ -23,17 +24,16 @@ from ncm_cli.options import (
     at_home,
     check,
     fields_of,
-    made_from,
     option,
     parse_names,
     parse_numbers,
     parse_ranks,
     parse_where,
-    refuse_replacing,
     where_text,
 )
 from ncm_cli.registry import BUILDERS, STEPS, options_of
 from ncm_cli.store.columns import Column
+from ncm_cli.store.outputs import refuse_replacing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -245,8 +245,10 @@ def test_c72_a_tilde_that_the_shell_left_is_the_home_folder(
 def test_what_was_meant_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"--html can't be standard output"):
-        made_from(options_of("report"), {"results": [Path("a.json")], "html": Path("-")})
-    assert made_from(options_of("predict"), {"probe": "p", "source": "x", "output": "-"}).output == Path("-")
+        options_from(options_of("report"), {"results": [Path("a.json")], "html": Path("-")})
+    assert options_from(options_of("predict"), {"probe": "p", "source": "x", "output": "-"}).output == Path(
+        "-"
+    )
     column = Column("domain", np.zeros(1, np.int32), ("cartoon", "photo"))
     (term,) = parse_where("domain=photo,cartoon")
     with pytest.raises(InputError, match=r"try: 'domain=photo\|cartoon'"):

@@ -40,7 +40,7 @@ def test_c68_cells_are_named_as_written(tmp_path: Path, values: list[str], set_:
     assert _names(recipe) == values
     assert recipe.matrix == {"v": tuple(values)}
     assert [job.title for job in recipe.jobs] == [f"data (v {value})" for value in values]
-    assert [job.outputs["output"][0].name for job in recipe.jobs] == [f"d-{value}" for value in values]
+    assert [job.outputs["output"].name for job in recipe.jobs] == [f"d-{value}" for value in values]
     assert len({job.key for job in recipe.jobs}) == len(values)
 
 
@@ -69,7 +69,7 @@ def test_distinct_texts_are_as_many_cells_with_these_names(
     recipe = _load(folder, f"[{written}]")
     assert _names(recipe) == values
     assert len({job.key for job in recipe.jobs}) == len(values)
-    assert [job.outputs["output"][0].name for job in recipe.jobs] == [f"d-{value}" for value in values]
+    assert [job.outputs["output"].name for job in recipe.jobs] == [f"d-{value}" for value in values]
 
 
 @pytest.mark.parametrize("text", ["6e1234", "-7e5678", "1e309", "9" * 400 + ".0"])

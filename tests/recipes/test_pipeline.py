@@ -526,7 +526,7 @@ def test_the_report_records_where_everything_comes_from(tiny: Path) -> None:
 
 def test_a_file_in_place_of_the_folder(tiny: Path) -> None:
     (tiny / "out").write_text("x")
-    with pytest.raises(InputError, match="a file where the run's folder should go"):
+    with pytest.raises(InputError, match="a file where a folder is expected"):
         _run(tiny)
 
 

@@ -122,7 +122,7 @@ def test_variables_keep_their_type_alone_and_are_text_inside_text(tmp_path: Path
     )
     (job,) = _load(tmp_path, text).jobs
     assert (job.options.seed, job.options.label_noise) == (3, 1e-3)
-    assert job.outputs["output"] == (tmp_path / "runs/x/d3/data",)
+    assert job.outputs["output"] == tmp_path / "runs/x/d3/data"
 
 
 def test_set_is_typed_and_checked(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     text = "name: x\nsteps:\n  - data: {builder: pacs, pacs: ~/pacs, output: ~/out}\n"
     job = _load(tmp_path, text, allow_outside=True).jobs[0]
     assert job.inputs["pacs"] == (home / "pacs",)
-    assert job.outputs["output"] == (home / "out",)
+    assert job.outputs["output"] == home / "out"
 
 
 def test_weights_are_a_name_or_a_file(tmp_path: Path) -> None:
@@ -518,7 +518,7 @@ def test_outputs_stay_in_the_runs_folder(tmp_path: Path) -> None:
     allowed = _load(
         tmp_path, text.partition("  - data: {builder: digits, output: report")[0], allow_outside=True
     )
-    assert [job.outputs["output"][0] for job in allowed.jobs] == [
+    assert [job.outputs["output"] for job in allowed.jobs] == [
         *(tmp_path / "elsewhere", tmp_path / "data"),
         *(tmp_path / "runs/x-more", tmp_path / "runs/x/b"),
     ]

@@ -1,0 +1,109 @@
+"""An output that is a folder in a file's place, or a file in a folder's, is refused before any work.
+
+Nothing is there to work with: a command that looked at its inputs first would say so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ncm_cli
+from ncm_cli import main
+from ncm_cli.errors import InputError
+from ncm_cli.options import Field, command_words, fields_of
+from ncm_cli.recipes.document import RecipeError
+from ncm_cli.recipes.load import read_recipe
+from ncm_cli.registry import BUILDERS, COMMANDS, options_of
+
+GIVEN: dict[str, dict[str, Any]] = {
+    "data folder": {"source": "photos"},
+    "data colored-mnist": {"mnist": "mnist"},
+    "data waterbirds-cf": {"waterbirds": "birds"},
+    "data pacs": {"pacs": "pacs"},
+    "embed": {"source": "m.csv", "model": "pixels:2"},
+    "pairs": {"features": "f.h5", "match": "random", "same": "label", "across": "place"},
+    "fit": {"features": "f.h5", "pairs": "p.h5"},
+    "zeroshot": {"features": "f.h5", "prompts": ("a {}",)},
+    "eval": {"probe": "p", "features": "f.h5"},
+    "bound": {"probe": "p", "features": "f.h5", "oracle_pairs": "o.h5"},
+    "predict": {"probe": "p", "source": "photos"},
+    "sweep": {"features": "f.h5", "methods": "erm"},
+    "finetune": {"source": "m.csv"},
+    "report": {"results": ("r.json",)},
+    "info": {"file": "p", "export": "npz"},
+    "run": {"recipe": "r.yaml"},
+}
+"""What a command needs beside its outputs."""
+
+
+SUFFIXES = {"sweep": ".h5", "finetune": ".safetensors"}
+"""How the name of an output has to end."""
+
+
+def _outputs() -> Iterator[tuple[str, Field]]:
+    for words in [*(name for name in COMMANDS if name != "data"), *(f"data {name}" for name in BUILDERS)]:
+        for field in fields_of(options_of(words)):
+            if field.spec.role == "output":
+                yield words, field
+
+
+CASES = [
+    pytest.param(words, field, place, id=f"{words} {field.flag} {place}")
+    for words, field in _outputs()
+    for place in (("FILE", "FILE/in/it") if field.is_folder else ("FOLDER", "FILE/in-it"))
+]
+
+
+REFUSED = re.compile("the output is a folder|a file where a folder is expected")
+
+
+@pytest.fixture(autouse=True)
+def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("FILE").write_text("x")
+
+
+def _given(words: str, field: Field, place: str) -> dict[str, Any]:
+    """The command's options, with one output at a place where it can't go."""
+    suffix = SUFFIXES.get(words, "")
+    outputs = {other.name: f"out{suffix}" for name, other in _outputs() if name == words and other.required}
+    Path(f"FOLDER{suffix}").mkdir(exist_ok=True)
+    return GIVEN.get(words, {}) | outputs | {field.name: place if field.is_folder else place + suffix}
+
+
+@pytest.mark.parametrize(("words", "field", "place"), CASES)
+def test_the_command_line_refuses_it(
+    words: str, field: Field, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = [*words.split(), *command_words(options_of(words), _given(words, field, place))]
+    assert main.run(line) == 3
+    assert REFUSED.search(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "place"), [case for case in CASES if case.values[0] not in ("info", "run")]
+)
+def test_python_refuses_it(words: str, field: Field, place: str) -> None:
+    with pytest.raises(InputError, match=REFUSED):
+        ncm_cli.run(words, **_given(words, field, place))
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "place"), [case for case in CASES if case.values[0] not in ("info", "run")]
+)
+def test_a_recipe_refuses_it_with_its_line(words: str, field: Field, place: str) -> None:
+    step, _, builder = words.partition(" ")
+    given = _given(words, field, place) | ({"builder": builder} if builder else {})
+    lines = (f"      {name}: {json.dumps(value)}\n" for name, value in given.items())
+    Path("r.yaml").write_text(f"name: x\nsteps:\n  - {step}:\n{''.join(lines)}")
+    with pytest.raises(RecipeError) as refused:
+        read_recipe(Path("r.yaml"), out=Path(), dry_run=True)
+    (problem,) = refused.value.problems
+    assert REFUSED.match(problem.what)
+    assert (problem.line, problem.path) == (4 + [*given].index(field.name), f"steps[1].{step}.{field.name}")
