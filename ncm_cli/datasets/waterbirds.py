@@ -23,7 +23,8 @@ from PIL import Image
 from ncm_cli.datasets.options import WaterbirdsCfOptions
 from ncm_cli.errors import InputError, UsageError, listing, nearest
 from ncm_cli.images.decode import DecodeError, decode, read_bytes, sniff
-from ncm_cli.images.manifest import IMAGE_SUFFIXES, absolute_text
+from ncm_cli.images.folder import IMAGE_SUFFIXES
+from ncm_cli.images.manifest import absolute_text
 from ncm_cli.progress import Reporter
 from ncm_cli.store.files import one_line
 from ncm_cli.store.tables import read_table, write_csv

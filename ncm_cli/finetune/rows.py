@@ -16,12 +16,13 @@ from ncm_cli.errors import InputError, as_written, listing
 from ncm_cli.finetune.options import FinetuneOptions
 from ncm_cli.images.decode import DecodeError
 from ncm_cli.images.encoder import Encoder, Preprocess
-from ncm_cli.images.manifest import Manifest, printable, read_source
+from ncm_cli.images.manifest import Manifest, printable
 from ncm_cli.images.paths import fetch
 from ncm_cli.images.reading import AT_ONCE, ReadImage, choose_readers, read_ahead
+from ncm_cli.images.source import read_source
 from ncm_cli.progress import Reporter
+from ncm_cli.store.columns import ImageFile
 from ncm_cli.store.digests import Texts, digest_of
-from ncm_cli.store.journal import ImageFile
 from ncm_cli.store.rows import HeldRows
 
 Positions = NDArray[np.int64]
@@ -44,10 +45,7 @@ class ManifestRows(HeldRows):
         columns = manifest.columns(range(len(manifest)))
         roles = {"label_column": manifest.label_column, "split_column": manifest.split_column}
         super().__init__(manifest.source, manifest.ids, columns, **roles)
-        self.image_files = [
-            ImageFile(id, path, int(size))
-            for id, path, size in zip(manifest.ids, manifest.files.path, manifest.files.size, strict=True)
-        ]
+        self.image_files = manifest.files
         self.content_nodes = Texts(np.array([one.encode() for one in sha256], dtype="S")).same()
         text = {name: list(values) for name, values in manifest.text.items()}
         self.content_sha256 = digest_of([manifest.ids, text, list(sha256)])
@@ -73,7 +71,7 @@ def read_rows(options: FinetuneOptions, reporter: Reporter) -> ManifestRows:
         reporter.task("comparing contents", len(manifest), "images") as task,
         ThreadPoolExecutor(HASHED_AT_ONCE) as pool,
     ):
-        for digest in pool.map(_digest, manifest.files.path):
+        for digest in pool.map(_digest, [file.path for file in manifest.files]):
             digests.append(digest)
             task.advance()
     return ManifestRows(manifest, digests)

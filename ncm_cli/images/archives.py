@@ -17,22 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-
 from ncm_cli.errors import InputError, UsageError, listing
-from ncm_cli.images.manifest import (
-    ITSELF,
-    ColumnNames,
-    Manifest,
-    NamedRows,
-    absolute_text,
-    looks_like_image,
-    manifest_of,
-)
+from ncm_cli.images.folder import looks_like_image
+from ncm_cli.images.manifest import ITSELF, ColumnNames, Manifest, NamedRows, absolute_text, manifest_of
 from ncm_cli.images.paths import expanded, file_facts, open_file
 from ncm_cli.images.remote import is_hidden, reason_of, word_for
 from ncm_cli.images.tar import content, members
-from ncm_cli.store.columns import Files
 from ncm_cli.store.digests import MAX_TEXT_BYTES
 from ncm_cli.store.files import one_line
 
@@ -93,10 +83,11 @@ def read_archives(source: str, names: ColumnNames) -> Manifest:
     values[_IMAGE] = [f"{one.path}#{image.member.name}@{image.member.offset}" for one, image in found]
     table = NamedRows(Path(source), tuple(values), values, range(len(rows)), ",", tuple(notes))
     label = names.label_col or ("cls" if "cls" in columns and "label" not in columns else None)
-    size = np.array([image.member.size for _, image in found], np.int64)
     times = dict(zip(paths, changed, strict=True))
-    mtime_ns = np.array([times[archive.path] for archive, _ in found], np.int64)
-    files = Files(tuple(values[_IMAGE]), size, mtime_ns, ("",) * len(rows))
+    files = [
+        (path, image.member.size, times[archive.path])
+        for path, (archive, image) in zip(values[_IMAGE], found, strict=True)
+    ]
     names = replace(names, id_col=ITSELF, path_col=_IMAGE, label_col=label)
     manifest = manifest_of(table, names, files=files)
     if cut:

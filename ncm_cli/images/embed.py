@@ -30,7 +30,7 @@ from ncm_cli.images.encoder import (
     start_loading,
     unit_rows,
 )
-from ncm_cli.images.manifest import Manifest, read_source
+from ncm_cli.images.manifest import Manifest
 from ncm_cli.images.options import (
     EmbedOptions,
     Shard,
@@ -40,6 +40,7 @@ from ncm_cli.images.options import (
 from ncm_cli.images.paths import is_remote
 from ncm_cli.images.reading import read_image
 from ncm_cli.images.rows import DONE, OLD, OTHER, RowPlan, Tally, faults, gathered, make_features
+from ncm_cli.images.source import read_source
 from ncm_cli.options import as_json, check, parse_batch_size, parse_workers
 from ncm_cli.progress import SILENT, Reporter, Task
 from ncm_cli.store.columns import FailedRow, Files
@@ -353,7 +354,7 @@ class _ImageRun:
         """What the stores that are there have of the rows, which of them are missing."""
         assert self.manifest.files is not None
         self.description = self._describe()
-        plan = RowPlan(self.manifest.ids, self.manifest.files)
+        plan = RowPlan(self.manifest.files)
         if self.old is not None:
             plan.take_unchanged(self.old, verify=self.verify, reporter=self.reporter)
         if self.other is not None:
@@ -440,8 +441,7 @@ class _ImageRun:
                 found=listing(f"{row.id}: {row.reason}" for row in failed),
                 fix=tally.range_advice() or "mend the images or the paths, and run the same command again",
             )
-        _, path, size, mtime_ns, sha256 = zip(*(plan.files[row] for row in rows), strict=True)
-        files = Files(path, np.array(size, np.int64), np.array(mtime_ns, np.int64), sha256)
+        files = Files.of([plan.files[row] for row in rows])
         if self._made_by_us(self.old) and self._is_unchanged(plan, rows, files, failed):
             os.utime(self.options.output)  # make knows what is up to date by its time alone
             return False

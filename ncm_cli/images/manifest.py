@@ -1,8 +1,7 @@
-"""What is to be embedded: ids, image files and columns, from a table or a folder of images."""
+"""What is to be embedded: ids, image files and columns; here from a table."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
@@ -11,36 +10,30 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ncm_cli.errors import InputError, UsageError, as_written, listing
-from ncm_cli.images.options import EmbedOptions, parse_layout
-from ncm_cli.images.paths import is_remote, local_path, look_up, native, within
-from ncm_cli.images.remote import DEEPEST, list_remote, require_installed
-from ncm_cli.store.columns import Column, Files, NumericColumn
+from ncm_cli.errors import InputError, as_written, listing
+from ncm_cli.images.options import SourceChoice
+from ncm_cli.images.paths import is_remote, native
+from ncm_cli.images.remote import require_installed
+from ncm_cli.store.columns import Column, ImageFile, NumericColumn
 from ncm_cli.store.digests import MAX_TEXT_BYTES, require_few_columns
 from ncm_cli.store.tables import Table, plain_numbers, read_table
 
-if TYPE_CHECKING:
-    from ncm_cli.finetune.options import FinetuneOptions
-
 # Names may be bytes here, and a stat a row must stay cheap, so this module keeps to os.path.
-# ruff: noqa: PTH100, PTH116, PTH118, PTH122, PTH206
+# ruff: noqa: PTH100, PTH116, PTH118, PTH206
 
-SHOWN_FILES = 100
+MAX_SHOWN_FILES = 100
 """Missing files named in one message; more than that says little."""
 
-CONTINUOUS_CLASSES = 20
+MAX_FRACTIONS = 20
 """More distinct fractions than this in a label column are a measurement, not classes."""
 
-IMAGE_SUFFIXES = frozenset(
-    {".apng", ".avif", ".bmp", ".dib", ".gif", ".heic", ".heif", ".ico", ".j2c", ".j2k", ".jfif", ".jp2"}
-    | {".jpc", ".jpe", ".jpeg", ".jpf", ".jpg", ".jpx", ".mpo", ".pbm", ".pgm", ".png", ".pnm", ".ppm"}
-    | {".tga", ".tif", ".tiff", ".webp"}
-)
-"""Names that are taken for images in a folder, besides those without any suffix; content decides the rest."""
+
+FileFacts = tuple[str, int, int]
+"""Path, size in bytes and time in nanoseconds of a file, −1 and 0 where they aren't known."""
 
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _BETWEEN_DIGITS = re.compile("[0-9],[0-9]")
@@ -57,7 +50,7 @@ class ColumnNames:
     numeric: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, options: EmbedOptions | FinetuneOptions) -> ColumnNames:
+    def of(cls, options: SourceChoice) -> ColumnNames:
         """What the options of a command that reads images say."""
         return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})
 
@@ -78,10 +71,9 @@ class ColumnNames:
 
     def chosen(self) -> list[tuple[str, str]]:
         """Each option that names a column, and the column."""
-        own = [("--label-col", self.label_col), ("--split-col", self.split_col)]
-        return [(option, name) for option, name in own if name] + [
-            ("--numeric", name) for name in self.numeric
-        ]
+        roles = [("--label-col", self.label_col), ("--split-col", self.split_col)]
+        numeric = [("--numeric", name) for name in self.numeric]
+        return [(option, name) for option, name in roles if name] + numeric
 
     def kept(self, columns: Sequence[str]) -> list[str]:
         """The columns of a table that the store keeps, once the names are resolved."""
@@ -93,14 +85,14 @@ class ColumnNames:
 class Manifest:
     """The rows to embed, in order; ``ids`` are unique and not blank.
 
-    ``files``, without their digests, is None when features come from an array; ``text`` has one list for each
-    column, blank where a value is missing; ``numeric`` are the columns that hold numbers. ``notes`` say what
-    was decided on the way, ``warnings`` what is probably a mistake in the table or the folders' names.
+    ``files``, in the same order and without digests, is None when features come from an array; ``text`` has
+    one list for each column, blank where a value is missing; ``numeric`` are the columns that hold numbers.
+    ``notes`` say what was decided on the way, ``warnings`` what is probably a mistake in the table or the folders' names.
     """
 
     source: Path
     ids: list[str]
-    files: Files | None
+    files: list[ImageFile] | None
     text: dict[str, list[str]]
     numeric: tuple[str, ...]
     label_column: str | None
@@ -156,27 +148,6 @@ def ordered_categories(values: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(distinct))
 
 
-def read_source(options: EmbedOptions | FinetuneOptions) -> Manifest:
-    """The rows that a command reads with these options: of a table, a folder or tar archives."""
-    source, names, with_files = options.source, ColumnNames.of(options), options.from_array is None
-    text = as_written(source)
-    archives = re.search(r"\.tar\W*$", text) and not source.is_dir()
-    if archives and with_files and not (options.root or options.layout):
-        from ncm_cli.images.archives import read_archives
-
-        return read_archives(text, names)
-    if not (is_remote(text) or source.is_dir()):
-        if options.layout is not None:
-            raise UsageError("--layout is for folders", found=f"{text} is no folder")
-        return read_manifest(source, names, root=options.root, with_files=with_files)
-    if not with_files:
-        fix = "write a CSV with the ids and labels in the order of the array's rows"
-        raise UsageError("--from-array needs a manifest", found=f"{text} is a folder", fix=fix)
-    if options.root is not None:
-        raise UsageError("--root is for manifests", found=f"{text} is a folder")
-    return read_folder(source, parse_layout(options.layout) if options.layout else None, names)
-
-
 def read_manifest(
     path: Path, names: ColumnNames, *, root: Path | None, with_files: bool = True, images_only: bool = False
 ) -> Manifest:
@@ -197,7 +168,7 @@ def manifest_of(
     names: ColumnNames,
     *,
     base: str | None = None,
-    files: Files | None = None,
+    files: Sequence[FileFacts] | None = None,
     images_only: bool = False,
 ) -> Manifest:
     """The rows of a table, whose files are known, or named from ``base`` on; without either it has none."""
@@ -222,9 +193,12 @@ def manifest_of(
     _check_values(table, kept, label, names.numeric)
     if path_col is not None and base is not None:
         files = find_files(table.column(path_col, option="--path-col"), base, table.row_name, path)
+    images = None
+    if files is not None:
+        images = [ImageFile(id, *facts) for id, facts in zip(ids, files, strict=True)]
     text = {name: table.values[name] for name in kept}
     alike = alike_categories(text, label, {split, *names.numeric})
-    return Manifest(path, ids, files, text, names.numeric, label, split, tuple(notes), alike)
+    return Manifest(path, ids, images, text, names.numeric, label, split, tuple(notes), alike)
 
 
 def check_ids(ids: list[str], table: Table, name: str) -> None:
@@ -301,7 +275,7 @@ def _check_values(table: Table, kept: list[str], label: str | None, numeric: tup
         return
     numbers = {value: number or value.replace(",", ".") for value, number in meant.items()}
     fractions = {value for value, number in numbers.items() if not float(number).is_integer()}
-    if fractions and (len(fractions) > CONTINUOUS_CLASSES or 2 * len(distinct) > len(values)):
+    if fractions and (len(fractions) > MAX_FRACTIONS or 2 * len(distinct) > len(values)):
         first = next(i for i, value in enumerate(values) if value in fractions)
         raise InputError(
             f"column {label!r} holds measurements, not classes",
@@ -368,71 +342,6 @@ def alike_categories(
     return tuple(warnings)
 
 
-def read_folder(folder: Path, layout: tuple[str, ...] | None, names: ColumnNames) -> Manifest:
-    """The images under a folder, whose levels ``layout`` names; ids are the paths from the folder.
-
-    Without a layout, images one folder down have that folder's name as their label, unless others lie
-    elsewhere. Files that can't be read, or whose names aren't UTF-8, are listed too: they fail later.
-    """
-    for option, value in (("--id-col", names.id_col), ("--path-col", names.path_col)):
-        if value is not None:
-            raise UsageError(
-                f"{option} is for tables", found=f"{as_written(folder)} is a folder", fix="leave it out"
-            )
-    images, others = walk_images(folder)
-    notes = []
-    if layout is None:
-        levels = {path.count("/") for path in images}
-        if len(levels) == 1 and min(levels) > 1:  # folders in folders mean something
-            raise InputError(
-                "what the folders mean must be said",
-                where=folder,
-                found=f"images by the number of folders they lie in: {_depths(images)}",
-                fix=_LAYOUT,
-            )
-        layout = ("label",) if levels == {1} else ()
-        notes += ["the folders' names are the labels (--layout label)"] if layout else []
-    else:
-        check_depth(folder, images, len(layout))
-    if others:
-        notes.append(f"{len(others)} other files are left out: {listing(others)}")
-    for option, value in names.chosen():
-        if value not in layout:
-            what = f"no folder level named {value!r} ({option})"
-            raise InputError(what, where=folder, expected=f"one of the layout's: {listing(layout)}")
-    ids = [printable(image) for image in images]
-    text = {ITSELF: ids}
-    text |= {name: [path.split("/")[level] for path in ids] for level, name in enumerate(layout)}
-    table = NamedRows(folder, tuple(text), text, range(len(ids)), "/", tuple(notes))
-    files = _files_of_folder(folder, images)
-    return manifest_of(table, replace(names, id_col=ITSELF, path_col=ITSELF), files=files)
-
-
-_LAYOUT = "--layout with one name for each level of folders, such as --layout domain/label"
-
-
-def check_depth(folder: Path, images: Sequence[str], depth: int) -> None:
-    """Refuse images (listed) that don't lie under ``depth`` levels of folders."""
-    wrong = [printable(path) for path in images if path.count("/") != depth]
-    if wrong:
-        levels = {path.count("/") for path in images}
-        named = len(levels) == 1 and levels != {0}
-        raise InputError(
-            f"{len(wrong)} of {len(images)} images don't lie where the layout says",
-            where=folder,
-            found=f"{_depths(images)} folders: {listing(wrong)}",
-            expected=f"every image under {depth} folders",
-            fix=_LAYOUT if named else "move them, or name the images in a manifest; ncm embed takes images "
-            "at any depth without --layout, and without labels",
-        )  # fmt: skip
-
-
-def _depths(images: Sequence[str]) -> str:
-    """How many images lie under how many folders: ``3 under 0, 12 under 1``."""
-    levels = [path.count("/") for path in images]
-    return ", ".join(f"{levels.count(level)} under {level}" for level in sorted(set(levels)))
-
-
 def printable(name: str) -> str:
     """``name`` with the bytes that aren't UTF-8 as ``\\xe9``: how such a file is named in a store."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
@@ -449,7 +358,9 @@ def absolute_text(path: str | os.PathLike[str]) -> str:
         raise InputError(what, where=repr(os.fsencode(path)), fix=fix) from None
 
 
-def find_files(paths: Sequence[str], base: str, row_name: Callable[[int], str], where: Path) -> Files:
+def find_files(
+    paths: Sequence[str], base: str, row_name: Callable[[int], str], where: Path
+) -> list[FileFacts]:
     """Look every path up before any work starts.
 
     Those with a scheme are not: reading them says what is wrong. A relative path starts from ``base``.
@@ -461,14 +372,12 @@ def find_files(paths: Sequence[str], base: str, row_name: Callable[[int], str], 
     InputError
         Some are blank, missing, folders or no regular files: all of them are listed.
     """
-    found: list[str] = []
-    size, mtime_ns = np.zeros((2, len(paths)), np.int64)
+    found: list[FileFacts] = []
     problems: list[str] = []
     for i, path in enumerate(paths):
         reason = "is missing" if path else "is blank"
         if path and (is_remote(path) or is_remote(base)):
-            found.append(path if is_remote(path) else f"{base}/{path}")
-            size[i] = -1
+            found.append((path if is_remote(path) else f"{base}/{path}", -1, 0))
             continue
         for candidate in _spellings(path, base) if path else ():
             try:
@@ -478,23 +387,23 @@ def find_files(paths: Sequence[str], base: str, row_name: Callable[[int], str], 
                     reason = f"can't be read: {(error.strerror or str(error)).lower()}"
                 continue
             if stat.S_ISREG(status.st_mode):
-                found.append(candidate)
-                size[i], mtime_ns[i], reason = status.st_size, status.st_mtime_ns, ""
+                found.append((candidate, status.st_size, status.st_mtime_ns))
+                reason = ""
                 break
             reason = "is a folder" if stat.S_ISDIR(status.st_mode) else "is no regular file"
         problems += [f"{row_name(i)}: {path!r} {reason}"] if reason else []
     if problems:
-        more = [f"and {len(problems) - SHOWN_FILES} more"] if len(problems) > SHOWN_FILES else []
+        more = [f"and {len(problems) - MAX_SHOWN_FILES} more"] if len(problems) > MAX_SHOWN_FILES else []
         raise InputError(
             f"{len(problems)} of {len(paths)} image files can't be used",
             where=where,
-            found="\n    ".join(["", *problems[:SHOWN_FILES], *more]),
+            found="\n    ".join(["", *problems[:MAX_SHOWN_FILES], *more]),
             expected=f"files, relative paths starting from {base}",
             fix="--root FOLDER if relative paths start elsewhere; absolute paths are taken as they are",
         )
-    for one in {path.partition("://")[0]: path for path in found if is_remote(path)}.values():
-        require_installed(one)
-    return Files(tuple(found), size, mtime_ns, ("",) * len(found))
+    for path in {path.partition("://")[0]: path for path, _, _ in found if is_remote(path)}.values():
+        require_installed(path)
+    return found
 
 
 def _spellings(path: str, base: str) -> Iterator[str]:
@@ -508,83 +417,3 @@ def _spellings(path: str, base: str) -> Iterator[str]:
             written = os.path.join(base, name)
             # Behind a link to a folder, ".." isn't what the text says, so such a path is kept.
             yield written if ".." in written.split(os.sep) else os.path.normpath(written)
-
-
-def _files_of_folder(folder: Path, images: Sequence[str]) -> Files:
-    """The images of a folder, as `walk_images` lists them.
-
-    Links that lead nowhere and names that aren't UTF-8 have the size -1, which no stored file has: reading
-    them says what is wrong.
-    """
-    base = absolute_text(folder)
-    paths = tuple(within(base, image) for image in images)
-    untold = is_remote(base)
-    facts = [(-1, 0) if untold or printable(path) != path else look_up(path) for path in paths]
-    size, mtime_ns = np.array(facts, np.int64).T
-    return Files(paths, size, mtime_ns, ("",) * len(paths))
-
-
-def walk_images(folder: Path) -> tuple[list[str], list[str]]:
-    """The image files under ``folder`` as sorted relative POSIX paths, and the other files left out.
-
-    Hidden files and folders are left out without a word. Links to folders are followed. Bytes of a name that
-    aren't UTF-8 are escaped as Python does (`printable` shows them).
-
-    Raises
-    ------
-    InputError
-        No images, a folder that can't be read, a link that leads back to a folder above it.
-    """
-    images: list[str] = []
-    others: list[str] = []
-    base = absolute_text(folder)
-    try:
-        if (local := local_path(base)) is None:
-            for name in list_remote(base):
-                (images if looks_like_image(name) else others).append(name)
-        else:
-            _scan(local, "", images, others, ())
-    except OSError as error:
-        what = (error.strerror or str(error)).lower()
-        raise InputError("a folder can't be read", where=error.filename, found=what) from None
-    except ValueError as error:  # a NUL in the name
-        raise InputError("a folder can't be read", where=folder, found=error) from None
-    if not images:
-        raise InputError(
-            "no images in the folder",
-            where=folder,
-            found=f"other files: {listing(map(printable, sorted(others)))}" if others else "no files",
-            expected=f"files named like images ({', '.join(sorted(IMAGE_SUFFIXES))}) or without any suffix",
-        )
-    return sorted(images), [printable(other) for other in sorted(others)]
-
-
-def _scan(
-    folder: str, prefix: str, images: list[str], others: list[str], above: tuple[tuple[int, int], ...]
-) -> None:
-    status = os.stat(native(folder))
-    here = (status.st_dev, status.st_ino)
-    if here in above or len(above) > DEEPEST:
-        what = f"more than {DEEPEST} folders inside one another"
-        if here in above:
-            what = "folders without end: a link leads back to a folder above it"
-        raise InputError(what, where=folder, fix="remove it, or use a manifest")
-    with os.scandir(native(folder)) as entries:
-        for entry in entries:
-            name = os.fsencode(entry.name).decode("utf-8", "surrogateescape")
-            if name.startswith("."):
-                continue
-            is_folder = False
-            with contextlib.suppress(
-                OSError
-            ):  # links in a circle: what is wrong is said with the other files
-                is_folder = entry.is_dir()
-            if is_folder:
-                _scan(f"{folder}/{name}", f"{prefix}{name}/", images, others, (*above, here))
-            else:
-                (images if looks_like_image(name) else others).append(prefix + name)
-
-
-def looks_like_image(name: str) -> bool:
-    """Whether a file is taken for an image by its name: without any suffix too, as its content decides."""
-    return os.path.splitext(name)[1].lower() in {*IMAGE_SUFFIXES, ""}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from ncm_cli.errors import UsageError, listing, unknown
 from ncm_cli.options import argument, given_flags, option, parse_batch_size, parse_device, parse_workers
@@ -213,6 +213,21 @@ class SourceOptions:
     layout: str | None = _table(
         None, help="What the levels of an image folder mean: label, domain/label ...", parse=parse_layout
     )
+
+
+class SourceChoice(Protocol):
+    """Those options, and two that some of these commands don't have: columns of numbers, and an array."""
+
+    @property
+    def source(self) -> Path: ...
+    @property
+    def root(self) -> Path | None: ...
+    @property
+    def layout(self) -> str | None: ...
+    @property
+    def numeric(self) -> tuple[str, ...]: ...
+    @property
+    def from_array(self) -> Path | None: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

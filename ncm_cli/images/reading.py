@@ -34,7 +34,7 @@ from ncm_cli.images.decode import DecodeError, UndeclaredRangeError
 from ncm_cli.images.encoder import Encoder, Preprocess
 from ncm_cli.images.manifest import printable
 from ncm_cli.images.paths import fetch, file_facts, is_remote
-from ncm_cli.store.journal import ImageFile
+from ncm_cli.store.columns import ImageFile
 
 MOST_THREADS, MOST_PROCESSES = 8, 32
 """Readers of ``auto``, cores allowing: more threads only wait for each other, more processes for the GPU."""

@@ -23,9 +23,9 @@ from ncm_cli.images.manifest import printable
 from ncm_cli.images.paths import archive_of, fetch, is_remote, look_up, open_file
 from ncm_cli.images.reading import ReadImage, encode_batches
 from ncm_cli.progress import Reporter, Task
-from ncm_cli.store.columns import FailedRow, Files
+from ncm_cli.store.columns import FailedRow, Files, ImageFile
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.journal import ImageFile, Journal
+from ncm_cli.store.journal import Journal
 
 BLOCK_BYTES = 1 << 20
 """Features gathered at once when the store is written."""
@@ -48,10 +48,9 @@ class RowPlan:
     that store, −1 for `DONE`, whose rows are found by id. A file's digest is blank where it isn't known yet.
     """
 
-    def __init__(self, ids: Sequence[str], files: Files) -> None:
-        facts = (files.path, files.size.tolist(), files.mtime_ns.tolist())
-        self.files = [ImageFile(*one) for one in zip(ids, *facts, strict=True)]
-        self.source, self.position = np.zeros(len(ids), np.int8), np.full(len(ids), -1, np.int64)
+    def __init__(self, files: Sequence[ImageFile]) -> None:
+        self.files = list(files)
+        self.source, self.position = np.zeros(len(files), np.int8), np.full(len(files), -1, np.int64)
         self._hashed: dict[int, str] = {}
 
     def pending(self) -> list[int]:

@@ -15,24 +15,18 @@ import numpy as np
 from ncm_cli.errors import InputError, NcmError, UsageError
 from ncm_cli.images.decode import sniff
 from ncm_cli.images.encoder import LIBRARIES, EncoderRequest, load_encoder, request_of, start_loading
-from ncm_cli.images.manifest import (
-    IMAGE_SUFFIXES,
-    ColumnNames,
-    absolute_text,
-    printable,
-    read_manifest,
-    walk_images,
-)
+from ncm_cli.images.folder import IMAGE_SUFFIXES, walk_images
+from ncm_cli.images.manifest import ColumnNames, absolute_text, printable, read_manifest
 from ncm_cli.images.reading import encode_batches
 from ncm_cli.options import parse_batch_size, parse_workers
 from ncm_cli.probes import metrics
 from ncm_cli.probes.evaluate import logits
 from ncm_cli.probes.options import PredictOptions
 from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.store.columns import ImageFile
 from ncm_cli.store.digests import OTHER_WEIGHTS, require_same_encoder
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import atomic_path, require_file
-from ncm_cli.store.journal import ImageFile
 from ncm_cli.store.outputs import STDOUT
 from ncm_cli.store.probe import Probe, read_probe
 from ncm_cli.store.tables import CsvWriter
@@ -172,7 +166,7 @@ def find_images(source: Path) -> list[ImageFile]:
         return [ImageFile(source.name, base)]
     manifest = read_manifest(source, ColumnNames(), root=None, images_only=True)
     assert manifest.files is not None
-    return [ImageFile(*one) for one in zip(manifest.ids, manifest.files.path, strict=True)]
+    return manifest.files
 
 
 def _encoded(

@@ -248,11 +248,11 @@ def _named_images(job: Job) -> list[NamedFile] | None:
     """The images, by id, that a job reads because its source names them or is their folder; else None."""
     with contextlib.suppress(NcmError):  # the step itself will say what is wrong with its source
         if job.kind in ("embed", "finetune") and job.options.from_array is None:
-            from ncm_cli.images.manifest import read_source
+            from ncm_cli.images.source import read_source
 
             manifest = read_source(job.options)
             assert manifest.files is not None
-            return list(zip(manifest.ids, map(_source_of, manifest.files.path), strict=True))
+            return [(file.id, _source_of(file.path)) for file in manifest.files]
         if job.kind == "predict":
             from ncm_cli.probes.predict import find_images
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import shlex
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -94,6 +95,12 @@ class Files:
     """int64 (N,), nanoseconds since 1970."""
     sha256: Sequence[str]
 
+    @classmethod
+    def of(cls, images: Sequence[ImageFile]) -> Files:
+        """The files of some images."""
+        _, path, size, mtime_ns, sha256 = zip(*images, strict=True)
+        return cls(path, np.array(size, np.int64), np.array(mtime_ns, np.int64), sha256)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FailedRow:
@@ -146,3 +153,13 @@ def categories_of(column: AnyColumn) -> Column:
 def number(text: str) -> float:
     """A label's text as a number, NaN for an empty one; raises ValueError for other text."""
     return float(text) if text.strip() else math.nan
+
+
+class ImageFile(NamedTuple):
+    """The file of one image, as it was when it was looked up or read; the facts of a finished row."""
+
+    id: str
+    path: str
+    size: int = 0
+    mtime_ns: int = 0
+    sha256: str = ""

@@ -27,12 +27,13 @@ import struct
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from ncm_cli import __version__
 from ncm_cli.errors import InputError, MismatchError, listing
+from ncm_cli.store.columns import ImageFile
 from ncm_cli.store.digests import canonical_json, damaged, differing_fields, parse_json
 from ncm_cli.store.files import (
     BusyError,
@@ -54,16 +55,6 @@ _HEAD = struct.Struct("<8sII16s")
 
 Record = tuple[list[Any], bytes]
 """The facts and the content of a row."""
-
-
-class ImageFile(NamedTuple):
-    """The file of one image, as it was when it was looked up or read; the facts of a finished row."""
-
-    id: str
-    path: str
-    size: int = 0
-    mtime_ns: int = 0
-    sha256: str = ""
 
 
 def journal_folder(output: Path | str) -> Path:

@@ -38,7 +38,7 @@ from ncm_cli.images.encoder import EncoderRequest, load_encoder
 from ncm_cli.images.reading import AT_ONCE, cores, read_ahead
 from ncm_cli.progress import SILENT
 from ncm_cli.solvers.device import exact
-from ncm_cli.store.journal import ImageFile
+from ncm_cli.store.columns import ImageFile
 
 ROOT = Path(__file__).resolve().parents[2]
 CORES = cores()

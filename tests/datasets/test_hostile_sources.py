@@ -129,7 +129,7 @@ def test_folders_with_odd_names_are_read_back_as_they_are(tmp_path: Path) -> Non
     data(FolderOptions(source=tmp_path / "photos", output=tmp_path / "out"), reporter=heard)
     made = read_manifest(tmp_path / "out" / "manifest.csv", ColumnNames(), root=None)
     assert made.files is not None
-    for id, path, label in zip(made.ids, made.files.path, made.text["label"], strict=True):
+    for id, path, label in zip(made.ids, [file.path for file in made.files], made.text["label"], strict=True):
         assert Path(path) == tmp_path / "photos" / id
         assert Path(path).is_file()
         assert label == id.split("/")[0]

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from ncm_cli.errors import InputError
 from ncm_cli.images.archives import read_archives
 from ncm_cli.images.decode import DecodeError
-from ncm_cli.images.manifest import ColumnNames, Manifest, read_folder
+from ncm_cli.images.folder import read_folder
+from ncm_cli.images.manifest import ColumnNames, Manifest
 from ncm_cli.images.paths import expanded, fetch
 
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
@@ -41,7 +42,7 @@ def read(path: Path | str) -> Manifest:
 
 def held(manifest: Manifest) -> list[bytes]:
     assert manifest.files is not None
-    return [fetch(path) for path in manifest.files.path]
+    return [fetch(file.path) for file in manifest.files]
 
 
 def ids_of(path: Path) -> list[str]:
@@ -209,7 +210,7 @@ def test_a_cut_anywhere_is_an_error_a_warning_or_a_failed_row(tmp_path: Path) ->
         try:
             manifest = read(path)
             unread = 0
-            for place in manifest.files.path if manifest.files else ():
+            for place in [file.path for file in manifest.files or ()]:
                 try:
                     fetch(place)
                 except DecodeError:

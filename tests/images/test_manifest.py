@@ -15,14 +15,8 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.images.manifest import (
-    ColumnNames,
-    Manifest,
-    is_number,
-    ordered_categories,
-    read_folder,
-    read_manifest,
-)
+from ncm_cli.images.folder import read_folder
+from ncm_cli.images.manifest import ColumnNames, Manifest, is_number, ordered_categories, read_manifest
 from ncm_cli.store.columns import Column, NumericColumn
 from ncm_cli.store.tables import plain_numbers
 
@@ -208,14 +202,14 @@ def test_c15_names_are_found_in_either_normal_form(tmp_path: Path, written: str,
     text = unicodedata.normalize(written, "id,path\na,dossier é/café 1.jpg\n")
     files = manifest_of(tmp_path, text, files=True).files
     assert files is not None
-    assert Path(files.path[0]).read_bytes() == b"x"
+    assert Path(files[0].path).read_bytes() == b"x"
 
 
 def test_windows_paths_are_read(tmp_path: Path) -> None:
     touch(tmp_path, "images/sub/a.jpg")
     files = manifest_of(tmp_path, "id,path\na,images\\sub\\a.jpg\n", files=True).files
     assert files is not None
-    assert files.path == (str(tmp_path / "images/sub/a.jpg"),)
+    assert [file.path for file in files] == [str(tmp_path / "images/sub/a.jpg")]
 
 
 def test_c17_every_missing_file_is_listed(tmp_path: Path) -> None:
@@ -235,7 +229,7 @@ def test_c17_an_absolute_path_ignores_the_root(tmp_path: Path) -> None:
     path.write_text(f"id,path\na,a.png\nb,{tmp_path}/elsewhere/b.png\n")
     files = read_manifest(path, ColumnNames(), root=tmp_path / "root").files
     assert files is not None
-    assert files.path == (str(tmp_path / "root/a.png"), str(tmp_path / "elsewhere/b.png"))
+    assert [file.path for file in files] == [str(tmp_path / "root/a.png"), str(tmp_path / "elsewhere/b.png")]
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
@@ -310,7 +304,7 @@ def test_names_that_are_not_utf8_are_listed_with_the_bytes_shown(tmp_path: Path)
     manifest = read_folder(tmp_path / "f", None, ColumnNames())
     assert manifest.ids == ["caf\\xe9.jpg", "good.jpg", "\\xff/1.jpg"]
     assert manifest.files is not None
-    assert manifest.files.size.tolist() == [-1, 0, -1]
+    assert [file.size for file in manifest.files] == [-1, 0, -1]
 
 
 def test_options_of_tables_are_refused_for_folders(tmp_path: Path) -> None:
@@ -328,7 +322,7 @@ def test_links_that_lead_nowhere_are_listed(tmp_path: Path) -> None:
     manifest = read_folder(tmp_path, None, ColumnNames())
     assert manifest.ids == ["a/1.jpg", "a/2.mpo", "a/gone.jpg", "a/loop.jpg"]
     assert manifest.files is not None
-    assert manifest.files.size.tolist() == [1, 1, -1, -1]
+    assert [file.size for file in manifest.files] == [1, 1, -1, -1]
 
 
 def test_text_that_no_store_takes_is_refused_with_its_row(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from PIL import Image
 from ncm_cli.errors import InputError
 from ncm_cli.images import encoder as encoders
 from ncm_cli.images import reading
-from ncm_cli.store.journal import ImageFile
+from ncm_cli.store.columns import ImageFile
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="images are read by threads here")
 

@@ -19,12 +19,13 @@ from ncm_cli.errors import InputError
 from ncm_cli.images import remote
 from ncm_cli.images.archives import read_archives
 from ncm_cli.images.decode import DecodeError
-from ncm_cli.images.manifest import ColumnNames, read_folder
+from ncm_cli.images.folder import read_folder
+from ncm_cli.images.manifest import ColumnNames
 from ncm_cli.images.paths import fetch
 from ncm_cli.images.reading import read_image
 from ncm_cli.images.remote import list_remote
 from ncm_cli.main import run
-from ncm_cli.store.journal import ImageFile
+from ncm_cli.store.columns import ImageFile
 
 NAMES = ["sea lake/a 1.jpg", "sea lake/b%2#é?.png", "dog/a&b;c=d.jpg", "dog/x:y.jpg", "dog/+.jpg"]
 
@@ -84,7 +85,7 @@ def test_a_folder_of_a_server_is_the_folder_on_disk(
         found = read_folder(Path(source), None, ColumnNames())
         assert (found.ids, found.text) == (known.ids, known.text)
         assert found.files is not None
-        assert [fetch(path).decode() for path in found.files.path] == found.ids == sorted(NAMES)
+        assert [fetch(file.path).decode() for file in found.files] == found.ids == sorted(NAMES)
         assert found.notes == known.notes
 
 

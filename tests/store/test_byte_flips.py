@@ -13,8 +13,9 @@ import pytest
 
 from ncm_cli.baselines.choice import SweepTable, read_sweep, write_sweep
 from ncm_cli.errors import InputError
+from ncm_cli.store.columns import ImageFile
 from ncm_cli.store.files import read_result, write_result
-from ncm_cli.store.journal import ImageFile, Journal, journal_folder
+from ncm_cli.store.journal import Journal, journal_folder
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import read_probe
 

@@ -17,7 +17,8 @@ import pytest
 
 from ncm_cli.errors import InputError, MismatchError
 from ncm_cli.store import recognise
-from ncm_cli.store.journal import ImageFile, Journal, journal_folder, read_facts
+from ncm_cli.store.columns import ImageFile
+from ncm_cli.store.journal import Journal, journal_folder, read_facts
 
 KEY = {"encoder": {"model": "pixels:8", "precision": "fp32"}, "format": 1}
 

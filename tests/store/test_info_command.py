@@ -19,8 +19,9 @@ from ncm_cli.errors import InputError
 from ncm_cli.main import run
 from ncm_cli.probes.evaluate import logits
 from ncm_cli.results.lines import read_sources
+from ncm_cli.store.columns import ImageFile
 from ncm_cli.store.files import write_result
-from ncm_cli.store.journal import ImageFile, Journal, journal_folder
+from ncm_cli.store.journal import Journal, journal_folder
 from ncm_cli.store.probe import TUNED, write_probe
 
 COMMON = ("format", "rows", "dim", "columns", "encoder", "fingerprint", "failed")
