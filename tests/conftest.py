@@ -71,7 +71,7 @@ def text_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import open_clip
     from safetensors.torch import save_file
 
-    from ncm_cli.images.network import quiet_root_logger
+    from ncm_cli.images.clip_model import quiet_root_logger
     from ncm_cli.solvers.device import own_random_numbers
 
     folder = tmp_path_factory.mktemp("text") / "clip"

@@ -20,8 +20,9 @@ from ncm_cli.errors import InputError, MismatchError, listing
 from ncm_cli.finetune.options import FinetuneOptions, files_of
 from ncm_cli.finetune.rows import ManifestRows, Pictures, read_rows
 from ncm_cli.finetune.train import Epoch, Training, config_of, picks, request_of
-from ncm_cli.images.encoder import EncoderRequest, load_encoder, request_key, start_loading
+from ncm_cli.images.encoder import load_encoder, request_key, start_loading
 from ncm_cli.images.network import TorchEncoder
+from ncm_cli.images.request import EncoderRequest
 from ncm_cli.images.weights import tuned_facts, write_tuned
 from ncm_cli.options import as_json, check, parse_workers
 from ncm_cli.probes.evaluate import evaluate

@@ -23,8 +23,8 @@ from ncm_cli.baselines.choice import METRICS, best_checkpoints
 from ncm_cli.errors import InputError
 from ncm_cli.finetune.options import FinetuneOptions
 from ncm_cli.finetune.rows import ManifestRows, Pictures, Positions
-from ncm_cli.images.encoder import EncoderRequest, Preprocess
 from ncm_cli.images.network import TorchEncoder
+from ncm_cli.images.request import EncoderRequest, Preprocess
 from ncm_cli.probes import metrics
 from ncm_cli.probes.metrics import PairRows, Rows, decide
 from ncm_cli.probes.rows_and_pairs import Problem, RawRows

@@ -1,139 +1,25 @@
-"""What an encoder is, what decides its features, and how one is loaded.
-
-Also ``pixels:SIZE``, the picture itself as features: no network, only numpy and Pillow.
-"""
+"""What an encoder is, what decides its features, and how one is loaded."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from PIL import Image
 
-from ncm_cli.errors import InputError
-from ncm_cli.images.decode import DECODE_POLICY, MAX_PIXELS, SAMPLE_POLICY, DecodeError, decode
+from ncm_cli.images.decode import DECODE_POLICY, SAMPLE_POLICY
+from ncm_cli.images.network import TorchEncoder, import_library
 from ncm_cli.images.options import (
-    DEFAULT_MODEL,
-    DEFAULT_PRETRAINED,
-    PRECISIONS,
-    canonical,
-    parse_augment,
-    parse_size,
     refuse_device,
 )
+from ncm_cli.images.pixels import PixelsEncoder
+from ncm_cli.images.request import LIBRARIES, EncoderRequest, Preprocess
+from ncm_cli.images.weights import chosen_weights, looks_like_a_path, request_facts
 from ncm_cli.progress import Reporter
-
-LIBRARIES = {
-    "pixels": ("pillow",),
-    "timm": ("timm", "torchvision", "pillow"),
-    "open_clip": ("open_clip_torch", "timm", "torchvision", "pillow"),
-}
-"""The distributions whose version may move a feature, for each kind of encoder."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncoderRequest:
-    """What a user asks for.
-
-    ``model`` is ``pixels:SIZE``, ``timm:NAME``, an open_clip name, ``local-dir:FOLDER``, ``hf-hub:ORG/REPO``,
-    or the path of an open_clip model configuration (``.json``). ``pretrained`` is an open_clip tag, a
-    checkpoint file, ``default`` for timm, or None; pixels have no weights, and folders and repositories bring
-    their own. ``precision`` (fp32, bf16, fp16) is how the network computes; features are float32 whatever it
-    is. ``normalize`` divides each row by its Euclidean norm. ``seed`` is of ``augment`` and of
-    ``random_init``. ``intensity_range`` are the samples that are black and white in images of more than 8
-    bits; None takes what files declare. ``decode`` is ``exact``, or ``fast`` where large JPEG files may be
-    decoded at a reduced size. ``image_size`` is the side of the pictures that a timm model sees, if not its
-    own.
-    """
-
-    model: str = DEFAULT_MODEL
-    pretrained: str | None = None
-    precision: str = "fp32"
-    normalize: bool = False
-    random_init: bool = False
-    augment: str | None = None
-    seed: int = 0
-    intensity_range: tuple[float, float] | None = None
-    decode: str = "exact"
-    image_size: int | None = None
-
-    @property
-    def kind(self) -> str:
-        """A key of `LIBRARIES`: the prefix of the model's name, or ``open_clip``."""
-        prefix, colon, _ = self.model.partition(":")
-        return prefix if colon and prefix in LIBRARIES else "open_clip"
-
-    @property
-    def weights(self) -> str | None:
-        """The weights that are meant: the default model's default tag, and None where none apply."""
-        own = self.model.startswith(("pixels:", "local-dir:", "hf-hub:"))
-        if own or self.random_init:
-            return None
-        return (
-            DEFAULT_PRETRAINED if (self.pretrained, self.model) == (None, DEFAULT_MODEL) else self.pretrained
-        )
-
-    def describe(self, **facts: Any) -> dict[str, Any]:
-        """An encoder's description: ``facts`` and what every kind shares."""
-        shared = {"decode_policy": DECODE_POLICY, "normalize": self.normalize}
-        return {"precision": self.precision, **facts, **shared} | self.views()
-
-    def views(self) -> dict[str, Any]:
-        """What is asked of the pictures, where it is: an augmentation, a range of samples, fast decoding."""
-        chain, span = parse_augment(self.augment), self.intensity_range
-        view = {"view": {"augment": canonical(chain), "seed": self.seed}} if chain else {}
-        fast = {"decode": self.decode} if self.decode != "exact" else {}
-        return view | ({"intensity_range": list(span)} if span is not None else {}) | fast
-
-    def augmented(self, image: Image.Image, id: str) -> Image.Image:
-        """The picture with the augmentation that is asked for."""
-        chain = parse_augment(self.augment)
-        if not chain:
-            return image
-        from ncm_cli.images.augment import apply
-
-        return apply(chain, image, seed=self.seed, id=id)
-
-    def finish(self, features: np.ndarray) -> np.ndarray:
-        """Float32 rows as they are wanted: normalised, or as they are."""
-        return unit_rows(features) if self.normalize else np.ascontiguousarray(features, dtype=np.float32)
-
-
-def request_of(
-    encoder: Mapping[str, Any], options: Mapping[str, Any], *, pretrained: str | None, where: object
-) -> EncoderRequest:
-    """What to load for more features like those that an ``encoder`` is described for.
-
-    ``options`` are those with which the features were made, where they are known: they say where the weights
-    are, unless ``pretrained`` does: a file, a tag, or the folder of a ``local-dir:`` model. Raises
-    `InputError`, about ``where``, if no model is named.
-    """
-    model, precision = options.get("model") or encoder.get("model"), encoder.get("precision") or "fp32"
-    if not isinstance(model, str) or precision not in PRECISIONS:
-        raise InputError(
-            "nothing says which encoder made the features",
-            where=where,
-            found=f"model {model!r}, precision {precision!r}",
-            fix="embed the images again; a probe is then to be fitted again",
-        )
-    if pretrained and model.startswith("local-dir:"):
-        model, pretrained = f"local-dir:{pretrained}", None
-    return EncoderRequest(
-        model=model,
-        pretrained=pretrained or options.get("pretrained"),
-        precision=precision,
-        normalize=bool(encoder.get("normalize")),
-        random_init=bool(options.get("random_init")),
-        seed=int(options.get("seed") or 0),
-        intensity_range=encoder.get("intensity_range"),
-        decode=encoder.get("decode") or "exact",
-    )
 
 
 def request_key(request: EncoderRequest) -> dict[str, Any]:
@@ -153,84 +39,8 @@ def request_key(request: EncoderRequest) -> dict[str, Any]:
         "libraries": {name: _version(name) for name in LIBRARIES[request.kind]},
     }
     if not pixels:
-        from ncm_cli.images.weights import request_facts
-
         key |= request_facts(request)
     return key | request.views()
-
-
-@dataclass(frozen=True)
-class Resize:
-    """A picture at another size, as torchvision's ``Resize`` makes it, without importing torchvision.
-
-    ``size`` is the shorter side, the aspect ratio kept and the longer side rounded down, or (height, width).
-    """
-
-    size: int | tuple[int, int]
-    resample: int
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        """The picture resized, or the box of it that is one."""
-        box = image.info.get("box") or (0, 0, *image.size)
-        width, height = box[2:]
-        if isinstance(self.size, int):
-            longer = int(self.size * max(width, height) / min(width, height))
-            size = (self.size, longer) if width <= height else (longer, self.size)
-        else:
-            size = self.size[::-1]
-        return image if size == (width, height) else image.resize(size, Image.Resampling(self.resample), box)
-
-
-@dataclass(frozen=True)
-class CentreCrop:
-    """The middle of a picture, black where it is too small, as torchvision's ``CenterCrop`` takes it."""
-
-    height: int
-    width: int
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        """The picture cropped."""
-
-        def start(whole: int, part: int) -> int:
-            return -((part - whole) // 2) if part > whole else round((whole - part) / 2)
-
-        left, top = start(image.width, self.width), start(image.height, self.height)
-        return image.crop((left, top, left + self.width, top + self.height))
-
-
-@dataclass(frozen=True)
-class Preprocess:
-    """What makes a decoded picture an item of a batch. It holds no model: reader processes have a copy.
-
-    ``steps`` are applied one after another to the augmented picture; ``shortest`` is the side that they give
-    its shorter edge, or None where they can't enlarge much.
-    """
-
-    request: EncoderRequest
-    steps: tuple[Callable[[Any], Any], ...]
-    shortest: int | None = None
-
-    def decode(self, data: bytes) -> Image.Image:
-        """The picture in a file's bytes, as the request wants it; raises `DecodeError`."""
-        first, side = self.steps[0], None
-        if self.request.decode == "fast" and isinstance(first, Resize):
-            side = int(np.max(first.size))
-        return decode(data, self.request.intensity_range, side)
-
-    def __call__(self, image: Image.Image, id: str) -> np.ndarray:
-        """(H, W, 3) uint8 of one decoded RGB picture; ``id`` seeds the augmentation.
-
-        Where a model's own transform ends in another way than with scaling and normalising, which `encode`
-        does for a whole batch, it is what the transform gives: (3, H, W) float32.
-
-        Raises `DecodeError` for a picture so narrow that the model's resize would need an over-limit one.
-        """
-        image = self.request.augmented(image, id)
-        if self.shortest is not None:
-            check_resize(image, self.shortest)
-        for step in self.steps:
-            image = step(image)
-        return np.asarray(image)
 
 
 class Encoder(Protocol):
@@ -264,9 +74,6 @@ def start_loading(request: EncoderRequest, reporter: Reporter) -> None:
     """Say what is to be loaded, or is wrong with a file of weights; import the library in a thread."""
     if request.kind == "pixels":
         return
-    from ncm_cli.images.network import import_library
-    from ncm_cli.images.weights import chosen_weights, looks_like_a_path
-
     if request.pretrained and request.weights is None and not request.random_init:
         reporter.warn(f"no effect: --pretrained {request.pretrained}; {request.model} has its own weights")
     if request.weights and looks_like_a_path(request.weights):
@@ -302,31 +109,7 @@ def load_encoder(request: EncoderRequest, *, device: str = "auto", reporter: Rep
         for error in refuse_device(request.model, device):
             raise error
         return PixelsEncoder(request)
-    from ncm_cli.images.network import TorchEncoder
-
     return TorchEncoder(request, device, reporter)
-
-
-def unit_rows(features: np.ndarray) -> np.ndarray:
-    """Rows of (N, d) ``features`` divided by their Euclidean norm, as float32; zero rows stay zero.
-
-    Norms are taken in float64: the squares of half-precision values above 255 overflow in their own type.
-    """
-    wide = np.asarray(features, dtype=np.float64)
-    norms = np.linalg.norm(wide, axis=1, keepdims=True)
-    with np.errstate(invalid="ignore"):  # infinite rows: whoever stores them refuses them by id
-        return np.divide(wide, norms, out=np.zeros_like(wide), where=norms != 0).astype(np.float32)
-
-
-def check_resize(image: Image.Image, shortest: int) -> None:
-    """Refuse a picture that would be over the pixel limit once its shorter side is ``shortest``."""
-    width, height = image.size
-    pixels = shortest * shortest * max(width, height) / min(width, height)
-    if pixels > MAX_PIXELS:
-        raise DecodeError(
-            f"{width} x {height} is too narrow: with its shorter side at {shortest} it has {pixels:,.0f} "
-            f"pixels, over the limit of {MAX_PIXELS:,}"
-        )
 
 
 def _version(distribution: str) -> str | None:
@@ -334,38 +117,3 @@ def _version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-class PixelsEncoder:
-    """Area mean to SIZE × SIZE, RGB, flattened row by row (row, column, channel), divided by 255.
-
-    The area mean is Pillow's BOX filter, columns then rows, each rounded to 8 bits: within 1/255 of the exact
-    mean. The aspect ratio is not kept. ``dim`` = 3·SIZE².
-    """
-
-    def __init__(self, request: EncoderRequest) -> None:
-        size = parse_size(request.model)
-        self._request = request
-        self.preprocess = Preprocess(request, (Resize((size, size), Image.Resampling.BOX),))
-        self.dim, self.device, self.batch_size = 3 * size**2, "cpu", 256
-        resize = {"resize": "squash", "interpolation": "box", "crop": None}
-        self.description: dict[str, Any] = request.describe(
-            kind="pixels",
-            model=f"pixels:{size}",
-            weights_sha256=None,
-            activation=None,
-            image_size=[size, size],
-            preprocess=resize | {"mean": [0.0, 0.0, 0.0], "std": [1.0, 1.0, 1.0]},
-            projection=None,
-            precision="fp32",
-        )
-
-    def encode(self, items: Sequence[np.ndarray]) -> np.ndarray:
-        """(B, 3·SIZE²) float32 in 0..1, or unit rows when the request normalises."""
-        rows = np.stack(items).reshape(len(items), -1).astype(np.float32) / np.float32(255)
-        return self._request.finish(rows)
-
-    def start(self, items: Sequence[np.ndarray]) -> Callable[[], np.ndarray]:
-        """`encode`, at once."""
-        features = self.encode(items)
-        return lambda: features

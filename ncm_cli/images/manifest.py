@@ -87,7 +87,8 @@ class Manifest:
 
     ``files``, in the same order and without digests, is None when features come from an array; ``text`` has
     one list for each column, blank where a value is missing; ``numeric`` are the columns that hold numbers.
-    ``notes`` say what was decided on the way, ``warnings`` what is probably a mistake in the table or the folders' names.
+    ``notes`` say what was decided on the way, ``warnings`` what is probably a mistake in the table or in the
+    names of the folders.
     """
 
     source: Path

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError, listing
 from ncm_cli.images import weights
-from ncm_cli.images.encoder import EncoderRequest, request_of, start_loading
+from ncm_cli.images.encoder import start_loading
 from ncm_cli.images.options import OPENAI, TextOptions, parse_classes, parse_prompt, words_for
+from ncm_cli.images.request import EncoderRequest, request_of
 from ncm_cli.options import is_file
 from ncm_cli.progress import Reporter
 from ncm_cli.store.digests import OTHER_WEIGHTS, require_same_encoder

@@ -40,7 +40,7 @@ from ncm_cli.store.probe import TUNED
 if TYPE_CHECKING:
     import torch
 
-    from ncm_cli.images.encoder import EncoderRequest
+    from ncm_cli.images.request import EncoderRequest
 
 _SMALL, _LARGEST_RATIO = 64 << 20, 8
 """What an archive may unpack to: bytes that any may, and how often its size."""

@@ -14,10 +14,11 @@ import numpy as np
 
 from ncm_cli.errors import InputError, NcmError, UsageError
 from ncm_cli.images.decode import sniff
-from ncm_cli.images.encoder import LIBRARIES, EncoderRequest, load_encoder, request_of, start_loading
+from ncm_cli.images.encoder import load_encoder, start_loading
 from ncm_cli.images.folder import IMAGE_SUFFIXES, walk_images
 from ncm_cli.images.manifest import ColumnNames, absolute_text, printable, read_manifest
 from ncm_cli.images.reading import encode_batches
+from ncm_cli.images.request import LIBRARIES, EncoderRequest, request_of
 from ncm_cli.options import parse_batch_size, parse_workers
 from ncm_cli.probes import metrics
 from ncm_cli.probes.evaluate import logits

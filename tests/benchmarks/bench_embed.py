@@ -34,8 +34,9 @@ import torch
 from PIL import Image, features
 
 from ncm_cli.errors import NcmError
-from ncm_cli.images.encoder import EncoderRequest, load_encoder
+from ncm_cli.images.encoder import load_encoder
 from ncm_cli.images.reading import AT_ONCE, cores, read_ahead
+from ncm_cli.images.request import EncoderRequest
 from ncm_cli.progress import SILENT
 from ncm_cli.solvers.device import exact
 from ncm_cli.store.columns import ImageFile

@@ -33,8 +33,9 @@ import torch
 from PIL import Image
 
 from ncm_cli.images.embed import EmbedReport, embed
-from ncm_cli.images.encoder import EncoderRequest, load_encoder
+from ncm_cli.images.encoder import load_encoder
 from ncm_cli.images.options import EmbedOptions
+from ncm_cli.images.request import EncoderRequest
 from ncm_cli.progress import Reporter, Task
 from ncm_cli.store.features import FeatureStore
 

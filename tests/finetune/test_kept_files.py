@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from ncm_cli.errors import InputError
 from ncm_cli.finetune import finetune as work
 from ncm_cli.finetune.options import files_of
-from ncm_cli.images.encoder import EncoderRequest, load_encoder
+from ncm_cli.images.encoder import load_encoder
+from ncm_cli.images.request import EncoderRequest
 from ncm_cli.images.weights import TUNED, tuned_facts, write_tuned
 from ncm_cli.main import run
 from ncm_cli.progress import SILENT

@@ -173,7 +173,7 @@ def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> TinyClip:
     import torch
     from safetensors.torch import save_file
 
-    from ncm_cli.images.network import quiet_root_logger
+    from ncm_cli.images.clip_model import quiet_root_logger
     from ncm_cli.solvers.device import own_random_numbers
 
     root = tmp_path_factory.mktemp("clip")
@@ -219,7 +219,7 @@ def reference() -> Callable[..., tuple[Any, Any]]:
     """Makes the model and transform that open_clip itself makes for a name and a checkpoint."""
     import open_clip
 
-    from ncm_cli.images.network import quiet_root_logger
+    from ncm_cli.images.clip_model import quiet_root_logger
 
     def make(name: str, checkpoint: Path | None = None) -> tuple[Any, Any]:
         with quiet_root_logger():

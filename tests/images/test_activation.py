@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.images.encoder import EncoderRequest, load_encoder
-from ncm_cli.images.network import OPENAI_SETTINGS, evidence_in
+from ncm_cli.images.clip_model import OPENAI_SETTINGS, evidence_in
+from ncm_cli.images.encoder import load_encoder
+from ncm_cli.images.request import EncoderRequest
 from ncm_cli.progress import SILENT
 from ncm_cli.store.digests import fingerprint
 

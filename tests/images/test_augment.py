@@ -11,8 +11,9 @@ from PIL import Image
 
 from ncm_cli.errors import UsageError
 from ncm_cli.images.augment import apply
-from ncm_cli.images.encoder import EncoderRequest, load_encoder, request_key
+from ncm_cli.images.encoder import load_encoder, request_key
 from ncm_cli.images.options import AUGMENTATIONS, parse_augment
+from ncm_cli.images.request import EncoderRequest
 from ncm_cli.progress import SILENT
 from ncm_cli.store.digests import differing_fields, fingerprint
 

@@ -15,7 +15,8 @@ import pytest
 from PIL import Image, ImageFile, ImageOps, PngImagePlugin
 
 from ncm_cli.images.decode import MAX_PIXELS, DecodeError, decode, exif_orientation, read_bytes, to_rgb
-from ncm_cli.images.encoder import EncoderRequest, load_encoder
+from ncm_cli.images.encoder import load_encoder
+from ncm_cli.images.request import EncoderRequest
 from ncm_cli.progress import SILENT
 
 Picture = Callable[..., Image.Image]

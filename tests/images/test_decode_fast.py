@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from ncm_cli.errors import MismatchError, UsageError
-from ncm_cli.images.encoder import EncoderRequest, load_encoder
+from ncm_cli.images.encoder import load_encoder
+from ncm_cli.images.request import EncoderRequest
 from ncm_cli.progress import SILENT
 from ncm_cli.store.features import FeatureStore
 

@@ -10,7 +10,8 @@ from PIL import Image
 
 from ncm_cli.errors import InputError
 from ncm_cli.images.decode import decode
-from ncm_cli.images.encoder import EncoderRequest, load_encoder
+from ncm_cli.images.encoder import load_encoder
+from ncm_cli.images.request import EncoderRequest
 from ncm_cli.progress import SILENT
 
 DOGS = range(151, 269)

@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from ncm_cli.errors import InputError, MismatchError
-from ncm_cli.images.encoder import EncoderRequest, load_encoder
+from ncm_cli.images.encoder import load_encoder
+from ncm_cli.images.request import EncoderRequest
 from ncm_cli.progress import SILENT
 from ncm_cli.store.features import FeatureStore
 

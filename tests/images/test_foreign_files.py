@@ -21,8 +21,9 @@ import pytest
 from PIL import Image
 
 from ncm_cli.errors import InputError, NcmError
-from ncm_cli.images.encoder import EncoderRequest, load_encoder, request_key
-from ncm_cli.images.network import find_clip
+from ncm_cli.images.clip_model import find_clip
+from ncm_cli.images.encoder import load_encoder, request_key
+from ncm_cli.images.request import EncoderRequest
 from ncm_cli.images.torchscript import torchscript_tensors
 from ncm_cli.progress import SILENT
 

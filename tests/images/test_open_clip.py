@@ -17,7 +17,8 @@ from PIL import Image
 
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.images.decode import DecodeError
-from ncm_cli.images.encoder import EncoderRequest, load_encoder
+from ncm_cli.images.encoder import load_encoder
+from ncm_cli.images.request import EncoderRequest
 from ncm_cli.progress import SILENT
 from ncm_cli.store.digests import differing_fields, fingerprint
 
@@ -95,7 +96,7 @@ def test_c44_a_models_own_preprocessing_is_used_and_stored(tiny_clip, picture: P
 def test_c44_default_preprocessing_on_a_model_with_another_is_warned_about(heard) -> None:
     import open_clip
 
-    from ncm_cli.images.network import ClipSource, warn_on_preprocess
+    from ncm_cli.images.clip_model import ClipSource, warn_on_preprocess
 
     used = vars(open_clip.transform.PreprocessCfg())
     warn_on_preprocess(ClipSource("ViT-B-16-SigLIP", checkpoint=Path("w.safetensors")), used, heard)

@@ -15,14 +15,9 @@ import pytest
 from PIL import Image
 
 from ncm_cli.errors import UsageError
-from ncm_cli.images.encoder import (
-    DEFAULT_MODEL,
-    EncoderRequest,
-    load_encoder,
-    request_key,
-    unit_rows,
-)
+from ncm_cli.images.encoder import DEFAULT_MODEL, load_encoder, request_key
 from ncm_cli.images.options import EmbedOptions
+from ncm_cli.images.request import EncoderRequest, unit_rows
 from ncm_cli.options import check
 from ncm_cli.progress import SILENT
 from ncm_cli.store.digests import fingerprint

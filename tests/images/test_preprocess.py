@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.images.encoder import EncoderRequest, Preprocess
+from ncm_cli.images.request import EncoderRequest, Preprocess
 
 SIDES = [(224, 224), (1, 5), (224, 300), (301, 224), (37, 53), (640, 231), (90, 640)]
 

@@ -15,7 +15,8 @@ import pytest
 from PIL import Image
 
 from ncm_cli.images.decode import DecodeError, UndeclaredRangeError, decode, range_advice
-from ncm_cli.images.encoder import EncoderRequest, load_encoder, request_key
+from ncm_cli.images.encoder import load_encoder, request_key
+from ncm_cli.images.request import EncoderRequest
 from ncm_cli.progress import SILENT
 
 tifffile = pytest.importorskip("tifffile")

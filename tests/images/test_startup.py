@@ -13,7 +13,8 @@ import pytest
 
 from ncm_cli.errors import InputError
 from ncm_cli.images import weights
-from ncm_cli.images.encoder import EncoderRequest, load_encoder, start_loading
+from ncm_cli.images.encoder import load_encoder, start_loading
+from ncm_cli.images.request import EncoderRequest
 from ncm_cli.progress import SILENT
 
 

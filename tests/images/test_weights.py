@@ -15,7 +15,8 @@ import pytest
 from PIL import Image
 
 from ncm_cli.errors import InputError
-from ncm_cli.images.encoder import EncoderRequest, load_encoder, request_key
+from ncm_cli.images.encoder import load_encoder, request_key
+from ncm_cli.images.request import EncoderRequest
 from ncm_cli.progress import SILENT
 
 Picture = Callable[..., Image.Image]
