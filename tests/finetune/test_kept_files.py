@@ -17,10 +17,11 @@ from ncm_cli.finetune import finetune as work
 from ncm_cli.finetune.options import files_of
 from ncm_cli.images.encoder import load_encoder
 from ncm_cli.images.request import EncoderRequest
-from ncm_cli.images.weights import TUNED, tuned_facts, write_tuned
+from ncm_cli.images.weights import tuned_facts, write_tuned
 from ncm_cli.main import run
 from ncm_cli.progress import SILENT
 from ncm_cli.store.files import write_result
+from ncm_cli.store.probe import TUNED
 
 from .test_finetune import options_of
 

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from ncm_cli.errors import UsageError
-from ncm_cli.images.encoder import DEFAULT_MODEL, load_encoder, request_key
-from ncm_cli.images.options import EmbedOptions
+from ncm_cli.images.encoder import load_encoder, request_key
+from ncm_cli.images.options import DEFAULT_MODEL, EmbedOptions
 from ncm_cli.images.request import EncoderRequest, unit_rows
 from ncm_cli.options import check
 from ncm_cli.progress import SILENT
