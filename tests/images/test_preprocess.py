@@ -51,7 +51,7 @@ def test_a_batch_is_what_the_published_transform_gives(make: Any, plain: bool) -
     steps, scale = picture_steps(transform)
     encoder.device, encoder._copies = "cpu", None
     encoder._scale = [torch.as_tensor(value).view(-1, 1, 1) for value in scale]
-    assert plain == all(type(step).__module__ == "ncm_cli.images.encoder" for step in steps)
+    assert plain == all(type(step).__module__ == "ncm_cli.images.request" for step in steps)
     preprocess = pickle.loads(pickle.dumps(Preprocess(EncoderRequest(), steps)))
     rng = np.random.default_rng(0)
     pictures = [Image.fromarray(rng.integers(0, 256, (*sides, 3), dtype=np.uint8)) for sides in SIDES]
