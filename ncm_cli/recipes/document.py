@@ -17,22 +17,23 @@ import yaml
 
 from ncm_cli.errors import InputError, nearest
 
-SHOWN = 40
+MAX_SHOWN = 40
 """Mistakes listed before the rest are only counted."""
 
 MAX_BYTES = 1 << 18
 MAX_DEPTH = 20
-MOST_VALUES = 20_000
-"""A recipe is written by hand: larger, deeper than four times the deepest, or with more values (those behind
-aliases counted each time), it is something else."""
+MAX_VALUES = 20_000
+"""Bounds of a file that is read as a recipe. Values behind aliases count each time; people write at most five
+levels."""
 
-MOST_FILLED = 200_000
+MAX_FILLED = 200_000
 """Values, and lines of text, of all steps in all cells with their variables filled in."""
 
-MOST_NESTED = 40
-"""Variables in one another, and what stands for one."""
+MAX_NESTED = 40
+"""Variables in one another."""
 
-MOST_CELLS = 10_000
+MAX_CELLS = 10_000
+"""Combinations of the matrix's values."""
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 NUMBER = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -69,14 +70,14 @@ class RecipeError(InputError):
 
     def lines(self) -> list[tuple[str, str]]:
         shown = []
-        for one in self.problems[:SHOWN]:
+        for one in self.problems[:MAX_SHOWN]:
             text = f"{one.path}: {one.what}" if one.path else one.what
             if 0 < one.line <= len(self._source):
                 snippet = self._source[one.line - 1].strip()
                 # A snippet says which line is meant; a longer one would bury the message.
                 text += f"\n      | {snippet[:100]}{' ...' if len(snippet) > 100 else ''}"
             shown.append((f"line {one.line}" if one.line else "at", text))
-        left = len(self.problems) - SHOWN
+        left = len(self.problems) - MAX_SHOWN
         return [*shown, ("and", f"{left} more")] if left > 0 else shown
 
 
@@ -97,8 +98,8 @@ def refuse_size(depth: int, values: int, mark: yaml.Mark) -> None:
     """A `yaml.MarkedYAMLError` for a document that is deeper or has more values than a recipe."""
     if depth > MAX_DEPTH + 1:
         raise yaml.MarkedYAMLError(problem=f"nested more than {MAX_DEPTH} deep", problem_mark=mark)
-    if values > MOST_VALUES:
-        raise yaml.MarkedYAMLError(problem=f"more than {MOST_VALUES:,} values", problem_mark=mark)
+    if values > MAX_VALUES:
+        raise yaml.MarkedYAMLError(problem=f"more than {MAX_VALUES:,} values", problem_mark=mark)
 
 
 class Mistakes:
@@ -118,7 +119,7 @@ class Mistakes:
     def unknown(self, line: int, path: str, kind: str, name: str, known: Iterable[str]) -> None:
         """A name that isn't there, with the nearest that is, or all of them."""
         every = list(known)
-        close = nearest(name, every) if len(self._found) < SHOWN else None  # it takes its time
+        close = nearest(name, every) if len(self._found) < MAX_SHOWN else None  # it takes its time
         hint = f"did you mean {close!r}?" if close else f"known: {', '.join(every) or 'none'}"
         self.add(line, path, f"no {kind} named {name!r}; {hint}")
 
@@ -191,7 +192,6 @@ def parse(text: str, mistakes: Mistakes, *, base: Path | None = None) -> Node | 
     """
     # In a flow mapping a plain ${name} would end at its brace: hide variables' braces from the parser.
     hidden = _VARIABLE.sub(lambda match: f"${_OPEN}{match[1]}{_CLOSE}", text)
-    done: dict[int, tuple[Node, int]] = {}
     values = 0
 
     def line_of(mark: yaml.Mark | None) -> int:
@@ -199,38 +199,29 @@ def parse(text: str, mistakes: Mistakes, *, base: Path | None = None) -> Node | 
 
     def built(node: yaml.Node, path: str, depth: int) -> Node:
         nonlocal values
-        before, values = values, values + 1
-        if id(node) in done:
-            made, size = done[id(node)]
-            values = before + size
-            refuse_size(depth, values, node.start_mark)
-            return made
-        line = line_of(node.start_mark)
+        values, line = values + 1, line_of(node.start_mark)
         refuse_size(depth, values, node.start_mark)
         if node.tag not in _TAGS:
             mistakes.add(line, path, f"the tag {node.tag!r} isn't allowed; write the value without it")
         if isinstance(node, yaml.ScalarNode):
             shown = node.value.replace(_OPEN, "{").replace(_CLOSE, "}")
-            made = Node(scalar_value(shown) if node.style is None else shown, line, shown, base)
-        elif isinstance(node, yaml.SequenceNode):
-            made = Node(
+            return Node(scalar_value(shown) if node.style is None else shown, line, shown, base)
+        if isinstance(node, yaml.SequenceNode):
+            return Node(
                 [built(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(node.value, 1)], line
             )
-        else:
-            entries: dict[str, Node] = {}
-            keys: dict[str, int] = {}
-            for key, value in node.value:
-                own, key_line = built(key, path, depth + 1), line_of(key.start_mark)
-                inner = f"{path}.{own.text}" if path else own.text
-                if isinstance(own.value, list | dict):
-                    mistakes.add(key_line, path, f"a key must be text, not {own.kind()}")
-                elif own.text in entries:
-                    mistakes.add(key_line, inner, f"this key is already on line {keys[own.text]}")
-                else:
-                    entries[own.text], keys[own.text] = built(value, inner, depth + 1), key_line
-            made = Node(entries, line, keys=keys)
-        done[id(node)] = made, values - before
-        return made
+        entries: dict[str, Node] = {}
+        keys: dict[str, int] = {}
+        for key_node, value in node.value:
+            key, key_line = built(key_node, path, depth + 1), line_of(key_node.start_mark)
+            inner = f"{path}.{key.text}" if path else key.text
+            if isinstance(key.value, list | dict):
+                mistakes.add(key_line, path, f"a key must be text, not {key.kind()}")
+            elif key.text in entries:
+                mistakes.add(key_line, inner, f"this key is already on line {keys[key.text]}")
+            else:
+                entries[key.text], keys[key.text] = built(value, inner, depth + 1), key_line
+        return Node(entries, line, keys=keys)
 
     try:
         root = yaml.compose(hidden, Loader=_Loader)
@@ -253,9 +244,7 @@ class Variables:
     def __init__(self, mistakes: Mistakes, root: Mapping[str, Node], sets: Iterable[str]) -> None:
         """Take the recipe's values, then a variant's, then those of ``--set``."""
         self._mistakes = mistakes
-        self._left = MOST_FILLED
-        self._done: dict[str, Node] = {}
-        """Variables filled in that no matrix variable is left in."""
+        self._left = MAX_FILLED
         self.plain = self._mapping(root.get("vars"), "vars")
         matrix = self._mapping(root.get("matrix"), "matrix")
         variants = self._mapping(root.get("variants"), "variants")
@@ -276,7 +265,6 @@ class Variables:
         self.matrix: dict[str, list[Node]] = {}
         self.matrix = {name: self._values(name, node) for name, node in matrix.items()}
         self.plain = {name: self.fill(node, f"vars.{name}", {}, (name,)) for name, node in self.plain.items()}
-        self._done = {name: node for name, node in self.plain.items() if not _names_in(node)}
 
     def _mapping(self, node: Node | None, path: str) -> dict[str, Node]:
         if node is None or node.value is None:
@@ -323,7 +311,7 @@ class Variables:
     def fill(self, node: Node, path: str, cell: Mapping[str, Node], within: tuple[str, ...] = ()) -> Node:
         """A node with every variable replaced; those of the matrix stay that the cell doesn't have.
 
-        ``within`` names the variables that are being filled. A recipe that has more than `MOST_FILLED` filled
+        ``within`` names the variables that are being filled. A recipe that has more than `MAX_FILLED` filled
         in is a `RecipeError` at once.
         """
         self._spend(1, node, path)
@@ -335,12 +323,11 @@ class Variables:
         if isinstance(node.value, list):
             items = [self.fill(one, f"{path}[{i}]", cell, within) for i, one in enumerate(node.value, 1)]
             return dataclasses.replace(node, value=items)
-        if "${" not in node.text:
+        if "${" not in node.text or node.is_unresolved:
             return node
         uses = list(_VARIABLE.finditer(node.text))
         values = [self._looked_up(use[1].strip(), node.line, path, cell, within) for use in uses]
         if values and values[0] is not None and uses[0][0] == node.text.strip():
-            self._count(values[0], node, path)
             return _moved(values[0], node.line)
         pieces, end, base = list[str](), 0, node.base
         for use, value in zip(uses, values, strict=True):
@@ -359,16 +346,7 @@ class Variables:
     def _spend(self, cost: int, node: Node, path: str) -> None:
         self._left -= cost
         if self._left < 0:
-            self._refuse(node, path, f"over {MOST_FILLED:,} values where variables are filled in")
-
-    def _count(self, value: Node, node: Node, path: str, depth: int = 0) -> None:
-        """Spend what stands for a variable."""
-        self._spend(1, node, path)
-        if depth > MOST_NESTED:
-            self._refuse(node, path, f"nested more than {MOST_NESTED} deep where variables are filled in")
-        if isinstance(value.value, list | dict):
-            for one in value.value.values() if isinstance(value.value, dict) else value.value:
-                self._count(one, node, path, depth + 1)
+            self._refuse(node, path, f"over {MAX_FILLED:,} values where variables are filled in")
 
     def _refuse(self, node: Node, path: str, what: str) -> None:
         self._mistakes.add(node.line, path, what)
@@ -390,24 +368,18 @@ class Variables:
             chain = " -> ".join([*within[within.index(name) :], name])
             self._mistakes.add(node.line, f"vars.{name}", f"defined by itself: {chain}")
             return Node(None, node.line, unfilled)
-        if name in self._done:
-            return self._done[name]
-        if len(within) > MOST_NESTED:
-            self._refuse(node, f"vars.{name}", f"over {MOST_NESTED} variables in one another")
-        made = self.fill(node, f"vars.{name}", cell, (*within, name))
-        if not cell and not _names_in(made):
-            self._done[name] = made
-        return made
+        if len(within) > MAX_NESTED:
+            self._refuse(node, f"vars.{name}", f"over {MAX_NESTED} variables in one another")
+        return self.fill(node, f"vars.{name}", cell, (*within, name))
 
     def cells(self, node: Node) -> list[dict[str, Node]]:
         """One dict for each combination of the values of the matrix variables that a node depends on."""
-        found = _names_in(node)
-        known = found & self.plain.keys() - self._done.keys()
-        found |= {inner for name in known for inner in _names_in(self.plain[name])}
-        names = [name for name in self.matrix if name in found]
+        used = _names_in(node)
+        used |= {inner for name in used & self.plain.keys() for inner in _names_in(self.plain[name])}
+        names = [name for name in self.matrix if name in used]
         count = math.prod(len(self.matrix[name]) for name in names)
-        if count > MOST_CELLS:
-            self._mistakes.add(0, "matrix", f"{count:,} cells; at most {MOST_CELLS:,} can be run")
+        if count > MAX_CELLS:
+            self._mistakes.add(0, "matrix", f"{count:,} cells; at most {MAX_CELLS:,} can be run")
             self._mistakes.stop_if_any()
         combinations = itertools.product(*(self.matrix[name] for name in names))
         return [dict(zip(names, values, strict=True)) for values in combinations]

@@ -36,7 +36,7 @@ Columns = tuple[str, ...]
 ALIASES = ("label", "split")
 """Names that every feature store understands: its own label and split column, whatever these are called."""
 
-MOST_JOBS = 20_000
+MAX_JOBS = 20_000
 """Steps, one for each cell, of a recipe."""
 
 _PAIRS = ("id_a", "id_b")
@@ -276,8 +276,8 @@ class Steps:
         name = self._step_name(item.value.get("name"), kind, path)
         self.names[name] = item.keys[kind]
         cells = self._variables.cells(options)
-        if len(self._drafts) + len(cells) > MOST_JOBS:
-            self._mistakes.add(item.line, path, f"over {MOST_JOBS:,} steps, each cell counted")
+        if len(self._drafts) + len(cells) > MAX_JOBS:
+            self._mistakes.add(item.line, path, f"over {MAX_JOBS:,} steps, each cell counted")
             self._mistakes.stop_if_any()
         for cell in cells:
             filled = self._variables.fill(options, f"{path}.{kind}", cell)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ncm_cli.recipes.document import MAX_DEPTH, MOST_VALUES, RecipeError
+from ncm_cli.recipes.document import MAX_DEPTH, MAX_VALUES, RecipeError
 from ncm_cli.recipes.load import read_recipe
 
 SECONDS, MEMORY = 4.0, 500 << 20
@@ -85,7 +85,7 @@ def test_random_webs_of_variables_and_aliases_end(tmp_path: Path) -> None:
 def test_a_recipe_of_many_values_is_read(tmp_path: Path) -> None:
     file = tmp_path / "large.yaml"
     nested = "[" * (MAX_DEPTH - 2) + "1" + "]" * (MAX_DEPTH - 2)
-    many = ",".join(map(str, range(MOST_VALUES // 4)))
+    many = ",".join(map(str, range(MAX_VALUES // 4)))
     file.write_text(f"name: x\nvars: {{a: &a [{many}], b: *a, c: '${{a}}', d: {nested}}}\nsteps: []\n")
     with pytest.raises(RecipeError, match="1 problem") as refused:
         read_recipe(file, out=tmp_path / "out")
