@@ -36,7 +36,7 @@ History = Mapping[str, Array]
 TABLE_FORMAT, TABLE_VERSION = "ncm-sweep", 1
 
 
-def plan(options: SweepOptions, *, available_rank: int, reporter: Reporter) -> list[Config]:
+def plan_configs(options: SweepOptions, *, available_rank: int, reporter: Reporter) -> list[Config]:
     """All configurations, by method, trial and seed.
 
     Raises
@@ -235,7 +235,7 @@ ROUNDING = 1e-9
 """Nats: far more than the order of the rows changes in a full batch, far less than other batches do."""
 
 
-def picks(
+def choose_by_rules(
     options: SweepOptions, configs: Sequence[Config], table: SweepTable
 ) -> tuple[list[dict[str, Any]], dict[str, str | None], list[str]]:
     """What each rule picks of each method, why a rule was left out, and the methods that no seed varies.

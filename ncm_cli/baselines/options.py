@@ -76,7 +76,7 @@ _rows = functools.partial(option, None, group="Rows")
 _training = functools.partial(option, group="Training")
 
 
-def files_of(output: Path) -> tuple[Path, ...]:
+def table_files(output: Path) -> tuple[Path, ...]:
     """All files that a sweep writes of ``-o NAME.EXT``; another output is itself."""
     if output.suffix not in TABLES:
         return (output,)
@@ -114,7 +114,7 @@ class SweepOptions(TrainingOptions):
         help="Table to write, .h5 or .csv; NAME.json, NAME.csv and NAME.h5 are all written.",
         role="output",
         flags=("-o",),
-        files=files_of,
+        files=table_files,
         writes=("sweep", "sweep-csv", "sweep-result"),
     )
     save_probes: Path | None = option(

@@ -23,12 +23,12 @@ from ncm_cli.baselines.choice import (
     chunks,
     columns_of,
     metric_names,
-    picks,
-    plan,
+    choose_by_rules,
+    plan_configs,
     table_of,
     write_sweep,
 )
-from ncm_cli.baselines.options import SweepOptions, files_of
+from ncm_cli.baselines.options import SweepOptions, table_files
 from ncm_cli.blocks import chosen
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import as_json, check
@@ -37,7 +37,8 @@ from ncm_cli.probes.contest import held_out_rows
 from ncm_cli.probes.fit import flags_of, origin_of, probe_of
 from ncm_cli.probes.metrics import PairRows, Rows, joint
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.probes.rows_and_pairs import Problem, Variant, read_problem
+from ncm_cli.probes.problem import Problem, Variant
+from ncm_cli.probes.reading import read_problem
 from ncm_cli.probes.selection import facts, pair_facts, stacked
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.solvers.folds import Fold
@@ -83,7 +84,7 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, An
     """
     check(options)
     inputs = {os.path.realpath(path) for path in (options.features, options.pairs) if path is not None}
-    for path in files_of(options.output):
+    for path in table_files(options.output):
         refuse_no_file(path)
         if os.path.realpath(path) in inputs:
             raise UsageError("the output would replace an input", where=path)
@@ -91,7 +92,7 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, An
     output = options.output.with_suffix(".json")
     with writer_lock(output):
         runner = Runner(options, reporter)
-        configs = plan(options, available_rank=runner.rank, reporter=reporter)
+        configs = plan_configs(options, available_rank=runner.rank, reporter=reporter)
         parts = chunks(configs, runner.whole.logits)
         with Journal.open(output, _key(options, runner), replace=True) as journal:
             found = _finished(configs, parts, runner, journal, reporter)
@@ -105,7 +106,7 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, An
                 reporter.warn(f"{len(labels):,} of {len(configs):,} configurations {what}: {counts}")
         history = {name: found[name] for name in runner.metrics}
         table = table_of(options, configs, history, found["diverged"])
-        rows, rules, seedless = picks(options, configs, table)
+        rows, rules, seedless = choose_by_rules(options, configs, table)
         if seedless:
             held_out = runner.problem.pairs is not None and runner.problem.pairs.held_out.any()
             but = " but the folds of the bound" if runner.folds and not held_out else ""
@@ -138,7 +139,7 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, An
             ".json": lambda path: write_result(path, "sweep", body),
         }
         # The named output comes last: where it is, the others are.
-        for path in sorted(files_of(options.output), key=lambda path: path == options.output):
+        for path in sorted(table_files(options.output), key=lambda path: path == options.output):
             writers[path.suffix](path)
         journal.discard()
     return body

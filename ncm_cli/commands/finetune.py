@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ncm_cli.console import Ui
-from ncm_cli.finetune.options import files_of
+from ncm_cli.finetune.options import checkpoint_files
 
 COLUMNS = {
     "val_accuracy": "val accuracy",
@@ -38,5 +38,5 @@ def show(body: dict[str, Any], ui: Ui) -> None:
         f", {data['pairs']['used']:,} pairs ({data['pairs']['held_out']:,} held out)" if data["pairs"] else ""
     )
     ui.note(f"{data['train_rows']:,} training rows{pairs}; {body['epochs']:,} epochs")
-    for path in files_of(Path(body["output"])) if body["written"] else ():
+    for path in checkpoint_files(Path(body["output"])) if body["written"] else ():
         ui.note(f"wrote {path}")

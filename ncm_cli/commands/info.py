@@ -11,7 +11,7 @@ from ncm_cli import __version__
 from ncm_cli.baselines.choice import SweepTable, read_sweep
 from ncm_cli.console import Ui
 from ncm_cli.errors import InputError
-from ncm_cli.finetune.options import files_of
+from ncm_cli.finetune.options import checkpoint_files
 from ncm_cli.images.weights import require_whole, tuned_facts
 from ncm_cli.results.options import InfoOptions
 from ncm_cli.store import hdf5, journal, pairs, probe, recognise
@@ -106,7 +106,7 @@ def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
 def _verify_checkpoint(path: Path, facts: dict[str, Any]) -> None:
     """Check a checkpoint of ``ncm finetune`` by its own digest, and by the result beside it."""
     require_whole(path, facts)
-    result = files_of(path)[2]
+    result = checkpoint_files(path)[2]
     if not result.is_file():
         return
     if sha256_file(path) != read_result(result, kind="finetune").get("checkpoint"):

@@ -17,9 +17,9 @@ import torch
 
 from ncm_cli import __version__
 from ncm_cli.errors import InputError, MismatchError, listing
-from ncm_cli.finetune.options import FinetuneOptions, files_of
-from ncm_cli.finetune.rows import ManifestRows, Pictures, read_rows
-from ncm_cli.finetune.train import Epoch, Training, config_of, picks, request_of
+from ncm_cli.finetune.options import FinetuneOptions, checkpoint_files
+from ncm_cli.finetune.rows import ManifestRows, TrainingPictures, read_rows
+from ncm_cli.finetune.train import Epoch, Training, config_of, best_epochs, network_request
 from ncm_cli.images.encoder import load_encoder, request_key, start_loading
 from ncm_cli.images.network import TorchEncoder
 from ncm_cli.images.request import EncoderRequest
@@ -28,7 +28,8 @@ from ncm_cli.options import as_json, check, parse_workers
 from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.fit import flags_of, probe_of
 from ncm_cli.probes.options import EvalOptions, FitOptions
-from ncm_cli.probes.rows_and_pairs import Problem, read_problem
+from ncm_cli.probes.problem import Problem
+from ncm_cli.probes.reading import read_problem
 from ncm_cli.probes.rules import RULES
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.solvers.training_set import Fit, TrainingSet
@@ -90,23 +91,23 @@ def finetune(options: FinetuneOptions, *, reporter: Reporter = SILENT) -> dict[s
     refuse_replacing(options)
     rows = read_rows(options, reporter)
     with writer_lock(options.output):
-        for path in (*files_of(options.output), unfinished_file(options.output)):
+        for path in (*checkpoint_files(options.output), unfinished_file(options.output)):
             remove_leftovers(path)
         _refuse_foreign(options.output)
         key = jsonable(_key(options, rows))
         if body := _finished(options, key, reporter):
             return body
         problem = _read_problem(options, rows, reporter)
-        start_loading(request_of(options), reporter)
-        network = load_encoder(request_of(options), device=options.device, reporter=reporter)
+        start_loading(network_request(options), reporter)
+        network = load_encoder(network_request(options), device=options.device, reporter=reporter)
         assert isinstance(network, TorchEncoder)
         training = Training(options, problem, rows, network)
-        pictures = Pictures(
+        pictures = TrainingPictures(
             rows.image_files, training.needed, network.preprocess, parse_workers(options.workers), reporter
         )
         history, best = _run(training, pictures, key, reporter)
         body = _write(training, pictures, rows, history, best, reporter) | {"key": key}
-        write_result(files_of(options.output)[2], "finetune", body)
+        write_result(checkpoint_files(options.output)[2], "finetune", body)
         _remove_unfinished(options.output, key)
     return body | {"written": True}
 
@@ -118,7 +119,7 @@ def _key(options: FinetuneOptions, rows: ManifestRows) -> dict[str, Any]:
         "options": kept | {"method": options.chosen_method, "rule": options.chosen_rule},
         "rows": rows.content_sha256,
         "pairs": None if options.pairs is None else read_pairs(options.pairs).content_sha256,
-        "network": request_key(request_of(options)),
+        "network": request_key(network_request(options)),
         "versions": {"ncm": __version__, "torch": str(torch.__version__)},
     }
 
@@ -135,7 +136,7 @@ def _refusal(path: Path, there: dict[str, Any], asked: dict[str, Any], what: str
 
 def _refuse_foreign(output: Path) -> None:
     """Refuse to replace what this command didn't make; its own result answers for the files beside it."""
-    checkpoint, probe, result = files_of(output)
+    checkpoint, probe, result = checkpoint_files(output)
     told: dict[Path, Callable[[], bool]] = {
         result: lambda: read_json(result)["kind"] == "finetune",
         checkpoint: lambda: bool(tuned_facts(checkpoint)),
@@ -160,7 +161,7 @@ def _refuse_foreign(output: Path) -> None:
 
 def _finished(options: FinetuneOptions, key: dict[str, Any], reporter: Reporter) -> dict[str, Any] | None:
     """The result, if it is there and whole; one of other settings is refused."""
-    checkpoint, probe, result = files = files_of(options.output)
+    checkpoint, probe, result = files = checkpoint_files(options.output)
     if options.fresh or not result.exists():
         return None
     body = read_result(result, kind="finetune", fix="--fresh makes it again")
@@ -212,7 +213,7 @@ def _read_problem(options: FinetuneOptions, rows: ManifestRows, reporter: Report
 
 
 def _run(
-    training: Training, pictures: Pictures, key: dict[str, Any], reporter: Reporter
+    training: Training, pictures: TrainingPictures, key: dict[str, Any], reporter: Reporter
 ) -> tuple[list[Epoch], dict[str, Any]]:
     """Train what is missing of the epochs; their history, and the weights that the rule picks."""
     options, file = training.options, unfinished_file(training.options.output)
@@ -243,7 +244,7 @@ def _run(
             reporter.detail(
                 f"epoch {number}: " + ", ".join(f"{name} {one:.4g}" for name, one in found.items())
             )
-            if picks(history)[options.chosen_rule] == number - 1:
+            if best_epochs(history)[options.chosen_rule] == number - 1:
                 best = training.copy()
             # By way of memory: torch's own writer says nothing of a full disk but an assertion of C++.
             kept = io.BytesIO()
@@ -292,16 +293,16 @@ def _unfinished(file: Path, key: dict[str, Any], options: FinetuneOptions) -> di
 
 def _write(
     training: Training,
-    pictures: Pictures,
+    pictures: TrainingPictures,
     rows: ManifestRows,
     history: list[Epoch],
     best: dict[str, Any],
     reporter: Reporter,
 ) -> dict[str, Any]:
     """Write checkpoint and head, measured as ``ncm embed`` and ``ncm eval`` would; the result's body."""
-    options, problem, found = training.options, training.problem, picks(history)
+    options, problem, found = training.options, training.problem, best_epochs(history)
     rule, chosen = options.chosen_rule, found[options.chosen_rule]
-    checkpoint, probe_file, result = files_of(options.output)
+    checkpoint, probe_file, result = checkpoint_files(options.output)
     training.take(best)
     # Weights that are a checkpoint of ours say what size they take, where nothing else is asked for.
     side = options.image_size or tuned_facts(options.pretrained).get("image_size")

@@ -37,7 +37,7 @@ def parse_timm(text: str) -> str:
     return text
 
 
-def files_of(output: Path) -> tuple[Path, ...]:
+def checkpoint_files(output: Path) -> tuple[Path, ...]:
     """The files that ``-o NAME.safetensors`` writes: checkpoint, head as a probe, and results."""
     return (output, output.with_suffix(".probe.safetensors"), output.with_suffix(".json"))
 
@@ -57,7 +57,7 @@ class FinetuneOptions(SourceOptions):
         help="Checkpoint to write, NAME.safetensors; beside it NAME.probe.safetensors and NAME.json.",
         role="output",
         flags=("-o",),
-        files=files_of,
+        files=checkpoint_files,
         writes=("checkpoint", "probe", "finetune"),
     )
     method: str | None = option(

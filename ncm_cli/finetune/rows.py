@@ -85,7 +85,7 @@ def _digest(path: str) -> str:
     return ""
 
 
-class Pictures:
+class TrainingPictures:
     """The pictures of some rows, as a network's preprocessing leaves them.
 
     They are decoded once and kept, if they fit the memory budget (8 bits a sample); else they are decoded

@@ -22,12 +22,12 @@ from torch.nn import functional
 from ncm_cli.baselines.choice import METRICS, best_checkpoints
 from ncm_cli.errors import InputError
 from ncm_cli.finetune.options import FinetuneOptions
-from ncm_cli.finetune.rows import ManifestRows, Pictures, Positions
+from ncm_cli.finetune.rows import ManifestRows, TrainingPictures, Positions
 from ncm_cli.images.network import TorchEncoder
 from ncm_cli.images.request import EncoderRequest, Preprocess
 from ncm_cli.probes import metrics
 from ncm_cli.probes.metrics import PairRows, Rows, decide
-from ncm_cli.probes.rows_and_pairs import Problem, RawRows
+from ncm_cli.probes.problem import Problem, RawRows
 from ncm_cli.probes.rules import RULES, SCORES
 from ncm_cli.probes.selection import cell_facts, facts
 from ncm_cli.progress import Task
@@ -52,7 +52,7 @@ def config_of(options: FinetuneOptions) -> Config:
     )
 
 
-def request_of(options: FinetuneOptions) -> EncoderRequest:
+def network_request(options: FinetuneOptions) -> EncoderRequest:
     """The network to start from."""
     return EncoderRequest(
         model=options.model,
@@ -210,7 +210,7 @@ class Training:
         pairs = (self.pairs.ravel(), self.measured.ravel())
         return np.unique(np.concatenate([*self.at.values(), *pairs, self.apart_at]))
 
-    def epoch(self, number: int, pictures: Pictures, task: Task) -> Epoch:
+    def epoch(self, number: int, pictures: TrainingPictures, task: Task) -> Epoch:
         """Train on every row once; ``number`` counts from 1. What is random comes from it and the seed."""
         options, order = self.options, generator_of(self.options.seed, 2 * number)
         batches = list(
@@ -353,7 +353,7 @@ class Training:
         }
 
 
-def picks(history: Sequence[Epoch]) -> dict[str, int]:
+def best_epochs(history: Sequence[Epoch]) -> dict[str, int]:
     """The epoch (from 0) that each rule picks; −1 where it has nothing to look at.
 
     Of the rule ``bound`` epochs with one answer for all validation rows are the last choice.

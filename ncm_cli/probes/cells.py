@@ -8,7 +8,6 @@ direct estimate of the error in a test domain where label and domain are indepen
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,25 +35,6 @@ LEAST_CELL = 4
 
 MOST_DOMAINS = 32
 """Values up to which a column that nobody names is taken as the domains."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Cells:
-    """Rows of the store whose label and domain are known.
-
-    ``columns`` are the target's and the domain's. ``label``, ``domain`` (N,) are codes of all rows of the
-    store, −1 where unknown, and ``cell`` (N,) of their combination.
-    """
-
-    columns: tuple[str, ...]
-    label: Codes
-    domain: Codes
-
-    @property
-    def cell(self) -> Codes:
-        """(N,) codes of label × domain, −1 where either is unknown."""
-        width = int(self.domain.max(initial=0)) + 1
-        return np.where((self.label >= 0) & (self.domain >= 0), self.label * width + self.domain, -1)
 
 
 def domain_columns(
@@ -141,10 +121,17 @@ def environment_columns(
     return (others[0],) if len(others) == 1 else ()
 
 
-def read_cells(store: FeatureRows, target: Target, columns: Sequence[str]) -> Cells:
-    """The cells of the store's rows by the target and some other columns."""
+def read_cells(store: FeatureRows, target: Target, columns: Sequence[str]) -> dict[str, Codes]:
+    """(N,) codes of the store's rows: ``domain`` by these columns, and ``cell``, of label × domain.
+
+    −1 is unknown.
+    """
     domain = make_groups(store, ",".join(columns)).codes[:, 0]
-    return Cells(columns=(target.name, *columns), label=target.y, domain=domain)
+    width = int(domain.max(initial=0)) + 1
+    return {
+        "domain": domain,
+        "cell": np.where((target.y >= 0) & (domain >= 0), target.y * width + domain, -1),
+    }
 
 
 def comparison_pairs(label: Codes, domain: Codes, *, across: bool, seed: int) -> tuple[Codes, Codes]:

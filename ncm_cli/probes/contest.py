@@ -13,7 +13,7 @@ from ncm_cli.options import parse_ranks
 from ncm_cli.probes.cells import comparison_pairs
 from ncm_cli.probes.crossfit import CrossFit, FoldRows
 from ncm_cli.probes.metrics import PairRows, Rows
-from ncm_cli.probes.rows_and_pairs import Problem, Variant
+from ncm_cli.probes.problem import Problem, Variant
 from ncm_cli.probes.selection import Candidate, choose, score_path
 from ncm_cli.progress import Reporter
 from ncm_cli.solvers.folds import Fold, units

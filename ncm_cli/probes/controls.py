@@ -15,7 +15,7 @@ from ncm_cli.probes.cells import unbalanced
 from ncm_cli.probes.contest import Contest, chosen_instead, crossfit
 from ncm_cli.probes.crossfit import CrossFit, Estimate, error_estimate
 from ncm_cli.probes.metrics import decide
-from ncm_cli.probes.rows_and_pairs import Problem, Variant
+from ncm_cli.probes.problem import Problem, Variant
 from ncm_cli.probes.verdict import Circumstances, Verdict, control_name, judge, unmeasured, verdict_code
 from ncm_cli.progress import Reporter
 from ncm_cli.solvers.folds import Fold

@@ -61,7 +61,7 @@ class FoldRows(NamedTuple):
     members: Rows | None = None
     """Labelled rows that are apart in this fold, their cells as groups (n, 1)."""
     random: PairRows | None = None
-    """Random pairs of its labelled rows: see `ncm_cli.probes.cells.CellRows.comparison_pairs`."""
+    """Random pairs of its labelled rows: see `ncm_cli.probes.cells.comparison_pairs`."""
 
 
 class Scored(NamedTuple):

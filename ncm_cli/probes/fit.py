@@ -16,7 +16,8 @@ from ncm_cli.probes.contest import ONLY, Contest, hold
 from ncm_cli.probes.controls import constant_fit, judged, nearly_constant, one_answer, variant_of_control
 from ncm_cli.probes.metrics import row_errors, summary, worst
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.probes.rows_and_pairs import Problem, Variant, pairs_digest, read_problem, rows_digest
+from ncm_cli.probes.problem import Problem, Variant, pairs_digest, rows_digest
+from ncm_cli.probes.reading import read_problem
 from ncm_cli.probes.selection import stacked
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.solvers.solve import train_path

@@ -29,7 +29,8 @@ from ncm_cli.probes.controls import about
 from ncm_cli.probes.crossfit import CrossFit, FoldRows
 from ncm_cli.probes.metrics import Rows
 from ncm_cli.probes.options import ZeroshotOptions
-from ncm_cli.probes.rows_and_pairs import Pairs, Roles, pairs_beside
+from ncm_cli.probes.problem import Pairs, Roles
+from ncm_cli.probes.reading import pairs_beside
 from ncm_cli.probes.selection import choose
 from ncm_cli.probes.verdict import Circumstances, judge, unmeasured
 from ncm_cli.progress import SILENT, Reporter

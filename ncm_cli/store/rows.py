@@ -88,6 +88,11 @@ class FeatureRows(abc.ABC):
         _, first, number = np.unique(keys, return_index=True, return_inverse=True)
         return np.asarray(first[number], np.int64)
 
+    def copies_of(self, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """(N,) the rows of a mask (N,), and all others that are the same: see `content_nodes`."""
+        nodes = self.content_nodes
+        return np.isin(nodes, nodes[rows])
+
     def own_column(self, name: str) -> str | None:
         """The name of the column that is meant; None where there is none.
 

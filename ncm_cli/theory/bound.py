@@ -19,7 +19,8 @@ from ncm_cli.blocks import Features, blocks
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError, listing
 from ncm_cli.options import as_json, check
 from ncm_cli.probes.evaluate import scale_like, scaling_of
-from ncm_cli.probes.rows_and_pairs import Problem, reread_problem
+from ncm_cli.probes.problem import Problem
+from ncm_cli.probes.reading import reread_problem
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.solvers.projection import blas_threads
 from ncm_cli.solvers.solve import train_path

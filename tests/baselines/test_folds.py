@@ -15,7 +15,7 @@ from ncm_cli.baselines.sweep import Runner, sweep
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.probes.rows_and_pairs import read_problem
+from ncm_cli.probes.reading import read_problem
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.solvers.methods import Config
 from ncm_cli.solvers.projection import Spectrum

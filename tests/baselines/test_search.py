@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ncm_cli.baselines.choice import chunks, plan
+from ncm_cli.baselines.choice import chunks, plan_configs
 from ncm_cli.baselines.options import SweepOptions, parse_methods, parse_search
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import check, parse_space
@@ -105,14 +105,14 @@ def test_a_search_that_no_method_would_use_is_refused() -> None:
     with pytest.raises(UsageError, match="--search lr is given twice"):
         check(options(methods="erm", search=("lr=1e-3", "lr=1e-2")))
     both = options(methods="erm,irm", search=("lr=1e-3", "irm.lr=1e-2"))
-    assert {cell.hyper["lr"] for cell in plan(both, available_rank=9, reporter=SILENT)} == {1e-3, 1e-2}
+    assert {cell.hyper["lr"] for cell in plan_configs(both, available_rank=9, reporter=SILENT)} == {1e-3, 1e-2}
 
 
 def test_a_search_for_all_methods_may_be_of_none_with_a_word_about_it() -> None:
     """So that a list of methods can be shortened without touching what is searched."""
     heard = Notes()
     searched = options(methods="erm", search=("eta=0.1", "lr=1e-3", "penalty=1:9"), seeds=1)
-    cells = plan(check(searched), available_rank=9, reporter=heard)
+    cells = plan_configs(check(searched), available_rank=9, reporter=heard)
     assert {name for cell in cells for name in cell.hyper} == {"lr", "weight_decay"}
     assert heard.warnings == ["no effect: --search eta, penalty, which none of the methods has"]
 
@@ -126,7 +126,7 @@ def test_every_default_space_is_in_range_and_known_to_a_method() -> None:
 
 def test_methods_share_draws_and_do_not_change_with_company() -> None:
     def drawn(methods: str, **changes: object) -> dict[str, list[dict[str, float]]]:
-        cells = plan(options(methods=methods, seeds=1, **changes), available_rank=30, reporter=SILENT)
+        cells = plan_configs(options(methods=methods, seeds=1, **changes), available_rank=30, reporter=SILENT)
         found: dict[str, list[dict[str, float]]] = {}
         for cell in cells:
             found.setdefault(cell.label, []).append(dict(cell.hyper))
@@ -146,7 +146,7 @@ def test_methods_share_draws_and_do_not_change_with_company() -> None:
 
 
 def test_one_method_can_have_a_space_of_its_own() -> None:
-    cells = plan(
+    cells = plan_configs(
         options(methods="irm,vrex", search=("penalty=1:9", "irm.penalty=77"), seeds=1),
         available_rank=0,
         reporter=SILENT,
@@ -156,7 +156,7 @@ def test_one_method_can_have_a_space_of_its_own() -> None:
 
 
 def test_a_grid_is_every_combination_with_every_seed() -> None:
-    cells = plan(
+    cells = plan_configs(
         options(
             methods="ncm,erm",
             grid=True,
@@ -177,7 +177,7 @@ def test_a_grid_is_every_combination_with_every_seed() -> None:
 
 
 def test_equal_configurations_are_trained_once() -> None:
-    cells = plan(
+    cells = plan_configs(
         options(methods="erm", search=("lr=1e-3", "weight_decay=0"), trials=16, seeds=1),
         available_rank=0,
         reporter=SILENT,
@@ -199,18 +199,18 @@ class Notes(Reporter):
 
 def test_ranks_beyond_the_pairs_are_left_out_or_refused() -> None:
     notes = Notes()
-    cells = plan(
+    cells = plan_configs(
         options(methods="ncm", search=("rank=2:24",), grid=True, seeds=1), available_rank=5, reporter=notes
     )
     assert [cell.hyper["rank"] for cell in cells] == [2, 3, 4, 5]
     assert any("numerical rank" in note for note in notes.notes)
-    drawn = plan(
+    drawn = plan_configs(
         options(methods="ncm", search=("rank=log:1:64",), seeds=1), available_rank=7, reporter=Notes()
     )
     assert max(cell.hyper["rank"] for cell in drawn) <= 7
     for text in ("rank=16:24", "rank=log:16:24", "rank=40"):
         with pytest.raises(InputError, match="above the pairs' numerical rank"):
-            plan(options(methods="ncm", search=(text,)), available_rank=5, reporter=SILENT)
+            plan_configs(options(methods="ncm", search=(text,)), available_rank=5, reporter=SILENT)
 
 
 def test_methods_follow_what_is_given() -> None:
@@ -225,14 +225,14 @@ def test_methods_follow_what_is_given() -> None:
     both = options(methods="erm,erm+upweight", upweight="label")
     assert both.chosen_methods == (("erm", False), ("erm", True))
     heard = Notes()
-    plan(options(methods="erm", upweight="label"), available_rank=9, reporter=heard)
-    plan(both, available_rank=9, reporter=heard)
+    plan_configs(options(methods="erm", upweight="label"), available_rank=9, reporter=heard)
+    plan_configs(both, available_rank=9, reporter=heard)
     assert heard.notes == ["--upweight is for all methods, since none is named NAME+upweight"]
     assert options(methods="erm,ncm", upweight="label").chosen_methods == (("erm", True), ("ncm", True))
 
 
 def test_chunks_hold_one_seed_and_one_way_of_training() -> None:
-    cells = plan(
+    cells = plan_configs(
         options(groups="label", erase="place", trials=200, seeds=2), available_rank=24, reporter=SILENT
     )
     found = chunks(cells, logits=3)

@@ -230,7 +230,7 @@ def best(folder: Path, seed: int) -> dict[str, float]:
     # Of other versions only the other parts run.
     from ncm_cli.probes.contest import auto_ranks
     from ncm_cli.probes.metrics import row_errors
-    from ncm_cli.probes.rows_and_pairs import read_problem
+    from ncm_cli.probes.reading import read_problem
     from ncm_cli.probes.selection import stacked
     from ncm_cli.solvers.solve import train_path
 

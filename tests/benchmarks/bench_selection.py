@@ -31,7 +31,7 @@ from ncm_cli.probes.controls import judge_choice
 from ncm_cli.probes.crossfit import CrossFit
 from ncm_cli.probes.metrics import Z95, row_errors
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.probes.rows_and_pairs import read_problem
+from ncm_cli.probes.reading import read_problem
 from ncm_cli.probes.selection import choose, stacked
 from ncm_cli.progress import SILENT
 from ncm_cli.solvers.solve import train_path

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from ncm_cli.errors import InputError, MismatchError, UsageError
 from ncm_cli.finetune.finetune import finetune, unfinished_file
-from ncm_cli.finetune.options import FinetuneOptions, files_of
+from ncm_cli.finetune.options import FinetuneOptions, checkpoint_files
 from ncm_cli.images.embed import embed
 from ncm_cli.images.options import EmbedOptions
 from ncm_cli.images.weights import tuned_facts, write_tuned
@@ -28,7 +28,7 @@ from ncm_cli.pairs.pairs import pairs
 from ncm_cli.probes.evaluate import evaluate, logits
 from ncm_cli.probes.metrics import decide
 from ncm_cli.probes.options import EvalOptions, FitOptions
-from ncm_cli.probes.rows_and_pairs import read_problem
+from ncm_cli.probes.reading import read_problem
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.results.options import ReportOptions
 from ncm_cli.results.report import report
@@ -83,7 +83,7 @@ def test_options_that_do_not_go_together_are_refused(given: dict[str, Any], said
 def test_the_files_agree_with_embed_and_eval(data: Path, tmp_path: Path) -> None:
     output = tmp_path / "run.safetensors"
     body = finetune(options_of(data, output))
-    checkpoint, probe, result = files_of(output)
+    checkpoint, probe, result = checkpoint_files(output)
     store = tmp_path / "run.h5"
     embed(EmbedOptions(source=data / "manifest.csv", model=MODEL, pretrained=str(checkpoint), output=store))
     picked = body["rules"]["bound"]
@@ -103,9 +103,9 @@ def test_the_files_agree_with_embed_and_eval(data: Path, tmp_path: Path) -> None
     model = timm.create_model("test_resnet", num_classes=8)
     model.load_state_dict(load_file(checkpoint))
     # Nothing is left to do, and nothing of other settings is replaced.
-    stamps = [path.read_bytes() for path in files_of(output)]
+    stamps = [path.read_bytes() for path in checkpoint_files(output)]
     assert not finetune(options_of(data, output, workers="2"))["written"]
-    assert stamps == [path.read_bytes() for path in files_of(output)]
+    assert stamps == [path.read_bytes() for path in checkpoint_files(output)]
     with pytest.raises(MismatchError, match="other settings") as refused:
         finetune(options_of(data, output, lr=0.02))
     assert "options.lr" in str(refused.value)
@@ -131,7 +131,7 @@ def test_matched_pairs_are_scored_by_the_error_on_their_members(data: Path, tmp_
     embed(EmbedOptions(source=source, model=MODEL, random_init=True, output=tmp_path / "any.h5"))
     pairs(PairsOptions(source=table, features=tmp_path / "any.h5", output=matched))
     body = finetune(options_of(data, output, pairs=matched))
-    checkpoint, probe, _ = files_of(output)
+    checkpoint, probe, _ = checkpoint_files(output)
     embed(EmbedOptions(source=source, model=MODEL, pretrained=str(checkpoint), output=store))
     again = tmp_path / "again.h5"
     pairs(PairsOptions(source=table, features=store, output=again))
@@ -195,7 +195,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(data: Path, tmp_path: Path) -> No
     body = finetune(given)
     assert body["history"] == finetune(options_of(data, whole, **asked))["history"]
     assert load_equal(whole, killed)
-    assert files_of(whole)[1].stat().st_size and not unfinished_file(killed).exists()
+    assert checkpoint_files(whole)[1].stat().st_size and not unfinished_file(killed).exists()
     assert not list(tmp_path.glob("*.tmp"))
 
 
@@ -262,7 +262,7 @@ def test_a_checkpoint_trained_further_keeps_its_pictures_size(data: Path, tmp_pa
     assert tuned_facts(second)["image_size"] == 16
     store = tmp_path / "second.h5"
     embed(EmbedOptions(source=data / "manifest.csv", model=MODEL, pretrained=str(second), output=store))
-    again = evaluate(EvalOptions(probe=files_of(second)[1], features=store, where="split=val"))
+    again = evaluate(EvalOptions(probe=checkpoint_files(second)[1], features=store, where="split=val"))
     assert body["evals"][0]["log_loss"] == pytest.approx(again["log_loss"], rel=1e-5)
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from ncm_cli.errors import InputError
 from ncm_cli.finetune import finetune as work
-from ncm_cli.finetune.options import files_of
+from ncm_cli.finetune.options import checkpoint_files
 from ncm_cli.images.encoder import load_encoder
 from ncm_cli.images.request import EncoderRequest
 from ncm_cli.images.weights import tuned_facts, write_tuned
@@ -77,9 +77,9 @@ def test_the_same_command_removes_what_was_left(data: Path, tmp_path: Path) -> N
     unfinished(file, body["key"])
     assert work.finetune(given)["written"] is False
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        path.name for path in files_of(given.output)
+        path.name for path in checkpoint_files(given.output)
     )
-    result = files_of(given.output)[2]
+    result = checkpoint_files(given.output)[2]
     result.write_text(result.read_text().replace('"epoch": 1', '"epoch": 2'))
     with pytest.raises(InputError, match="--fresh makes it again"):
         work.finetune(given)
@@ -89,7 +89,7 @@ def test_the_same_command_removes_what_was_left(data: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("at", range(3))
 def test_files_of_others_are_never_replaced(data: Path, tmp_path: Path, at: int, fresh: bool) -> None:
     given = options_of(data, tmp_path / "run.safetensors", fresh=fresh)
-    place = files_of(given.output)[at]
+    place = checkpoint_files(given.output)[at]
     foreign = [b'{"mine": 1}', b"[]", b"", b"notes"]
     save_file({"w": torch.zeros(3)}, tmp_path / "other")
     write_result(tmp_path / "eval", "eval", {"n": 1})
@@ -103,7 +103,7 @@ def test_files_of_others_are_never_replaced(data: Path, tmp_path: Path, at: int,
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_checkpoint_is_verified(tmp_path: Path, beside: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    checkpoint, _, result = files_of(tmp_path / "run.safetensors")
+    checkpoint, _, result = checkpoint_files(tmp_path / "run.safetensors")
     write_tuned(
         checkpoint, torch.nn.Linear(4, 3), {"model": "timm:x", "representation": 3, "image_size": None}
     )

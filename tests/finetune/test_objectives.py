@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ncm_cli.finetune.train import Objective, pair_batches, picks
+from ncm_cli.finetune.train import Objective, best_epochs, pair_batches
 from ncm_cli.solvers.batches import Batch, DeviceRows
 from ncm_cli.solvers.methods import Config
 from ncm_cli.solvers.training_set import TrainingSet
@@ -94,15 +94,15 @@ def test_an_epoch_of_one_answer_is_kept_only_where_there_is_no_other(score: str)
         told | {score: 0.30, "val_answers": 1.0, "val_accuracy": 0.6},
         told | {score: 0.45, "val_answers": 2.0},
     ]
-    assert picks(history)["bound"] == 2
-    assert picks(history)["in-domain"] == 1, "other rules look at other things"
-    assert picks([one | {"val_answers": 1.0} for one in history])["bound"] == 1
-    assert picks([one | {"val_answers": 2.0} for one in history])["bound"] == 1
+    assert best_epochs(history)["bound"] == 2
+    assert best_epochs(history)["in-domain"] == 1, "other rules look at other things"
+    assert best_epochs([one | {"val_answers": 1.0} for one in history])["bound"] == 1
+    assert best_epochs([one | {"val_answers": 2.0} for one in history])["bound"] == 1
 
 
 def test_epochs_are_compared_by_the_cell_error_where_it_is_known() -> None:
     known = [(0.40, 0.30, 0.6), (0.35, 0.32, 0.6), (0.50, 0.30, 0.5)]
     names = ("bound_01", "cell_error", "cell_log_loss")
     history = [dict(zip(names, one, strict=True)) | {"val_log_loss": 0.1 * i} for i, one in enumerate(known)]
-    assert picks(history)["bound"] == 2, "ties by the log loss with every cell alike"
-    assert picks([{**one, "cell_error": float("nan")} for one in history])["bound"] == 1
+    assert best_epochs(history)["bound"] == 2, "ties by the log loss with every cell alike"
+    assert best_epochs([{**one, "cell_error": float("nan")} for one in history])["bound"] == 1

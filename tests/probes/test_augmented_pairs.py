@@ -19,7 +19,7 @@ from ncm_cli.probes.contest import crossfit, held_out_rows
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.metrics import PairRows
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.probes.rows_and_pairs import read_problem
+from ncm_cli.probes.reading import read_problem
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.solvers.solve import train_path
 

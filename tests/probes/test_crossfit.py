@@ -16,7 +16,8 @@ from ncm_cli.probes.contest import crossfit
 from ncm_cli.probes.crossfit import CrossFit, FoldRows
 from ncm_cli.probes.metrics import PairRows, Rows, wilson
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.probes.rows_and_pairs import Problem, read_problem
+from ncm_cli.probes.problem import Problem
+from ncm_cli.probes.reading import read_problem
 from ncm_cli.progress import SILENT
 from ncm_cli.solvers.folds import units
 from ncm_cli.solvers.solve import train_path

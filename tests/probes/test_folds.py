@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from ncm_cli.errors import InputError
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.probes.rows_and_pairs import Problem, read_problem
+from ncm_cli.probes.problem import Problem
+from ncm_cli.probes.reading import read_problem
 from ncm_cli.progress import SILENT
 from ncm_cli.solvers.folds import Fold, deal, set_aside, units
 

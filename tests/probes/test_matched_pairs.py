@@ -22,7 +22,8 @@ from ncm_cli.probes.contest import crossfit
 from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.options import EvalOptions, FitOptions
-from ncm_cli.probes.rows_and_pairs import Problem, RawRows, Variant, read_problem, reread_problem
+from ncm_cli.probes.problem import Problem, RawRows, Variant
+from ncm_cli.probes.reading import read_problem, reread_problem
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.solvers.solve import train_path
 from ncm_cli.store.pairs import PairStore, read_pairs

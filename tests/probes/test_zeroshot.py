@@ -16,7 +16,8 @@ from ncm_cli.options import check
 from ncm_cli.probes import metrics
 from ncm_cli.probes.evaluate import evaluate, logits
 from ncm_cli.probes.options import EvalOptions, ZeroshotOptions
-from ncm_cli.probes.rows_and_pairs import Roles, pairs_beside
+from ncm_cli.probes.problem import Roles
+from ncm_cli.probes.reading import pairs_beside
 from ncm_cli.probes.zeroshot import zeroshot
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.features import FeatureStore

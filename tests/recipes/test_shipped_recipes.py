@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ncm_cli.baselines.choice import plan
+from ncm_cli.baselines.choice import plan_configs
 from ncm_cli.progress import SILENT
 from ncm_cli.recipes.load import Recipe, read_recipe
 from ncm_cli.recipes.run import run, shell_lines
@@ -88,7 +88,7 @@ def test_any_of_its_methods_will_do(name: str, tmp_path: Path) -> None:
     for chosen in [*methods, f"{methods[0]},{methods[2]}"]:
         sweeps = [job for job in _load(name, tmp_path, f"methods={chosen}").jobs if job.kind == "sweep"]
         for job in sweeps:
-            cells = plan(job.options, available_rank=30, reporter=SILENT)
+            cells = plan_configs(job.options, available_rank=30, reporter=SILENT)
             assert {cell.method for cell in cells} == {name.partition("+")[0] for name in chosen.split(",")}
         assert sweeps
 

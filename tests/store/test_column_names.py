@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.probes.rows_and_pairs import read_problem
+from ncm_cli.probes.reading import read_problem
 from ncm_cli.progress import SILENT
 
 ONE = {"rank": "1", "weight_decay": "1e-2"}

@@ -9,7 +9,7 @@ import pytest
 
 from ncm_cli.errors import InputError
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.probes.rows_and_pairs import read_problem
+from ncm_cli.probes.reading import read_problem
 
 ADAM = {"epochs": 3, "device": "cpu"}
 MISSING = {3, 8, 20, 95, 96, 97, 140, 150}

@@ -1,8 +1,4 @@
-"""Everything a fit is made from: training, validation and test rows, and pairs.
-
-`fit`, `sweep` and `bound` read one `Problem` and take a `TrainingSet` of it: all rows and pairs for a final
-fit, or what a fold leaves.
-"""
+"""Reads the problem that options name or that a probe was fitted on."""
 
 from __future__ import annotations
 
@@ -10,33 +6,38 @@ import dataclasses
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ncm_cli.blocks import Features, chosen, joined
 from ncm_cli.errors import InputError, MismatchError, NcmError, listing
 from ncm_cli.options import parse_names
 from ncm_cli.probes.cells import domain_columns, environment_columns, read_cells
-from ncm_cli.probes.metrics import PairRows, Rows
 from ncm_cli.probes.options import FitOptions
+from ncm_cli.probes.problem import (
+    SHOWN,
+    Codes,
+    Mask,
+    Pairs,
+    Problem,
+    RawRows,
+    Roles,
+    Variant,
+    pairs_digest,
+    rows_digest,
+)
 from ncm_cli.progress import Reporter
-from ncm_cli.solvers.folds import Fold, deal, set_aside
 from ncm_cli.solvers.methods import FIT_METHODS
-from ncm_cli.solvers.projection import Scaling, Spectrum, fit_scaling, spectrum
-from ncm_cli.solvers.training_set import TrainingSet
 from ncm_cli.store.columns import Column
-from ncm_cli.store.digests import Texts, array_digest, digest_of, require_same_encoder, without_view
+from ncm_cli.store.digests import require_same_encoder, without_view
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import SAME_ID, TEXT, PairStore, read_pairs
-from ncm_cli.store.probe import Probe, record_ids
+from ncm_cli.store.probe import Probe
 from ncm_cli.store.roles import (
     Groups,
     Role,
     Target,
     classes_among,
-    group_weights,
     label_name,
     make_groups,
     read_target,
@@ -46,236 +47,6 @@ from ncm_cli.store.roles import (
     unused_filter,
 )
 from ncm_cli.store.rows import FeatureRows
-
-Array = NDArray[np.float64]
-Codes = NDArray[np.int64]
-Mask = NDArray[np.bool_]
-
-
-SHOWN: dict[Role, str] = {"train": "training", "val": "validation", "test": "test"}
-"""The parts that rows play, in words."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Roles:
-    """Which rows of the store play which part."""
-
-    where: dict[Role, str | None]
-    """The row filters in force; None where there is no such row."""
-    rows: dict[Role, Mask]
-    """What they select, (N,)."""
-    unused: str = ""
-    """A filter of rows that are neither training, validation nor test rows, quoted for a shell; for hints."""
-
-    @property
-    def apart(self) -> Mask:
-        """(N,) the validation and test rows."""
-        return self.rows["val"] | self.rows["test"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Pairs:
-    """The k pairs of a store, and which of them a fit may use.
-
-    ``usable`` (k,) are those whose members are no validation or test rows, ``held_out`` (k,) the usable ones
-    that the user holds out; ``overlapping`` counts the pairs that have such a member. ``node_a`` and
-    ``node_b`` (k,) are the row of each member: equal where it is one row, or one image by its bytes. Rows of
-    the feature store come first, as `FeatureStore.content_nodes` numbers them.
-    """
-
-    store: PairStore
-    usable: Mask
-    held_out: Mask
-    node_a: Codes
-    node_b: Codes
-    overlapping: int
-
-    def members(self, which: Mask, scaling: Scaling) -> PairRows:
-        """Scaled members of some of the pairs."""
-        return PairRows(
-            a=scaling.apply(self.store.features_a[which]), b=scaling.apply(self.store.features_b[which])
-        )
-
-    def spectrum(self, which: Mask, scaling: Scaling) -> Spectrum:
-        """The singular spectrum of the scaled differences of some of the pairs."""
-        rows = self.members(which, scaling)
-        raw = np.concatenate([self.store.features_a[which], self.store.features_b[which]])
-        return spectrum((rows.a - rows.b).T, magnitude=scaling.magnitude(raw))
-
-    def folds(self, count: int, seed: int) -> list[Fold]:
-        """The user's held-out pairs as one fold, or the usable pairs cut into ``count``.
-
-        Raises
-        ------
-        InputError
-            Too few pairs that share no row.
-        """
-        where = np.flatnonzero(self.usable)
-        a, b = self.node_a[where], self.node_b[where]
-        held_out = self.held_out[where]
-        found = set_aside(a, b, held_out) if held_out.any() else deal(a, b, count, seed)
-
-        def over_all(mask: Mask) -> Mask:
-            every = np.zeros_like(self.usable)
-            every[where] = mask
-            return every
-
-        return [Fold(over_all(fold.measured), over_all(fold.basis), fold.apart) for fold in found]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RawRows:
-    """Some rows of the store, features as stored (n, d).
-
-    ``y`` (n,) holds class codes or values; ``node`` (n,) which rows are one image; ``group`` (n, crossings)
-    the groups of ``--groups``; ``codes`` (n,) those of the columns that options such as ``upweight`` name, by
-    the option, and where domains are known ``domain`` and ``cell``, of label × domain; −1 is unknown.
-    """
-
-    ids: Texts
-    X: Features
-    y: NDArray[Any]
-    node: Codes
-    group: Codes | None = None
-    codes: Mapping[str, Codes] = dataclasses.field(default_factory=dict)
-
-    def scaled(self, scaling: Scaling) -> Rows:
-        return Rows(X=scaling.apply(self.X), y=self.y, group=self.group)
-
-    def take(self, mask: Mask) -> RawRows:
-        """The rows of a mask (n,)."""
-        return RawRows(
-            ids=self.ids[mask],
-            X=chosen(self.X, mask),
-            y=self.y[mask],
-            node=self.node[mask],
-            group=None if self.group is None else self.group[mask],
-            codes={name: codes[mask] for name, codes in self.codes.items()},
-        )
-
-    def with_rows(self, others: RawRows) -> RawRows:
-        """These rows and others."""
-        shared = self.codes.keys() & others.codes.keys()
-        return RawRows(
-            ids=self.ids.joined(others.ids),
-            X=joined(self.X, others.X),
-            y=np.concatenate([self.y, others.y]),
-            node=np.concatenate([self.node, others.node]),
-            codes={name: np.concatenate([self.codes[name], others.codes[name]]) for name in shared},
-        )
-
-
-class Variant(NamedTuple):
-    """Which rows a candidate is trained on, and how they count."""
-
-    upweighted: bool = False
-    """Whether every group of ``--upweight``, or every label × domain cell, counts alike."""
-    pair_rows: bool = False
-    """Whether the labelled rows of the pairs' members are trained on, too."""
-
-
-PLAIN = Variant()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
-    """The rows and pairs of a fit."""
-
-    content_sha256: str
-    """Of the feature store."""
-    encoder: dict[str, Any]
-    options: FitOptions
-    roles: Roles
-    target: Target
-    train: RawRows
-    """Training rows, whose group codes are known whether or not they count: `rows` says what a fit is on."""
-    val: RawRows | None
-    test: RawRows | None
-    pairs: Pairs | None
-    extra: RawRows | None
-    """Labelled rows of the pairs' members that are neither training, validation nor test rows."""
-    copies: int
-    groups: Groups | None = None
-    """Of ``--groups``."""
-    members: RawRows | None = None
-    """Members of usable pairs whose label and domain are known."""
-    cells: tuple[str, ...] = ()
-    """The columns of label × domain, where the pairs were matched by label across domains."""
-    upweight: str | None = None
-    """Columns whose combinations count alike where a `Variant` is up-weighted: of ``--upweight``, else the
-    cells, else of ``--groups``; None without any."""
-    variants: tuple[Variant, ...] = (PLAIN,)
-    """Those that compete; one where options leave no choice."""
-    label_column: str | None = None
-    """The store's own."""
-    spectra: dict[Fold, Spectrum] = dataclasses.field(default_factory=dict)
-    """Of what folds leave: each is decomposed once."""
-    latest: dict[Variant, TrainingSet] = dataclasses.field(default_factory=dict)
-    """What `whole` made last."""
-
-    @property
-    def regression(self) -> bool:
-        return not self.target.classes
-
-    def rows(self, variant: Variant | None = None) -> RawRows:
-        """What a variant, or the only one, is trained on: of an up-weighted one, the rows in a group."""
-        variant, rows = variant or self.variants[0], self.train
-        if variant.pair_rows and self.extra is not None:
-            rows = rows.with_rows(self.extra)
-        codes = rows.codes.get("upweight")
-        if variant.upweighted and codes is not None:
-            return rows.take(codes >= 0)
-        return dataclasses.replace(
-            rows, codes={name: own for name, own in rows.codes.items() if name != "upweight"}
-        )
-
-    def whole(self, variant: Variant | None = None) -> TrainingSet:
-        """All rows of a variant, or of the first one, and all usable pairs."""
-        variant = variant or self.variants[0]
-        if variant not in self.latest:
-            self.latest.clear()
-            usable = None if self.pairs is None else self.pairs.usable
-            self.latest[variant] = self.part(self.rows(variant), usable)
-        return self.latest[variant]
-
-    def without(self, fold: Fold, variant: Variant | None = None) -> TrainingSet:
-        """What a fold leaves to fit on, of a variant's rows or those of the only one."""
-        every = self.rows(variant)
-        left = every.take(~np.isin(every.node, fold.apart))
-        if not len(left.ids) or (not self.regression and len(np.unique(left.y)) < 2):
-            raise InputError(
-                "a fold of the pairs leaves fewer than two classes to train on",
-                where=self.options.features,
-                found=f"{len(left.ids):,} of {len(every.ids):,} training rows",
-                fix="pairs of fewer training rows, or rows that are not trained on; or --select in-domain",
-            )
-        part = self.part(left, None, self.fold_scaling(fold))
-        if self.pairs is None:
-            return part
-        basis = fold.basis & self.pairs.usable
-        if fold not in self.spectra:
-            self.spectra[fold] = self.pairs.spectrum(basis, part.scaling)
-        return dataclasses.replace(part, spectrum=self.spectra[fold], pairs=int(basis.sum()))
-
-    def fold_scaling(self, fold: Fold) -> Scaling:
-        """That of the training rows which a fold leaves: of all variants, which share its directions."""
-        left = self.train.take(~np.isin(self.train.node, fold.apart))
-        return fit_scaling(self.options.scaling, self.options.scale_factor, left.X)
-
-    def part(self, rows: RawRows, pairs: Mask | None, scaling: Scaling | None = None) -> TrainingSet:
-        """Some training rows, and some of the pairs (k,); ``scaling`` only where it must not be fitted."""
-        scaling = scaling or fit_scaling(self.options.scaling, self.options.scale_factor, rows.X)
-        found = None if self.pairs is None or pairs is None else self.pairs.spectrum(pairs, scaling)
-        return TrainingSet(
-            scaling=scaling,
-            X=scaling.apply(rows.X),
-            y=rows.y,
-            n_classes=len(self.target.classes),
-            weights=group_weights(rows.codes["upweight"]) if "upweight" in rows.codes else None,
-            codes=rows.codes,
-            spectrum=found,
-            pairs=0 if pairs is None else int(pairs.sum()),
-        )
 
 
 def read_problem(
@@ -304,7 +75,7 @@ def read_problem(
     with store or FeatureStore(options.features) as store:
         nodes = store.content_nodes
         roles = _roles(store, options, oracle, beside is None, reporter)
-        copies = _drop_copies(store, nodes, roles, options.overlap, reporter)
+        copies = _drop_copies(store, roles, options.overlap, reporter)
         if beside is None or options.task == "regression":
             target = _target(store, options, roles.rows["train"])
         else:
@@ -320,8 +91,7 @@ def read_problem(
         codes = {option: _codes(store, names) for option, names in named.items() if names}
         beside_rows: dict[str, Codes] = {}
         if domains:
-            made = read_cells(store, target, domains)
-            beside_rows |= {"domain": made.domain, "cell": made.cell}
+            beside_rows |= read_cells(store, target, domains)
         if upweight is None and (upweight := ",".join(cells or (groups.columns if groups else ()))):
             beside_rows["upweight"] = _codes(store, upweight)
 
@@ -333,7 +103,7 @@ def read_problem(
                 y=target.y[where],
                 node=nodes[where],
                 group=None if groups is None else groups.codes[where],
-                codes={option: own[where] for option, own in (codes | beside_rows).items()},
+                codes={option: values[where] for option, values in (codes | beside_rows).items()},
             )
 
         parts: dict[Role, RawRows] = {}
@@ -341,13 +111,13 @@ def read_problem(
             if roles.where[role] is None or (role == "test" and not oracle):
                 continue
             known = _answered(store, target, mask, SHOWN[role], reporter)
-            for option, own in codes.items() if role == "train" else ():
+            for option, values in codes.items() if role == "train" else ():
                 flag, names = f"--{option.replace('_', '-')}", named[option]
                 refusal = InputError(
                     f"no training row has a value of {names!r}", where=store.path, found=flag
                 )
                 lacking = f"training rows without a value of {names} ({flag})"
-                known = _rows_with(store, known, own >= 0, lacking, refusal, reporter)
+                known = _rows_with(store, known, values >= 0, lacking, refusal, reporter)
             parts[role] = rows(known)
             if role != "train" and groups is not None:
                 _tell_groupless(parts[role], SHOWN[role], groups, reporter)
@@ -387,10 +157,9 @@ def _domains(
     """
     if pairs is None:
         return (), False
-    own = pairs.store
-    found = domain_columns(store, target, own, store.positions(own.id_a), store.positions(own.id_b))
-    if found or own.strategy != SAME_ID or options.task == "regression":
-        return found, bool(found)
+    matched = domain_columns(store, target, pairs.store, pairs.row_a, pairs.row_b)
+    if matched or pairs.store.strategy != SAME_ID or options.task == "regression":
+        return matched, bool(matched)
     return environment_columns(store, target, options.groups, train), False
 
 
@@ -477,10 +246,10 @@ def _refuse_shared(store: FeatureRows, rows: dict[Role, Mask], role: Role, other
         )
 
 
-def _drop_copies(store: FeatureRows, nodes: Codes, roles: Roles, overlap: str, reporter: Reporter) -> int:
+def _drop_copies(store: FeatureRows, roles: Roles, overlap: str, reporter: Reporter) -> int:
     """Leave training rows out whose image is byte-identical to a validation or test row's; how many are."""
-    train, apart = roles.rows["train"], roles.apart
-    copies = np.flatnonzero(train & np.isin(nodes, nodes[apart]))
+    train, apart, nodes = roles.rows["train"], roles.apart, store.content_nodes
+    copies = np.flatnonzero(train & store.copies_of(apart))
     if copies.size:
         twin = np.flatnonzero(apart & (nodes == nodes[copies[0]]))[0]
         example = f"{store.ids[copies[0]]!r} is {store.ids[twin]!r}"
@@ -583,39 +352,41 @@ def pairs_beside(
 ) -> Pairs:
     """Read the pair store, unless it is read, check that it belongs to the features, and bar leaking pairs.
 
-    Members are looked up by id in the feature store that is used now, whenever the pairs were made; ids that
-    it lacks get numbers beyond its rows. Of text pairs each class is a node, so that folds measure classes
-    that they have left out whole. What ``ncm pairs`` left out itself: `pairs.pairs.straddling`.
+    Members are looked up by id in the feature store that is used now, whenever the pairs were made. Of text
+    pairs each class is a node, so that folds measure classes that they have left out whole. What ``ncm
+    pairs`` left out itself: `pairs.pairs.straddling`.
     """
     store, nodes = store or read_pairs(path), features.content_nodes
     if features.encoder:
         require_same_encoder(str(features.path), features.encoder, str(path), store.encoder, ignore_view=True)
-    strangers: dict[str, int] = {}
-
-    def nodes_of(ids: Sequence[str]) -> Codes:
-        rows = features.positions(ids).tolist()
-        beyond = features.rows
-        return np.array(
-            [
-                beyond + strangers.setdefault(id, len(strangers)) if row < 0 else int(nodes[row])
-                for id, row in zip(ids, rows, strict=True)
-            ]
+    row_a, row_b = (features.positions(ids) for ids in (store.id_a, store.id_b))
+    names_a: Sequence[str] = store.id_a
+    names_b: Sequence[str] = store.id_b
+    if store.strategy == TEXT:
+        row_a, row_b = np.full_like(row_a, -1), np.full_like(row_b, -1)
+        names_a, names_b = (
+            [label or id for label, id in zip(labels, ids, strict=True)]
+            for labels, ids in ((store.label_a, names_a), (store.label_b, names_b))
         )
-
-    text = store.strategy == TEXT
-    members: tuple[Sequence[str], ...] = (store.id_a, store.id_b)
-    if text:  # no row's id holds a NUL
-        named = zip((store.label_a, store.label_b), members, strict=True)
-        members = tuple([f"\0{label or id}" for label, id in zip(*own, strict=True)] for own in named)
-    node_a, node_b = map(nodes_of, members)
-    strange = int((node_a >= features.rows).sum() + (node_b >= features.rows).sum())
-    if strange and not text:
+    elif strange := int((row_a < 0).sum() + (row_b < 0).sum()):
         reporter.note(
-            f"{strange:,} of {2 * len(node_a):,} members of pairs are no rows of {features.path.name}: that "
+            f"{strange:,} of {2 * len(row_a):,} members of pairs are no rows of {features.path.name}: that "
             "they are no validation or test rows can't be checked"
         )
-    apart = nodes[roles.apart]
-    leaking = np.isin(node_a, apart) | np.isin(node_b, apart)
+    strangers: dict[str, int] = {}
+
+    def nodes_of(rows: Codes, names: Sequence[str]) -> Codes:
+        return np.array(
+            [
+                nodes[row] if row >= 0 else features.rows + strangers.setdefault(name, len(strangers))
+                for row, name in zip(rows.tolist(), names, strict=True)
+            ],
+            np.int64,
+        )
+
+    node_a, node_b = nodes_of(row_a, names_a), nodes_of(row_b, names_b)
+    copies = np.append(features.copies_of(roles.apart), False)  # a row of −1 is none
+    leaking = copies[row_a] | copies[row_b]
     usable = np.ones(len(store.id_a), dtype=bool)
     if leaking.any():
         first = int(np.flatnonzero(leaking)[0])
@@ -638,6 +409,8 @@ def pairs_beside(
         store=store,
         usable=usable,
         held_out=store.holdout & usable,
+        row_a=row_a,
+        row_b=row_b,
         node_a=node_a,
         node_b=node_b,
         overlapping=int(leaking.sum()),
@@ -646,10 +419,10 @@ def pairs_beside(
 
 def _member_rows(store: FeatureRows, pairs: Pairs) -> Mask:
     """(N,) the rows of the store that are members of usable pairs; of copies the first."""
-    found = np.zeros(store.rows, dtype=bool)
     members = np.concatenate([pairs.node_a[pairs.usable], pairs.node_b[pairs.usable]])
-    found[members[members < store.rows]] = True
-    return found
+    mask = np.zeros(store.rows, dtype=bool)
+    mask[members[members < store.rows]] = True
+    return mask
 
 
 def _extra(
@@ -667,29 +440,8 @@ def _extra(
     same = parse_names(str(pairs.store.options.get("same") or ""))
     if not labelled and target.name not in {store.label_column if name == "label" else name for name in same}:
         return None
-    found = _member_rows(store, pairs) & target.known & ~roles.rows["train"] & ~roles.apart
-    return rows(found) if found.any() else None
-
-
-def rows_digest(problem: Problem, variant: Variant | None = None) -> str:
-    """SHA-256 over a variant's rows in the order of their ids: ids, features, answers and weights."""
-    rows = problem.rows(variant)
-    codes = rows.codes.get("upweight")
-    order = rows.ids.order
-    # By blocks, so that a large store isn't copied.
-    parts = np.array_split(order, len(order) // 8192 + 1)
-    digests = [array_digest(np.asarray(rows.X[part], np.float32)) for part in parts]
-    values = [rows.y, *([] if codes is None else [group_weights(codes)])]
-    digests += [array_digest(value[part]) for value in values for part in parts]
-    return digest_of([record_ids(rows.ids), *problem.target.classes, *digests])
-
-
-def pairs_digest(problem: Problem) -> str | None:
-    """SHA-256 over the members of the pairs that span the final basis; None without pairs."""
-    if problem.pairs is None:
-        return None
-    store, which = problem.pairs.store, problem.pairs.usable
-    return digest_of([array_digest(members[which]) for members in (store.features_a, store.features_b)])
+    mask = _member_rows(store, pairs) & target.known & ~roles.rows["train"] & ~roles.apart
+    return rows(mask) if mask.any() else None
 
 
 def reread_problem(

@@ -1,0 +1,284 @@
+"""What a fit is made from: training, validation and test rows, and pairs.
+
+`fit`, `sweep` and `bound` take a `TrainingSet` of one `Problem`: all rows and pairs for a final fit, or what
+a fold leaves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncm_cli.blocks import Features, chosen, joined
+from ncm_cli.errors import InputError
+from ncm_cli.probes.metrics import PairRows, Rows
+from ncm_cli.probes.options import FitOptions
+from ncm_cli.solvers.folds import Fold, deal, set_aside
+from ncm_cli.solvers.projection import Scaling, Spectrum, fit_scaling, spectrum
+from ncm_cli.solvers.training_set import TrainingSet
+from ncm_cli.store.digests import Texts, array_digest, digest_of
+from ncm_cli.store.pairs import PairStore
+from ncm_cli.store.probe import record_ids
+from ncm_cli.store.roles import (
+    Groups,
+    Role,
+    Target,
+    group_weights,
+)
+
+Array = NDArray[np.float64]
+Codes = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+SHOWN: dict[Role, str] = {"train": "training", "val": "validation", "test": "test"}
+"""The parts that rows play, in words."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Roles:
+    """Training, validation and test rows of the store."""
+
+    where: dict[Role, str | None]
+    """The row filters in force; None where there is no such row."""
+    rows: dict[Role, Mask]
+    """(N,) the rows that each selects."""
+    unused: str = ""
+    """A filter of rows that are neither training, validation nor test rows, quoted for a shell; for hints."""
+
+    @property
+    def apart(self) -> Mask:
+        """(N,) the validation and test rows."""
+        return self.rows["val"] | self.rows["test"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Pairs:
+    """The k pairs of a store, and which of them a fit may use.
+
+    ``usable`` (k,) are those whose members are no validation or test rows, ``held_out`` (k,) the usable ones
+    that the user holds out; ``overlapping`` counts the pairs that have such a member. ``row_a`` and ``row_b``
+    (k,) are the members' rows in the feature store, −1 for those that it lacks; ``node_a`` and ``node_b``
+    (k,) number them such that one image, by its bytes, has one number: that of `FeatureRows.content_nodes`,
+    or beyond these where the store lacks it.
+    """
+
+    store: PairStore
+    usable: Mask
+    held_out: Mask
+    row_a: Codes
+    row_b: Codes
+    node_a: Codes
+    node_b: Codes
+    overlapping: int
+
+    def members(self, which: Mask, scaling: Scaling) -> PairRows:
+        """Scaled members of some of the pairs."""
+        return PairRows(
+            a=scaling.apply(self.store.features_a[which]), b=scaling.apply(self.store.features_b[which])
+        )
+
+    def spectrum(self, which: Mask, scaling: Scaling) -> Spectrum:
+        """The singular spectrum of the scaled differences of some of the pairs."""
+        rows = self.members(which, scaling)
+        raw = np.concatenate([self.store.features_a[which], self.store.features_b[which]])
+        return spectrum((rows.a - rows.b).T, magnitude=scaling.magnitude(raw))
+
+    def folds(self, count: int, seed: int) -> list[Fold]:
+        """The user's held-out pairs as one fold, or the usable pairs cut into ``count``.
+
+        Raises
+        ------
+        InputError
+            Too few pairs that share no row.
+        """
+        usable = np.flatnonzero(self.usable)
+        a, b = self.node_a[usable], self.node_b[usable]
+        held_out = self.held_out[usable]
+        folds = set_aside(a, b, held_out) if held_out.any() else deal(a, b, count, seed)
+
+        def of_all_pairs(mask: Mask) -> Mask:
+            spread = np.zeros_like(self.usable)
+            spread[usable] = mask
+            return spread
+
+        return [Fold(of_all_pairs(fold.measured), of_all_pairs(fold.basis), fold.apart) for fold in folds]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RawRows:
+    """Some rows of the store, features as stored (n, d).
+
+    ``y`` (n,) holds class codes or values; ``node`` (n,) which rows are one image; ``group`` (n, crossings)
+    the groups of ``--groups``; ``codes`` (n,) those of the columns that options such as ``upweight`` name, by
+    the option, and where domains are known ``domain`` and ``cell``, of label × domain; −1 is unknown.
+    """
+
+    ids: Texts
+    X: Features
+    y: NDArray[Any]
+    node: Codes
+    group: Codes | None = None
+    codes: Mapping[str, Codes] = dataclasses.field(default_factory=dict)
+
+    def scaled(self, scaling: Scaling) -> Rows:
+        return Rows(X=scaling.apply(self.X), y=self.y, group=self.group)
+
+    def take(self, mask: Mask) -> RawRows:
+        """The rows of a mask (n,)."""
+        return RawRows(
+            ids=self.ids[mask],
+            X=chosen(self.X, mask),
+            y=self.y[mask],
+            node=self.node[mask],
+            group=None if self.group is None else self.group[mask],
+            codes={name: codes[mask] for name, codes in self.codes.items()},
+        )
+
+    def with_rows(self, others: RawRows) -> RawRows:
+        """These rows and others."""
+        shared = self.codes.keys() & others.codes.keys()
+        return RawRows(
+            ids=self.ids.joined(others.ids),
+            X=joined(self.X, others.X),
+            y=np.concatenate([self.y, others.y]),
+            node=np.concatenate([self.node, others.node]),
+            codes={name: np.concatenate([self.codes[name], others.codes[name]]) for name in shared},
+        )
+
+
+class Variant(NamedTuple):
+    """Which rows a candidate is trained on, and how they count."""
+
+    upweighted: bool = False
+    """Whether every group of ``--upweight``, or every label × domain cell, counts alike."""
+    pair_rows: bool = False
+    """Whether the labelled rows of the pairs' members are trained on, too."""
+
+
+PLAIN = Variant()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """The rows and pairs of a fit."""
+
+    content_sha256: str
+    """Of the feature store."""
+    encoder: dict[str, Any]
+    options: FitOptions
+    roles: Roles
+    target: Target
+    train: RawRows
+    """Training rows, whose group codes are known whether or not they count: `rows` says what a fit is on."""
+    val: RawRows | None
+    test: RawRows | None
+    pairs: Pairs | None
+    extra: RawRows | None
+    """Labelled rows of the pairs' members that are neither training, validation nor test rows."""
+    copies: int
+    groups: Groups | None = None
+    """Of ``--groups``."""
+    members: RawRows | None = None
+    """Members of usable pairs whose label and domain are known."""
+    cells: tuple[str, ...] = ()
+    """The columns of label × domain, where the pairs were matched by label across domains."""
+    upweight: str | None = None
+    """Columns whose combinations count alike where a `Variant` is up-weighted: of ``--upweight``, else the
+    cells, else of ``--groups``; None without any."""
+    variants: tuple[Variant, ...] = (PLAIN,)
+    """Those that compete; one where options leave no choice."""
+    label_column: str | None = None
+    """The store's own."""
+    spectra: dict[Fold, Spectrum] = dataclasses.field(default_factory=dict)
+    """Of what folds leave: each is decomposed once."""
+    latest: dict[Variant, TrainingSet] = dataclasses.field(default_factory=dict)
+    """What `whole` made last."""
+
+    @property
+    def regression(self) -> bool:
+        return not self.target.classes
+
+    def rows(self, variant: Variant | None = None) -> RawRows:
+        """What a variant, or the only one, is trained on: of an up-weighted one, the rows in a group."""
+        variant, rows = variant or self.variants[0], self.train
+        if variant.pair_rows and self.extra is not None:
+            rows = rows.with_rows(self.extra)
+        codes = rows.codes.get("upweight")
+        if variant.upweighted and codes is not None:
+            return rows.take(codes >= 0)
+        return dataclasses.replace(
+            rows, codes={name: codes for name, codes in rows.codes.items() if name != "upweight"}
+        )
+
+    def whole(self, variant: Variant | None = None) -> TrainingSet:
+        """All rows of a variant, or of the first one, and all usable pairs."""
+        variant = variant or self.variants[0]
+        if variant not in self.latest:
+            self.latest.clear()
+            usable = None if self.pairs is None else self.pairs.usable
+            self.latest[variant] = self.part(self.rows(variant), usable)
+        return self.latest[variant]
+
+    def without(self, fold: Fold, variant: Variant | None = None) -> TrainingSet:
+        """What a fold leaves to fit on, of a variant's rows or those of the only one."""
+        rows = self.rows(variant)
+        left = rows.take(~np.isin(rows.node, fold.apart))
+        if not len(left.ids) or (not self.regression and len(np.unique(left.y)) < 2):
+            raise InputError(
+                "a fold of the pairs leaves fewer than two classes to train on",
+                where=self.options.features,
+                found=f"{len(left.ids):,} of {len(rows.ids):,} training rows",
+                fix="pairs of fewer training rows, or rows that are not trained on; or --select in-domain",
+            )
+        part = self.part(left, None, self.fold_scaling(fold))
+        if self.pairs is None:
+            return part
+        basis = fold.basis & self.pairs.usable
+        if fold not in self.spectra:
+            self.spectra[fold] = self.pairs.spectrum(basis, part.scaling)
+        return dataclasses.replace(part, spectrum=self.spectra[fold], pairs=int(basis.sum()))
+
+    def fold_scaling(self, fold: Fold) -> Scaling:
+        """That of the training rows which a fold leaves: of all variants, which share its directions."""
+        left = self.train.take(~np.isin(self.train.node, fold.apart))
+        return fit_scaling(self.options.scaling, self.options.scale_factor, left.X)
+
+    def part(self, rows: RawRows, pairs: Mask | None, scaling: Scaling | None = None) -> TrainingSet:
+        """Some training rows, and some of the pairs (k,); ``scaling`` only where it must not be fitted."""
+        scaling = scaling or fit_scaling(self.options.scaling, self.options.scale_factor, rows.X)
+        return TrainingSet(
+            scaling=scaling,
+            X=scaling.apply(rows.X),
+            y=rows.y,
+            n_classes=len(self.target.classes),
+            weights=group_weights(rows.codes["upweight"]) if "upweight" in rows.codes else None,
+            codes=rows.codes,
+            spectrum=None if self.pairs is None or pairs is None else self.pairs.spectrum(pairs, scaling),
+            pairs=0 if pairs is None else int(pairs.sum()),
+        )
+
+
+def rows_digest(problem: Problem, variant: Variant | None = None) -> str:
+    """SHA-256 over a variant's rows in the order of their ids: ids, features, answers and weights."""
+    rows = problem.rows(variant)
+    codes = rows.codes.get("upweight")
+    order = rows.ids.order
+    # By blocks, so that a large store isn't copied.
+    parts = np.array_split(order, len(order) // 8192 + 1)
+    digests = [array_digest(np.asarray(rows.X[part], np.float32)) for part in parts]
+    values = [rows.y, *([] if codes is None else [group_weights(codes)])]
+    digests += [array_digest(value[part]) for value in values for part in parts]
+    return digest_of([record_ids(rows.ids), *problem.target.classes, *digests])
+
+
+def pairs_digest(problem: Problem) -> str | None:
+    """SHA-256 over the members of the pairs that span the final basis; None without pairs."""
+    if problem.pairs is None:
+        return None
+    store, which = problem.pairs.store, problem.pairs.usable
+    return digest_of([array_digest(members[which]) for members in (store.features_a, store.features_b)])
