@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from ncm_cli import __version__
 from ncm_cli.baselines.choice import (
+    choose_by_rules,
     chunks,
     columns_of,
     metric_names,
-    choose_by_rules,
     plan_configs,
     table_of,
     write_sweep,

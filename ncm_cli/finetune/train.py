@@ -284,7 +284,7 @@ class Training:
         weight, bias = (one.detach().cpu().double().numpy() for one in (self.head.weight, self.head.bias))
         return weight, bias
 
-    def measure(self, pictures: Pictures) -> Epoch:
+    def measure(self, pictures: TrainingPictures) -> Epoch:
         """What validation and test rows and held-out pairs say of the network now."""
         self.module.eval()
         members = self.measured

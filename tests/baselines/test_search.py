@@ -105,7 +105,10 @@ def test_a_search_that_no_method_would_use_is_refused() -> None:
     with pytest.raises(UsageError, match="--search lr is given twice"):
         check(options(methods="erm", search=("lr=1e-3", "lr=1e-2")))
     both = options(methods="erm,irm", search=("lr=1e-3", "irm.lr=1e-2"))
-    assert {cell.hyper["lr"] for cell in plan_configs(both, available_rank=9, reporter=SILENT)} == {1e-3, 1e-2}
+    assert {cell.hyper["lr"] for cell in plan_configs(both, available_rank=9, reporter=SILENT)} == {
+        1e-3,
+        1e-2,
+    }
 
 
 def test_a_search_for_all_methods_may_be_of_none_with_a_word_about_it() -> None:
