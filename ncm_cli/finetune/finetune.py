@@ -19,7 +19,7 @@ from ncm_cli import __version__
 from ncm_cli.errors import InputError, MismatchError, listing
 from ncm_cli.finetune.options import FinetuneOptions, checkpoint_files
 from ncm_cli.finetune.rows import ManifestRows, TrainingPictures, read_rows
-from ncm_cli.finetune.train import Epoch, Training, config_of, best_epochs, network_request
+from ncm_cli.finetune.train import Epoch, Training, best_epochs, config_of, network_request
 from ncm_cli.images.encoder import load_encoder, request_key, start_loading
 from ncm_cli.images.network import TorchEncoder
 from ncm_cli.images.request import EncoderRequest

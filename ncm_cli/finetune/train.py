@@ -22,7 +22,7 @@ from torch.nn import functional
 from ncm_cli.baselines.choice import METRICS, best_checkpoints
 from ncm_cli.errors import InputError
 from ncm_cli.finetune.options import FinetuneOptions
-from ncm_cli.finetune.rows import ManifestRows, TrainingPictures, Positions
+from ncm_cli.finetune.rows import ManifestRows, Positions, TrainingPictures
 from ncm_cli.images.network import TorchEncoder
 from ncm_cli.images.request import EncoderRequest, Preprocess
 from ncm_cli.probes import metrics
