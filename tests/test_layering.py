@@ -105,17 +105,18 @@ def test_commands_meet_in_files_only(path: Path) -> None:
         assert not others & {other.stem for other in PACKAGE.glob("commands/*.py")}, f"{path.name}: {others}"
 
 
-UNTANGLED = ("baselines", "finetune", "probes", "solvers", "theory")
-"""Folders whose imports are checked for circles, those inside functions and for types alone included."""
-
-
 def _graph() -> dict[str, set[str]]:
-    """Of each module those that it imports, wherever it does."""
-    known = {_name(path): path for path in MODULES if _part(path) in UNTANGLED}
-    return {
-        name: {one.removeprefix("ncm_cli.") for one in _imports(path)} & (known.keys() - {name})
-        for name, path in known.items()
-    }
+    """Of each module those that it imports, inside functions and for types alone included."""
+    graph, known = {}, {_name(path) for path in MODULES}
+    packages = {_name(path) for path in MODULES if path.stem == "__init__"}
+    for path in MODULES:
+        names = {one.removeprefix("ncm_cli.") for one in _imports(path)}
+        # From a package its modules may be imported, and what it defines itself.
+        modules_alone = {
+            name for name in packages if {n for n in names if n.rpartition(".")[0] == name} <= known
+        }
+        graph[_name(path)] = names & (known - modules_alone - {_name(path)})
+    return graph
 
 
 def test_no_module_imports_itself_by_a_detour() -> None:
@@ -125,8 +126,10 @@ def test_no_module_imports_itself_by_a_detour() -> None:
 def test_no_folder_imports_itself_by_a_detour() -> None:
     folders: dict[str, set[str]] = {}
     for name, others in _graph().items():
-        own = name.partition(".")[0]
-        folders.setdefault(own, set()).update({other.partition(".")[0] for other in others} - {own})
+        if "." in name:
+            folder = name.partition(".")[0]
+            inner = {other.partition(".")[0] for other in others if "." in other}
+            folders.setdefault(folder, set()).update(inner - {folder})
     assert list(TopologicalSorter(folders).static_order())
 
 
