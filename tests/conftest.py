@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import http.server
-import importlib.util
 import io
 import json
 import os
@@ -54,15 +53,10 @@ def pacs_dir() -> Path:
 @pytest.fixture(scope="session")
 def effnet_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """ImageNet weights of timm's ``tf_efficientnet_lite0`` as a .safetensors file, made once a session."""
-    specification = importlib.util.spec_from_file_location(
-        "fixtures_effnet", ROOT / "tests" / "fixtures_effnet.py"
-    )
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
+    from tests.fixtures_effnet import save_checkpoint
+
     folder = tmp_path_factory.mktemp("effnet")
-    path: Path = module.save_checkpoint(folder / "tf_efficientnet_lite0.safetensors")
-    return path
+    return save_checkpoint(folder / "tf_efficientnet_lite0.safetensors")
 
 
 @pytest.fixture(scope="session")

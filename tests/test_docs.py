@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import re
 import shlex
@@ -20,16 +19,12 @@ from rich.cells import cell_len
 from ncm_cli.commands import help as topics
 from ncm_cli.main import run
 from ncm_cli.registry import TOPICS
+from tests import reference
 
 ROOT = Path(__file__).resolve().parents[1]
 HELP = ROOT / "ncm_cli" / "help"
 PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(HELP.glob("*.md")))}
 """The README and the topics of ``ncm help``, by file."""
-
-_spec = importlib.util.spec_from_file_location("reference", Path(__file__).with_name("reference.py"))
-assert _spec and _spec.loader
-reference = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(reference)
 
 
 def test_the_reference_is_current() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,16 @@ from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.options import EvalOptions, FitOptions
 from ncm_cli.progress import Reporter
+from ncm_cli.solvers.projection import spectrum
 from ncm_cli.store.columns import Column, Files, NumericColumn
-from ncm_cli.store.features import write_features
-from ncm_cli.store.pairs import PairStore, read_pairs
+from ncm_cli.store.digests import fingerprint
+from ncm_cli.store.features import FeatureStore, write_features
+from ncm_cli.store.pairs import PairStore, read_pairs, write_pairs
 from ncm_cli.store.probe import Probe, read_probe
 from ncm_cli.theory.bound import bound
 from ncm_cli.theory.options import BoundOptions
 
-ENCODER = {"kind": "array", "model": "small world"}
+ENCODER = {"kind": "array", "model": "made-up", "precision": "fp32", "normalize": False}
 DIM, TRAIN, VAL, TEST = 10, 90, 40, 40
 ROWS = TRAIN + VAL + TEST
 
@@ -43,6 +45,113 @@ class Heard(Reporter):
         self.notes.append(message)
 
 
+def column(name: str, values: Sequence[str] | np.ndarray) -> Column | NumericColumn:
+    """A column of numbers, or of texts of which '' is missing."""
+    if isinstance(values, np.ndarray):
+        return NumericColumn(name, values.astype(float))
+    categories = tuple(sorted(set(values) - {""}))
+    codes = [categories.index(text) if text else -1 for text in values]
+    return Column(name, np.array(codes, np.int32), categories)
+
+
+def write_store(
+    path: Path,
+    X: np.ndarray,
+    columns: Mapping[str, Sequence[str] | np.ndarray],
+    *,
+    ids: Sequence[str] | None = None,
+    sha256: Sequence[str] | None = None,
+    encoder: dict[str, Any] = ENCODER,
+    label_column: str = "label",
+    split_column: str = "split",
+) -> Path:
+    """A feature store of X (n, d); its rows are ``r0, r1 ...``, their files of these digests."""
+    n = len(X)
+    files = None
+    if sha256 is not None:
+        ones = np.ones(n, np.int64)
+        files = Files(
+            path=tuple(f"{i}.png" for i in range(n)), size=ones, mtime_ns=ones, sha256=tuple(sha256)
+        )
+    write_features(
+        path,
+        ids=ids or [f"r{i}" for i in range(n)],
+        blocks=[np.asarray(X, np.float32)],
+        dim=X.shape[1],
+        columns=[column(name, values) for name, values in columns.items()],
+        label_column=label_column if label_column in columns else None,
+        split_column=split_column if split_column in columns else None,
+        encoder=encoder,
+        files=files,
+        options={},
+    )
+    return path
+
+
+def write_pair_store(
+    path: Path,
+    a: np.ndarray,
+    b: np.ndarray,
+    *,
+    held_out: int = 0,
+    ids: tuple[Sequence[str], Sequence[str]] | None = None,
+    labels: tuple[Sequence[str], Sequence[str]] | None = None,
+    features: Path | None = None,
+    encoder: dict[str, Any] = ENCODER,
+) -> Path:
+    """A pair store of members (k, d), of which the last are held out; ``features`` names their store."""
+    k = len(a)
+    holdout = np.arange(k) >= k - held_out
+    found = spectrum((a - b).T[:, ~holdout])
+    id_a, id_b = ids or ([f"a{i}" for i in range(k)], [f"b{i}" for i in range(k)])
+    label_a, label_b = labels or ([""] * k, [""] * k)
+    sources = []
+    if features is not None:
+        with FeatureStore(features) as store:
+            sources = [{"path": str(features), "content_sha256": store.content_sha256}]
+    made = PairStore(
+        features_a=a,
+        features_b=b,
+        id_a=tuple(id_a),
+        id_b=tuple(id_b),
+        label_a=tuple(label_a),
+        label_b=tuple(label_b),
+        holdout=holdout,
+        singular_values=found.singular_values[: found.rank],
+        strategy="table",
+        options={},
+        encoder=encoder,
+        fingerprint=fingerprint(encoder),
+        sources=sources,
+        diagnostics={},
+    )
+    write_pairs(path, made)
+    return path
+
+
+def make_probe(
+    weight: Any,
+    classes: tuple[str, ...] = ("cat", "dog"),
+    *,
+    bias: Any = None,
+    target: str = "label",
+    encoder: dict[str, Any] = ENCODER,
+    **meta: Any,
+) -> Probe:
+    """A probe of this weight, (C, d) or (d,); no classes make it a regression."""
+    weight = np.atleast_2d(np.asarray(weight, float))
+    return Probe(
+        weight=weight,
+        bias=np.zeros(len(weight)) if bias is None else np.asarray(bias, float),
+        basis=np.zeros((weight.shape[1], 0)),
+        singular_values=np.zeros(0),
+        classes=classes,
+        task="classification" if classes else "regression",
+        target=target,
+        meta={"encoder": encoder, "fingerprint": fingerprint(encoder), **meta},
+    )
+
+
 @dataclasses.dataclass
 class World:
     """Rows ``r0`` to ``r169``: training, validation, test; the first two axes tell label and domain."""
@@ -59,45 +168,25 @@ class World:
         X: np.ndarray | None = None,
         ids: Sequence[str] | None = None,
         same_image: Iterable[tuple[int, int]] = (),
-        numeric: dict[str, np.ndarray] | None = None,
         label_column: str = "label",
         split_column: str = "split",
-        **columns: Sequence[str],
+        **columns: Sequence[str] | np.ndarray,
     ) -> Path:
         """Write a feature store; rows of ``same_image`` are byte-identical files."""
         X = self.X if X is None else X
-        made: list[Any] = []
-        for key, texts in (self.columns | columns).items():
-            categories = tuple(sorted({text for text in texts if text}))
-            codes = np.array([categories.index(text) if text else -1 for text in texts], np.int32)
-            made.append(
-                Column({"label": label_column, "split": split_column}.get(key, key), codes, categories)
-            )
-        numbers = numeric or {}
-        made = [column for column in made if column.name not in numbers]
-        made += [NumericColumn(key, values) for key, values in numbers.items()]
+        names = {"label": label_column, "split": split_column}
         digests = [f"{row:064x}" for row in range(len(X))]
         for row, other in same_image:
             digests[row] = digests[other]
-        path = self.folder / name
-        write_features(
-            path,
-            ids=ids or [f"r{row}" for row in range(len(X))],
-            blocks=[X.astype(np.float32)],
-            dim=X.shape[1],
-            columns=made,
+        return write_store(
+            self.folder / name,
+            X,
+            {names.get(key, key): values for key, values in (self.columns | columns).items()},
+            ids=ids,
+            sha256=digests,
             label_column=label_column,
             split_column=split_column,
-            encoder=ENCODER,
-            files=Files(
-                path=tuple(f"{row}.png" for row in range(len(X))),
-                size=np.ones(len(X), np.int64),
-                mtime_ns=np.ones(len(X), np.int64),
-                sha256=tuple(digests),
-            ),
-            options={},
         )
-        return path
 
     def table(self, members: Iterable[tuple[int, int]], **columns: Sequence[str]) -> Path:
         """A table of pairs of rows."""

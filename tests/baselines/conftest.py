@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 
 from ncm_cli.baselines.options import SweepOptions
-from ncm_cli.store.columns import Column
-from ncm_cli.store.digests import fingerprint
-from ncm_cli.store.features import write_features
-from ncm_cli.store.pairs import PairStore, write_pairs
-
-ENCODER = {"kind": "array", "model": "made-up"}
+from tests.world import write_pair_store, write_store
 
 
 def write_problem(
@@ -42,24 +37,11 @@ def write_problem(
     features = rng.standard_normal((n, d))
     features[:, :classes] += 1.2 * np.eye(classes)[label]
     features[:, -1] = 3 * (2 * color - 1) + 0.3 * rng.standard_normal(n)
-    texts = {
-        "label": tuple(f"class{i}" for i in range(classes)),
-        "split": ("train", "val", "test"),
-        "domain": ("a", "b", "c"),
-        "color": ("green", "red"),
-    }
-    codes = {"label": label, "split": split, "domain": domain, "color": color}
-    write_features(
-        folder / "f.h5",
-        ids=[f"row{i}" for i in range(n)],
-        blocks=[features.astype(np.float32)],
-        dim=d,
-        columns=[Column(name, codes[name].astype(np.int32), texts[name]) for name in texts],
-        label_column="label",
-        split_column="split",
-        encoder=ENCODER,
-        options={},
-    )
+    texts = {"split": ("train", "val", "test"), "domain": "abc", "color": ("green", "red")}
+    codes = {"split": split, "domain": domain, "color": color}
+    columns = {name: [texts[name][code] for code in codes[name]] for name in texts}
+    columns["label"] = [f"class{code}" for code in label]
+    write_store(folder / "f.h5", features, columns)
     k = 24 if of_rows else 40
     a = rng.standard_normal((k, d)).astype(np.float32)
     a[:, -1] = 3
@@ -74,28 +56,8 @@ def write_problem(
         ]
         first, second = (np.concatenate([rows[side][:12], rows[2 + side][:12]]) for side in (0, 1))
         a, b = (features[members].astype(np.float32) for members in (first, second))
-        ids = [f"row{i}" for i in first], [f"row{i}" for i in second]
-    holdout = np.arange(k) >= k - held_out
-    values = np.linalg.svd((a - b)[~holdout].T.astype(np.float64), compute_uv=False)
-    write_pairs(
-        folder / "p.h5",
-        PairStore(
-            features_a=a,
-            features_b=b,
-            id_a=tuple(ids[0]),
-            id_b=tuple(ids[1]),
-            label_a=("",) * k,
-            label_b=("",) * k,
-            holdout=holdout,
-            singular_values=values,
-            strategy="table",
-            options={},
-            encoder=ENCODER,
-            fingerprint=fingerprint(ENCODER),
-            sources=[],
-            diagnostics={},
-        ),
-    )
+        ids = [f"r{i}" for i in first], [f"r{i}" for i in second]
+    write_pair_store(folder / "p.h5", a, b, held_out=held_out, ids=ids)
 
 
 @pytest.fixture

@@ -16,24 +16,17 @@ from ncm_cli.errors import InputError, UsageError
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.reading import read_problem
-from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.progress import SILENT
 from ncm_cli.solvers.methods import Config
 from ncm_cli.solvers.projection import Spectrum
 from ncm_cli.solvers.trainer import Schedule, train
 from ncm_cli.solvers.training_set import TrainingSet
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
+from tests.world import Heard
 
 Made = Callable[..., SweepOptions]
 Rewrite = Callable[..., None]
-
-
-class Heard(Reporter):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
 
 
 def swept_table(options: SweepOptions) -> SweepTable:
@@ -62,7 +55,7 @@ def reference(options: SweepOptions, method: str, seed: int, **hyper: float) -> 
     )
     with FeatureStore(options.features) as store:
         X, y, ids = store.read().astype(float), store.categorical("label").codes.astype(int), store.ids
-        train_rows, val_rows = (store.categorical("split").codes == part for part in (0, 1))
+        train_rows, val_rows = (store.categorical("split").codes == part for part in (1, 2))
         cell = 2 * y + store.categorical("color").codes
     pairs = read_pairs(options.pairs)
     errors, losses, flips, shifts = [], [], [], []

@@ -40,7 +40,7 @@ def test_every_pick_is_a_probe_with_the_tables_accuracy(
     report = sweep(options)
     with FeatureStore(problem / "f.h5") as store:
         split = store.categorical("split").codes
-        test_rows, train, val = ([store.ids[i] for i in np.flatnonzero(split == part)] for part in (2, 0, 1))
+        test_rows, train, val = ([store.ids[i] for i in np.flatnonzero(split == part)] for part in (0, 1, 2))
     seen: set[str] = set()
     for row in report["rows"]:
         for at, seed in enumerate(row["seeds"]):

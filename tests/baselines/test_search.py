@@ -11,8 +11,9 @@ from ncm_cli.baselines.choice import chunks, plan_configs
 from ncm_cli.baselines.options import SweepOptions, parse_methods, parse_search
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import check, parse_space
-from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.progress import SILENT
 from ncm_cli.solvers.methods import HYPER, METHODS
+from tests.world import Heard
 
 
 def options(**changes: object) -> SweepOptions:
@@ -113,7 +114,7 @@ def test_a_search_that_no_method_would_use_is_refused() -> None:
 
 def test_a_search_for_all_methods_may_be_of_none_with_a_word_about_it() -> None:
     """So that a list of methods can be shortened without touching what is searched."""
-    heard = Notes()
+    heard = Heard()
     searched = options(methods="erm", search=("eta=0.1", "lr=1e-3", "penalty=1:9"), seeds=1)
     cells = plan_configs(check(searched), available_rank=9, reporter=heard)
     assert {name for cell in cells for name in cell.hyper} == {"lr", "weight_decay"}
@@ -188,27 +189,15 @@ def test_equal_configurations_are_trained_once() -> None:
     assert len(cells) == 1
 
 
-class Notes(Reporter):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.warnings: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
-
-
 def test_ranks_beyond_the_pairs_are_left_out_or_refused() -> None:
-    notes = Notes()
+    notes = Heard()
     cells = plan_configs(
         options(methods="ncm", search=("rank=2:24",), grid=True, seeds=1), available_rank=5, reporter=notes
     )
     assert [cell.hyper["rank"] for cell in cells] == [2, 3, 4, 5]
     assert any("numerical rank" in note for note in notes.notes)
     drawn = plan_configs(
-        options(methods="ncm", search=("rank=log:1:64",), seeds=1), available_rank=7, reporter=Notes()
+        options(methods="ncm", search=("rank=log:1:64",), seeds=1), available_rank=7, reporter=Heard()
     )
     assert max(cell.hyper["rank"] for cell in drawn) <= 7
     for text in ("rank=16:24", "rank=log:16:24", "rank=40"):
@@ -227,7 +216,7 @@ def test_methods_follow_what_is_given() -> None:
         check(options(methods="erm+upweight"))
     both = options(methods="erm,erm+upweight", upweight="label")
     assert both.chosen_methods == (("erm", False), ("erm", True))
-    heard = Notes()
+    heard = Heard()
     plan_configs(options(methods="erm", upweight="label"), available_rank=9, reporter=heard)
     plan_configs(both, available_rank=9, reporter=heard)
     assert heard.notes == ["--upweight is for all methods, since none is named NAME+upweight"]

@@ -23,26 +23,14 @@ from ncm_cli.errors import InputError, UsageError
 from ncm_cli.main import run
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.progress import Reporter
 from ncm_cli.solvers.dfr import fit_dfr, halves
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import read_result
 from ncm_cli.store.journal import Journal, read_facts
+from tests.world import Heard
 
 Made = Callable[..., SweepOptions]
 METHODS = "erm,irm,vrex,groupdro,fish,lisa,matchdg,ncm,dfr,leace,erm+upweight"
-
-
-class Heard(Reporter):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.warnings: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -162,7 +150,7 @@ def test_dfr_is_tuned_on_one_subset_and_tested_on_twenty(swept: Made, problem: P
     table = read_sweep(problem / "s.h5").metrics
     with FeatureStore(problem / "f.h5") as store:
         X, codes = store.read().astype(float), {name: store.categorical(name).codes for name in store.columns}
-    train, val, test = (codes["split"] == part for part in range(3))
+    test, train, val = (codes["split"] == part for part in range(3))
     y, group = codes["label"].astype(int), 2 * codes["label"] + codes["color"]
     chosen, judged = halves(group[val], 0)
     tuned = fit_dfr(X[val][chosen], y[val][chosen], group[val][chosen], 2, [0.3], seed=0, subsets=1)[0]

@@ -26,19 +26,9 @@ from ncm_cli.datasets.waterbirds import cover
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.images.manifest import ColumnNames, read_manifest
 from ncm_cli.main import run
-from ncm_cli.progress import Reporter
+from tests.world import Heard
 
 MIB = 1 << 20
-
-
-class Heard(Reporter):
-    """Keeps the warnings."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
 
 
 @contextlib.contextmanager

@@ -19,18 +19,8 @@ from ncm_cli.datasets.base import data
 from ncm_cli.datasets.options import FolderOptions
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.main import run
-from ncm_cli.progress import Reporter
 from ncm_cli.store.files import writer_lock
-
-
-class Heard(Reporter):
-    """Keeps the warnings."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
+from tests.world import Heard
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from ncm_cli.datasets.options import PacsOptions, WaterbirdsCfOptions
 from ncm_cli.datasets.waterbirds import cover, paste
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.progress import Reporter
+from tests.world import Heard
 
 COLUMNS = ("img_id", "img_filename", "y", "split", "place", "place_filename")
 
@@ -27,16 +28,6 @@ GROUPS = {(0, 0): 12, (0, 1): 3, (1, 0): 2, (1, 1): 8}
 
 JPEG_ERROR = 40
 """Largest difference that two encodings of one picture show where it is smooth."""
-
-
-class Heard(Reporter):
-    """Keeps the warnings."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
 
 
 def _smooth(rng: np.random.Generator, size: tuple[int, int]) -> Image.Image:

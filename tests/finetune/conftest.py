@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.store.digests import fingerprint
-from ncm_cli.store.pairs import PairStore, write_pairs
+from tests.world import write_pair_store
 
 SIDE = 16
 
@@ -45,24 +44,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (folder / "manifest.csv").open("w", newline="") as stream:
         csv.writer(stream).writerows([("id", "path", "label", "split", "domain", "color"), *rows])
     members = rng.standard_normal((2, len(pairs), 3)).astype(np.float32)
-    encoder = {"kind": "array", "model": "any"}
-    write_pairs(
-        folder / "pairs.h5",
-        PairStore(
-            features_a=members[0],
-            features_b=members[1],
-            id_a=tuple(a for a, _ in pairs),
-            id_b=tuple(b for _, b in pairs),
-            label_a=("",) * len(pairs),
-            label_b=("",) * len(pairs),
-            holdout=np.zeros(len(pairs), bool),
-            singular_values=np.ones(3),
-            strategy="csv",
-            options={},
-            encoder=encoder,
-            fingerprint=fingerprint(encoder),
-            sources=[],
-            diagnostics={},
-        ),
-    )
+    ids = tuple(zip(*pairs, strict=True))
+    write_pair_store(folder / "pairs.h5", *members, ids=ids)
     return folder

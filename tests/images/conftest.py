@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +14,9 @@ import pytest
 from PIL import Image
 
 from ncm_cli.images.options import EmbedOptions
-from ncm_cli.progress import Reporter
 from ncm_cli.store.columns import Column
 from ncm_cli.store.features import FeatureStore
-
-
-class Recorder(Reporter):
-    """Keeps what a stage says."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.warnings: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
+from tests.world import Heard
 
 
 class Pictures:
@@ -69,7 +55,7 @@ class Pictures:
     def embed(self, *, verify: bool = False, **changes: Any) -> Any:
         from ncm_cli.images.embed import embed
 
-        self.said = Recorder()
+        self.said = Heard()
         return embed(self.options(**changes), verify=verify, reporter=self.said)
 
 
@@ -122,20 +108,6 @@ TINY = {
     "vision_cfg": {"image_size": 32, "layers": 2, "width": 32, "patch_size": 8, "head_width": 16},
     "text_cfg": {"context_length": 8, "vocab_size": 100, "width": 16, "heads": 2, "layers": 1},
 }
-
-
-@dataclass
-class Heard(Reporter):
-    """A reporter that keeps what it is told."""
-
-    notes: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
 
 
 @pytest.fixture

@@ -10,48 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncm_cli.store.columns import Column
-from ncm_cli.store.features import write_features
-
-ENCODER = {"kind": "array", "model": "test", "normalize": False}
-
-
-def column(name: str, values: Sequence[str]) -> Column:
-    """A categorical column of these texts; '' is missing."""
-    categories = tuple(sorted({value for value in values if value}))
-    code = {category: index for index, category in enumerate(categories)}
-    return Column(name, np.array([code.get(value, -1) for value in values], dtype=np.int32), categories)
+from tests.world import write_store
 
 
 @pytest.fixture
 def make_store(tmp_path: Path) -> Callable[..., Path]:
     """Write a feature store and return its path."""
+    names = ("ids", "encoder", "label_column", "sha256")
 
-    def make(
-        name: str,
-        features: np.ndarray,
-        *,
-        ids: Sequence[str] | None = None,
-        encoder: dict[str, Any] | None = None,
-        label_column: str | None = "label",
-        files: Any = None,
-        **columns: Sequence[str],
-    ) -> Path:
-        path = tmp_path / name
-        made = {key: column(key, values) for key, values in columns.items()}
-        write_features(
-            path,
-            ids=ids or [f"r{i}" for i in range(len(features))],
-            blocks=[np.asarray(features, np.float32)],
-            dim=features.shape[1],
-            columns=made,
-            label_column=label_column if label_column in made else None,
-            split_column="split" if "split" in made else None,
-            encoder=encoder or ENCODER,
-            files=files,
-            options={},
-        )
-        return path
+    def make(name: str, features: np.ndarray, **given: Any) -> Path:
+        more = {key: given.pop(key) for key in names if key in given}
+        return write_store(tmp_path / name, features, given, **more)
 
     return make
 

@@ -18,25 +18,11 @@ from ncm_cli.pairs import matching
 from ncm_cli.pairs.matching import Pool
 from ncm_cli.pairs.options import PairsOptions
 from ncm_cli.pairs.pairs import pairs, split_components
-from ncm_cli.progress import Reporter
 from ncm_cli.solvers.folds import components
 from ncm_cli.store.pairs import PairStore, read_pairs
+from tests.world import ENCODER, Heard
 
 Make = Callable[..., Path]
-
-
-class Heard(Reporter):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-        self.notes: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
 
 
 def _run(features: Path, match: str, **more: object) -> tuple[PairStore, Heard]:
@@ -327,7 +313,7 @@ def test_same_id_pairs_a_store_with_its_view(make_store: Make) -> None:
     a = make_store("a.h5", x, ids=[f"i{i}" for i in range(30)], **columns)
     order = np.random.default_rng(0).permutation(25)
     short = {name: [values[i] for i in order] for name, values in columns.items()}
-    view = {"kind": "array", "model": "test", "normalize": False, "view": {"augment": "grayscale"}}
+    view = ENCODER | {"view": {"augment": "grayscale"}}
     b = make_store("b.h5", x[order] + 1, ids=[f"i{i}" for i in order], encoder=view, **short)
     made, _ = _run(a, "same-id", features_b=b, holdout="0.2")
     assert made.id_a == made.id_b == tuple(f"i{i}" for i in range(25))

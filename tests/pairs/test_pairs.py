@@ -8,31 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError
 from ncm_cli.pairs.options import PairsOptions, parse_holdout
 from ncm_cli.pairs.pairs import pairs
-from ncm_cli.progress import Reporter
 from ncm_cli.solvers.projection import spectrum
-from ncm_cli.store.columns import Files
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import PairStore, read_pairs
-
-from .conftest import ENCODER
+from tests.world import ENCODER, Heard, write_store
 
 Make = Callable[..., Path]
-
-
-class Heard(Reporter):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
 
 
 def _run(source: Path, features: Path, **more: object) -> tuple[PairStore, Heard]:
@@ -216,8 +202,7 @@ def test_c38_a_pair_of_a_training_and_a_test_row(make_store: Make, make_table: M
 def test_c38_a_training_row_that_is_a_test_file_byte_for_byte(make_store: Make, make_table: Make) -> None:
     features = np.random.default_rng(4).normal(size=(5, 4))
     digests = ("a" * 64, "b" * 64, "c" * 64, "a" * 64, "d" * 64)
-    files = Files(tuple(f"/x/{i}" for i in range(5)), np.ones(5, np.int64), np.ones(5, np.int64), digests)
-    store = make_store("f.h5", features, split=["train", "train", "train", "test", "train"], files=files)
+    store = make_store("f.h5", features, split=["train", "train", "train", "test", "train"], sha256=digests)
     made, _ = _run(make_table([("r0", "r1"), ("r2", "r4")]), store, holdout="0")
     assert made.id_a == ("r2",)
     assert made.diagnostics["straddling"]["pairs"] == [{"id_a": "r0", "id_b": "r1"}]
@@ -284,25 +269,9 @@ _BYTES = st.one_of(
 
 @pytest.fixture(scope="module")
 def small_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from ncm_cli.store.features import write_features
-
-    path = tmp_path_factory.mktemp("malformed") / "f.h5"
-    write_features(
-        path,
-        ids=["r0", "r1", "r2"],
-        blocks=[np.eye(3, 4, dtype=np.float32)],
-        dim=4,
-        columns={},
-        label_column=None,
-        split_column=None,
-        encoder=ENCODER,
-        options={},
-    )
-    return path
+    return write_store(tmp_path_factory.mktemp("malformed") / "f.h5", np.eye(3, 4), {})
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=_BYTES)
 @pytest.mark.slow
 def test_malformed_tables_raise_nothing_but_our_errors(data: bytes, small_store: Path) -> None:
     table = small_store.parent / "pairs.csv"

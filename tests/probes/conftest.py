@@ -14,14 +14,7 @@ from PIL import Image
 from ncm_cli.images.embed import embed
 from ncm_cli.images.options import EmbedOptions
 from ncm_cli.progress import SILENT
-from ncm_cli.solvers.projection import spectrum
-from ncm_cli.store.columns import Column, Files, NumericColumn
-from ncm_cli.store.digests import fingerprint
-from ncm_cli.store.features import FeatureStore, write_features
-from ncm_cli.store.pairs import PairStore, write_pairs
-from tests.world import Planted, planted
-
-ENCODER = {"kind": "array", "model": "planted", "precision": "fp32", "normalize": False}
+from tests.world import Planted, planted, write_pair_store, write_store
 
 
 @dataclasses.dataclass
@@ -38,86 +31,6 @@ class OnDisk:
 
     def pair_store(self, name: str, a: np.ndarray, b: np.ndarray, **more: Any) -> Path:
         return write_pair_store(self.folder / name, a, b, **more)
-
-
-def write_store(
-    path: Path,
-    X: np.ndarray,
-    columns: dict[str, list[str]],
-    *,
-    ids: tuple[str, ...] | None = None,
-    sha256: tuple[str, ...] | None = None,
-    encoder: dict[str, Any] = ENCODER,
-    numeric: dict[str, np.ndarray] | None = None,
-) -> Path:
-    n = len(X)
-    made: list[Any] = []
-    for name, texts in columns.items():
-        categories = tuple(sorted(set(texts) - {""}))
-        codes = np.array([categories.index(text) if text else -1 for text in texts], np.int32)
-        made.append(Column(name, codes, categories))
-    made += [NumericColumn(name, values) for name, values in (numeric or {}).items()]
-    files = None
-    if sha256 is not None:
-        files = Files(
-            path=tuple(f"{i}.png" for i in range(n)),
-            size=np.ones(n, np.int64),
-            mtime_ns=np.ones(n, np.int64),
-            sha256=sha256,
-        )
-    write_features(
-        path,
-        ids=ids or tuple(f"row{i}" for i in range(n)),
-        blocks=[X],
-        dim=X.shape[1],
-        columns=made,
-        label_column="label" if "label" in columns else None,
-        split_column="split" if "split" in columns else None,
-        encoder=encoder,
-        files=files,
-        options={},
-    )
-    return path
-
-
-def write_pair_store(
-    path: Path,
-    a: np.ndarray,
-    b: np.ndarray,
-    *,
-    held_out: int = 0,
-    ids: tuple[tuple[str, ...], tuple[str, ...]] | None = None,
-    features: Path | None = None,
-    encoder: dict[str, Any] = ENCODER,
-) -> Path:
-    k = len(a)
-    holdout = np.arange(k) >= k - held_out
-    found = spectrum((a - b).T[:, ~holdout])
-    id_a, id_b = ids or (tuple(f"a{i}" for i in range(k)), tuple(f"b{i}" for i in range(k)))
-    sources = []
-    if features is not None:
-        with FeatureStore(features) as store:
-            sources = [{"path": str(features), "content_sha256": store.content_sha256}]
-    write_pairs(
-        path,
-        PairStore(
-            features_a=a,
-            features_b=b,
-            id_a=id_a,
-            id_b=id_b,
-            label_a=("",) * k,
-            label_b=("",) * k,
-            holdout=holdout,
-            singular_values=found.singular_values[: found.rank],
-            strategy="csv",
-            options={},
-            encoder=encoder,
-            fingerprint=fingerprint(encoder),
-            sources=sources,
-            diagnostics={},
-        ),
-    )
-    return path
 
 
 @pytest.fixture

@@ -20,18 +20,11 @@ from ncm_cli.probes.fit import fit
 from ncm_cli.probes.metrics import PairRows
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.reading import read_problem
-from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.progress import SILENT
 from ncm_cli.solvers.solve import train_path
+from tests.world import Heard
 
 ROWS = 500
-
-
-class Heard(Reporter):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
 
 
 @dataclasses.dataclass

@@ -13,12 +13,9 @@ import numpy as np
 import pytest
 
 from ncm_cli.main import run
-from ncm_cli.store.columns import Column
-from ncm_cli.store.digests import fingerprint
-from ncm_cli.store.features import write_features
-from ncm_cli.store.probe import Probe, write_probe
+from ncm_cli.store.probe import write_probe
+from tests.world import make_probe, write_store
 
-ENCODER = {"kind": "array", "model": "made"}
 ODD: tuple[Any, ...] = (None, True, -1, 1e308, "", "x", "01" * 9, [], [None], {}, {"where": 3}, [[1, {}]])
 
 
@@ -65,29 +62,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path, Pat
     """The command up to what it compares with, another probe, and that one's result."""
     folder = tmp_path_factory.mktemp("compare")
     rng = np.random.default_rng(0)
-    write_features(
-        folder / "f.h5",
-        ids=[f"r{i}" for i in range(20)],
-        blocks=[rng.normal(size=(20, 3)).astype(np.float32)],
-        dim=3,
-        columns={"label": Column("label", rng.integers(2, size=20).astype(np.int32), ("a", "b"))},
-        label_column="label",
-        split_column=None,
-        encoder=ENCODER,
-        options={},
-    )
+    write_store(folder / "f.h5", rng.normal(size=(20, 3)), {"label": rng.choice(["a", "b"], 20).tolist()})
     for name in ("p.safetensors", "q.safetensors"):
-        probe = Probe(
-            weight=rng.normal(size=(1, 3)),
-            bias=np.zeros(1),
-            basis=np.zeros((3, 0)),
-            singular_values=np.zeros(0),
-            classes=("a", "b"),
-            task="classification",
-            target="label",
-            meta={"encoder": ENCODER, "fingerprint": fingerprint(ENCODER)},
-        )
-        write_probe(folder / name, probe)
+        write_probe(folder / name, make_probe(rng.normal(size=3), ("a", "b")))
     features = ["-f", str(folder / "f.h5")]
     assert run(["eval", str(folder / "q.safetensors"), *features, "-o", str(folder / "q.json")]) == 0
     command = ["eval", str(folder / "p.safetensors"), *features, "--compare"]

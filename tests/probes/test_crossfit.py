@@ -30,19 +30,18 @@ def _problem(on_disk: Any, classes: int, **options: Any) -> Problem:
     """Fresh rows with pairs of training rows (in chains) and of rows outside; ``classes`` 0 is regression."""
     made = on_disk.planted
     X, y = made.rows(160, 0.8, classes=max(classes, 2))
-    columns = {"split": ["train"] * 110 + ["val"] * 50}
-    numeric = None
+    columns: dict[str, Any] = {"split": ["train"] * 110 + ["val"] * 50}
     if classes:
         columns["label"] = [f"c{code}" for code in y]
     else:
-        numeric = {"age": X[:, 0] + 2 * y + made.rng.normal(size=160)}
+        columns["age"] = X[:, 0] + 2 * y + made.rng.normal(size=160)
         options |= {"task": "regression", "target": "age"}
-    features = on_disk.store("fresh.h5", X, columns, numeric=numeric)
+    features = on_disk.store("fresh.h5", X, columns)
     outside = made.pairs(20)
     first, second = np.arange(0, 36), np.arange(1, 37)
     chained = (first % 3 != 2).nonzero()[0]
     a, b = X[first[chained]], X[second[chained]]
-    ids = [[f"row{row}" for row in rows[chained]] for rows in (first, second)]
+    ids = [[f"r{row}" for row in rows[chained]] for rows in (first, second)]
     pairs = on_disk.pair_store(
         "fresh-p.h5",
         np.concatenate([a, outside[0]]),
@@ -135,7 +134,7 @@ def test_features_that_interpolate_hide_their_flips_from_all_but_folds(on_disk: 
     columns = {"label": [("cat", "dog")[code] for code in y], "split": ["train"] * 80 + ["val"] * 40}
     features = on_disk.store("wide.h5", X, columns)
     a, b = np.arange(0, 40), np.arange(40, 80)
-    ids = tuple(tuple(f"row{row}" for row in rows) for rows in (a, b))
+    ids = tuple(tuple(f"r{row}" for row in rows) for rows in (a, b))
     options = FitOptions(
         features=features,
         pairs=on_disk.pair_store("wide-p.h5", X[a], X[b], ids=ids),

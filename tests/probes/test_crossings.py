@@ -14,11 +14,10 @@ from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.metrics import joint
 from ncm_cli.probes.options import EvalOptions, FitOptions
-from ncm_cli.store.columns import Column
-from ncm_cli.store.features import FeatureStore, write_features
+from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.roles import make_groups
+from tests.world import write_store
 
-ENCODER = {"kind": "array", "model": "made"}
 ATTRIBUTES = ("male", "black", "lgbt")
 
 
@@ -28,27 +27,15 @@ def store(tmp_path: Path) -> Path:
     n = 400
     y = rng.integers(2, size=n)
     X = rng.normal(size=(n, 6)) + 1.2 * y[:, None] * np.eye(6)[0]
-    columns = [
-        Column("toxic", y.astype(np.int32), ("no", "yes")),
-        Column("split", (np.arange(n) % 3).astype(np.int32), ("train", "val", "test")),
-    ]
+    columns = {
+        "toxic": [("no", "yes")[code] for code in y],
+        "split": [("train", "val", "test")[i % 3] for i in range(n)],
+    }
     for name in ATTRIBUTES:
-        codes = rng.integers(2, size=n).astype(np.int32)
+        codes = rng.integers(2, size=n)
         codes[rng.random(n) < 0.1] = -1
-        columns.append(Column(name, codes, ("0", "1")))
-    path = tmp_path / "f.h5"
-    write_features(
-        path,
-        ids=[f"r{i}" for i in range(n)],
-        blocks=[X.astype(np.float32)],
-        dim=6,
-        columns=columns,
-        label_column="toxic",
-        split_column="split",
-        encoder=ENCODER,
-        options={},
-    )
-    return path
+        columns[name] = ["01"[code] if code >= 0 else "" for code in codes]
+    return write_store(tmp_path / "f.h5", X, columns, label_column="toxic")
 
 
 @pytest.fixture

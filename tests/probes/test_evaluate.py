@@ -7,7 +7,6 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,79 +17,19 @@ from ncm_cli.errors import InputError, MismatchError
 from ncm_cli.main import run
 from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.options import EvalOptions
-from ncm_cli.progress import Reporter
-from ncm_cli.store.columns import Column, NumericColumn
-from ncm_cli.store.digests import fingerprint
-from ncm_cli.store.features import FeatureStore, write_features
-from ncm_cli.store.probe import Probe, record_ids, write_probe
-
-ENCODER = {"kind": "array", "model": "test", "normalize": False}
+from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.probe import record_ids, write_probe
+from tests.world import ENCODER, Heard, make_probe, write_store
 
 
-class Heard(Reporter):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
+def _store(path: Path, X: np.ndarray, **columns: Any) -> Path:
+    more = {name: columns.pop(name) for name in ("ids", "encoder") if name in columns}
+    return write_store(path, X, columns, **more)
 
 
-def _column(name: str, values: Sequence[str]) -> Column:
-    categories = tuple(sorted({value for value in values if value}))
-    codes = [categories.index(value) if value else -1 for value in values]
-    return Column(name, np.array(codes, dtype=np.int32), categories)
-
-
-def _store(
-    path: Path, x: np.ndarray, *, ids: Sequence[str] | None = None, encoder: Any = None, **columns: Any
-) -> Path:
-    made = {
-        name: NumericColumn(name, np.asarray(values, float))
-        if isinstance(values, np.ndarray)
-        else _column(name, values)
-        for name, values in columns.items()
-    }
-    write_features(
-        path,
-        ids=ids or [f"r{i:04d}" for i in range(len(x))],
-        blocks=[np.asarray(x, np.float32)],
-        dim=x.shape[1],
-        columns=made,
-        label_column="label" if "label" in made else None,
-        split_column="split" if "split" in made else None,
-        encoder=encoder or ENCODER,
-        options={},
-    )
-    return path
-
-
-def _probe(
-    path: Path, weight: Any, classes: tuple[str, ...] = ("cat", "dog"), *, bias: Any = None, **meta: Any
-) -> Path:
-    w = np.atleast_2d(np.asarray(weight, float))
-    encoder = meta.pop("encoder", ENCODER)
-    task = "classification" if classes else "regression"
-    write_probe(
-        path,
-        Probe(
-            weight=w,
-            bias=np.zeros(len(w)) if bias is None else np.asarray(bias, float),
-            basis=np.zeros((w.shape[1], 0)),
-            singular_values=np.zeros(0),
-            classes=classes,
-            task=task,
-            target=meta.pop("target", "label"),
-            meta={
-                "encoder": encoder,
-                "fingerprint": fingerprint(encoder),
-                "method": "ncm",
-                "scaling": {"kind": "none", "factor": 1.0},
-                **meta,
-            },
-        ),
-    )
+def _probe(path: Path, weight: Any, classes: tuple[str, ...] = ("cat", "dog"), **more: Any) -> Path:
+    meta = {"method": "ncm", "scaling": {"kind": "none", "factor": 1.0}}
+    write_probe(path, make_probe(weight, classes, **meta | more))
     return path
 
 

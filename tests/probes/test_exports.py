@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ncm_cli.main import run
-from ncm_cli.store.columns import Column, NumericColumn
-from ncm_cli.store.features import FeatureStore, write_features
+from ncm_cli.store.features import FeatureStore
+from tests.world import write_store
 
 TASKS = {"two": ("cat", "dog"), "three": ("cat", "dog", "owl"), "regression": ()}
 SCALINGS = ("none", "norm", "standard")
@@ -30,25 +30,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     X[:, 3] += 3 * place
     X[:, 5] = 1000 + 0.001 * (X[:, 5] + 2 * label)
     columns = {
-        "three": (label, TASKS["three"]),
-        "two": (np.minimum(label, 1), TASKS["two"]),
-        "place": (place, ("land", "water")),
-        "split": (rng.integers(2, size=ROWS), ("train", "val")),
+        "three": [TASKS["three"][code] for code in label],
+        "two": [TASKS["two"][min(code, 1)] for code in label],
+        "place": [("land", "water")[code] for code in place],
+        "split": [("train", "val")[code] for code in rng.integers(2, size=ROWS)],
+        "regression": label + rng.normal(size=ROWS),
     }
-    write_features(
-        folder / "f.h5",
-        ids=[f"r{i}" for i in range(ROWS)],
-        blocks=[X.astype(np.float32)],
-        dim=6,
-        columns=[
-            *(Column(name, codes.astype(np.int32), names) for name, (codes, names) in columns.items()),
-            NumericColumn("regression", label + rng.normal(size=ROWS)),
-        ],
-        label_column="three",
-        split_column="split",
-        encoder={"kind": "array", "model": "made"},
-        options={},
-    )
+    write_store(folder / "f.h5", X, columns, label_column="three")
     line = f"pairs --match random --same three --across place -f {folder}/f.h5 -o {folder}/p.h5 --quiet"
     assert run(line.split()) == 0
     return folder / "f.h5"

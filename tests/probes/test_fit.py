@@ -16,26 +16,12 @@ from ncm_cli.probes.evaluate import logits
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.metrics import decide
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.progress import Reporter
 from ncm_cli.solvers.path import fit_path
 from ncm_cli.solvers.projection import spectrum
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import Probe, read_probe
-
-
-class Heard(Reporter):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-        self.notes: list[str] = []
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
+from tests.world import Heard
 
 
 @dataclasses.dataclass
@@ -204,7 +190,7 @@ def test_regression(on_disk: Any) -> None:
     X, y = on_disk.planted.rows(400, 0.9)
     value = y + 0.1 * on_disk.planted.rng.normal(size=400)
     split = ["train" if i < 300 else "val" for i in range(400)]
-    path = on_disk.store("r.h5", X, {"split": split}, numeric={"age": value})
+    path = on_disk.store("r.h5", X, {"split": split, "age": value})
     made = run(on_disk, features=path, task="regression", target="age")
     assert made.report["rule"] == "bound"
     assert made.probe.classes == ()
@@ -238,7 +224,7 @@ def test_rows_without_a_label_are_left_out_and_said(on_disk: Any) -> None:
     path = on_disk.store("m.h5", X, {"label": label, "split": ["train"] * 60 + ["val"] * 40})
     made = run(on_disk, features=path, rank="0", weight_decay="1e-2")
     assert made.report["train_rows"] == 59
-    assert any("'row5'" in warning for warning in made.heard.warnings)
+    assert any("'r5'" in warning for warning in made.heard.warnings)
 
 
 def test_ranks_beyond_the_pairs(on_disk: Any) -> None:
@@ -318,7 +304,7 @@ def test_c38_byte_identical_images_leave_training(on_disk: Any) -> None:
     path = on_disk.store("d.h5", X, columns, sha256=tuple(digests))
     made = run(on_disk, features=path, rank="0", weight_decay="1e-2")
     assert made.report["train_rows"] == 58
-    assert any("byte-identical" in w and "'row10' is 'row65'" in w for w in made.heard.warnings)
+    assert any("byte-identical" in w and "'r10' is 'r65'" in w for w in made.heard.warnings)
     with pytest.raises(InputError, match="byte-identical"):
         run(on_disk, features=path, overlap="error")
     kept = run(on_disk, features=path, overlap="keep", rank="0", weight_decay="1e-2")

@@ -189,8 +189,8 @@ def problem(on_disk: Any) -> Problem:
         "split": ["train"] * 100 + ["val"] * 30,
     }
     features = on_disk.store("rows.h5", X, columns, sha256=tuple(digests))
-    ids = tuple(tuple(f"row{row}" for row in rows) for rows in (range(20), range(20, 40)))
-    more = (("row40", "row41", "strange"), ("row42", "row43", "row44"))
+    ids = tuple(tuple(f"r{row}" for row in rows) for rows in (range(20), range(20, 40)))
+    more = (("r40", "r41", "strange"), ("r42", "r43", "r44"))
     pairs = on_disk.pair_store(
         "rows-p.h5",
         np.concatenate([X[:20], X[[40, 41, 90]]]),
@@ -215,7 +215,7 @@ def test_what_is_left_holds_neither_pairs_nor_rows_nor_copies_of_a_fold(problem:
         members = {
             id for ids_ in (store.id_a, store.id_b) for id in np.array(ids_, dtype=object)[fold.measured]
         }
-        copies = {"row0": "row40", "row40": "row0", "row3": "row70", "row70": "row3"}
+        copies = {"r0": "r40", "r40": "r0", "r3": "r70", "r70": "r3"}
         apart = {*members, *(copies[id] for id in members if id in copies)} & set(ids)
         assert apart
         assert not trained & {ids[id].tobytes() for id in apart}
@@ -248,7 +248,7 @@ def test_a_fold_that_leaves_one_class_is_refused(on_disk: Any) -> None:
     y[:2], y[2:40] = 1, 0
     columns = {"label": [str(code) for code in y], "split": ["train"] * 40 + ["val"] * 20}
     features = on_disk.store("rare.h5", X, columns)
-    ids = (("row0", "row5", "row7"), ("row1", "row6", "row8"))
+    ids = (("r0", "r5", "r7"), ("r1", "r6", "r8"))
     pairs = on_disk.pair_store("rare-p.h5", X[[0, 5, 7]], X[[1, 6, 8]], ids=ids)
     options = FitOptions(features=features, pairs=pairs, output=on_disk.folder / "p")
     problem = read_problem(options, oracle=False, reporter=SILENT)

@@ -30,24 +30,13 @@ from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import read_probe
 from ncm_cli.theory.bound import bound
 from ncm_cli.theory.options import BoundOptions
+from tests.world import Heard
 
 SPLITS = ("train", "val", "test", "pool")
 AGREE = {"train": 0.9, "val": 0.9, "test": 0.1, "pool": 0.5}
 """How often the place tells the label."""
 
 EVERY = [Variant(*both) for both in itertools.product((False, True), repeat=2)]
-
-
-class Heard(Reporter):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-        self.notes: list[str] = []
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
 
 
 @dataclasses.dataclass
@@ -75,7 +64,7 @@ class Places:
         how: dict[str, Any] = {"match": "random", "same": "label", "across": "place", "count": count}
         if table:
             source = self.folder / "p.csv"
-            source.write_text("id_a,id_b\n" + "".join(f"row{a},row{b}\n" for a, b in table))
+            source.write_text("id_a,id_b\n" + "".join(f"r{a},r{b}\n" for a, b in table))
             how = {"source": source}
         pairs(check(PairsOptions(features=features, output=path, **how | options)), reporter=heard)
         return read_pairs(path)
@@ -249,7 +238,7 @@ def with_copies(made: Places) -> Places:
         made,
         X=np.concatenate([made.X, made.X[again]]),
         columns={name: [*own, *(own[row] for row in again)] for name, own in made.columns.items()},
-        ids=tuple(f"row{row}" for row in range(len(made.X))) + tuple(f"copy{row}" for row in again),
+        ids=tuple(f"r{row}" for row in range(len(made.X))) + tuple(f"copy{row}" for row in again),
     )
 
 
@@ -398,7 +387,7 @@ def test_bound_refits_the_variant_that_was_chosen(
         for row in np.flatnonzero(split == "test")
     ]
     source = made.folder / "o.csv"
-    source.write_text("id_a,id_b\n" + "".join(f"row{a},row{b}\n" for a, b in rows))
+    source.write_text("id_a,id_b\n" + "".join(f"r{a},r{b}\n" for a, b in rows))
     oracle = PairsOptions(
         source=source, features=features, output=made.folder / "oracle.h5", straddling="keep"
     )

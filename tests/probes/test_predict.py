@@ -21,9 +21,9 @@ from ncm_cli.main import run
 from ncm_cli.probes.options import PredictOptions
 from ncm_cli.probes.predict import predict
 from ncm_cli.progress import SILENT
-from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.features import FeatureStore, write_features
-from ncm_cli.store.probe import Probe, write_probe
+from ncm_cli.store.probe import write_probe
+from tests.world import ENCODER, make_probe, write_store
 
 
 def _rows(text: str) -> list[dict[str, str]]:
@@ -33,17 +33,8 @@ def _rows(text: str) -> list[dict[str, str]]:
 def _probe(path: Path, encoder: dict[str, Any], dim: int, classes: tuple[str, ...], **meta: Any) -> Path:
     rng = np.random.default_rng(len(classes))
     rows = 1 if len(classes) < 3 else len(classes)
-    probe = Probe(
-        weight=rng.normal(size=(rows, dim)),
-        bias=rng.normal(size=rows),
-        basis=np.zeros((dim, 0)),
-        singular_values=np.zeros(0),
-        classes=classes,
-        task="classification" if classes else "regression",
-        target="label",
-        meta={"encoder": encoder, "fingerprint": fingerprint(encoder), **meta},
-    )
-    write_probe(path, probe)
+    weight, bias = rng.normal(size=(rows, dim)), rng.normal(size=rows)
+    write_probe(path, make_probe(weight, classes, bias=bias, encoder=encoder, **meta))
     return path
 
 
@@ -274,21 +265,9 @@ def test_ids_with_commas_and_line_breaks_survive(tmp_path: Path) -> None:
 
 
 def test_a_reader_of_stdout_may_leave_early(tmp_path: Path) -> None:
-    encoder = {"kind": "array", "model": "mine"}
-    n = 20_000
-    write_features(
-        tmp_path / "g.h5",
-        ids=[f"row-{i}" for i in range(n)],
-        blocks=[np.ones((n, 4), dtype=np.float32)],
-        dim=4,
-        columns={},
-        label_column=None,
-        split_column=None,
-        encoder=encoder,
-        options={},
-    )
-    probe = _probe(tmp_path / "q", encoder, 4, ("a", "b"))
-    command = [sys.executable, "-m", "ncm_cli", "predict", str(probe), str(tmp_path / "g.h5")]
+    features = write_store(tmp_path / "g.h5", np.ones((20_000, 4)), {})
+    probe = _probe(tmp_path / "q", ENCODER, 4, ("a", "b"))
+    command = [sys.executable, "-m", "ncm_cli", "predict", str(probe), str(features)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == b"id,class,probability,margin,reason\n"

@@ -19,10 +19,10 @@ from ncm_cli.probes.fit import fit
 from ncm_cli.probes.metrics import decide, wilson
 from ncm_cli.probes.options import EvalOptions, FitOptions
 from ncm_cli.probes.verdict import FEWEST, Circumstances, Verdict, judge
-from ncm_cli.progress import Reporter
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import read_probe
+from tests.world import Heard
 
 
 def made(
@@ -185,18 +185,6 @@ def test_without_validation_rows_nothing_is_measured() -> None:
     verdict = said(found)
     assert (verdict.code, verdict.bound) == ("unmeasured", None)
     assert "no validation rows" in verdict.text
-
-
-class Heard(Reporter):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-        self.notes: list[str] = []
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
 
 
 def judged(on_disk: Any, a: np.ndarray, b: np.ndarray, **options: Any) -> tuple[Heard]:
@@ -392,7 +380,7 @@ def test_controls_are_written_as_probes(on_disk: Any) -> None:
     assert sorted(path.name for path in folder.iterdir()) == sorted(f"{name}.safetensors" for name in names)
     decay = {control["name"]: control["weight_decay"] for control in report["controls"]}
     pairs = read_pairs(on_disk.folder / "m.h5")
-    members = {int(id[3:]) for id in (*pairs.id_a, *pairs.id_b)}
+    members = {int(id[1:]) for id in (*pairs.id_a, *pairs.id_b)}
     split[[row for row in members if split[row] == "pool"]] = "train"
     wider = on_disk.store("wider.h5", X, columns | {"split": split.tolist()})
     same: dict[str, dict[str, Any]] = {

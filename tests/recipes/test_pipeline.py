@@ -19,11 +19,11 @@ import pytest
 from PIL import Image
 
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.progress import Reporter
 from ncm_cli.recipes import freshness
 from ncm_cli.recipes.load import Recipe, read_recipe
 from ncm_cli.recipes.run import RunReport, run, shell_lines
 from ncm_cli.store.files import sha256_file
+from tests.world import Heard
 
 RECIPE = """
 name: tiny
@@ -54,19 +54,6 @@ expect:
   - {metric: accuracy, where: split=test, step: probe, seed: 1, value: .1, tolerance: .05}
   - {metric: accuracy, where: split=test, rule: oracle, min: .9}
 """
-
-
-class Heard(Reporter):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
-
-    def warn(self, message: str) -> None:
-        self.notes.append(message)
 
 
 def _images(folder: Path, *, bright: int = 200) -> None:
@@ -342,7 +329,7 @@ def test_the_first_error_stops_and_what_is_done_stays(tiny: Path) -> None:
     heard = Heard()
     with pytest.raises(InputError, match="nope"):
         run(_load(tiny), reporter=heard)
-    assert "step 6 of 7: eval-2 (seed 0) failed; the steps before it are kept" in heard.notes
+    assert "step 6 of 7: eval-2 (seed 0) failed; the steps before it are kept" in heard.warnings
     (tiny / "tiny.yaml").write_text(RECIPE)
     assert _run(tiny).ran == ("eval-2 (seed 0)", "eval-2 (seed 1)")
 
@@ -442,7 +429,7 @@ def test_failed_images_are_carried(tiny: Path) -> None:
     report = run(_load(tiny), reporter=heard)
     assert report.exit_code == 5
     assert len(report.ran) == 7
-    assert any("some rows failed" in note for note in heard.notes)
+    assert any("some rows failed" in note for note in heard.warnings)
     assert run(_load(tiny)).exit_code == 5
 
 

@@ -10,16 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ncm_cli.options import as_json
 from ncm_cli.probes.options import EvalOptions, FitOptions
 from ncm_cli.store import files as lock
-from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.files import sha256_file, write_result
-from ncm_cli.store.probe import Probe, read_probe, write_probe
+from ncm_cli.store.probe import read_probe, write_probe
 from ncm_cli.theory.options import BoundOptions
+from tests.world import make_probe
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
@@ -53,7 +52,6 @@ class Results:
     ) -> Path:
         """A probe fitted with these options; its weights come from its seed unless they are given."""
         path = self._new(name)
-        encoder = {"kind": "pixels", "model": model}
         resolved = FitOptions(
             features=self.folder / data,
             pairs=self.folder / pairs if pairs else None,
@@ -63,8 +61,7 @@ class Results:
             **options,
         )
         meta = {
-            "encoder": encoder,
-            "fingerprint": fingerprint(encoder),
+            "encoder": {"kind": "pixels", "model": model},
             "method": "ncm",
             "options": as_json(resolved),
             "data": {
@@ -72,16 +69,7 @@ class Results:
                 "pairs": {"path": pairs, "content_sha256": digest(pairs)} if pairs else None,
             },
         }
-        probe = Probe(
-            weight=np.array([[1.0, seed if weight is None else weight]]),
-            bias=np.zeros(1),
-            basis=np.zeros((2, 0)),
-            singular_values=np.zeros(0),
-            classes=("0", "1"),
-            task="classification",
-            target="label",
-            meta=meta,
-        )
+        probe = make_probe([1.0, seed if weight is None else weight], ("0", "1"), **meta)
         write_probe(path, probe)
         return path
 

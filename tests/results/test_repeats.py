@@ -21,18 +21,9 @@ from ncm_cli.results.options import ReportOptions
 from ncm_cli.results.report import report
 from ncm_cli.results.tables import ReportTable
 from ncm_cli.store.files import HEADER, read_result, write_result
+from tests.world import Heard
 
 from .conftest import Results
-
-
-class Heard(Reporter):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
 
 
 def _evals(*paths: Path, reporter: Reporter = SILENT, **options: Any) -> ReportTable:

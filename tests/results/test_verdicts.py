@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ncm_cli.main import run
-from ncm_cli.store.digests import fingerprint
-from ncm_cli.store.probe import Probe, write_probe
-
-ENCODER = {"kind": "array", "model": "made"}
+from ncm_cli.store.probe import write_probe
+from tests.world import make_probe
 
 
 def estimate(value: float, low: float, high: float) -> dict[str, float]:
@@ -21,18 +20,8 @@ def estimate(value: float, low: float, high: float) -> dict[str, float]:
 def made(path: Path, verdict: dict | None, *, oracle: bool = False) -> Path:
     controls = [{"name": "erm", "bound": estimate(0.9, 0.8, 1.0)}] if verdict else []
     selection = {"rule": "bound", "oracle": oracle, "verdict": verdict, "controls": controls, "path": []}
-    meta = {"encoder": ENCODER, "fingerprint": fingerprint(ENCODER), "rank": 1, "selection": selection}
-    probe = Probe(
-        weight=np.array([[0.0, 1.0]]),
-        bias=np.zeros(1),
-        basis=np.array([[1.0], [0.0]]),
-        singular_values=np.ones(1),
-        classes=("no", "yes"),
-        task="classification",
-        target="label",
-        meta=meta,
-    )
-    write_probe(path, probe)
+    probe = make_probe([0.0, 1.0], ("no", "yes"), rank=1, selection=selection)
+    write_probe(path, dataclasses.replace(probe, basis=np.array([[1.0], [0.0]]), singular_values=np.ones(1)))
     return path
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -15,9 +12,7 @@ from ncm_cli.solvers.projection import spectrum
 from ncm_cli.solvers.trainer import FishWeights, Schedule, SharedWeights
 from ncm_cli.solvers.training_set import TrainingSet
 
-_spec = importlib.util.spec_from_file_location("references", Path(__file__).with_name("references.py"))
-references = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(references)
+from . import references
 
 CLASSES = [2, 4]
 TOLERANCE = 1e-8

@@ -75,7 +75,7 @@ def test_commands_say_the_same_of_a_store_in_blocks(
     world: Any, members: Any, request: pytest.FixtureRequest, task: str
 ) -> None:
     values = world.X @ np.linspace(-1, 1, world.X.shape[1])
-    features = world.store(numeric={"label": values} if task == "regression" else None)
+    features = world.store(**({"label": values} if task == "regression" else {}))
     world.pairs(features, members=members)
     world.oracle(features)
     scaling = {"classification": {}, "regression": {"task": "regression", "scaling": "standard"}}[task]

@@ -117,7 +117,7 @@ def test_a_split_of_digits_is_said_by_pairs_and_refused_by_fit(world: Any) -> No
 
 def test_a_split_of_numbers_is_read_as_its_digits_are(world: Any) -> None:
     codes = np.array([{"train": 0.0, "val": 1.0, "test": 2.0}[split] for split in world.columns["split"]])
-    features = world.store(numeric={"split": codes})
+    features = world.store(split=codes)
     world.pairs(features, members=[(0, 1), (2, 140)])
     assert any("'0', '1', '2'" in text for text in world.heard.warnings)
     with pytest.raises(InputError, match="which rows to train on") as refused:

@@ -18,7 +18,7 @@ def _aged(world: Any) -> np.ndarray:
 @pytest.fixture
 def regression(world: Any, members: list[tuple[int, int]]) -> Any:
     """A probe of ``age``, with pairs and oracle pairs."""
-    features = world.store(numeric={"age": _aged(world)})
+    features = world.store(age=_aged(world))
     world.pairs(features, members=members)
     world.oracle(features)
     world.fit(features, pairs=world.folder / "pairs.h5", target="age", task="regression", rank="1")
@@ -46,7 +46,7 @@ def test_a_column_of_text_where_the_probe_needs_numbers(
 def test_numbers_that_are_stored_as_text_are_numbers(regression: Any) -> None:
     world = regression
     age = _aged(world)
-    numeric = world.store("n.h5", numeric={"age": age})
+    numeric = world.store("n.h5", age=age)
     text = world.store("t.h5", age=[f"{value}" for value in age])
     found = [world.bound(store, train="split=train") for store in (numeric, text)]
     for one in found:
@@ -61,7 +61,7 @@ def test_numbers_that_are_stored_as_text_are_numbers(regression: Any) -> None:
 
 
 def test_numbers_where_classes_are_needed(world: Any) -> None:
-    numeric = world.store(numeric={"age": _aged(world)})
+    numeric = world.store(age=_aged(world))
     world.fit(numeric, weight_decay="1e-2")
     with pytest.raises(InputError, match="holds numbers, not classes"):
         world.fit(numeric, "other", target="age", weight_decay="1e-2")

@@ -8,16 +8,10 @@ import numpy as np
 
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.solvers.projection import spectrum
-from ncm_cli.store.columns import Column, NumericColumn
-from ncm_cli.store.digests import fingerprint
-from ncm_cli.store.features import write_features
-from ncm_cli.store.pairs import PairStore, write_pairs
-
-ENCODER = {"kind": "array", "model": "random"}
+from tests.world import write_pair_store, write_store
 
 
-def write_pair_store(
+def write_pairs_of(
     path: Path,
     a: np.ndarray,
     b: np.ndarray,
@@ -27,27 +21,9 @@ def write_pair_store(
     labels_b: list[str] | None = None,
 ) -> None:
     """Pairs ``name-a-0, name-b-0 ...`` of rows a and b (k, d)."""
-    a, b = a.astype(np.float32), b.astype(np.float32)
-    found = spectrum((a - b).T)
-    k = len(a)
-    write_pairs(
-        path,
-        PairStore(
-            features_a=a,
-            features_b=b,
-            id_a=tuple(f"{name}-a-{i}" for i in range(k)),
-            id_b=tuple(f"{name}-b-{i}" for i in range(k)),
-            label_a=tuple(labels),
-            label_b=tuple(labels_b or labels),
-            holdout=np.zeros(k, dtype=bool),
-            singular_values=found.singular_values[: found.rank],
-            strategy="table",
-            options={},
-            encoder=ENCODER,
-            fingerprint=fingerprint(ENCODER),
-            sources=[],
-            diagnostics={},
-        ),
+    ids = tuple([f"{name}-{side}-{i}" for i in range(len(a))] for side in "ab")
+    write_pair_store(
+        path, a.astype(np.float32), b.astype(np.float32), ids=ids, labels=(labels, labels_b or labels)
     )
 
 
@@ -80,27 +56,16 @@ def make(folder: Path, *, seed: int = 0, classes: int = 3, rank: int = 2, noise:
     test = observe(test_inner, test_u, 3.0)
     names = [f"class {code}" for code in range(classes)]
     text = [names[code] for code in test_y] if classes else [f"{value}" for value in test_y]
-    write_pair_store(folder / "oracle.h5", test, observe(test_inner, test_u, 0.3), text, name="o")
-    write_pair_store(folder / "noisy.h5", a, noisy, [""] * k)
-    write_pair_store(folder / "clean.h5", a, b, [""] * k)
-    split = Column("split", np.array([0] * n + [1] * 200, dtype=np.int32), ("train", "test"))
+    write_pairs_of(folder / "oracle.h5", test, observe(test_inner, test_u, 0.3), text, name="o")
+    write_pairs_of(folder / "noisy.h5", a, noisy, [""] * k)
+    write_pairs_of(folder / "clean.h5", a, b, [""] * k)
     values = np.concatenate([y, test_y])
-    label = (
-        Column("label", values.astype(np.int32), tuple(names))
-        if classes
-        else NumericColumn("label", values.astype(float))
-    )
-    write_features(
-        folder / "features.h5",
-        ids=[*(f"t-{i}" for i in range(n)), *(f"o-a-{i}" for i in range(200))],
-        blocks=[np.concatenate([X, test]).astype(np.float32)],
-        dim=d,
-        columns=[label, split],
-        label_column="label",
-        split_column="split",
-        encoder=ENCODER,
-        options={},
-    )
+    columns = {
+        "split": ["train"] * n + ["test"] * 200,
+        "label": [names[int(code)] for code in values] if classes else values,
+    }
+    ids = [*(f"t-{i}" for i in range(n)), *(f"o-a-{i}" for i in range(200))]
+    write_store(folder / "features.h5", np.concatenate([X, test]), columns, ids=ids)
     fit(
         FitOptions(
             features=folder / "features.h5",

@@ -3,50 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError, MismatchError, UsageError
 from ncm_cli.main import run
-from ncm_cli.progress import Reporter
 from ncm_cli.store.files import read_result
 from ncm_cli.store.pairs import read_pairs, write_pairs
 from ncm_cli.theory.bound import bound
 from ncm_cli.theory.options import BoundOptions
+from tests.world import ENCODER, Heard
+
+from .bound_files import make, write_pairs_of
 
 KEYS = [
     *("loss", "spurious_dim", "rank", "s", "term_1", "theta_m_theta", "term_2", "term_2_upper", "bound"),
     *("erm_bound", "noise_corollary", "test_risk", "slack", "holds", "exact", "zero_one"),
 ]
 NOISE_KEYS = {"applicable", "value", "epsilon_norm", "sigma_s", "sigma_s_next"}
-
-
-def _files() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bound_files", Path(__file__).with_name("bound_files.py"))
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-FILES = _files()
-
-
-class Listener(Reporter):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-        self.notes: list[str] = []
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
 
 
 def _options(folder: Path, **changes: object) -> BoundOptions:
@@ -59,7 +36,7 @@ def _options(folder: Path, **changes: object) -> BoundOptions:
 @pytest.mark.parametrize(("classes", "loss"), [(2, "logistic"), (4, "cross-entropy"), (0, "squared")])
 @pytest.mark.parametrize("rank", [0, 2, 3, 5])
 def test_the_bound_holds_for_every_loss_and_rank(tmp_path: Path, classes: int, loss: str, rank: int) -> None:
-    FILES.make(tmp_path, seed=rank + 10 * classes, classes=classes, rank=rank)
+    make(tmp_path, seed=rank + 10 * classes, classes=classes, rank=rank)
     report = bound(_options(tmp_path))
     assert report["loss"] == loss and report["rank"] == rank
     assert report["exact"] and report["holds"] and report["slack"] >= 0
@@ -72,7 +49,7 @@ def test_the_bound_holds_for_every_loss_and_rank(tmp_path: Path, classes: int, l
 
 
 def test_json_has_the_names_scripts_rely_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    FILES.make(tmp_path, classes=2)
+    make(tmp_path, classes=2)
     line = f"bound {tmp_path}/probe.safetensors --features {tmp_path}/features.h5"
     line += f" --oracle-pairs {tmp_path}/oracle.h5 -o {tmp_path}/bound.json --json"
     assert run(line.split()) == 0
@@ -90,7 +67,7 @@ def test_json_has_the_names_scripts_rely_on(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_table_and_explanations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    FILES.make(tmp_path, classes=2)
+    make(tmp_path, classes=2)
     line = f"bound {tmp_path}/probe.safetensors --features {tmp_path}/features.h5"
     assert run([*line.split(), "--oracle-pairs", f"{tmp_path}/oracle.h5", "--explain"]) == 0
     out = capsys.readouterr().out
@@ -110,7 +87,7 @@ def test_table_and_explanations(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_term_1_on_training_rows_is_up_to_sampling_error(tmp_path: Path) -> None:
-    FILES.make(tmp_path, classes=2)
+    make(tmp_path, classes=2)
     twins, train = bound(_options(tmp_path)), bound(_options(tmp_path, train="split=train"))
     assert twins["exact"] and not train["exact"]
     assert train["estimates"]["train_rows"] == 300
@@ -120,7 +97,7 @@ def test_term_1_on_training_rows_is_up_to_sampling_error(tmp_path: Path) -> None
 
 
 def test_noise_corollary_with_clean_pairs(tmp_path: Path) -> None:
-    FILES.make(tmp_path, classes=2, rank=3)
+    make(tmp_path, classes=2, rank=3)
     shared = {"pairs": tmp_path / "noisy.h5", "clean_pairs": tmp_path / "clean.h5"}
     good = bound(_options(tmp_path, **shared))
     assert good["noise_corollary"]["applicable"], good["noise_corollary"]["reasons"]
@@ -132,7 +109,7 @@ def test_noise_corollary_with_clean_pairs(tmp_path: Path) -> None:
 
 
 def test_clean_pairs_of_other_ids_are_refused(tmp_path: Path) -> None:
-    FILES.make(tmp_path, classes=2)
+    make(tmp_path, classes=2)
     store = read_pairs(tmp_path / "clean.h5")
     write_pairs(tmp_path / "clean.h5", dataclasses.replace(store, id_a=tuple(f"x{i}" for i in store.id_a)))
     with pytest.raises(MismatchError, match="aren't those of the noisy pairs"):
@@ -140,14 +117,14 @@ def test_clean_pairs_of_other_ids_are_refused(tmp_path: Path) -> None:
 
 
 def test_pairs_that_the_probe_was_not_fitted_with_are_refused(tmp_path: Path) -> None:
-    FILES.make(tmp_path, classes=2)
+    make(tmp_path, classes=2)
     assert bound(_options(tmp_path, pairs=tmp_path / "noisy.h5", ranks="0,1"))["path"]
     with pytest.raises(MismatchError, match="not the pairs that the probe was fitted with"):
         bound(_options(tmp_path, pairs=tmp_path / "oracle.h5", ranks="0,1"))
 
 
 def test_oracle_pairs_the_wrong_way_round_are_refused(tmp_path: Path) -> None:
-    FILES.make(tmp_path, classes=2)
+    make(tmp_path, classes=2)
     store = read_pairs(tmp_path / "oracle.h5")
     turned = dataclasses.replace(
         store,
@@ -162,18 +139,18 @@ def test_oracle_pairs_the_wrong_way_round_are_refused(tmp_path: Path) -> None:
 
 
 def test_oracle_pairs_of_training_rows_are_warned_about(tmp_path: Path) -> None:
-    FILES.make(tmp_path, classes=2)
+    make(tmp_path, classes=2)
     store = read_pairs(tmp_path / "oracle.h5")
     ids = tuple(f"t-{i}" for i in range(len(store.id_a)))
     write_pairs(tmp_path / "oracle.h5", dataclasses.replace(store, id_a=ids))
-    listener = Listener()
+    listener = Heard()
     bound(_options(tmp_path), reporter=listener)
     assert any("200 of 200 oracle pairs have a first member that the probe" in w for w in listener.warnings)
 
 
 def test_rank_path_meets_the_probe_at_its_own_rank(tmp_path: Path) -> None:
-    FILES.make(tmp_path, classes=3, rank=3)
-    listener = Listener()
+    make(tmp_path, classes=3, rank=3)
+    listener = Heard()
     report = bound(_options(tmp_path, pairs=tmp_path / "noisy.h5", ranks="0:20"), reporter=listener)
     assert [row["rank"] for row in report["path"]] == list(range(9))
     assert "ranks above 8 are skipped" in listener.notes[0]
@@ -187,7 +164,7 @@ def test_rank_path_meets_the_probe_at_its_own_rank(tmp_path: Path) -> None:
 
 
 def test_pair_counts_use_more_and_more_pairs(tmp_path: Path) -> None:
-    FILES.make(tmp_path, classes=2, rank=3)
+    make(tmp_path, classes=2, rank=3)
     report = bound(_options(tmp_path, pairs=tmp_path / "noisy.h5", pair_counts="0:3,40,99"))
     assert [(row["pairs"], row["rank"]) for row in report["pair_counts"]] == [
         (0, 0),
@@ -207,9 +184,9 @@ def test_options_that_need_pairs(tmp_path: Path, option: dict) -> None:
 
 
 def test_another_encoder_is_refused(tmp_path: Path) -> None:
-    FILES.make(tmp_path, classes=2)
+    make(tmp_path, classes=2)
     store = read_pairs(tmp_path / "oracle.h5")
-    encoder = {**FILES.ENCODER, "model": "other"}
+    encoder = {**ENCODER, "model": "other"}
     from ncm_cli.store.digests import fingerprint
 
     write_pairs(
@@ -229,11 +206,11 @@ def _relabel(
 
 
 def test_unlabelled_oracle_pairs(tmp_path: Path) -> None:
-    FILES.make(tmp_path, classes=2)
+    make(tmp_path, classes=2)
     store = read_pairs(tmp_path / "oracle.h5")
     some = ("", *store.label_a[1:])
     _relabel(tmp_path / "oracle.h5", some, some)
-    listener = Listener()
+    listener = Heard()
     report = bound(_options(tmp_path), reporter=listener)
     assert report["estimates"]["oracle_pairs"] == 199 and report["estimates"]["unlabelled_pairs"] == 1
     assert "1 of 200 oracle pairs have no known label" in listener.warnings[0]
@@ -244,7 +221,7 @@ def test_unlabelled_oracle_pairs(tmp_path: Path) -> None:
 
 
 def test_labels_come_from_the_features_by_id(tmp_path: Path) -> None:
-    FILES.make(tmp_path, classes=2)
+    make(tmp_path, classes=2)
     expected = bound(_options(tmp_path))["test_risk"]
     none = ("",) * 200
     _relabel(tmp_path / "oracle.h5", none, none, rename=False)
@@ -252,20 +229,20 @@ def test_labels_come_from_the_features_by_id(tmp_path: Path) -> None:
 
 
 def test_members_of_different_labels_are_said(tmp_path: Path) -> None:
-    FILES.make(tmp_path, classes=2)
+    make(tmp_path, classes=2)
     store = read_pairs(tmp_path / "oracle.h5")
     other = tuple("class 1" if label == "class 0" else "class 0" for label in store.label_a[:7])
     _relabel(tmp_path / "oracle.h5", store.label_a, (*other, *store.label_b[7:]))
-    listener = Listener()
+    listener = Heard()
     report = bound(_options(tmp_path), reporter=listener)
     assert report["estimates"]["disagreeing_pairs"] == 7 and report["holds"]
     assert "7 oracle pairs have members of different labels" in listener.warnings[0]
 
 
 def test_one_oracle_pair_is_enough(tmp_path: Path) -> None:
-    FILES.make(tmp_path, classes=2)
+    make(tmp_path, classes=2)
     store = read_pairs(tmp_path / "oracle.h5")
-    FILES.write_pair_store(
+    write_pairs_of(
         tmp_path / "oracle.h5", store.features_a[:1], store.features_b[:1], [store.label_a[0]], name="o"
     )
     report = bound(_options(tmp_path))
@@ -285,33 +262,33 @@ def test_numbers_out_of_range(tmp_path: Path, change: dict, message: str) -> Non
 
 
 def test_more_spurious_dimensions_than_dimensions(tmp_path: Path) -> None:
-    FILES.make(tmp_path, classes=2)
+    make(tmp_path, classes=2)
     with pytest.raises(UsageError, match="more than the features have dimensions"):
         bound(_options(tmp_path, spurious_dim=9))
 
 
 def test_training_rows_that_are_none(tmp_path: Path) -> None:
-    FILES.make(tmp_path, classes=2)
+    make(tmp_path, classes=2)
     with pytest.raises(InputError, match="no rows for Term I"):
         bound(_options(tmp_path, train="split=train & split=test"))
 
 
 def test_no_bootstrap(tmp_path: Path) -> None:
-    FILES.make(tmp_path, classes=2)
+    make(tmp_path, classes=2)
     assert bound(_options(tmp_path, bootstrap=0))["intervals"] == {}
 
 
 def test_result_is_the_same_bits(tmp_path: Path) -> None:
-    FILES.make(tmp_path, classes=3)
+    make(tmp_path, classes=3)
     first, second = (bound(_options(tmp_path)) for _ in range(2))
     assert json.dumps(first) == json.dumps(second)
     assert np.isfinite(first["bound"])
 
 
 def test_oracle_trained_on_the_test_domain(tmp_path: Path) -> None:
-    FILES.make(tmp_path, classes=2, rank=0)
+    make(tmp_path, classes=2, rank=0)
     store = read_pairs(tmp_path / "oracle.h5")
-    FILES.write_pair_store(
+    write_pairs_of(
         tmp_path / "oracle.h5", store.features_a[:100], store.features_b[:100], list(store.label_a[:100])
     )
     oracle = bound(_options(tmp_path, oracle_train="split=test"))["oracle"]
@@ -320,13 +297,13 @@ def test_oracle_trained_on_the_test_domain(tmp_path: Path) -> None:
 
 
 def test_oracle_is_not_trained_on_the_rows_it_is_measured_on(tmp_path: Path) -> None:
-    FILES.make(tmp_path, classes=2)
+    make(tmp_path, classes=2)
     with pytest.raises(InputError, match="trained on the rows it is measured on"):
         bound(_options(tmp_path, oracle_train="split=test"))
 
 
 def test_summary_of_a_path(tmp_path: Path) -> None:
-    FILES.make(tmp_path, classes=2, rank=3)
+    make(tmp_path, classes=2, rank=3)
     found = bound(_options(tmp_path, pairs=tmp_path / "noisy.h5", ranks="0:6"))
     summary = found["summary"]
     assert summary is not None
@@ -340,7 +317,7 @@ def test_summary_of_a_path(tmp_path: Path) -> None:
 
 def test_what_is_wholly_removed_has_an_interval_of_nothing(tmp_path: Path) -> None:
     """A basis of all dimensions leaves no shift in, in no resample."""
-    FILES.make(tmp_path, rank=8)
+    make(tmp_path, rank=8)
     report = bound(_options(tmp_path))
     assert report["misalignment"] == pytest.approx(0, abs=1e-9)
     low, high = report["intervals"]["misalignment"]

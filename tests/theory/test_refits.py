@@ -84,7 +84,7 @@ def test_so_it_is_for_more_classes_and_for_regression(world: Any, members: list[
     value = world.X[:, 0] + 0.5 * world.X[:, 1] + 0.1 * rng.normal(size=len(world.X))
     cuts = np.digitize(value, [0.5, 2.0])
     world.columns["label"] = [("low", "mid", "high")[cut] for cut in cuts]
-    features = world.store(numeric={"age": value})
+    features = world.store(age=value)
     world.pairs(features, members=members)
     world.oracle(features)
     _meets(world, features, 1, weight_decay="1e-2")
