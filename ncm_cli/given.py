@@ -45,4 +45,4 @@ def _taken(field: Field, value: Any) -> Any:
         possible(path)
     if field.repeated:
         return tuple(typed)
-    return typed[0] if len(typed) == 1 else (";" if field.spec.joined else ",").join(map(str, typed))
+    return typed[0] if len(typed) == 1 else (";" if field.joined else ",").join(map(str, typed))

@@ -12,6 +12,7 @@ import signal
 import sys
 import textwrap
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,7 +63,7 @@ EXPECTED_OS_ERRORS = {
 """What the system may refuse, and what to do about it. Any other `OSError` is a bug."""
 
 
-_TOLD = {
+_LIBRARY_WORDS = {
     "Too many open files": errno.EMFILE,
     "failed to map": errno.ENOMEM,
     "allocate memory": errno.ENOMEM,
@@ -70,11 +71,10 @@ _TOLD = {
     "bad_alloc": errno.ENOMEM,
     "can't start new thread": errno.EAGAIN,
 }
-"""What libraries say, in errors of their own kinds, where the system refuses something; also those that can't
-be loaded."""
+"""Words in errors of other kinds, such as libraries raise where the system refuses something."""
 
-_START_BYTES, _THREAD_BYTES, _MOST_THREADS = 256 << 20, 64 << 20, 64
-"""Address space that numpy and scipy need, and more for each thread: without it OpenBLAS waits for ever."""
+_START_BYTES, _THREAD_BYTES, _MAX_THREADS = 256 << 20, 64 << 20, 64
+"""Address space that numpy and scipy need, and more for each of OpenBLAS's threads."""
 
 
 def _version(asked: bool) -> None:
@@ -117,8 +117,8 @@ def build_app(only: str | None = None) -> typer.Typer:
             app.command(name, short_help=command.sentence)(lambda: None)
         elif name == "data":
             builders = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help=command.sentence)
-            for builder, own in BUILDERS.items():
-                _add(builders, builder, own, options_of(f"data {builder}"), name)
+            for builder, entry in BUILDERS.items():
+                _add(builders, builder, entry, options_of(f"data {builder}"), name)
             app.add_typer(builders, name=name, short_help=command.sentence)
         else:
             _add(app, name, command, options_of(name), name)
@@ -174,7 +174,7 @@ def _require_memory() -> None:
         return
     asked = os.environ.get("OMP_NUM_THREADS", "")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = min(int(asked) if asked.isdecimal() else cores, _MOST_THREADS)
+    threads = min(int(asked) if asked.isdecimal() else cores, _MAX_THREADS)
     needed = _START_BYTES + _THREAD_BYTES * threads
     try:
         mmap.mmap(-1, needed).close()
@@ -188,69 +188,68 @@ def _require_memory() -> None:
 
 
 def _parameter(field: Field) -> inspect.Parameter:
-    spec = field.spec
-    repeated = field.repeated or spec.joined
-    kind: Any = list[field.type] if repeated else field.type  # type: ignore[name-defined]
-    choices = f" ({' | '.join(spec.choices)})" if spec.choices else ""
-    shared: dict[str, Any] = {"help": (spec.help + choices).replace("[", "\\["), "metavar": spec.metavar}
+    choices = f" ({' | '.join(field.choices)})" if field.choices else ""
+    shown: dict[str, Any] = {"help": (field.help + choices).replace("[", "\\["), "metavar": field.metavar}
     if field.type is Path:
         # What can't be read is bad input, as what isn't there; click would call it a usage error.
-        shared |= {"show_default": not field.required, "readable": False}
-    if spec.positional:
-        info: Any = typer.Argument(**shared)
-    else:
-        flag = f"{field.flag}/--no-{field.flag[2:]}" if field.type is bool else field.flag
-        panel = None if spec.group == "Options" else spec.group
-        info = typer.Option(flag, *spec.flags, rich_help_panel=panel, **shared)
+        shown |= {"show_default": not field.required, "readable": False}
+    kind: Any = field.type
     default = inspect.Parameter.empty if field.required else field.default
-    if repeated and not field.required:
-        default = list(field.default or ())
-        if not default:
-            info.show_default = False
-    return _keyword(field.name, kind | None if field.optional and not repeated else kind, info, default)
-
-
-def _keyword(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+    if field.repeated or field.joined:
+        kind = list[kind]
+        if not field.required:
+            default = list(field.default or ())
+            shown |= {} if default else {"show_default": False}
+    elif field.optional:
+        kind = kind | None
+    if field.positional:
+        return _keyword(field.name, kind, typer.Argument(**shown), default)
+    flag = f"{field.flag}/--no-{field.flag[2:]}" if field.type is bool else field.flag
+    panel = None if field.group == "Options" else field.group
+    return _keyword(
+        field.name, kind, typer.Option(flag, *field.flags, rich_help_panel=panel, **shown), default
     )
 
 
-def _shared(json: bool) -> list[inspect.Parameter]:
+def _keyword(name: str, kind: Any, shown: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, shown]
+    )
+
+
+def _shared(json: bool) -> Iterator[inspect.Parameter]:
     """The options that every command has."""
-    every = [
-        ("quiet", ("--quiet", "-q"), "Only warnings, errors and what --json prints."),
-        ("verbose", ("--verbose", "-v"), "Say more of what is done."),
-        ("json_", ("--json",), "Print the result as JSON on stdout."),
-    ]
-    return [
-        _keyword(
-            name, bool, typer.Option(*flags, help=text, rich_help_panel="Output", show_default=False), False
-        )
-        for name, flags, text in (every if json else every[:2])
-    ]
+    options = {
+        "quiet": ("Only warnings, errors and what --json prints.", "--quiet", "-q"),
+        "verbose": ("Say more of what is done.", "--verbose", "-v"),
+        "json_": ("Print the result as JSON on stdout.", "--json"),
+    }
+    for name, (text, *flags) in options.items():
+        if json or name != "json_":
+            shown = typer.Option(*flags, help=text, rich_help_panel="Output", show_default=False)
+            yield _keyword(name, bool, shown, False)
 
 
 def _named(argv: list[str]) -> str | None:
-    """The command that a command line names, or an empty text; None for shell completion, which needs all."""
+    """The command that a command line names, "" for none; None for shell completion, which needs all."""
     if "_NCM_COMPLETE" in os.environ:
         return None
     return next((word for word in argv if not word.startswith("-")), "")
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line and exit with the code of DESIGN's table."""
+    """Run the command line and exit with its exit code (`ncm help troubleshooting` lists them)."""
     _guard_streams()
-    # What schedulers and torchrun send ends work like Ctrl-C: locks are let go, finished rows are kept.
+    # Schedulers and torchrun send SIGTERM: like Ctrl-C it releases locks and keeps finished rows.
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     code = run(sys.argv[1:] if argv is None else argv)
     try:
         sys.stdout.flush()
-    except (NcmError, OSError):  # it takes nothing more: Python would complain of what is left at its end
+    except (NcmError, OSError):  # stdout is closed: Python would complain at exit about what is left to write
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.stdout.flush()
-    gc.freeze()  # or the last collections go over all that torch's modules define: most of a second
+    gc.freeze()  # without it the collections at exit traverse all of torch's modules: most of a second
     sys.exit(code)
 
 
@@ -262,49 +261,48 @@ def run(argv: list[str]) -> int:
         with warnings.catch_warnings(record=True) as held:
             result = build_app(only=_named(argv))(args=argv, prog_name="ncm", standalone_mode=False)
         sys.stdout.flush()
-        # What libraries warn of is held back till here: before an error it would bury what is to be done.
-        for one in held:
-            warnings.showwarning(one.message, one.category, one.filename, one.lineno)
+        # Libraries' warnings are shown at the end, and not at all before an error, which they would bury.
+        for warning in held:
+            warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
     except NcmError as error:
         return _refused(error)
     except (KeyboardInterrupt, typer.Abort):
         result = INTERRUPTED
     except BrokenPipeError:
-        return 0  # who read stdout has had enough
+        return 0  # the reader of stdout has closed it
     except SystemExit as error:
-        # typer meets a closed pipe by itself where help is cut short, with exit code 1.
+        # typer exits with 1 where the reader of the help has closed the pipe.
         if isinstance(error.__context__, BrokenPipeError):
             return 0
         raise
     except Exception as error:
         if refusal := _of_the_system(error):
             return _refused(refusal)
-        # typer brings its own copy of click in some versions and not in others, so the usage errors of
-        # both are told by what they can do.
+        # Some versions of typer have a copy of click of their own; usage errors of both have these attributes.
         if not (hasattr(error, "format_message") and hasattr(error, "exit_code")):
             raise
         context, message = getattr(error, "ctx", None), error.format_message()
         command = context.command_path if context else "ncm"
-        # Without a message the help was shown, in place of a command that names nothing.
+        # Without a message, help was shown for a command without arguments.
         if not message:
             return UsageError.exit_code
         moved = getattr(options_of("fit"), "moved", {}) if command == "ncm fit" else {}
         fix = moved.get(getattr(error, "option_name", None), f"{command} --help")
         return _refused(UsageError(message, fix=fix))
-    # Some versions of typer turn an interrupt into its exit code without a word.
+    # Some versions of typer return the exit code of an interrupt and print nothing.
     if result == INTERRUPTED:
         print("interrupted: run the same command again to go on", file=sys.stderr)
     return result if isinstance(result, int) else 0
 
 
 def _of_the_system(error: Exception) -> NcmError | None:
-    """What the system refused, where an error comes of that; None of any other."""
+    """The error for what the system refused, where ``error`` comes of that; None for any other."""
     if isinstance(error, OSError) and error.errno in EXPECTED_OS_ERRORS:
         what, fix = EXPECTED_OS_ERRORS[error.errno]
         return NcmError(what, where=error.filename, found=error.strerror, fix=fix)
     cause: BaseException | None = error
     while cause is not None:
-        number = next((number for words, number in _TOLD.items() if words in str(cause)), None)
+        number = next((number for words, number in _LIBRARY_WORDS.items() if words in str(cause)), None)
         if number is not None or isinstance(cause, MemoryError):
             what, fix = EXPECTED_OS_ERRORS[number or errno.ENOMEM]
             return NcmError(what, found=" ".join(str(cause).split())[:300] or None, fix=fix)
@@ -320,7 +318,7 @@ def _refused(error: NcmError) -> int:
 
 
 class _Stdout(io.FileIO):
-    """Standard output that says itself what is wrong with it: an `OSError` could be any file's."""
+    """Standard output whose errors name it: an `OSError` could be of any file."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -336,10 +334,10 @@ class _Stdout(io.FileIO):
 
 
 def _guard_streams() -> None:
-    """Standard streams for a process that was started without some (``>&-``, some daemons).
+    """Standard streams for a process that was started without some of them (``>&-``, some daemons).
 
-    Each closed descriptor is taken, so that no file gets its number and with it what libraries print.
-    Standard output then refuses what is written to it, which nobody would ever see; stderr drops it.
+    Each closed descriptor is opened on the null device: another file with its number would receive what
+    libraries print. Writing to a closed standard output is an error; to a closed stderr it is dropped.
     """
     for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
@@ -350,7 +348,7 @@ def _guard_streams() -> None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     kept: dict[str, Any] = {"encoding": "utf-8"}
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Python's own buffers, but that an unbuffered stream is flushed at each line.
+        # As Python's own stream, but an unbuffered one is flushed at each line.
         kept = {"encoding": sys.stdout.encoding, "errors": sys.stdout.errors}
         kept["line_buffering"] = sys.stdout.line_buffering or sys.stdout.write_through
     sys.stdout = io.TextIOWrapper(io.BufferedWriter(_Stdout(1, "w", closefd=False)), **kept)

@@ -35,10 +35,10 @@ class Term:
 
 
 _QUOTED = re.compile(r'((?:^|[&|=])\s*)("(?:[^"]|"")*")(?=\s*(?:$|[&|=]|!=))')
-"""A name or a value between quotation marks, with what is before it."""
+"""A name or a value between quotation marks, and what is before it."""
 
-_HIDDEN = re.compile("\ue000(\\d+)\ue001")
-"""What stands for it while the rest is taken apart."""
+_PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")
+"""What stands for a quoted one while the rest is split."""
 
 
 def parse_where(text: str) -> tuple[Term, ...]:
@@ -50,14 +50,14 @@ def parse_where(text: str) -> tuple[Term, ...]:
     """
     quoted: list[str] = []
 
-    def hide(found: re.Match[str]) -> str:
-        quoted.append(found[2])
-        return f"{found[1]}\ue000{len(quoted) - 1}\ue001"
+    def hide(match: re.Match[str]) -> str:
+        quoted.append(match[2])
+        return f"{match[1]}\ue000{len(quoted) - 1}\ue001"
 
     def shown(item: str, *, as_written: bool = False) -> str:
-        if not as_written and (whole := _HIDDEN.fullmatch(item.strip())):
+        if not as_written and (whole := _PLACEHOLDER.fullmatch(item.strip())):
             return quoted[int(whole[1])][1:-1].replace('""', '"')
-        return _HIDDEN.sub(lambda found: quoted[int(found[1])], item).strip()
+        return _PLACEHOLDER.sub(lambda match: quoted[int(match[1])], item).strip()
 
     terms = []
     hidden = text if "\ue000" in text else _QUOTED.sub(hide, text)
@@ -89,8 +89,8 @@ def _item(text: str) -> str:
     return text if plain else '"' + text.replace('"', '""') + '"'
 
 
-MOST_VALUES = 100_000
-"""More than the dimensions of any embedding; a longer grid is a slip of the keyboard."""
+MAX_GRID = 100_000
+"""Values of a grid: more than the dimensions of any embedding."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,7 +133,7 @@ def parse_space(
             space = Space(text=text, low=low, high=high, log=kind == "log")
             if not count:
                 return space
-            shares = [i / max(int(count[0]) - 1, 1) for i in range(min(int(count[0]), MOST_VALUES + 1))]
+            shares = [i / max(int(count[0]) - 1, 1) for i in range(min(int(count[0]), MAX_GRID + 1))]
             # Twelve digits: 0.001 rather than the 0.0010000000000000002 that logarithms make of it.
             values = [float(f"{space.at(share, whole=whole):.12g}") for share in shares]
         else:
@@ -144,10 +144,10 @@ def parse_space(
                     start, stop, step = (int(number) for number in (*numbers, 1)[:3])
                     if [start, stop, step][: len(numbers)] != numbers or step < 1 or stop < start:
                         raise ValueError
-                    last = min(stop, start + step * MOST_VALUES)
+                    last = min(stop, start + step * MAX_GRID)
                     numbers = [float(value) for value in range(start, last + 1, step)]
                 values += numbers
-        if not 1 <= len(values) <= MOST_VALUES or not all(map(math.isfinite, values)):
+        if not 1 <= len(values) <= MAX_GRID or not all(map(math.isfinite, values)):
             raise ValueError
     except (ValueError, OverflowError):
         raise UsageError(f"{what} that can't be read", found=repr(text), expected=expected) from None
@@ -169,7 +169,7 @@ def parse_ranks(text: str) -> tuple[int, ...] | None:
     if text.strip() == "auto":
         return None
     what = "a rank grid"
-    expected = f"16, or 2:24, or 0:64:8, or 0,8,56, or auto; at most {MOST_VALUES:,} ranks"
+    expected = f"16, or 2:24, or 0:64:8, or 0,8,56, or auto; at most {MAX_GRID:,} ranks"
     ranks = parse_numbers(text, what=what, expected=expected)
     if not all(rank >= 0 and rank.is_integer() for rank in ranks):
         raise UsageError(f"{what} that can't be read", found=repr(text), expected=expected)
@@ -183,12 +183,12 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 def parse_crossings(text: str) -> tuple[tuple[str, ...], ...]:
     """``label,male;label,black``: names between commas, crossings of them between semicolons."""
-    found = tuple(names for part in text.split(";") if (names := parse_names(part)))
-    if not found:
+    crossings = tuple(names for part in text.split(";") if (names := parse_names(part)))
+    if not crossings:
         raise UsageError(
             "no column is named", found=repr(text), expected="label,place, or label,male;label,black"
         )
-    return found
+    return crossings
 
 
 def _parse_auto(text: str, *, least: int, what: str) -> int | None:
@@ -222,9 +222,15 @@ REQUIRED: Any = dataclasses.MISSING
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Spec:
-    """What the command line and recipes need to know of one field."""
+class Field:
+    """One option: what the command line, recipes and Python need to know of it."""
 
+    name: str
+    type: type
+    """``str``, ``int``, ``float``, ``bool`` or ``Path``: of each item where ``repeated``."""
+    optional: bool
+    repeated: bool
+    default: Any
     help: str
     positional: bool = False
     flags: tuple[str, ...] = ()
@@ -256,44 +262,6 @@ class Spec:
     most: float | None = None
     below: float | None = None
 
-
-BOUNDS = {
-    "least": ("at least", operator.ge),
-    "above": ("above", operator.gt),
-    "most": ("at most", operator.le),
-    "below": ("below", operator.lt),
-}
-"""What may bound a number: words, and what must hold of (number, bound)."""
-
-
-def option(default: Any = REQUIRED, **facts: Any) -> Any:
-    """A field that is a long option, with the facts of `Spec`; without a default it is required."""
-    if facts.get("metavar") in COLUMN_METAVARS:
-        facts.setdefault("columns_of", "features")
-    if facts.get("joined"):
-        facts["parse"] = parse_crossings
-    if facts.get("metavar") == "WHERE":
-        facts["parse"] = parse_where
-    return dataclasses.field(default=default, metadata={"spec": Spec(**facts)})
-
-
-def argument(default: Any = REQUIRED, **facts: Any) -> Any:
-    """A field that is a positional argument on the command line and a plain key in a recipe."""
-    return option(default, positional=True, **facts)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Field:
-    """One resolved field of an options class."""
-
-    name: str
-    spec: Spec
-    type: type
-    """``str``, ``int``, ``float``, ``bool`` or ``Path``: of each item where ``repeated``."""
-    optional: bool
-    repeated: bool
-    default: Any
-
     @property
     def required(self) -> bool:
         return self.default is REQUIRED
@@ -305,11 +273,36 @@ class Field:
     @property
     def is_folder(self) -> bool:
         """Whether it is an output that is a folder."""
-        return self.spec.role == "output" and not self.spec.writes
+        return self.role == "output" and not self.writes
 
     def all_files(self, output: Path) -> tuple[Path, ...]:
         """All files that are written where ``output`` is named."""
-        return self.spec.files(output) if self.spec.files else (output,)
+        return self.files(output) if self.files else (output,)
+
+
+BOUNDS = {
+    "least": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "most": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
+"""What may bound a number: words, and what must hold of (number, bound)."""
+
+
+def option(default: Any = REQUIRED, **facts: Any) -> Any:
+    """A field that is a long option, with what `Field` says of it; without a default it is required."""
+    if facts.get("metavar") in COLUMN_METAVARS:
+        facts.setdefault("columns_of", "features")
+    if facts.get("joined"):
+        facts["parse"] = parse_crossings
+    if facts.get("metavar") == "WHERE":
+        facts["parse"] = parse_where
+    return dataclasses.field(default=default, metadata=facts)
+
+
+def argument(default: Any = REQUIRED, **facts: Any) -> Any:
+    """A field that is a positional argument on the command line and a plain key in a recipe."""
+    return option(default, positional=True, **facts)
 
 
 def fields_of(options: type) -> tuple[Field, ...]:
@@ -320,15 +313,21 @@ def fields_of(options: type) -> tuple[Field, ...]:
 @functools.cache
 def _fields_of(options: Any) -> tuple[Field, ...]:
     hints = typing.get_type_hints(options)
-    found = []
+    fields = []
     for field in dataclasses.fields(options):
         # T, T | None or tuple[T, ...]
-        kind, arguments = hints[field.name], typing.get_args(hints[field.name])
-        optional = typing.get_origin(kind) in (Union, types.UnionType)
-        repeated = typing.get_origin(kind) is tuple
-        kind = arguments[0] if arguments else kind
-        found.append(Field(field.name, field.metadata["spec"], kind, optional, repeated, field.default))
-    return tuple(found)
+        hint, arguments = hints[field.name], typing.get_args(hints[field.name])
+        fields.append(
+            Field(
+                name=field.name,
+                type=arguments[0] if arguments else hint,
+                optional=typing.get_origin(hint) in (Union, types.UnionType),
+                repeated=typing.get_origin(hint) is tuple,
+                default=field.default,
+                **field.metadata,
+            )
+        )
+    return tuple(fields)
 
 
 def possible(path: Path | str, error: type[NcmError] = UsageError) -> Path:
@@ -347,31 +346,30 @@ def at_home(field: Field, value: Any) -> Any:
 
     Shells leave ``--output=~/x`` and ``"~/x"`` as they are.
     """
-    if field.spec.role == "value" and field.type is not Path:
+    if field.role == "value" and field.type is not Path:
         return value
     return type(value)(os.path.expanduser(value))  # noqa: PTH111 (leaves an unknown user's as it is)
 
 
 def check_value(field: Field, item: Any) -> None:
     """Raise `UsageError` for a value, or one of several, that the option never takes."""
-    spec = field.spec
-    if spec.role == "output" and str(item) == "-" != str(field.default):
+    if field.role == "output" and str(item) == "-" != str(field.default):
         raise UsageError(f"{field.flag} can't be standard output", found="-", fix=f"{field.flag} NAME")
-    if spec.choices and item not in spec.choices:
-        close = nearest(str(item), spec.choices)
+    if field.choices and item not in field.choices:
+        close = nearest(str(item), field.choices)
         raise UsageError(
             f"{field.flag} doesn't take {str(item)!r}",
-            expected=" | ".join(spec.choices),
+            expected=" | ".join(field.choices),
             fix=f"did you mean {close!r}?" if close else None,
         )
     if field.type is float and not math.isfinite(item):
         raise UsageError(f"{field.flag} must be finite", found=item)
     for name, (words, holds) in BOUNDS.items():
-        bound = getattr(spec, name)
+        bound = getattr(field, name)
         if bound is not None and not holds(item, bound):
             raise UsageError(f"{field.flag} must be {words} {bound:g}", found=item)
-    if spec.parse:
-        spec.parse(item)
+    if field.parse:
+        field.parse(item)
 
 
 def refusals(options: Any) -> Iterator[UsageError]:
@@ -428,7 +426,7 @@ def command_words(options: type, values: Mapping[str, Any]) -> list[str]:
     flagged: list[str] = []
     for field in fields_of(options):
         value = values.get(field.name)
-        if field.spec.positional:
+        if field.positional:
             positional += _texts(field, value)
         elif value is not None and _texts(field, value) != _texts(field, field.default):
             if field.type is bool:

@@ -33,9 +33,9 @@ def _section(name: str, sentence: str, options: type) -> str:
 
 
 def _name(field: Field) -> str:
-    if field.spec.positional:
-        return field.spec.metavar or field.name.upper()
-    return ", ".join([*field.spec.flags, field.flag])
+    if field.positional:
+        return field.metavar or field.name.upper()
+    return ", ".join([*field.flags, field.flag])
 
 
 def _default(field: Field) -> str:
@@ -47,9 +47,9 @@ def _default(field: Field) -> str:
 
 
 def _help(field: Field) -> str:
-    choices = f" (`{'`, `'.join(field.spec.choices)}`)" if field.spec.choices else ""
-    repeated = " May be repeated." if field.repeated and "repeated" not in field.spec.help else ""
-    return (field.spec.help + choices + repeated).replace("|", "\\|").replace("\n", " ")
+    choices = f" (`{'`, `'.join(field.choices)}`)" if field.choices else ""
+    repeated = " May be repeated." if field.repeated and "repeated" not in field.help else ""
+    return (field.help + choices + repeated).replace("|", "\\|").replace("\n", " ")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def test_help_shows_every_option_and_two_examples(name: str, capsys: pytest.Capt
     assert run([*name.split(), "--help"]) == 0
     shown = capsys.readouterr().out
     for field in reference.fields_of(reference.commands()[name][1]):
-        assert field.spec.positional or field.flag in shown, field.flag
+        assert field.positional or field.flag in shown, field.flag
     assert "Examples:" in shown
     assert len(re.findall(rf"^\s+ncm {name}\b", shown, flags=re.MULTILINE)) >= 2
     assert "Next:" in shown
@@ -47,7 +47,7 @@ def flags(words: str) -> set[str]:
     shared = {"--json", "--quiet", "-q", "--verbose", "-v", "--help"}
     fields = reference.fields_of(reference.commands()[words][1])
     negated = {f"--no-{field.flag[2:]}" for field in fields if field.type is bool}
-    return shared.union(negated, *({field.flag, *field.spec.flags} for field in fields))
+    return shared.union(negated, *({field.flag, *field.flags} for field in fields))
 
 
 EVERY = set().union(*map(flags, reference.commands()))

@@ -37,7 +37,7 @@ def data(options: Any, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     check(options)
     name, build = builder_of(options)
     output: Path = options.output
-    inputs = [getattr(options, one.name) for one in fields_of(type(options)) if one.spec.role == "input"]
+    inputs = [getattr(options, one.name) for one in fields_of(type(options)) if one.role == "input"]
     for source in filter(None, inputs):
         if Path(os.path.realpath(source)).is_relative_to(os.path.realpath(output)):
             raise UsageError(

@@ -138,7 +138,7 @@ def _checked(field: Field, node: Node, path: str, path_of: Callable[[Field, Node
     else:
         # Text options take numbers as they were written: rank: 16, and a label that is 1.
         # What is no file stays as it was written: a path would lose its repeated slashes.
-        named = path_of(field, node, path) if field.spec.role == "name-or-input" else Path(node.text)
+        named = path_of(field, node, path) if field.role == "name-or-input" else Path(node.text)
         value = node.text if named == Path(node.text) else str(named)
     check_value(field, value)
     return value
@@ -182,10 +182,10 @@ def built_columns(job: Job) -> dict[str, Columns]:
 
 def _named_columns(field: Field, value: Any) -> Iterable[str]:
     """The columns that an option's value names."""
-    if field.spec.metavar == "WHERE":
+    if field.metavar == "WHERE":
         return [term.column for term in parse_where(value)]
     values = value if field.repeated else (value,)
-    if field.spec.metavar != "COLUMNS":
+    if field.metavar != "COLUMNS":
         return tuple(values)
     # Crossings of --groups stand between semicolons.
     return parse_names(",".join(values).replace(";", ","))
@@ -315,7 +315,7 @@ class Steps:
 
     def _outputs(self, options: Node, fields: Iterable[Field]) -> dict[str, Path]:
         """What a step writes, by option."""
-        named = {field.name: options.value.get(field.name) for field in fields if field.spec.role == "output"}
+        named = {field.name: options.value.get(field.name) for field in fields if field.role == "output"}
         return {
             name: self._in_out(node)
             for name, node in named.items()
@@ -373,7 +373,7 @@ class Steps:
     def _job(self, number: int, draft: _Draft, kind: type) -> Job:
         fields, entries = fields_of(kind), dict(draft.options.value)
         for field in fields:
-            if field.repeated and field.spec.role == "input" and field.name in entries:
+            if field.repeated and field.role == "input" and field.name in entries:
                 # ``seed*/result.json``: the outputs it fits, one by one.
                 own = entries[field.name]
                 matches = [one for item in own.items for one in self._matches(item, number)]
@@ -381,13 +381,13 @@ class Steps:
         inputs: dict[str, tuple[Path, ...]] = {}
 
         def path_of(field: Field, node: Node, key_path: str) -> Path:
-            if field.spec.role == "output":
+            if field.role == "output":
                 path = Path(node.text)
                 return path if path == STDOUT else self._shown(possible(self._in_out(node)))
             try:
                 shown, found = self._located(field, node, key_path, number)
             except UsageError:
-                if field.spec.role != "name-or-input":
+                if field.role != "name-or-input":
                     raise
                 return Path(node.text)  # longer than a path can be, as prompts are
             if found:
@@ -411,7 +411,7 @@ class Steps:
         writer = None if given else self._writer(path)
         if writer is None:
             path = possible(outside)
-            if field.spec.role == "name-or-input" and not path.is_file():
+            if field.role == "name-or-input" and not path.is_file():
                 return Path(node.text), []
         files = [path] if path.exists() else [Path(one) for one in expanded(str(path))]  # archives
         for file in files:
@@ -451,7 +451,7 @@ class Steps:
             return draft.options.keys.get(name, draft.options.line), f"{draft.path}.{name}"
 
         for field in fields:
-            value, source = getattr(job.options, field.name), field.spec.columns_of
+            value, source = getattr(job.options, field.name), field.columns_of
             if not source or value == field.default or (known := self._columns_of(job, source)) is None:
                 continue
             whose = source if source in ("features", "layout") else "manifest"

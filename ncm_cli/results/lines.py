@@ -157,9 +157,7 @@ def facts_of(
     seeded: dict[str, Any] = {}
 
     def take(kind: str, given: Mapping[str, Any], digests: Mapping[str, Any], prefix: str = "") -> None:
-        roles = (
-            {field.name: field.spec.role for field in fields_of(options_of(kind))} if kind in STEPS else {}
-        )
+        roles = {field.name: field.role for field in fields_of(options_of(kind))} if kind in STEPS else {}
         for name, value in given.items():
             key, role = f"{prefix}--{name.replace('_', '-')}", roles.get(name)
             if name in NEUTRAL or role == "output":

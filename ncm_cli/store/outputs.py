@@ -62,10 +62,10 @@ def check_outputs(options: Any) -> None:
     """
     refuse_replacing(options)
     for field in fields_of(type(options)):
-        output = getattr(options, field.name) if field.spec.role == "output" else None
+        output = getattr(options, field.name) if field.role == "output" else None
         if output is not None:
             check_place(field, output)
-            for path, kind in zip(field.all_files(output), field.spec.writes, strict=False):
+            for path, kind in zip(field.all_files(output), field.writes, strict=False):
                 refuse_other(path, kind)
 
 
@@ -91,15 +91,15 @@ def refuse_replacing(options: Any) -> None:
     fields = fields_of(type(options))
     written: dict[Path, str] = {}
     for field in fields:
-        output = getattr(options, field.name) if field.spec.role == "output" else None
+        output = getattr(options, field.name) if field.role == "output" else None
         for path in field.all_files(output) if output else ():
             if (other := written.setdefault(path.absolute(), field.flag)) != field.flag:
                 raise UsageError(f"{other} and {field.flag} name one file", where=path, fix="name two")
     for field in fields:
-        read = _present(options, field) if field.spec.role in ("input", "name-or-input") else []
+        read = _present(options, field) if field.role in ("input", "name-or-input") else []
         for output in filter(is_file, written):
             if any(path.samefile(output) for path in read):
-                name = field.spec.metavar or field.name.upper() if field.spec.positional else field.flag
+                name = field.metavar or field.name.upper() if field.positional else field.flag
                 raise UsageError(f"the output would replace {name}", where=output, fix="name another file")
 
 

@@ -53,7 +53,7 @@ class Sample:
 
 def test_fields_know_type_optional_and_repeated() -> None:
     source, kind, col, rank, *_ = fields_of(Sample)
-    assert (source.type, source.required, source.spec.positional) == (Path, True, True)
+    assert (source.type, source.required, source.positional) == (Path, True, True)
     assert (kind.type, kind.optional, kind.required) == (str, True, False)
     assert (col.type, col.repeated) == (str, True)
     assert rank.flag == "--rank"
@@ -160,18 +160,18 @@ def _class(name: str) -> type:
 @pytest.mark.parametrize("options", [*(s for s in STEPS if s != "data"), *BUILDERS])
 def test_every_option_has_help_and_a_plain_type(options: str) -> None:
     for field in fields_of(_class(options)):
-        assert field.spec.help, field.name
+        assert field.help, field.name
         assert field.type in {str, int, float, bool, Path}, field.name
-        assert not field.spec.help.endswith(" "), field.name
+        assert not field.help.endswith(" "), field.name
 
 
 @pytest.mark.parametrize("options", [*(s for s in STEPS if s != "data"), *BUILDERS])
 def test_an_option_that_speaks_of_columns_or_rows_names_columns(options: str) -> None:
     for field in fields_of(_class(options)):
-        takes_text = field.type is str and not field.spec.choices
-        if takes_text and re.search(r"\b([Cc]olumns?|[Rr]ows|[Tt]hese images)\b", field.spec.help):
-            assert field.spec.metavar in COLUMN_METAVARS, field.flag
-            assert field.spec.columns_of in {other.name for other in fields_of(_class(options))}, field.flag
+        takes_text = field.type is str and not field.choices
+        if takes_text and re.search(r"\b([Cc]olumns?|[Rr]ows|[Tt]hese images)\b", field.help):
+            assert field.metavar in COLUMN_METAVARS, field.flag
+            assert field.columns_of in {other.name for other in fields_of(_class(options))}, field.flag
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -208,7 +208,7 @@ def test_numbers_below_the_least_are_refused() -> None:
 @pytest.mark.parametrize("options", [*(s for s in STEPS if s != "data"), *BUILDERS])
 def test_no_seed_is_negative(options: str) -> None:
     for field in fields_of(_class(options)):
-        assert field.name != "seed" or field.spec.least == 0
+        assert field.name != "seed" or field.least == 0
 
 
 @pytest.mark.parametrize("options", [*(s for s in STEPS if s != "data"), *BUILDERS])
@@ -222,7 +222,7 @@ def test_c72_every_path_option_expands_a_tilde_and_no_other_does(
             assert at_home(field, Path("a/~/b")) == Path("a/~/b")
             assert at_home(field, Path("~no such user/x")) == Path("~no such user/x")
         elif field.type is str:
-            expanded = "~/x" if field.spec.role == "value" else "/at/home/x"
+            expanded = "~/x" if field.role == "value" else "/at/home/x"
             assert at_home(field, "~/x") == expanded, field.flag
 
 

@@ -49,7 +49,7 @@ SUFFIXES = {"sweep": ".h5", "finetune": ".safetensors"}
 def _outputs() -> Iterator[tuple[str, Field]]:
     for words in [*(name for name in COMMANDS if name != "data"), *(f"data {name}" for name in BUILDERS)]:
         for field in fields_of(options_of(words)):
-            if field.spec.role == "output":
+            if field.role == "output":
                 yield words, field
 
 

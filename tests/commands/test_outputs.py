@@ -196,6 +196,6 @@ def test_an_empty_file_is_as_good_as_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [*(s for s in STEPS if s != "data"), "info"])
 def test_every_output_says_what_it_is(options: str) -> None:
     for field in fields_of(options_of(options)):
-        if field.spec.role == "output" and field.spec.metavar != "DIR":
-            assert field.spec.writes, field.flag
-            assert {*field.spec.writes} <= {*KINDS}
+        if field.role == "output" and field.metavar != "DIR":
+            assert field.writes, field.flag
+            assert {*field.writes} <= {*KINDS}

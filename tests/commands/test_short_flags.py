@@ -23,5 +23,5 @@ CLASSES = [
 def test_files_of_features_pairs_and_output_have_their_short_flag(options: type) -> None:
     for field in fields_of(options):
         # A builder's --pairs is a number, not a file.
-        if not field.spec.positional and field.spec.role != "value":
-            assert field.spec.flags == SHORT.get(field.name, ()), field.flag
+        if not field.positional and field.role != "value":
+            assert field.flags == SHORT.get(field.name, ()), field.flag

@@ -46,15 +46,15 @@ NAMING = [
     for name in (*BUILDERS, *STEPS)
     if name != "data"
     for field in fields_of(options_of(f"data {name}") if name in BUILDERS else options_of(name))
-    if field.spec.metavar in COLUMN_METAVARS
+    if field.metavar in COLUMN_METAVARS
 ]
 
 
 def _write(folder: Path, step: str, field: Field, column: str) -> Path:
-    value = f"{column}=1" if field.spec.metavar == "WHERE" else f"[{column}]" if field.repeated else column
+    value = f"{column}=1" if field.metavar == "WHERE" else f"[{column}]" if field.repeated else column
     kind = "data" if step in BUILDERS else step
     needed = NEEDED[step]
-    if step == "pairs" and field.spec.group == "Matching":
+    if step == "pairs" and field.group == "Matching":
         needed = needed.replace("source: data/pairs.csv", "match: random")
         needed += "" if field.name == "across" else ", across: domain"
     (folder / "r.yaml").write_text(f"{BEFORE}  - {kind}: {{{needed}, {field.name}: {value}}}\n")
@@ -74,7 +74,7 @@ def test_every_option_that_names_columns_is_checked(tmp_path: Path, step: str, f
 
 def test_the_right_names_pass(tmp_path: Path) -> None:
     for step, field in NAMING:
-        if field.spec.columns_of == "features":
+        if field.columns_of == "features":
             for column in ("label", "split", "domain"):
                 read_recipe(_write(tmp_path, step, field, column))
 
