@@ -90,8 +90,11 @@ def judge_choice(
         and verdict_code(every, pick, erm, case, control)[0] in ("no-gain", "constant")
     ):
         kept = [i for i, candidate in enumerate(found.candidates) if candidate["rank"] == 0]
-        written = found.pick(kept)
-        contest = chosen_instead(problem, contest, found.candidates[written])
+        without = found.pick(kept)
+        instead = chosen_instead(problem, contest, found.candidates[without])
+        # A constant is not written where the pick has a lower score.
+        if case.one_answer or one_answer(problem, instead) is None or found.gain(pick, without).value <= 0:
+            written, contest = without, instead
     verdict = judge(every, pick, erm, case, control=control, written=written)
     if (method := options.chosen_method) != "ncm":
         unused = unmeasured(found, f"{method} doesn't use them", about(store))

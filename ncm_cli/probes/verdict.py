@@ -232,9 +232,16 @@ def verdict_code(
             return "helps", ""
         change = f"{0 - frequent.high:+.2g} to {0 - frequent.low:+.2g}"
         return "undecided", f"with classes as frequent as in training that error changes by {change}"
-    most = _most(found, erm if control is None else control)
+    control = erm if control is None else control
+    most = _most(found, control)
     if fall < least and most < NOTHING_TO_GAIN * least:
-        return "no-gain", f"no rank that was tried has a lower {score}" if case.least_score else ""
+        weighted = found.frequent_gain(erm, control)
+        if weighted is not None and weighted.high >= NOTHING_TO_GAIN * least:
+            more = f"nothing removed may lower that error by up to {weighted.high:.2g}"
+            return "undecided", f"with classes as frequent as in training, plain training with {more}"
+        if found.gain(control, found.constant).value > least_over_constant:
+            return "no-gain", f"no rank that was tried has a lower {score}" if case.least_score else ""
+        most = max(most, found.gain(pick, control).high)
     if over_constant.low <= 0 and fall >= least:
         return "undecided", f"the {score}, {found.estimate(pick)}, can't be told from that of {always}"
     if fall < least and not case.least_score:

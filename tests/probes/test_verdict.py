@@ -126,6 +126,43 @@ def test_no_gain_is_said_only_where_at_most_two_in_a_hundred_can_be_gained() -> 
     assert said(made((0, 0), pairs=400), least_score=False).code == "no-gain"
 
 
+def test_beside_a_constant_with_nothing_removed_it_can_not_be_told() -> None:
+    """No flips of a probe that always says the same tell nothing of the pairs."""
+    verdict = said(made((0, 1), (100, 90), pairs=400))
+    assert verdict.code == "undecided", verdict.text
+    assert "the bound falls by at most" in verdict.text
+
+
+def test_group_weights_that_cost_a_frequent_class_are_no_reason_to_say_no_gain() -> None:
+    """Weights help with every cell alike; with nine of ten rows of class 0 plain training is better by .14."""
+    cell = np.tile([0, 1, 10, 11], 500)
+    of_cell = np.arange(2000) // 4
+    plain = ((cell >= 10) & (of_cell % 5 < 3)).astype(float)
+    weighted = (of_cell % 5 < 1).astype(float)
+    candidates = tuple(
+        {"rank": rank, "weight_decay": 1.0, "converged": True, "cell_log_loss": 0.0, "upweighted": up}
+        | {"cell_error": float(errors.mean())}
+        for rank, up, errors in ((0, False, plain), (0, True, weighted), (1, True, weighted))
+    )
+    found = CrossFit(
+        candidates=candidates,
+        errors=np.zeros((3, 400)),
+        changes=np.zeros((3, 400)),
+        unit=np.arange(400),
+        regression=False,
+        held_out=np.stack([plain, weighted, weighted]),
+        cell=cell,
+        truth=cell // 10,
+        shares=np.array([0.9, 0.1]),
+        constant=Scored(0.5, {"held_out": (cell >= 10).astype(float)}),
+    )
+    verdict = judge(found, 1, 0, CASE, control=1)
+    assert verdict.code == "undecided", verdict.text
+    assert "with classes as frequent as in training, plain training" in verdict.text
+    alike = dataclasses.replace(found, shares=np.array([0.5, 0.5]))
+    assert judge(alike, 1, 0, CASE, control=1).code == "no-gain"
+
+
 counts = st.tuples(st.floats(0, 1), st.floats(0, 1))
 
 
