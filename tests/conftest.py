@@ -31,6 +31,23 @@ sys.path.append(str(ROOT))
 from tests.world import TRAIN, Planted, World, make_world, planted  # noqa: E402
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _results_are_read_again() -> Iterator[None]:
+    """Every result that a test has ncm write is read again: its schema takes what is written."""
+    from ncm_cli.store import files
+
+    write = files.write_document
+
+    def written(path: Path | str, form: str, *args: Any) -> None:
+        write(path, form, *args)
+        if form == files.RESULT_FORMAT:
+            files.read_result(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "write_document", written)
+        yield
+
+
 def _data(name: str) -> Path:
     folder = Path(os.environ.get("NCM_TEST_DATA", ROOT.parent / "shared" / "data")) / name
     if not folder.is_dir():

@@ -184,7 +184,7 @@ class _Estimates(TypedDict, total=False):
     term_1_on: str
     train_rows: int | None
     spurious_dim: str
-    tolerance: float
+    tolerance: float | None
     disagreeing_pairs: int
     unlabelled_pairs: int
     eigenvalues: list[float]

@@ -146,7 +146,10 @@ def test_nor_where_pages_and_plots_are_made(folder: Path, tmp_path: Path, name: 
 
 
 def test_the_field_is_named(tmp_path: Path) -> None:
-    write_result(tmp_path / "r.json", "eval", {"n": 3, "groups": [{"group": {"a": "b"}, "n": "many"}]})
+    write_result(tmp_path / "r.json", "eval", {"n": 3, "groups": [{"group": {"a": "b"}, "n": 7}]})
+    found = json.loads((tmp_path / "r.json").read_text())
+    found["groups"][0]["n"] = "many"
+    (tmp_path / "r.json").write_text(json.dumps({**found, DIGEST: _digest(found)}))
     with pytest.raises(InputError, match="a value that ncm doesn't write") as refused:
         read_result(tmp_path / "r.json")
     assert str(refused.value.where).endswith("r.json, groups.0.n")

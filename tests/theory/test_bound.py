@@ -108,6 +108,12 @@ def test_noise_corollary_with_clean_pairs(tmp_path: Path) -> None:
     assert "below |I| = 5" in fewer["noise_corollary"]["reasons"][0]
 
 
+def test_a_result_with_a_given_number_of_directions_is_read(tmp_path: Path) -> None:
+    FILES.make(tmp_path, classes=2)
+    bound(_options(tmp_path, spurious_dim=3, output=tmp_path / "b.json"))
+    assert read_result(tmp_path / "b.json")["estimates"]["tolerance"] is None
+
+
 def test_clean_pairs_of_other_ids_are_refused(tmp_path: Path) -> None:
     make(tmp_path, classes=2)
     store = read_pairs(tmp_path / "clean.h5")
