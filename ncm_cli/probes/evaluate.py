@@ -33,18 +33,34 @@ SEEN = {"train": ("training rows", "fitted on"), "val": ("validation rows", "cho
 """How rows that a probe has seen are marked beside its numbers, and what it was to them."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Answers:
-    """A probe's answers for n rows in the order of their ids, so that nothing depends on a store's order."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answers:
+    """A probe's answers for n rows of a store."""
 
+    probe: Probe
     rows: NDArray[np.int64]
+    """Their positions in the store."""
     truth: NDArray[Any]
     """Class codes of the probe, or numbers for regression; so is ``predicted``."""
     predicted: NDArray[Any]
     losses: NDArray[np.float64]
     """Log loss in nats, or squared errors for regression."""
-    values: NDArray[Any]
-    """What groups are measured by: hits (bool), or squared errors for regression."""
+    confidence: NDArray[np.float64]
+    """The probability of the predicted class; for regression, how far off the prediction is."""
+
+    @property
+    def right(self) -> NDArray[np.bool_]:
+        """Which predictions are exactly the truth."""
+        return self.predicted == self.truth
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """What groups are measured by: hits (bool), or squared errors for regression."""
+        return self.right if self.probe.classes else self.losses
+
+    def surest(self, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Positions among the answers of those in a mask (n,), the surest first."""
+        return np.flatnonzero(mask)[np.argsort(-self.confidence[mask], kind="stable")]
 
 
 class _Warnings(Reporter):
@@ -85,7 +101,7 @@ def evaluate(
         target = _target(options, probe, store)
         groups = make_groups(store, options.groups or (target if probe.classes else ""))
         rows, missing = _rows(store, options.where, target, said)
-        answers = _answer(probe, options.probe.name, store, rows, target)
+        answers = answers_of(probe, options.probe.name, store, rows, target)
         in_group = groups.codes[rows]
         for names, count in groups.lacking(in_group):
             if count:
@@ -208,21 +224,26 @@ def _rows(store: FeatureRows, where: str | None, target: str, said: Reporter) ->
     return rows[store.ids[rows].order], missing
 
 
-def _answer(probe: Probe, name: object, store: FeatureRows, rows: np.ndarray, target: str) -> _Answers:
+def answers_of(probe: Probe, name: object, store: FeatureRows, rows: np.ndarray, target: str) -> Answers:
     """A probe's answers for ``rows``, read in blocks; ``name`` is the probe's file, for messages."""
     truth = read_target(store, target, probe.classes or None).y[rows]
     if probe.classes and (truth < 0).any():
         raise _strangers(store.categorical(target), rows[truth < 0], probe, name, store)
-    place = np.empty(store.rows, dtype=np.int64)
-    place[rows] = np.arange(len(rows))
-    scores = np.empty((len(rows), len(probe.weight)))
-    for positions, features in store.blocks(np.sort(rows)):
-        scores[place[positions]] = logits(probe, features)
-    if not probe.classes:
-        losses = (scores[:, 0] - truth) ** 2
-        return _Answers(rows, truth, scores[:, 0], losses, losses)
-    predicted = metrics.decide(scores)
-    return _Answers(rows, truth, predicted, metrics.row_log_loss(scores, truth), predicted == truth)
+    predicted, (losses, confidence) = np.empty_like(truth), np.empty((2, len(rows)))
+    order, done = np.argsort(rows), 0
+    for positions, features in store.blocks(rows[order]):
+        part = order[done : done + len(positions)]
+        done += len(positions)
+        scores = logits(probe, features)
+        if probe.classes:
+            predicted[part] = metrics.decide(scores)
+            losses[part] = metrics.row_log_loss(scores, truth[part])
+            confidence[part] = np.exp(-metrics.row_log_loss(scores, predicted[part]))
+        else:
+            predicted[part] = scores[:, 0]
+            confidence[part] = np.abs(predicted[part] - truth[part])
+            losses[part] = (predicted[part] - truth[part]) ** 2
+    return Answers(probe, rows, truth, predicted, losses, confidence)
 
 
 def _strangers(
@@ -243,7 +264,7 @@ def _strangers(
     )
 
 
-def _scores(answers: _Answers, adjusted: float | None) -> dict[str, float | None]:
+def _scores(answers: Answers, adjusted: float | None) -> dict[str, float | None]:
     task = "classification" if answers.values.dtype == bool else "regression"
     measures = metrics.MEASURES[task].items()
     return {name: one.of(answers) if one.of else adjusted for name, one in measures}
@@ -291,7 +312,7 @@ def _crossings(
 
 
 def _theirs(
-    options: EvalOptions, store: FeatureRows, answers: _Answers, target: str
+    options: EvalOptions, store: FeatureRows, answers: Answers, target: str
 ) -> NDArray[np.bool_] | NDArray[np.float64]:
     """The hits or squared errors, on the same rows, of another probe or by its saved result."""
     hits, other = answers.values.dtype == bool, options.compare
@@ -310,7 +331,7 @@ def _theirs(
                     expected=target,
                     fix=f"name the column of the true answers of both: --target {target}",
                 )
-            return _answer(probe, other.name, store, answers.rows, target).values
+            return answers_of(probe, other.name, store, answers.rows, target).values
         found = None
     if found is None or not hits:
         both = f"{options.probe} and {other}"

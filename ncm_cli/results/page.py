@@ -26,7 +26,7 @@ from ncm_cli import __version__
 from ncm_cli.errors import InputError, NcmError
 from ncm_cli.options import command_words
 from ncm_cli.probes import metrics
-from ncm_cli.probes.evaluate import SEEN, logits
+from ncm_cli.probes.evaluate import SEEN, Answers, answers_of
 from ncm_cli.progress import Reporter
 from ncm_cli.registry import options_of
 from ncm_cli.results.figures import figures
@@ -162,50 +162,12 @@ def written(found: Found) -> str:
     return (found.body.get("options") or {}).get("output") or ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Answers:
-    """What a probe says of n rows of a store, which are in the order of the store."""
-
-    probe: Probe
-    rows: Codes
-    truth: NDArray[Any]
-    """Class codes, or numbers for regression; so is ``predicted``."""
-    predicted: NDArray[Any]
-    sure: NDArray[np.float64]
-    """The probability of the predicted class; for regression, how far off the prediction is."""
-
-    @classmethod
-    def of(cls, probe: Probe, store: FeatureStore, body: Mapping[str, Any]) -> Answers:
-        """On the rows that an eval's result is of."""
-        name = body.get("target") or probe.target
-        target = read_target(store, name, probe.classes or None)
-        known = categories_of(store.column(name)).codes >= 0
-        rows = np.flatnonzero(store.mask(body.get("where")) & known & target.known)
-        if not len(rows):
-            raise InputError("none of the result's rows is there", where=store.path, found=body.get("where"))
-        truth, parts = target.y[rows], []
-        for _, features in store.blocks(rows):
-            scores = logits(probe, features)
-            said = metrics.decide(scores) if probe.classes else scores[:, 0]
-            parts.append((said, -metrics.row_log_loss(scores, said) if probe.classes else said))
-        predicted, sure = (np.concatenate(part) for part in zip(*parts, strict=True))
-        return cls(probe, rows, truth, predicted, np.exp(sure) if probe.classes else np.abs(sure - truth))
-
-    @property
-    def wrong(self) -> NDArray[np.bool_]:
-        """Of regression all are."""
-        return self.predicted != self.truth
-
-    def surest(self, mask: NDArray[np.bool_]) -> Codes:
-        """Positions of those in a mask, the surest first."""
-        return np.flatnonzero(mask)[np.argsort(-self.sure[mask], kind="stable")]
-
-    def caption(self, index: int) -> str:
-        """True and predicted answer, with the probability of the latter."""
-        pair, names = (self.truth[index], self.predicted[index]), self.probe.classes
-        if not names:
-            return "{:.3g} → {:.3g}".format(*pair)
-        return "{} → {}, {:.2f}".format(*(_apart(names[code]) for code in pair), self.sure[index])
+def _caption(answers: Answers, index: int) -> str:
+    """True and predicted answer, with the probability of the latter."""
+    pair, names = (answers.truth[index], answers.predicted[index]), answers.probe.classes
+    if not names:
+        return "{:.3g} → {:.3g}".format(*pair)
+    return "{} → {}, {:.2f}".format(*(_apart(names[code]) for code in pair), answers.confidence[index])
 
 
 def _context(
@@ -390,13 +352,25 @@ def _looked_at(subject: Found, rival: Found | None, files: FileFinder) -> dict[s
     return context
 
 
+def _answers_on(probe: Probe, store: FeatureStore, body: Mapping[str, Any]) -> Answers:
+    """A probe's answers for the rows that an eval's result is of."""
+    name = body.get("target") or probe.target
+    known = (categories_of(store.column(name)).codes >= 0) & read_target(
+        store, name, probe.classes or None
+    ).known
+    rows = np.flatnonzero(store.mask(body.get("where")) & known)
+    if not len(rows):
+        raise InputError("none of the result's rows is there", where=store.path, found=body.get("where"))
+    return answers_of(probe, store.path, store, rows, name)
+
+
 def _answers(found: Found, files: FileFinder, **other: str) -> Answers | str:
     """What an evaluation's probe, or another one, says of its rows; or why that can't be told."""
     probe, store = files.of(found, "probe", **other), files.of(found, "feature store")
     if probe.why or store.why:
         return probe.why or store.why
     try:
-        return Answers.of(probe.made, store.made, found.body)
+        return _answers_on(probe.made, store.made, found.body)
     except NcmError as error:  # a result of another version or program
         return f"{error.what} ({error.found})"
 
@@ -432,7 +406,7 @@ class _Look:
     def errors(self, subject: Found) -> dict[str, Any]:
         """Of the worst group, and of all rows: those that the probe is surest of come first."""
         own, classes, worst = self.own, bool(self.own.probe.classes), None
-        ranked = own.surest(own.wrong)
+        ranked = own.surest(~own.right)
         lead = "Under each picture: true → predicted; those furthest off come first."
         if classes:
             lead = (
@@ -452,7 +426,7 @@ class _Look:
 
     def versus(self, theirs: Answers, name: str) -> dict[str, Any]:
         """Rows that one of two probes gets right."""
-        own, hits, others = self.own, ~self.own.wrong, ~theirs.wrong
+        own, hits, others = self.own, self.own.right, theirs.right
         found = metrics.compare(hits, others)
         lead = (
             f"Against {name} (accuracy {metrics.mean(others):.3f}): {found.difference:+.3f}, 95 % interval "
@@ -488,7 +462,7 @@ class _Look:
         """Tiles of rows; with ``every`` row that they are chosen from, a filter by group."""
         places = self.own.rows[chosen].tolist()
         tiles = [self.pictures.row(self.store, self.store.ids[place]) for place in places]
-        captions = map(answers.caption, chosen.tolist())
+        captions = (_caption(answers, index) for index in chosen.tolist())
         options = []
         if every is not None:
             found, counts = np.unique(self.group(every), return_counts=True)
