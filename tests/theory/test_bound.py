@@ -109,7 +109,7 @@ def test_noise_corollary_with_clean_pairs(tmp_path: Path) -> None:
 
 
 def test_a_result_with_a_given_number_of_directions_is_read(tmp_path: Path) -> None:
-    FILES.make(tmp_path, classes=2)
+    make(tmp_path, classes=2)
     bound(_options(tmp_path, spurious_dim=3, output=tmp_path / "b.json"))
     assert read_result(tmp_path / "b.json")["estimates"]["tolerance"] is None
 
