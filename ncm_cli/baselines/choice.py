@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ncm_cli.baselines.options import SweepOptions, space_of
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import Space, as_json
-from ncm_cli.probes.rules import RULES, TIES, Rule
+from ncm_cli.probes.rules import RULES, TIE_BREAKERS, Rule
 from ncm_cli.probes.selection import score_name
 from ncm_cli.progress import Reporter
 from ncm_cli.solvers.methods import HYPER, METHODS, UPWEIGHT, Config
@@ -24,7 +24,7 @@ from ncm_cli.store.hdf5 import H5Reader, reading, writing
 
 Array = NDArray[np.float64]
 
-CHUNK_LOGITS = 512
+MOST_CHUNK_LOGITS = 512
 """Most logits (configurations × C) that train side by side: enough to fill matrix products, and little work
 to lose when a sweep is killed."""
 
@@ -114,7 +114,7 @@ def chunks(configs: Sequence[Config], logits: int) -> list[list[int]]:
     for i, config in enumerate(configs):
         kind = config.method if config.method in ("dfr", "leace") else ""
         families.setdefault((config.seed, kind), []).append(i)
-    size = max(1, CHUNK_LOGITS // logits)
+    size = max(1, MOST_CHUNK_LOGITS // logits)
     return [own[start : start + size] for own in families.values() for start in range(0, len(own), size)]
 
 
@@ -145,7 +145,7 @@ def _keys(history: History, rule: Rule) -> tuple[Array, Array]:
     """The rule's quantity (..., least best) and the loss that decides ties; infinite where not known."""
     known = {name for name, own in history.items() if np.isfinite(own).any()}
     metric = score_name(known) if rule == RULES["bound"] else rule.metric
-    values, losses = rule.sign * history[metric], history[TIES.get(metric, "val_log_loss")]
+    values, losses = rule.sign * history[metric], history[TIE_BREAKERS.get(metric, "val_log_loss")]
     # To 1e-12, below which it is rounding.
     scores = np.where(np.isfinite(values), np.round(values, 12), np.inf)
     return scores, np.where(np.isfinite(losses), losses, np.inf)
@@ -231,7 +231,7 @@ def pick_trial(history: History, diverged: NDArray[np.bool_], rule: Rule) -> Pic
     return min(found, key=key, default=None)
 
 
-ROUNDING = 1e-9
+LARGEST_ROUNDING = 1e-9
 """Nats: far more than the order of the rows changes in a full batch, far less than other batches do."""
 
 
@@ -251,7 +251,7 @@ def choose_by_rules(
         history = {name: one[own].reshape(*shape, one.shape[1]) for name, one in table.metrics.items()}
         diverged = table.diverged[own].reshape(shape)
         seen = [np.nan_to_num(history[name]) for name in ("val_log_loss", "val_accuracy")]
-        if all(np.abs(one - one[:, :1]).max() <= ROUNDING for one in seen):
+        if all(np.abs(one - one[:, :1]).max() <= LARGEST_ROUNDING for one in seen):
             seedless.append(label)
         for name, rule in RULES.items():
             pick = pick_trial(history, diverged, rule) if rules[name] is None else None

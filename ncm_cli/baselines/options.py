@@ -68,7 +68,7 @@ def space_of(method: str, hyper: str, searches: Sequence[Search], *, grid: bool)
     return parse_space(kind.grid if grid else kind.space, whole=kind.whole)
 
 
-TABLES = (".h5", ".csv", ".json")
+TABLE_SUFFIXES = (".h5", ".csv", ".json")
 """What ``--output`` may end in; all are written whichever is named."""
 
 _search = functools.partial(option, group="Search")
@@ -78,9 +78,9 @@ _training = functools.partial(option, group="Training")
 
 def table_files(output: Path) -> tuple[Path, ...]:
     """All files that a sweep writes of ``-o NAME.EXT``; another output is itself."""
-    if output.suffix not in TABLES:
+    if output.suffix not in TABLE_SUFFIXES:
         return (output,)
-    return tuple(output.with_suffix(suffix) for suffix in TABLES)
+    return tuple(output.with_suffix(suffix) for suffix in TABLE_SUFFIXES)
 
 
 def parse_methods(text: str) -> tuple[tuple[str, bool], ...]:
@@ -196,10 +196,10 @@ class SweepOptions(TrainingOptions):
 
     def refusals(self) -> Iterator[UsageError]:
         """Why these options can't be used together."""
-        if self.output.suffix not in TABLES:
+        if self.output.suffix not in TABLE_SUFFIXES:
             yield UsageError(
                 f"a sweep's table can't be {self.output.name!r}",
-                expected=f"a name ending in {', '.join(TABLES)}",
+                expected=f"a name ending in {', '.join(TABLE_SUFFIXES)}",
             )
         if self.folds == 1:
             yield UsageError("--folds must be at least 2", found=1, fix="--folds 0: no bound")

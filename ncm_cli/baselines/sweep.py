@@ -59,7 +59,7 @@ Judge = Callable[[Array, Array], Facts]
 Advance = Callable[[int], None]
 """Told of configurations × epochs that are done."""
 
-FOLD = ("error", "log_loss", "flips", "shift")
+FOLD_SUMS = ("error", "log_loss", "flips", "shift")
 """What is kept of a fold: means over the validation rows, sums over the fold's pairs."""
 
 
@@ -354,7 +354,7 @@ class Runner:
         paired = self.problem.pairs
         assert paired is not None
         cells = _CellSums(self.problem, folds)
-        names = (*FOLD, *cells.names)
+        names = (*FOLD_SUMS, *cells.names)
         seen = {name: np.zeros((len(configs), self.options.epochs)) for name in names}
         diverged = np.zeros(len(configs), dtype=bool)
         for fold in folds:
@@ -372,7 +372,7 @@ class Runner:
                 errors, losses = metrics.row_errors(weight, bias, val)
                 changes, shifts = metrics.pair_shifts(weight, bias, pairs, regression=False)
                 means = (errors.mean(axis=1) / len(folds), losses.mean(axis=1) / len(folds))
-                found = dict(zip(FOLD, (*means, changes.sum(axis=1), shifts.sum(axis=1)), strict=True))
+                found = dict(zip(FOLD_SUMS, (*means, changes.sum(axis=1), shifts.sum(axis=1)), strict=True))
                 if members is None:
                     return found
                 return found | cells.of(errors, losses, *metrics.row_errors(weight, bias, members), members)
@@ -381,7 +381,7 @@ class Runner:
             seen = {name: seen[name] + found[name] for name in names}
             diverged |= lost
         measured = sum(int(fold.measured.sum()) for fold in folds)
-        error, loss, flips, shift = (seen[name] for name in FOLD)
+        error, loss, flips, shift = (seen[name] for name in FOLD_SUMS)
         made = pair_facts(error, loss, flips / measured, shift / measured, self.whole.logits)
         return made | cells.facts(seen), diverged
 

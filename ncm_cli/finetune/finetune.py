@@ -51,7 +51,7 @@ from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import Probe, read_probe, record_ids, write_probe
 from ncm_cli.store.roles import Role
 
-FREE = ("source", "root", "pairs", "output", "model", "pretrained", "device", "workers", "fresh")
+NOT_IN_KEY = ("source", "root", "pairs", "output", "model", "pretrained", "device", "workers", "fresh")
 """Options that don't decide the result, or whose files' contents do."""
 
 
@@ -114,7 +114,7 @@ def finetune(options: FinetuneOptions, *, reporter: Reporter = SILENT) -> dict[s
 
 def _key(options: FinetuneOptions, rows: ManifestRows) -> dict[str, Any]:
     """What the result depends on."""
-    kept = {name: value for name, value in as_json(options).items() if name not in FREE}
+    kept = {name: value for name, value in as_json(options).items() if name not in NOT_IN_KEY}
     return {
         "options": kept | {"method": options.chosen_method, "rule": options.chosen_rule},
         "rows": rows.content_sha256,

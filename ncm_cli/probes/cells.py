@@ -26,11 +26,11 @@ Mask = NDArray[np.bool_]
 BY_LABEL = ("random", "nearest", "iterative")
 """Strategies that pair different rows."""
 
-ALIKE = 0.95
+LEAST_MATCHED_SHARE = 0.95
 """Share of the pairs whose members must have one label, and differ in a column, for a table to be matched by
 label across it."""
 
-LEAST_CELL = 4
+LEAST_MEMBERS_PER_CELL = 4
 """Members that a cell must have on average for a column to be the domains of a table of pairs."""
 
 MOST_DOMAINS = 32
@@ -64,7 +64,7 @@ def domain_columns(
     known = (a >= 0) & (b >= 0)
     known[known] = target.known[a[known]] & target.known[b[known]]
     found: tuple[str, ...] = ()
-    if known.sum() > len(a) / 2 and (target.y[a[known]] == target.y[b[known]]).mean() >= ALIKE:
+    if known.sum() > len(a) / 2 and (target.y[a[known]] == target.y[b[known]]).mean() >= LEAST_MATCHED_SHARE:
         found = _told_apart(store, target, a[known], b[known])
     if kind == MATCHED and not found:
         raise InputError(
@@ -92,7 +92,9 @@ def _told_apart(store: FeatureRows, target: Target, a: Codes, b: Codes) -> tuple
         differ = (codes[a] >= 0) & (codes[b] >= 0) & (codes[a] != codes[b])
         values = len(np.unique(codes[np.concatenate([a, b])]))
         members = len(np.unique(np.concatenate([a, b])))
-        if differ.mean() >= ALIKE and members >= LEAST_CELL * values * len(target.classes):
+        if differ.mean() >= LEAST_MATCHED_SHARE and members >= LEAST_MEMBERS_PER_CELL * values * len(
+            target.classes
+        ):
             found.append((values, name))
     return (min(found)[1],) if found else ()
 

@@ -21,7 +21,7 @@ from ncm_cli.solvers.methods import Solver
 from ncm_cli.solvers.solve import train_path
 from ncm_cli.solvers.training_set import Fit, TrainingSet
 
-ONLY = "only-candidate"
+ONLY_CANDIDATE = "only-candidate"
 """The rule's name where there was one setting and so nothing to choose."""
 
 MOST_RANKS = 64
@@ -93,7 +93,7 @@ def hold(problem: Problem, reporter: Reporter) -> Contest:
         fits = train_path(whole, options.solving, ranks=ranks, decays=decays, advance=bar.advance)
     val, test = (None if rows is None else rows.scaled(whole.scaling) for rows in (problem.val, problem.test))
     candidates = score_path(fits, val=val, test=test)
-    chosen = 0 if rule == ONLY else choose(candidates, rule, options.task)
+    chosen = 0 if rule == ONLY_CANDIDATE else choose(candidates, rule, options.task)
     return Contest(rule, note, ranks, available, folds, candidates, chosen, variants[0], fits[chosen], None)
 
 
@@ -128,7 +128,7 @@ def resolve_rule(asked: str | None, problem: Problem, several: bool) -> tuple[st
     """
     if asked != "oracle":
         if not several:
-            return ONLY, ""
+            return ONLY_CANDIDATE, ""
         if problem.val is None:
             raise InputError(
                 "several combinations of rank and weight decay, and nothing to choose by",

@@ -26,11 +26,11 @@ CONSTANT = "constant"
 """The control that always gives the training rows' commonest class, or their mean. The others, named by
 `control_name`, remove nothing: plain training, group weights, the pairs' rows, or both."""
 
-ONE_SIDED = 0.95
-"""Share of validation rows with one answer from which a probe is nearly constant, if far fewer have it."""
+LEAST_ONE_SIDED_SHARE = 0.95
+"""A probe is nearly constant if this share of the validation rows gets one answer that far fewer have."""
 
-FEW_IN_CELL = 16
-"""Training rows of a cell below which too few pairs can be made of it."""
+LEAST_CELL_ROWS = 16
+"""Training rows that a cell must have for enough pairs to be made of it."""
 
 
 def judged(
@@ -268,7 +268,11 @@ def nearly_constant(problem: Problem, contest: Contest) -> str:
         return ""
     code = int(np.bincount(answers).argmax())
     told, n = int((answers == code).sum()), len(answers)
-    if len(np.unique(answers)) < 2 or told < ONE_SIDED * n or told - (problem.val.y == code).sum() < n / 10:
+    if (
+        len(np.unique(answers)) < 2
+        or told < LEAST_ONE_SIDED_SHARE * n
+        or told - (problem.val.y == code).sum() < n / 10
+    ):
         return ""
     return f"the chosen probe says {problem.target.classes[code]!r} of {told:,} of {n:,} validation rows"
 
@@ -278,8 +282,8 @@ def _advice(problem: Problem) -> str:
     if not problem.cells:
         return ""
     cell = problem.train.codes["cell"]
-    rarest = int(np.unique(cell[cell >= 0], return_counts=True)[1].min(initial=FEW_IN_CELL))
-    if rarest >= FEW_IN_CELL:
+    rarest = int(np.unique(cell[cell >= 0], return_counts=True)[1].min(initial=LEAST_CELL_ROWS))
+    if rarest >= LEAST_CELL_ROWS:
         return ""
     words = " × ".join(problem.cells)
     return (

@@ -35,8 +35,8 @@ Array = NDArray[np.float64]
 Codes = NDArray[np.int64]
 
 
-WORTHWHILE = 0.5
-"""Paired standard errors by which removing directions must lower the error with every cell alike."""
+LEAST_STANDARD_ERRORS = 0.5
+"""Paired standard errors by which removing directions must lower the cell error."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ class CrossFit:
         """Of some candidates the one with the least score; where all have the same, of the smallest rank.
 
         With every cell alike, removing directions must pay: a candidate of rank 0 stays where the least score
-        is lower than its own by less than `WORTHWHILE` standard errors.
+        is lower than its own by less than `LEAST_STANDARD_ERRORS` standard errors.
         """
         if len({round(self.candidates[index][self.score], 12) for index in among}) == 1:
             smallest = min(self.candidates[index]["rank"] for index in among)
@@ -242,7 +242,7 @@ class CrossFit:
             return least
         nothing = kept[choose([self.candidates[index] for index in kept], "bound", self.task)]
         gain = self.gain(least, nothing)
-        return least if gain.value > WORTHWHILE * (gain.high - gain.value) / Z95 else nothing
+        return least if gain.value > LEAST_STANDARD_ERRORS * (gain.high - gain.value) / Z95 else nothing
 
     def change(self, index: int) -> Estimate:
         """Flip rate of a candidate (or mean squared change) with its interval.

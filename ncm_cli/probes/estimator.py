@@ -36,12 +36,12 @@ from ncm_cli.store.pairs import PairStore
 
 Pairs = tuple[ArrayLike, ArrayLike] | PairStore | None
 
-TELLING = 8
-"""Pairs from which on the members' spread says whether they are rows like those of X."""
+LEAST_PAIRS_COMPARED = 8
+"""Pairs needed to compare the spread of their members with that of X."""
 
-SPREAD = 2.0
-"""Typical factor between two spreads above which they aren't. Beside rows like their own, pairs of images
-have 1.05 to 1.27, raw ones beside standardised rows 3.1 to 7 (digits, MNIST's pixels, PACS by
+LARGEST_SPREAD_FACTOR = 2.0
+"""Pairs whose spread differs from that of X by more than this factor were scaled otherwise. Of pairs that
+weren't it is 1.05 to 1.27, of raw pairs beside standardised rows 3.1 to 7 (digits, MNIST's pixels, PACS by
 EfficientNet)."""
 
 
@@ -305,8 +305,8 @@ def _members(pairs: Any, X: Array | None) -> tuple[Array, Array]:
     spread, own = np.vstack([a, b]).std(axis=0), X.std(axis=0)
     both = (spread > 0) & (own > 0)
     ratios = np.abs(np.log(spread[both] / own[both]))
-    factor = float(np.exp(np.median(ratios))) if len(a) >= TELLING and both.any() else 1.0
-    if factor > SPREAD:
+    factor = float(np.exp(np.median(ratios))) if len(a) >= LEAST_PAIRS_COMPARED and both.any() else 1.0
+    if factor > LARGEST_SPREAD_FACTOR:
         warnings.warn(
             f"the features of pairs' members are typically spread {factor:.2g} times more or less widely "
             "than those of X: what scales the rows must scale the pairs alike, by routing them with "

@@ -12,7 +12,7 @@ import numpy as np
 
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import as_json, check, given_flags
-from ncm_cli.probes.contest import ONLY, Contest, hold
+from ncm_cli.probes.contest import ONLY_CANDIDATE, Contest, hold
 from ncm_cli.probes.controls import constant_fit, judged, nearly_constant, one_answer, variant_of_control
 from ncm_cli.probes.metrics import row_errors, summary, worst
 from ncm_cli.probes.options import FitOptions
@@ -123,7 +123,7 @@ def _warn(problem: Problem, contest: Contest, reporter: Reporter) -> None:
         reporter.warn(f"the chosen probe says {answer!r} of every validation row: it is a constant")
     elif words := nearly_constant(problem, contest):
         reporter.warn(f"{words}: it is nearly a constant")
-    if contest.rule == ONLY or best.rank != last or len(contest.ranks) < 2:
+    if contest.rule == ONLY_CANDIDATE or best.rank != last or len(contest.ranks) < 2:
         return
     if last < contest.available:
         reporter.warn(
@@ -248,7 +248,7 @@ def _control_probes(folder: Path, problem: Problem, body: dict[str, Any]) -> dic
             constant_fit(part) if decay is None else train_path(part, solver, ranks=[0], decays=[decay])[0]
         )
         # The constant had no others to be chosen among; the others' weight decays had.
-        only = {"path": [{"rank": 0, "weight_decay": 0.0, "converged": True}], "rule": ONLY}
+        only = {"path": [{"rank": 0, "weight_decay": 0.0, "converged": True}], "rule": ONLY_CANDIDATE}
         record = {
             "method": name,
             "solver": solver.name,

@@ -29,10 +29,10 @@ RULES: dict[str, Rule] = {
     "oracle": Rule("test_accuracy", -1, "there are no --test rows"),
     "oracle-worst-group": Rule("test_worst_group", -1, "there are no --test rows with --groups"),
 }
-TIES = {"cell_error": "cell_log_loss"}
+TIE_BREAKERS = {"cell_error": "cell_log_loss"}
 """What decides between equal values, where it isn't the validation loss."""
 
-SQUARED = {"val_accuracy": "val_mse", "bound_01": "bound_mse", "test_accuracy": "test_mse"}
+REGRESSION_METRICS = {"val_accuracy": "val_mse", "bound_01": "bound_mse", "test_accuracy": "test_mse"}
 """What rules look at for regression, where the least is always best."""
 
 FINETUNE_RULES = ("bound", *(name for name in RULES if name != "bound"))

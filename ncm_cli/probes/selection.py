@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ncm_cli.errors import InputError
 from ncm_cli.probes import metrics
 from ncm_cli.probes.metrics import PairRows, Rows
-from ncm_cli.probes.rules import RULES, SCORES, SQUARED, TIES
+from ncm_cli.probes.rules import REGRESSION_METRICS, RULES, SCORES, TIE_BREAKERS
 from ncm_cli.solvers.training_set import Fit
 
 Array = NDArray[np.float64]
@@ -56,11 +56,11 @@ def choose(candidates: Sequence[Candidate], rule: str, task: str) -> int:
     """
     name, sign, _ = RULES[rule]
     if task == "regression":
-        name, sign = SQUARED.get(name, name), 1
+        name, sign = REGRESSION_METRICS.get(name, name), 1
     elif rule == "bound":
         name = score_name(candidates[0], task)
     name = name.replace("val_worst", "worst")
-    loss = TIES.get(name, "val_log_loss" if task == "classification" else "val_mse")
+    loss = TIE_BREAKERS.get(name, "val_log_loss" if task == "classification" else "val_mse")
 
     def key(index: int) -> tuple[float, float, int, int]:
         candidate = candidates[index]
@@ -75,7 +75,7 @@ def choose(candidates: Sequence[Candidate], rule: str, task: str) -> int:
 def score_name(known: Container[str], task: str = "classification") -> str:
     """The metric of the rule ``bound``, of those that are known."""
     if task == "regression":
-        return SQUARED[RULES["bound"].metric]
+        return REGRESSION_METRICS[RULES["bound"].metric]
     return next((name for name in SCORES if name in known), RULES["bound"].metric)
 
 

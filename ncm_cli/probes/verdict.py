@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ncm_cli.probes.crossfit import CrossFit, Estimate
 
-FEWEST = 32
+LEAST_UNITS = 32
 """Below this many independent pairs neither directions nor flips can be told from chance."""
 
 LOW_FLIP_RATE = 0.05
@@ -20,8 +20,8 @@ LEAST_GAIN = 0.01
 LEAST_GAIN_SHARE = 0.05
 """For regression, the same as a share of the bound at rank 0."""
 
-NOTHING_TO_GAIN = 2.0
-"""Where at most so many of these gains can be had, there is none: the data would tell more."""
+NO_GAIN_FACTOR = 2.0
+"""What can be gained counts as nothing where it is less than this many of these least gains."""
 
 VERDICTS = {
     "helps": "The pairs help",
@@ -31,7 +31,7 @@ VERDICTS = {
 }
 """What each code of a verdict says."""
 
-CONTROLS = {
+CONTROL_WORDS = {
     "erm": "nothing removed",
     "erm-upweighted": "group weights alone",
     "erm-pair-rows": "training on the pairs' rows alone",
@@ -102,7 +102,7 @@ class Verdict:
 
 
 def control_name(upweighted: bool, pair_rows: bool) -> str:
-    """That of a candidate which removes nothing, as in `CONTROLS`."""
+    """That of a candidate which removes nothing, as in `CONTROL_WORDS`."""
     return "erm" + "-upweighted" * upweighted + "-pair-rows" * pair_rows
 
 
@@ -164,10 +164,12 @@ def judge(
     reasons = () if code == "helps" else _reasons(found, erm, code, case)
     heading = VERDICTS[code] + (f" against {case.against}" if case.against else "")
     if code == "no-gain" and pick == control != erm:
-        heading = f"Removing what the pairs differ in doesn't help, {CONTROLS[_control(found, control)]} does"
+        heading = (
+            f"Removing what the pairs differ in doesn't help, {CONTROL_WORDS[_control(found, control)]} does"
+        )
     beside = _beside(found, pick, control) if control != erm else ""
     if code == "helps" and beside and found.gain(pick, control).low <= 0:
-        heading += f", but {CONTROLS[_control(found, control)]} may do as well"
+        heading += f", but {CONTROL_WORDS[_control(found, control)]} may do as well"
     parts = (why, _change(found, pick, erm), *reasons)
     text = ". ".join(filter(None, (f"{heading}: {'; '.join(filter(None, parts))}", beside))) + "."
     measured: dict[str, Any] = {
@@ -211,9 +213,9 @@ def verdict_code(
     alone = found.units == found.pairs
     word, score = ("MSE" if found.regression else "error"), SCORE_WORDS[found.score]
     always = f"always answering {case.answer} ({word} {constant:.3g})"
-    if found.units < FEWEST:
+    if found.units < LEAST_UNITS:
         sets = f"{'' if alone else f'{found.units} sets of '}{found.pairs} pairs that share no row"
-        why = f"{sets}, where {FEWEST} are needed"
+        why = f"{sets}, where {LEAST_UNITS} are needed"
         why += f"; the {score} is no lower than that of {always}" * (over_constant.value <= 0)
         return "too-few", why + f"; {case.advice}" * bool(case.advice)
     if case.one_answer or over_constant.value <= least_over_constant:
@@ -234,9 +236,9 @@ def verdict_code(
         return "undecided", f"with classes as frequent as in training that error changes by {change}"
     control = erm if control is None else control
     most = _most(found, control)
-    if fall < least and most < NOTHING_TO_GAIN * least:
+    if fall < least and most < NO_GAIN_FACTOR * least:
         weighted = found.frequent_gain(erm, control)
-        if weighted is not None and weighted.high >= NOTHING_TO_GAIN * least:
+        if weighted is not None and weighted.high >= NO_GAIN_FACTOR * least:
             more = f"nothing removed may lower that error by up to {weighted.high:.2g}"
             return "undecided", f"with classes as frequent as in training, plain training with {more}"
         if found.gain(control, found.constant).value > least_over_constant:
@@ -322,7 +324,7 @@ def _control(found: CrossFit, index: int) -> str:
 
 def _beside(found: CrossFit, pick: int, control: int) -> str:
     """What the best candidate that removes nothing gets, in a sentence."""
-    name, score = CONTROLS[_control(found, control)], SCORE_WORDS[found.score]
+    name, score = CONTROL_WORDS[_control(found, control)], SCORE_WORDS[found.score]
     if pick == control:
         return f"{name[0].upper()}{name[1:]} has the least {score}: {found.estimate(control)}"
     gain = found.gain(pick, control)

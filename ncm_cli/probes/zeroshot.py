@@ -24,7 +24,7 @@ from ncm_cli.images.text import (
     require_apart,
 )
 from ncm_cli.options import as_json, check, parse_ranks
-from ncm_cli.probes.contest import ONLY, resolve_ranks
+from ncm_cli.probes.contest import ONLY_CANDIDATE, resolve_ranks
 from ncm_cli.probes.controls import about
 from ncm_cli.probes.crossfit import CrossFit, FoldRows
 from ncm_cli.probes.metrics import Rows
@@ -120,7 +120,7 @@ def _record(
 ) -> dict[str, Any]:
     """What the probe records before it is made; what the other had seen, the mixture has."""
     encoder, before = without_view(store.encoder), {} if other is None else other.meta
-    selection = {"rule": ONLY, "chosen": 0, "path": [_only(0)], "verdict": None}
+    selection = {"rule": ONLY_CANDIDATE, "chosen": 0, "path": [_only(0)], "verdict": None}
     seen, choice = dict(before.get("rows") or {}), before.get("selection") or {}
     selection["oracle"] = bool(choice.get("oracle"))
     if len(choice.get("path") or ()) == 1:  # there was no choice
@@ -347,5 +347,9 @@ class _Removal(NamedTuple):
                 by_score="--rank auto",
             )
             verdict = judge(found, pick, 0, case)
-        rule = {"rule": "bound" if self.several else ONLY, "folds": len(self.folds), "chosen": chosen}
+        rule = {
+            "rule": "bound" if self.several else ONLY_CANDIDATE,
+            "folds": len(self.folds),
+            "chosen": chosen,
+        }
         return rule | {"path": path, "verdict": dataclasses.asdict(verdict)}

@@ -34,10 +34,10 @@ Codes = NDArray[np.int64]
 SUBSETS = 20
 """Balanced subsets that are averaged for the test rows, as in the authors' code."""
 
-SPLIT, DRAW = 10, 11
+SPLIT_STREAM, DRAW_STREAM = 10, 11
 """Streams of random numbers of one seed (0 to 2 are the trainer's)."""
 
-TOLERANCE, MAX_ITER = 1e-8, 1000
+LIBLINEAR_TOLERANCE, LIBLINEAR_MAX_ITER = 1e-8, 1000
 """Of liblinear: weights are then within about 1e-6 of the solution, after some 30 of its iterations."""
 
 
@@ -46,7 +46,7 @@ def halves(groups: Codes, seed: int) -> tuple[Codes, Codes]:
 
     Raises `InputError` for a group with one row only.
     """
-    generator = generator_of(seed, SPLIT)
+    generator = generator_of(seed, SPLIT_STREAM)
     fit: list[Codes] = []
     for group in np.unique(groups):
         rows = np.flatnonzero(groups == group)
@@ -119,7 +119,7 @@ def fit_dfr(
 
 def _subsets(groups: Codes, seed: int, count: int) -> Codes:
     """(count, G·n_min) positions: as many random rows of every group as the smallest has."""
-    generator = generator_of(seed, DRAW)
+    generator = generator_of(seed, DRAW_STREAM)
     members = [np.flatnonzero(groups == group) for group in np.unique(groups)]
     smallest = min(len(rows) for rows in members)
 
@@ -138,7 +138,7 @@ def _solve(X: Array, y: Codes, n_classes: int, C: float, scaler: Any) -> Fit:
     old = LogisticRegression().get_params()["penalty"] == "l2"
     l1: dict[str, Any] = {"penalty": "l1"} if old else {"l1_ratio": 1.0}
     model = LogisticRegression(
-        solver="liblinear", C=C, tol=TOLERANCE, max_iter=MAX_ITER, random_state=0, **l1
+        solver="liblinear", C=C, tol=LIBLINEAR_TOLERANCE, max_iter=LIBLINEAR_MAX_ITER, random_state=0, **l1
     )
     weights, biases, iterations = [], [], 0
     with warnings.catch_warnings():
@@ -150,4 +150,4 @@ def _solve(X: Array, y: Codes, n_classes: int, C: float, scaler: Any) -> Fit:
             iterations = max(iterations, int(model.n_iter_.max()))
     weight = np.stack(weights) / scaler.scale_
     bias = np.stack(biases) - weight @ scaler.mean_
-    return Fit(0, 0.0, weight, bias, converged=iterations < MAX_ITER, iterations=iterations)
+    return Fit(0, 0.0, weight, bias, converged=iterations < LIBLINEAR_MAX_ITER, iterations=iterations)

@@ -13,8 +13,8 @@ from ncm_cli.errors import InputError
 Codes = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-HANGS_TOGETHER = 2.0
-"""A set of connected pairs of more than this many folds' share is divided by rows instead."""
+LARGEST_SET_SHARES = 2.0
+"""Sets of connected pairs larger than this many folds' share of all pairs are split by rows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +30,7 @@ class Fold:
 
 
 def components(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(k,) a number for each set of pairs that hang together: component of the graph with edges (a_j, b_j).
+    """(k,) a number for each set of connected pairs: components of the graph with edges (a_j, b_j).
 
     Components are numbered in the order of their first pair.
     """
@@ -50,9 +50,9 @@ def deal(a: Codes, b: Codes, count: int, seed: int) -> list[Fold]:
     """Cut k pairs into at most ``count`` folds of about the same number of pairs.
 
     ``a`` and ``b`` (k,) are the nodes of their members; rows with the same content are one node. Pairs that
-    share a row, directly or through others, stay together. Where so many hang together that they would be
-    most of the pairs, their rows are dealt instead: a pair with both rows in one part is measured with it,
-    one across two parts is never measured, and spans the basis of the folds that have neither row.
+    share a row, directly or through others, stay together. Larger sets are split by rows: a pair with both
+    rows in one part is measured with that part; a pair across two parts is never measured, and spans the
+    basis of the folds that have neither row.
 
     Raises `InputError` for fewer than two sets of pairs that share no row.
     """
@@ -66,7 +66,7 @@ def deal(a: Codes, b: Codes, count: int, seed: int) -> list[Fold]:
     members = np.split(np.argsort(component, kind="stable"), np.cumsum(np.bincount(component))[:-1])
     part_of = np.zeros(len(nodes), dtype=np.int64)
     load = np.zeros(count)
-    large = sizes > HANGS_TOGETHER / count * len(a)
+    large = sizes > LARGEST_SET_SHARES / count * len(a)
     for number in rng.permutation(len(sizes)):
         own = members[number]
         if large[number] and len(own) > 2 * count:
@@ -107,7 +107,7 @@ def set_aside(a: Codes, b: Codes, held_out: Mask) -> list[Fold]:
 
 
 def units(a: Codes, b: Codes, folds: Sequence[Fold]) -> Codes:
-    """(m,) a number for each measured pair, fold by fold: equal for pairs that hang together there."""
+    """(m,) a number for each measured pair, fold by fold: equal for pairs that are connected there."""
     found: list[Codes] = []
     start = 0
     for fold in folds:

@@ -18,11 +18,11 @@ from ncm_cli.errors import InputError
 
 Array = NDArray[np.float64]
 
-CORRELATION = 1e-8
+LEAST_CORRELATION = 1e-8
 """The least correlation with the column that is erased: above float64's rounding, below what a row shows."""
 
-GAP = 1e-6
-"""Standard deviations: far more than `CORRELATION` leaves, far less than a probe could use."""
+LARGEST_GAP = 1e-6
+"""Standard deviations: far more than `LEAST_CORRELATION` leaves, far less than a probe could use."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def fit_eraser(X: Features, codes: NDArray[np.integer]) -> Eraser:
     square = sum(float(((rows - mean) ** 2).sum()) for _, rows in blocks(X))
     size = np.sqrt(square / (len(X) * X.shape[1])) or 1.0
     indicators = ((hot - hot.mean(0)) / hot.std(0))[:, 1:]  # the first follows from the others
-    fitter = LeaceFitter(X.shape[1], indicators.shape[1], dtype=torch.float64, svd_tol=CORRELATION)
+    fitter = LeaceFitter(X.shape[1], indicators.shape[1], dtype=torch.float64, svd_tol=LEAST_CORRELATION)
     for own, rows in blocks(X):
         fitter.update(torch.from_numpy((rows - mean) / size), torch.from_numpy(indicators[own]))
     eraser = Eraser(fitter.eraser.proj_left.numpy(), fitter.eraser.proj_right.numpy(), mean)
@@ -85,7 +85,7 @@ def fit_eraser(X: Features, codes: NDArray[np.integer]) -> Eraser:
     )
     differences = np.abs(sums / hot.sum(0)[:, None] - sums.sum(0) / len(X))[:, deviation > 0]
     gap = float((differences / deviation[deviation > 0]).max(initial=0.0))
-    if gap > GAP:
+    if gap > LARGEST_GAP:
         warnings.warn(
             f"leace leaves a difference of means of {gap:.2g} standard deviations: "
             "a feature that tells the erased column is too small beside the others; try --scaling standard",

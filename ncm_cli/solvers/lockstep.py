@@ -26,10 +26,10 @@ ROW_BLOCK = 4096
 MEMORY = 10
 """Curvature pairs that L-BFGS keeps."""
 
-FLAT_LINE = 0.3
+MOST_SLOPE_SHARE = 0.3
 """A step is accepted when the slope along it is at most this share of the initial slope."""
 
-LINE_STEPS = 30
+MAX_LINE_STEPS = 30
 """Most steps of a line search."""
 
 LEAST_START_SHARE = 0.3
@@ -307,11 +307,11 @@ class LockStep:
         line = np.einsum("prc,prc,prc->r", self.penalty, self.B, direction)
         steps, low, high = np.ones(len(slope)), np.zeros(len(slope)), np.full(len(slope), np.inf)
         left = np.arange(len(slope))
-        for _ in range(LINE_STEPS):
+        for _ in range(MAX_LINE_STEPS):
             t = steps[left]
             at, second = self._slopes(along, t, left)
             at += line[left] + t * curve[left]
-            flat = np.abs(at) <= FLAT_LINE * np.abs(slope[left])
+            flat = np.abs(at) <= MOST_SLOPE_SHARE * np.abs(slope[left])
             if flat.all():
                 break
             second += curve[left]

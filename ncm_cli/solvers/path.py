@@ -22,7 +22,7 @@ from ncm_cli.solvers.methods import MAX_ITER, TOLERANCE
 from ncm_cli.solvers.projection import Array, blas_threads
 from ncm_cli.solvers.training_set import Fit
 
-LARGEST = 1e100
+LARGEST_FEATURE = 1e100
 """Features beyond this would overflow in sums of squares."""
 
 CHUNK_ELEMENTS = 4_000_000
@@ -140,7 +140,7 @@ def _check(
         if not np.isfinite(largest):
             bad = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
             raise InputError("features hold NaN or an infinity", where=f"row {own.start + bad}")
-        if largest > LARGEST:
+        if largest > LARGEST_FEATURE:
             raise InputError("features too large to be squared", found=f"up to {largest:.1e}")
     if not ranks or ranks[0] < 0 or ranks[-1] > basis.shape[1]:
         raise InputError(

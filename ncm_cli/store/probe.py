@@ -31,7 +31,7 @@ VERSION = 1
 TUNED = "ncm-finetuned"
 """The format of what `ncm finetune` writes: a timm model's state, its classifier ``representation`` wide."""
 
-FOLD_TOLERANCE = 1e-6
+LARGEST_SKEW = 1e-6
 """Largest ‖weight @ basis‖ over ‖weight‖: float64 rounding stays far below, a forgotten fold far above."""
 
 _TENSORS = ("weight", "bias", "basis", "singular_values")
@@ -243,11 +243,11 @@ def _fault(probe: Probe) -> tuple[str, object, object] | None:
     if fault := _scaling_fault(probe):
         return fault
     skew = float(np.abs(probe.basis.T @ probe.basis - np.eye(probe.rank)).max(initial=0))
-    if skew > FOLD_TOLERANCE:
+    if skew > LARGEST_SKEW:
         return "a basis that isn't orthonormal", f"|basis.T @ basis - 1| = {skew:.3g}", None
     left, size = float(np.linalg.norm(probe.weight @ probe.basis)), float(np.linalg.norm(probe.weight))
-    if left > FOLD_TOLERANCE * size:
-        expected = f"at most {FOLD_TOLERANCE:g} of ‖weight‖ = {size:.3g}"
+    if left > LARGEST_SKEW * size:
+        expected = f"at most {LARGEST_SKEW:g} of ‖weight‖ = {size:.3g}"
         return "weights that the projection isn't folded into", f"‖weight @ basis‖ = {left:.3g}", expected
     selection = probe.meta.get("selection") or {}
     candidates = len(selection.get("path") or ())

@@ -238,7 +238,11 @@ class _Judged:
                 "eigenvalues": self.moment.values.tolist(),
             },
             "intervals": {name: list(interval) for name, interval in found.items()},
-            "bootstrap": {"level": theorem.LEVEL, "replicates": options.bootstrap, "seed": options.seed},
+            "bootstrap": {
+                "level": theorem.CONFIDENCE_LEVEL,
+                "replicates": options.bootstrap,
+                "seed": options.seed,
+            },
             **self._paths(),
             "oracle": self._oracle(options.oracle_train, own) if options.oracle_train else None,
             "probe": {

@@ -37,9 +37,9 @@ follow it to first order (in the subspace distance the eigenvectors' own turning
 
 What that leaves out is a bias. A maximum over directions is larger in a sample than in the population, and
 larger again in a resample of the sample: so the percentiles of resamples that decompose their own M lie too
-high by twice the bias, and those of the first order by once. The difference of the two, on `EXACT` resamples,
-estimates it, and it is subtracted from every resample (Efron, Tibshirani 1993, An introduction to the
-bootstrap, chapter 10).
+high by twice the bias, and those of the first order by once. The difference of the two on a few resamples
+(`EXACT_RESAMPLES`) estimates it, and it is subtracted from every resample (Efron, Tibshirani 1993, An
+introduction to the bootstrap, chapter 10).
 
 With next to all that is spurious removed, nominal 95 % intervals of the misalignment hold the truth in .97 to
 .91 of data sets of 60 to 400 pairs in 10 dimensions, without the bias subtracted in .82 to .94; with a clear
@@ -62,6 +62,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncm_cli.blocks import blocks
 from ncm_cli.probes.metrics import decide, newcombe, row_log_loss, wilson
 from ncm_cli.solvers.projection import spectral_norm, svd
 
@@ -70,7 +71,7 @@ Array = NDArray[np.float64]
 SPURIOUS_TOLERANCE = 1e-6
 """λ counts towards |I| above this share of λ₁: a typical shift of a thousandth of the largest."""
 
-ROUNDING = 1e-9
+RELATIVE_ROUNDING = 1e-9
 """Relative slack for `holds`: both sides are sums of float64 numbers, equal for perfect pairs."""
 
 BLOCK_ROWS = 4096
@@ -117,20 +118,14 @@ class SecondMoment:
         return float(self.values[index]) if index < len(self.values) else 0.0
 
 
-def row_blocks(rows: NDArray, size: int = BLOCK_ROWS) -> Iterator[Array]:
-    """``rows`` (n, d) in float64 blocks of at most ``size`` rows."""
-    for start in range(0, len(rows), size):
-        yield np.asarray(rows[start : start + size], dtype=np.float64)
-
-
 def second_moment(rows: NDArray, size: int = BLOCK_ROWS) -> SecondMoment:
-    """M's eigenpairs from differences (n, d), of which ``size`` are in float64 at a time.
+    """M's eigenpairs from differences (n, d), ``size`` of them at a time.
 
     A triangular R (at most d × d) with RᵀR = Σ δδᵀ is kept, not the sum itself: the singular values of R are
     √(nλ) to full precision, where the eigenvalues of the sum would lose √λ below 1e-8 of the largest.
     """
     factor = np.empty((0, rows.shape[1]))
-    for block in row_blocks(rows, size):
+    for _, block in blocks(rows, size):
         factor = np.asarray(np.linalg.qr(np.vstack([factor, block]), mode="r"))
     _, singular, vectors = svd(factor)
     return SecondMoment(values=singular**2 / len(rows), vectors=vectors.T)
@@ -239,7 +234,7 @@ def theorem(
 
 def holds(risk: float, bound: float) -> bool:
     """Whether risk ≤ bound, up to rounding of the two sums."""
-    return risk <= bound + ROUNDING * (1 + abs(bound))
+    return risk <= bound + RELATIVE_ROUNDING * (1 + abs(bound))
 
 
 def zero_one(test_logits: Array, twin_logits: Array, codes: NDArray) -> dict[str, float]:
@@ -260,7 +255,7 @@ def zero_one(test_logits: Array, twin_logits: Array, codes: NDArray) -> dict[str
 WEDIN = 1 - 1 / math.sqrt(2)
 """The constant in the condition of Wedin's sin Θ theorem, as the paper uses it (Lemma 2)."""
 
-SAME_SUBSPACE = 1e-3
+LARGEST_SAME_DISTANCE = 1e-3
 """Largest distance at which the clean pairs and M count as spanning one subspace. Features on disk are
 float32, so a difference of two rows of norm 10 is off by about 1e-6: a direction that the pairs move along by
 more than 1e-3 turns by less than this."""
@@ -311,7 +306,7 @@ def noise_corollary(
     distance = None
     if 0 < s <= directions.shape[1]:
         distance = subspace_distance(directions[:, :s], moment.vectors[:, :s])
-        if s == dim == clean_rank and distance > SAME_SUBSPACE:
+        if s == dim == clean_rank and distance > LARGEST_SAME_DISTANCE:
             reasons.append(f"the clean pairs and M span different subspaces (distance {distance:.3g})")
     value = bound = None
     if s > 0 and gap > 0:
@@ -336,12 +331,12 @@ def noise_corollary(
     }
 
 
-LEVEL = 0.95
+CONFIDENCE_LEVEL = 0.95
 
-CHUNK = 4_000_000
+MOST_WEIGHTS = 4_000_000
 """Weights (replicates × pairs) held at a time: 32 MiB."""
 
-EXACT = 5
+EXACT_RESAMPLES = 5
 """Resamples whose M is decomposed. The bias is the mean over them of the difference of two values of one
 resample, which varies little: with 32 of them, coverage is the same to .03."""
 
@@ -397,7 +392,7 @@ def intervals(
     exact: list[Array] = []
     for weights in _weights(rng, replicates, len(stacked)):
         means.append(weights @ stacked)
-        exact += [_exact(differences, one, basis, terms.s) for one in weights[: EXACT - len(exact)]]
+        exact += [_exact(differences, one, basis, terms.s) for one in weights[: EXACT_RESAMPLES - len(exact)]]
     drawn, decomposed = np.concatenate(means), np.array(exact)
     if train_loss is None:
         term_1 = drawn[:, 6]
@@ -406,13 +401,13 @@ def intervals(
     cosine = math.sqrt(max(1 - terms.distance**2, 0.0)) + drawn[:, 3] - float(influence[:, 3].mean())
     roots = np.column_stack([np.sqrt(drawn[:, :3]), np.sqrt(1 - np.clip(cosine, 0, 1) ** 2)])
     estimate = [terms.misalignment, math.sqrt(terms.lambda_1), math.sqrt(terms.lambda_s_next), terms.distance]
-    if terms.misalignment <= ROUNDING * math.sqrt(terms.lambda_1):
+    if terms.misalignment <= RELATIVE_ROUNDING * math.sqrt(terms.lambda_1):
         # Nothing of the pairs is left in, nor in any resample of them; what is computed is rounding.
         roots[:, 0] = decomposed[:, 0] = 0.0
     bias = (decomposed - roots[: len(exact)]).mean(axis=0) + roots.mean(axis=0) - estimate
     roots, (shift, test_risk) = np.maximum(roots - bias, 0), drawn[:, 4:6].T
     values = _quantities(loss, terms.weight_norm, roots, shift, test_risk, term_1)
-    tail = 100 * (1 - LEVEL) / 2
+    tail = 100 * (1 - CONFIDENCE_LEVEL) / 2
     return {
         name: (float(np.percentile(value, tail)), float(np.percentile(value, 100 - tail)))
         for name, value in values.items()
@@ -426,7 +421,7 @@ def _influence(differences: NDArray, weight: Array, basis: Array, moment: Second
     probes = np.hstack([direction[:, None], moment.vectors[:, :1], following])
     turning = _turning(basis, moment, s)
     parts = []
-    for block in row_blocks(differences):
+    for _, block in blocks(differences, BLOCK_ROWS):
         inner = block @ moment.vectors
         cosine = ((inner[:, s:] @ turning) * inner[:, :s]).sum(axis=1)
         parts.append(np.column_stack([(block @ probes) ** 2, cosine, ((block @ weight.T) ** 2).sum(axis=1)]))
@@ -447,7 +442,7 @@ def _turning(basis: Array, moment: SecondMoment, s: int) -> Array:
 
 def _weights(rng: np.random.Generator, replicates: int, n: int) -> Iterator[Array]:
     """Blocks (b, n) of resampling weights: each row counts draws with replacement, and sums to 1."""
-    step = max(1, CHUNK // n)
+    step = max(1, MOST_WEIGHTS // n)
     for start in range(0, replicates, step):
         count = min(step, replicates - start)
         drawn = rng.integers(0, n, size=(count, n)) + np.arange(count)[:, None] * n

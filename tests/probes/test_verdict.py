@@ -18,7 +18,7 @@ from ncm_cli.probes.evaluate import evaluate, logits
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.metrics import decide, wilson
 from ncm_cli.probes.options import EvalOptions, FitOptions
-from ncm_cli.probes.verdict import FEWEST, Circumstances, Verdict, judge
+from ncm_cli.probes.verdict import LEAST_UNITS, Circumstances, Verdict, judge
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import read_probe
@@ -97,7 +97,7 @@ def said(found: CrossFit, pick: int = 1, **case: Any) -> Verdict:
         ),
         (made((10, 4), pairs=40), "helps", "bound 0.4, now 0.25"),
         (made((3, 1), pairs=40), "undecided", "if they do, the bound falls by at most 0.12"),
-        (made((20, 0), pairs=FEWEST - 1), "too-few", "31 pairs that share no row, where 32 are needed"),
+        (made((20, 0), pairs=LEAST_UNITS - 1), "too-few", "31 pairs that share no row, where 32 are needed"),
         (made((100, 0), units=20), "too-few", "20 sets of 200 pairs that share no row, where 32"),
         (
             made((8, 8), (50, 50), pairs=10),

@@ -88,7 +88,7 @@ def test_converged_means_close_to_another_solvers_solution(seed: int, classes: i
 
 def test_an_unfinished_fit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y, groups = spurious_problem(0)
-    monkeypatch.setattr("ncm_cli.solvers.dfr.MAX_ITER", 2)
+    monkeypatch.setattr("ncm_cli.solvers.dfr.LIBLINEAR_MAX_ITER", 2)
     assert [fit.converged for fit in fit_dfr(X, y, groups, 2, [10.0, 1e-6], seed=0)] == [False, True]
 
 
@@ -168,7 +168,7 @@ def test_leace_erases_rare_values_whatever_the_unit(rare: int, unit: float) -> N
 
 def test_leace_warns_where_a_difference_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     X, _, groups = spurious_problem(4)
-    monkeypatch.setattr("ncm_cli.solvers.leace.CORRELATION", 2.0)
+    monkeypatch.setattr("ncm_cli.solvers.leace.LEAST_CORRELATION", 2.0)
     with pytest.warns(UserWarning, match="leaves a difference of means of"):
         eraser = fit_eraser(X, groups % 2)
     np.testing.assert_array_equal(eraser.apply(X), X)
