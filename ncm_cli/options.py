@@ -241,7 +241,7 @@ class Field:
     """What ``--help`` shows for the value. `COLUMN_METAVARS` say that the option names columns, and recipes
     check them before anything runs."""
     columns_of: str | None = None
-    """The option whose file has these columns."""
+    """The option whose file has these columns: without it ``features``, or ``source`` where there is none."""
     joined: bool = False
     """Whether crossings of columns may be given several times on a command line, joined by semicolons."""
     choices: tuple[str, ...] = ()
@@ -291,8 +291,6 @@ BOUNDS = {
 
 def option(default: Any = REQUIRED, **facts: Any) -> Any:
     """A field that is a long option, with what `Field` says of it; without a default it is required."""
-    if facts.get("metavar") in COLUMN_METAVARS:
-        facts.setdefault("columns_of", "features")
     if facts.get("joined"):
         facts["parse"] = parse_crossings
     if facts.get("metavar") == "WHERE":
@@ -317,6 +315,9 @@ def _fields_of(options: Any) -> tuple[Field, ...]:
     for field in dataclasses.fields(options):
         # T, T | None or tuple[T, ...]
         hint, arguments = hints[field.name], typing.get_args(hints[field.name])
+        facts = dict(field.metadata)
+        if facts.get("metavar") in COLUMN_METAVARS:
+            facts.setdefault("columns_of", "features" if "features" in hints else "source")
         fields.append(
             Field(
                 name=field.name,
@@ -324,7 +325,7 @@ def _fields_of(options: Any) -> tuple[Field, ...]:
                 optional=typing.get_origin(hint) in (Union, types.UnionType),
                 repeated=typing.get_origin(hint) is tuple,
                 default=field.default,
-                **field.metadata,
+                **facts,
             )
         )
     return tuple(fields)

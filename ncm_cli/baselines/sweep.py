@@ -10,7 +10,6 @@ that the rule picks), ``NAME.h5`` (all checkpoints), and ``NAME.json`` (the pick
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,15 +29,14 @@ from ncm_cli.baselines.choice import (
 )
 from ncm_cli.baselines.options import SweepOptions, table_files
 from ncm_cli.blocks import chosen
-from ncm_cli.errors import InputError, UsageError
+from ncm_cli.errors import InputError
 from ncm_cli.options import as_json, check
 from ncm_cli.probes import metrics
 from ncm_cli.probes.contest import held_out_rows
 from ncm_cli.probes.fit import flags_of, origin_of, probe_of
 from ncm_cli.probes.metrics import PairRows, Rows, joint
-from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.problem import Problem, Variant
-from ncm_cli.probes.reading import read_problem
+from ncm_cli.probes.reading import read_method_problem
 from ncm_cli.probes.selection import facts, pair_facts, stacked
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.solvers.folds import Fold
@@ -46,7 +44,7 @@ from ncm_cli.solvers.methods import METHODS, Config
 from ncm_cli.solvers.projection import Scaling
 from ncm_cli.solvers.training_set import Fit, TrainingSet
 from ncm_cli.store.digests import fingerprint
-from ncm_cli.store.files import jsonable, refuse_no_file, sha256_file, write_result, writer_lock
+from ncm_cli.store.files import jsonable, sha256_file, write_result, writer_lock
 from ncm_cli.store.journal import Journal
 from ncm_cli.store.probe import Probe, record_ids, write_probe
 from ncm_cli.store.tables import write_csv
@@ -83,11 +81,6 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, An
         Features and pairs of different encoders.
     """
     check(options)
-    inputs = {os.path.realpath(path) for path in (options.features, options.pairs) if path is not None}
-    for path in table_files(options.output):
-        refuse_no_file(path)
-        if os.path.realpath(path) in inputs:
-            raise UsageError("the output would replace an input", where=path)
     # Whichever of the files was named, all are written: one has the lock and the journal.
     output = options.output.with_suffix(".json")
     with writer_lock(output):
@@ -241,21 +234,9 @@ class Runner:
     def __init__(self, options: SweepOptions, reporter: Reporter) -> None:
         from ncm_cli.solvers.device import choose_device
 
-        shared = {field.name for field in dataclasses.fields(FitOptions)} & set(vars(options))
         self.options = options
-        kept = {name: getattr(options, name) for name in shared}
-        self.problem = read_problem(
-            FitOptions(**kept | {"upweight": options.upweight or "none", "pair_rows": "no"}),
-            oracle=options.test is not None,
-            reporter=reporter,
-            columns={name: getattr(options, name) for name in ("envs", "erase", "dro_groups")},
-        )
-        if self.problem.val is None:
-            raise InputError(
-                "no validation rows: nothing to choose by",
-                where=options.features,
-                fix="--val W: any filter that shares no row with --train and --test",
-            )
+        columns = ("envs", "erase", "dro_groups")
+        self.problem = read_method_problem(options, columns, reporter, features=options.features)
         self.whole = self.problem.whole()
         self.folds: dict[int, list[Fold]] = {}
         """Of each seed; empty without pairs, or where the bound isn't asked for."""

@@ -8,7 +8,6 @@ import hashlib
 import io
 import math
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,9 @@ from ncm_cli.images.weights import tuned_facts, write_tuned
 from ncm_cli.options import as_json, check, parse_workers
 from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.fit import flags_of, probe_of
-from ncm_cli.probes.options import EvalOptions, FitOptions
+from ncm_cli.probes.options import EvalOptions
 from ncm_cli.probes.problem import Problem
-from ncm_cli.probes.reading import read_problem
+from ncm_cli.probes.reading import read_method_problem
 from ncm_cli.probes.rules import RULES
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.solvers.training_set import Fit, TrainingSet
@@ -38,7 +37,6 @@ from ncm_cli.store.files import (
     atomic_path,
     jsonable,
     one_line,
-    read_json,
     read_result,
     remove_leftovers,
     require_file,
@@ -46,7 +44,6 @@ from ncm_cli.store.files import (
     write_result,
     writer_lock,
 )
-from ncm_cli.store.outputs import refuse_replacing
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import Probe, read_probe, record_ids, write_probe
 from ncm_cli.store.roles import Role
@@ -82,18 +79,15 @@ def finetune(options: FinetuneOptions, *, reporter: Reporter = SILENT) -> dict[s
     UsageError
         Options that don't go together.
     InputError
-        Rows, columns, pairs, pictures or weights that can't be used; training that diverged at once; files in
-        the outputs' places that ``ncm finetune`` didn't make, ``fresh`` or not.
+        Rows, columns, pairs, pictures or weights that can't be used; training that diverged at once.
     MismatchError
         Outputs or an unfinished run of other settings.
     """
     check(options)
-    refuse_replacing(options)
     rows = read_rows(options, reporter)
     with writer_lock(options.output):
         for path in (*checkpoint_files(options.output), unfinished_file(options.output)):
             remove_leftovers(path)
-        _refuse_foreign(options.output)
         key = jsonable(_key(options, rows))
         if body := _finished(options, key, reporter):
             return body
@@ -134,31 +128,6 @@ def _refusal(path: Path, there: dict[str, Any], asked: dict[str, Any], what: str
     )
 
 
-def _refuse_foreign(output: Path) -> None:
-    """Refuse to replace what this command didn't make; its own result answers for the files beside it."""
-    checkpoint, probe, result = checkpoint_files(output)
-    told: dict[Path, Callable[[], bool]] = {
-        result: lambda: read_json(result)["kind"] == "finetune",
-        checkpoint: lambda: bool(tuned_facts(checkpoint)),
-        probe: lambda: read_probe(probe).meta["command"] == "finetune",
-    }
-    for path, made_here in told.items():
-        if not path.exists():
-            continue
-        own = False
-        with contextlib.suppress(InputError, KeyError, TypeError):
-            own = made_here()
-        if not own:
-            raise InputError(
-                "a file that ncm finetune didn't make is where it writes",
-                where=path,
-                expected="no file, or an earlier result",
-                fix="another -o, or move that file away",
-            )
-        if path == result:
-            return
-
-
 def _finished(options: FinetuneOptions, key: dict[str, Any], reporter: Reporter) -> dict[str, Any] | None:
     """The result, if it is there and whole; one of other settings is refused."""
     checkpoint, probe, result = files = checkpoint_files(options.output)
@@ -182,10 +151,11 @@ def _finished(options: FinetuneOptions, key: dict[str, Any], reporter: Reporter)
 
 def _read_problem(options: FinetuneOptions, rows: ManifestRows, reporter: Reporter) -> Problem:
     """The rows and pairs, read as ``ncm fit`` reads them."""
-    if options.pairs is not None:
-        store = read_pairs(options.pairs)
-        members = list(dict.fromkeys((*store.id_a, *store.id_b)))
-        strange = [id for id, at in zip(members, rows.positions(members), strict=True) if at < 0]
+    columns = ("envs", "dro_groups")
+    problem = read_method_problem(options, columns, reporter, features=options.source, store=rows)
+    if (pairs := problem.pairs) is not None:
+        members = ((pairs.store.id_a, pairs.row_a), (pairs.store.id_b, pairs.row_b))
+        strange = dict.fromkeys(id for ids, at in members for id, row in zip(ids, at, strict=True) if row < 0)
         if strange:
             raise InputError(
                 f"{len(strange):,} members of pairs aren't in the source, so their pictures can't be found",
@@ -193,22 +163,6 @@ def _read_problem(options: FinetuneOptions, rows: ManifestRows, reporter: Report
                 found=listing(strange),
                 expected=f"ids of {options.source}",
             )
-    names = ("pairs", "train", "val", "test", "target", "groups", "overlap", "output")
-    kept: dict[str, Any] = {name: getattr(options, name) for name in names}
-    kept |= {"upweight": options.upweight or "none", "pair_rows": "no"}
-    problem = read_problem(
-        FitOptions(features=options.source, **kept),
-        oracle=options.test is not None,
-        reporter=reporter,
-        columns={"envs": options.envs, "dro_groups": options.dro_groups},
-        store=rows,
-    )
-    if problem.val is None:
-        raise InputError(
-            "no validation rows: nothing to choose by",
-            where=options.source,
-            fix="--val W: any filter that shares no row with --train and --test",
-        )
     return problem
 
 

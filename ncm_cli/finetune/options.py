@@ -11,6 +11,7 @@ from typing import ClassVar
 from ncm_cli.errors import UsageError
 from ncm_cli.images.options import PRECISIONS, SourceOptions, parse_augment
 from ncm_cli.options import option, parse_device, parse_names, parse_workers
+from ncm_cli.probes.options import RowOptions
 from ncm_cli.probes.rules import FINETUNE_RULES
 from ncm_cli.solvers.methods import FINETUNE_METHODS
 
@@ -19,7 +20,7 @@ PENALTIES = {"ncm": 500.0, "matchdg": 500.0, "irm": 100.0}
 
 _NEEDS = {"ncm": "pairs", "irm": "envs", "matchdg": "envs"}
 
-_rows = partial(option, None, group="Rows", columns_of="source")
+_rows = partial(option, None, group="Rows")
 _network = partial(option, group="Network")
 _training = partial(option, group="Training")
 _run = partial(option, group="Running")
@@ -43,12 +44,15 @@ def checkpoint_files(output: Path) -> tuple[Path, ...]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FinetuneOptions(SourceOptions):
+class FinetuneOptions(RowOptions, SourceOptions):
     """Options of ``ncm finetune``; the fields are the long options and the recipe's keys."""
 
     numeric: ClassVar = ()
     from_array: ClassVar = None
     """As `EmbedOptions` have them: what is read is images, and every column is of categories."""
+    scaling: ClassVar = "none"
+    scale_factor: ClassVar = 1.0
+    """As `TrainingOptions` have them: representations are taken as they are."""
 
     pairs: Path | None = option(
         None, help="Pair store: its pairs' images are found by id in the source.", role="input", flags=("-p",)
@@ -71,23 +75,9 @@ class FinetuneOptions(SourceOptions):
     )
     device: str = option("auto", help="auto, cpu, cuda or cuda:N.", parse=parse_device)
 
-    train: str | None = _rows(
-        help="Training rows; without it, those of a split named train or training.", metavar="WHERE"
-    )
-    val: str | None = _rows(
-        help="Validation rows; without it, those of a split named val, valid, validation or dev.",
-        metavar="WHERE",
-    )
     test: str | None = _rows(
         help="Test rows, measured after every epoch: adds the rules that look at them, marked ORACLE.",
         metavar="WHERE",
-    )
-    target: str | None = _rows(help="Column to predict; without it, the manifest's label.", metavar="COLUMN")
-    groups: str | None = _rows(
-        help="Columns whose combinations are the groups of worst-group and adjusted accuracy, as in eval. "
-        "May be repeated.",
-        metavar="COLUMNS",
-        joined=True,
     )
     envs: str | None = _rows(
         help="Columns whose combinations are the environments of irm, groupdro and matchdg.",
@@ -96,15 +86,6 @@ class FinetuneOptions(SourceOptions):
     )
     dro_groups: str | None = _rows(
         help="Columns of groupdro's groups, if not the environments.", metavar="COLUMNS", parse=parse_names
-    )
-    upweight: str | None = _rows(
-        help="Columns whose combinations count equally in training.", metavar="COLUMNS", parse=parse_names
-    )
-    overlap: str = option(
-        "exclude",
-        help="What to do with pairs and byte-identical images that also occur among validation or test rows.",
-        choices=("exclude", "error", "keep"),
-        group="Rows",
     )
     folds: int = option(
         5,

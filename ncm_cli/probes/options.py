@@ -64,14 +64,8 @@ def parse_decays(text: str) -> tuple[float, ...]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingOptions:
-    """The rows, pairs and scaling of ``ncm fit`` and ``ncm sweep``."""
-
-    features: Path = option(help="Feature store with the rows.", role="input", flags=("-f",))
-    pairs: Path | None = option(
-        None, help="Pair store: what its pairs differ in is removed.", role="input", flags=("-p",)
-    )
-    output: Path = option(help="Probe to write.", role="output", flags=("-o",), writes=("probe",))
+class RowOptions:
+    """The rows of ``ncm fit``, ``ncm sweep`` and ``ncm finetune``."""
 
     train: str | None = _where(help="Training rows; without it, those of a split named train or training.")
     val: str | None = _where(
@@ -80,11 +74,9 @@ class TrainingOptions:
     test: str | None = _where(
         help="Test rows: needed by --select oracle, else only kept apart; without it, split test or testing."
     )
-    target: str | None = _rows(
-        None, help="Column to predict; without it, the store's label.", metavar="COLUMN"
-    )
+    target: str | None = _rows(None, help="Column to predict; without it, the label.", metavar="COLUMN")
     groups: str | None = _columns(
-        help="Columns whose combinations are the groups, as in eval: of --select worst-group and controls. "
+        help="Columns whose combinations are the groups, as in eval: of worst-group rules and controls. "
         "May be repeated.",
         joined=True,
     )
@@ -94,6 +86,22 @@ class TrainingOptions:
         help="What to do with pairs and byte-identical images that also occur among validation or test rows.",
         choices=("exclude", "error", "keep"),
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoreOptions:
+    """What ``ncm fit`` and ``ncm sweep`` read and write."""
+
+    features: Path = option(help="Feature store with the rows.", role="input", flags=("-f",))
+    pairs: Path | None = option(
+        None, help="Pair store: what its pairs differ in is removed.", role="input", flags=("-p",)
+    )
+    output: Path = option(help="Probe to write.", role="output", flags=("-o",), writes=("probe",))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingOptions(RowOptions, StoreOptions):
+    """The rows, pairs and scaling of ``ncm fit`` and ``ncm sweep``."""
 
     scaling: str = _training("none", help="How features are scaled first.", choices=SCALINGS)
     scale_factor: float = _training(10.0, above=0, help="The rows' norm under --scaling norm.")

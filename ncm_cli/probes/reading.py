@@ -13,7 +13,7 @@ import numpy as np
 from ncm_cli.errors import InputError, MismatchError, NcmError, listing
 from ncm_cli.options import parse_names
 from ncm_cli.probes.cells import domain_columns, environment_columns, read_cells
-from ncm_cli.probes.options import FitOptions
+from ncm_cli.probes.options import FitOptions, RowOptions
 from ncm_cli.probes.problem import (
     SHOWN,
     Codes,
@@ -146,6 +146,37 @@ def read_problem(
             upweight=upweight or None,
             variants=_variants(options, upweight, extra),
         )
+
+
+def read_method_problem(
+    options: Any,
+    columns: Sequence[str],
+    reporter: Reporter,
+    *,
+    features: Path,
+    store: FeatureRows | None = None,
+) -> Problem:
+    """The problem of ``ncm sweep`` or ``ncm finetune``, where no choice of rows or group weights is open.
+
+    ``columns`` name other options whose training rows need a value. Raises `InputError` without validation
+    rows.
+    """
+    names = (field.name for field in dataclasses.fields(RowOptions) if field.name != "upweight")
+    given = {name: getattr(options, name) for name in ("pairs", "output", "scaling", "scale_factor", *names)}
+    problem = read_problem(
+        FitOptions(features=features, upweight=options.upweight or "none", pair_rows="no", **given),
+        oracle=options.test is not None,
+        reporter=reporter,
+        columns={name: getattr(options, name) for name in columns},
+        store=store,
+    )
+    if problem.val is None:
+        raise InputError(
+            "no validation rows: nothing to choose by",
+            where=features,
+            fix="--val W: any filter that shares no row with --train and --test",
+        )
+    return problem
 
 
 def _domains(

@@ -27,6 +27,7 @@ from ncm_cli.solvers.dfr import fit_dfr, halves
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import read_result
 from ncm_cli.store.journal import Journal, read_facts
+from ncm_cli.store.outputs import check_outputs
 from tests.world import Heard
 
 Made = Callable[..., SweepOptions]
@@ -329,8 +330,8 @@ def test_c37_no_validation_rows_is_an_error(swept: Made, problem: Path, rewrite:
 def test_what_cannot_be_is_refused_before_any_work(swept: Made, problem: Path) -> None:
     with pytest.raises(UsageError, match=r"a sweep's table can't be 's\.txt'"):
         sweep(swept(output=problem / "s.txt"))
-    with pytest.raises(UsageError, match="would replace an input"):
-        sweep(swept(output=problem / "f.csv"))
+    with pytest.raises(UsageError, match="would replace --features"):
+        check_outputs(swept(output=problem / "f.csv"))
     with pytest.raises(UsageError, match="--epochs must be at least 1"):
         sweep(swept(epochs=0))
     with pytest.raises(UsageError, match="irm needs --envs"):
