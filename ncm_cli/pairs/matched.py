@@ -1,4 +1,4 @@
-"""Pairs without a table: by id across two stores, or chosen among the rows by `matching`."""
+"""Pairs without a table: rows of one id in two stores, or rows matched by `matching`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def same_id(options: PairsOptions, stores: Stores, reporter: Reporter) -> Member
     """The rows of one id in both stores."""
     rows = np.flatnonzero(stores[0].mask(options.where))
     partner = stores[1].positions(stores[0].ids[rows])
-    found = partner >= 0
-    if not found.any():
+    in_both = partner >= 0
+    if not in_both.any():
         shown = (f"{listing(store.ids[:3])} ..." for store in stores)
         raise InputError(
             "no id is in both stores",
@@ -32,9 +32,9 @@ def same_id(options: PairsOptions, stores: Stores, reporter: Reporter) -> Member
             found=" and ".join(shown),
             fix="embed the same manifest twice, or give a table of matched ids",
         )
-    if not found.all():
-        reporter.note(f"{int((~found).sum())} of {len(rows)} ids have no row in {stores[1].path.name}")
-    members = Members(stores, rows[found], partner[found])
+    if not in_both.all():
+        reporter.note(f"{int((~in_both).sum())} of {len(rows)} ids have no row in {stores[1].path.name}")
+    members = Members(stores, rows[in_both], partner[in_both])
     for names, word in ((options.same, "differ"), (options.across, "agree")):
         if names is not None:
             codes_a, codes_b = _joint_codes(stores, names)
@@ -48,40 +48,39 @@ def same_id(options: PairsOptions, stores: Stores, reporter: Reporter) -> Member
     if options.count is None:
         return members
     _require_enough(options.count, len(members))
-    chosen = np.random.default_rng(options.seed).permutation(len(members))[: options.count]
-    return members.take(np.isin(np.arange(len(members)), chosen))
+    drawn = np.random.default_rng(options.seed).permutation(len(members))[: options.count]
+    return members.take(np.isin(np.arange(len(members)), drawn))
 
 
-def _require_enough(wanted: int, there: int) -> None:
-    if wanted > there:
+def _require_enough(wanted: int, available: int) -> None:
+    if wanted > available:
         raise InputError(
-            f"--count {wanted} is more than there can be",
-            found=f"{there} pairs",
-            fix=f"at most --count {there}",
+            f"--count {wanted} is more pairs than can be made",
+            found=f"{available} pairs",
+            fix=f"at most --count {available}",
         )
 
 
 def _joint_codes(stores: Stores, names: str) -> tuple[Rows, Rows]:
-    """Codes of the combined columns that mean the same in both stores; −1 where one is missing."""
+    """Codes of the combined columns, the same in both stores; −1 where a value is missing."""
     rows = stores[0].rows
-    made = [np.zeros(rows + stores[1].rows, np.int64)]
+    columns = [np.zeros(rows + stores[1].rows, np.int64)]
     for name in parse_names(names):
         left, right = (store.categorical(name) for store in stores)
-        number = {
-            name: code for code, name in enumerate(dict.fromkeys([*left.categories, *right.categories]))
-        }
-        translate = np.array([*(number[category] for category in right.categories), -1])
-        made.append(np.concatenate([left.codes.astype(np.int64), translate[right.codes]]))
-    codes = joint(np.stack(made, axis=1))
+        categories = dict.fromkeys([*left.categories, *right.categories])
+        code_of = {category: code for code, category in enumerate(categories)}
+        translate = np.array([*(code_of[category] for category in right.categories), -1])
+        columns.append(np.concatenate([left.codes.astype(np.int64), translate[right.codes]]))
+    codes = joint(np.stack(columns, axis=1))
     return codes[:rows], codes[rows:]
 
 
-Found = tuple[list[tuple[Rows, Rows]], dict[str, Any]]
-"""Pairs of the fitted and of the held-out part, as positions in it, and what there is to say."""
+PartPairs = tuple[list[tuple[Rows, Rows]], dict[str, Any]]
+"""The pairs of the fitted and of the held-out part, as positions in that part, and facts on the matching."""
 
 
 class Matcher:
-    """Matching over a pool of rows of one or two stores."""
+    """Matching among rows of one or two stores."""
 
     def __init__(self, options: PairsOptions, stores: Stores, reporter: Reporter) -> None:
         self.options, self.stores, self.reporter = options, stores, reporter
@@ -96,7 +95,7 @@ class Matcher:
         self._tell_unmatchable()
 
     def _where(self, store: FeatureRows) -> str | None:
-        """``--where``; without it the training rows, so that no pair has seen what a probe is judged by."""
+        """``--where``; without it the training rows, so that no pair has a row that probes are tested on."""
         options, where = self.options, split_filter(store, "train")
         if options.where is not None or options.straddling == "keep" or where is None:
             return options.where
@@ -107,10 +106,10 @@ class Matcher:
         if names is None:
             return np.zeros(sum(map(len, rows)), dtype=np.int64)
         codes = _joint_codes(self.stores, names)
-        return np.concatenate([own[part] for own, part in zip(codes, rows, strict=False)])
+        return np.concatenate([of_store[part] for of_store, part in zip(codes, rows, strict=False)])
 
     def _tell_unmatchable(self) -> None:
-        """Say which classes can't be paired; an error if none can."""
+        """Warn of the values of ``--same`` that can't be paired; an error if none can."""
         options, same = self.options, self.pool.same
         alone = self.pool.unmatchable()
         texts = []
@@ -134,25 +133,25 @@ class Matcher:
             )
 
     def run(self) -> Members:
-        """Split the rows into a fitted and a held-out part, match each by itself, and put them together."""
+        """Split the rows into a fitted and a held-out part, and match within each."""
         wanted = parse_holdout(self.options.holdout)
         self.rng = np.random.default_rng(self.options.seed)
         held = matching.stratified_parts(self.pool, self._fraction(wanted), self.rng)
         self.parts = [np.flatnonzero(~held), np.flatnonzero(held)]
         self.pools = [self.pool.subset(part) for part in self.parts]
         matchers = {"random": self._random, "nearest": self._nearest, "iterative": self._iterative}
-        found, facts = matchers[str(self.options.match)]()
-        counts = self._counts(wanted, *(len(a) for a, _ in found))
+        pairs, facts = matchers[str(self.options.match)]()
+        counts = self._counts(wanted, *(len(a) for a, _ in pairs))
         kept = []
-        for (a, b), part, count in zip(found, self.parts, counts, strict=True):
-            chosen = np.sort(self.rng.permutation(len(a))[:count]) if count < len(a) else slice(None)
-            kept.append((part[a[chosen]], part[b[chosen]]))
-        a, b = (np.concatenate(own) for own in zip(*kept, strict=True))
+        for (a, b), part, count in zip(pairs, self.parts, counts, strict=True):
+            drawn = np.sort(self.rng.permutation(len(a))[:count]) if count < len(a) else slice(None)
+            kept.append((part[a[drawn]], part[b[drawn]]))
+        a, b = map(np.concatenate, zip(*kept, strict=True))
         facts = {"strategy": self.options.match, **facts}
         return Members(self.stores, self.rows[a], self.rows[b], np.repeat([False, True], counts), facts)
 
     def _fraction(self, wanted: float) -> float:
-        """The share of rows to set aside, a little more than needed where a number of pairs is asked for."""
+        """The share of the rows to hold out, with some to spare for a number of pairs."""
         if wanted < 1:
             return float(wanted)
         n = int((self.side == 0).sum())
@@ -161,12 +160,12 @@ class Matcher:
         if wanted >= expected:
             found = f"about {expected} pairs"
             raise InputError(f"--holdout {wanted} leaves no pair for the basis", found=found)
-        # Rows of a cell don't all find partners; what is too much is left out again.
+        # Not every row of a cell finds a partner; surplus pairs are left out again.
         spare = 1.0 if self.options.count else 1.3
         return min(spare * wanted / expected, 0.9)
 
     def _counts(self, wanted: float, fitted: int, held: int) -> tuple[int, int]:
-        """How many fitted and held-out pairs to keep of those found."""
+        """How many of the fitted and of the held-out pairs to keep."""
         total = self.options.count
         goal = int(wanted)
         if wanted < 1:
@@ -179,35 +178,34 @@ class Matcher:
         if fitted == 0:
             raise InputError("no pair is left for the basis", found=f"{held} held-out pairs")
         if wanted and held == 0:
-            self.reporter.warn("too few rows to hold pairs out: none is held out")
+            self.reporter.warn("too few rows to hold out pairs: none are held out")
         elif wanted >= 1 and held < wanted:
             self.reporter.warn(f"only {held} of the {int(wanted)} pairs wanted are held out")
         return fitted, held
 
-    def _random(self) -> Found:
-        found = [matching.random_pairs(pool, self.rng) for pool in self.pools]
-        return found, {"reuse": "each row at most once"}
+    def _random(self) -> PartPairs:
+        pairs = [matching.random_pairs(pool, self.rng) for pool in self.pools]
+        return pairs, {"reuse": "each row at most once"}
 
-    def _nearest(self) -> Found:
+    def _nearest(self) -> PartPairs:
         prepared = matching.normalized_rows(self._features(), "cosine")
-        found, distances = [], []
+        pairs, distances = [], []
         for part, pool in zip(self.parts, self.pools, strict=True):
             anchors = np.flatnonzero(pool.side == 0)
             if self.options.count is not None:
-                # Two rows that are each other's nearest make one pair: up to twice the number is needed.
-                enough = int(np.ceil(2 * self.options.count * len(part) / len(prepared))) + 64
-                anchors = self.rng.permutation(anchors)[:enough]
+                # Two rows that are each other's nearest make one pair: twice as many anchors may be needed.
+                needed = int(np.ceil(2 * self.options.count * len(part) / len(prepared))) + 64
+                anchors = self.rng.permutation(anchors)[:needed]
             rows = prepared if len(part) == len(prepared) else chosen(prepared, part)
             with self.reporter.task("matching", len(anchors)) as task:
                 a, b, distance = matching.nearest_pairs(rows, pool, "cosine", anchors, task.advance)
             fresh = ~repeated(a, b, either_way=True)
-            found.append((a[fresh], b[fresh]))
+            pairs.append((a[fresh], b[fresh]))
             distances.append(distance[fresh])
-        every = np.concatenate(distances)
-        middle = float(np.median(every)) if len(every) else None
-        return found, {"metric": "cosine", "median_distance": middle}
+        median = float(np.median(np.concatenate(distances))) if any(map(len, distances)) else None
+        return pairs, {"metric": "cosine", "median_distance": median}
 
-    def _iterative(self) -> Found:
+    def _iterative(self) -> PartPairs:
         rounds = self.options.rounds
         dims = self.options.dims or max(2, len(np.unique(self.pool.same)) - 1)
         features = self._features()

@@ -18,7 +18,7 @@ Here the features stay frozen and the representation is linear, so each fit has 
    in which matched rows are alike are kept, and those that differ between domains have negative
    eigenvalues and drop out.
 3. Every base row is matched with the nearest row of its class in each other domain, in f. Back to 2, until at
-   most `CHANGED` of the matches change or ``rounds`` is reached.
+   most `MAX_CHANGED` of the matches change or ``rounds`` is reached.
 
 No step is random but the first matching.
 """
@@ -45,14 +45,14 @@ BLOCK_COLUMNS = 8192
 """Similarities held at once: 1024 × 8192 float32 are 32 MiB."""
 
 SHORTLIST = 4
-"""Candidates by float32 similarity that are ranked again in float64, where close ones can be told apart."""
+"""Candidates by float32 similarity that are ranked again in float64, which separates close ones."""
 
-CHANGED = 0.01
-"""Share of matches that may still change when the alternation counts as converged."""
+MAX_CHANGED = 0.01
+"""The alternation has converged when at most this share of the matches changes in a round."""
 
 RIDGE = 1e-3
-"""Added to Σ as a share of its mean eigenvalue: with fewer rows than dimensions Σ has no inverse,
-and in directions of next to no variance two rows agree by chance."""
+"""Added to Σ's diagonal as a share of its mean eigenvalue: with fewer rows than dimensions Σ has no inverse,
+and in directions of almost no variance two rows agree by chance."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Pool:
     """The rows that may be paired: n of them, each with its cell.
 
     ``same``, ``across`` and ``side`` are (n,) codes from 0; ``side`` is 1 for rows of the second store.
-    ``any_across`` lets rows of equal ``across`` be paired. ``two_sided`` is for two stores, whose rows are
-    only paired with each other's: it follows from a ``side`` of 1, and stays for a part of the rows.
+    ``any_across`` lets rows of equal ``across`` be paired. With ``two_sided`` only rows of different stores
+    are paired: it follows from a ``side`` of 1, and subsets keep it.
     """
 
     same: Positions
@@ -86,10 +86,10 @@ class Pool:
             yield list(group)
 
     def most_pairs(self) -> Positions:
-        """(values of ``same``,) how many pairs each allows at most, every row in one of them.
+        """(values of ``same``,) the most pairs of each, with every row in at most one.
 
-        That is all rows but the largest set of which no two can be paired (Kőnig's theorem), which is one
-        store, or one value of ``across`` in both; with one store also no more than half of the rows.
+        That is the number of rows outside the largest set in which no two can be paired (Kőnig's theorem):
+        one store, or one value of ``across`` in both. With one store it is also at most half of the rows.
         """
         group = np.unique(self.same, return_inverse=True)[1]
         n = np.bincount(group)
@@ -103,16 +103,16 @@ class Pool:
         return np.minimum(most, n - largest)
 
     def unmatchable(self) -> Positions:
-        """One row of each value of ``same`` of whose rows no two can be paired."""
+        """One row of each value of ``same`` whose rows can't be paired with each other."""
         return np.unique(self.same, return_index=True)[1][self.most_pairs() == 0]
 
 
 def random_pairs(pool: Pool, rng: np.random.Generator) -> tuple[Positions, Positions]:
-    """As many random pairs as there can be, each row in at most one, in random order.
+    """As many random pairs as possible, each row in at most one, in random order.
 
-    Random rows, as many of each value of ``across`` as can have partners, are paired at random. Pairs of one
-    value then exchange members: with each other, or with pairs that don't hold that value. Rows of one value
-    are treated alike, so with two values, or one that most rows have, every choice of pairs is as likely.
+    Random rows, as many of each value of ``across`` as can have partners, are paired at random. Pairs within
+    one value then swap members with each other, or with pairs without that value. Rows of one value are
+    treated alike, so with two values, or one that most rows have, all choices of pairs are equally likely.
     """
     rows = rng.permutation(len(pool.same))
     group = np.unique(pool.same, return_inverse=True)[1]
@@ -121,7 +121,7 @@ def random_pairs(pool: Pool, rng: np.random.Generator) -> tuple[Positions, Posit
     everything = np.full(len(rows), len(rows))
     if pool.two_sided:
         left, right = rows[pool.side[rows] == 0], rows[pool.side[rows] == 1]
-        # What is left of the second store for a row's partner.
+        # How many rows of the second store may be a row's partner.
         partners = np.bincount(group[right], minlength=len(rows))[group]
         partners -= np.bincount(cell[right], minlength=len(rows))[cell]
         a = _take(left, group, cell, everything if pool.any_across else partners, most)
@@ -132,7 +132,7 @@ def random_pairs(pool: Pool, rng: np.random.Generator) -> tuple[Positions, Posit
         first = _rank(group[both]) < most[both]
         a, b = both[first], both[~first]
     if not pool.any_across:
-        _part_equals(a, b, group, cell)
+        _separate_equals(a, b, group, cell)
     order = rng.permutation(len(a))
     return a[order], b[order]
 
@@ -155,11 +155,11 @@ def _take(
     return rows[np.argsort(group[rows], kind="stable")]
 
 
-def _part_equals(a: Positions, b: Positions, group: Positions, cell: Positions) -> None:
-    """Exchange second members, in place, until no pair is of one cell; pairs come group by group.
+def _separate_equals(a: Positions, b: Positions, group: Positions, cell: Positions) -> None:
+    """Swap second members, in place, until no pair lies within one cell; pairs are sorted by group.
 
-    No cell has more than half of a group's members, so pairs that don't hold it are as many as those it has
-    to itself.
+    No cell has more than half of a group's members, so there are at least as many pairs without it as pairs
+    within it.
     """
     owner = group[a]
     equal = np.flatnonzero(cell[a] == cell[b])
@@ -182,8 +182,8 @@ def _part_equals(a: Positions, b: Positions, group: Positions, cell: Positions) 
 def normalized_rows(features: Features, metric: str) -> Features:
     """Rows for a neighbour search: of unit length for ``cosine``, centred for ``euclidean``.
 
-    Centring leaves distances as they are and keeps float32's digits for the differences. A zero row
-    stays zero and is at cosine 0 from everything.
+    Centring leaves distances unchanged and lets float32 resolve them better. A zero row stays zero and has
+    cosine 0 with every row.
     """
     centre = np.zeros(features.shape[1])
     for block in slices(features, BLOCK_COLUMNS) if metric == "euclidean" else ():
@@ -206,8 +206,8 @@ def nearest_rows(
     """For each of a block of queries, the nearest candidate of another code (rows,), and its distance.
 
     Candidates are ascending; −1 and infinity where there is none. A shortlist by float32 similarity is ranked
-    in float64. Our own search, as scikit-learn's can bar no codes, doesn't take the first of equally near
-    rows, and isn't faster.
+    in float64. scikit-learn's search can't exclude codes, doesn't take the first of equally near rows, and
+    isn't faster.
     """
     keep = min(SHORTLIST, len(candidates))
     best = np.full((len(queries), keep), -np.inf, dtype=np.float32)
@@ -247,21 +247,21 @@ def nearest_rows(
 def nearest_pairs(
     rows: Features, pool: Pool, metric: str, anchors: Positions | None = None, advance: Advance | None = None
 ) -> tuple[Positions, Positions, Array]:
-    """The nearest row that each anchor may be paired with; anchors without one are left out.
+    """The nearest row that each anchor can be paired with; anchors without one are left out.
 
     Parameters
     ----------
     rows
         (n, d) of `normalized_rows` with the same ``metric``.
     anchors
-        Rows whose neighbour is wanted; by default all (with two stores: all of the first).
+        Rows to find neighbours of; by default all (with two stores: all of the first).
     advance
         Called with the number of anchors done.
 
     Returns
     -------
     Anchors (m,), ascending, their neighbours (m,) and distances (m,): 1 − cosine, or Euclidean. Of equally
-    near neighbours the first row is taken. Memory beside ``rows`` is bounded by the block size.
+    near neighbours the first row is taken. Memory beyond ``rows`` is bounded by the block size.
     """
     wanted = pool.side == 0 if anchors is None else np.isin(np.arange(len(rows)), anchors)
     codes = np.arange(len(rows)) if pool.any_across else pool.across
@@ -271,15 +271,15 @@ def nearest_pairs(
         queries, everyone = group[wanted[group]], np.sort(group)
         if pool.two_sided:
             everyone = everyone[pool.side[everyone] == 1]
-        for own in (queries[part] for part in slices(queries, BLOCK_ROWS)):
-            # Queries come in the order of their codes; small cells share their candidates, since gathering
-            # others for each would cost more than the distances.
-            alike = codes[own[0]] == codes[own[-1]]
-            others = everyone[codes[everyone] != codes[own[0]]] if alike else everyone
+        for block in (queries[part] for part in slices(queries, BLOCK_ROWS)):
+            # Queries are sorted by code. Small cells in one block share their candidates: gathering some for
+            # each would cost more than the distances.
+            alike = codes[block[0]] == codes[block[-1]]
+            others = everyone[codes[everyone] != codes[block[0]]] if alike else everyone
             if len(others):
-                neighbour[own], distance[own] = nearest_rows(rows, own, others, metric, codes)
+                neighbour[block], distance[block] = nearest_rows(rows, block, others, metric, codes)
             if advance:
-                advance(len(own))
+                advance(len(block))
     found = np.flatnonzero(neighbour >= 0)
     return found, neighbour[found], distance[found]
 
@@ -287,13 +287,12 @@ def nearest_pairs(
 def stratified_parts(pool: Pool, fraction: float, rng: np.random.Generator) -> NDArray[np.bool_]:
     """(n,) a random mask of about ``fraction`` of the rows of each cell.
 
-    Matching within each part by itself is what keeps the held-out pairs free of the other pairs'
-    rows: a neighbour graph can hang together so much that no part of it could be held out
-    afterwards.
+    Matching within each part keeps the held-out pairs free of the other pairs' rows: a neighbour graph may be
+    so connected that no part of it could be held out afterwards.
     """
     held = np.zeros(len(pool.same), dtype=bool)
     for cell in itertools.chain.from_iterable(pool.cells()):
-        # Rounded at random, so that cells of one or two rows are not always on the same side.
+        # Rounded at random, so that cells of one or two rows don't always fall on the same side.
         n = int(np.floor(fraction * len(cell) + rng.random()))
         held[rng.permutation(cell)[:n]] = True
     return held
@@ -301,7 +300,7 @@ def stratified_parts(pool: Pool, fraction: float, rng: np.random.Generator) -> N
 
 @dataclasses.dataclass(frozen=True)
 class Matched:
-    """The last matches of the alternation, and how it went."""
+    """The final matches of the alternation, and how many changed in each round."""
 
     a: Positions
     b: Positions
@@ -313,10 +312,10 @@ class Matched:
 
     @property
     def converged(self) -> bool:
-        return not self.changed or self.changed[-1] <= CHANGED
+        return not self.changed or self.changed[-1] <= MAX_CHANGED
 
     def match(self, features: Features, pool: Pool) -> tuple[Positions, Positions]:
-        """Match other rows in the representation found, base rows with each other domain as before."""
+        """Match other rows in this representation: base rows with each other domain."""
         return _oriented(*_nearest(features, self.mean, self.weight, pool), pool)
 
 
@@ -331,8 +330,8 @@ def alternate(
 ) -> Matched:
     """Run the alternation on (n, d) features; ``pool`` says which rows may be matched.
 
-    Few ``dims`` are better: random matches within a class can only show what the class decides (one
-    direction fewer than classes). Any further direction starts as chance, and matching by it confirms it.
+    Few ``dims`` are better: random matches within a class only show directions that separate classes (one
+    fewer than classes). Any further direction starts as noise, and matching by it reinforces it.
     ``advance`` is called with 1 after each round.
     """
     a, b = _base_pairs(pool, lambda base, other: other[rng.integers(len(other), size=len(base))])
@@ -345,7 +344,7 @@ def alternate(
         changed.append(float((before != b).mean()))
         if advance:
             advance(1)
-        if changed[-1] <= CHANGED:
+        if changed[-1] <= MAX_CHANGED:
             break
         mean, weight = represent(features, a, b, dims)
     return Matched(*_oriented(a, b, pool), tuple(changed), mean, weight)
@@ -354,7 +353,7 @@ def alternate(
 def _base_pairs(
     pool: Pool, match: Callable[[Positions, Positions], Positions]
 ) -> tuple[Positions, Positions]:
-    """Each class's largest cell that can be matched, with what ``match`` finds for its rows in each other."""
+    """The rows of each class's largest cell that has partners, and their ``match`` in each other cell."""
     left, right = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for group in itertools.compress(pool.cells(), pool.most_pairs() > 0):
         for base in sorted(group, key=len, reverse=True):
@@ -373,21 +372,21 @@ def _compatible(pool: Pool, i: int, j: int) -> bool:
 
 
 def _nearest(features: Features, mean: Array, weight: Array, pool: Pool) -> tuple[Positions, Positions]:
-    """Base rows and the nearest row of each other domain, in the representation."""
+    """Base rows and the nearest row of each other domain in the representation."""
     embedded = np.empty((len(features), weight.shape[1]), dtype=np.float32)
     for block in slices(features, BLOCK_COLUMNS):
         embedded[block] = (features[block] - mean) @ weight
     rows, itself = normalized_rows(embedded, "euclidean"), np.arange(len(features))
 
     def match(base: Positions, other: Positions) -> Positions:
-        own = (base[block] for block in slices(base, BLOCK_ROWS))
-        return np.concatenate([nearest_rows(rows, one, other, "euclidean", itself)[0] for one in own])
+        blocks = (base[part] for part in slices(base, BLOCK_ROWS))
+        return np.concatenate([nearest_rows(rows, block, other, "euclidean", itself)[0] for block in blocks])
 
     return _base_pairs(pool, match)
 
 
 def _oriented(a: Positions, b: Positions, pool: Pool) -> tuple[Positions, Positions]:
-    """With two stores, members of the first store first."""
+    """With two stores, the first store's members first."""
     swap = (pool.side[a] == 1) & pool.two_sided
     return np.where(swap, b, a), np.where(swap, a, b)
 
@@ -395,7 +394,7 @@ def _oriented(a: Positions, b: Positions, pool: Pool) -> tuple[Positions, Positi
 def represent(features: Features, a: Positions, b: Positions, dims: int) -> tuple[Array, Array]:
     """The linear representation of the matches: mean (d,) and weight (d, m), m at most ``dims``.
 
-    m is 1 at least, even if no direction is alike in matched rows.
+    m is at least 1, even if matched rows agree in no direction.
     """
     d = features.shape[1]
     if not len(a):
@@ -414,7 +413,7 @@ def represent(features: Features, a: Positions, b: Positions, dims: int) -> tupl
     cross = (cross + cross.T) / (2 * len(a))
     ridge = RIDGE * np.trace(total) / d
     values, vectors = np.linalg.eigh(total)
-    # All rows equal: any scale does, and 1 avoids dividing by zero.
+    # If all rows are equal any scale will do; 1 avoids a division by zero.
     root = vectors / np.sqrt(np.maximum(values, 0) + (ridge or 1.0)) @ vectors.T
     alike, directions = np.linalg.eigh(root @ cross @ root)
     kept = max(1, min(dims, int((alike > 0).sum())))

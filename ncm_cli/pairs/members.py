@@ -1,4 +1,4 @@
-"""The members of pairs: positions in feature stores, and what hangs together with them."""
+"""Pairs as positions of their members in feature stores."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Members:
     """Positions of both members of k pairs in their stores."""
 
     stores: Stores
-    """Of the first and the second members; twice the same object if it is one."""
+    """Of the first and of the second members; the same object twice for one store."""
     a: Rows
     b: Rows
     holdout: Mask | None = None
-    """(k,) which pairs are held out; None while that is open."""
+    """(k,) which pairs are held out; None until that is chosen."""
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """What the strategy has to say, for the diagnostics."""
+    """What the strategy reports, for the diagnostics."""
     straddlers: tuple[tuple[str, str], ...] = ()
     """Ids of the pairs of a training and a test row, left out or not."""
     dropped: tuple[tuple[str, str], ...] = ()
-    """Ids of the pairs that ``--drop`` has left out."""
+    """Ids of the pairs that ``--drop`` left out."""
     nodes: Rows | None = None
-    """(N,) of pairs in one store: what hangs together with each row, where that is more than the row."""
+    """(N,) for pairs in one store: rows of one number belong together. None: each row by itself."""
 
     def __len__(self) -> int:
         return len(self.a)
@@ -49,7 +49,7 @@ class Members:
         return dataclasses.replace(self, a=self.a[keep], b=self.b[keep], holdout=held)
 
     def components(self) -> Rows:
-        """(k,) a number for each set of pairs that hang together by an id.
+        """(k,) a number for each set of pairs that are connected by shared ids.
 
         An id names the same thing in both stores: an augmented view has the ids of its originals.
         """

@@ -1,8 +1,7 @@
-"""``ncm pairs``: matched rows -> differences, their spectrum, and what speaks for and against them.
+"""``ncm pairs``: matched rows -> differences, their spectrum and diagnostics, in a pair store.
 
-Pairs come from a table of matched ids, where every problem is found before any is reported, or from
-`matched`. Can they be trusted? A pair store says which are held out, which straddle training and test, which
-repeat others or have no difference, and which are likely wrong matches, as JSON values.
+Pairs come from a table of matched ids, whose problems are all reported at once, from `matched` or from
+`texts`. Why pairs are left out: `straddling` for those of a training and a test row, `drop` for ``--drop``.
 """
 
 from __future__ import annotations
@@ -31,24 +30,24 @@ from ncm_cli.store.roles import role_of, split_column, split_values, unrecognise
 from ncm_cli.store.rows import FeatureRows
 from ncm_cli.store.tables import Table, read_table
 
-SHOWN = 50
-"""Problems that an error lists one by one."""
+MAX_PROBLEMS = 50
+"""Problems that one error lists."""
 
-HINTED = 5
-"""Unknown ids of a column that get a suggestion: looking for one reads every id of the store."""
+MAX_HINTS = 5
+"""Unknown ids of a column that get a suggestion: each one takes a pass over every id of the store."""
 
 
 def pairs(options: PairsOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
-    """Make pairs, describe them, and write the pair store; what ``--json`` prints.
+    """Make pairs, diagnose them and write the pair store; returns what ``--json`` prints.
 
     Raises
     ------
     UsageError
         Not one of a table, ``--match`` and ``--prompts``, or options that don't fit the strategy.
     InputError
-        Ids, columns or filters that aren't there, prompts that can't be used, or no pair left.
+        Unknown ids, columns or filters, unusable prompts, or no pair left.
     MismatchError
-        Two stores of different encoders, or a text tower of another encoder than the store's.
+        Two stores of different encoders, or a text tower that isn't the store's encoder's.
     """
     check(options)
     if options.match != "iterative" and (idle := given_flags(options, {"rounds", "dims"})):
@@ -87,13 +86,13 @@ def _pairs(
     features_a, features_b = stores[0].read(members.a), stores[1].read(members.b)
     with np.errstate(over="ignore"):  # an infinite difference is refused just below
         delta = np.ascontiguousarray((features_a - features_b).T)
-    # The size of the members bounds how exactly their differences can be known in float32.
+    # The members' magnitude limits how exactly float32 can hold their differences.
     square = np.einsum("kd,kd->", features_a, features_a, dtype=np.float64) / max(features_a.size, 1)
     fitted = delta[:, ~members.holdout] if members.holdout.any() else delta
-    found = spectrum(fitted, magnitude=float(np.sqrt(square)))
+    known = spectrum(fitted, magnitude=float(np.sqrt(square)))
     labels = [_labels(stores[0], members.a), _labels(stores[1], members.b)]
-    diagnostics = diagnose(members, labels, delta, together, found, options.seed, reporter)
-    base = without_view(stores[0].encoder)
+    diagnostics = diagnose(members, labels, delta, together, known, options.seed, reporter)
+    encoder = without_view(stores[0].encoder)
     ids_a, ids_b = zip(*members.ids(), strict=True)
     strategy = TEXT if options.prompts else options.match or "table"
     written = PairStore(
@@ -104,11 +103,11 @@ def _pairs(
         label_a=labels[0],
         label_b=labels[1],
         holdout=members.holdout,
-        singular_values=found.singular_values[: found.rank],
+        singular_values=known.singular_values[: known.rank],
         strategy=strategy,
         options=as_json(options),
-        encoder=base,
-        fingerprint=fingerprint(base),
+        encoder=encoder,
+        fingerprint=fingerprint(encoder),
         sources=[_source(store) for store in sources],
         diagnostics=diagnostics,
     )
@@ -125,7 +124,7 @@ def _pairs(
 
 
 def _source(store: FeatureRows) -> dict[str, Any]:
-    """What a pair store records of a feature store; of an augmented view also the augmentation."""
+    """What a pair store records of a feature store, the augmentation of a view included."""
     view = (store.encoder.get("view") or {}).get("augment")
     return {"path": str(store.path), "content_sha256": store.content_sha256} | (
         {"augment": view} if view else {}
@@ -133,7 +132,7 @@ def _source(store: FeatureRows) -> dict[str, Any]:
 
 
 def find_members(options: PairsOptions, stores: Stores, reporter: Reporter) -> Members:
-    """The pairs of the table, or those that ``--match`` chooses."""
+    """The pairs of the table, or those that ``--match`` makes."""
     if options.source is None:
         if options.match == "same-id":
             return same_id(options, stores, reporter)
@@ -145,10 +144,10 @@ def find_members(options: PairsOptions, stores: Stores, reporter: Reporter) -> M
 
 
 def hold_out(members: Members, component: Rows, options: PairsOptions, reporter: Reporter) -> Members:
-    """Members with their held-out pairs chosen, if they aren't yet.
+    """Members with held-out pairs chosen, unless the table has chosen them.
 
-    Pairs that share an id, directly or through others, go to the same side, so that nothing of a
-    held-out pair is in the basis.
+    Pairs that share an id, directly or through others, go to the same side, so that no row of a held-out pair
+    is in the basis.
     """
     if members.holdout is not None:
         leaking = np.intersect1d(component[members.holdout], component[~members.holdout])
@@ -176,7 +175,7 @@ def hold_out(members: Members, component: Rows, options: PairsOptions, reporter:
 
 
 def split_components(component: Rows, count: int, rng: np.random.Generator) -> Mask:
-    """(k,) a mask of at most ``count`` pairs made of whole components, taken in random order."""
+    """(k,) a mask of at most ``count`` pairs: whole components, taken in random order."""
     sizes = np.bincount(component, minlength=1)
     chosen = np.zeros(len(sizes), dtype=bool)
     for number in rng.permutation(len(sizes)):
@@ -186,28 +185,27 @@ def split_components(component: Rows, count: int, rng: np.random.Generator) -> M
 
 
 def drop(members: Members, path: Path) -> Members:
-    """Members without the pairs of a table, whose ids may come in either order.
+    """Members without the pairs of a table, whose ids may be in either order.
 
-    Raises `InputError` that names the rows of pairs that aren't there; one that is left out for straddling
-    training and test may be among them.
+    Raises `InputError` that names the table's rows that are no pair here. Pairs that `straddling` has already
+    left out may be in the table.
     """
     table = read_table(path, what="table of pairs to drop")
     ids = members.ids()
     known = {*ids, *members.straddlers}
     listed = list(zip(table.column("id_a"), table.column("id_b"), strict=True))
-    # In one store a pair is the same the other way round; of two stores it may be another one.
+    # In one store a pair reads the same either way round; in two stores that may be another pair.
     either_way = members.stores[0] is members.stores[1]
     wanted = {pair for pair in listed if pair in known}
     wanted |= {(b, a) for a, b in listed if (b, a) in known and (either_way or (a, b) not in known)}
     unknown = [at for at, (a, b) in enumerate(listed) if not {(a, b), (b, a)} & wanted]
     if unknown:
-        shown = (f"\n    {table.row_name(at)}: {' – '.join(listed[at])}" for at in unknown[:SHOWN])
         raise InputError(
             f"{len(unknown)} of {len(listed)} pairs to drop aren't among the pairs",
             where=path,
-            found="".join(shown) + (f"\n    and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""),
+            found=_lines([f"{table.row_name(at)}: {' – '.join(listed[at])}" for at in unknown]),
             expected="pairs that the same options make without --drop",
-            fix="give the options and the stores with which the looked-at pairs were made, the seed included",
+            fix="give the same options, seed and stores that the reviewed pairs were made with",
         )
     keep = np.array([pair not in wanted for pair in ids], dtype=bool)
     if not keep.any():
@@ -220,10 +218,10 @@ _BITS = {"train": _TRAIN, "val": _TRAIN, "test": _TEST, None: 0}
 
 
 def straddling(members: Members, options: PairsOptions, reporter: Reporter) -> Members:
-    """Members without the pairs of a training and a test row, which are named; or an error.
+    """Members without the pairs of a training and a test row, whose ids are kept; or an error.
 
-    A row whose file is byte for byte that of a test row counts as a test row too. Without a split
-    column nothing is known, and nothing straddles; where its values say nothing, that is said.
+    A row whose file is byte for byte that of a test row counts as a test row too. Without a split column no
+    pair straddles; a warning says where the column's values aren't recognised.
     """
     store, test, rule = members.stores[0], options.test, options.straddling
     if test is None and (what := unrecognised(store, ["train", "test"])):
@@ -286,29 +284,28 @@ _MARKS = {
 def _from_table(table: Table, options: PairsOptions, stores: Stores) -> Members:
     """The members of each row's pair.
 
-    One `InputError` names, with their row numbers, all blank ids, ids that aren't in the store (ids are text:
-    ``1`` isn't ``01``), pairs of a row with itself and marks of the held-out column that are neither yes nor
-    no.
+    One `InputError` lists, by row, all blank ids, ids that aren't in the store (ids are text: ``1`` isn't
+    ``01``), rows paired with themselves and marks in the held-out column that are neither yes nor no.
     """
     problems: list[tuple[int, str]] = []
-    found: list[Rows] = []
+    positions: list[Rows] = []
     columns = ((options.a_col, "--a-col"), (options.b_col, "--b-col"))
     for (column, option), store in zip(columns, stores, strict=True):
         ids = table.column(column, option=option)
         at = store.positions(ids)
         unknown = 0
         for index, name in enumerate(ids):
-            # A foreign store may hold a blank id; a blank matches nothing all the same.
+            # A blank matches nothing, even if a store written elsewhere has a blank id.
             if not name.strip():
                 problems.append((index, f"{column} is blank"))
             elif at[index] < 0:
                 unknown += 1
-                hint = _hint(name, store.ids) if unknown <= HINTED else None
+                hint = _hint(name, store.ids) if unknown <= MAX_HINTS else None
                 more = f" (did you mean {hint!r}?)" if hint else ""
                 problems.append((index, f"{column} {name!r} isn't in {store.path.name}{more}"))
-            elif found and stores[0] is stores[1] and found[0][index] == at[index]:
+            elif positions and stores[0] is stores[1] and positions[0][index] == at[index]:
                 problems.append((index, f"{name!r} is paired with itself"))
-        found.append(at)
+        positions.append(at)
     holdout = None
     if options.holdout_col is not None:
         marks = table.column(options.holdout_col, option="--holdout-col")
@@ -320,27 +317,31 @@ def _from_table(table: Table, options: PairsOptions, stores: Stores) -> Members:
             if mark is None
         ]
     if problems:
-        every = [f"\n    {table.row_name(index)}: {text}" for index, text in sorted(problems)]
-        rest = f"\n    and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
         raise InputError(
-            f"{len(every)} {'problem' if len(every) == 1 else 'problems'} in the table of pairs",
+            f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'} in the table of pairs",
             where=table.path,
-            found="".join(every[:SHOWN]) + rest,
+            found=_lines([f"{table.row_name(index)}: {text}" for index, text in sorted(problems)]),
             expected="ids of rows in the store, as text: '1' isn't '001'",
             fix="correct or remove these rows",
         )
-    return Members(stores, found[0], found[1], holdout)
+    return Members(stores, positions[0], positions[1], holdout)
+
+
+def _lines(texts: Sequence[str]) -> str:
+    """Texts below one another, of more than `MAX_PROBLEMS` the first."""
+    rest = f"\n    and {len(texts) - MAX_PROBLEMS} more" if len(texts) > MAX_PROBLEMS else ""
+    return "".join(f"\n    {text}" for text in texts[:MAX_PROBLEMS]) + rest
 
 
 def _hint(name: str, known: Sequence[str]) -> str | None:
-    """An id that differs in what spreadsheets lose (zeros in front, folder, extension), else the nearest."""
+    """An id that differs only in leading zeros, folder or extension, as from a spreadsheet, or a near one."""
 
     def bare(name: str) -> str:
         text = name.strip().replace("\\", "/").rstrip("/").rsplit("/", 1)[-1].casefold()
         return (Path(text).stem or text).lstrip("0") or "0"
 
     wanted = bare(name)
-    return next((one for one in known if bare(one) == wanted), None) or nearest(name, known[:5000])
+    return next((id for id in known if bare(id) == wanted), None) or nearest(name, known[:5000])
 
 
 def _labels(store: FeatureRows, rows: Rows) -> tuple[str, ...]:

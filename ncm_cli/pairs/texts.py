@@ -1,4 +1,4 @@
-"""Pairs of prompts that say the same class in another setting; their members are texts, no rows or pictures.
+"""Pairs of prompts that name the same class in different settings: their members are texts, not images.
 
 Chuang et al. 2023, Debiasing vision-language models via biased prompts, arXiv:2302.00070.
 """
@@ -22,41 +22,41 @@ from ncm_cli.store.rows import HeldRows
 
 
 def alternatives(options: PairsOptions) -> list[tuple[str, ...]]:
-    """The templates that say the same of a class but for its setting: those of one ``--prompts`` with ``|``.
+    """Sets of templates that differ only in the setting: those between ``|`` of one ``--prompts``.
 
-    Those without are alternatives of one another. Raises `InputError` for one alone, or twice the same.
+    Templates without ``|`` make one set together. Raises `InputError` for a set of one, or one given twice.
     """
     lines = [[part.strip() for part in prompt.split("|")] for prompt in read_prompts(options.prompts)]
     alone = [prompt for (prompt, *more) in lines if not more]
-    found = [tuple(line) for line in lines if len(line) > 1] + ([tuple(alone)] if alone else [])
-    for own in found:
-        slots = {"{" in prompt for prompt in own}
-        if len(own) < 2 or len(set(own)) < len(own) or not all(own) or len(slots) > 1:
+    sets = [tuple(line) for line in lines if len(line) > 1] + ([tuple(alone)] if alone else [])
+    for prompts in sets:
+        slots = {"{" in prompt for prompt in prompts}
+        if len(prompts) < 2 or len(set(prompts)) < len(prompts) or not all(prompts) or len(slots) > 1:
             raise InputError(
                 "prompts that make no pair",
                 where="--prompts",
-                found=" | ".join(map(repr, own)),
+                found=" | ".join(map(repr, prompts)),
                 expected="two or more different ones, each with {class} or none",
                 fix="--prompts 'a photo of a {class} on land' --prompts 'a photo of a {class} on water'",
             )
-    return found
+    return sets
 
 
 def text_members(options: PairsOptions, store: FeatureStore, reporter: Reporter) -> Members:
-    """Every two alternatives, of each class.
+    """All pairs of alternatives, for each class.
 
-    Features are of unit length where those of ``store`` are, and else as ``encode_text`` gives them. Ids are
-    the prompts, and the label is the class, or missing where prompts name none.
+    Features are of unit length if those of ``store`` are, and otherwise as ``encode_text`` gives them. Ids
+    are the prompts; the label is the class, missing where prompts name none.
     """
     templates = alternatives(options)
     classes = {"": ""}
-    if any("{" in prompt for own in templates for prompt in own):
+    if any("{" in prompt for prompts in templates for prompt in prompts):
         classes = read_classes(options, store, store.label_column)
     label_of: dict[str, str] = {}
     pairs: dict[tuple[str, str], None] = {}
-    for own in templates:
-        for name, words in classes.items() if "{" in own[0] else [("", "")]:
-            texts = [filled(prompt, words) for prompt in own]
+    for alike in templates:
+        for name, words in classes.items() if "{" in alike[0] else [("", "")]:
+            texts = [filled(prompt, words) for prompt in alike]
             label_of |= dict.fromkeys(texts, name)
             pairs |= dict.fromkeys(itertools.combinations(texts, 2))
     ids = list(label_of)

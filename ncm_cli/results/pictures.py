@@ -21,7 +21,7 @@ from ncm_cli.images.decode import DecodeError, decode
 from ncm_cli.images.options import parse_augment
 from ncm_cli.images.paths import fetch
 from ncm_cli.options import command_words
-from ncm_cli.pairs.diagnostics import STANDS_OUT
+from ncm_cli.pairs.diagnostics import stands_out
 from ncm_cli.pairs.options import PairsOptions
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import TEXT, PairStore
@@ -146,8 +146,8 @@ def look(path: Path, store: PairStore, found: Sequence[Any], pictures: Thumbnail
     for pair in told.get("suspects") or []:
         ids = (pair["id_a"], pair["id_b"])
         share[ids], times[ids] = pair["residual"], pair.get("times", pair["residual"] / median)
-        stands_out = times[ids] > STANDS_OUT[0] and share[ids] > STANDS_OUT[1]
-        reasons[ids] = [f"{times[ids]:.1f} times as much is unexplained as in the median pair"] * stands_out
+        doubtful = stands_out(times[ids], share[ids])
+        reasons[ids] = [f"{times[ids]:.1f} times as much is unexplained as in the median pair"] * doubtful
     for name, text in FLAGS.items():
         for pair in (told.get(name) or {}).get("pairs", []):
             if (ids := (pair["id_a"], pair["id_b"])) in at:

@@ -110,7 +110,7 @@ def match(folder: Path, kind: str, seed: int, count: int | None = None) -> int:
     try:
         return int(pairs(PairsOptions(**options, count=count))["pairs"])
     except InputError as error:
-        if count is None or "more than there can be" not in error.what:
+        if count is None or "more pairs than can be made" not in error.what:
             raise
         return int(pairs(PairsOptions(**options))["pairs"])
 

@@ -77,7 +77,7 @@ def test_count_and_holdout_are_met(match: str, make_store: Make) -> None:
     assert made.holdout.sum() == 10
     made, _ = _run(store, match, same="label", across="domain", count=40, holdout="0")
     assert made.pairs == 40 and not made.holdout.any()
-    with pytest.raises(InputError, match="--count 5000 is more than there can be"):
+    with pytest.raises(InputError, match="--count 5000 is more pairs than can be made"):
         _run(store, match, same="label", across="domain", count=5000)
 
 
