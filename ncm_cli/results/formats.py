@@ -13,8 +13,8 @@ _WORDS = ("backslash", "asciitilde", "asciicircum", "less", "greater", "bar", "q
 _SYMBOLS = ("pm", "times", "leq", "geq", "sigma", "lambda", "theta", "varepsilon")
 _LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
-    **{one: f"\\text{name}{{}}" for one, name in zip('\\~^<>|"', _WORDS, strict=True)},
-    **{one: f"$\\{name}$" for one, name in zip("±×≤≥σλθε", _SYMBOLS, strict=True)},
+    **{symbol: f"\\text{name}{{}}" for symbol, name in zip('\\~^<>|"', _WORDS, strict=True)},
+    **{symbol: f"$\\{name}$" for symbol, name in zip("±×≤≥σλθε", _SYMBOLS, strict=True)},
     "−": "$-$",
     "–": "--",
 }
@@ -22,13 +22,13 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#])")
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
-WIDE = 2
-"""Columns of numbers up to which a terminal has room for their intervals."""
+MAX_WITH_INTERVALS = 2
+"""The most columns of numbers whose intervals fit on a terminal."""
 
 
 def terminal(table: ReportTable) -> dict[str, Any]:
-    """Arguments of `Ui.table`: the best is marked with a star, as a log has no bold."""
-    roomy = len(table.columns) - table.left <= WIDE
+    """Arguments of `Ui.table`. A star marks the best, as a log has no bold."""
+    roomy = len(table.columns) - table.left <= MAX_WITH_INTERVALS
     rows = [[_starred(cell, intervals=roomy) for cell in row] for row in table.rows]
     note = "; ".join(part for part in table.note.split("; ") if roomy or part != INTERVALS)
     shown = {"columns": table.columns, "rows": rows, "left": table.left}
@@ -40,7 +40,7 @@ def _starred(cell: Cell, *, intervals: bool = True) -> str:
 
 
 def _grid(table: ReportTable, escape: Callable[[str], str], bold: str) -> list[list[str]]:
-    """The texts of headings and rows; ``bold`` is a format for the best."""
+    """The headings and rows as text; ``bold`` formats the best."""
     rows = [
         [bold.format(escape(cell.as_text())) if cell.bold else escape(cell.as_text()) for cell in row]
         for row in table.rows
@@ -75,7 +75,7 @@ def latex(table: ReportTable) -> str:
 
 
 def tex(text: str) -> str:
-    """``text`` with what is special to LaTeX escaped."""
+    """``text`` with LaTeX's special characters escaped."""
     return "".join(_LATEX.get(character, character) for character in text.replace("\n", " "))
 
 
@@ -94,7 +94,7 @@ _PARTS = {"": "mean", " sd": "sd", " ci low": "low", " ci high": "high"}
 
 
 def comma_separated(table: ReportTable) -> str:
-    """Full precision, spreads in columns of their own."""
+    """CSV in full precision, with spreads in columns of their own."""
     parts = [
         (index, name)
         for index in range(len(table.columns))
@@ -110,7 +110,7 @@ def _csv_value(cell: Cell, part: str) -> str | float | None:
     if cell.spread is not None:
         return getattr(cell.spread, _PARTS[part])
     text = cell.text if part == "" else ""
-    # A spreadsheet would take such text for a formula.
+    # A spreadsheet would run such text as a formula.
     return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
 
 
@@ -118,6 +118,6 @@ WRITERS = {"table": aligned, "markdown": markdown, "latex": latex, "csv": comma_
 
 
 def text_of(tables: Sequence[ReportTable], form: str) -> str:
-    """All tables in one of the formats, a blank line between."""
+    """All tables in one format, with blank lines between them."""
     head = ["% needs \\usepackage{booktabs} and \\usepackage[T1]{fontenc}"] if form == "latex" else []
     return "\n\n".join([*head, *map(WRITERS[form], tables)]) + "\n"

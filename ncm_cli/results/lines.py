@@ -1,9 +1,9 @@
 """What a report is made from, and which results are repetitions of one another.
 
-A mean is taken over results that differ in a declared seed and in what that seed may change, and in nothing
-else that they record. In a run of a recipe the seed is the matrix variable ``seed``, and it may change every
-file that the recipe makes. Elsewhere it is the ``--seed`` that the probe was fitted with, and it may change
-the probe alone: other features are other data. One seed's result given twice counts once.
+A mean is over results that differ only in a declared seed and in what that seed may change. In a run of a
+recipe the seed is the matrix variable ``seed``, and it may change every file that the recipe makes. Elsewhere
+it is the ``--seed`` of the probe's fit, and it may change only the probe: other features are other data. A
+seed's result that is given twice counts once.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import Probe, read_probe
 
 SEED = "seed"
-"""The matrix variable, and the option, that declares a repetition."""
+"""The matrix variable and the option that declare a repetition."""
 
 NEUTRAL = frozenset({"compare", "explain", SEED})
-"""Options beside outputs that change no number that is averaged: the seed of a bound is of its intervals."""
+"""Options that change no averaged number, as outputs don't: a bound's seed is only for its intervals."""
 
 WHERE = "--where"
 
 ORACLE = "ORACLE"
-"""Marks whatever was chosen by, or trained on, test rows."""
+"""Marks what was chosen by or trained on test rows."""
 
 SUFFIXES = (".json", ".h5", ".safetensors")
-"""Of the files in a folder that reports are made from."""
+"""Of the files in a folder that reports read."""
 
 RESULTS = ("eval", "bound", "sweep", "finetune", "run")
 """The kinds of results that reports are made from."""
 
 _FIT = "fit "
-"""Begins the names of what is known of the probe: a line is of one probe, whatever its columns."""
+"""Prefix of facts about the probe. They separate lines even across columns: a line is of one probe."""
 
 _STATE, _REPORT = ".ncm-run.json", "report.json"
-"""What a run's folder records of its files: after each job, with what earlier settings left; at the end."""
+"""A run's records of its files: updated after each job, with files of earlier settings; and the last one."""
 
 _DESCRIBING = (
     *HEADER,
     *("probe", "features", "options", "comparison", "warnings", "rows", "intervals", "bootstrap"),
 )
-"""What stands in a result beside its numbers."""
+"""The fields of a result that aren't its numbers."""
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
@@ -86,7 +86,7 @@ class Mean:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Input:
-    """A file that was read: known by the digest of its contents or, where none is recorded, by its path."""
+    """A file that was read, identified by its digest or, where none is recorded, by its path."""
 
     path: str
     digest: str | None = None
@@ -94,28 +94,28 @@ class Input:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Facts:
-    """What a result records of how it was made; values are text, numbers, `Input` or None, by name."""
+    """How a result was made, as it records it: text, numbers, `Input` or None by name."""
 
     file: Path
     run: Path | None
-    """The folder of the recipe's run that made it; None by hand."""
+    """The folder of the recipe's run that made it; None if none did."""
     seed: str | None
-    """The declared seed, None where none is."""
+    """The declared seed, if any."""
     fixed: Mapping[str, Any]
-    """What repetitions have in common."""
+    """What all repetitions share."""
     seeded: Mapping[str, Any]
-    """What the seed may have changed: equal in results of one seed."""
+    """What the seed may change: equal for results of one seed."""
 
 
 Made = Mapping[str, tuple[str, Mapping[str, str]]]
-"""Files of a run, relative to its folder if they lie in it, to the step and the cell that made them."""
+"""Files of a run, relative to its folder if inside it, to the step and the matrix cell that made them."""
 
 
 class _Origin:
-    """Where a file comes from: the run that made it, if one did, and the names of files in it."""
+    """The run that a file is from, if any, and the names of files in it."""
 
     def __init__(self, file: Path, written: str | None, run: tuple[Path, Made] | None) -> None:
-        """``written`` is the file's path as the command that wrote it was told."""
+        """``written`` is the file's path as its command was given it."""
         self.folder: Path | None = run[0] if run else None
         self.made: Made = run[1] if run else {}
         self._base: str | None = None
@@ -123,17 +123,17 @@ class _Origin:
         if self.folder is not None:
             name = str(relative(file.absolute(), self.folder))
             self.cell = self.made[name][1]
-            # The run may have been moved, or be looked at from elsewhere: what its command was told counts.
+            # The run may have been moved since, or be read from elsewhere: its command's own paths count.
             if written is not None and f"{os.sep}{written}".endswith(f"{os.sep}{name}"):
                 self._base = written.removesuffix(name)
 
     def inside(self, path: str) -> str | None:
-        """The name in the run's folder of a file that the command was told of."""
+        """The name within the run's folder of a path that the command was given."""
         known = self._base is not None and path.startswith(self._base)
         return path.removeprefix(self._base or "") if known else None
 
     def maker(self, path: str) -> str | None:
-        """The step, and the cell but for the seed, that made a file or the folder around it."""
+        """The step, and the cell without the seed, that made a file or a folder around it."""
         inside = self.inside(path)
         for name in () if inside is None else (inside, *map(str, PurePath(inside).parents)):
             if name in self.made:
@@ -145,10 +145,10 @@ class _Origin:
 def facts_of(
     file: Path, body: Mapping[str, Any], *, run: tuple[Path, Made] | None = None, itself: Probe | None = None
 ) -> Facts:
-    """The facts of a result of eval, bound, sweep or finetune; or of a probe ``itself`` and its meta.
+    """The facts of a result of eval, bound, sweep or finetune, or of a probe (``itself``) and its metadata.
 
-    ``run`` is the folder and files of the run that made it, looked for where it isn't given. What a result's
-    probe was fitted with is read from the probe, if it is still the one that the result is of.
+    ``run`` is the folder and files of the run that made it, searched for if not given. How a result's probe
+    was fitted is read from the probe, as long as its digest is the one in the result.
     """
     options = dict(body.get("options") or {})
     origin = _Origin(file, options.get("output"), run or _run_of(file))
@@ -199,7 +199,7 @@ def facts_of(
         fitted = probe.meta.get("options") or {}
         command = str(probe.meta.get("command") or "fit")
         take(command, fitted, probe.meta.get("data") or {}, _FIT)
-        # A run may make its encoder as well: of synthetic data, or with random weights. finetune always does.
+        # A run may make its encoder too: from synthetic data, or with random weights. finetune always does.
         encoder = Input(str(probe.encoder.get("model")), probe.fingerprint)
         (fixed if by_hand and command == "fit" else seeded)[f"{_FIT}encoder"] = encoder
         seed = None if fitted.get(SEED) is None else str(fitted[SEED])
@@ -207,24 +207,24 @@ def facts_of(
 
 
 def _run_of(file: Path) -> tuple[Path, Made] | None:
-    """The run that made a file, and whose record still is of that file; None if there is none."""
+    """The run that made a file and whose record still matches it; None if there is none."""
     file = file.absolute()
     for folder in file.parents:
-        # A record that isn't there or can't be read declares nothing. Of a run that is going on, as where one
-        # of its steps asks, the report isn't there yet or is an earlier run's.
+        # A missing or unreadable record declares nothing. While a run is going on, as when one of its steps
+        # asks, the report is missing or an earlier run's.
         with contextlib.suppress(NcmError, OSError, ValueError, KeyError, TypeError, AttributeError):
             entries = _state(folder / _STATE) if holds(folder / _REPORT) else _report(folder / _REPORT)
-            found = {name: (step, cell, digest) for name, step, cell, digest in entries}
-            if found[str(relative(file, folder))][2] == sha256_file(file):
-                return folder, {name: (step, cell) for name, (step, cell, _) in found.items()}
+            files = {name: (step, cell, digest) for name, step, cell, digest in entries}
+            if files[str(relative(file, folder))][2] == sha256_file(file):
+                return folder, {name: (step, cell) for name, (step, cell, _) in files.items()}
     return None
 
 
 def _state(path: Path) -> Iterator[tuple[str, str, dict[str, str], str | None]]:
     for key, job in read_json(path)["jobs"].items():
-        if key.startswith("["):  # keys of version 0.1 can't be read back
+        if key.startswith("["):  # unlike the keys of version 0.1
             step, cell = json.loads(key)
-            for name, digest in job.get("outputs", {}).items():  # none of a step that is going on
+            for name, digest in job.get("outputs", {}).items():  # absent while a step is running
                 yield name, step, cell, digest
 
 
@@ -235,7 +235,7 @@ def _report(path: Path) -> Iterator[tuple[str, str, dict[str, str], str | None]]
 
 
 class HasFacts(Protocol):
-    """Anything made from a result."""
+    """Anything that comes from a result."""
 
     @property
     def facts(self) -> Facts: ...
@@ -249,64 +249,64 @@ class Repetitions(Generic[T]):
     """Results that are repetitions of one another, at most one of each seed in a column."""
 
     differs: dict[str, str]
-    """What tells them from others, in as few words as do; empty where there are no others."""
+    """What distinguishes them from the others, as briefly as possible; empty if there are no others."""
     members: list[T]
     again: list[T]
-    """Results that are there already, left out."""
+    """Results of the same seed and column as a member, left out."""
 
 
-def repetitions(found: Sequence[T], column: Callable[[T], Hashable] | None = None) -> list[Repetitions[T]]:
-    """Results apart, so that no column of a line mixes anything but declared seeds.
+def repetitions(results: Sequence[T], column: Callable[[T], Hashable] | None = None) -> list[Repetitions[T]]:
+    """Split results into lines, so that no column of a line mixes anything but declared seeds.
 
     Parameters
     ----------
     column
-        The column of a table that a result stands in: what differs between columns, the row filters first of
-        all, is no reason for another line unless it is the probe. Left out, all results are in one column.
+        The table column of a result. What differs only between columns, such as the row filter, doesn't split
+        a line, unless it is about the probe. By default all results are in one column.
     """
     skipped = set() if column is None else {WHERE}
-    place = column or (lambda one: None)
+    place = column or (lambda result: None)
 
-    def split(some: list[T], part: str, seed: Callable[[T], str | None]) -> list[list[T]]:
-        """Apart by each of a part of their facts that differs for one seed and in one column."""
+    def split(group: list[T], part: str, seed: Callable[[T], str | None]) -> list[list[T]]:
+        """Split by each fact of a part that differs for one seed and in one column."""
 
-        def key(one: T, name: str) -> Hashable:
-            return _key(getattr(one.facts, part).get(name))
+        def key(result: T, name: str) -> Hashable:
+            return _key(getattr(result.facts, part).get(name))
 
         def differs(name: str) -> bool:
             scopes: dict[Hashable, Hashable] = {}
-            for one in some:
-                scope = (seed(one), None if name.startswith(_FIT) else place(one))
-                if scopes.setdefault(scope, key(one, name)) != key(one, name):
+            for result in group:
+                scope = (seed(result), None if name.startswith(_FIT) else place(result))
+                if scopes.setdefault(scope, key(result, name)) != key(result, name):
                     return True
             return False
 
         names = dict.fromkeys(
-            name for one in some for name in getattr(one.facts, part) if name not in skipped
+            name for result in group for name in getattr(result.facts, part) if name not in skipped
         )
         differing = [name for name in names if differs(name)]
-        return by(some, lambda one: tuple(key(one, name) for name in differing))
+        return by(group, lambda result: tuple(key(result, name) for name in differing))
 
-    # A seed of one run says nothing of another run, nor of what was made by hand or declares none.
+    # Seeds are only comparable within one run, or among results made by hand that declare one.
     sets = [
-        own
-        for some in by(found, lambda one: (one.facts.run, one.facts.seed is None))
-        for part in split(some, "fixed", lambda one: None)
-        for own in split(part, "seeded", lambda one: one.facts.seed)
+        members
+        for of_run in by(results, lambda result: (result.facts.run, result.facts.seed is None))
+        for alike in split(of_run, "fixed", lambda result: None)
+        for members in split(alike, "seeded", lambda result: result.facts.seed)
     ]
-    made = []
-    for differs, own in zip(_differences(sets, skipped), sets, strict=True):
-        each = by(own, lambda one: (place(one), one.facts.seed))
-        again = [one for same in each for one in same[1:]]
-        made.append(Repetitions(differs, [same[0] for same in each], again))
-    return made
+    lines = []
+    for differs, members in zip(_differences(sets, skipped), sets, strict=True):
+        of_seeds = by(members, lambda result: (place(result), result.facts.seed))
+        again = [result for same in of_seeds for result in same[1:]]
+        lines.append(Repetitions(differs, [same[0] for same in of_seeds], again))
+    return lines
 
 
-def by(found: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
-    """Results of equal keys together, in the order in which the keys occur."""
+def by(results: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+    """Results grouped by key, in the order in which the keys occur."""
     groups: dict[Hashable, list[T]] = {}
-    for one in found:
-        groups.setdefault(key(one), []).append(one)
+    for result in results:
+        groups.setdefault(key(result), []).append(result)
     return list(groups.values())
 
 
@@ -315,39 +315,41 @@ def _key(value: Any) -> Hashable:
 
 
 def _differences(sets: Sequence[Sequence[HasFacts]], skipped: set[str]) -> list[dict[str, str]]:
-    """For each set, what tells it from the others: the first names that do, and no more than needed."""
-    found: list[dict[str, str]] = [{} for _ in sets]
+    """For each set, what distinguishes it from the others: the first facts that do, no more than needed."""
+    differences: list[dict[str, str]] = [{} for _ in sets]
     keys: list[tuple[Hashable, ...]] = [() for _ in sets]
     for name, values in _candidates(sets, skipped):
         finer = [(*key, _key(value)) for key, value in zip(keys, values, strict=True)]
         for index, text in enumerate(_texts(values)):
-            told = len({own for own, same in zip(finer, keys, strict=True) if same == keys[index]}) > 1
-            # An option that isn't given has to be said; a cell without the variable goes without.
-            if told and (values[index] is not None or not name.isidentifier()):
-                found[index][name] = text
+            split = len({new for new, old in zip(finer, keys, strict=True) if old == keys[index]}) > 1
+            # That an option isn't given has to be said; that a cell has no such variable doesn't.
+            if split and (values[index] is not None or not name.isidentifier()):
+                differences[index][name] = text
         keys = finer
-    return found
+    return differences
 
 
 def _candidates(sets: Sequence[Sequence[HasFacts]], skipped: set[str]) -> Iterator[tuple[str, list[Any]]]:
-    """Names with one value for each set: the cell's, the run, what else is fixed or seeded, the file."""
+    """Facts with one value for each set: of the cell, the run, other fixed and seeded ones, the file."""
 
     def single(part: str, wanted: Callable[[str], bool]) -> Iterator[tuple[str, list[Any]]]:
-        facts = [[getattr(one.facts, part) for one in own] for own in sets]
-        for name in dict.fromkeys(name for own in facts for one in own for name in one if wanted(name)):
-            if all(len({_key(one.get(name)) for one in own}) == 1 for own in facts):
-                yield name, [own[0].get(name) for own in facts]
+        facts = [[getattr(result.facts, part) for result in members] for members in sets]
+        for name in dict.fromkeys(
+            name for of_set in facts for known in of_set for name in known if wanted(name)
+        ):
+            if all(len({_key(known.get(name)) for known in of_set}) == 1 for of_set in facts):
+                yield name, [of_set[0].get(name) for of_set in facts]
 
-    firsts = [own[0].facts for own in sets]
+    firsts = [members[0].facts for members in sets]
     yield from single("fixed", str.isidentifier)
-    yield "run folder", [None if one.run is None else Input(str(one.run)) for one in firsts]
+    yield "run folder", [None if first.run is None else Input(str(first.run)) for first in firsts]
     yield from single("fixed", lambda name: not name.isidentifier() and name not in skipped)
     yield from single("seeded", lambda name: name != "numbers")
-    yield "result file", [Input(str(one.file)) for one in firsts]
+    yield "result file", [Input(str(first.file)) for first in firsts]
 
 
 def _texts(values: Sequence[Any]) -> list[str]:
-    """Values as short texts that differ where the values do: paths from where they part, else digests."""
+    """Values as short texts that differ where the values do: paths without what they share, else digests."""
     inputs = [value for value in values if isinstance(value, Input)]
     folders = {str(PurePath(value.path).parent) for value in inputs}
     by_path = len({value.path for value in inputs}) == len({_key(value) for value in inputs})
@@ -366,8 +368,8 @@ def _texts(values: Sequence[Any]) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Found:
-    """One result file, or a probe with its metadata for a body."""
+class Source:
+    """A result, or a probe with its metadata as the body."""
 
     path: Path
     body: dict[str, Any]
@@ -379,7 +381,7 @@ class Found:
         return self.body.get("where") or "all rows"
 
     def label(self, by: str) -> str:
-        """What names this result's line."""
+        """The name of this result's line."""
         probe, options = self.body.get("probe") or {}, self.body.get("options") or {}
         if by == "method":
             return str(probe.get("method") or "probe")
@@ -392,41 +394,41 @@ class Found:
 class Sources:
     """Everything that was read: results by their kind, probes and stores."""
 
-    evals: list[Found] = dataclasses.field(default_factory=list)
-    bounds: list[Found] = dataclasses.field(default_factory=list)
-    sweeps: list[Found] = dataclasses.field(default_factory=list)
-    finetunes: list[Found] = dataclasses.field(default_factory=list)
-    """What ``ncm eval`` says of their weights is among the evals."""
-    runs: list[Found] = dataclasses.field(default_factory=list)
-    probes: list[Found] = dataclasses.field(default_factory=list)
+    evals: list[Source] = dataclasses.field(default_factory=list)
+    bounds: list[Source] = dataclasses.field(default_factory=list)
+    sweeps: list[Source] = dataclasses.field(default_factory=list)
+    finetunes: list[Source] = dataclasses.field(default_factory=list)
+    """Evaluations of their weights are among the evals."""
+    runs: list[Source] = dataclasses.field(default_factory=list)
+    probes: list[Source] = dataclasses.field(default_factory=list)
     pairs: list[tuple[Path, PairStore]] = dataclasses.field(default_factory=list)
     features: list[Path] = dataclasses.field(default_factory=list)
-    """Where a page may find rows and pictures."""
+    """Feature stores, for a page's rows and pictures."""
 
-    def histories(self) -> Iterator[tuple[Found, SweepTable]]:
-        """Each sweep with its table of all checkpoints, where that lies beside it.
+    def histories(self) -> Iterator[tuple[Source, SweepTable]]:
+        """Each sweep with its table of all checkpoints, if that is beside it.
 
-        Raises `MismatchError` where a killed sweep has replaced one of the two.
+        Raises `MismatchError` if a killed sweep has replaced only one of the two.
         """
-        for found in self.sweeps:
-            path = found.path.parent / Path(found.body.get("history") or "").name
+        for sweep in self.sweeps:
+            path = sweep.path.parent / Path(sweep.body.get("history") or "").name
             if not path.is_file():
                 continue
             table = read_sweep(path)
-            if found.body.get("options") not in (None, table.options):
+            if sweep.body.get("options") not in (None, table.options):
                 raise MismatchError(
                     "a result and a table of two sweeps",
-                    where=f"{found.path} and {path}",
+                    where=f"{sweep.path} and {path}",
                     expected="files that one sweep wrote",
                     fix="run the sweep again: what it had finished is kept",
                 )
-            yield found, table
+            yield sweep, table
 
 
 def read_sources(paths: Sequence[Path]) -> Sources:
-    """Read files and folders; of a folder, every file of ours by its suffix is read, the rest passed over.
+    """Read files and folders; in folders, files of other programs are skipped.
 
-    Raises `InputError` for a file that isn't ours or that no report is made from, and for nothing to report.
+    Raises `InputError` for a named file that no report is made from, and if there is nothing to report.
     """
     sources, seen = Sources(), set[Path]()
     for path in paths:
@@ -453,14 +455,14 @@ def _read_one(path: Path, sources: Sources, *, named: bool) -> None:
         kind = recognise(path)
     if kind == "probe":
         probe = read_probe(path)
-        sources.probes.append(Found(path, probe.meta, facts_of(path, probe.meta, itself=probe)))
+        sources.probes.append(Source(path, probe.meta, facts_of(path, probe.meta, itself=probe)))
     elif kind == "pairs":
         sources.pairs.append((path, read_pairs(path)))
     elif kind == "features":
         sources.features.append(path)
     elif kind == "result" and (body := read_result(path)).get("kind") in RESULTS:
-        getattr(sources, f"{body['kind']}s").append(Found(path, body, facts_of(path, body)))
-        sources.evals += [Found(path, one, facts_of(path, one)) for one in body.get("evals") or ()]
+        getattr(sources, f"{body['kind']}s").append(Source(path, body, facts_of(path, body)))
+        sources.evals += [Source(path, eval, facts_of(path, eval)) for eval in body.get("evals") or ()]
     elif named:
         raise InputError(
             f"a {'result' if kind == 'result' else 'file'} that no report is made from",
@@ -472,14 +474,14 @@ def _read_one(path: Path, sources: Sources, *, named: bool) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a table or plot: results that are repetitions of one another in each of its columns."""
+    """One line of a table or plot: in each of its columns, repetitions of one result."""
 
     label: str
-    """With what tells it from other lines of this name."""
+    """With what distinguishes it from other lines of this name."""
     rule: str
-    """How the probe was chosen; empty where that isn't known."""
+    """How the probe was chosen; empty if that isn't known."""
     oracle: bool
-    found: tuple[Found, ...]
+    sources: tuple[Source, ...]
 
     @property
     def selection(self) -> str:
@@ -488,25 +490,25 @@ class Line:
 
 
 def lines_of(
-    found: Iterable[Found], named_by: str, reporter: Reporter, *, columns: bool = False
+    sources: Iterable[Source], named_by: str, reporter: Reporter, *, columns: bool = False
 ) -> list[Line]:
-    """Results as lines, in the order in which labels occur; what differs in a number alone by that number.
+    """Results as lines, in the order in which labels occur; labels that differ only in numbers by these.
 
-    With ``columns``, evals of other rows stand in other columns of a line. Results that are given twice are
-    said, and counted once.
+    With ``columns``, evals of other rows are in other columns of a line. Results given twice are named in a
+    note, and counted once.
     """
 
-    def kind(one: Found) -> tuple[str, str, bool]:
-        rule = (one.body.get("probe") or {}).get("selection") or ""
-        return one.label(named_by), rule, one.body.get("oracle") is True
+    def kind(source: Source) -> tuple[str, str, bool]:
+        rule = (source.body.get("probe") or {}).get("selection") or ""
+        return source.label(named_by), rule, source.body.get("oracle") is True
 
     lines, again = [], []
-    for own in by(found, kind):
-        label, rule, oracle = kind(own[0])
-        for same in repetitions(own, (lambda one: one.where) if columns else None):
+    for alike in by(sources, kind):
+        label, rule, oracle = kind(alike[0])
+        for same in repetitions(alike, (lambda source: source.where) if columns else None):
             name = ", ".join([label, *(f"{what} {value}" for what, value in same.differs.items())])
             lines.append(Line(name, rule, oracle, tuple(same.members)))
-            again += [str(one.path) for one in same.again]
+            again += [str(source.path) for source in same.again]
     if again:
         reporter.note(f"the same result again, counted once: {listing(again)}")
     words = [tuple(_NUMBER.split(line.label)[::2]) for line in lines]

@@ -1,8 +1,8 @@
-"""The page of a report: one HTML file that needs nothing else, to look at rather than to read.
+"""The page of a report: one self-contained HTML file with pictures and plots.
 
-It tells of one evaluation, the *subject*, beside all others. What a probe gets wrong is computed again by its
-own code on the rows that the result names, so that no further file is needed. A file that isn't there any
-more, or holds something else by now, is said in its place and never shown.
+It is about one evaluation, the *subject*, beside all others. What the probe gets wrong is computed anew from
+the probe and the rows that the result names. Where a file is missing or has changed since, the page says so
+instead of showing it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ncm_cli.probes.evaluate import SEEN, Answers, answers_of
 from ncm_cli.progress import Reporter
 from ncm_cli.registry import options_of
 from ncm_cli.results.figures import figures
-from ncm_cli.results.lines import ORACLE, Found, Line, Sources, facts_of
-from ncm_cli.results.pictures import BUDGET, SIDE, Thumbnails, look
+from ncm_cli.results.lines import ORACLE, Line, Source, Sources, facts_of
+from ncm_cli.results.pictures import PAIR_BUDGET, PAIR_SIDE, Thumbnails, look
 from ncm_cli.results.plots import image_url
 from ncm_cli.results.tables import Cell, ReportTable, Spread, cells, measured, ranks_of, tables, trained_on
 from ncm_cli.store.columns import categories_of
@@ -56,18 +56,18 @@ SECTIONS = {
     "known": ("Known values", "Known values"),
     "made": ("How it was made",),
 }
-"""By anchor, as they stand: heading, and how names of figures and titles of tables in it begin; others
-are among the results."""
+"""By anchor, in their order: heading, and prefixes of the names of its figures and the titles of its tables.
+Others are among the results."""
 
-TILES, OF_EACH, MOST = 24, 6, 72
-"""Pictures of a gallery; one with a filter has some of every group as well, up to a limit."""
+MAX_TILES, MAX_GROUP_TILES, MAX_GALLERY = 24, 6, 72
+"""Pictures of a gallery; with a filter by group also those of each group; and of all together."""
 
-MATRIX = 20
-"""Classes up to which the confusion matrix is drawn; of more, the most frequent confusions are listed."""
+MAX_MATRIX = 20
+"""Classes of a confusion matrix; of more classes, this number of the most frequent confusions is listed."""
 
 
 def page(sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], by: str, reporter: Reporter) -> str:
-    """The page of what was read, as HTML; ``evals`` and ``bounds`` are the sources' own as lines."""
+    """The HTML page of the sources; ``evals`` and ``bounds`` are the sources' own as lines."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -90,10 +90,10 @@ def page(sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], by: st
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Located:
-    """A file that another one names: where it is and what it holds, or why not."""
+    """A file that another one names: its path and what it holds, or why it can't be had."""
 
     path: Path
-    made: Any = None
+    content: Any = None
     why: str = ""
 
 
@@ -101,69 +101,70 @@ _READ = {"probe": read_probe, "feature store": FeatureStore, "pair store": read_
 
 
 class FileFinder(contextlib.ExitStack):
-    """Finds files by what was recorded of them: among those given, moved along, or where they were."""
+    """Finds files by their recorded digest: among those given, beside moved results, or where they were."""
 
     def __init__(self, sources: Sources) -> None:
-        """``sources`` gets the probes that evaluations are of, and the pairs that probes were fitted with."""
+        """To ``sources`` are added the probes of evaluations and the pairs that probes were fitted with."""
         super().__init__()
         self._known: dict[tuple[str, str], Located] = {}
         self._given = {
-            "probe": [found.path for found in sources.probes],
+            "probe": [probe.path for probe in sources.probes],
             "feature store": sources.features,
             "pair store": [path for path, _ in sources.pairs],
         }
-        probes = {one.path: one for one in sources.probes}
-        for found in sources.evals:
-            if (own := self.of(found, "probe")).made is not None and own.path not in probes:
-                meta = own.made.meta
-                probes[own.path] = Found(own.path, meta, facts_of(own.path, meta, itself=own.made))
+        probes = {probe.path: probe for probe in sources.probes}
+        for source in sources.evals:
+            found = self.of(source, "probe")
+            if found.content is not None and found.path not in probes:
+                facts = facts_of(found.path, found.content.meta, itself=found.content)
+                probes[found.path] = Source(found.path, found.content.meta, facts)
         pairs = dict(sources.pairs)
-        for found in probes.values():
-            if (own := self.of(found, "pair store")).made is not None:
-                pairs.setdefault(own.path, own.made)
+        for source in probes.values():
+            if (found := self.of(source, "pair store")).content is not None:
+                pairs.setdefault(found.path, found.content)
         self.sources = dataclasses.replace(sources, probes=list(probes.values()), pairs=list(pairs.items()))
 
-    def of(self, found: Found, word: str, **known: str) -> Located:
-        """A file of a kind that an evaluation or a probe names, or one known by its ``path``."""
-        data = found.body.get("data") or {}
-        named = {"probe": "probe", "feature store": "features", "pair store": "pairs"}[word]
-        known = known or found.body.get(named) or data.get(named) or {}
+    def of(self, source: Source, kind: str, **known: str) -> Located:
+        """The file of a kind that an evaluation or a probe names, or another one by its ``path``."""
+        data = source.body.get("data") or {}
+        named = {"probe": "probe", "feature store": "features", "pair store": "pairs"}[kind]
+        known = known or source.body.get(named) or data.get(named) or {}
         digest = known.get("sha256") or known.get("content_sha256")
         if not known.get("path"):
-            return Located(Path(), why=f"no {word} is recorded in {found.path}")
-        path, was = Path(known["path"]), written(found)
-        moved = [found.path.parent / os.path.relpath(path, Path(was).parent)] if was else []
-        key = (word, digest or str(path))
+            return Located(Path(), why=f"no {kind} is recorded in {source.path}")
+        path, was = Path(known["path"]), written(source)
+        moved = [source.path.parent / os.path.relpath(path, Path(was).parent)] if was else []
+        key = (kind, digest or str(path))
         if key not in self._known:
-            given = self._given[word] if digest else []  # without a digest any file would do
-            self._known[key] = self._find(word, digest, dict.fromkeys([*given, *moved, path]))
+            given = self._given[kind] if digest else []  # without a digest any file would match
+            self._known[key] = self._find(kind, digest, dict.fromkeys([*given, *moved, path]))
         return self._known[key]
 
-    def _find(self, word: str, digest: str | None, candidates: Mapping[Path, None]) -> Located:
+    def _find(self, kind: str, digest: str | None, candidates: Mapping[Path, None]) -> Located:
         *_, path = candidates
-        why = f"the {word} {path} isn't there"
+        why = f"the {kind} {path} isn't there"
         for candidate in filter(Path.is_file, candidates):
             try:
-                made: Any = _READ[word](candidate)
+                content: Any = _READ[kind](candidate)
             except NcmError as error:
-                why = f"the {word} {candidate} can't be read: {error.what}"
+                why = f"the {kind} {candidate} can't be read: {error.what}"
                 continue
-            if isinstance(made, FeatureStore):
-                self.enter_context(made)
-            if digest in (None, made.sha256 if isinstance(made, Probe) else made.content_sha256):
-                return Located(candidate, made)
-            if candidate not in self._given[word]:
-                why = f"the {word} {candidate} has changed since"
+            if isinstance(content, FeatureStore):
+                self.enter_context(content)
+            if digest in (None, content.sha256 if isinstance(content, Probe) else content.content_sha256):
+                return Located(candidate, content)
+            if candidate not in self._given[kind]:
+                why = f"the {kind} {candidate} has changed since"
         return Located(path, why=f"{why}; name the right one beside the results")
 
 
-def written(found: Found) -> str:
-    """The file as the command that wrote it was told."""
-    return (found.body.get("options") or {}).get("output") or ""
+def written(source: Source) -> str:
+    """The result's path as its command was given it."""
+    return (source.body.get("options") or {}).get("output") or ""
 
 
 def _caption(answers: Answers, index: int) -> str:
-    """True and predicted answer, with the probability of the latter."""
+    """The true and the predicted answer, and the latter's probability."""
     pair, names = (answers.truth[index], answers.predicted[index]), answers.probe.classes
     if not names:
         return "{:.3g} → {:.3g}".format(*pair)
@@ -173,15 +174,13 @@ def _caption(answers: Answers, index: int) -> str:
 def _context(
     files: FileFinder, evals: Sequence[Line], bounds: Sequence[Line], by: str, reporter: Reporter
 ) -> dict[str, Any]:
-    """What the template shows: the head, and each section that there is something for."""
+    """What the template shows: the head, and every section that isn't empty."""
     sources, context = files.sources, dict[str, Any]()
     subject = _subject(evals, files)
 
     def part(name: str) -> Any:
-        own = next(
-            (key for key, (_, *starts) in SECTIONS.items() if name.startswith(tuple(starts))), "results"
-        )
-        return context.setdefault(own, {"lead": "", "figures": [], "tables": []})
+        anchors = (anchor for anchor, (_, *starts) in SECTIONS.items() if name.startswith(tuple(starts)))
+        return context.setdefault(next(anchors, "results"), {"lead": "", "figures": [], "tables": []})
 
     for plot in figures(sources, evals, bounds, reporter):
         if (
@@ -200,7 +199,7 @@ def _context(
     if subject is not None:
         context["title"] = title or f"{_name(subject)} on {subject.where}"
         rival = _rival(subject, sources.evals)
-        probe = files.of(subject, "probe").made
+        probe = files.of(subject, "probe").content
         context["head"] = _head(subject, rival, evals, probe.meta if probe else {})
         if (groups := _group_table(subject, rival)) is not None:
             part("groups")["tables"].append(groups)
@@ -208,96 +207,97 @@ def _context(
     return context
 
 
-def _looks(subject: Found | None, files: FileFinder) -> list[dict[str, Any]]:
-    """The doubtful pairs that the subject's probe was fitted with; without a subject, of every pair store."""
-    pictures, shown = Thumbnails(side=SIDE, budget=BUDGET), files.sources.pairs
-    if subject is not None and (probe := files.of(subject, "probe")).made is not None:
-        own = files.of(Found(probe.path, probe.made.meta, subject.facts), "pair store").path
-        shown = [one for one in shown if one[0] == own] or shown
+def _looks(subject: Source | None, files: FileFinder) -> list[dict[str, Any]]:
+    """The doubtful pairs of the subject's probe; without a subject, of every pair store."""
+    pictures, shown = Thumbnails(side=PAIR_SIDE, budget=PAIR_BUDGET), files.sources.pairs
+    if subject is not None and (probe := files.of(subject, "probe")).content is not None:
+        of_probe = files.of(Source(probe.path, probe.content.meta, subject.facts), "pair store").path
+        shown = [(path, store) for path, store in shown if path == of_probe] or shown
     looks = []
     for path, store in shown:
-        if "suspects" not in store.diagnostics:  # of a builder, which looks for none
+        if "suspects" not in store.diagnostics:  # made by a builder, which looks for none
             continue
-        named = Found(path, {"options": store.options}, facts_of(path, {}))
-        found = [files.of(named, "feature store", **source) for source in store.sources]
-        looks.append(look(path, store, found, pictures))
+        named = Source(path, {"options": store.options}, facts_of(path, {}))
+        stores = [files.of(named, "feature store", **source) for source in store.sources]
+        looks.append(look(path, store, stores, pictures))
     return looks
 
 
-def _name(found: Found) -> str:
-    return str((found.body.get("probe") or {}).get("method") or "probe")
+def _name(source: Source) -> str:
+    return str((source.body.get("probe") or {}).get("method") or "probe")
 
 
-def _subject(evals: Sequence[Line], files: FileFinder) -> Found | None:
-    """The evaluation that the page tells of: on rows that its probe hasn't seen, of another method than ERM.
+def _subject(evals: Sequence[Line], files: FileFinder) -> Source | None:
+    """The evaluation that the page is about: on rows its probe hasn't seen, of another method than ERM.
 
-    Of several the one of the line whose pairs help by their verdicts, and whose bound fell most: no test row
-    has a part in that. (Bounds can't be compared: each is about rows that differ as its own pairs do.)
+    Of several it is one of the line whose verdicts say that the pairs help, and whose bound fell most: no
+    test row decides that. (Bounds can't be compared: each is about rows that differ as its own pairs do.)
     """
 
-    def rank(of: tuple[Line, Found]) -> tuple[Any, ...]:
-        line, one = of
-        probes = (files.of(each, "probe").made for each in line.found)
+    def rank(candidate: tuple[Line, Source]) -> tuple[Any, ...]:
+        line, source = candidate
+        probes = (files.of(repetition, "probe").content for repetition in line.sources)
         verdicts = [((probe.meta.get("selection") or {}).get("verdict") or {}) for probe in probes if probe]
         helped = sum(known.get("code") == "helps" for known in verdicts)
         gain = Spread.of((known.get("gain") or {}).get("value") for known in verdicts)
-        seen = any((one.body.get("overlap") or {}).values())
-        return seen, _name(one) == "erm", line.oracle, -helped, -gain.mean if gain else 0.0
+        seen = any((source.body.get("overlap") or {}).values())
+        return seen, _name(source) == "erm", line.oracle, -helped, -gain.mean if gain else 0.0
 
-    return min(((line, one) for line in evals for one in line.found), key=rank, default=(None, None))[1]
+    candidates = ((line, source) for line in evals for source in line.sources)
+    return min(candidates, key=rank, default=(None, None))[1]
 
 
-def _rival(subject: Found, evals: Sequence[Found]) -> Found | None:
-    """The evaluation of another probe on the same rows, ERM's if there is one: of the same seed first."""
+def _rival(subject: Source, evals: Sequence[Source]) -> Source | None:
+    """An evaluation of another probe on the same rows: of ERM and of the same seed, if there is one."""
 
-    def rows(one: Found) -> tuple[Any, ...]:
-        return (one.body.get("features") or {}).get("content_sha256"), one.where, one.body.get("target")
+    def rows(source: Source) -> tuple[Any, ...]:
+        features = source.body.get("features") or {}
+        return features.get("content_sha256"), source.where, source.body.get("target")
 
-    def probe(one: Found) -> Any:
-        return (one.body.get("probe") or {}).get("sha256")
+    def probe(source: Source) -> Any:
+        return (source.body.get("probe") or {}).get("sha256")
 
-    same = [one for one in evals if rows(one) == rows(subject) and probe(one) != probe(subject)]
-    same.sort(key=lambda one: (_name(one) != "erm", one.path.parent != subject.path.parent))
-    return same[0] if same else None
+    rivals = [other for other in evals if rows(other) == rows(subject) and probe(other) != probe(subject)]
+    rivals.sort(key=lambda other: (_name(other) != "erm", other.path.parent != subject.path.parent))
+    return rivals[0] if rivals else None
 
 
 def _head(
-    subject: Found, rival: Found | None, evals: Sequence[Line], meta: Mapping[str, Any]
+    subject: Source, rival: Source | None, evals: Sequence[Line], meta: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The numbers that everybody asks for first, with their marks, and the verdict on the pairs.
+    """The headline numbers with their marks, and the verdict on the pairs.
 
-    ``meta`` is the probe's; empty where that isn't known.
+    ``meta`` is the probe's, empty if it isn't known.
     """
-    line = next(own for own in evals if subject in own.found)
-    other = next((own for own in evals if rival in own.found), None)
+    line = next(line for line in evals if subject in line.sources)
+    other = next((line for line in evals if rival in line.sources), None)
     names = ("accuracy", "worst_group") if subject.body.get("task") != "regression" else ("mse", "r2")
-    wheres = list(dict.fromkeys(one.where for one in line.found))
+    wheres = list(dict.fromkeys(source.where for source in line.sources))
     cards = []
     for where in sorted(wheres, key=lambda where: where == subject.where):
-        seen = [one.body.get("overlap") or {} for one in line.found if one.where == where]
-        marks = [ORACLE] * line.oracle + [
-            SEEN[part][0] for part in SEEN if any(one.get(part) for one in seen)
-        ]
+        overlaps = [source.body.get("overlap") or {} for source in line.sources if source.where == where]
+        marks = [ORACLE] * line.oracle
+        marks += [SEEN[part][0] for part in SEEN if any(overlap.get(part) for overlap in overlaps)]
         for name in names if where == subject.where else names[:1]:
-            if (own := measured(line.found, where, name)) is not None:
-                theirs = measured(other.found, where, name) if other else None
+            if (value := measured(line.sources, where, name)) is not None:
+                theirs = measured(other.sources, where, name) if other else None
                 what = f"{name.replace('_', ' ')}, {where}"
                 against = f"{other.label} {theirs.mean:.3f}" if other and theirs else ""
-                cards.append({"what": what, "marks": marks, "value": Cell(spread=own), "against": against})
+                cards.append({"what": what, "marks": marks, "value": Cell(spread=value), "against": against})
     notes = [f"{ORACLE}: chosen by looking at the test rows"] * line.oracle
     notes += [*(meta.get("flags") or []), *(subject.body.get("warnings") or [])]
-    lead = f"{line.label}, rank {ranks_of(line.found) or 'unknown'}"
+    lead = f"{line.label}, rank {ranks_of(line.sources) or 'unknown'}"
     lead += f", {extra}" if (extra := trained_on(meta)) else ""
     lead += f" chosen by {line.selection}" if line.rule not in ("", "only-candidate") else ""
     lead += f"; {subject.body.get('n', 0):,} rows of {subject.where}"
-    if (seeds := len(line.found) // len(wheres)) > 1:
+    if (seeds := len(line.sources) // len(wheres)) > 1:
         lead += f"; mean ± standard deviation over {seeds} seeds, and what follows is of {subject.path}"
     verdict = (meta.get("selection") or {}).get("verdict")
     return {"lead": lead, "cards": cards, "verdict": verdict, "notes": notes}
 
 
-def _group_table(subject: Found, rival: Found | None) -> ReportTable | None:
-    """Groups with rows, the worst first, beside the rival's; None for fewer than two."""
+def _group_table(subject: Source, rival: Source | None) -> ReportTable | None:
+    """The groups that have rows, the worst first, beside the rival's; None for fewer than two."""
     name, sign = ("mse", -1) if subject.body.get("task") == "regression" else ("accuracy", 1)
     entries = subject.body.get("groups") or []
     present = [entry for entry in entries if entry["n"] and entry.get(name) is not None]
@@ -328,83 +328,83 @@ def _joined(group: Mapping[str, str]) -> str:
 
 
 def _apart(text: str) -> str:
-    """A user's text in a line of others, which it may not turn around: it may be written from the right."""
+    """A user's text isolated, so that right-to-left writing doesn't reorder the text around it."""
     return text if text.isascii() else f"\u2068{text}\u2069"
 
 
-def _looked_at(subject: Found, rival: Found | None, files: FileFinder) -> dict[str, Any]:
-    """The sections that need rows: errors, what is fixed and broken, confusion."""
-    own = _answers(subject, files)
-    if isinstance(own, str):
-        return {"errors": {"missing": f"No pictures: {own}."}}
-    store = files.of(subject, "feature store").made
+def _looked_at(subject: Source, rival: Source | None, files: FileFinder) -> dict[str, Any]:
+    """The sections that need rows: errors, fixed and broken rows, confusion."""
+    answers = _answers(subject, files)
+    if isinstance(answers, str):
+        return {"errors": {"missing": f"No pictures: {answers}."}}
+    store = files.of(subject, "feature store").content
     asked = (subject.body.get("options") or {}).get("groups")
-    groups = make_groups(store, asked or (own.probe.target if own.probe.classes else ""))
-    look = _Look(own, store, groups, Thumbnails())
-    context = {"errors": look.errors(subject)}
-    if own.probe.classes:
-        name, theirs = _other(subject, rival, own, files)
-        context["confusion"] = _confusion(own)
+    groups = make_groups(store, asked or (answers.probe.target if answers.probe.classes else ""))
+    galleries = _Galleries(answers, store, groups, Thumbnails())
+    context = {"errors": galleries.errors(subject)}
+    if answers.probe.classes:
+        name, theirs = _other(subject, rival, answers.probe, files)
+        context["confusion"] = _confusion(answers)
         if isinstance(theirs, str):
             context["versus"] = {"missing": f"Nothing to compare with: {theirs}."} if theirs else {}
-        elif theirs.probe.classes == own.probe.classes:
-            context["versus"] = look.versus(theirs, name)
+        elif theirs.probe.classes == answers.probe.classes:
+            context["versus"] = galleries.versus(theirs, name)
     return context
 
 
 def _answers_on(probe: Probe, store: FeatureStore, body: Mapping[str, Any]) -> Answers:
-    """A probe's answers for the rows that an eval's result is of."""
-    name = body.get("target") or probe.target
-    known = (categories_of(store.column(name)).codes >= 0) & read_target(
-        store, name, probe.classes or None
-    ).known
-    rows = np.flatnonzero(store.mask(body.get("where")) & known)
+    """A probe's answers for the rows of an eval's result."""
+    name, where = body.get("target") or probe.target, body.get("where")
+    known = read_target(store, name, probe.classes or None).known
+    rows = np.flatnonzero(store.mask(where) & known & (categories_of(store.column(name)).codes >= 0))
     if not len(rows):
-        raise InputError("none of the result's rows is there", where=store.path, found=body.get("where"))
+        raise InputError("the store has none of the result's rows", where=store.path, found=where)
     return answers_of(probe, store.path, store, rows, name)
 
 
-def _answers(found: Found, files: FileFinder, **other: str) -> Answers | str:
-    """What an evaluation's probe, or another one, says of its rows; or why that can't be told."""
-    probe, store = files.of(found, "probe", **other), files.of(found, "feature store")
+def _answers(source: Source, files: FileFinder, **other: str) -> Answers | str:
+    """The answers of an evaluation's probe, or of another one, for its rows; or why there are none."""
+    probe, store = files.of(source, "probe", **other), files.of(source, "feature store")
     if probe.why or store.why:
         return probe.why or store.why
     try:
-        return _answers_on(probe.made, store.made, found.body)
+        return _answers_on(probe.content, store.content, source.body)
     except NcmError as error:  # a result of another version or program
         return f"{error.what} ({error.found})"
 
 
-def _other(subject: Found, rival: Found | None, own: Answers, files: FileFinder) -> tuple[str, Answers | str]:
-    """Another probe's name and answers on the same rows, or why there are none; "" where none is named.
+def _other(
+    subject: Source, rival: Source | None, probe: Probe, files: FileFinder
+) -> tuple[str, Answers | str]:
+    """Another probe's name and answers for the same rows, or why there are none; "" if none is named.
 
-    It is the rival evaluation's, else what the subject was compared with, else one among the sources.
+    It is the rival evaluation's probe, else what the subject was compared with, else one of the sources.
     """
     if rival is not None:
         return _name(rival), _answers(rival, files)
     compared = (subject.body.get("options") or {}).get("compare")
-    paths = [compared] if compared else [str(one.path) for one in files.sources.probes]
+    paths = [compared] if compared else [str(other.path) for other in files.sources.probes]
     why = ""
     for path in paths:
-        found = _answers(subject, files, path=path)
-        if isinstance(found, str):
-            why = found
-        elif found.probe.sha256 != own.probe.sha256:
-            return str(found.probe.meta.get("method") or Path(path).stem), found
+        answers = _answers(subject, files, path=path)
+        if isinstance(answers, str):
+            why = answers
+        elif answers.probe.sha256 != probe.sha256:
+            return str(answers.probe.meta.get("method") or Path(path).stem), answers
     return "", why
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Look:
-    """Galleries of rows."""
+class _Galleries:
+    """Pictures of rows, with what the subject's probe predicts."""
 
     own: Answers
     store: FeatureStore
     groups: Groups
     pictures: Thumbnails
 
-    def errors(self, subject: Found) -> dict[str, Any]:
-        """Of the worst group, and of all rows: those that the probe is surest of come first."""
+    def errors(self, subject: Source) -> dict[str, Any]:
+        """The most confident errors of the worst group and of all rows."""
         own, classes, worst = self.own, bool(self.own.probe.classes), None
         ranked = own.surest(~own.right)
         lead = "Under each picture: true → predicted; those furthest off come first."
@@ -419,18 +419,18 @@ class _Look:
             inside = (self.groups.codes[own.rows] == keys.index(key)).any(axis=1)
             here = ranked[inside[ranked]]
             part = f"{len(here):,} of {int(inside.sum()):,} wrong" if classes else f"{len(here):,} rows"
-            worst = self.gallery(f"Worst group: {_joined(key)} ({part})", here[:TILES], own)
+            worst = self.gallery(f"Worst group: {_joined(key)} ({part})", here[:MAX_TILES], own)
         title = "Most confident errors" if classes else "Furthest off"
         confident = self.gallery(title, self.some(ranked), own, ranked)
         return {"lead": lead, "galleries": {"worst-errors": worst, "confident-errors": confident}}
 
     def versus(self, theirs: Answers, name: str) -> dict[str, Any]:
-        """Rows that one of two probes gets right."""
+        """Rows that only one of two probes gets right."""
         own, hits, others = self.own, self.own.right, theirs.right
-        found = metrics.compare(hits, others)
+        test = metrics.compare(hits, others)
         lead = (
-            f"Against {name} (accuracy {metrics.mean(others):.3f}): {found.difference:+.3f}, 95 % interval "
-            f"{found.ci_low:+.3f} to {found.ci_high:+.3f}; McNemar's p = {found.p_value:.2g}. Under "
+            f"Against {name} (accuracy {metrics.mean(others):.3f}): {test.difference:+.3f}, 95 % interval "
+            f"{test.ci_low:+.3f} to {test.ci_high:+.3f}; McNemar's p = {test.p_value:.2g}. Under "
             "each picture: true → predicted by the one that is wrong, and its probability."
         )
         fixed, broken = theirs.surest(hits & ~others), own.surest(others & ~hits)
@@ -444,44 +444,44 @@ class _Look:
         }
         return {"lead": lead, "galleries": galleries}
 
-    def some(self, ranked: Codes, first: int = TILES, of_each: int = OF_EACH) -> Codes:
+    def some(self, ranked: Codes, first: int = MAX_TILES, of_each: int = MAX_GROUP_TILES) -> Codes:
         """The first of all rows and the first of each group, in their order."""
         group, place = self.group(ranked), np.zeros(len(ranked), dtype=np.int64)
-        for one in np.unique(group):
-            place[group == one] = np.arange(int((group == one).sum()))
-        return ranked[(np.arange(len(ranked)) < first) | (place < of_each)][:MOST]
+        for code in np.unique(group):
+            place[group == code] = np.arange(int((group == code).sum()))
+        return ranked[(np.arange(len(ranked)) < first) | (place < of_each)][:MAX_GALLERY]
 
     def group(self, ranked: Codes) -> Codes:
-        """The group of each row in the first crossing; −1 where it is in none."""
+        """Each row's group in the first crossing; −1 for none."""
         codes = self.groups.codes[self.own.rows[ranked]]
         return codes[:, 0] if codes.shape[1] else np.full(len(ranked), -1, dtype=np.int64)
 
     def gallery(
         self, title: str, chosen: Codes, answers: Answers, every: Codes | None = None
     ) -> dict[str, Any]:
-        """Tiles of rows; with ``every`` row that they are chosen from, a filter by group."""
+        """Tiles of rows; with ``every``, all rows that they are chosen from, also a filter by group."""
         places = self.own.rows[chosen].tolist()
         tiles = [self.pictures.row(self.store, self.store.ids[place]) for place in places]
         captions = (_caption(answers, index) for index in chosen.tolist())
         options = []
         if every is not None:
-            found, counts = np.unique(self.group(every), return_counts=True)
-            for one, count in zip(found.tolist(), counts.tolist(), strict=True):
-                options += [(one, f"{_joined(self.groups.key(one))} ({count:,})")] if one >= 0 else []
+            codes, counts = np.unique(self.group(every), return_counts=True)
+            for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+                options += [(code, f"{_joined(self.groups.key(code))} ({count:,})")] if code >= 0 else []
         group = self.group(chosen).tolist()
         return {"title": title, "tiles": list(zip(tiles, captions, group, strict=True)), "groups": options}
 
 
 def _confusion(own: Answers) -> dict[str, Any]:
-    """Counts of true by predicted class; of many classes the most frequent confusions."""
+    """Counts of rows by true and predicted class; of many classes, the most frequent confusions."""
     names = own.probe.classes
     counts = np.zeros((len(names), len(names)), dtype=np.int64)
     np.add.at(counts, (own.truth, own.predicted), 1)
     totals = counts.sum(axis=1)
-    if len(names) <= MATRIX:
+    if len(names) <= MAX_MATRIX:
         return {"classes": names, "counts": counts.tolist(), "totals": totals.tolist(), "table": None}
     np.fill_diagonal(counts, 0)
-    first = np.argsort(-counts, axis=None, kind="stable")[:MATRIX]
+    first = np.argsort(-counts, axis=None, kind="stable")[:MAX_MATRIX]
     rows = [
         cells(names[i], names[j], f"{counts[i, j]:,}", Spread(counts[i, j] / totals[i]))
         for i, j in zip(*np.unravel_index(first, counts.shape), strict=True)
@@ -491,32 +491,34 @@ def _confusion(own: Answers) -> dict[str, Any]:
     return {"table": ReportTable(title, ("true", "predicted", "rows", "share of the class"), rows, 2)}
 
 
-def _made(subject: Found | None, files: FileFinder) -> dict[str, Any]:
-    """The commands of the subject's files, versions, and the digest of each file."""
+def _made(subject: Source | None, files: FileFinder) -> dict[str, Any]:
+    """The commands that made the subject, versions, and the digests of files."""
     sources, versions = files.sources, {"ncm": subject.body.get("ncm_version") if subject else __version__}
     for run in sources.runs:
         versions |= (run.body.get("provenance") or {}).get("versions") or {}
     listed = [cells(name, str(value)) for name, value in versions.items() if value]
     results = [*sources.evals, *sources.bounds, *sources.sweeps, *sources.runs]
-    every = [(one.path, one.body.get("kind"), one.body.get("content_sha256")) for one in results]
-    every += [(one.path, "probe", one.facts.seeded["fit probe"].digest) for one in sources.probes]
-    every += [(path, "pairs", store.content_sha256) for path, store in sources.pairs]
-    rows = [cells(*(str(part or "") for part in one)) for one in every]
-    made = [ReportTable("Versions", ("package", "version"), listed, 2)]
-    made.append(ReportTable("Files, with the digest of their contents", ("file", "kind", "SHA-256"), rows, 3))
-    return {"lines": _shell_lines(subject, files) if subject else [], "tables": made}
+    digests = [(one.path, one.body.get("kind"), one.body.get("content_sha256")) for one in results]
+    digests += [(probe.path, "probe", probe.facts.seeded["fit probe"].digest) for probe in sources.probes]
+    digests += [(path, "pairs", store.content_sha256) for path, store in sources.pairs]
+    rows = [cells(*(str(part or "") for part in digest)) for digest in digests]
+    shown = [
+        ReportTable("Versions", ("package", "version"), listed, 2),
+        ReportTable("Files, with the digest of their contents", ("file", "kind", "SHA-256"), rows, 3),
+    ]
+    return {"lines": _shell_lines(subject, files) if subject else [], "tables": shown}
 
 
-def _shell_lines(subject: Found, files: FileFinder) -> list[str]:
-    """The commands that made the subject, from the folder of its run if it is of one; as far as is known."""
-    probe, store = files.of(subject, "probe"), files.of(subject, "feature store").made
-    found = Found(probe.path, probe.made.meta, subject.facts) if probe.made else None
-    pairs = files.of(found, "pair store").made if found else None
+def _shell_lines(subject: Source, files: FileFinder) -> list[str]:
+    """The commands that made the subject, as far as they are recorded; of a run, from its folder."""
+    found, store = files.of(subject, "probe"), files.of(subject, "feature store").content
+    probe = Source(found.path, found.content.meta, subject.facts) if found.content else None
+    pairs = files.of(probe, "pair store").content if probe else None
     steps: dict[tuple[str, str], Mapping[str, Any]] = {
         ("embed", "source"): store.options if store else {},
         ("pairs", "holdout"): pairs.options if pairs else {},
-        ("fit", "select"): (found.body.get("options") or {}) if found else {},
-        ("zeroshot", "mix"): (found.body.get("options") or {}) if found else {},
+        ("fit", "select"): (probe.body.get("options") or {}) if probe else {},
+        ("zeroshot", "mix"): (probe.body.get("options") or {}) if probe else {},
         ("eval", "probe"): subject.body.get("options") or {},
     }
     was, run = written(subject), subject.facts.run
@@ -524,10 +526,10 @@ def _shell_lines(subject: Found, files: FileFinder) -> list[str]:
     base = was.removesuffix(name[1:]) if name and was.endswith(name) else ""
     lines = [f"cd {shlex.quote(base)}"] if base else []
     for (kind, own), given in steps.items():
-        if own in given:  # else made by another command, as by a builder or a sweep, or not known
+        if own in given:  # else made by a builder or a sweep, or unknown
             line = f"ncm {kind}"
             for word in command_words(options_of(kind), given):
-                # An option a line: for people to read, and for shells to continue.
+                # One option a line, which a shell continues.
                 line += (" \\\n    " if word.startswith("-") else " ") + shlex.quote(word.removeprefix(base))
             lines.append(line)
     return lines

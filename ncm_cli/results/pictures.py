@@ -1,7 +1,4 @@
-"""Pictures of a page: small, within a budget of bytes, and a reason where there is none; and pairs of them.
-
-Pairs that are likely wrong stand side by side, for a person to keep or to drop.
-"""
+"""Thumbnails of a page within a budget of bytes, and doubtful pairs side by side for a person to judge."""
 
 from __future__ import annotations
 
@@ -26,14 +23,14 @@ from ncm_cli.pairs.options import PairsOptions
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import TEXT, PairStore
 
-SHOWN, NEXT = 200, 24
-"""Most suspicious pairs of one store that are shown, and of those that are next in the ranking."""
+MAX_SUSPICIOUS, MAX_NEXT = 200, 24
+"""Pairs of one store that are shown: suspicious ones, and those that follow in the ranking."""
 
-SIDE = 144
-"""Pixels of a picture: a pair is judged by details."""
+PAIR_SIDE = 144
+"""Pixels along a pair's pictures: details matter there."""
 
-BUDGET = 1_500_000
-"""Bytes of the pictures of one page's pairs."""
+PAIR_BUDGET = 1_500_000
+"""Bytes for the pictures of a page's pairs."""
 
 FLAGS = {
     "label_disagreement": "the labels differ",
@@ -41,7 +38,7 @@ FLAGS = {
     "identical": "the members have the same features",
     "repeated": "listed more than once: dropping it drops every copy",
 }
-"""Diagnostics that name pairs, and what they say of one."""
+"""Diagnostics that name pairs, and how each is worded for one pair."""
 
 _LOSSY: tuple[str, dict[str, Any]] = (
     ("WEBP", {"quality": 75, "method": 4}) if features.check("webp") else ("JPEG", {"quality": 80})
@@ -56,16 +53,16 @@ class Tile:
 
     id: str
     src: str | None
-    """A ``data:`` URL; None where there is no picture, and ``why`` says why."""
+    """A ``data:`` URL; None if there is no picture, and ``why`` tells the reason."""
     why: str = ""
     crisp: bool = False
-    """Of so few pixels that they are to be enlarged as squares."""
+    """Whether it is so small that its pixels are enlarged as squares."""
 
 
 class Thumbnails:
-    """Thumbnails of at most ``side`` pixels, as the encoder saw the files; of ``budget`` bytes in all.
+    """Thumbnails of at most ``side`` pixels, of the images as the encoder saw them; ``budget`` bytes in all.
 
-    A picture that can't be shown never raises: its tile says why.
+    A picture that can't be shown raises nothing: its tile has the reason.
     """
 
     def __init__(self, *, side: int = 112, budget: int = 3_500_000) -> None:
@@ -75,8 +72,9 @@ class Thumbnails:
     def row(self, store: FeatureStore | None, id: str) -> Tile:
         """The picture of a row of a store."""
         if store is None or (position := int(store.positions([id])[0])) < 0:
-            where = "the feature store isn't there" if store is None else "not in the feature store"
-            return Tile(id, None, where)
+            return Tile(
+                id, None, "the feature store isn't there" if store is None else "not in the feature store"
+            )
         if (files := store.files) is None:
             return self.tile(id, None)
         return self.tile(id, files.path[position], files.sha256[position], encoder=store.encoder)
@@ -89,10 +87,9 @@ class Thumbnails:
         *,
         encoder: Mapping[str, Any] | None = None,
     ) -> Tile:
-        """The picture of an image file, unless the file has another digest by now.
+        """The picture of an image file, unless the file's digest has changed; rows of arrays have no path.
 
-        Without a path it is a row of an array. What the encoder saw depends on its description: on a range of
-        samples and an augmentation.
+        The encoder's description gives the range of samples and the augmentation, if there are any.
         """
         if path is None:
             return Tile(id, None, "a row of an array has no picture")
@@ -105,7 +102,7 @@ class Thumbnails:
             self._made[key] = self._read(id, path, sha256, told.get("intensity_range"), view)
         src, why, crisp = self._made[key]
         if src is not None and len(src) > self.left:
-            self.left = 0  # a small one that still fitted would leave a page with holes
+            self.left = 0  # else small pictures would still be shown between missing ones
             return Tile(id, None, "the page is full")
         self.left -= len(src or "")
         return Tile(id, src, why, crisp)
@@ -132,10 +129,10 @@ class Thumbnails:
 
 
 def look(path: Path, store: PairStore, found: Sequence[Any], pictures: Thumbnails) -> dict[str, Any]:
-    """The doubtful pairs of a store, the most doubtful first, for the template.
+    """The doubtful pairs of a store for the template, the most doubtful first.
 
-    ``found`` are its feature stores, each with ``made`` or ``why`` not. The page's list to drop has to name
-    again what was ``dropped`` when the store was made.
+    ``found`` are its feature stores, each with ``content`` or ``why`` there is none. The page's list of pairs
+    to drop repeats those that were ``dropped`` when the store was made.
     """
     at = {ids: j for j, ids in enumerate(zip(store.id_a, store.id_b, strict=True))}
     told = store.diagnostics
@@ -152,16 +149,16 @@ def look(path: Path, store: PairStore, found: Sequence[Any], pictures: Thumbnail
         for pair in (told.get(name) or {}).get("pairs", []):
             if (ids := (pair["id_a"], pair["id_b"])) in at:
                 reasons.setdefault(ids, []).append(text)
-    # Those of equal standing stay in the order in which they were found.
+    # Equally doubtful pairs stay in the order in which they were found.
     ranked = sorted(reasons, key=lambda ids: (not reasons[ids], -times.get(ids, 0)))
     suspicious = sum(map(bool, reasons.values()))
-    shown = [*ranked[: min(suspicious, SHOWN)], *ranked[suspicious:][:NEXT]]
-    stores = (found[0].made, found[-1].made) if found else (None, None)
-    made = [
+    shown = [*ranked[: min(suspicious, MAX_SUSPICIOUS)], *ranked[suspicious:][:MAX_NEXT]]
+    stores = (found[0].content, found[-1].content) if found else (None, None)
+    pairs = [
         {
             "tiles": [
-                Tile(id, None, "a text, no picture") if store.strategy == TEXT else pictures.row(own, id)
-                for own, id in zip(stores, ids, strict=True)
+                Tile(id, None, "a text, no picture") if store.strategy == TEXT else pictures.row(of_id, id)
+                for of_id, id in zip(stores, ids, strict=True)
             ],
             "labels": (store.label_a[at[ids]], store.label_b[at[ids]]),
             "share": share.get(ids),
@@ -176,11 +173,11 @@ def look(path: Path, store: PairStore, found: Sequence[Any], pictures: Thumbnail
     words = command_words(PairsOptions, options) if options.get("features") else []
     return {
         "path": path,
-        "pairs": made,
+        "pairs": pairs,
         "suspicious": suspicious,
-        "more": max(0, suspicious - SHOWN),
+        "more": max(0, suspicious - MAX_SUSPICIOUS),
         "of": store.pairs,
         "dropped": [(pair["id_a"], pair["id_b"]) for pair in told.get("dropped") or []],
         "command": shlex.join(["ncm", "pairs", *words, "--drop", "drop.csv"]) if words else "",
-        "missing": "; ".join(one.why for one in found if one.why),
+        "missing": "; ".join(located.why for located in found if located.why),
     }

@@ -1,4 +1,4 @@
-"""How figures are drawn, as files and for a page; lines differ in grey, marker and dashes too."""
+"""How figures are drawn, as files and for a page; lines also differ in grey level, marker and dashes."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 Curves = dict[str, Array]
-"""Quantities along one axis: ``x`` (points), each other (repetitions, points), NaN where unknown."""
+"""Quantities along one axis: ``x`` (points,), the others (repetitions, points), NaN where unknown."""
 
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#7F7F7F", "#CC79A7", "#8C510A")
-"""Okabe and Ito's, which colour-blind readers tell apart; neighbours differ in grey as well."""
+"""Okabe and Ito's, which colour-blind readers can tell apart; neighbours differ in grey level too."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 DASHES = ((0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2)), (0, (4, 2, 1, 2, 1, 2)))
 LINES = ("-", "--", "-.", ":", *DASHES)
 GREY, GRID, PAPER = "#555555", "#E6E6E6", "#FFFFFF"
 
-MARKS = 12
-"""Markers on one line at most: a denser line would hide its style."""
+MAX_MARKERS = 12
+"""Markers on one line: more would hide its dashes."""
 
-POINTS = 500
-"""Points of one line at most: a figure isn't wider in dots of a printer's eye."""
+MAX_POINTS = 500
+"""Points of one line: more can't be told apart in print."""
 
-DIRECT, LONGEST = 4, 32
-"""Lines up to which each is named at its end, in so many characters; others have a legend."""
+MAX_END_LABELS, MAX_END_LABEL = 4, 32
+"""Lines that are named at their ends, and the characters of such a name; beyond, there is a legend."""
 
-ROWS = 40
-"""Groups that one figure shows at most, the worst ones."""
+MAX_GROUPS = 40
+"""Groups in one figure: the worst ones."""
 
 STYLE: dict[str, Any] = {
     "font.size": 9,
-    # Where the first has no glyph, one of these may be there.
+    # The later ones have glyphs that the first lacks.
     "font.sans-serif": [
         "DejaVu Sans",
         "Noto Sans CJK SC",
@@ -83,21 +83,21 @@ FORMATS: dict[str, dict[str, Any]] = {
     "png": {"dpi": 180, "metadata": {"Software": None}},
     "svg": {"metadata": {"Date": None}},
 }
-"""Written without a date, so that the same data give the same bytes."""
+"""Without dates, so that the same data give the same bytes."""
 
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
-"""What can't be drawn, or turns around what stands beside it."""
+"""Characters that can't be drawn, or that change the direction of the text beside them."""
 
 
 class Plot(NamedTuple):
     """One figure of a report."""
 
     name: str
-    """The file's, without suffix: its kind, and what tells it from others of that kind."""
+    """Of the file, without suffix: the kind, and what distinguishes it from others of that kind."""
     title: str
     text: str
-    """What it shows, for readers who don't see it."""
+    """What it shows, for readers who can't see it."""
     figure: Figure
 
     def files(self, folder: Path) -> list[Path]:
@@ -106,13 +106,13 @@ class Plot(NamedTuple):
 
 
 @contextmanager
-def _style(**own: Any) -> Iterator[None]:
-    # It warns where it has no home folder for its fonts' cache, and makes a temporary one.
+def _style(**settings: Any) -> Iterator[None]:
+    # Without a home folder it warns that its font cache is in a temporary one.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     import matplotlib
 
-    # The defaults first, so that a reader's own matplotlibrc can't change the files.
-    rc = {**matplotlib.rcParamsDefault, **STYLE, "backend": "agg", **own}
+    # The defaults come first, so that a user's matplotlibrc can't change the files.
+    rc = {**matplotlib.rcParamsDefault, **STYLE, "backend": "agg", **settings}
     with matplotlib.rc_context(rc), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")
         yield
@@ -125,9 +125,8 @@ def figure(width: float, height: float, **grid: Any) -> Iterator[tuple[Figure, A
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        made = Figure(figsize=(width, height))
-        FigureCanvasAgg(made)
-        yield made, made.subplots(**grid)
+        canvas = FigureCanvasAgg(Figure(figsize=(width, height)))
+        yield canvas.figure, canvas.figure.subplots(**grid)
 
 
 def save(plot: Plot, folder: Path) -> list[Path]:
@@ -155,9 +154,9 @@ def ink(colour: str) -> str:
 
 
 def drawable(text: str, most: int = 60) -> str:
-    """A user's text as matplotlib draws it: no formula, no control characters, not too long."""
+    """A user's text for matplotlib: no formula, no control characters, not too long."""
     text = _CONTROL.sub(" ", text)
-    # matplotlib leaves names with an underscore first out of legends: a blank without width is before it.
+    # matplotlib omits names that begin with an underscore from legends, so a zero-width space goes first.
     text = "\u200b" + text if text.startswith("_") else text
     if len(text) > most:
         text = f"{text[: most * 2 // 3]}…{text[len(text) - most // 3 + 1 :]}"
@@ -165,7 +164,7 @@ def drawable(text: str, most: int = 60) -> str:
 
 
 def _marker(index: int) -> str:
-    """Another one for lines that have the same colour."""
+    """Lines of the same colour have different ones."""
     return MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]
 
 
@@ -174,14 +173,14 @@ def line(
 ) -> None:
     """The mean of ``runs`` (repetitions, points) over ``x``, shaded by one standard deviation.
 
-    ``index`` picks colour and marker, and the line style unless ``style`` is given. Points that not every run
-    has are left out: the mean would jump there.
+    ``index`` picks colour and marker, and the line style unless ``style`` is given. Points that some run
+    lacks are left out: the mean would jump there.
     """
     known = np.flatnonzero(np.isfinite(runs).all(axis=0))
     if not len(known):
         return
-    if len(known) > POINTS:
-        known = known[np.linspace(0, len(known) - 1, POINTS).round().astype(int)]
+    if len(known) > MAX_POINTS:
+        known = known[np.linspace(0, len(known) - 1, MAX_POINTS).round().astype(int)]
     x, runs = x[known], runs[:, known]
     mean = runs.mean(axis=0)
     colour = COLOURS[index % len(COLOURS)]
@@ -191,7 +190,7 @@ def line(
         color=colour,
         linestyle=LINES[index % len(LINES)] if style is None else style,
         marker=None if thin else _marker(index),
-        markevery=max(1, -(-len(x) // MARKS)),
+        markevery=max(1, -(-len(x) // MAX_MARKERS)),
         markerfacecolor=PAPER,
         linewidth=1.0 if thin else 1.5,
         label=label,
@@ -203,11 +202,11 @@ def line(
 
 
 def name_lines(made: Figure, panels: Iterable[Axes], columns: int = 3) -> None:
-    """Name up to `DIRECT` curves at their ends, else all in one legend under the figure."""
+    """Name up to `MAX_END_LABELS` curves at their ends, and more in one legend under the figure."""
     panels = list(panels)
     named = _named(panels[0])
-    longest = max((len(own.get_label()) for own in named), default=0)
-    if sum(own.get_color() != GREY for own in named) <= DIRECT and longest <= LONGEST:
+    longest = max((len(curve.get_label()) for curve in named), default=0)
+    if sum(curve.get_color() != GREY for curve in named) <= MAX_END_LABELS and longest <= MAX_END_LABEL:
         for axes in panels:
             _name_ends(axes, made.get_figheight())
     else:
@@ -215,7 +214,7 @@ def name_lines(made: Figure, panels: Iterable[Axes], columns: int = 3) -> None:
 
 
 def _named(axes: Axes) -> list[Any]:
-    return [own for own in axes.lines if str(own.get_label())[:1] != "_"]
+    return [curve for curve in axes.lines if str(curve.get_label())[:1] != "_"]
 
 
 def _legend(made: Figure, axes: Axes, columns: int) -> None:
@@ -228,21 +227,22 @@ def _legend(made: Figure, axes: Axes, columns: int) -> None:
 
 
 def _name_ends(axes: Axes, inches: float) -> None:
-    """Each line's label beside its right end, moved up or down as little as keeps them apart."""
+    """Each line's label beside its right end, moved up or down just enough to keep labels apart."""
     lines = _named(axes)
     axes.set_ylim(axes.get_ylim())
     to_axes = axes.transScale + axes.transLimits
-    heights = [to_axes.transform(np.transpose([[0.5] * len(y), y]))[:, 1] for y in (_y(own) for own in lines)]
-    # Where lines end in one point, their labels are in the order of the lines before it.
+    heights = [to_axes.transform(np.transpose([[0.5] * len(y), y]))[:, 1] for y in map(_y, lines)]
+    # Labels of lines that end in one point are in the order of the lines before it.
     order = sorted(range(len(lines)), key=lambda i: (round(heights[i][-1], 2), heights[i].mean()))
     gap = 12 / (72 * (inches - 0.9))
-    # The nearest places in this order that are a gap apart: means of blocks that would overlap.
+    # The nearest places in this order that are a gap apart: labels that would overlap share their mean.
     blocks: list[list[float]] = []
     for place, i in enumerate(order):
         blocks.append([heights[i][-1] - place * gap])
         while len(blocks) > 1 and np.mean(blocks[-2]) > np.mean(blocks[-1]):
             blocks[-2:] = [blocks[-2] + blocks[-1]]
-    places = [min(max(float(np.mean(own)), 0), 1 - gap * (len(lines) - 1)) for own in blocks for _ in own]
+    most = 1 - gap * (len(lines) - 1)
+    places = [min(max(float(np.mean(block)), 0), most) for block in blocks for _ in block]
     for place, i in enumerate(order):
         axes.annotate(
             lines[i].get_label(),
@@ -257,25 +257,25 @@ def _name_ends(axes: Axes, inches: float) -> None:
         )
 
 
-def _y(own: Any) -> Array:
-    return np.asarray(own.get_ydata(), dtype=np.float64)
+def _y(curve: Any) -> Array:
+    return np.asarray(curve.get_ydata(), dtype=np.float64)
 
 
 HEADS = {"rank": "rank r (dimensions removed)", "pairs": "number of pairs k"}
 
 
 class References(NamedTuple):
-    """Straight lines: test accuracies, the number of spurious dimensions where it is given, a choice."""
+    """Straight lines: test accuracies, the given number of spurious dimensions, the chosen rank."""
 
     oracle: float | None = None
     erm: float | None = None
     spurious_dim: int | None = None
     chosen: tuple[float, str] | None = None
-    """Where, and what to say of it; None: the least 0-1 bound."""
+    """Its x and its label; None for that of the least 0-1 bound."""
 
 
 def _upright(axes: Axes, x: float, text: str, *, colour: str = GREY, level: int = 0) -> None:
-    """A line up at ``x`` with a text above the axes, where nothing is drawn."""
+    """A vertical line at ``x`` with a text above the axes, where nothing else is drawn."""
     axes.axvline(x, color=colour, linestyle=(0, (1, 2)), linewidth=1)
     low, high = axes.get_xlim()
     place = (x - low) / (high - low)
@@ -293,11 +293,11 @@ def _upright(axes: Axes, x: float, text: str, *, colour: str = GREY, level: int 
 
 
 def _lines(
-    axes: Axes, own: Curves, looks: dict[str, tuple[str, int, str]], of: Callable[[Array], Array]
+    axes: Axes, curves: Curves, looks: dict[str, tuple[str, int, str]], of: Callable[[Array], Array]
 ) -> None:
-    """Quantities, by (label, index, style), each after ``of``."""
+    """Draw ``of`` each quantity in ``looks``, which give its (label, index, style)."""
     for name, (label, index, style) in looks.items():
-        line(axes, own["x"], of(own[name]), index=index, style=style, label=label)
+        line(axes, curves["x"], of(curves[name]), index=index, style=style, label=label)
 
 
 def accuracy_plot(
@@ -309,24 +309,25 @@ def accuracy_plot(
     words: tuple[str, str] = ("in-domain", "test domain"),
     regression: bool = False,
 ) -> Plot:
-    """Accuracy (MSE) against ``key``: for one label also the 0-1 bound, for several one colour each."""
+    """Accuracy (MSE) against ``key``: of one label with its 0-1 bound, of several in a colour each."""
     several, of = len(lines) > 1, np.asarray if regression else _accuracy
     measure = "MSE" if regression else "accuracy"
     said = []
     with figure(5.9, 4.1 if several else 3.7) as (made, axes):
-        for index, (label, own) in enumerate(lines.items() if several else ()):
-            _lines(axes, own, {"test_error": (drawable(label), index, "-")}, of)
-        for index, own in enumerate(lines.values() if several else ()):
-            text = f"_{index}" if index else f"the same, {words[0]}"
-            dashed = (0, (4, 2))
-            line(axes, own["x"], of(own["twin_error"]), index=index, style=dashed, thin=True, label=text)
-        for own in () if several else lines.values():
+        for index, (label, curves) in enumerate(lines.items() if several else ()):
+            _lines(axes, curves, {"test_error": (drawable(label), index, "-")}, of)
+        for index, curves in enumerate(lines.values() if several else ()):
+            text, dashed = f"_{index}" if index else f"the same, {words[0]}", (0, (4, 2))
+            line(
+                axes, curves["x"], of(curves["twin_error"]), index=index, style=dashed, thin=True, label=text
+            )
+        for curves in () if several else lines.values():
             looks = {"twin_error": (words[0], 2, "--"), "test_error": (words[1], 0, "-")}
             bound_name = "MSE bound" if regression else "1 − (0-1 bound)"
-            _lines(axes, own, looks | {"zero_one_bound": (bound_name, 1, ":")}, of)
+            _lines(axes, curves, looks | {"zero_one_bound": (bound_name, 1, ":")}, of)
             chosen = references.chosen
-            if chosen is None and np.isfinite(bound := own["zero_one_bound"]).any():
-                least = own["x"][int(np.nanargmin(np.nanmean(bound, axis=0)))]
+            if chosen is None and np.isfinite(bound := curves["zero_one_bound"]).any():
+                least = curves["x"][int(np.nanargmin(np.nanmean(bound, axis=0)))]
                 chosen = least, f"least bound: r = {least:g}"
             if chosen is not None:
                 _upright(axes, *chosen, colour=COLOURS[1])
@@ -349,14 +350,14 @@ def accuracy_plot(
 
 
 def _accuracy(errors: Array) -> Array:
-    """A bound on the error may exceed 1: of the accuracy, it says nothing then."""
+    """Accuracies of errors; a bound on the error above 1 gives no accuracy below 0."""
     return np.maximum(1 - errors, 0)
 
 
 def _ends(axes: Axes) -> list[str]:
-    """What the curves start and end with, in words."""
-    curves = [own for own in _named(axes) if own.get_color() != GREY]
-    return [f"{own.get_label()} from {_y(own)[0]:.3g} to {_y(own)[-1]:.3g}" for own in curves]
+    """Where the curves start and end, in words."""
+    curves = [curve for curve in _named(axes) if curve.get_color() != GREY]
+    return [f"{curve.get_label()} from {_y(curve)[0]:.3g} to {_y(curve)[-1]:.3g}" for curve in curves]
 
 
 _LOSSES = {
@@ -373,15 +374,15 @@ _SHARES = {
 }
 
 
-def tradeoff_plot(name: str, label: str, own: Curves, references: References) -> Plot:
+def tradeoff_plot(name: str, label: str, curves: Curves, references: References) -> Plot:
     """Term I + Term II against the measured test risk, and the 0-1 bound against the measured test error."""
-    panels = 2 if np.isfinite(own["zero_one_bound"]).any() else 1
+    panels = 2 if np.isfinite(curves["zero_one_bound"]).any() else 1
     with figure(1 + 4.1 * panels, 3.4, ncols=panels, squeeze=False) as (made, grid):
         axes = grid[0]
-        _lines(axes[0], own, _LOSSES, _positive)
+        _lines(axes[0], curves, _LOSSES, _positive)
         axes[0].set(ylabel="loss", yscale="log", title="Theorem 1")
         if panels > 1:
-            _lines(axes[1], own, _SHARES, np.asarray)
+            _lines(axes[1], curves, _SHARES, np.asarray)
             axes[1].set(ylabel="share of rows", ylim=(0, None), title="0-1 bound")
         for panel in axes:
             panel.set_xlabel(HEADS["rank"])
@@ -390,11 +391,11 @@ def tradeoff_plot(name: str, label: str, own: Curves, references: References) ->
         name_lines(made, axes)
         made.suptitle(drawable(label), fontsize=9.5)
     title = f"Bound on the test-domain risk along the ranks: {label}"
-    return Plot(name, title, "; ".join([title, *(one for panel in axes for one in _ends(panel))]), made)
+    return Plot(name, title, "; ".join([title, *(ends for panel in axes for ends in _ends(panel))]), made)
 
 
 def _positive(values: Array) -> Array:
-    """For a logarithmic axis: zeros have no place on it."""
+    """Without zeros, which a logarithmic axis can't show."""
     return np.where(values > 0, values, np.nan)
 
 
@@ -411,12 +412,12 @@ def spectrum_plot(name: str, spectra: Mapping[str, Array]) -> Plot:
 
 
 Dots = Mapping[str, Mapping[Any, Spread]]
-"""By series, and by what it is of: a group or a method."""
+"""By series, and then by group or method."""
 
 
 def dot_plot(name: str, title: str, panels: Mapping[str, Dots], rows: Mapping[Any, str], head: str) -> Plot:
     """Values with their intervals: ``rows`` (names and labels) from the top, a marker for each series."""
-    series = list(dict.fromkeys(label for own in panels.values() for label in own))
+    series = list(dict.fromkeys(label for dots in panels.values() for label in dots))
     step = 0.8 / len(series) if len(series) > 1 else 0
     names = [drawable(label, 40) for label in rows.values()]
     wide = 1 + 0.07 * max(map(len, names)) + 2.8 * len(panels)
@@ -426,9 +427,9 @@ def dot_plot(name: str, title: str, panels: Mapping[str, Dots], rows: Mapping[An
         made,
         grid,
     ):
-        for axes, (what, own) in zip(grid[0], panels.items(), strict=True):
+        for axes, (what, dots) in zip(grid[0], panels.items(), strict=True):
             for index, label in enumerate(series):
-                known = [(i, own[label][row]) for i, row in enumerate(rows) if row in own.get(label, {})]
+                known = [(i, dots[label][row]) for i, row in enumerate(rows) if row in dots.get(label, {})]
                 axes.errorbar(
                     [dot.mean for _, dot in known],
                     [i + (index - (len(series) - 1) / 2) * step for i, _ in known],
@@ -447,23 +448,23 @@ def dot_plot(name: str, title: str, panels: Mapping[str, Dots], rows: Mapping[An
         made.suptitle("\n".join(head_lines), fontsize=9.5)
         if len(series) > 1:
             _legend(made, grid[0, 0], 4)
-    found = [
-        f"{what} of {label}, {text}: {own[label][row].mean:.3f}"
-        for what, own in panels.items()
+    said = [
+        f"{what} of {label}, {text}: {dots[label][row].mean:.3f}"
+        for what, dots in panels.items()
         for row, text in rows.items()
         for label in series
-        if row in own.get(label, {})
+        if row in dots.get(label, {})
     ]
-    more = f" and {len(found) - ROWS} more" if len(found) > ROWS else ""
-    return Plot(name, title, f"{title}. {'; '.join(found[:ROWS])}{more}", made)
+    more = f" and {len(said) - MAX_GROUPS} more" if len(said) > MAX_GROUPS else ""
+    return Plot(name, title, f"{title}. {'; '.join(said[:MAX_GROUPS])}{more}", made)
 
 
 def _reach(dot: Spread) -> tuple[float, float]:
-    """How far a share's deviation or interval reaches down and up, within 0 and 1."""
+    """How far a share's deviation or interval reaches below and above it, within 0 and 1."""
     low, high = dot.low, dot.high
     if dot.sd is not None:
         low, high = max(dot.mean - dot.sd, 0), min(dot.mean + dot.sd, 1)
-    # A foreign result may have an interval beside its value.
+    # A result written elsewhere may have an interval that its value lies outside of.
     down = 0.0 if low is None else max(dot.mean - low, 0.0)
     return down, 0.0 if high is None else max(high - dot.mean, 0.0)
 
@@ -471,11 +472,11 @@ def _reach(dot: Spread) -> tuple[float, float]:
 def convergence_plot(name: str, epochs: Array, runs: Mapping[str, Mapping[str, Array]], what: str) -> Plot:
     """Accuracy of each method along training: validation and, where known, test and its worst group."""
     titles = {"val_accuracy": "validation", "test_accuracy": "test", "test_worst_group": "test, worst group"}
-    known = [key for key in titles if any(np.isfinite(own.get(key, np.nan)).any() for own in runs.values())]
+    known = [key for key in titles if any(np.isfinite(run.get(key, np.nan)).any() for run in runs.values())]
     with figure(1.2 + 3.6 * len(known), 3.6, ncols=len(known), squeeze=False) as (made, grid):
         for panel, key in zip(grid[0], known, strict=True):
-            for index, (label, own) in enumerate(runs.items()):
-                line(panel, epochs, own[key], index=index, label=drawable(label))
+            for index, (label, run) in enumerate(runs.items()):
+                line(panel, epochs, run[key], index=index, label=drawable(label))
             panel.set(xlabel="epoch", ylabel="accuracy", title=titles[key])
         name_lines(made, grid[0], columns=4)
     title = f"Accuracy of each {what} along training"

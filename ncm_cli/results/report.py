@@ -18,7 +18,7 @@ from ncm_cli.store.files import write_bytes
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Report:
-    """The tables, and the plots that were drawn."""
+    """The tables, and the files that were written."""
 
     tables: Sequence[ReportTable]
     format: str
@@ -28,7 +28,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Tables by title, each row an object of column to text or number."""
-        made = [
+        by_title = [
             {
                 "title": table.title,
                 "note": table.note,
@@ -42,18 +42,18 @@ class Report:
             }
             for table in self.tables
         ]
-        return {"tables": made, "output": self.output, "plots": self.plots, "html": self.html}
+        return {"tables": by_title, "output": self.output, "plots": self.plots, "html": self.html}
 
 
 def _encoded(text: str) -> bytes:
-    """UTF-8, and bytes of file names that aren't as escapes."""
+    """UTF-8; bytes of file names that aren't UTF-8 become escapes."""
     return text.encode("utf-8", "backslashreplace")
 
 
 def report(options: ReportOptions, *, reporter: Reporter = SILENT) -> Report:
-    """Read results, make tables, and draw plots if a folder for them is named.
+    """Read results, make tables, and write tables, plots and a page where that is asked for.
 
-    Raises `InputError` for nothing to report, and for a file that isn't a result, probe or pair store.
+    Raises `InputError` if there is nothing to report, or for a file that isn't a result, probe or store.
     """
     sources = read_sources(options.results)
     evals = lines_of(sources.evals, options.by, reporter, columns=True)

@@ -1,4 +1,4 @@
-"""The tables of results: their type, and one for each kind of result."""
+"""The tables of a report: their type, and one for each kind of result."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from ncm_cli.probes.metrics import wilson
 from ncm_cli.probes.verdict import VERDICTS
-from ncm_cli.results.lines import ORACLE, Found, Line, Mean, Sources
+from ncm_cli.results.lines import ORACLE, Line, Mean, Source, Sources
 
 INTERVALS = "brackets are 95 % intervals over rows"
 
 TIE = 5e-4
-"""Values this close look the same with three decimals: all of them are bold."""
+"""Values less than this apart look the same with three decimals, so all of them are bold."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class Spread(Mean):
 
 
 def spread(values: Iterable[float | None], interval: Sequence[float | None] | None = None) -> Spread | None:
-    """The spread of the values that are known; ``interval`` is used for a single one."""
-    found = Spread.of(values)
-    if found is None or found.n > 1 or interval is None or len(interval) != 2:
-        return found
-    return Spread(found.mean, low=interval[0], high=interval[1])
+    """The spread of the known values; a single value has its ``interval``."""
+    mean = Spread.of(values)
+    if mean is None or mean.n > 1 or interval is None or len(interval) != 2:
+        return mean
+    return Spread(mean.mean, low=interval[0], high=interval[1])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Cell:
 def decimals(value: float, *, beside: float | None = None) -> str:
     """Three decimals, or three digits for very large and very small numbers.
 
-    A deviation or an end of an interval has three decimals as far as the number ``beside`` it has them.
+    A deviation or an end of an interval has three decimals if the number ``beside`` it does.
     """
     if beside is not None and 0 < abs(value) < 1e-3 and not 0 < abs(beside) < 1e-3:
         return "<0.001" if 0 < value < 5e-4 else f"{round(value, 3) + 0.0:.3f}"
@@ -71,7 +71,7 @@ Row = list[Cell]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReportTable:
-    """A table before it has a format. The first ``left`` columns are text."""
+    """A table in no format yet. The first ``left`` columns are text."""
 
     title: str
     columns: Sequence[str]
@@ -81,41 +81,41 @@ class ReportTable:
 
 
 def cells(*values: str | Spread | None) -> Row:
-    """Texts and numbers as cells; None is an empty one."""
+    """Texts and numbers as cells; None is an empty cell."""
     return [Cell(value) if isinstance(value, str) else Cell(spread=value) for value in values]
 
 
 def tables(sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], by: str) -> list[ReportTable]:
-    """Every table that the sources give; ``evals`` and ``bounds`` are theirs as lines."""
-    made = [_evals(evals)] if evals else []
-    made += [_sweep(found) for found in sources.sweeps]
-    made += [_bounds(bounds, by), _paths(bounds, by)] if bounds else []
-    for found in sources.runs:
-        name = (found.body.get("provenance") or {}).get("recipe", {}).get("name", found.path.parent.name)
-        made += [known_values(name, expect)] if (expect := found.body.get("expect")) else []
-    made += [_choices(sources.probes), _pairs(sources)]
-    return [table for table in made if table.rows or table.title.startswith("Sweep")]
+    """All tables of the sources; ``evals`` and ``bounds`` are the sources' own as lines."""
+    shown = [_evals(evals)] if evals else []
+    shown += map(_sweep, sources.sweeps)
+    shown += [_bounds(bounds, by), _paths(bounds, by)] if bounds else []
+    for run in sources.runs:
+        name = (run.body.get("provenance") or {}).get("recipe", {}).get("name", run.path.parent.name)
+        shown += [known_values(name, expect)] if (expect := run.body.get("expect")) else []
+    shown += [_choices(sources.probes), _pairs(sources)]
+    return [table for table in shown if table.rows or table.title.startswith("Sweep")]
 
 
 def _evals(lines: Sequence[Line]) -> ReportTable:
-    found = [one for line in lines for one in line.found]
-    regression = all(one.body.get("task") == "regression" for one in found)
+    sources = [source for line in lines for source in line.sources]
+    regression = all(source.body.get("task") == "regression" for source in sources)
     names = ("mse", "r2") if regression else ("accuracy", "worst_group")
-    wheres = list(dict.fromkeys(one.where for one in found))
+    wheres = list(dict.fromkeys(source.where for source in sources))
     rows = []
     for line in lines:
-        row = cells(line.label, line.selection, ranks_of(line.found))
+        row = cells(line.label, line.selection, ranks_of(line.sources))
         for where in wheres:
-            row += cells(*(measured(line.found, where, name) for name in names))
+            row += cells(*(measured(line.sources, where, name) for name in names))
         rows.append(row)
-    _embolden(rows, 3, [name == "mse" for _ in wheres for name in names], [not one.oracle for one in lines])
+    _embolden(rows, 3, [name == "mse" for _ in wheres for name in names], [not line.oracle for line in lines])
     columns = [f"{where}: {name.replace('_', ' ')}" for where in wheres for name in names]
     return ReportTable("Methods", ("method", "selection", "rank", *columns), rows, 3, _spread_note(rows))
 
 
-def measured(found: Iterable[Found], where: str, name: str) -> Spread | None:
-    """A number of evals' results on the same rows, by its name there; of the worst group its accuracy."""
-    bodies = [one.body for one in found if one.where == where]
+def measured(sources: Iterable[Source], where: str, name: str) -> Spread | None:
+    """A number that evals measured on the rows ``where``, by its name in the result; a group's accuracy."""
+    bodies = [source.body for source in sources if source.where == where]
     values = [body.get(name) for body in bodies]
     numbers = [value.get("accuracy") if isinstance(value, dict) else value for value in values]
     return spread(numbers, _interval(bodies[0], name) if len(bodies) == 1 else None)
@@ -132,56 +132,59 @@ def _interval(body: dict[str, Any], name: str) -> tuple[float, float | None] | N
     return None
 
 
-def ranks_of(found: Iterable[Found]) -> str:
-    """The rank of the results' probes, or the least and the largest; empty where none is known."""
-    known = ((one.body.get("probe") or {}).get("rank") for one in found)
+def ranks_of(sources: Iterable[Source]) -> str:
+    """The rank of the probes, or the least and the largest; empty where none is known."""
+    known = ((source.body.get("probe") or {}).get("rank") for source in sources)
     ranks = sorted({int(rank) for rank in known if rank is not None})
     return " to ".join(map(str, dict.fromkeys([*ranks[:1], *ranks[-1:]])))
 
 
 def _spread_note(rows: Sequence[Row]) -> str:
     spreads = [cell.spread for row in rows for cell in row if cell.spread]
-    most = max((one.n for one in spreads), default=1)
-    fewer = "up to " if any(1 < one.n < most for one in spreads) else ""
+    most = max((spread.n for spread in spreads), default=1)
+    fewer = "up to " if any(1 < spread.n < most for spread in spreads) else ""
     parts = {
         f"± is the standard deviation over {fewer}{most} seeds": most > 1,
-        INTERVALS: any(one.low is not None for one in spreads),
+        INTERVALS: any(spread.low is not None for spread in spreads),
         f"{ORACLE}: chosen by test rows, never bold": any(
-            c.text.endswith(ORACLE) for row in rows for c in row
+            cell.text.endswith(ORACLE) for row in rows for cell in row
         ),
     }
     return "; ".join(part for part, applies in parts.items() if applies)
 
 
 def _embolden(rows: Sequence[Row], first: int, lower: Sequence[bool], may_win: Sequence[bool]) -> None:
-    """Mark the best of each column from ``first`` on, among the rows that may win."""
-    for column, less in enumerate(lower, first):
-        own = [(row, row[column].spread) for row, may in zip(rows, may_win, strict=True) if may]
-        means = [(row, known.mean) for row, known in own if known is not None]
-        best = (min if less else max)((mean for _, mean in means), default=0.0)
+    """Mark the best of each column from ``first`` on, the lowest where ``lower``, among rows that may win."""
+    for column, lowest in enumerate(lower, first):
+        spreads = [(row, row[column].spread) for row, may in zip(rows, may_win, strict=True) if may]
+        means = [(row, spread.mean) for row, spread in spreads if spread is not None]
+        best = (min if lowest else max)((mean for _, mean in means), default=0.0)
         for row, mean in means:
             if len(means) > 1 and abs(mean - best) < TIE:
                 row[column] = dataclasses.replace(row[column], bold=True)
 
 
-def _choices(probes: Sequence[Found]) -> ReportTable:
-    """Of each probe with a verdict: what was measured when it was chosen, beside its controls."""
+def _choices(probes: Sequence[Source]) -> ReportTable:
+    """For each probe with a verdict, what was measured when it was chosen, beside its controls."""
     rows = []
-    for found in probes:
-        selection = found.body.get("selection") or {}
+    for probe in probes:
+        selection = probe.body.get("selection") or {}
         if verdict := selection.get("verdict"):
-            controls = {one["name"]: one["bound"] for one in selection.get("controls", [])}
+            controls = {control["name"]: control["bound"] for control in selection.get("controls", [])}
             names = ("erm_flip_rate", "flip_rate", "erm_cell_error", "cell_error", "erm_bound", "bound")
-            numbers = [*(verdict.get(name) for name in names), controls.get("constant")]
+            estimates = [*(verdict.get(name) for name in names), controls.get("constant")]
             rule = f"{ORACLE} {selection['rule']}" if selection.get("oracle") else str(selection["rule"])
-            spreads = [spread([one["value"]], (one["low"], one["high"])) if one else None for one in numbers]
+            spreads = [
+                spread([known["value"]], (known["low"], known["high"])) if known else None
+                for known in estimates
+            ]
             said = f"{VERDICTS.get(verdict['code'], '')} ({verdict['code']})"
-            rank = str(found.body.get("rank"))
-            rows.append(cells(str(found.path), said, rule, rank, trained_on(found.body), *spreads))
+            rank = str(probe.body.get("rank"))
+            rows.append(cells(str(probe.path), said, rule, rank, trained_on(probe.body), *spreads))
     scores = ("flip rate", "cell error", "bound")
     measures = [head for score in scores for head in (f"{score} at rank 0", score)]
     columns = ["probe", "verdict", "selection", "rank", "trained on", *measures, "constant's"]
-    # Columns that no probe has anything in.
+    # Columns that are empty for all probes are left out.
     kept = [i for i in range(len(columns)) if i < 4 or any(row[i].text or row[i].spread for row in rows)]
     title = "Did the pairs help? (validation rows and pairs only)"
     note = "brackets are 95 % intervals"
@@ -193,7 +196,7 @@ def _choices(probes: Sequence[Found]) -> ReportTable:
 
 
 def trained_on(meta: Mapping[str, Any]) -> str:
-    """Which weights and further rows a probe was trained with, by its record."""
+    """The weights and extra rows that a probe was trained with, by its metadata."""
     hyper = meta.get("hyper_parameters") or {}
     weights, rows = hyper.get("upweight"), hyper.get("pair_rows")
     return ", ".join([f"{weights} up-weighted"] * bool(weights) + ["the pairs' rows"] * bool(rows))
@@ -207,16 +210,16 @@ _BOUND = {
     "0-1 bound": ("zero_one", "bound", "zero_one_bound"),
     "test error": ("zero_one", "test_error", "test_error"),
 }
-"""Heading to name in a bound's result, name within that, and name of its interval."""
+"""Heading to name in a bound's result, the name within that, and the name of its interval."""
 
 
 def _bounds(lines: Sequence[Line], by: str) -> ReportTable:
     rows = []
     for line in lines:
-        bodies = [one.body for one in line.found]
+        bodies = [source.body for source in line.sources]
         held = sum(bool(body.get("holds")) for body in bodies)
         exact = "exact" if all(body.get("exact") for body in bodies) else "up to sampling error"
-        row = cells(line.label, ranks_of(line.found), f"{held} of {len(bodies)}, {exact}")
+        row = cells(line.label, ranks_of(line.sources), f"{held} of {len(bodies)}, {exact}")
         for name, inner, interval in _BOUND.values():
             values = [(body.get(name) or {}).get(inner) if inner else body.get(name) for body in bodies]
             known = (bodies[0].get("intervals") or {}).get(interval) if len(bodies) == 1 else None
@@ -239,7 +242,7 @@ _PATH = {
 def _paths(lines: Sequence[Line], by: str) -> ReportTable:
     rows = []
     for line in lines:
-        if summaries := [one.body["summary"] for one in line.found if one.body.get("summary")]:
+        if summaries := [source.body["summary"] for source in line.sources if source.body.get("summary")]:
             values = (spread([summary.get(name) for summary in summaries]) for name in _PATH.values())
             rows.append(cells(line.label, *values))
     return ReportTable("Test accuracy along the ranks", (by, *_PATH), rows, 1, _spread_note(rows))
@@ -253,21 +256,21 @@ SWEEP = {
 }
 
 
-def _sweep(found: Found) -> ReportTable:
-    picks = found.body.get("rows") or []
+def _sweep(sweep: Source) -> ReportTable:
+    picks = sweep.body.get("rows") or []
     names = [name for name in SWEEP if any(pick["metrics"].get(name) is not None for pick in picks)]
-    made: list[Row] = []
+    rows: list[Row] = []
     for rule in dict.fromkeys(pick["rule"] for pick in picks):
-        rows = [_pick(pick, names) for pick in picks if pick["rule"] == rule]
-        # Under an oracle rule all methods look at the test rows alike: among them the comparison is fair.
-        _embolden(rows, 3, [False] * len(names), [True] * len(rows))
-        made += rows
-    spreads = any(cell.spread and cell.spread.sd is not None for row in made for cell in row)
+        of_rule = [_pick(pick, names) for pick in picks if pick["rule"] == rule]
+        # An oracle rule shows the test rows to all methods alike, so comparing them is fair.
+        _embolden(of_rule, 3, [False] * len(names), [True] * len(of_rule))
+        rows += of_rule
+    spreads = any(cell.spread and cell.spread.sd is not None for row in rows for cell in row)
     note = f"bold is best of a rule; {ORACLE}: chosen by test rows"
     return ReportTable(
-        f"Sweep {found.path.stem}: {found.body.get('configurations', 0):,} configurations",
+        f"Sweep {sweep.path.stem}: {sweep.body.get('configurations', 0):,} configurations",
         ("rule", "method", "hyper-parameters", *(SWEEP[name] for name in names)),
-        made,
+        rows,
         3,
         f"± is the standard deviation over seeds; {note}" if spreads else note,
     )
@@ -286,7 +289,7 @@ def _pick(pick: dict[str, Any], names: Sequence[str]) -> Row:
 
 
 def known_values(recipe: str, verdicts: Iterable[dict[str, Any]]) -> ReportTable:
-    """Known values of a recipe beside measured ones."""
+    """A recipe's known values beside the measured ones."""
     rows = []
     for verdict in verdicts:
         known, measured = verdict["expectation"], verdict.get("measured")
@@ -297,8 +300,8 @@ def known_values(recipe: str, verdicts: Iterable[dict[str, Any]]) -> ReportTable
             expected = f"{known['value']:g} ± {known['tolerance']:g}"
         row = cells(f"{known['metric']}{': ' if filters else ''}{filters}", known.get("source") or "")
         row.append(Cell(verdict["state"], bold=verdict["state"] == "missed"))
-        own = Spread(measured["mean"], measured.get("sd"), measured["n"]) if measured else None
-        rows.append([*row, *cells(expected, own)])
+        mean = Spread(measured["mean"], measured.get("sd"), measured["n"]) if measured else None
+        rows.append([*row, *cells(expected, mean)])
     columns = ("what", "source", "state", "known", "measured")
     return ReportTable(f"Known values, recipe {recipe}", columns, rows, 3)
 

@@ -78,7 +78,7 @@ def test_each_suspicious_pair_says_why(pairs: Path, monkeypatch: pytest.MonkeyPa
     assert [tile.why for tile in whole["pairs"][at]["tiles"]] == ["", "no such file"]
     assert whole["command"].startswith(f"ncm pairs {pairs}/pairs.csv --features")
     assert whole["command"].endswith("--drop drop.csv") and not whole["dropped"]
-    monkeypatch.setattr(pictures_module, "SHOWN", 3)
+    monkeypatch.setattr(pictures_module, "MAX_SUSPICIOUS", 3)
     short = found(budget=200)
     assert (len(short["pairs"]), short["more"]) == (9, 2)
     assert short["pairs"][3]["tiles"][0].why == "the page is full"

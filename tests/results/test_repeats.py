@@ -208,7 +208,7 @@ UNDECLARED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def _members(groups: list[Line]) -> list[set[str]]:
-    return [{one.path.stem for one in group.found} for group in groups]
+    return [{one.path.stem for one in group.sources} for group in groups]
 
 
 CASES = [
