@@ -1,4 +1,4 @@
-"""What people see: tables, progress, errors, a singular spectrum as text. The only module that knows rich."""
+"""What a terminal shows: tables, progress, errors, a spectrum as text. The only module that uses rich."""
 
 from __future__ import annotations
 
@@ -31,44 +31,44 @@ from ncm_cli.progress import Reporter, Task
 GAP = "  "
 """Between two columns of a table."""
 
-NARROW = 16
-"""Text is wrapped at blanks into columns no narrower than this."""
+MIN_TEXT_WIDTH = 16
+"""Columns of text are wrapped no narrower than this."""
 
-PAGE = 100
-"""The most columns that a page of text takes, however wide the terminal is."""
+MAX_PAGE_WIDTH = 100
+"""Characters of a line of a help topic, however wide the terminal is."""
 
 PAGE_STYLES = {"markdown.code": "cyan", "markdown.h2": "bold underline", "markdown.h3": "bold"}
-"""What suits dark and light terminals."""
+"""Readable on dark and on light terminals."""
 
 LOG_SECONDS = 60.0
-"""Seconds between two progress lines when stderr is no terminal."""
+"""Between two lines of progress when stderr is no terminal."""
 
-BAR = 36
-"""Characters of the longest bar of a spectrum; the whole line stays under 80 columns."""
+MAX_BAR = 36
+"""Characters of a spectrum's longest bar, which keeps its line under 80."""
 
-EVERY = 12
-"""Leading singular values that all get a line; further ones are thinned out."""
+MAX_UNTHINNED = 12
+"""Ranks of a spectrum that each get a line; higher ones are thinned out."""
 
 _SPELT = """
     …... ±+- ≤<= ≥>= →-> √sqrt ᵀ^T ²^2 ₁_1 \u0303~ ⊥_perp θtheta λlambda ΛLambda σsigma εeps δdelta
 """
-"""Characters, each before what stands for it."""
+"""Characters, each followed by its spelling in ASCII."""
 
 _ASCII: dict[int, int | str] = {
     **str.maketrans("─━│┃┌┐└┘├┤┬┴┼╭╮╰╯▶◀█–×‖−·•", "--||+++++++++++++><#-x|-**"),
     **{ord(word[0]): word[1:] for word in _SPELT.split()},
 }
 
-# Names of files and values of tables may hold anything; a terminal would obey these characters.
+# File names and values in tables may hold anything; a terminal would obey these characters.
 _CONTROL = {
     code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"
 } | {code: f"\\u{code:04x}" for code in (0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))}
 
 _UNSEEN = {code: f"\\u{code:04x}" for code in _CONTROL if code >= 0x7F}
-"""Those that JSON lets through, as it writes the others."""
+"""Those that JSON doesn't escape itself, escaped as JSON does."""
 
-LONGEST = 1_000
-"""Characters of a line of a message, and of a cell: names in a stranger's file may have any length."""
+MAX_LINE = 1_000
+"""Characters of a line of a message and of a cell: names in a file from elsewhere may be of any length."""
 
 _ID = re.compile(r"\bid(_[ab])?\b")
 _WORDS = re.compile(r"[^\W\d]{2,}\s+[^\W\d]{2,}")
@@ -79,10 +79,10 @@ def _is_utf8(stream: IO[str]) -> bool:
 
 
 def plain(text: str, stream: IO[str] | None = None) -> str:
-    """``text`` as the stream can show it: box drawing and Greek become ASCII where there is no UTF-8.
+    """``text`` as the stream can show it: without UTF-8, box drawing and Greek become ASCII.
 
-    Control characters other than tabs and line ends, and marks that turn the direction of writing, are
-    shown as escapes.
+    Control characters other than tabs and line ends, and marks that change the direction of writing, become
+    escapes.
     """
     stream = stream or sys.stdout
     encoding = getattr(stream, "encoding", None) or "ascii"
@@ -91,28 +91,28 @@ def plain(text: str, stream: IO[str] | None = None) -> str:
 
 
 def bounded(text: str) -> str:
-    """A text of at most `LONGEST` characters: of a longer one its two ends, and how long it is."""
-    if len(text) <= LONGEST:
+    """A text of at most `MAX_LINE` characters: of a longer one its two ends and its length."""
+    if len(text) <= MAX_LINE:
         return text
     more = f"... ({len(text):,} characters) ..."
-    half = (LONGEST - len(more)) // 2
+    half = (MAX_LINE - len(more)) // 2
     return text[:half] + more + text[-half:]
 
 
 def _message(text: str) -> str:
-    """A message for stderr: no line is endless, and none but the first begins where another message would."""
+    """A message for stderr: lines are bounded, and all but the first are indented, unlike a new message."""
     first, *others = (bounded(line) for line in plain(text, sys.stderr).split("\n"))
     return "\n".join([first, *(line if line[:1].isspace() else f"  {line}" for line in others)])
 
 
 def _console(stream: IO[str]) -> Console:
-    # Off a terminal everything is written unwrapped; without a width rich would take one from COLUMNS.
+    # Off a terminal nothing is wrapped; without a width rich would take one from COLUMNS.
     width = None if stream.isatty() else 80
     return Console(file=stream, width=width, highlight=False, soft_wrap=False, emoji=False, markup=False)
 
 
 class Escaped:
-    """Standard output for data on a terminal, which would obey some of it."""
+    """Standard output for data on a terminal, with control characters escaped."""
 
     def write(self, text: str) -> int:
         """Write what `plain` makes of a text."""
@@ -124,7 +124,7 @@ class Escaped:
 
 
 class Ui:
-    """The two streams of one command, and how much is said on them."""
+    """A command's standard output and error, and how much it says on them."""
 
     def __init__(self, *, quiet: bool = False, verbose: bool = False, json: bool = False) -> None:
         self.json = json
@@ -133,13 +133,13 @@ class Ui:
         self._out = _console(sys.stdout)
 
     def result(self, value: Any) -> None:
-        """Print ``value`` as JSON on stdout (floats at full precision; NaN and infinities are null)."""
+        """Print ``value`` as JSON on stdout: floats in full precision, NaN and infinities as null."""
         from ncm_cli.store.files import jsonable
 
         value = jsonable(value)
         text = json_module.dumps(value, indent=2, allow_nan=False, ensure_ascii=not _is_utf8(sys.stdout))
         text = text.translate(_UNSEEN)
-        if re.search("[\ud800-\udfff]", text):  # the name of a file that isn't UTF-8
+        if re.search("[\ud800-\udfff]", text):  # of a file name that isn't UTF-8
             text = json_module.dumps(value, indent=2, allow_nan=False)
         sys.stdout.write(text + "\n")
 
@@ -155,18 +155,17 @@ class Ui:
     ) -> None:
         """Print a table on stdout, unless ``--json`` or ``--quiet``.
 
-        The first ``left`` columns are aligned left, the rest right; of more than ``most`` rows the others are
-        counted. Nothing is wrapped, unless the table has
-        to fit a terminal or ``COLUMNS``: then headings and texts are wrapped at blanks, numbers and ids
-        never, and the columns that still have no room make another table below, beside the first ones again.
+        The first ``left`` columns are aligned left, the others right; rows beyond ``most`` are only counted.
+        To fit a terminal or ``COLUMNS``, headings and texts are wrapped at blanks, but numbers and ids never.
+        Columns that still don't fit make another table below, with the left ones repeated.
         """
         if self.silent:
             return
         if most is not None and (more := len(rows) - most) > 0:
             rows, footer = rows[:most], f"and {more:,} more: --json has all"
-        # Without the blanks a number stays together with its deviation.
+        # Without the blanks a number and its deviation aren't separated.
         cells = [[_one_line(cell_text(cell).replace(" ± ", "±")) for cell in row] for row in rows]
-        made = [
+        laid_out = [
             _Column(_one_line(name), [row[index] for row in cells], left=index < left)
             for index, name in enumerate(columns)
         ]
@@ -174,8 +173,8 @@ class Ui:
         room = int(given) if given.isdecimal() and int(given) else sys.maxsize
         if title:
             self.text(_one_line(title))
-        for number, block in enumerate(_blocks(made, self._out.width if sys.stdout.isatty() else room)):
-            if number:
+        for index, block in enumerate(_blocks(laid_out, self._out.width if sys.stdout.isatty() else room)):
+            if index:
                 self.text("")
             for line in _lines([column.heading for column in block], block, bottom=True):
                 self._out.print(Text(line, "bold"), soft_wrap=True)
@@ -185,12 +184,12 @@ class Ui:
         self.text("\n".join([*([footer] if footer else []), ""]))
 
     def text(self, text: str) -> None:
-        """Print lines on stdout as they are, unless ``--json`` or ``--quiet``."""
+        """Print lines on stdout, unless ``--json`` or ``--quiet``."""
         if not self.silent:
             print(plain(text))
 
     def markdown(self, text: str) -> None:
-        """Show a page: rendered on a terminal, through ``$PAGER`` if it is longer; elsewhere as it is."""
+        """Show Markdown: rendered on a terminal, through ``$PAGER`` if it is long; elsewhere as text."""
         if self.silent or not sys.stdout.isatty():
             self.text(text.rstrip())
             return
@@ -204,15 +203,15 @@ class Ui:
                 table: Any
                 for table in super().__rich_console__(console, options):
                     for column in table.columns:
-                        column.overflow = "fold"  # rather than cut
-                    # Rows of several lines are told apart by a blank one.
+                        column.overflow = "fold"  # rather than be cut
+                    # A blank line separates rows of several lines.
                     table.leading = int(console.measure(table).maximum >= options.max_width)
                     yield table
 
         class Page(Markdown):
             elements = Markdown.elements | {"table_open": Table}
 
-        self._out.width = min(self._out.width, PAGE)
+        self._out.width = min(self._out.width, MAX_PAGE_WIDTH)
         text = re.sub(r"^```\w+", "```", text, flags=re.MULTILINE)  # code in the terminal's own colours
         with self._out.capture() as captured, self._out.use_theme(Theme(PAGE_STYLES)):
             self._out.print(Page(text, code_theme="ansi_dark", hyperlinks=False))
@@ -220,16 +219,16 @@ class Ui:
         if shown.count("\n") < self._out.height:
             sys.stdout.write(shown)
         else:
-            os.environ.setdefault("LESS", "R")  # without it less shows colours as what makes them
+            os.environ.setdefault("LESS", "R")  # else less shows the codes of colours
             pydoc.pager(shown)
 
     def note(self, text: str) -> None:
-        """A line on stderr, unless ``--quiet``."""
+        """Print a line on stderr, unless ``--quiet``."""
         self.reporter.note(text)
 
 
 def cell_text(cell: object) -> str:
-    """How a table shows a value: three decimals, thousands with commas, a dash for nothing."""
+    """A value as tables show it: three decimals, commas at thousands, a dash for None."""
     if cell is None:
         return "–"
     if isinstance(cell, bool):
@@ -260,29 +259,29 @@ class _Column:
 
     @property
     def wraps(self) -> bool:
-        """Whether its cells may be wrapped at blanks: numbers and ids may not."""
+        """Whether its cells may be wrapped: numbers and ids may not."""
         return not _ID.search(self.heading) and (self.left or any(map(_WORDS.search, self.cells)))
 
     @property
     def natural(self) -> int:
-        """Its width with every cell on one line."""
+        """The width with every cell on one line."""
         return max(map(cell_len, self.cells), default=0)
 
     @property
     def least(self) -> int:
-        """Its width with the heading, and the cells that may be, wrapped at every blank."""
-        words = max([NARROW, *map(_longest_word, self.cells)]) if self.wraps else sys.maxsize
+        """The width with the heading, and the cells if they may be, wrapped at every blank."""
+        words = max([MIN_TEXT_WIDTH, *map(_longest_word, self.cells)]) if self.wraps else sys.maxsize
         return max(_longest_word(self.heading), min(self.natural, words))
 
 
 def _blocks(columns: Sequence[_Column], room: int) -> Iterator[list[_Column]]:
-    """The columns as they fit beside one another, each with its width; the left ones in every block."""
-    firsts = [column for column in columns if column.left]
-    block = [*firsts]
-    for column in columns[len(firsts) :]:
-        if len(block) > len(firsts) and _excess([*block, column], room, least=True) > 0:
+    """Columns that fit beside one another, with their widths; the left ones are in every block."""
+    left = [column for column in columns if column.left]
+    block = [*left]
+    for column in columns[len(left) :]:
+        if len(block) > len(left) and _excess([*block, column], room, least=True) > 0:
             yield _fitted(block, room)
-            block = [*firsts]
+            block = [*left]
         block.append(column)
     yield _fitted(block, room)
 
@@ -293,20 +292,22 @@ def _excess(columns: Sequence[_Column], room: int, *, least: bool = False) -> in
 
 
 def _fitted(columns: list[_Column], room: int) -> list[_Column]:
-    """The columns with widths: headings are wrapped before texts are, the widest first."""
+    """Set the columns' widths: headings are wrapped before texts are, the widest first."""
     for column in columns:
         column.width = max(cell_len(column.heading), column.natural)
-    for floor in ([max(one.least, one.natural) for one in columns], [one.least for one in columns]):
+    leasts = [column.least for column in columns]
+    wrapped_headings = [max(least, column.natural) for column, least in zip(columns, leasts, strict=True)]
+    for floors in (wrapped_headings, leasts):
         while _excess(columns, room) > 0:
-            loose = [column for column, least in zip(columns, floor, strict=True) if column.width > least]
-            if not loose:
+            wide = [column for column, floor in zip(columns, floors, strict=True) if column.width > floor]
+            if not wide:
                 break
-            max(loose, key=lambda column: column.width).width -= 1
+            max(wide, key=lambda column: column.width).width -= 1
     return columns
 
 
 def _lines(cells: Sequence[str], columns: Sequence[_Column], *, bottom: bool = False) -> list[str]:
-    """One row of a table; cells that are wrapped make several lines."""
+    """A row of a table: several lines where cells are wrapped, which ``bottom`` aligns at the last one."""
     wrapped = [
         textwrap.wrap(cell, max(column.width, 1), break_long_words=False, break_on_hyphens=False)
         if cell_len(cell) > column.width
@@ -314,20 +315,17 @@ def _lines(cells: Sequence[str], columns: Sequence[_Column], *, bottom: bool = F
         for cell, column in zip(cells, columns, strict=True)
     ]
     height = max(map(len, wrapped), default=1)
-    lines = []
-    for i in range(height):
-        parts = []
-        for own, column in zip(wrapped, columns, strict=True):
-            index = i - (height - len(own) if bottom else 0)
-            text = own[index] if 0 <= index < len(own) else ""
-            blank = " " * (column.width - cell_len(text))
-            parts.append(text + blank if column.left else blank + text)
-        lines.append(GAP.join(parts).rstrip())
-    return lines
+    padded = []
+    for texts, column in zip(wrapped, columns, strict=True):
+        empty = [""] * (height - len(texts))
+        texts = [*empty, *texts] if bottom else [*texts, *empty]
+        blanks = [" " * (column.width - cell_len(text)) for text in texts]
+        padded.append([a + b if column.left else b + a for a, b in zip(texts, blanks, strict=True)])
+    return [GAP.join(parts).rstrip() for parts in zip(*padded, strict=True)] or [""]
 
 
 def print_error(title: str, what: str, parts: Sequence[tuple[str, str]]) -> None:
-    """One error on stderr: what is wrong, then where, found, expected, and what to do."""
+    """Print an error on stderr: what is wrong, then where, found, expected, and what to try."""
     console = _console(sys.stderr)
     console.print(Text.assemble((f"{title}: ", "bold red"), _message(what)), soft_wrap=True)
     for label, text in parts:
@@ -342,7 +340,7 @@ class _Rate(ProgressColumn):
 
 @dataclasses.dataclass
 class _LoggedTask(Task):
-    """Progress for logs: one line a minute."""
+    """Progress in a log: a line a minute."""
 
     label: str
     total: int | None
@@ -407,21 +405,21 @@ class ConsoleReporter(Reporter):
 
 
 def scree(values: Sequence[float], *, gap: int = 0) -> str:
-    """Lines with rank, singular value (in descending order), share of the squared total so far, and a bar.
+    """Lines with rank, singular value (descending), cumulative share of the squared total, and a bar.
 
-    Of many ranks the first dozen are shown, then about every factor of 1.4, and the last. The rank ``gap``
-    is marked, if not 0: the largest gap is behind it.
+    Of many ranks the first dozen have a line, then about every factor of 1.4, and the last. The rank ``gap``,
+    if not 0, is marked as the one before the largest gap.
     """
     n = len(values)
     if not n:
         return "no direction: every difference is zero"
     squares = [value * value for value in values]
     total = sum(squares) or 1.0
-    thinned = {int(EVERY * 2 ** (i / 2)) for i in range(2 * n.bit_length())}
+    thinned = {int(MAX_UNTHINNED * 2 ** (i / 2)) for i in range(2 * n.bit_length())}
     lines = [f"{'rank':>5}  {'sigma':>10}  {'share':>6}"]
     for rank, value in enumerate(values, start=1):
-        if rank <= EVERY or rank in thinned | {n, gap}:
-            bar = "█" * max(1, round(BAR * value / values[0])) if value > 0 else ""
+        if rank <= MAX_UNTHINNED or rank in thinned | {n, gap}:
+            bar = "█" * max(1, round(MAX_BAR * value / values[0])) if value > 0 else ""
             mark = "  <- largest gap" if rank == gap else ""
             lines.append(f"{rank:>5}  {value:>10.4g}  {sum(squares[:rank]) / total:>6.1%}  {bar}{mark}")
     return "\n".join(lines)

@@ -13,7 +13,7 @@ from ncm_cli.registry import COMMANDS, TOPICS, topic_text
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class HelpOptions:
-    """What there is to read."""
+    """The topic."""
 
     topic: str | None = argument(None, help="What to read about; without it, all topics are listed.")
 
@@ -31,6 +31,6 @@ def run(options: HelpOptions, ui: Ui) -> None:
 
 
 def topic_page(topic: str) -> str:
-    """A topic's Markdown, with what a terminal can follow in place of links to other topics."""
+    """A topic's Markdown, with links to other topics as ``ncm help`` commands."""
     text = re.sub(r"^<!-- .*? -->\n", "", topic_text(topic), flags=re.MULTILINE)
     return re.sub(r"\[([^]]+)\]\((\w+)\.md(?:#[^)]*)?\)", r"\1 (`ncm help \2`)", text)

@@ -1,4 +1,4 @@
-"""``ncm info``: a file of ours by the attributes of its own object, or versions and devices."""
+"""``ncm info``: what a file of ncm holds, or versions and devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAILURES_SHOWN = 10
 CATEGORIES_SHOWN = 8
 
 COMMON = ("rows", "dim", "columns", "encoder", "fingerprint", "failed")
-"""Facts that every format has, null where there is nothing of the kind."""
+"""Facts that every format has, null where they don't apply."""
 
 
 def run(options: InfoOptions, ui: Ui) -> None:
@@ -48,9 +48,9 @@ def run(options: InfoOptions, ui: Ui) -> None:
 
 
 def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
-    """The facts of a file, which is read back if asked, and exported if it is a probe.
+    """The facts of a file, which is verified or exported if asked.
 
-    Raises `InputError` for what isn't a file of ours, or is damaged.
+    Raises `InputError` for a file that isn't ncm's or is damaged.
     """
     kind = recognise(path)
     if options.export is not None and kind != "probe":
@@ -68,10 +68,10 @@ def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
         if options.verify:
             _verify_checkpoint(path, tuned_facts(path))
     elif kind == "probe":
-        own = probe.read_probe(path)
-        facts = contents_of(own)
+        content = probe.read_probe(path)
+        facts = contents_of(content)
         if options.export is not None and options.output is not None:
-            probe.EXPORTERS[options.export](options.output, own)
+            probe.EXPORTERS[options.export](options.output, content)
     elif kind == "pairs":
         facts = contents_of(pairs.read_pairs(path))
     elif kind == "sweep":
@@ -118,7 +118,7 @@ def _attributes(found: Any, names: str) -> dict[str, Any]:
 
 
 def contents_of(found: FeatureStore | pairs.PairStore | probe.Probe | SweepTable) -> dict[str, Any]:
-    """What is told of an open store, a probe or a sweep's table, beside the file."""
+    """The facts of an open store, a probe or a sweep's table, without those of its file."""
     if isinstance(found, SweepTable):
         methods = {name: found.method.count(name) for name in dict.fromkeys(found.method)}
         facts = {"rows": len(found.method), "methods": methods, "seeds": sorted(set(found.seed.tolist()))}
@@ -173,7 +173,7 @@ def _show_system(ui: Ui) -> None:
 
 
 def show(facts: dict[str, Any], ui: Ui) -> None:
-    """The facts of a file as tables; what isn't known of it is left out."""
+    """The facts of a file as tables, without those that are unknown."""
     known = {name: value for name, value in facts.items() if value is not None and value not in ({}, [])}
     rows = [(name, _short(value)) for name, value in known.items() if name not in _ELSEWHERE | _LONG]
     rows += _choice_rows(facts.get("selection") or {})
@@ -188,11 +188,11 @@ def show(facts: dict[str, Any], ui: Ui) -> None:
 
 _ELSEWHERE = {"format", "path", "columns", "failed", "label_column", "split_column", "verified"}
 _LONG = {"options", "diagnostics", "singular_values", "data", "key", "selection"}
-"""Shown in full by ``--json`` only."""
+"""Only ``--json`` shows them, in full."""
 
 
 def _choice_rows(selection: dict[str, Any]) -> list[tuple[str, str]]:
-    """How a probe was chosen, what its bound is, and whether its pairs helped."""
+    """How a probe was chosen, its bound, and the verdict on its pairs."""
     if not selection:
         return []
     count, folds = len(selection.get("path") or []), selection.get("folds")

@@ -1,4 +1,4 @@
-"""``ncm pairs``: what was made, its spectrum, and the pairs to look at first."""
+"""``ncm pairs``: the pairs' diagnostics, their spectrum, and which to look at first."""
 
 from __future__ import annotations
 

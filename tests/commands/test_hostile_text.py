@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ncm_cli import load
-from ncm_cli.console import LONGEST, Ui, bounded
+from ncm_cli.console import MAX_LINE, Ui, bounded
 from ncm_cli.main import run
 from ncm_cli.store.columns import Column, FailedRow, Files
 from ncm_cli.store.features import write_features
@@ -166,7 +166,7 @@ def test_endless_names_are_cut(tmp_path: Path, said: Callable[..., int]) -> None
     write_result(tmp_path / "r.json", "eval", {"n": 3, "accuracy": 0.5, "probe": {"method": "m" * 70_000}})
     assert said("report", tmp_path / "r.json") == 0
     assert bounded("a" * 2_000).startswith("aaa")
-    assert len(bounded("a" * 2_000)) <= LONGEST
+    assert len(bounded("a" * 2_000)) <= MAX_LINE
     assert bounded("short") == "short"
 
 
@@ -177,7 +177,7 @@ def test_a_note_is_bounded_and_keeps_its_place(capsys: pytest.CaptureFixture[str
         task.advance()
     lines = capsys.readouterr().err.splitlines()
     assert lines[:3] == ["one", "  two", "  three"]
-    assert all(len(line) < LONGEST + 100 for line in lines)
+    assert all(len(line) < MAX_LINE + 100 for line in lines)
 
 
 def test_rows_of_predict_on_a_terminal_are_escaped(tmp_path: Path) -> None:
