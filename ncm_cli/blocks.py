@@ -1,7 +1,7 @@
-"""Features of many rows: an array where they fit the memory budget, else blocks that are read when needed.
+"""Features of many rows: an array where they fit the memory budget, else row blocks, read when needed.
 
-Mathematics takes either, as `Features`, and passes over its `blocks`. An array is one block: what is summed
-over blocks has then the bits that it has without them.
+Mathematics takes either, as `Features`, and iterates over its `blocks`. An array is one block, so that sums
+over blocks are bit-identical to sums over the array.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BLOCK_BYTES = 4 << 20
 
 
 def fits(rows: int, dim: int) -> bool:
-    """Whether features (rows, dim) are held as an array: whether their float64 copy is within the budget.
+    """Whether the float64 copy of features (rows, dim) is within the memory budget.
 
     Raises `UsageError` for a budget that is no number.
     """
@@ -38,14 +38,18 @@ def fits(rows: int, dim: int) -> bool:
 
 
 class RowBlocks:
-    """Rows (n, d) that are read when they are asked for: ``X[5:9]`` and ``X[positions]`` are arrays.
+    """Rows (n, d) that are read on access: ``X[5:9]`` and ``X[positions]`` are arrays.
 
     Parameters
     ----------
     read
-        Makes an array (b, d) of positions int64 (b,).
+        Returns the rows (b, d) at positions int64 (b,).
     rows
         int64 (n,): the positions of the rows.
+    dim
+        d, the width of a row.
+    then
+        Applied to the rows (b, d) that are read.
     """
 
     def __init__(
@@ -62,8 +66,8 @@ class RowBlocks:
         return len(self._rows)
 
     def __getitem__(self, rows: slice | NDArray[np.int64]) -> NDArray[np.floating]:
-        made = self._read(self._rows[rows])
-        return made if self._then is None else self._then(made)
+        block = self._read(self._rows[rows])
+        return block if self._then is None else self._then(block)
 
     def where(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> RowBlocks:
         """Some of the rows, not yet read."""
@@ -72,7 +76,7 @@ class RowBlocks:
     def then(
         self, function: Callable[[NDArray[np.floating]], NDArray[np.floating]], dim: int | None = None
     ) -> RowBlocks:
-        """The rows as a function of rows makes them, of width ``dim`` where it is another."""
+        """The rows (n, dim) after ``function`` of rows (b, d); without ``dim`` the width stays."""
         first = self._then
         both = function if first is None else lambda rows: function(first(rows))
         return RowBlocks(self._read, self._rows, dim or self.shape[1], both)
@@ -82,30 +86,30 @@ Features = NDArray[np.floating[Any]] | RowBlocks
 
 
 def chosen(X: Features, rows: NDArray[np.bool_] | NDArray[np.int64]) -> Features:
-    """The rows of a mask (n,), or at positions."""
+    """The rows (m, d) of a mask bool (n,) or at positions int64 (m,)."""
     return X[rows] if isinstance(X, np.ndarray) else X.where(rows)
 
 
 def applied(X: Features, function: Callable[[NDArray[np.floating]], NDArray[np.floating]]) -> Features:
-    """The rows as a function of rows makes them."""
+    """The rows (n, d) after ``function`` of rows."""
     return function(X) if isinstance(X, np.ndarray) else X.then(function)
 
 
 def joined(X: Features, other: Features) -> Features:
-    """Rows as stored, then others."""
+    """The rows (n + m, d) of both, ``X`` first."""
     if isinstance(X, np.ndarray) and isinstance(other, np.ndarray):
         return np.concatenate([X, other])
 
     def read(rows: NDArray[np.int64]) -> NDArray[np.floating]:
-        first, made = rows < len(X), np.empty((len(rows), X.shape[1]), np.float32)
-        made[first], made[~first] = X[rows[first]], other[rows[~first] - len(X)]
-        return made
+        first, block = rows < len(X), np.empty((len(rows), X.shape[1]), np.float32)
+        block[first], block[~first] = X[rows[first]], other[rows[~first] - len(X)]
+        return block
 
     return RowBlocks(read, np.arange(len(X) + len(other)), X.shape[1])
 
 
 def held(X: Features) -> NDArray[np.float64] | RowBlocks:
-    """Rows as a float64 array where they fit; an array that doesn't goes on in blocks of itself."""
+    """The rows as a float64 array, or as row blocks where they exceed the memory budget."""
     if isinstance(X, RowBlocks):
         return X
     if fits(*X.shape):
@@ -114,7 +118,7 @@ def held(X: Features) -> NDArray[np.float64] | RowBlocks:
 
 
 def block_rows(X: Features | NDArray[np.int64]) -> int:
-    """How many rows a block has at most."""
+    """The most rows of a block."""
     return max(1, len(X) if isinstance(X, np.ndarray) else BLOCK_BYTES // (8 * X.shape[1]))
 
 
@@ -126,9 +130,9 @@ def slices(X: Features | NDArray[np.int64], most: int | None = None) -> Iterator
 
 
 def blocks(X: Features, most: int | None = None) -> Iterator[tuple[slice, NDArray[np.floating]]]:
-    """All rows as in `slices`, with where they are."""
-    for own in slices(X, most):
-        yield own, X[own]
+    """Each slice of `slices`, and its rows (b, d)."""
+    for rows in slices(X, most):
+        yield rows, X[rows]
 
 
 def moments(X: Features) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -44,7 +44,7 @@ class NcmError(Exception):
 
 
 class UsageError(NcmError):
-    """The command line or an option's value is off."""
+    """A command line or an option's value that can't be used."""
 
     exit_code = 2
     title = "usage"
@@ -62,7 +62,7 @@ class MismatchError(NcmError):
 
 
 def as_written(path: object) -> str:
-    """The text of a path; pathlib leaves one slash after a scheme, and a file's is of the root."""
+    """A path as text; addresses get back the slashes that pathlib drops after their scheme."""
     text = re.sub(r"^([A-Za-z][A-Za-z0-9+.-]+):/+", r"\1://", str(path))
     return re.sub(r"^(file|local)://", r"\1:///", text)
 
@@ -75,21 +75,21 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def listing(names: Iterable[object], limit: int = 12) -> str:
-    """Names joined for a message, cut after ``limit`` with a count of the rest."""
-    every = [str(name) for name in names]
-    shown = ", ".join(every[:limit])
-    return f"{shown} and {len(every) - limit} more" if len(every) > limit else shown or "none"
+    """Names joined for a message, at most ``limit``, with a count of the rest."""
+    texts = [str(name) for name in names]
+    shown = ", ".join(texts[:limit])
+    return f"{shown} and {len(texts) - limit} more" if len(texts) > limit else shown or "none"
 
 
 def unknown(
     kind: str, name: str, known: Iterable[str], *, where: object = None, error: type[NcmError] = InputError
 ) -> NcmError:
-    """The error for a name that isn't there: lists those there are and suggests the nearest."""
-    every = list(known)
-    close = nearest(name, every)
+    """The error for an unknown name: lists the known names and suggests the nearest."""
+    names = list(known)
+    close = nearest(name, names)
     return error(
         f"no {kind} named {name!r}",
         where=where,
-        expected=f"one of: {listing(every)}",
+        expected=f"one of: {listing(names)}",
         fix=f"did you mean {close!r}?" if close else None,
     )

@@ -278,7 +278,7 @@ def run(argv: list[str]) -> int:
     except Exception as error:
         if refusal := _of_the_system(error):
             return _refused(refusal)
-        # Some versions of typer have a copy of click of their own; usage errors of both have these attributes.
+        # Some versions of typer have their own copy of click; usage errors of both have these attributes.
         if not (hasattr(error, "format_message") and hasattr(error, "exit_code")):
             raise
         context, message = getattr(error, "ctx", None), error.format_message()

@@ -1,4 +1,4 @@
-"""Any command and any file of ours from Python, shown in a notebook by the tables of a terminal."""
+"""Commands and files from Python; notebooks show them as the tables of a terminal."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import Probe, read_probe
 from ncm_cli.store.result_record import SCHEMAS
 
-SHOWN = ("pairs", "fit", "eval", "bound", "sweep", "finetune")
+WITH_TABLES = ("pairs", "fit", "eval", "bound", "sweep", "finetune")
 """Results that have tables; others are shown like `ncm info` shows a file."""
 
 
 class Result(dict[str, Any]):
-    """What a command found out: what ``--json`` prints, and in a notebook the tables of a terminal.
+    """The result of a command as ``--json`` prints it; in a notebook the tables of a terminal.
 
     ``kind`` is the command's name.
     """
@@ -96,14 +96,14 @@ def run(command: str, /, **given: Any) -> Result:
 
     Examples
     --------
-    >>> found = run("eval", probe="probe.safetensors", features="features.h5", where="split=test")
-    >>> found.kind, found["n"], found["worst_group"]["group"]
+    >>> result = run("eval", probe="probe.safetensors", features="features.h5", where="split=test")
+    >>> result.kind, result["n"], result["worst_group"]["group"]
     ('eval', 100, {'label': '1'})
     """
     step, _, builder = command.partition(" ") if isinstance(command, str) else ("", "", "")
     if step not in STEPS or (step == "data" and builder not in BUILDERS):
-        every = [one for one in STEPS if one != "data"] + [f"data {one}" for one in BUILDERS]
-        raise UsageError(f"no command {command!r} to run", expected=listing(every))
+        commands = [name for name in STEPS if name != "data"] + [f"data {name}" for name in BUILDERS]
+        raise UsageError(f"no command {command!r} to run", expected=listing(commands))
     options = options_of(command)
     fields = {field.name: field for field in fields_of(options)}
     for name in given:
@@ -115,27 +115,29 @@ def run(command: str, /, **given: Any) -> Result:
     return Result(jsonable(result), step)
 
 
-def html(found: Any) -> str:
-    """A store, a probe, a sweep's table or a result as the tables that a terminal shows of it."""
+def html(shown: Any) -> str:
+    """The tables of a terminal for a store, a probe, a sweep's table or a result."""
     text = ""
-    if isinstance(found, Result) and found.kind in SHOWN:
-        show = screen_of(found.kind).show
-        with suppress(LookupError, TypeError, ValueError):  # another version's, which says less
-            text = _printed(show, found)
+    if isinstance(shown, Result) and shown.kind in WITH_TABLES:
+        show = screen_of(shown.kind).show
+        with suppress(LookupError, TypeError, ValueError):  # a result of another version may lack keys
+            text = _printed(show, shown)
     if not text:
-        known = found if isinstance(found, Result) else info.contents_of(found)
-        name = getattr(found, "kind", type(found).__name__)
-        head = {"format": name, "path": str(getattr(found, "path", "")), "failed": ()}
-        known = {"names": list(found)} if isinstance(found, Result) and found.kind in SCHEMAS else known
-        text = _printed(info.show, {**dict.fromkeys(info.COMMON), **head, **known})
+        if not isinstance(shown, Result):
+            facts = info.contents_of(shown)
+        else:
+            facts = {"names": list(shown)} if shown.kind in SCHEMAS else shown
+        name = getattr(shown, "kind", type(shown).__name__)
+        head = {"format": name, "path": str(getattr(shown, "path", "")), "failed": ()}
+        text = _printed(info.show, {**dict.fromkeys(info.COMMON), **head, **facts})
     return f'<pre style="overflow-x:auto; line-height:1.3">{escape(text)}</pre>'
 
 
-def _printed(show: Callable[[Any, Ui], object], found: Any) -> str:
+def _printed(show: Callable[[Any, Ui], object], shown: Any) -> str:
     stream = TextIOWrapper(BytesIO(), encoding="utf-8")
     with redirect_stdout(stream):
         ui = Ui()
         ui.reporter = SILENT
-        show(found, ui)
+        show(shown, ui)
     stream.seek(0)
     return stream.read()

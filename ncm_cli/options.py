@@ -20,7 +20,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Union
+from typing import Any, Literal, TypeVar, Union
 
 from ncm_cli.errors import NcmError, UsageError, nearest
 
@@ -220,6 +220,8 @@ COLUMN_METAVARS = ("COLUMN", "COLUMNS", "WHERE")
 
 REQUIRED: Any = dataclasses.MISSING
 
+AnyPath = TypeVar("AnyPath", str, Path)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Field:
@@ -286,7 +288,7 @@ BOUNDS = {
     "most": ("at most", operator.le),
     "below": ("below", operator.lt),
 }
-"""What may bound a number: words, and what must hold of (number, bound)."""
+"""Bounds of a number: in words, and the comparison (number, bound) that must hold."""
 
 
 def option(default: Any = REQUIRED, **facts: Any) -> Any:
@@ -332,7 +334,7 @@ def _fields_of(options: Any) -> tuple[Field, ...]:
 
 
 def possible(path: Path | str, error: type[NcmError] = UsageError) -> Path:
-    """The path, unless no file system takes it."""
+    """The path; an error for one that no file system takes: too long, or with a zero byte."""
     try:
         Path(path).lstat()
     except (OSError, ValueError) as why:
@@ -343,17 +345,20 @@ def possible(path: Path | str, error: type[NcmError] = UsageError) -> Path:
 
 
 def at_home(field: Field, value: Any) -> Any:
-    """What an option is given, its paths with ``~`` and ``~user`` at their start as a shell expands them.
+    """The value of an option; of a path ``~`` and ``~user`` are expanded, as in a shell.
 
     Shells leave ``--output=~/x`` and ``"~/x"`` as they are.
     """
-    if field.role == "value" and field.type is not Path:
-        return value
-    return type(value)(os.path.expanduser(value))  # noqa: PTH111 (leaves an unknown user's as it is)
+    return value if field.role == "value" and field.type is not Path else expand_home(value)
+
+
+def expand_home(path: AnyPath) -> AnyPath:
+    """A path with ``~`` and ``~user`` at its start expanded; an unknown user's stays as it is."""
+    return type(path)(os.path.expanduser(path))  # noqa: PTH111 (pathlib raises for an unknown user)
 
 
 def check_value(field: Field, item: Any) -> None:
-    """Raise `UsageError` for a value, or one of several, that the option never takes."""
+    """Raise `UsageError` if an option doesn't take a value, which may be one of several."""
     if field.role == "output" and str(item) == "-" != str(field.default):
         raise UsageError(f"{field.flag} can't be standard output", found="-", fix=f"{field.flag} NAME")
     if field.choices and item not in field.choices:
@@ -374,16 +379,16 @@ def check_value(field: Field, item: Any) -> None:
 
 
 def refusals(options: Any) -> Iterator[UsageError]:
-    """Why options can't be used together, whatever files hold: what their class says of it, if anything."""
+    """Why these options can't be used together, without a look at files; the class's own ``refusals``."""
     if hasattr(options, "refusals"):
         yield from options.refusals()
 
 
 def check(options: Any) -> Any:
-    """The options unchanged, once it is known that each value and all together are right.
+    """The options unchanged; a `UsageError` if a value or a combination of values is wrong.
 
     A class whose options depend on one another has a method ``refusals`` that yields a `UsageError` for each
-    thing wrong, and looks at no file: recipes are checked by it before their first step.
+    mistake. It reads no file: recipes are checked by it before their first step.
     """
     for field in fields_of(type(options)):
         value = getattr(options, field.name)
@@ -396,7 +401,7 @@ def check(options: Any) -> Any:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file; text that is too long for a name, such as a prompt, is none."""
+    """Whether there is such a file; False for text that is too long for a name, such as a prompt."""
     try:
         return path.is_file()
     except OSError as error:
@@ -406,7 +411,7 @@ def is_file(path: Path) -> bool:
 
 
 def given_flags(options: Any, names: Iterable[str]) -> list[str]:
-    """The flags among ``names`` whose values aren't the defaults: for warnings that they have no effect."""
+    """The flags of ``names`` whose values aren't the defaults, for warnings that they have no effect."""
     wanted = set(names)
     fields = (field for field in fields_of(type(options)) if field.name in wanted)
     return [field.flag for field in fields if getattr(options, field.name) != field.default]
@@ -419,9 +424,9 @@ def as_json(options: Any) -> dict[str, Any]:
 
 
 def command_words(options: type, values: Mapping[str, Any]) -> list[str]:
-    """What follows the command's name on a command line that gives these values, as text or as they are.
+    """The arguments of a command line that gives these values.
 
-    Options that have their default are left out, and so is what the class doesn't have.
+    Options with their default are left out, and values for options that the class doesn't have.
     """
     positional: list[str] = []
     flagged: list[str] = []
@@ -441,7 +446,7 @@ def command_words(options: type, values: Mapping[str, Any]) -> list[str]:
 
 
 def _texts(field: Field, value: Any) -> list[str]:
-    """The words of a value, one for each of several."""
+    """A value as words of a command line, one for each of several values."""
     if value is None or value is REQUIRED:
         return []
     return [str(item) for item in (value if field.repeated else (value,))]

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 
 
 class Task:
-    """One countable piece of work; the base class ignores what it is told."""
+    """A piece of work with a count of units; the base class does nothing."""
 
     def advance(self, n: int = 1) -> None:
-        """``n`` more units are done."""
+        """Count ``n`` more units as done."""
 
 
 class Reporter:
-    """Receives what a stage wants a person to see while it runs; the base class is silent."""
+    """Receives what a person should see while a stage runs; the base class is silent."""
 
     @contextmanager
     def task(self, label: str, total: int | None = None, unit: str = "rows") -> Iterator[Task]:
@@ -22,13 +22,13 @@ class Reporter:
         yield Task()
 
     def note(self, message: str) -> None:
-        """A fact worth a line, such as the device in use."""
+        """A fact that is always shown, such as the device in use."""
 
     def detail(self, message: str) -> None:
         """A fact shown only with ``--verbose``."""
 
     def warn(self, message: str) -> None:
-        """Something the user can act on."""
+        """A fact that the user may have to act on."""
 
 
 SILENT = Reporter()

@@ -164,8 +164,8 @@ STEPS = tuple(name for name, command in COMMANDS.items() if command.work)
 def options_of(words: str) -> type:
     """The options class of a command line's first words: ``fit``, ``data digits``."""
     name, _, builder = words.partition(" ")
-    made: type = at_address((BUILDERS[builder] if builder else COMMANDS[name]).options)
-    return made
+    options: type = at_address((BUILDERS[builder] if builder else COMMANDS[name]).options)
+    return options
 
 
 def topic_text(name: str) -> str:
@@ -174,14 +174,14 @@ def topic_text(name: str) -> str:
 
 
 def examples_of(words: str) -> str:
-    """Shell lines of a command as its help shows them, under each what it is for, and what comes next."""
+    """The shell lines in a command's help, each with its purpose, and what comes next."""
     pattern = rf"^## `ncm {words}`\n\n```text\n(.*?)^```"
     block = re.search(pattern, topic_text("examples"), flags=re.DOTALL | re.MULTILINE)
     return block[1] if block else ""
 
 
 def work_of(name: str) -> Callable[..., Any]:
-    """The function that does a step, ``work(options, *, reporter)``."""
+    """The function of a step, ``work(options, *, reporter)``."""
     return at_address(COMMANDS[name].work)
 
 

@@ -60,9 +60,9 @@ def _show(report: RunReport, ui: Ui) -> None:
 
 
 def _show_rows(recipe: Recipe, rows: list[Summary], ui: Ui) -> None:
-    """The closing table; columns that no row fills are left out."""
+    """The closing table, without empty columns."""
     named = [(_label(row).removesuffix(UPWEIGHT), row) for row in rows]
-    # A variable that says no more than the method's name is left out.
+    # A variable whose value is always the method's name is left out.
     cells = list(dict.fromkeys(cell for name, row in named for cell in row.cell if row.cell[cell] != name))
     headings = list(recipe.columns)
     columns: dict[str, list[object]] = {"method": [_label(row) for row in rows]}
@@ -86,19 +86,19 @@ def _show_rows(recipe: Recipe, rows: list[Summary], ui: Ui) -> None:
 
 
 def _label(row: Summary) -> str:
-    """The step's name; a sweep has many methods, so theirs."""
+    """The step's name; of a sweep, which has many methods, the method's."""
     return row.method if row.swept else row.step
 
 
 def _rule(row: Summary) -> str | None:
-    """The selection rule; in capitals where it looks at test rows."""
+    """The selection rule; in capitals where it uses test rows."""
     if row.rule is None or not row.oracle:
         return row.rule
     return {"oracle": "ORACLE", "oracle-worst-group": "ORACLE WG"}.get(row.rule, f"ORACLE {row.rule}")
 
 
 def _where_files_are(report: RunReport) -> str:
-    """The files by step; the ones of a matrix are counted."""
+    """The files of each step; of a matrix the first, the last and their number."""
     recipe = report.recipe
     lines = [f"files in {recipe.out}:"]
     steps: dict[str, list[str]] = {}

@@ -1,6 +1,6 @@
-"""A recipe's text as nodes with line numbers, its variables, and everything wrong with it at once.
+"""A recipe's text as nodes with line numbers, its variables, and the list of all mistakes.
 
-PyYAML parses; what a scalar means follows YAML 1.2, where ``no`` is text and ``1e-3`` a number.
+PyYAML parses; scalars have the types of YAML 1.2, where ``no`` is text and ``1e-3`` a number.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "seq", "map")}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mistake:
-    """One thing wrong at one place; ``line`` is 1-based, 0 where there is none."""
+    """One mistake; ``line`` is 1-based, 0 for the command line."""
 
     line: int
     path: str
@@ -58,7 +58,7 @@ class Mistake:
 
 
 class RecipeError(InputError):
-    """A recipe that can't be run, with all that is wrong with it."""
+    """A recipe that can't be run, with all its mistakes."""
 
     title = "bad recipe"
 
@@ -70,32 +70,32 @@ class RecipeError(InputError):
 
     def lines(self) -> list[tuple[str, str]]:
         shown = []
-        for one in self.problems[:MAX_SHOWN]:
-            text = f"{one.path}: {one.what}" if one.path else one.what
-            if 0 < one.line <= len(self._source):
-                snippet = self._source[one.line - 1].strip()
-                # A snippet says which line is meant; a longer one would bury the message.
+        for mistake in self.problems[:MAX_SHOWN]:
+            text = f"{mistake.path}: {mistake.what}" if mistake.path else mistake.what
+            if 0 < mistake.line <= len(self._source):
+                snippet = self._source[mistake.line - 1].strip()
+                # Long enough to recognise the line.
                 text += f"\n      | {snippet[:100]}{' ...' if len(snippet) > 100 else ''}"
-            shown.append((f"line {one.line}" if one.line else "at", text))
+            shown.append((f"line {mistake.line}" if mistake.line else "at", text))
         left = len(self.problems) - MAX_SHOWN
         return [*shown, ("and", f"{left} more")] if left > 0 else shown
 
 
 class _Loader(yaml.BaseLoader):
-    """Stops at what no recipe holds before it takes time or memory."""
+    """Refuses documents that would take much time or memory to read."""
 
     depth = values = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         self.depth, self.values = self.depth + 1, self.values + 1
         refuse_size(self.depth, self.values, self.peek_event().start_mark)
-        made = super().compose_node(parent, index)
+        node = super().compose_node(parent, index)
         self.depth -= 1
-        return made
+        return node
 
 
 def refuse_size(depth: int, values: int, mark: yaml.Mark) -> None:
-    """A `yaml.MarkedYAMLError` for a document that is deeper or has more values than a recipe."""
+    """A `yaml.MarkedYAMLError` for a document that is too deep or has too many values."""
     if depth > MAX_DEPTH + 1:
         raise yaml.MarkedYAMLError(problem=f"nested more than {MAX_DEPTH} deep", problem_mark=mark)
     if values > MAX_VALUES:
@@ -103,7 +103,7 @@ def refuse_size(depth: int, values: int, mark: yaml.Mark) -> None:
 
 
 class Mistakes:
-    """Collects what is wrong with one recipe."""
+    """Collects the mistakes of one recipe."""
 
     def __init__(self, file: Path, source: str) -> None:
         self._file, self._source = file, source
@@ -113,60 +113,60 @@ class Mistakes:
         self._found.append(Mistake(line, path, what))
 
     def expected(self, node: Node, path: str, what: str) -> None:
-        """Another kind of value than what is needed."""
+        """A value of another kind."""
         self.add(node.line, path, f"expected {what}, found {node.kind()}")
 
     def unknown(self, line: int, path: str, kind: str, name: str, known: Iterable[str]) -> None:
         """A name that isn't there, with the nearest that is, or all of them."""
-        every = list(known)
-        close = nearest(name, every) if len(self._found) < MAX_SHOWN else None  # it takes its time
-        hint = f"did you mean {close!r}?" if close else f"known: {', '.join(every) or 'none'}"
+        names = list(known)
+        close = nearest(name, names) if len(self._found) < MAX_SHOWN else None  # which is slow
+        hint = f"did you mean {close!r}?" if close else f"known: {', '.join(names) or 'none'}"
         self.add(line, path, f"no {kind} named {name!r}; {hint}")
 
     def stop_if_any(self) -> None:
-        """Raise `RecipeError` with everything found so far."""
+        """Raise `RecipeError` with the mistakes so far."""
         if self._found:
             raise RecipeError(self._file, self._found, self._source)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Node:
-    """A value and where it stands."""
+    """A value and its place."""
 
     value: Any
-    """What a scalar means; a list of nodes; or a dict of them by key."""
+    """Of a scalar; a list of nodes; or a dict of nodes by key."""
     line: int
     text: str = ""
     """A scalar as it is written."""
     base: Path | None = None
-    """The folder that a relative path is meant from; None: the recipe's own."""
+    """The folder to which a relative path belongs; None: the recipe's."""
     keys: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """The line of each key of a mapping."""
 
     @property
     def is_scalar(self) -> bool:
-        """Whether it is one value and not empty."""
+        """Whether it is a scalar that isn't null."""
         return self.value is not None and not isinstance(self.value, list | dict)
 
     @property
     def is_unresolved(self) -> bool:
-        """Whether it stands for a variable without a value, which has been said."""
+        """Whether its variable has no value, which is a mistake in the list already."""
         return self.value is None and "${" in self.text
 
     @property
     def items(self) -> list[Node]:
-        """Those of a list; of anything else itself."""
+        """The nodes of a list; any other node alone."""
         return self.value if isinstance(self.value, list) else [self]
 
     def renamed(self, name_of: Callable[[str], str]) -> Node:
-        """A mapping with other keys."""
+        """A mapping with its keys renamed."""
         values = {name_of(key): value for key, value in self.value.items()}
         return dataclasses.replace(
             self, value=values, keys={name_of(key): line for key, line in self.keys.items()}
         )
 
     def kind(self) -> str:
-        """What it is, in words for a message."""
+        """Its kind in words, for a message."""
         if isinstance(self.value, list | dict):
             return "a list" if isinstance(self.value, list) else "a mapping"
         names: dict[type, str] = {bool: "true or false", int: "a number", float: "a number", str: "text"}
@@ -176,7 +176,7 @@ class Node:
 def scalar_value(text: str) -> str | int | float | bool | None:
     """The value of a plain scalar by YAML 1.2's core schema, without octal and hexadecimal.
 
-    A number too large to be held stays text: ``6e1234`` isn't infinity.
+    A number beyond float64 or 20 digits stays text: ``6e1234`` isn't infinity.
     """
     if text in _WORDS:
         return _WORDS[text]
@@ -186,11 +186,11 @@ def scalar_value(text: str) -> str | int | float | bool | None:
 
 
 def parse(text: str, mistakes: Mistakes, *, base: Path | None = None) -> Node | None:
-    """The one document of ``text``; None after a mistake that leaves nothing to look at.
+    """The document in ``text``; None after a mistake in its syntax.
 
-    With ``base`` the text is from the command line: paths start there, and all nodes have line 0.
+    With ``base`` the text is from the command line: paths are relative to it, and all nodes have line 0.
     """
-    # In a flow mapping a plain ${name} would end at its brace: hide variables' braces from the parser.
+    # In a flow mapping a plain ${name} would end at its brace: the parser gets other characters.
     hidden = _VARIABLE.sub(lambda match: f"${_OPEN}{match[1]}{_CLOSE}", text)
     values = 0
 
@@ -242,7 +242,7 @@ class Variables:
     """The variables of a recipe, expanded once, and its matrix."""
 
     def __init__(self, mistakes: Mistakes, root: Mapping[str, Node], sets: Iterable[str]) -> None:
-        """Take the recipe's values, then a variant's, then those of ``--set``."""
+        """The recipe's values, replaced by a variant's, and these by those of ``--set``."""
         self._mistakes = mistakes
         self._left = MAX_FILLED
         self.plain = self._mapping(root.get("vars"), "vars")
@@ -386,7 +386,7 @@ class Variables:
 
 
 def _moved(node: Node, line: int) -> Node:
-    """A variable's value at the place of its use, where its mistakes are reported."""
+    """A variable's value with the line of its use, where mistakes in it are reported."""
     if isinstance(node.value, list):
         return Node([_moved(item, line) for item in node.value], line)
     return node if isinstance(node.value, dict) else dataclasses.replace(node, line=line)

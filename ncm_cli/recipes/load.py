@@ -1,4 +1,4 @@
-"""Reads a recipe file: variables, steps, the closing table and known values, with every mistake at once."""
+"""Reads a recipe file: variables, steps, the closing table and known values, and lists every mistake."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expectation:
-    """A published or known value, and where to find ours."""
+    """A published or known value, and which results to compare with it."""
 
     metric: str
     """A name in an eval or bound result, dotted for inner ones; ``worst_group`` is its accuracy."""
     filters: dict[str, str]
-    """``where``, ``method``, ``rule``, ``step`` or matrix variables that pick the results to average."""
+    """``where``, ``method``, ``rule``, ``step`` or matrix variables: the results to average."""
     applies: bool
-    """Whether the run's variables are those that the value is for, such as the model."""
+    """Whether the value is for the run's variables, such as its model."""
     value: float | None = None
     tolerance: float | None = None
     min: float | None = None
@@ -53,7 +53,7 @@ class Recipe:
     out: Path
     """The run's folder, absolute."""
     vars: dict[str, Any]
-    """Variables without a matrix, as written; None for an empty one."""
+    """Variables outside the matrix, as written; None for an empty one."""
     matrix: dict[str, tuple[str, ...]]
     jobs: tuple[Job, ...]
     """In the order in which they run."""
@@ -61,10 +61,10 @@ class Recipe:
     """Columns of the closing table: heading to row filter."""
     expect: tuple[Expectation, ...]
     missing: tuple[str, ...] = ()
-    """Inputs that aren't there, each with its line; only of a recipe that was read for its shell lines."""
+    """Inputs that aren't there, each with its line; in a dry run alone."""
 
     def name_of(self, path: Path) -> str:
-        """A path relative to the run's folder if it lies in it."""
+        """A path, relative to the run's folder if it is in it."""
         return str(relative(path, self.out))
 
 
@@ -81,18 +81,18 @@ def read_recipe(
     Parameters
     ----------
     out
-        The run's folder, relative to the current one, as paths in ``sets`` are; left out, ``runs/NAME``.
+        The run's folder, relative to the current one, as paths in ``sets`` are; ``runs/NAME`` if None.
     sets
         ``name=value`` texts: YAML values for variables, matrix variables and variants.
     dry_run
-        Inputs that aren't there are no mistake, only listed: the shell lines are the same without them.
+        Inputs that aren't there are listed, and no mistake: the shell lines don't depend on them.
     allow_outside
         Steps may write outside the run's folder.
 
     Raises
     ------
     RecipeError
-        With every mistake found, each with its line, key path and the nearest valid key.
+        With every mistake: its line, key path and the nearest valid key.
     """
     raw = _read(file)
     text = raw.decode("utf-8-sig")
@@ -142,7 +142,7 @@ def _read(file: Path) -> bytes:
     if (size := file.stat().st_size) > MAX_BYTES:
         expected = f"at most {MAX_BYTES:,}"
         raise InputError("this isn't a recipe", where=file, found=f"{size:,} bytes", expected=expected)
-    raw = file.read_bytes() if size else b""  # what the kernel tells in an empty file may never come
+    raw = file.read_bytes() if size else b""  # files of the kernel have no size, and reading may not end
     try:
         raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -152,7 +152,7 @@ def _read(file: Path) -> bytes:
 
 
 def _plain(node: Node) -> Any:
-    """A tree as it is written, for the provenance record."""
+    """A node as lists, dicts and text as written, for the provenance record."""
     if isinstance(node.value, list):
         return [_plain(item) for item in node.value]
     if isinstance(node.value, dict):
@@ -193,8 +193,8 @@ def _expectations(
         filled = variables.fill(item, path, {})
         if not isinstance(filled.value, dict):
             mistakes.expected(filled, path, "a mapping")
-        elif (one := _expectation(filled, path, variables, steps, mistakes)) is not None:
-            yield one
+        elif (expectation := _expectation(filled, path, variables, steps, mistakes)) is not None:
+            yield expectation
 
 
 METRICS = (
@@ -246,9 +246,10 @@ def _expectation(
     for what in [what for what, applies in wrong.items() if applies]:
         mistakes.add(node.line, path, what)
     metric, source = texts.pop("metric", ""), texts.pop("source", "")
-    # Keys that are variables pick no results: they say of which runs the value is.
-    own = {name: texts.pop(name) for name in list(texts) if name in variables.plain and name not in _FILTERS}
-    applies = all(variables.plain[name].is_scalar and variables.plain[name].text == own[name] for name in own)
+    # Variables outside the matrix pick no results: the value is for runs with these values.
+    needed = {key: texts.pop(key) for key in list(texts) if key in variables.plain and key not in _FILTERS}
+    given = {key: variables.plain[key] for key in needed}
+    applies = all(given[key].is_scalar and given[key].text == text for key, text in needed.items())
     return Expectation(
         metric=metric, applies=applies, filters=texts, source=source, line=node.line, **numbers
     )

@@ -1,4 +1,4 @@
-"""Runs a recipe's jobs in order, in this process; what they found, beside known values; their shell lines."""
+"""Runs a recipe's jobs in order, in this process; their results beside known values; their shell lines."""
 
 from __future__ import annotations
 
@@ -45,28 +45,28 @@ class CellResult:
     cell: dict[str, str]
     metrics: dict[str, Any]
     facts: Facts
-    """With ``step``, ``method``, ``rule`` and ``--where`` (tidied), which expectations pick results by."""
+    """With ``step``, ``method``, ``rule`` and ``--where`` (tidied), by which expectations pick results."""
     grouped: bool
-    """Whether groups were asked for; without, the worst group is the worst class."""
+    """Whether ``--groups`` was given; without it the worst group is the worst class."""
     swept: bool = False
-    """Whether a sweep or a finetune wrote it, with a pick for each rule."""
+    """Whether it is the pick of a rule, from a sweep or a finetune."""
     oracle: bool
-    """Whether the rows that it is measured on were looked at to choose."""
+    """Whether the rows that it is measured on were used to choose."""
     seen: int = 0
     """How many of the rows were also used in training or for choosing."""
 
     def metric(self, name: str) -> float | None:
         """A metric by its name in the result, dotted for inner ones."""
-        found: Any = self.metrics
+        value: Any = self.metrics
         for part in ("worst_group.accuracy" if name == "worst_group" else name).split("."):
-            found = found.get(part) if isinstance(found, dict) else None
-        return float(found) if isinstance(found, int | float) and math.isfinite(found) else None
+            value = value.get(part) if isinstance(value, dict) else None
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
     def fits(self, filters: Mapping[str, str]) -> bool:
         """Whether an expectation's filters pick it."""
-        own = {**self.cell, **self.facts.fixed, "rank": str(self.rank)}
+        names = {**self.cell, **self.facts.fixed, "rank": str(self.rank)}
         return all(
-            self.is_on(text) if name == "where" else own.get(name) == text for name, text in filters.items()
+            self.is_on(text) if name == "where" else names.get(name) == text for name, text in filters.items()
         )
 
     def is_on(self, where: str) -> bool:
@@ -78,23 +78,23 @@ class CellResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """A line of the closing table: one method in one cell, over the seeds, and nothing but seeds."""
+    """A line of the closing table: one method in one cell, over results that differ in their seeds alone."""
 
     step: str
     method: str
     rule: str | None
     cell: dict[str, str]
-    """With what else tells this line from others of the same method and cell."""
+    """And the options that tell this line from others of the same method and cell."""
     seeds: int
     rank: Mean | None
     columns: dict[str, Mean | None]
-    """Heading of the recipe's table to accuracy."""
+    """Accuracy by heading of the recipe's table."""
     worst_group: Mean | None
-    """Of the last column's rows, where groups were asked for."""
+    """On the last column's rows, where ``--groups`` was given."""
     swept: bool
-    """Whether it comes from a sweep or a finetune, whose methods share one step."""
+    """Whether it is from a sweep or a finetune, whose methods share one step."""
     oracle: bool
-    """Whether the method looked at test rows to choose."""
+    """Whether test rows were used to choose."""
     seen: bool
     """Whether rows of the last column were also used in training or for choosing."""
 
@@ -111,21 +111,21 @@ class Comparison:
 def outcome(recipe: Recipe) -> tuple[list[Summary], list[Comparison]]:
     """Read the results that are there."""
 
-    def line(one: CellResult) -> tuple[Any, ...]:
-        names = (one.facts.fixed[name] for name in ("step", "method", "rule"))
-        return (*names, *_without_seed(one.cell).items())
+    def line(result: CellResult) -> tuple[Any, ...]:
+        names = (result.facts.fixed[name] for name in ("step", "method", "rule"))
+        return (*names, *_without_seed(result.cell).items())
 
-    measured = list(_measurements(recipe))
+    results = list(_results(recipe))
     rows = [
         _summary(recipe, same.members, same.differs)
-        for found in by((one for one in measured if one.kind == "eval"), line)
-        for same in repetitions(found, lambda one: tuple(_headings(recipe, one)))
+        for group in by((result for result in results if result.kind == "eval"), line)
+        for same in repetitions(group, lambda result: tuple(_headings(recipe, result)))
     ]
-    return rows, [comparison for one in recipe.expect for comparison in _compared(one, measured)]
+    return rows, [row for expectation in recipe.expect for row in _compared(expectation, results)]
 
 
-def _measurements(recipe: Recipe) -> Iterator[CellResult]:
-    """What eval, bound, sweep and finetune steps wrote."""
+def _results(recipe: Recipe) -> Iterator[CellResult]:
+    """The results of eval, bound, sweep and finetune steps."""
     makers = {path: job for job in recipe.jobs for path in job.written}
     run = (recipe.out, {recipe.name_of(path): (job.step, job.cell) for path, job in makers.items()})
     for job in recipe.jobs:
@@ -135,18 +135,18 @@ def _measurements(recipe: Recipe) -> Iterator[CellResult]:
         elif path and job.kind in ("eval", "bound") and path.is_file():
             (probe,) = job.inputs["probe"]
             body = read_result(path)
-            known = dict(body["probe"])
-            if "selection" not in known and probe.is_file():
-                known["selection"] = (read_probe(probe).meta.get("selection") or {}).get("rule")
+            fitted = dict(body["probe"])
+            if "selection" not in fitted and probe.is_file():
+                fitted["selection"] = (read_probe(probe).meta.get("selection") or {}).get("rule")
             names = {
                 "step": makers[probe].step if probe in makers else job.step,
-                "method": str(known.get("method") or ""),
-                "rule": known.get("selection"),
+                "method": str(fitted.get("method") or ""),
+                "rule": fitted.get("selection"),
                 WHERE: _tidy(getattr(job.options, "where", None) or ""),
             }
             yield CellResult(
                 kind=job.kind,
-                rank=known.get("rank"),
+                rank=fitted.get("rank"),
                 cell=job.cell,
                 metrics=body,
                 grouped=bool(getattr(job.options, "groups", None)),
@@ -158,23 +158,23 @@ def _measurements(recipe: Recipe) -> Iterator[CellResult]:
 
 def _picked(job: Job, path: Path, run: tuple[Path, Made]) -> Iterator[CellResult]:
     """For each method, rule and seed of a sweep or a finetune: its validation rows and its test rows."""
-    found = read_result(path, kind=job.kind)
-    facts = facts_of(path, found, run=run)
-    if job.kind == "finetune":
-        one = {"method": found["method"], "seeds": [found["seed"]], "hyper_parameters": {}}
-        found["rows"] = [
-            one
+    body = read_result(path, kind=job.kind)
+    facts = facts_of(path, body, run=run)
+    if job.kind == "finetune":  # as the rows of a sweep
+        method = {"method": body["method"], "seeds": [body["seed"]], "hyper_parameters": {}}
+        body["rows"] = [
+            method
             | {"rule": rule, "oracle": pick["oracle"]}
-            | {"values": {k: [v] for k, v in pick["metrics"].items()}}
-            for rule, pick in found["rules"].items()
+            | {"values": {name: [value] for name, value in pick["metrics"].items()}}
+            for rule, pick in body["rules"].items()
             if pick
         ]
     wheres = {"val": job.options.val or "split=val", "test": job.options.test or "split=test"}
-    for row in found["rows"]:
+    for row in body["rows"]:
         for number, seed in enumerate(row["seeds"]):
             for which, where in wheres.items():
                 values = {
-                    name: None if (own := row["values"].get(f"{which}_{name}")) is None else own[number]
+                    name: None if (seeds := row["values"].get(f"{which}_{name}")) is None else seeds[number]
                     for name in ("accuracy", "log_loss", "worst_group")
                 }
                 names = {"step": job.step, "method": row["method"], "rule": row["rule"], WHERE: _tidy(where)}
@@ -191,7 +191,7 @@ def _picked(job: Job, path: Path, run: tuple[Path, Made]) -> Iterator[CellResult
 
 
 def _with_names(facts: Facts, names: dict[str, Any]) -> Facts:
-    """Names by which expectations pick results tell results apart as well."""
+    """Facts with the names by which expectations pick results, which then tell results apart, too."""
     return dataclasses.replace(facts, fixed={**facts.fixed, **names})
 
 
@@ -204,40 +204,49 @@ def _without_seed(cell: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in cell.items() if name != SEED}
 
 
-def _headings(recipe: Recipe, one: CellResult) -> list[str]:
-    """The columns of the closing table that a result stands in."""
-    return [heading for heading, where in recipe.columns.items() if one.is_on(where)]
+def _headings(recipe: Recipe, result: CellResult) -> list[str]:
+    """The columns of the closing table that have a result."""
+    return [heading for heading, where in recipe.columns.items() if result.is_on(where)]
 
 
-def _summary(recipe: Recipe, found: list[CellResult], differs: dict[str, str]) -> Summary:
-    first = found[0]
+def _summary(recipe: Recipe, results: list[CellResult], differs: dict[str, str]) -> Summary:
+    first = results[0]
     columns = {
-        heading: [one for one in found if heading in _headings(recipe, one)] for heading in recipe.columns
+        heading: [result for result in results if result.is_on(where)]
+        for heading, where in recipe.columns.items()
     }
     last = list(columns.values())[-1]
     # One rank for each probe, however many results it has.
-    ranks = {one.facts.seed: one.rank for one in found}
+    ranks = {result.facts.seed: result.rank for result in results}
     return Summary(
         **{name: first.facts.fixed[name] for name in ("step", "method", "rule")},
         cell={**_without_seed(first.cell), **differs},
         seeds=len(ranks),
         rank=Mean.of(ranks.values()),
-        columns={heading: Mean.of(one.metric("accuracy") for one in own) for heading, own in columns.items()},
-        worst_group=Mean.of(one.metric("worst_group") for one in last if one.grouped),
+        columns={
+            heading: Mean.of(result.metric("accuracy") for result in column)
+            for heading, column in columns.items()
+        },
+        worst_group=Mean.of(result.metric("worst_group") for result in last if result.grouped),
         swept=first.swept,
-        oracle=any(one.oracle for one in found),
-        seen=any(one.seen for one in last),
+        oracle=any(result.oracle for result in results),
+        seen=any(result.seen for result in last),
     )
 
 
-def _compared(expectation: Expectation, measured: Iterable[CellResult]) -> Iterator[Comparison]:
+def _compared(expectation: Expectation, results: Iterable[CellResult]) -> Iterator[Comparison]:
     """One comparison; several where the expectation fits results that are no repetitions of one another."""
-    own = [one for one in measured if expectation.applies and one.fits(expectation.filters)]
-    own = [one for one in own if one.metric(expectation.metric) is not None]
-    if not own:
+    fitting = [
+        result
+        for result in results
+        if expectation.applies
+        and result.fits(expectation.filters)
+        and result.metric(expectation.metric) is not None
+    ]
+    if not fitting:
         yield Comparison(expectation=expectation, measured=None, state=NOT_RUN)
-    for same in repetitions(own, (lambda one: None) if "where" in expectation.filters else None):
-        mean = Mean.of(one.metric(expectation.metric) for one in same.members)
+    for same in repetitions(fitting, (lambda _: None) if "where" in expectation.filters else None):
+        mean = Mean.of(result.metric(expectation.metric) for result in same.members)
         assert mean is not None
         yield Comparison(
             expectation=dataclasses.replace(expectation, filters={**expectation.filters, **same.differs}),
@@ -263,15 +272,15 @@ PACKAGES = (
 
 def versions() -> dict[str, str | None]:
     """Python's and the packages' versions; None for what isn't installed."""
-    found: dict[str, str | None] = {"python": platform.python_version(), **dict.fromkeys(PACKAGES)}
+    installed: dict[str, str | None] = {"python": platform.python_version(), **dict.fromkeys(PACKAGES)}
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            installed[name] = metadata.version(name)
+    return installed
 
 
 def _write_report(recipe: Recipe, state: State, rows: list[Summary], comparisons: list[Comparison]) -> None:
-    """Write the outcome, and for every file the recipe, step, options, seed and input digests behind it."""
+    """Write the outcome, and the recipe, step, options, seed and input digests of every file."""
     files = [
         {
             "file": recipe.name_of(path),
@@ -299,23 +308,26 @@ def _write_report(recipe: Recipe, state: State, rows: list[Summary], comparisons
 
 
 def shell_lines(recipe: Recipe, jobs: Sequence[Job]) -> list[str]:
-    """Lines for bash that do what the jobs do, and write the same files."""
+    """Lines for bash that do the same as the jobs and write the same files."""
     here = Path.cwd()
     out = relative(recipe.out, here)
     lines = [f"cd {shlex.quote(str(here))}", f"mkdir -p {shlex.quote(str(out))}"]
     for job in jobs:
         values = {field.name: getattr(job.options, field.name) for field in fields_of(type(job.options))}
         words = map(as_written, command_words(type(job.options), values))
-        every = ["ncm", job.kind, *([job.builder] if job.builder else []), *words]
-        lines.append(" ".join(map(_shell_word, every)))
+        line = ["ncm", job.kind, *([job.builder] if job.builder else []), *words]
+        lines.append(" ".join(map(_shell_word, line)))
     return lines
 
 
 def _shell_word(text: str) -> str:
-    """A word for bash; what a terminal would obey is written as bash's own escapes."""
+    """A word for bash; characters that a terminal would obey are escaped."""
     if text.isprintable():
         return shlex.quote(text)
-    escaped = (one if one.isprintable() and one not in "\\'" else _shell_escape(one) for one in text)
+    escaped = (
+        character if character.isprintable() and character not in "\\'" else _shell_escape(character)
+        for character in text
+    )
     return f"$'{''.join(escaped)}'"
 
 
@@ -325,7 +337,7 @@ def _shell_escape(character: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunReport:
-    """What a run did and found."""
+    """What a run did, and its results."""
 
     recipe: Recipe
     ran: tuple[str, ...]
@@ -333,7 +345,7 @@ class RunReport:
     skipped: tuple[str, ...]
     """Titles of the jobs that were up to date."""
     exit_code: int
-    """0, or 5 when rows failed in some step, now or when it last ran."""
+    """0, or 5 if rows failed in some step, now or in an earlier run."""
     rows: list[Summary]
     comparisons: list[Comparison]
     seconds: float
@@ -351,7 +363,7 @@ class RunReport:
 
 
 def selected_jobs(recipe: Recipe, only: Sequence[str]) -> tuple[Job, ...]:
-    """The jobs of the steps named, or of a kind; all of them if none is named."""
+    """The jobs of the steps of these names or kinds; all jobs without any."""
     steps = dict.fromkeys(job.step for job in recipe.jobs)
     names = {**steps, **dict.fromkeys(job.kind for job in recipe.jobs)}
     for name in only:
@@ -364,13 +376,13 @@ def selected_jobs(recipe: Recipe, only: Sequence[str]) -> tuple[Job, ...]:
 def run(
     recipe: Recipe, *, only: Sequence[str] = (), force: bool = False, reporter: Reporter = SILENT
 ) -> RunReport:
-    """Run what is stale, and write report.json.
+    """Run the jobs that are stale, and write report.json.
 
-    A step that was killed is run again by the next call, and picks up where it can. The first error stops the
-    run; what is finished by then stays.
+    The next call runs a killed step again, which resumes where it can. The first error stops the run;
+    finished steps are kept.
 
-    Raises `InputError` if another run has the same folder, if a step that ``only`` leaves out hasn't made an
-    input, or if a file that this run didn't make is where a step would write.
+    Raises `InputError` if another run uses the folder, if an input is missing whose step ``only`` leaves out,
+    or if a step would replace a file that this run didn't make.
     """
     jobs = selected_jobs(recipe, only)
     start = time.monotonic()
@@ -407,7 +419,7 @@ def run(
 
 
 def _refuse_foreign(recipe: Recipe, jobs: Sequence[Job], state: State) -> None:
-    """Refuse to replace what this run hasn't made, before the first step."""
+    """Refuse to replace files that this run hasn't made, before the first step."""
     paths = [path for job in jobs for path in job.written if not state.made(path)]
     paths += [recipe.out / REPORT] if state.is_new else []
     foreign = [path for path in paths if path.is_file() or (path.is_dir() and any(path.iterdir()))]
@@ -422,7 +434,7 @@ def _refuse_foreign(recipe: Recipe, jobs: Sequence[Job], state: State) -> None:
 def _refreshed(
     job: Job, recipe: Recipe, state: State, label: str, force: bool, reporter: Reporter
 ) -> str | None:
-    """Run a job if it is stale; returns why it was."""
+    """Run a job if it is stale; returns the reason, None if it is up to date."""
     for path in job.read:
         if not path.exists():
             raise InputError(
@@ -434,7 +446,7 @@ def _refreshed(
     why = "forced" if force else state.why_stale(job, stamp)
     if why is None:
         reporter.detail(f"{label}: up to date")
-        # As new as what it comes from: make knows what is up to date by times alone.
+        # Times at least those of the inputs, by which make knows that it is up to date.
         newest = max(path.stat().st_mtime_ns for path in (recipe.file, *job.read) if path.exists())
         for path in job.written:
             if path.exists() and path.stat().st_mtime_ns < newest:
@@ -443,9 +455,9 @@ def _refreshed(
     reporter.note(f"{label}{'' if why == 'not run yet' else f' ({why})'}")
     kept = {"embed": ("options",), "finetune": ("options", "inputs")}.get(job.kind, ())
     if any(state.facts(job).get(name) not in (None, stamp[name]) for name in kept):
-        # What is there is this recipe's own, of an earlier wording: the command would refuse to replace it.
+        # The output is of an earlier version of the recipe: without --fresh the command would refuse.
         options = dataclasses.replace(options, fresh=True)
-    # Its own shortcut takes an image of the same size and time for unchanged.
+    # By default embed takes an image of the same size and time for unchanged.
     more = {"verify": True} if job.kind == "embed" else {}
     state.starting(job)
     for path in job.outputs.values():

@@ -20,7 +20,16 @@ from typing import Any
 from ncm_cli.errors import NcmError, UsageError
 from ncm_cli.images.manifest import ColumnNames
 from ncm_cli.images.paths import expanded, is_remote
-from ncm_cli.options import Field, check_value, fields_of, parse_names, parse_where, possible, refusals
+from ncm_cli.options import (
+    Field,
+    check_value,
+    expand_home,
+    fields_of,
+    parse_names,
+    parse_where,
+    possible,
+    refusals,
+)
 from ncm_cli.recipes.document import NUMBER, Mistakes, Node, Variables, scalar_value
 from ncm_cli.registry import BUILDERS, STEPS, options_of
 from ncm_cli.store.features import FeatureStore
@@ -84,9 +93,9 @@ class Job:
 def read_options(
     options: type, node: Node, path: str, path_of: Callable[[Field, Node, str], Path], mistakes: Mistakes
 ) -> tuple[Any | None, SimpleNamespace]:
-    """The options of one step, None after a mistake; and what is right of them, for further checks.
+    """The options of one step, None after a mistake; and those without a mistake, for further checks.
 
-    In the second, options that aren't right have their defaults, and required ones None.
+    In the second, options with a mistake have their defaults, and required ones None.
     """
     fields = {field.name: field for field in fields_of(options)}
     values: dict[str, Any] = {}
@@ -96,15 +105,15 @@ def read_options(
             mistakes.unknown(node.keys[name], f"{path}.{name}", "option", name, fields)
             right = False
         elif value.value is not None:  # nothing written is the default, so that a variable can leave it out
-            made = []
+            checked = []
             for item in value.items if field.repeated else [value]:
                 try:
-                    made.append(_checked(field, item, f"{path}.{name}", path_of))
+                    checked.append(_checked(field, item, f"{path}.{name}", path_of))
                 except UsageError as error:
-                    mistakes.add(item.line, f"{path}.{name}", _said(error))
+                    mistakes.add(item.line, f"{path}.{name}", _message(error))
                     right = False
-            if made or field.repeated:
-                values[name] = tuple(made) if field.repeated else made[0]
+            if checked or field.repeated:
+                values[name] = tuple(checked) if field.repeated else checked[0]
     for name in (name for name, field in fields.items() if field.required and name not in values):
         right = False
         if name not in node.value:
@@ -112,18 +121,18 @@ def read_options(
         elif node.value[name].value is None and not node.value[name].is_unresolved:
             what = "a value is required; if a variable should give it, use --set NAME=VALUE"
             mistakes.add(node.keys[name], f"{path}.{name}", what)
-    known = {name: None if field.required else field.default for name, field in fields.items()}
-    made_of = options(**values) if right else None
-    for refusal in refusals(made_of):
-        # The first key that a reason names has its line.
+    defaults = {name: None if field.required else field.default for name, field in fields.items()}
+    complete = options(**values) if right else None
+    for refusal in refusals(complete):
+        # The line is that of the first key that the message names.
         named = {flag.replace("-", "_") for flag in re.findall(r"--([a-z][a-z-]*)", str(refusal))}
         name = next((name for name in node.keys if name in named), "")
-        mistakes.add(node.keys.get(name, node.line), f"{path}.{name}".rstrip("."), _said(refusal))
-    return made_of, SimpleNamespace(**known | values)
+        mistakes.add(node.keys.get(name, node.line), f"{path}.{name}".rstrip("."), _message(refusal))
+    return complete, SimpleNamespace(**defaults | values)
 
 
 def _checked(field: Field, node: Node, path: str, path_of: Callable[[Field, Node, str], Path]) -> Any:
-    """One value as the command line would have it, checked as it would check it."""
+    """One value with the type and the checks of the command line."""
     value, expected = node.value, _EXPECTED[field.type]
     if isinstance(value, list | dict):
         several = " or a list of them" if field.repeated else ""
@@ -136,21 +145,21 @@ def _checked(field: Field, node: Node, path: str, path_of: Callable[[Field, Node
     elif field.type is Path:
         value = path_of(field, node, path)
     else:
-        # Text options take numbers as they were written: rank: 16, and a label that is 1.
-        # What is no file stays as it was written: a path would lose its repeated slashes.
+        # Text options take numbers as they were written: rank: 16, and a label that is 1. Only a file's name
+        # becomes a path, which would lose repeated slashes.
         named = path_of(field, node, path) if field.role == "name-or-input" else Path(node.text)
         value = node.text if named == Path(node.text) else str(named)
     check_value(field, value)
     return value
 
 
-def _said(error: NcmError) -> str:
+def _message(error: NcmError) -> str:
     details = "; ".join(f"{label}: {text}" for label, text in error.lines())
     return f"{error.what} ({details})" if details else error.what
 
 
 def _why(field: Field, text: str) -> str:
-    """Why text that looks right isn't."""
+    """Why a value that looks right is of another type."""
     if field.type is bool:
         return "; write true or false" if text.lower() in ("yes", "no", "on", "off") else ""
     bare = text.lstrip("+-")
@@ -192,7 +201,7 @@ def _named_columns(field: Field, value: Any) -> Iterable[str]:
 
 
 def _columns_in(file: Path) -> Columns | None:
-    """The columns of a table or feature store; None where the step has to say what is wrong with it."""
+    """The columns of a table or feature store; None where it can't be read, which the step itself reports."""
     with contextlib.suppress(NcmError):
         return read_header(file) if file.is_file() else None
     with contextlib.suppress(NcmError), FeatureStore(file) as store:
@@ -208,7 +217,7 @@ class _Draft:
     kind: type | None
     """The class of its options; None where the step or its builder isn't known."""
     options: Node
-    """Without variables."""
+    """With variables filled in."""
     as_written: Node
     path: str
 
@@ -226,7 +235,7 @@ class Steps:
     names: dict[str, int] = dataclasses.field(default_factory=dict)
     """Of all steps, also of those with mistakes; each with its line."""
     missing: dict[str, None] = dataclasses.field(default_factory=dict)
-    """Inputs that aren't there, where that is no mistake."""
+    """Inputs that aren't there, in a dry run, where that is no mistake."""
     _drafts: list[_Draft] = dataclasses.field(default_factory=list)
     _writers: dict[Path, int] = dataclasses.field(default_factory=dict)
     """The first draft, by its place, that writes a path."""
@@ -342,20 +351,20 @@ class Steps:
 
     def _writer(self, path: Path) -> int | None:
         """The draft that writes a path, the folder it lies in, or what lies in it."""
-        around = (self._writers[one] for one in (path, *path.parents) if one in self._writers)
+        around = (self._writers[place] for place in (path, *path.parents) if place in self._writers)
         return next(around, self._around.get(path))
 
     def _misplaced(self, field: Field, path: Path) -> str:
         """Why nothing may be written to a path; empty where it may."""
-        own = [self._out / name for name in (REPORT, STATE)]
-        if self._out.is_relative_to(path) or any(path.is_relative_to(file) for file in own):
+        reserved = [self._out / name for name in (REPORT, STATE)]
+        if self._out.is_relative_to(path) or any(path.is_relative_to(file) for file in reserved):
             return f"{self._shown(path)} is the run's own"
         if not (self._allow_outside or path.is_relative_to(self._out)):
             return f"{self._shown(path)} is outside the run's folder; ncm run --allow-outside writes there"
         try:
             check_place(field, path)
         except NcmError as error:
-            return _said(error)
+            return _message(error)
         return ""
 
     def _why_taken(self, draft: _Draft, name: str, other: _Draft) -> str:
@@ -363,21 +372,21 @@ class Steps:
         job = draft.job
         if other.job.step != job.step:
             return f"also written by {other.job.title}"
-        (written,) = self._variables.cells(draft.as_written.value[name])[:1]
-        lacking = [one for one in job.cell if job.cell[one] != other.job.cell[one] and one not in written]
-        if lacking:
-            return f"the same in several cells; put {', '.join(f'${{{one}}}' for one in lacking)} in it"
-        cells = " and ".join(one.title.removeprefix(f"{job.step} ") for one in (other.job, job))
+        (used,) = self._variables.cells(draft.as_written.value[name])[:1]
+        differing = [variable for variable in job.cell if job.cell[variable] != other.job.cell[variable]]
+        if lacking := [f"${{{variable}}}" for variable in differing if variable not in used]:
+            return f"the same in several cells; put {', '.join(lacking)} in it"
+        cells = " and ".join(titled.title.removeprefix(f"{job.step} ") for titled in (other.job, job))
         return f"written in the cells {cells}: choose values that give different paths"
 
     def _job(self, number: int, draft: _Draft, kind: type) -> Job:
         fields, entries = fields_of(kind), dict(draft.options.value)
         for field in fields:
             if field.repeated and field.role == "input" and field.name in entries:
-                # ``seed*/result.json``: the outputs it fits, one by one.
-                own = entries[field.name]
-                matches = [one for item in own.items for one in self._matches(item, number)]
-                entries[field.name] = dataclasses.replace(own, value=matches)
+                # ``seed*/result.json`` names the outputs that match it.
+                patterns = entries[field.name]
+                matches = [match for item in patterns.items for match in self._matches(item, number)]
+                entries[field.name] = dataclasses.replace(patterns, value=matches)
         inputs: dict[str, tuple[Path, ...]] = {}
 
         def path_of(field: Field, node: Node, key_path: str) -> Path:
@@ -385,19 +394,19 @@ class Steps:
                 path = Path(node.text)
                 return path if path == STDOUT else self._shown(possible(self._in_out(node)))
             try:
-                shown, found = self._located(field, node, key_path, number)
+                shown, files = self._located(field, node, key_path, number)
             except UsageError:
                 if field.role != "name-or-input":
                     raise
                 return Path(node.text)  # longer than a path can be, as prompts are
-            if found:
-                inputs[field.name] = (*inputs.get(field.name, ()), *found)
+            if files:
+                inputs[field.name] = (*inputs.get(field.name, ()), *files)
             return shown
 
         options = dataclasses.replace(draft.options, value=entries)
-        made, known = read_options(kind, options, draft.path, path_of, self._mistakes)
-        job = dataclasses.replace(draft.job, options=made, inputs=inputs)
-        self._check_columns(dataclasses.replace(job, options=known), fields, draft)
+        complete, partial = read_options(kind, options, draft.path, path_of, self._mistakes)
+        job = dataclasses.replace(draft.job, options=complete, inputs=inputs)
+        self._check_columns(dataclasses.replace(job, options=partial), fields, draft)
         return job
 
     def _located(self, field: Field, node: Node, key_path: str, number: int) -> tuple[Path, list[Path]]:
@@ -405,15 +414,15 @@ class Steps:
         if is_remote(node.text):
             return Path(node.text), []
         path = possible(self._in_out(node))
-        outside = _clean((node.base or self._recipe_folder) / _at_home(node.text))
-        # What --set names is meant from the current folder, if it is there.
-        given = node.base is not None and possible(outside).exists()
-        writer = None if given else self._writer(path)
+        outside = _clean((node.base or self._recipe_folder) / expand_home(node.text))
+        # What --set names is relative to the current folder, if it is there.
+        by_set = node.base is not None and possible(outside).exists()
+        writer = None if by_set else self._writer(path)
         if writer is None:
             path = possible(outside)
             if field.role == "name-or-input" and not path.is_file():
                 return Path(node.text), []
-        files = [path] if path.exists() else [Path(one) for one in expanded(str(path))]  # archives
+        files = [path] if path.exists() else [Path(name) for name in expanded(str(path))]  # archives
         for file in files:
             if writer is not None and writer >= number:
                 what = f"{self._shown(file)} is read here, but only a later step writes it"
@@ -431,20 +440,20 @@ class Steps:
         return relative(path, Path.cwd())
 
     def _in_out(self, node: Node) -> Path:
-        return _clean(self._out / _at_home(node.text))
+        return _clean(self._out / expand_home(node.text))
 
     def _matches(self, item: Node, number: int) -> list[Node]:
         if not item.is_scalar or not any(mark in item.text for mark in "*?["):
             return [item]
         pattern = str(self._in_out(item))
         paths = [path for path, writer in self._writers.items() if writer < number]
-        texts = [str(relative(one, self._out)) for one in paths if fnmatch.fnmatchcase(str(one), pattern)]
-        return [Node(text, item.line, text) for text in texts] or [item]
+        names = [str(relative(path, self._out)) for path in paths if fnmatch.fnmatchcase(str(path), pattern)]
+        return [Node(name, item.line, name) for name in names] or [item]
 
     def _check_columns(self, job: Job, fields: Iterable[Field], draft: _Draft) -> None:
-        """Check one job, in the order of the steps, and remember what it makes.
+        """Check the columns that one job names, in the order of the steps, and remember those it makes.
 
-        The job's own options may be what is right of them.
+        The job's options may be those without a mistake.
         """
 
         def place(name: str) -> tuple[int, str]:
@@ -463,7 +472,7 @@ class Steps:
             self._mistakes.add(*place("val"), f"the validation rows are the test rows: {val}")
         if output := job.outputs.get("output"):
             if job.kind == "data":
-                self._known.update({output / name: found for name, found in built_columns(job).items()})
+                self._known |= {output / name: columns for name, columns in built_columns(job).items()}
             elif job.kind == "embed":
                 self._known[output] = self._embedded(job)
 
@@ -482,18 +491,13 @@ class Steps:
         """The columns of the feature store that a job makes."""
         if job.options.layout is None and any(path.is_dir() for path in job.inputs.get("source", ())):
             return ALIASES
-        found = self._columns_of(job, "source")
-        if found is None:
+        columns = self._columns_of(job, "source")
+        if columns is None:
             return None
         names = ColumnNames.of(job.options)
         if job.options.layout is None:
-            names = names.resolved(found, with_files=job.options.from_array is None)
-        return (*names.kept(found), *ALIASES)
-
-
-def _at_home(text: str) -> Path:
-    """A path with ``~`` and ``~user`` expanded; an unknown user's stays as it is."""
-    return Path(os.path.expanduser(text))  # noqa: PTH111
+            names = names.resolved(columns, with_files=job.options.from_array is None)
+        return (*names.kept(columns), *ALIASES)
 
 
 def _clean(path: Path) -> Path:
