@@ -22,11 +22,13 @@ from PIL import Image
 
 from ncm_cli.datasets.options import WaterbirdsCfOptions
 from ncm_cli.errors import InputError, UsageError, listing, nearest
-from ncm_cli.images.decode import DecodeError, decode, read_bytes, sniff
+from ncm_cli.images.decode import decode, read_bytes
 from ncm_cli.images.folder import IMAGE_SUFFIXES
 from ncm_cli.images.manifest import absolute_text
+from ncm_cli.images.samples import DecodeError
 from ncm_cli.progress import Reporter
 from ncm_cli.store.files import one_line
+from ncm_cli.store.sniff import PICTURES, sniff
 from ncm_cli.store.tables import read_table, write_csv
 
 NAMES = {
@@ -307,8 +309,8 @@ def _open(path: Path, mode: str, most: int) -> Image.Image:
         if (size := path.stat().st_size) > MAX_BYTES:
             raise DecodeError(f"{size:,} bytes, over the limit of {MAX_BYTES:,}")
         data = read_bytes(path)
-        formats = [kind] if (kind := sniff(data)) else []
-        if kind:
+        formats = [kind] if (kind := sniff(data)) in PICTURES else []
+        if formats:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 width, height = Image.open(io.BytesIO(data), formats=formats).size

@@ -18,6 +18,7 @@ from ncm_cli.errors import InputError, listing, unknown
 from ncm_cli.images.weights import pickled_object, refuse_bomb, require_stored
 from ncm_cli.store.features import MAX_DIM
 from ncm_cli.store.files import one_line, require_file
+from ncm_cli.store.sniff import HEAD_BYTES, sniff
 
 BLOCK_BYTES = 4 << 20
 """Bytes read at once: large enough for the disk, small beside everything else."""
@@ -169,7 +170,7 @@ def _only(path: Path, names: list[str]) -> str:
 def _npy(path: Path) -> _Rows:
     with path.open("rb") as stream:
         # What is none would be taken for a pickle, which numpy advises to load all the same.
-        if stream.read(6) != b"\x93NUMPY":
+        if sniff(stream.read(HEAD_BYTES)) != "npy":
             raise ValueError("content that doesn't begin as .npy files do")
     try:
         return _Loaded(np.load(path, mmap_mode="r", allow_pickle=False))
@@ -215,7 +216,7 @@ def _pt(path: Path) -> _Rows:
     import torch
 
     with path.open("rb") as stream:
-        packed = stream.read(4) == b"PK\3\4"
+        packed = sniff(stream.read(HEAD_BYTES)) == "zip"
     if packed:
         require_stored(path)
     try:

@@ -17,8 +17,9 @@ from typing import BinaryIO
 from urllib.parse import quote
 
 from ncm_cli.errors import InputError
-from ncm_cli.images.decode import MAX_BYTES, DecodeError, open_regular, read_bytes
+from ncm_cli.images.decode import MAX_BYTES, open_regular, read_bytes
 from ncm_cli.images.remote import download, info, is_web, open_remote, reason_of
+from ncm_cli.images.samples import DecodeError
 from ncm_cli.images.tar import content, members
 
 # Names may be bytes here, and a stat a row must stay cheap, so this module keeps to os.path.

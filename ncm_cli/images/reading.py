@@ -30,11 +30,11 @@ import numpy as np
 from PIL import Image
 
 from ncm_cli.errors import InputError, listing
-from ncm_cli.images.decode import DecodeError, UndeclaredRangeError
 from ncm_cli.images.encoder import Encoder
 from ncm_cli.images.manifest import printable
 from ncm_cli.images.paths import fetch, file_facts, is_remote
 from ncm_cli.images.request import Preprocess
+from ncm_cli.images.samples import DecodeError, UndeclaredRangeError
 from ncm_cli.store.columns import ImageFile
 
 MOST_THREADS, MOST_PROCESSES = 8, 32

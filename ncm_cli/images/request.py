@@ -13,8 +13,9 @@ import numpy as np
 from PIL import Image
 
 from ncm_cli.errors import InputError
-from ncm_cli.images.decode import DECODE_POLICY, MAX_PIXELS, DecodeError, decode
+from ncm_cli.images.decode import DECODE_POLICY, decode
 from ncm_cli.images.options import DEFAULT_MODEL, DEFAULT_PRETRAINED, PRECISIONS, canonical, parse_augment
+from ncm_cli.images.samples import MAX_PIXELS, DecodeError
 
 LIBRARIES = {
     "pixels": ("pillow",),

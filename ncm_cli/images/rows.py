@@ -17,15 +17,17 @@ from typing import Any
 import numpy as np
 
 from ncm_cli.errors import listing
-from ncm_cli.images.decode import SAMPLE_POLICY, DecodeError, range_advice, sniff
+from ncm_cli.images.decode import SAMPLE_POLICY
 from ncm_cli.images.encoder import Encoder
 from ncm_cli.images.manifest import printable
 from ncm_cli.images.paths import archive_of, fetch, is_remote, look_up, open_file
 from ncm_cli.images.reading import ReadImage, encode_batches
+from ncm_cli.images.samples import DecodeError, range_advice
 from ncm_cli.progress import Reporter, Task
 from ncm_cli.store.columns import FailedRow, Files, ImageFile
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.journal import Journal
+from ncm_cli.store.sniff import HEAD_BYTES, sniff
 
 BLOCK_BYTES = 1 << 20
 """Features gathered at once when the store is written."""
@@ -81,9 +83,9 @@ class RowPlan:
         path = self.files[row].path
         with contextlib.suppress(DecodeError, OSError):
             if is_remote(path) or archive_of(path) != path:
-                return sniff(fetch(path)[:8]) == "TIFF"
-            with open_file(path) as stream:  # a whole file for 8 bytes would be read twice
-                return sniff(stream.read(8)) == "TIFF"
+                return sniff(fetch(path)[:HEAD_BYTES]) == "TIFF"
+            with open_file(path) as stream:
+                return sniff(stream.read(HEAD_BYTES)) == "TIFF"
         return False
 
     def take_unchanged(self, old: FeatureStore, *, verify: bool, reporter: Reporter) -> None:

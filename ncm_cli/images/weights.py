@@ -36,6 +36,7 @@ from ncm_cli.store.files import (
     write_json,
 )
 from ncm_cli.store.probe import TUNED
+from ncm_cli.store.sniff import HEAD_BYTES, sniff
 
 if TYPE_CHECKING:
     import torch
@@ -187,11 +188,12 @@ def chosen_weights(
 def checkpoint_kind(path: Path) -> str:
     """``safetensors``, ``torchscript``, ``torch`` or ``numpy``, by content; or an InputError."""
     with require_file(path).open("rb") as stream:
-        head = stream.read(256)
-    if head.startswith(b"version https://git-lfs"):
+        head = stream.read(HEAD_BYTES)
+    kind = sniff(head)
+    if kind == "LFS":
         what = "the checkpoint is a Git LFS pointer, not the weights"
         raise InputError(what, where=path, fix="git lfs pull")
-    if head.startswith(b"PK\3\4"):
+    if kind == "zip":
         members = _members(path)
         for end, kind in (("/constants.pkl", "torchscript"), ("data.pkl", "torch"), (".npy", "numpy")):
             if any(member.filename.endswith(end) for member in members):
@@ -200,10 +202,10 @@ def checkpoint_kind(path: Path) -> str:
                 else:
                     require_stored(path)
                 return kind
-    elif head[:2] == b"\x80\x02":
+    if kind == "pickle":
         return "torch"
-    elif head[8:9] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size:
-        return "safetensors"
+    if kind == "safetensors":
+        return kind
     raise InputError(
         "not a checkpoint file",
         where=path,

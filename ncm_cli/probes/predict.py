@@ -13,7 +13,6 @@ from typing import IO, Any
 import numpy as np
 
 from ncm_cli.errors import InputError, NcmError, UsageError
-from ncm_cli.images.decode import sniff
 from ncm_cli.images.encoder import load_encoder, start_loading
 from ncm_cli.images.folder import IMAGE_SUFFIXES, walk_images
 from ncm_cli.images.manifest import ColumnNames, absolute_text, printable, read_manifest
@@ -30,12 +29,11 @@ from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import atomic_path, require_file
 from ncm_cli.store.outputs import STDOUT
 from ncm_cli.store.probe import Probe, read_probe
+from ncm_cli.store.sniff import HEAD_BYTES, PICTURES, sniff
 from ncm_cli.store.tables import CsvWriter
 
 SCORES_AT_ONCE = 1 << 20
 """Rows times classes: with thousands of classes the scores are much larger than the features."""
-
-_HDF5 = b"\x89HDF\r\n\x1a\n"
 
 _Part = tuple[Sequence[str], list[str], np.ndarray]
 """Some of the rows, in order: ids, why each that failed did (else blank), and the features of the others."""
@@ -111,8 +109,8 @@ def _parts(
     source = options.source
     if not source.is_dir():
         with require_file(source).open("rb") as stream:
-            head = stream.read(len(_HDF5))
-        if head == _HDF5:
+            head = stream.read(HEAD_BYTES)
+        if sniff(head) == "HDF5":
             store = stack.enter_context(FeatureStore(source))
             require_same_encoder(
                 str(options.probe), probe.encoder, str(source), store.encoder, ignore_view=True
@@ -161,9 +159,9 @@ def find_images(source: Path) -> list[ImageFile]:
     if source.is_dir():
         return [ImageFile(printable(name), f"{base}/{name}") for name in walk_images(source)[0]]
     with source.open("rb") as stream:
-        head = stream.read(64)
+        head = stream.read(HEAD_BYTES)
     # By content or, for a damaged one, by name.
-    if sniff(head) is not None or source.suffix.lower() in IMAGE_SUFFIXES:
+    if sniff(head) in PICTURES or source.suffix.lower() in IMAGE_SUFFIXES:
         return [ImageFile(source.name, base)]
     manifest = read_manifest(source, ColumnNames(), root=None, images_only=True)
     assert manifest.files is not None

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from ncm_cli.errors import InputError, NcmError, as_written
-from ncm_cli.images.decode import DecodeError
 from ncm_cli.images.paths import archive_of, fetch, is_remote, local_path, look_up
+from ncm_cli.images.samples import DecodeError
 from ncm_cli.options import fields_of
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.recipes.steps import STATE, Job

@@ -14,9 +14,10 @@ from typing import Any
 from PIL import Image, features
 
 from ncm_cli.images.augment import apply
-from ncm_cli.images.decode import DecodeError, decode
+from ncm_cli.images.decode import decode
 from ncm_cli.images.options import parse_augment
 from ncm_cli.images.paths import fetch
+from ncm_cli.images.samples import DecodeError
 from ncm_cli.options import command_words
 from ncm_cli.pairs.diagnostics import stands_out
 from ncm_cli.pairs.options import PairsOptions

@@ -8,6 +8,7 @@ from typing import Literal
 from ncm_cli.errors import InputError
 from ncm_cli.options import possible
 from ncm_cli.store.files import read_json, require_file
+from ncm_cli.store.sniff import HEAD_BYTES, sniff
 
 Kind = Literal["features", "pairs", "probe", "checkpoint", "result", "sweep", "data", "journal"]
 
@@ -38,11 +39,11 @@ def recognise(path: Path | str) -> Kind:
         found = "a folder without a journal"
     else:
         with require_file(path).open("rb") as stream:
-            head = stream.read(16)
-        if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size:
+            head = stream.read(HEAD_BYTES)
+        if sniff(head) == "safetensors":
             return "checkpoint" if TUNED in safetensors_metadata(path) else "probe"
         stated = None
-        if head.startswith(hdf5.SIGNATURE):
+        if sniff(head) == "HDF5":
             stated = hdf5.root_attributes(path).get("ncm_format")
             found = f"an HDF5 file with ncm_format {stated!r}"
         elif head.lstrip(b" \t\r\n").startswith(b"{"):

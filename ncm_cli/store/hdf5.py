@@ -43,8 +43,7 @@ from ncm_cli.store.digests import (
     text_digest,
 )
 from ncm_cli.store.files import atomic_path, now, one_line, require_file
-
-SIGNATURE = b"\x89HDF\r\n\x1a\n"
+from ncm_cli.store.sniff import HEAD_BYTES, sniff
 
 CHUNK_BYTES = 1 << 20
 """Size of a chunk: what is read, checked and kept in memory at a time."""
@@ -193,7 +192,7 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
         self.digests: dict[str, str] | None = None
         self.found: dict[str, str] = {}
         with self.path.open("rb") as stream:
-            if stream.read(8) != SIGNATURE:
+            if sniff(stream.read(HEAD_BYTES)) != "HDF5":
                 raise InputError(f"not {what}", where=self.path, found="no HDF5 file", expected=format_name)
         with reading(self.path):
             self._file = h5py.File(self.path, "r", locking=False)

@@ -11,6 +11,7 @@ from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import Field, fields_of, is_file
 from ncm_cli.store import hdf5
 from ncm_cli.store.files import refuse_no_file
+from ncm_cli.store.sniff import sniff
 
 STDOUT = Path("-")
 """An output option's value for standard output, which is no file."""
@@ -132,11 +133,11 @@ def _start(path: Path) -> bytes:
         with path.open("rb") as stream:
             head = stream.read(_HEAD)
             length = int.from_bytes(head[:8], "little")
-            if head[8:9] == b"{" and _HEAD < length < MAX_HEADER_BYTES:
-                head += stream.read(length)
+            if sniff(head) == "safetensors" and length < MAX_HEADER_BYTES:
+                head += stream.read(max(0, 8 + length - _HEAD))
     except OSError:  # what can't be read can't be told; writing says why
         return b""
-    if not head.startswith(hdf5.SIGNATURE):
+    if sniff(head) != "HDF5":
         return head
     try:
         return f"HDF5 {hdf5.root_attributes(path).get('ncm_format')}".encode("utf-8", "replace")

@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from ncm_cli.errors import InputError, listing, nearest
 from ncm_cli.store.files import write_bytes
+from ncm_cli.store.sniff import HEAD_BYTES, WORDS, sniff
 
 
 class CsvWriter:
@@ -97,16 +98,8 @@ _DECIMAL_POINT, _DECIMAL_COMMA = (
 _SAVED_INDEX = re.compile(r"Unnamed: \d+(_level_\d+)?")
 """The name that pandas gives to a column without one."""
 
-_SIGNATURES = {
-    b"PK\x03\x04": "a zip archive or an Excel workbook",
-    b"\x1f\x8b": "a gzip file",
-    b"PAR1": "a Parquet file",
-    b"\x89HDF": "an HDF5 file",
-    b"\xd0\xcf\x11\xe0": "an old Excel workbook",
-    b"\x89PNG": "a PNG picture",
-    b"\xff\xd8\xff": "a JPEG picture",
-    b"%PDF": "a PDF file",
-}
+_BINARY = set(WORDS) - {"BMP", "PPM", "SVG", "HTML", "XML"}
+"""Kinds of files that a table's first characters are never taken for."""
 
 _UTF16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 
@@ -386,11 +379,10 @@ def _read_bytes(path: Path, what: str) -> bytes:
         if not (piped or facts.st_size):
             return b""  # what the kernel tells in such a file may never come
         with path.open("rb") as stream:
-            head = stream.read(8)
-            for signature, kind in _SIGNATURES.items():
-                if head.startswith(signature):
-                    what, expected = f"the {what} isn't a text file", "CSV or TSV, UTF-8"
-                    raise InputError(what, where=path, found=kind, expected=expected)
+            head = stream.read(HEAD_BYTES)
+            if (file_kind := sniff(head)) is not None and file_kind in _BINARY:
+                what, expected = f"the {what} isn't a text file", "CSV or TSV, UTF-8"
+                raise InputError(what, where=path, found=WORDS[file_kind], expected=expected)
             return head + stream.read()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)

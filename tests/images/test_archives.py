@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from ncm_cli.errors import InputError
 from ncm_cli.images.archives import read_archives
-from ncm_cli.images.decode import DecodeError
 from ncm_cli.images.folder import read_folder
 from ncm_cli.images.manifest import ColumnNames, Manifest
 from ncm_cli.images.paths import expanded, fetch
+from ncm_cli.images.samples import DecodeError
 
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
 

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, ImageOps, PngImagePlugin
 
-from ncm_cli.images.decode import MAX_PIXELS, DecodeError, decode, exif_orientation, read_bytes, to_rgb
+from ncm_cli.images.decode import decode, exif_orientation, read_bytes
 from ncm_cli.images.encoder import load_encoder
 from ncm_cli.images.request import EncoderRequest
+from ncm_cli.images.samples import MAX_PIXELS, DecodeError, to_rgb
 from ncm_cli.progress import SILENT
 
 Picture = Callable[..., Image.Image]

@@ -16,9 +16,9 @@ import pytest
 from PIL import Image
 
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.images.decode import DecodeError
 from ncm_cli.images.encoder import load_encoder
 from ncm_cli.images.request import EncoderRequest
+from ncm_cli.images.samples import DecodeError
 from ncm_cli.progress import SILENT
 from ncm_cli.store.digests import differing_fields, fingerprint
 

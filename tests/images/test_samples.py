@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ncm_cli.images.decode import DecodeError, UndeclaredRangeError, decode, range_advice
+from ncm_cli.images.decode import decode
 from ncm_cli.images.encoder import load_encoder, request_key
 from ncm_cli.images.request import EncoderRequest
+from ncm_cli.images.samples import DecodeError, UndeclaredRangeError, range_advice
 from ncm_cli.progress import SILENT
 
 tifffile = pytest.importorskip("tifffile")

@@ -18,12 +18,12 @@ import pytest
 from ncm_cli.errors import InputError
 from ncm_cli.images import remote
 from ncm_cli.images.archives import read_archives
-from ncm_cli.images.decode import DecodeError
 from ncm_cli.images.folder import read_folder
 from ncm_cli.images.manifest import ColumnNames
 from ncm_cli.images.paths import fetch
 from ncm_cli.images.reading import read_image
 from ncm_cli.images.remote import list_remote
+from ncm_cli.images.samples import DecodeError
 from ncm_cli.main import run
 from ncm_cli.store.columns import ImageFile
 
