@@ -103,7 +103,7 @@ BUILDERS = {
     "folder": Command(
         "A manifest with seeded splits over a folder of your own images.",
         "datasets.options:FolderOptions",
-        "datasets.image_folder:build",
+        "datasets.image_folder:build_folder",
     ),
     "digits": Command(
         "Coloured digits: small, and nothing is downloaded.",
@@ -113,7 +113,7 @@ BUILDERS = {
     "synthetic": Command(
         "The paper's linear model: stores with oracle, clean and noisy pairs, no images.",
         "datasets.options:SyntheticOptions",
-        "datasets.synthetic:build",
+        "datasets.synthetic:build_synthetic",
     ),
     "colored-mnist": Command(
         "ColoredMNIST by IRM's protocol, from MNIST's own files.",
@@ -123,7 +123,7 @@ BUILDERS = {
     "waterbirds-cf": Command(
         "Waterbirds with counterfactual minority groups, or as it is.",
         "datasets.options:WaterbirdsCfOptions",
-        "datasets.waterbirds:build",
+        "datasets.waterbirds:build_waterbirds",
     ),
     "pacs": Command(
         "PACS: a manifest with splits over domain/class/file.",

@@ -27,7 +27,7 @@ Folders = tuple[str, ...]
 """The folders of an image, one for each level of the layout. Those in the same folders are split together."""
 
 
-def build(options: FolderOptions, folder: Path, reporter: Reporter) -> dict[str, Any]:
+def build_folder(options: FolderOptions, folder: Path, reporter: Reporter) -> dict[str, Any]:
     """Write the manifest; the images stay where they are, and are named by absolute paths.
 
     Images in the same folders are split on their own. With ``--test`` the rows that it names are the test

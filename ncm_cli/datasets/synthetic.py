@@ -72,7 +72,7 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Part:
+class Observed:
     """Rows of one split and domain."""
 
     split: str
@@ -82,7 +82,7 @@ class Part:
     features: NDArray[np.float32]
 
 
-def build(options: SyntheticOptions, folder: Path, reporter: Reporter) -> dict[str, Any]:
+def build_synthetic(options: SyntheticOptions, folder: Path, reporter: Reporter) -> dict[str, Any]:
     """Write features.h5, oracle.h5, clean.h5 and a noisy store for each level.
 
     ``split`` is train, val, test, ``twin`` (of the test rows, in a training domain) or ``oracle`` (training
@@ -92,9 +92,9 @@ def build(options: SyntheticOptions, folder: Path, reporter: Reporter) -> dict[s
     rng = np.random.default_rng(options.seed)
     model = Model(options, rng)
 
-    def observed(split: str, rows: Latents, scale: float) -> Part:
+    def observed(split: str, rows: Latents, scale: float) -> Observed:
         ids = [f"{split}-{scale:g}-{row:05d}" for row in range(len(rows))]
-        return Part(split, f"{scale:g}", ids, rows.label, model.observe(rows, scale))
+        return Observed(split, f"{scale:g}", ids, rows.label, model.observe(rows, scale))
 
     parts = [
         observed(split, model.draw(n), scale)
@@ -115,14 +115,14 @@ def build(options: SyntheticOptions, folder: Path, reporter: Reporter) -> dict[s
     parts += [test, *(part for part in twins if part.ids)]
     _write_features(folder / "features.h5", parts, options)
     ids, label = [test.ids[row] for row in twinned], test.label[twinned]
-    originals = Part("test", test.domain, ids, label, test.features[twinned])
+    originals = Observed("test", test.domain, ids, label, test.features[twinned])
     ids = [name for part in twins for name in part.ids]
-    copies = Part("twin", "", ids, label, np.concatenate([part.features for part in twins]))
+    copies = Observed("twin", "", ids, label, np.concatenate([part.features for part in twins]))
     write_pairs(folder / "oracle.h5", _pair_store("oracle", originals, copies, options))
     latents = model.draw(options.pairs + options.holdout_pairs)
     names = [[f"pair-{row:04d}-{scale:g}" for row in range(len(latents))] for scale in scales[:2]]
     first, second = (
-        Part("pair", "", own, latents.label, model.observe(latents, scale))
+        Observed("pair", "", own, latents.label, model.observe(latents, scale))
         for own, scale in zip(names, scales[:2], strict=True)
     )
     clean = _pair_store("clean", first, second, options, holdout=options.holdout_pairs, noise=0.0)
@@ -143,7 +143,7 @@ def _encoder(options: SyntheticOptions) -> dict[str, Any]:
 
 
 def _pair_store(
-    strategy: str, a: Part, b: Part, options: SyntheticOptions, *, holdout: int = 0, **facts: float
+    strategy: str, a: Observed, b: Observed, options: SyntheticOptions, *, holdout: int = 0, **facts: float
 ) -> PairStore:
     """The pair store with its last ``holdout`` pairs held out."""
     used, labels = len(a.ids) - holdout, tuple(CLASSES[code] for code in a.label)
@@ -197,7 +197,7 @@ def add_noise(clean: PairStore, options: SyntheticOptions, level: float) -> Pair
     )
 
 
-def _write_features(path: Path, parts: Sequence[Part], options: SyntheticOptions) -> None:
+def _write_features(path: Path, parts: Sequence[Observed], options: SyntheticOptions) -> None:
     def column(name: str, texts: list[str]) -> Column:
         categories, codes = np.unique(texts, return_inverse=True)
         return Column(name, codes.astype(np.int32), tuple(categories.tolist()))

@@ -166,7 +166,7 @@ def twins(birds: Sequence[Bird], path: Path) -> list[tuple[str, str]]:
     return [(original.file, twin.file) for original, twin in pairs]
 
 
-def build(options: WaterbirdsCfOptions, folder: Path, reporter: Reporter) -> dict[str, Any]:
+def build_waterbirds(options: WaterbirdsCfOptions, folder: Path, reporter: Reporter) -> dict[str, Any]:
     """Write manifest.csv and, unless the folder is plain Waterbirds, pairs.csv and the new images.
 
     With ``cub`` and ``places`` counterfactuals are made; a ``cf`` column in metadata.csv is used as it is;

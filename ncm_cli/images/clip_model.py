@@ -268,7 +268,7 @@ def _load_checkpoint(model: Any, path: Path, name: str, reporter: Reporter) -> l
     from open_clip.model import convert_to_custom_text_state_dict
 
     kind = weights.checkpoint_kind(path)
-    with weights.reading(path, name):
+    with weights.reading_checkpoint(path, name):
         if kind == "torchscript":
             # OpenAI's own archives: half-precision tensors and three entries that are settings, not weights.
             state = torchscript_tensors(path)

@@ -192,7 +192,7 @@ def of_rank(options: EmbedOptions) -> EmbedOptions:
     return dataclasses.replace(options, shard=f"{told[0]}/{told[1]}")
 
 
-class Part:
+class ShardLog:
     """One shard's place in the journal of an output, whose lock is held until ``stack`` is closed."""
 
     def __init__(
@@ -259,7 +259,7 @@ class _ImageRun:
         self.part = None
         if shard := parse_shard(options.shard):
             replace = options.fresh
-            self.part = Part(options.output, shard, self.journal_key, self.stack, replace=replace)
+            self.part = ShardLog(options.output, shard, self.journal_key, self.stack, replace=replace)
         self.old = None if options.fresh or not options.output.exists() else self._open_old(options.output)
         self.other = None if options.reuse is None else self._open_reuse(options.reuse)
 

@@ -90,7 +90,7 @@ def _with_weights(
     classifier: Any = () if width else (getattr(model, "pretrained_cfg", {}) or {}).get("classifier") or ()
     dropped = tuple(f"{head}." for head in ([classifier] if isinstance(classifier, str) else classifier))
     kept = {key: value for key, value in named.items() if not key.startswith(dropped)}
-    with weights.reading(source, f"timm:{name}"):
+    with weights.reading_checkpoint(source, f"timm:{name}"):
         # Checkpoints in a model's original names: timm keeps the renaming beside the model.
         rename = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
         if rename is not None and set(kept) != set(model.state_dict()):
@@ -115,7 +115,7 @@ def _published(name: str) -> tuple[torch.nn.Module, str]:
             names = [config.hf_hub_filename or "model.safetensors", "pytorch_model.bin"]
             path = weights.hub_file(config.hf_hub_id, names)
         # Given as a file, so that timm doesn't ask the hub again.
-        overlay, loading = {"file": str(path)}, weights.reading(path, f"timm:{name}")
+        overlay, loading = {"file": str(path)}, weights.reading_checkpoint(path, f"timm:{name}")
     else:
         cache = Path(torch.hub.get_dir()) / "checkpoints"
         path, loading = cache / Path(config.url or "").name, weights.fetching(what, option, cache)

@@ -272,7 +272,7 @@ def tensors(path: Path, model: str) -> dict[str, torch.Tensor]:
     import torch
     from timm.models import load_state_dict
 
-    with reading(path, model):
+    with reading_checkpoint(path, model):
         kind = checkpoint_kind(path)
         if kind == "torchscript":
             return torchscript_tensors(path)
@@ -374,7 +374,7 @@ def pickled_object(error: pickle.UnpicklingError) -> str:
 
 
 @contextlib.contextmanager
-def reading(path: Path, model: str) -> Iterator[None]:
+def reading_checkpoint(path: Path, model: str) -> Iterator[None]:
     """Turn what readers of checkpoints raise on foreign files into an InputError that names the file."""
     try:
         yield

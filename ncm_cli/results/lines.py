@@ -25,7 +25,7 @@ from ncm_cli.progress import Reporter
 from ncm_cli.registry import STEPS, options_of
 from ncm_cli.store import recognise
 from ncm_cli.store.digests import canonical_json, digest_of
-from ncm_cli.store.files import HEADER, holds, read_json, read_result, relative, sha256_file
+from ncm_cli.store.files import HEADER, holds_lock, read_json, read_result, relative, sha256_file
 from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import Probe, read_probe
 
@@ -213,7 +213,7 @@ def _run_of(file: Path) -> tuple[Path, Made] | None:
         # A missing or unreadable record declares nothing. While a run is going on, as when one of its steps
         # asks, the report is missing or an earlier run's.
         with contextlib.suppress(NcmError, OSError, ValueError, KeyError, TypeError, AttributeError):
-            entries = _state(folder / _STATE) if holds(folder / _REPORT) else _report(folder / _REPORT)
+            entries = _state(folder / _STATE) if holds_lock(folder / _REPORT) else _report(folder / _REPORT)
             files = {name: (step, cell, digest) for name, step, cell, digest in entries}
             if files[str(relative(file, folder))][2] == sha256_file(file):
                 return folder, {name: (step, cell) for name, (step, cell, _) in files.items()}

@@ -43,17 +43,17 @@ FULL = {
 }
 """What a refused write means, by errno."""
 
-_ABANDONED_SECONDS = 24 * 3600
-"""Age from which a temporary file that another host's process made, and hasn't touched since, is given up."""
+_ABANDONED_AFTER = 24 * 3600
+"""Seconds without a write after which a temporary file of another host is taken for a left-over."""
 
-_TRY_SECONDS = 1.0
-"""How long a lock that is changing hands is waited for."""
+_LOCK_WAIT = 1.0
+"""Seconds that a lock is waited for which another process is letting go of."""
 
-_LOCK_BYTES = 1 << 16
-"""More than any lock file has."""
+_MAX_LOCK_BYTES = 1 << 16
+"""Most bytes that are read of a lock file; none has as many."""
 
-_UNNAMED_SECONDS = 30.0
-"""Age from which a lock file without a holder's name was left by a process killed while it wrote the name."""
+_NAMELESS_AFTER = 30.0
+"""Age in seconds from which a lock file without a name was left by a process killed while it wrote it."""
 
 RESULT_FORMAT = "ncm-result"
 RESULT_VERSION = 2
@@ -64,8 +64,8 @@ HEADER = ("ncm_format", "ncm_format_version", DIGEST, "kind", "ncm_version", "cr
 """Names of a result that aren't its body's."""
 
 
-def place() -> str:
-    """Where process ids mean what they mean here, as 8 hex digits: this host, and this container on it."""
+def pid_namespace() -> str:
+    """8 hex digits that stand for this host and this container on it, within which process ids are unique."""
     namespace = ""
     with contextlib.suppress(OSError):
         namespace = str(Path("/proc/self/ns/pid").readlink())
@@ -78,7 +78,7 @@ def start_time(pid: int) -> str:
 
 
 def is_dead(pid: int, started: str) -> bool:
-    """Whether a process of this place, which began at ``started``, certainly is no more."""
+    """Whether a process of this `pid_namespace`, which began at ``started``, has certainly ended."""
     if sys.platform == "win32":
         # Signal 0 would end the process there.
         return False
@@ -131,7 +131,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
 def _temporary(target: Path) -> Path:
     """A name beside a file that `remove_leftovers` knows again, and that says who made it."""
     pid = os.getpid()
-    made_by = f"{place()}-{pid}-{start_time(pid)}-{secrets.token_hex(4)}"
+    made_by = f"{pid_namespace()}-{pid}-{start_time(pid)}-{secrets.token_hex(4)}"
     return target.with_name(f".{_short(target.name)}.{made_by}.tmp")
 
 
@@ -188,13 +188,13 @@ def _short(name: str) -> str:
 def remove_leftovers(path: Path | str) -> None:
     """Delete the temporary files that killed writers of ``path`` or its lock left; none that may be at work.
 
-    A process of this place can be asked for. One of another host or container, or of an earlier version,
-    which didn't say where it ran, has a day without a write to end.
+    Whether a process of this host or container is still there can be asked. One of another, or of an earlier
+    version, which didn't say where it ran, counts as ended after a day without a write.
     """
     target = Path(os.path.realpath(path))
     names = "|".join(re.escape(_short(path.name)) for path in (target, lock_path(target)))
     made_by = r"(?:([0-9a-f]{8})-(\d+)-(\d*)|\d+)-[0-9a-f]{8}\.tmp"
-    # What versions before 0.6 called a lock that they moved away, they didn't say who.
+    # Versions before 0.6 moved a lock away under a name that doesn't say who did.
     moved = re.escape(lock_path(target).name) + r"\.[0-9a-f]{8}"
     pattern = re.compile(rf"\.(?:{names})\.{made_by}|{moved}")
     with contextlib.suppress(OSError), os.scandir(target.parent) as entries:
@@ -203,7 +203,7 @@ def remove_leftovers(path: Path | str) -> None:
                 where, pid, started = made.groups()
                 with contextlib.suppress(FileNotFoundError):
                     age = time.time() - entry.stat().st_mtime
-                    if is_dead(int(pid), started) if where == place() else age > _ABANDONED_SECONDS:
+                    if is_dead(int(pid), started) if where == pid_namespace() else age > _ABANDONED_AFTER:
                         Path(entry.path).unlink()
 
 
@@ -423,7 +423,7 @@ def writer_lock(output: Path | str, *, wait: float | None = None) -> Iterator[No
     (None: as long as it takes to change hands). The lock of a process that is no more is taken over.
     """
     path = lock_path(_writable_target(Path(output)))
-    deadline = time.monotonic() + (_TRY_SECONDS if wait is None else wait)
+    deadline = time.monotonic() + (_LOCK_WAIT if wait is None else wait)
     with full_disk_is_an_input_error(path):
         while (held := _created(path)) is None:
             with contextlib.suppress(FileNotFoundError):  # it is released in between
@@ -441,11 +441,11 @@ def writer_lock(output: Path | str, *, wait: float | None = None) -> Iterator[No
         held.close()
 
 
-def holds(output: Path | str) -> bool:
+def holds_lock(output: Path | str) -> bool:
     """Whether this process is writing ``output``."""
     with contextlib.suppress(OSError, InputError):
         holder = _holder(_said(lock_path(os.path.realpath(output))))
-        return holder is not None and (holder["pid"], holder["place"]) == (os.getpid(), place())
+        return holder is not None and (holder["pid"], holder["place"]) == (os.getpid(), pid_namespace())
     return False
 
 
@@ -454,7 +454,7 @@ def _created(path: Path) -> BinaryIO | None:
     pid, since = os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S %z")
     me = {
         "pid": pid,
-        "place": place(),
+        "place": pid_namespace(),
         "host": socket.gethostname(),
         "started": start_time(pid),
         "since": since,
@@ -481,7 +481,7 @@ def _said(path: Path) -> bytes:
         what = "something that isn't a lock file is where an output's lock goes"
         raise InputError(what, where=path, expected="a regular file", fix=f"delete {path}")
     with path.open("rb") as file:
-        return file.read(_LOCK_BYTES)
+        return file.read(_MAX_LOCK_BYTES)
 
 
 def _system_lock(file: BinaryIO) -> bool:
@@ -509,8 +509,8 @@ def _is_left(path: Path, said: bytes, age: float) -> bool:
     """Whether a lock file was left by a process that is no more."""
     holder = _holder(said)
     if holder is None:
-        return age > _UNNAMED_SECONDS
-    if holder["place"] == place():
+        return age > _NAMELESS_AFTER
+    if holder["place"] == pid_namespace():
         return is_dead(holder["pid"], holder["started"])
     # A container that was killed and began again can't ask for the processes that it had.
     if not holder["kept"] or holder["host"] != socket.gethostname():
@@ -534,6 +534,6 @@ def _remove_left(path: Path, said: bytes) -> None:
 def _refused(path: Path, output: Path | str, said: bytes) -> BusyError:
     holder = _holder(said)
     who = "process {pid} on host {host}, since {since}".format(**holder) if holder else "another process"
-    here = holder is not None and holder["place"] == place()
+    here = holder is not None and holder["place"] == pid_namespace()
     fix = "wait for it, or stop it" if here else f"wait for it; if it is no more, delete {path}"
     return BusyError("another process is writing this output", where=output, found=who, fix=fix)

@@ -75,7 +75,7 @@ def test_what_is_no_lock_file_is_refused_at_once(tmp_path: Path, kind: str) -> N
     with pytest.raises(InputError, match="isn't a lock file") as refused, writer_lock(output):
         pass
     assert str(lock) in str(refused.value)
-    assert not files.holds(output)
+    assert not files.holds_lock(output)
     assert time.monotonic() - began < 2
 
 
@@ -83,14 +83,14 @@ def test_what_is_no_lock_file_is_refused_at_once(tmp_path: Path, kind: str) -> N
 def test_a_lock_that_says_anything_is_no_bug(
     tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_TRY_SECONDS", 0.0)
+    monkeypatch.setattr(files, "_LOCK_WAIT", 0.0)
     output = tmp_path / "f.h5"
     lock_path(output).write_bytes(content)
     with pytest.raises(files.BusyError), writer_lock(output):
         pass
     os.utime(lock_path(output), (0, 0))
     with writer_lock(output):
-        assert files.holds(output)
+        assert files.holds_lock(output)
     assert not list(tmp_path.iterdir())
 
 

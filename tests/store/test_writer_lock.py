@@ -18,7 +18,7 @@ import pytest
 from ncm_cli.errors import InputError
 from ncm_cli.main import run
 from ncm_cli.store import files as lock
-from ncm_cli.store.files import holds, is_dead, lock_path, place, start_time, writer_lock
+from ncm_cli.store.files import holds_lock, is_dead, lock_path, pid_namespace, start_time, writer_lock
 
 HOLD = """
 import os, sys, time
@@ -37,7 +37,7 @@ with lock.writer_lock(sys.argv[1]):
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refuse without waiting for a lock that changes hands."""
-    monkeypatch.setattr(lock, "_TRY_SECONDS", 0)
+    monkeypatch.setattr(lock, "_LOCK_WAIT", 0)
 
 
 def holder(output: Path, child: str = "no", where: str = "here") -> subprocess.Popen[str]:
@@ -121,16 +121,16 @@ def test_a_process_that_nobody_has_asked_about_since_it_was_killed_is_dead(tmp_p
 
 def test_a_process_knows_what_it_is_writing(tmp_path: Path) -> None:
     with writer_lock(tmp_path / "f.h5"):
-        assert holds(tmp_path / "f.h5") and not holds(tmp_path / "other.h5")
+        assert holds_lock(tmp_path / "f.h5") and not holds_lock(tmp_path / "other.h5")
         with pytest.raises(InputError, match="another process") as error, writer_lock(tmp_path / "f.h5"):
             pass
         assert f"process {os.getpid()} on host" in str(error.value.found)
-    assert not holds(tmp_path / "f.h5")
+    assert not holds_lock(tmp_path / "f.h5")
 
 
 def test_a_process_id_that_was_given_out_again_is_not_the_holder(tmp_path: Path) -> None:
     output = tmp_path / "f.h5"
-    here = {"host": socket.gethostname(), "place": place()}
+    here = {"host": socket.gethostname(), "place": pid_namespace()}
     facts = {"pid": os.getppid(), **here, "started": "1", "since": "long ago"}
     lock_path(output).write_text(json.dumps(facts))
     if not Path("/proc/self/stat").exists():
@@ -158,7 +158,7 @@ def test_a_lock_file_that_names_nobody(tmp_path: Path, content: str, monkeypatch
     lock_path(output).write_text(content)
     # It may be another's who is about to write the name: only an old one is given up.
     with monkeypatch.context() as patch, pytest.raises(InputError, match="another process"):
-        patch.setattr(lock, "_TRY_SECONDS", 0)
+        patch.setattr(lock, "_LOCK_WAIT", 0)
         with writer_lock(output):
             pass
     os.utime(lock_path(output), (0, 0))
