@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import functools
-import json
 import math
 import operator
 import os
@@ -415,12 +414,6 @@ def given_flags(options: Any, names: Iterable[str]) -> list[str]:
     wanted = set(names)
     fields = (field for field in fields_of(type(options)) if field.name in wanted)
     return [field.flag for field in fields if getattr(options, field.name) != field.default]
-
-
-def as_json(options: Any) -> dict[str, Any]:
-    """The resolved options of a command, ready for JSON (paths as text)."""
-    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(options), default=str))
-    return plain
 
 
 def command_words(options: type, values: Mapping[str, Any]) -> list[str]:

@@ -19,7 +19,7 @@ from ncm_cli.probes.rules import RULES, TIE_BREAKERS, Rule
 from ncm_cli.probes.selection import score_name
 from ncm_cli.progress import Reporter
 from ncm_cli.solvers.methods import HYPER, METHODS, UPWEIGHT, Config
-from ncm_cli.store.files import Shown
+from ncm_cli.store.files import Shown, jsonable
 from ncm_cli.store.hdf5 import H5Reader, reading, writing
 
 Array = NDArray[np.float64]
@@ -358,7 +358,7 @@ def table_of(
         diverged=diverged,
         epochs=np.arange(1, options.epochs + 1),
         metrics=dict(history),
-        options=as_json(options),
+        options=jsonable(options),
     )
 
 

@@ -116,7 +116,7 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, An
                 "diverged": int(found["diverged"].sum()),
                 "unconverged": int(found["unconverged"].sum()),
                 "rules": rules,
-                "options": as_json(options),
+                "options": jsonable(options),
                 "classes": runner.problem.target.classes,
                 "data": runner.data(),
                 "table": output.with_suffix(".csv").name,
@@ -145,7 +145,7 @@ def _key(options: SweepOptions, runner: Runner) -> dict[str, Any]:
     free = ("output", "save_probes", "features", "pairs", "device")
     return {
         "metrics": runner.metrics,
-        "options": {name: value for name, value in as_json(options).items() if name not in free},
+        "options": {name: value for name, value in jsonable(options).items() if name not in free},
         "features": runner.problem.content_sha256,
         "pairs": None if options.pairs is None else sha256_file(options.pairs),
         "device": runner.device.partition(":")[0],
@@ -510,7 +510,7 @@ class Runner:
             "selection": selection,
             "flags": flags_of(problem, selection["oracle"]),
             "envs": options.envs,
-            "options": as_json(options) | resolved,
+            "options": jsonable(options) | resolved,
         }
         origin = self._origins[config.upweighted]
         if dfr and problem.val is not None:

@@ -13,11 +13,11 @@ from typing import Any
 
 from ncm_cli import __version__
 from ncm_cli.errors import InputError, UsageError, listing
-from ncm_cli.options import as_json, check, fields_of
+from ncm_cli.options import check, fields_of
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.registry import builder_of
 from ncm_cli.solvers.projection import blas_threads
-from ncm_cli.store.files import read_json, writer_lock
+from ncm_cli.store.files import jsonable, read_json, writer_lock
 from ncm_cli.store.journal import journal_folder
 
 MARKER = "dataset.json"
@@ -47,7 +47,7 @@ def data(options: Any, *, reporter: Reporter = SILENT) -> dict[str, Any]:
                 fix="another --output",
             )
     # Builders decompose small matrices at most.
-    with blas_threads(0), _complete(output, name, as_json(options)) as folder:
+    with blas_threads(0), _complete(output, name, jsonable(options)) as folder:
         facts = build(options, folder, reporter)
     made = sorted(path for path in output.iterdir() if path.is_file() and path.name != MARKER)
     files = {path.stem: str(path) for path in made}

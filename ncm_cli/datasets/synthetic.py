@@ -21,12 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncm_cli.datasets.options import SyntheticOptions
-from ncm_cli.options import as_json, parse_numbers
+from ncm_cli.options import parse_numbers
 from ncm_cli.progress import Reporter
 from ncm_cli.solvers.projection import FEATURE_EPS, Array
 from ncm_cli.store.columns import Column
 from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.features import write_features
+from ncm_cli.store.files import jsonable
 from ncm_cli.store.pairs import PairStore, write_pairs
 
 CLASSES = ("-1", "1")
@@ -159,7 +160,7 @@ def _pair_store(
         holdout=np.arange(len(a.ids)) >= used,
         singular_values=singular,
         strategy=strategy,
-        options=as_json(options),
+        options=jsonable(options),
         encoder=encoder,
         fingerprint=fingerprint(encoder),
         sources=[],
@@ -215,5 +216,5 @@ def _write_features(path: Path, parts: Sequence[Observed], options: SyntheticOpt
         label_column="label",
         split_column="split",
         encoder=_encoder(options),
-        options=as_json(options),
+        options=jsonable(options),
     )

@@ -23,7 +23,7 @@ from ncm_cli.images.encoder import load_encoder, request_key, start_loading
 from ncm_cli.images.network import TorchEncoder
 from ncm_cli.images.request import EncoderRequest
 from ncm_cli.images.weights import tuned_facts, write_tuned
-from ncm_cli.options import as_json, check, parse_workers
+from ncm_cli.options import check, parse_workers
 from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.fit import flags_of, probe_of
 from ncm_cli.probes.options import EvalOptions
@@ -304,7 +304,7 @@ def _write(
             "probe": evals[0]["probe"],
             "classes": problem.target.classes,
             "data": probe.meta["data"],
-            "options": as_json(options),
+            "options": jsonable(options),
         }
     )
 
@@ -331,7 +331,7 @@ def _probe(training: Training, encoder: dict[str, Any], history: list[Epoch], ch
             "path": [{"epoch": at + 1, **one} for at, one in enumerate(history)],
         },
         "flags": flags_of(problem, oracle),
-        "options": as_json(options) | {name: where[name] for name in ("train", "val")},
+        "options": jsonable(options) | {name: where[name] for name in ("train", "val")},
     }
     paired = problem.pairs and {
         "path": str(options.pairs),

@@ -34,12 +34,19 @@ from ncm_cli.images.reading import read_image
 from ncm_cli.images.request import EncoderRequest, Preprocess, unit_rows
 from ncm_cli.images.rows import DONE, OLD, OTHER, RowPlan, Tally, faults, gathered, make_features
 from ncm_cli.images.source import read_source
-from ncm_cli.options import as_json, check, parse_batch_size, parse_workers
+from ncm_cli.options import check, parse_batch_size, parse_workers
 from ncm_cli.progress import SILENT, Reporter, Task
 from ncm_cli.store.columns import FailedRow, Files
 from ncm_cli.store.digests import canonical_json, differing_fields, digest_of, fingerprint
 from ncm_cli.store.features import FeatureStore, write_features
-from ncm_cli.store.files import BusyError, refuse_no_file, remove_leftovers, sha256_file, writer_lock
+from ncm_cli.store.files import (
+    BusyError,
+    jsonable,
+    refuse_no_file,
+    remove_leftovers,
+    sha256_file,
+    writer_lock,
+)
 from ncm_cli.store.journal import (
     Journal,
     journal_folder,
@@ -479,7 +486,7 @@ def _alike(a: Any, b: Any) -> bool:
 def _told(options: EmbedOptions, description: dict[str, Any], key: dict[str, Any]) -> dict[str, Any]:
     """What a store says of how it was made."""
     request = {"encoder": key, "dtype": options.dtype}
-    return {"encoder": description, "options": as_json(options), "request": request, "dtype": options.dtype}
+    return {"encoder": description, "options": jsonable(options), "request": request, "dtype": options.dtype}
 
 
 def require_same(path: Path, there: dict[str, Any], asked: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ncm_cli.errors import InputError, listing, nearest
-from ncm_cli.options import as_json, check, given_flags
+from ncm_cli.options import check, given_flags
 from ncm_cli.pairs.diagnostics import diagnose
 from ncm_cli.pairs.matched import Matcher, same_id
 from ncm_cli.pairs.members import Mask, Members, Rows, Stores
@@ -25,6 +25,7 @@ from ncm_cli.solvers.projection import spectrum
 from ncm_cli.store.columns import Column
 from ncm_cli.store.digests import fingerprint, require_same_encoder, without_view
 from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.files import jsonable
 from ncm_cli.store.pairs import TEXT, PairStore, write_pairs
 from ncm_cli.store.roles import role_of, split_column, split_values, unrecognised
 from ncm_cli.store.rows import FeatureRows

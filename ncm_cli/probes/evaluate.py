@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ncm_cli.blocks import Features
 from ncm_cli.errors import InputError, MismatchError, NcmError, listing
-from ncm_cli.options import as_json, where_text
+from ncm_cli.options import where_text
 from ncm_cli.probes import metrics
 from ncm_cli.probes.options import EvalOptions
 from ncm_cli.progress import SILENT, Reporter
@@ -24,7 +24,7 @@ from ncm_cli.store import recognise
 from ncm_cli.store.columns import Column, categories_of
 from ncm_cli.store.digests import require_same_encoder
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.files import read_result, write_result
+from ncm_cli.store.files import jsonable, read_result, write_result
 from ncm_cli.store.probe import Probe, read_probe, seen_rows
 from ncm_cli.store.roles import Groups, make_groups, read_target, split_filter
 from ncm_cli.store.rows import FeatureRows
@@ -158,7 +158,7 @@ def evaluate(
             "features": {"path": str(options.features), "content_sha256": store.content_sha256},
             "comparison": comparison,
             "warnings": said.said,
-            "options": as_json(options),
+            "options": jsonable(options),
         }
         if options.output is not None:
             # What a later comparison needs: which rows, and which are right, in the order of their ids.

@@ -23,6 +23,7 @@ from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.solvers.solve import train_path
 from ncm_cli.solvers.training_set import Fit, TrainingSet
 from ncm_cli.store.digests import fingerprint
+from ncm_cli.store.files import jsonable
 from ncm_cli.store.probe import Probe, record_ids, write_probe
 
 
@@ -166,7 +167,7 @@ def _probe(problem: Problem, whole: TrainingSet, variant: Variant, body: dict[st
         },
         "selection": {**{name: body[name] for name in selection}, "groups": options.groups},
         "flags": body["flags"],
-        "options": as_json(options) | own | {"train": where["train"], "val": where["val"]},
+        "options": jsonable(options) | own | {"train": where["train"], "val": where["val"]},
     }
     return probe_of(problem, whole, best, record, origin_of(problem, whole, variant))
 

@@ -39,6 +39,7 @@ from ncm_cli.solvers.projection import FEATURE_EPS, Scaling, Spectrum, project
 from ncm_cli.solvers.training_set import Fit
 from ncm_cli.store.digests import fingerprint, require_same_encoder, without_view
 from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.files import jsonable
 from ncm_cli.store.probe import Probe, folded, read_probe, record_ids, write_probe
 from ncm_cli.store.roles import Role, Target, read_target, split_filter
 from ncm_cli.store.rows import FeatureRows
@@ -136,7 +137,7 @@ def _record(
         "mixed_with": {"path": str(options.probe), "sha256": other.sha256} if other else None,
         "selection": selection,
         "flags": before.get("flags") or [],
-        "options": as_json(options),
+        "options": jsonable(options),
         "rank": 0,
         "converged": before.get("converged", True),
         "rows": seen,

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from ncm_cli.errors import InputError, NcmError, UsageError, as_written, listing, unknown
-from ncm_cli.options import as_json, command_words, fields_of
+from ncm_cli.options import command_words, fields_of
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.recipes.freshness import State
 from ncm_cli.recipes.load import Expectation, Recipe
 from ncm_cli.recipes.steps import REPORT, Job
 from ncm_cli.registry import work_of
 from ncm_cli.results.lines import SEED, WHERE, Facts, Made, Mean, by, facts_of, repetitions
-from ncm_cli.store.files import read_result, relative, write_result, writer_lock
+from ncm_cli.store.files import jsonable, read_result, relative, write_result, writer_lock
 from ncm_cli.store.outputs import refuse_no_folder
 from ncm_cli.store.probe import read_probe
 
@@ -288,7 +288,7 @@ def _write_report(recipe: Recipe, state: State, rows: list[Summary], comparisons
             "kind": job.builder or job.kind,
             "cell": job.cell,
             "seed": getattr(job.options, "seed", None),
-            "options": as_json(job.options),
+            "options": jsonable(job.options),
             "inputs": state.facts(job).get("inputs"),
             "sha256": state.facts(job).get("outputs", {}).get(recipe.name_of(path)),
             "seconds": state.facts(job).get("seconds"),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ncm_cli.blocks import Features, blocks
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError, listing
-from ncm_cli.options import as_json, check
+from ncm_cli.options import check
 from ncm_cli.probes.evaluate import scale_like, scaling_of
 from ncm_cli.probes.problem import Problem
 from ncm_cli.probes.reading import reread_problem
@@ -28,7 +28,7 @@ from ncm_cli.solvers.training_set import Fit, TrainingSet
 from ncm_cli.store.columns import number
 from ncm_cli.store.digests import require_same_encoder
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.files import write_result
+from ncm_cli.store.files import jsonable, write_result
 from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import read_probe, seen_rows
 from ncm_cli.store.roles import Target, read_target, split_filter
@@ -251,7 +251,7 @@ class _Judged:
                 "method": probe.meta.get("method"),
                 "rank": probe.basis.shape[1],
             },
-            "options": as_json(options),
+            "options": jsonable(options),
         }
 
     def _training_rows(self, where: str) -> tuple[Features, NDArray]:

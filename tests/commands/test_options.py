@@ -20,7 +20,6 @@ from ncm_cli.options import (
     COLUMN_METAVARS,
     Term,
     argument,
-    as_json,
     at_home,
     check,
     fields_of,
@@ -33,6 +32,7 @@ from ncm_cli.options import (
 )
 from ncm_cli.registry import BUILDERS, STEPS, options_of
 from ncm_cli.store.columns import Column
+from ncm_cli.store.files import jsonable
 from ncm_cli.store.outputs import refuse_replacing
 
 
@@ -88,8 +88,8 @@ def test_check_refuses_numbers_out_of_bounds_and_what_cannot_go_together(
         check(Sample(source=Path("a"), **values))  # type: ignore[arg-type]
 
 
-def test_as_json_is_plain() -> None:
-    assert as_json(Sample(source=Path("a"), col=("x",))) == {
+def test_options_as_json_are_plain() -> None:
+    assert jsonable(Sample(source=Path("a"), col=("x",))) == {
         "source": "a",
         "kind": None,
         "col": ["x"],

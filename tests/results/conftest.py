@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from ncm_cli.options import as_json
 from ncm_cli.probes.options import EvalOptions, FitOptions
 from ncm_cli.store import files as lock
-from ncm_cli.store.files import sha256_file, write_result
+from ncm_cli.store.files import jsonable, sha256_file, write_result
 from ncm_cli.store.probe import read_probe, write_probe
 from ncm_cli.theory.options import BoundOptions
 from tests.world import make_probe
@@ -63,7 +62,7 @@ class Results:
         meta = {
             "encoder": {"kind": "pixels", "model": model},
             "method": "ncm",
-            "options": as_json(resolved),
+            "options": jsonable(resolved),
             "data": {
                 "features": {"path": data, "content_sha256": digest(data)},
                 "pairs": {"path": pairs, "content_sha256": digest(pairs)} if pairs else None,
@@ -93,7 +92,7 @@ class Results:
             "where": made.where,
             "probe": self._known(probe) | {"selection": "bound", "rank": rank},
             "features": {"path": str(made.features), "content_sha256": digest(data)},
-            "options": as_json(made) | unknown,
+            "options": jsonable(made) | unknown,
         }
         write_result(path, "eval", body)
         return path
@@ -115,7 +114,7 @@ class Results:
             "intervals": {"bound": [value - 0.05, value + 0.05]},
             "path": [],
             "probe": self._known(probe),
-            "options": as_json(BoundOptions(probe=probe, output=path, **inputs | options)),
+            "options": jsonable(BoundOptions(probe=probe, output=path, **inputs | options)),
         }
         write_result(path, "bound", found | (body or {}))
         return path

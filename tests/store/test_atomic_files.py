@@ -19,7 +19,7 @@ from ncm_cli.store import hdf5 as h5_sink
 from ncm_cli.store.features import FeatureStore, write_features
 from ncm_cli.store.files import (
     atomic_path,
-    place,
+    pid_namespace,
     read_json,
     sha256_file,
     start_time,
@@ -108,11 +108,11 @@ def test_the_next_writer_removes_what_killed_ones_left(tmp_path: Path, name: str
 def test_a_writer_removes_nothing_that_may_be_at_work(tmp_path: Path) -> None:
     ours, mine, started = tmp_path / "x", os.getpid(), start_time(os.getpid())
     names = {
-        "a process of this place": f".x.{place()}-{os.getppid()}-{start_time(os.getppid())}-00000000.tmp",
+        "a process of this place": f".x.{pid_namespace()}-{os.getppid()}-{start_time(os.getppid())}-00000000.tmp",
         "another host's": f".x.00000000-{2**22 + 1}-7-00000000.tmp",
         "an earlier version's": f".x.{2**22 + 1}-00000000.tmp",
-        "another output's": f".x.y.{place()}-{2**22 + 1}-7-00000000.tmp",
-        "no temporary file": f".x.{place()}-{mine}-{started}-0.tmp",
+        "another output's": f".x.y.{pid_namespace()}-{2**22 + 1}-7-00000000.tmp",
+        "no temporary file": f".x.{pid_namespace()}-{mine}-{started}-0.tmp",
     }
     with atomic_path(ours) as own:
         for name in names.values():
