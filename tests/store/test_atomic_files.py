@@ -107,8 +107,9 @@ def test_the_next_writer_removes_what_killed_ones_left(tmp_path: Path, name: str
 
 def test_a_writer_removes_nothing_that_may_be_at_work(tmp_path: Path) -> None:
     ours, mine, started = tmp_path / "x", os.getpid(), start_time(os.getpid())
+    parent = os.getppid()
     names = {
-        "a process of this place": f".x.{pid_namespace()}-{os.getppid()}-{start_time(os.getppid())}-00000000.tmp",
+        "a process of this place": f".x.{pid_namespace()}-{parent}-{start_time(parent)}-00000000.tmp",
         "another host's": f".x.00000000-{2**22 + 1}-7-00000000.tmp",
         "an earlier version's": f".x.{2**22 + 1}-00000000.tmp",
         "another output's": f".x.y.{pid_namespace()}-{2**22 + 1}-7-00000000.tmp",

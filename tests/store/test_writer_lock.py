@@ -25,7 +25,7 @@ import os, sys, time
 os.register_at_fork(after_in_child=lambda: time.sleep(5))
 from ncm_cli.store import files as lock
 if sys.argv[3] == "elsewhere":
-    lock.place = lambda: "00000000"
+    lock.pid_namespace = lambda: "00000000"
 with lock.writer_lock(sys.argv[1]):
     if sys.argv[2] == "child" and os.fork() == 0:
         os._exit(0)
