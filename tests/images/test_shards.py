@@ -139,11 +139,11 @@ def at_work(pictures: Any, shard: str) -> Iterator[Callable[[str], None]]:
         import contextlib, sys
         from pathlib import Path
         from ncm_cli.images.options import parse_shard
-        from ncm_cli.images.embed import Part
+        from ncm_cli.images.embed import ShardLog
         from ncm_cli.store.journal import journal_folder, read_facts, write_part
         output, shard = Path({str(pictures.output)!r}), parse_shard({shard!r})
         with contextlib.ExitStack() as stack:
-            Part(output, shard, read_facts(journal_folder(output))["key"], stack, replace=False)
+            ShardLog(output, shard, read_facts(journal_folder(output))["key"], stack, replace=False)
             print("holds", flush=True)
             for line in sys.stdin:
                 write_part(output, shard.part, plan=line, done=False)
