@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ncm_cli.baselines.options import SweepOptions, space_of
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.options import Space, as_json
+from ncm_cli.options import Space
 from ncm_cli.probes.rules import RULES, TIE_BREAKERS, Rule
 from ncm_cli.probes.selection import score_name
 from ncm_cli.progress import Reporter

@@ -30,7 +30,7 @@ from ncm_cli.baselines.choice import (
 from ncm_cli.baselines.options import SweepOptions, table_files
 from ncm_cli.blocks import chosen
 from ncm_cli.errors import InputError
-from ncm_cli.options import as_json, check
+from ncm_cli.options import check
 from ncm_cli.probes import metrics
 from ncm_cli.probes.contest import held_out_rows
 from ncm_cli.probes.fit import flags_of, origin_of, probe_of

@@ -106,7 +106,7 @@ def _pairs(
         holdout=members.holdout,
         singular_values=known.singular_values[: known.rank],
         strategy=strategy,
-        options=as_json(options),
+        options=jsonable(options),
         encoder=encoder,
         fingerprint=fingerprint(encoder),
         sources=[_source(store) for store in sources],

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.options import as_json, check, given_flags
+from ncm_cli.options import check, given_flags
 from ncm_cli.probes.contest import ONLY_CANDIDATE, Contest, hold
 from ncm_cli.probes.controls import constant_fit, judged, nearly_constant, one_answer, variant_of_control
 from ncm_cli.probes.metrics import row_errors, summary, worst

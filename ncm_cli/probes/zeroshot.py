@@ -23,7 +23,7 @@ from ncm_cli.images.text import (
     read_prompts,
     require_apart,
 )
-from ncm_cli.options import as_json, check, parse_ranks
+from ncm_cli.options import check, parse_ranks
 from ncm_cli.probes.contest import ONLY_CANDIDATE, resolve_ranks
 from ncm_cli.probes.controls import about
 from ncm_cli.probes.crossfit import CrossFit, FoldRows
