@@ -99,6 +99,13 @@ def test_imports_point_down_only(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=_name)
+def test_only_the_registry_imports_modules_of_ours_by_name(path: Path) -> None:
+    calls = (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call))
+    by_name = [text for text in map(ast.unparse, calls) if "import" in text.partition("(")[0]]
+    assert _name(path) == "registry" or not [text for text in by_name if "ncm_cli" in text]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_name)
 def test_commands_meet_in_files_only(path: Path) -> None:
     if _part(path) == "commands":
         others = {name.split(".")[2] for name in _imports(path) if name.startswith("ncm_cli.commands.")}
