@@ -85,29 +85,29 @@ def _named(nodes: Iterable[ast.AST]) -> set[str]:
 MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if _part(path) not in {"__init__", "__main__"}]
 
 
+EVERY_IMPORT = [(path, name) for path in MODULES for name in sorted(_imports(path))]
+
+
 def _name(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
 
 
-@pytest.mark.parametrize("path", MODULES, ids=_name)
-def test_imports_point_down_only(path: Path) -> None:
-    part = _part(path)
-    for name in _imports(path):
-        pieces = name.split(".")
+def test_imports_point_down_only() -> None:
+    for path, name in EVERY_IMPORT:
+        part, pieces = _part(path), name.split(".")
         if pieces[0] == "ncm_cli" and len(pieces) > 1 and pieces[1] in LEVELS:
             assert LEVELS[pieces[1]] <= LEVELS[part], f"{path.name} ({part}) imports {name}"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=_name)
-def test_only_the_registry_imports_modules_of_ours_by_name(path: Path) -> None:
-    calls = (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call))
-    by_name = [text for text in map(ast.unparse, calls) if "import" in text.partition("(")[0]]
-    assert _name(path) == "registry" or not [text for text in by_name if "ncm_cli" in text]
+def test_only_the_registry_imports_modules_of_ours_by_name() -> None:
+    for path in (path for path in MODULES if _name(path) != "registry"):
+        calls = (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call))
+        by_name = [text for text in map(ast.unparse, calls) if "import" in text.partition("(")[0]]
+        assert not [text for text in by_name if "ncm_cli" in text], path.name
 
 
-@pytest.mark.parametrize("path", MODULES, ids=_name)
-def test_commands_meet_in_files_only(path: Path) -> None:
-    if _part(path) == "commands":
+def test_commands_meet_in_files_only() -> None:
+    for path in (path for path in MODULES if _part(path) == "commands"):
         others = {name.split(".")[2] for name in _imports(path) if name.startswith("ncm_cli.commands.")}
         assert not others & {other.stem for other in PACKAGE.glob("commands/*.py")}, f"{path.name}: {others}"
 
@@ -147,21 +147,21 @@ def test_mathematics_knows_no_file(name: str) -> None:
     assert not {one for one in found if any(one == file or one.startswith(f"{file}.") for file in files)}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=_name)
-def test_packages_stay_where_they_belong(path: Path) -> None:
-    for name in _imports(path):
+def test_packages_stay_where_they_belong() -> None:
+    for path, name in EVERY_IMPORT:
         owners = OWNERS.get(name.split(".")[0])
         assert owners is None or _part(path) in owners, f"{path.name} imports {name}"
 
 
-@pytest.mark.parametrize("line", ["--help", *(f"{name} --help" for name in QUICK), "help pairs"])
-def test_quick_commands_import_nothing_heavy(line: str) -> None:
+def test_quick_commands_import_nothing_heavy() -> None:
+    lines = ["--help", *(f"{name} --help" for name in QUICK), "help pairs"]
     program = (
         "import sys\n"
         "from ncm_cli.main import run\n"
-        f"run({line.split()!r})\n"
-        "heavy = {'torch', 'open_clip', 'sklearn', 'timm', 'matplotlib'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
+        f"for line in {lines!r}:\n"
+        "    run(line.split())\n"
+        "    heavy = {'torch', 'open_clip', 'sklearn', 'timm', 'matplotlib'} & set(sys.modules)\n"
+        "    assert not heavy, (line, heavy)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

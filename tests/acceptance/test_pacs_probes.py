@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from ncm_cli.store.features import FeatureStore
 
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 DECAY = 1e-3
+EACH = 35
+"""Pictures of a class in a domain."""
 
 
 def _ncm(*words: object) -> None:
@@ -26,11 +29,16 @@ def test_erm_probes_are_good_and_equal_scikit_learns(
     pacs_dir: Path, effnet_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     features = tmp_path / "f.h5"
-    _ncm("data", "pacs", pacs_dir, "-o", tmp_path / "data")
+    for folder in pacs_dir.glob("*/*"):
+        for file in sorted(folder.iterdir())[:EACH]:
+            copy = tmp_path / "pacs" / file.relative_to(pacs_dir)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+    _ncm("data", "pacs", tmp_path / "pacs", "-o", tmp_path / "data")
     model = ("--model", "timm:tf_efficientnet_lite0", "--pretrained", effnet_checkpoint)
     _ncm("embed", tmp_path / "data" / "manifest.csv", *model, "-o", features)
     with FeatureStore(features) as store:
-        assert store.rows == 2780
+        assert store.rows == 4 * 7 * EACH
         label = store.column("label")
         assert isinstance(label, Column)
         X, y = store.read().astype(np.float64), label.codes
@@ -54,5 +62,5 @@ def test_erm_probes_are_good_and_equal_scikit_learns(
     with capsys.disabled():
         print("\nvalidation accuracy without", {k: f"{a:.3f} / {b:.3f}" for k, (a, b) in found.items()})
     for domain, (ours, theirs) in found.items():
-        assert ours >= 0.82, domain
+        assert ours >= 0.8, domain
         assert abs(ours - theirs) <= 0.005, domain

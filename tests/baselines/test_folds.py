@@ -95,8 +95,15 @@ def reference(options: SweepOptions, method: str, seed: int, **hyper: float) -> 
     }
 
 
-@pytest.mark.parametrize("classes", [2, 3])
-@pytest.mark.parametrize("pairs", ["of training rows", "of other rows", "held out"])
+@pytest.mark.parametrize(
+    ("classes", "pairs"),
+    [
+        (2, "of training rows"),
+        (3, "of other rows"),
+        (2, "held out"),
+        pytest.param(3, "of training rows", marks=pytest.mark.slow),
+    ],
+)
 def test_the_bound_is_what_a_plain_loop_over_the_folds_finds(
     swept: Made, problem: Path, rewrite: Rewrite, classes: int, pairs: str
 ) -> None:
@@ -150,6 +157,7 @@ def test_a_long_sweep_in_full_batch_finds_what_fit_finds(
             assert table.metrics[name][i, -1] == pytest.approx(found[setting][name], abs=0.02)
 
 
+@pytest.mark.slow
 def test_each_seed_has_its_own_folds(swept: Made, problem: Path, rewrite: Rewrite) -> None:
     rewrite(problem, held_out=0, of_rows=True)
     options = swept(search=("lr=0.01", "rank=2"), trials=1, batch_size=0, seeds=4, epochs=6)
@@ -180,7 +188,7 @@ def test_seeds_that_vary_nothing_are_told_in_one_note(
     swept: Made, changes: dict[str, object], named: str | None
 ) -> None:
     heard = Heard()
-    sweep(swept(**changes), reporter=heard)
+    sweep(swept(**{"search": ("lr=0.1",), "trials": 1, "epochs": 3} | changes), reporter=heard)
     notes = [note for note in heard.notes if "nothing is random" in note]
     assert len(notes) == (named is not None)
     if named is not None:
@@ -205,6 +213,7 @@ def test_without_folds_there_is_no_bound_and_nothing_else_changes(
             np.testing.assert_array_equal(values, whole.metrics[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_rows", [True, False])
 def test_methods_without_pairs_are_trained_again_only_where_a_fold_takes_rows(
     swept: Made, problem: Path, rewrite: Rewrite, monkeypatch: pytest.MonkeyPatch, of_rows: bool

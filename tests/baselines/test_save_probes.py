@@ -35,7 +35,7 @@ def test_every_pick_is_a_probe_with_the_tables_accuracy(
     folder = problem / "probes"
     options = swept(
         methods=METHODS, upweight="label,color", erase="color", search=("rank=1:3", "lr=log:1e-3:1e-1"),
-        scaling=scaling, save_probes=folder,
+        scaling=scaling, save_probes=folder, trials=2, epochs=2, folds=2,
     )  # fmt: skip
     report = sweep(options)
     with FeatureStore(problem / "f.h5") as store:
@@ -74,7 +74,8 @@ def test_eval_predict_info_and_report_take_them(
     swept: Made, problem: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, store = problem / "probes", str(problem / "f.h5")
-    sweep(swept(methods="irm,ncm,dfr,leace", erase="color", search=(), seeds=1, save_probes=folder))
+    options = {"methods": "irm,ncm,dfr,leace", "erase": "color", "search": (), "epochs": 2, "folds": 2}
+    sweep(swept(**options, seeds=1, trials=1, save_probes=folder))
     assert len(list(folder.iterdir())) == 4 * 5
     for method in ("irm", "ncm", "dfr", "leace"):
         probe = str(folder / f"{method}-in-domain.safetensors")
@@ -91,6 +92,7 @@ def test_eval_predict_info_and_report_take_them(
     assert run(["report", str(folder / "ncm-bound.safetensors"), "--plots", str(problem / "plots")]) == 0
 
 
+@pytest.mark.slow
 def test_saving_probes_changes_no_table(swept: Made, problem: Path) -> None:
     sweep(swept())
     before = (problem / "s.csv").read_bytes()

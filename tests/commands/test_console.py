@@ -125,9 +125,10 @@ def on_terminal(command: str, folder: Path, width: int) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_c77_nothing_is_broken_on_a_terminal_and_nothing_wrapped_off_it(
+def test_nothing_is_broken_on_a_terminal_and_nothing_wrapped_off_it(
     name: str, world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """vladmandic/sdnext#1520."""
     monkeypatch.chdir(world)
     monkeypatch.delenv("COLUMNS", raising=False)
     assert run(COMMANDS[name].split()) == 0

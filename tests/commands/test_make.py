@@ -45,7 +45,8 @@ def make(folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("make") is None, reason="make isn't installed")
-def test_c76_a_second_make_does_nothing_after_a_touch(photos: Path) -> None:
+def test_a_second_make_does_nothing_after_a_touch(photos: Path) -> None:
+    """v8-cmake#28."""
     example = re.search(r"<!-- example: makefile -->\n```make\n(.*?)```", START, flags=re.DOTALL)
     assert example
     (photos / "Makefile").write_text(example[1].replace("ncm embed", "ncm embed --model pixels:8"))

@@ -212,9 +212,10 @@ def test_no_seed_is_negative(options: str) -> None:
 
 
 @pytest.mark.parametrize("options", [*(s for s in STEPS if s != "data"), *BUILDERS])
-def test_c72_every_path_option_expands_a_tilde_and_no_other_does(
+def test_every_path_option_expands_a_tilde_and_no_other_does(
     options: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """git-sim#3, near/nearup#14."""
     monkeypatch.setenv("HOME", "/at/home")
     for field in fields_of(_class(options)):
         if field.type is Path:
@@ -226,9 +227,10 @@ def test_c72_every_path_option_expands_a_tilde_and_no_other_does(
             assert at_home(field, "~/x") == expanded, field.flag
 
 
-def test_c72_a_tilde_that_the_shell_left_is_the_home_folder(
+def test_a_tilde_that_the_shell_left_is_the_home_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """git-sim#3, near/nearup#14."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     photo = tmp_path / "home" / "photos" / "cat" / "a.png"

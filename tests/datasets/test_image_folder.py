@@ -112,7 +112,8 @@ def _warnings(root: Path, **changed: object) -> list[str]:
     return heard.warnings
 
 
-def test_c75_classes_too_small_for_a_split_are_named_with_what_it_needs(tmp_path: Path) -> None:
+def test_classes_too_small_for_a_split_are_named_with_what_it_needs(tmp_path: Path) -> None:
+    """alteryx/evalml#760."""
     root = _make(tmp_path / "photos", {"ant": 12, "bee": 4, "cat": 3, "dog": 2, "eel": 1})
     val, test = _warnings(root, layout="label")
     assert val.startswith(

@@ -265,7 +265,8 @@ def test_plain_waterbirds_is_a_manifest(birds: Path) -> None:
     assert {row["label"] for row in rows} == {"landbird", "waterbird"}
 
 
-def test_c30_other_names_of_the_columns(birds: Path) -> None:
+def test_other_names_of_the_columns(birds: Path) -> None:
+    """bit-ml/bee."""
     file = birds / "waterbirds" / "metadata.csv"
     rows = [[row[name] for name in COLUMNS] for row in _read(file)]
     _write(file, ("img_id", "filename", "y", "split", "a", "place_filename"), rows)

@@ -179,7 +179,7 @@ def test_seeds_of_every_method_are_lines_of_a_report(data: Path, tmp_path: Path)
 @pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bits(data: Path, tmp_path: Path) -> None:
     whole, killed = (tmp_path / f"{name}.safetensors" for name in ("whole", "killed"))
-    asked = {"precision": "fp32", "epochs": 20, "augment": "brightness:0.5"}
+    asked = {"precision": "fp32", "epochs": 10, "augment": "brightness:0.5"}
     finetune(options_of(data, whole, **asked))
     given = options_of(data, killed, **asked)
     words = command_words(FinetuneOptions, vars(given))

@@ -22,7 +22,8 @@ from ncm_cli.store.digests import fingerprint
 Picture = Callable[..., Image.Image]
 
 
-def test_c41_activations_are_recorded_and_are_not_interchangeable(tiny_clip, picture: Picture) -> None:
+def test_activations_are_recorded_and_are_not_interchangeable(tiny_clip, picture: Picture) -> None:
+    """mlfoundations/open_clip#771."""
     plain, quick = (
         load_encoder(
             EncoderRequest(model=str(config), pretrained=str(tiny_clip.checkpoint)),
@@ -38,9 +39,10 @@ def test_c41_activations_are_recorded_and_are_not_interchangeable(tiny_clip, pic
     assert np.abs(plain.encode([item]) - quick.encode([item])).max() > 1e-4
 
 
-def test_c41_a_quickgelu_checkpoint_under_a_plain_name_is_warned_about(
+def test_a_quickgelu_checkpoint_under_a_plain_name_is_warned_about(
     tiny_clip, heard, tmp_path: Path, copied
 ) -> None:
+    """mlfoundations/open_clip#771."""
     named = copied(tiny_clip.safetensors, tmp_path / "ViT-tiny-quickgelu.safetensors")
     load_encoder(
         EncoderRequest(model=str(tiny_clip.config), pretrained=str(named)), device="cpu", reporter=heard
@@ -55,9 +57,10 @@ def test_c41_a_quickgelu_checkpoint_under_a_plain_name_is_warned_about(
     assert heard.warnings == []
 
 
-def test_c41_a_configuration_beside_the_checkpoint_tells_its_activation(
+def test_a_configuration_beside_the_checkpoint_tells_its_activation(
     tiny_clip, heard, tmp_path: Path, copied
 ) -> None:
+    """mlfoundations/open_clip#771."""
     path = copied(tiny_clip.safetensors, tmp_path / "x.safetensors")
     config = {"model_cfg": json.loads(tiny_clip.quick_config.read_text())}
     (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
@@ -67,10 +70,13 @@ def test_c41_a_configuration_beside_the_checkpoint_tells_its_activation(
     assert "open_clip_config.json beside it says so" in heard.warnings[0]
 
 
-def test_c41_openais_own_archives_are_known(
+def test_openais_own_archives_are_known(
     tiny_clip, heard, tmp_path: Path, picture: Picture, reference
 ) -> None:
-    """A TorchScript archive of half-precision tensors with OpenAI's three settings in it."""
+    """A TorchScript archive of half-precision tensors with OpenAI's three settings in it.
+
+    mlfoundations/open_clip#771.
+    """
     import torch
 
     model, _ = reference(f"local-dir:{tiny_clip.folder}")
@@ -108,9 +114,10 @@ def test_c41_openais_own_archives_are_known(
     np.testing.assert_allclose(encoder.encode([item]), expected, atol=5e-3)  # half-precision weights
 
 
-def test_c41_a_doubtful_activation_is_warned_about_and_a_said_one_is_not(
+def test_a_doubtful_activation_is_warned_about_and_a_said_one_is_not(
     tiny_clip, heard, tmp_path: Path
 ) -> None:
+    """mlfoundations/open_clip#771."""
     unsaid = json.loads(tiny_clip.config.read_text())
     del unsaid["quick_gelu"]
     (tmp_path / "unsaid.json").write_text(json.dumps(unsaid))
@@ -138,9 +145,10 @@ def test_c41_a_doubtful_activation_is_warned_about_and_a_said_one_is_not(
         ("epoch_10.pt", None),
     ],
 )
-def test_c41_names_of_files_tell_what_open_clip_knows_of_them(
+def test_names_of_files_tell_what_open_clip_knows_of_them(
     name: str, quick: bool | None, tiny_clip, tmp_path: Path, copied
 ) -> None:
+    """mlfoundations/open_clip#771."""
     assert evidence_in(copied(tiny_clip.checkpoint, tmp_path / name))[0] is quick
 
 

@@ -85,9 +85,10 @@ def test_every_cut_is_a_failure(name: str, picture: Picture) -> None:
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
-def test_c02_truncated_files_fail_under_load_truncated_too(
+def test_truncated_files_fail_under_load_truncated_too(
     name: str, picture: Picture, load_truncated: None
 ) -> None:
+    """python-pillow/Pillow#4414."""
     data = saved(picture(40, 60), name)
     decode(data)
     for share in (0.3, 0.5, 0.9):
@@ -97,7 +98,8 @@ def test_c02_truncated_files_fail_under_load_truncated_too(
         decode(data[:-1])
 
 
-def test_c02_positive_control_the_switch_does_fill_with_grey(picture: Picture, load_truncated: None) -> None:
+def test_positive_control_the_switch_does_fill_with_grey(picture: Picture, load_truncated: None) -> None:
+    """python-pillow/Pillow#4414."""
     data = saved(picture(200, 200), "JPEG")
     with Image.open(io.BytesIO(data[: len(data) // 2])) as opened:
         filled = np.asarray(opened)
@@ -120,7 +122,8 @@ def test_corrupt_compressed_data_fails_under_load_truncated_too(
         decode(png)
 
 
-def test_c01_a_cut_jpeg_has_a_reason(picture: Picture, tmp_path: Path) -> None:
+def test_a_cut_jpeg_has_a_reason(picture: Picture, tmp_path: Path) -> None:
+    """rom1504/clip-retrieval#257, pytorch/vision#138."""
     whole = saved(picture(90, 70), "JPEG")
     for name, data in {"a": whole, "b": whole[: len(whole) // 2], "c": whole}.items():
         (tmp_path / f"{name}.jpg").write_bytes(data)
@@ -154,7 +157,8 @@ def test_c01_a_cut_jpeg_has_a_reason(picture: Picture, tmp_path: Path) -> None:
         (b"%!PS-Adobe-3.0 EPSF-3.0", "PostScript"),
     ],
 )
-def test_c04_what_is_no_picture_has_its_reason(data: bytes, reason: str) -> None:
+def test_what_is_no_picture_has_its_reason(data: bytes, reason: str) -> None:
+    """rom1504/clip-retrieval#89."""
     with pytest.raises(DecodeError, match=reason):
         decode(data)
 
@@ -172,14 +176,16 @@ def test_paths_that_are_no_files_have_their_reasons(tmp_path: Path) -> None:
             decode(tmp_path / "pipe")
 
 
-def test_c05_content_decides_the_format(picture: Picture, tmp_path: Path) -> None:
+def test_content_decides_the_format(picture: Picture, tmp_path: Path) -> None:
+    """visual-layer/fastdup#322."""
     for name in ("GIF", "PNG", "BMP", "WEBP"):
         path = tmp_path / f"{name}.jpg"
         path.write_bytes(saved(picture(20, 30), name))
         assert decode(path).size == (30, 20)
 
 
-def test_c07_sixteen_bit_grey_is_scaled_never_constant() -> None:
+def test_sixteen_bit_grey_is_scaled_never_constant() -> None:
+    """python-pillow/Pillow#3011."""
     ramp = np.arange(65536, dtype=np.uint16).reshape(256, 256)
     eight = (ramp >> 8).astype(np.uint8)
     for name in ("PNG", "TIFF", "TIFF lzw"):
@@ -189,7 +195,8 @@ def test_c07_sixteen_bit_grey_is_scaled_never_constant() -> None:
     np.testing.assert_array_equal(pixels(decode(saved(big_endian, "TIFF")))[..., 0], eight)
 
 
-def test_c07_sixteen_bit_colour_png_agrees_with_sixteen_bit_grey() -> None:
+def test_sixteen_bit_colour_png_agrees_with_sixteen_bit_grey() -> None:
+    """python-pillow/Pillow#3011."""
     ramp = np.arange(65536, dtype=np.uint16).reshape(256, 256)
     rows = np.repeat(ramp[..., None], 3, axis=2).astype(">u2")
     body = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
@@ -230,7 +237,8 @@ def test_values_that_are_not_finite_are_a_failure() -> None:
         decode(saved(Image.fromarray(values), "TIFF"))
 
 
-def test_c08_cmyk_jpegs_look_like_the_rgb_original(picture: Picture) -> None:
+def test_cmyk_jpegs_look_like_the_rgb_original(picture: Picture) -> None:
+    """pytorch/vision#3012."""
     original = picture(64, 64)
     cmyk = saved(original.convert("CMYK"), "JPEG", quality=95, subsampling=0)
     assert b"Adobe" in cmyk  # stored inverted, as Adobe's programs do
@@ -248,7 +256,8 @@ def _as_ycck(cmyk: bytes) -> bytes:
     return cmyk[:at] + b"\x02" + cmyk[at + 1 :]
 
 
-def test_c09_palette_is_converted_before_anything_is_resized(picture: Picture) -> None:
+def test_palette_is_converted_before_anything_is_resized(picture: Picture) -> None:
+    """python-pillow/Pillow#9270."""
     palette = picture(60, 80).quantize(16)
     encoder = load_encoder(EncoderRequest(model="pixels:7"), device="cpu", reporter=SILENT)
     a, b = (decode(saved(image, "PNG")) for image in (palette, palette.convert("RGB")))
@@ -257,7 +266,8 @@ def test_c09_palette_is_converted_before_anything_is_resized(picture: Picture) -
     np.testing.assert_array_equal(*encoder.encode(items))
 
 
-def test_c10_transparency_is_over_white_whatever_its_form(picture: Picture) -> None:
+def test_transparency_is_over_white_whatever_its_form(picture: Picture) -> None:
+    """NVIDIA/DIGITS#85."""
     rgba = np.zeros((30, 30, 4), np.uint8)
     rgba[...] = [255, 0, 0, 0]
     rgba[10:20, 10:20] = [0, 200, 0, 255]
@@ -281,7 +291,8 @@ def test_c10_transparency_is_over_white_whatever_its_form(picture: Picture) -> N
         np.testing.assert_array_equal(pixels(decode(data)), wanted, err_msg=name)
 
 
-def test_c10_partial_alpha_and_transparent_grey() -> None:
+def test_partial_alpha_and_transparent_grey() -> None:
+    """NVIDIA/DIGITS#85."""
     half = Image.new("RGBA", (3, 3), (0, 0, 0, 128))
     assert pixels(decode(saved(half, "PNG")))[1, 1].tolist() == [127, 127, 127]
     grey = Image.new("LA", (3, 3), (10, 0))
@@ -298,7 +309,8 @@ ORIENTATIONS = range(1, 9)
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 @pytest.mark.parametrize("name", ["JPEG", "PNG", "WEBP lossless", "TIFF"])
-def test_c11_orientation_is_applied(name: str, orientation: int, picture: Picture) -> None:
+def test_orientation_is_applied(name: str, orientation: int, picture: Picture) -> None:
+    """pytorch/vision#7977."""
     image = picture(24, 40)
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -311,7 +323,8 @@ def test_c11_orientation_is_applied(name: str, orientation: int, picture: Pictur
     assert (decode(data).size == plain.size) is (orientation < 5)
 
 
-def test_c11_orientation_in_a_profile_as_imagemagick_writes_it(picture: Picture) -> None:
+def test_orientation_in_a_profile_as_imagemagick_writes_it(picture: Picture) -> None:
+    """pytorch/vision#7977."""
     exif = Image.Exif()
     exif[0x0112] = 6
     block = exif.tobytes()
@@ -333,7 +346,8 @@ def test_c11_orientation_in_a_profile_as_imagemagick_writes_it(picture: Picture)
         b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x02\0\0\0\x01\x06\0\0\0",  # text
     ],
 )
-def test_c11_a_broken_exif_block_is_ignored(exif: bytes, picture: Picture) -> None:
+def test_a_broken_exif_block_is_ignored(exif: bytes, picture: Picture) -> None:
+    """pytorch/vision#7977."""
     assert exif_orientation(exif) == 1
     image = picture(24, 40)
     data = saved(image, "JPEG", exif=exif) if exif else saved(image, "JPEG")
@@ -342,7 +356,8 @@ def test_c11_a_broken_exif_block_is_ignored(exif: bytes, picture: Picture) -> No
 
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize(("kind", "code"), [(1, "B"), (3, "H"), (4, "L")])
-def test_c11_orientation_is_read_in_both_byte_orders_and_widths(order: str, kind: int, code: str) -> None:
+def test_orientation_is_read_in_both_byte_orders_and_widths(order: str, kind: int, code: str) -> None:
+    """pytorch/vision#7977."""
     mark = b"II*\0" if order == "<" else b"MM\0*"
     value = struct.pack(order + code, 6).ljust(4, b"\0")
     block = mark + struct.pack(order + "LHHHL", 8, 1, 0x0112, kind, 1) + value
@@ -350,7 +365,8 @@ def test_c11_orientation_is_read_in_both_byte_orders_and_widths(order: str, kind
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "I;16", "F"])
-def test_c12_every_mode_embeds(mode: str, picture: Picture) -> None:
+def test_every_mode_embeds(mode: str, picture: Picture) -> None:
+    """openai/CLIP#244."""
     image = picture(16, 24)
     if mode == "LAB":
         from PIL import ImageCms
@@ -386,9 +402,10 @@ def test_modes_that_no_file_of_ours_holds_become_rgb_too(mode: str, picture: Pic
     assert np.abs(found.astype(int) - np.asarray(wanted)).mean() < 3
 
 
-def test_c14_an_over_limit_picture_states_the_limit_and_allocates_nothing(
+def test_an_over_limit_picture_states_the_limit_and_allocates_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """huggingface/dataset-viewer#1192."""
     import tracemalloc
 
     row = b"\0" + b"\xff" * 2500

@@ -43,7 +43,8 @@ def test_nothing_else_is_left_beside_the_store(make_pictures: Any) -> None:
     assert set(pictures.folder.iterdir()) - before == {pictures.output}
 
 
-def test_c01_c04_bad_images_are_failures_and_rows_stay_aligned(pictures: Any) -> None:
+def test_bad_images_are_failures_and_rows_stay_aligned(pictures: Any) -> None:
+    """rom1504/clip-retrieval#257, pytorch/vision#138, rom1504/clip-retrieval#89."""
     for name in ("a", "b", "c"):
         path = pictures.add(name, name=f"{name}.jpg", label=name)
         Image.effect_noise((64, 64), 90).convert("RGB").save(path, quality=90)
@@ -65,7 +66,8 @@ def test_c01_c04_bad_images_are_failures_and_rows_stay_aligned(pictures: Any) ->
     assert not pictures.embed(max_failures=3).too_many_failed
 
 
-def test_c04_only_bad_images_leave_no_store(pictures: Any) -> None:
+def test_only_bad_images_leave_no_store(pictures: Any) -> None:
+    """rom1504/clip-retrieval#89."""
     for name in ("empty", "page"):
         pictures.add(name, name=f"{name}.jpg").write_bytes(b"<html>" if name == "page" else b"")
     pictures.write()
@@ -75,7 +77,8 @@ def test_c04_only_bad_images_leave_no_store(pictures: Any) -> None:
     assert {path.name for path in pictures.folder.iterdir()} == {"empty.jpg", "page.jpg", "manifest.csv"}
 
 
-def test_c05_content_decides_the_format(pictures: Any) -> None:
+def test_content_decides_the_format(pictures: Any) -> None:
+    """visual-layer/fastdup#322."""
     path = pictures.add("gif", name="x.jpg")
     Image.fromarray(np.full((8, 8, 3), (200, 30, 60), np.uint8)).save(path, format="GIF")
     pictures.write()
@@ -84,7 +87,8 @@ def test_c05_content_decides_the_format(pictures: Any) -> None:
         np.testing.assert_array_equal(store.read()[0], area_mean(path, 2))
 
 
-def test_c14_a_decompression_bomb_is_one_failure_with_the_limit(pictures: Any) -> None:
+def test_a_decompression_bomb_is_one_failure_with_the_limit(pictures: Any) -> None:
+    """huggingface/dataset-viewer#1192."""
     Image.new("1", (20000, 20000)).save(pictures.add("bomb"))
     pictures.add("good")
     pictures.write()
@@ -102,9 +106,10 @@ def test_animations_are_told(pictures: Any) -> None:
     assert any("moving" in warning for warning in pictures.said.warnings)
 
 
-def test_c17_missing_files_are_found_before_any_model_is_loaded(
+def test_missing_files_are_found_before_any_model_is_loaded(
     make_pictures: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """acoustic-multiclass-training#164."""
     pictures = make_pictures(5)
     (pictures.folder / "4.png").unlink()
     monkeypatch.setattr("ncm_cli.images.embed.load_encoder", lambda *_, **__: pytest.fail("loaded a model"))
@@ -115,7 +120,8 @@ def test_c17_missing_files_are_found_before_any_model_is_loaded(
 
 @pytest.mark.parametrize("workers", ["0", "1", "4", "auto"])
 @pytest.mark.parametrize("batch_size", ["1", "4", "auto"])
-def test_c48_rows_do_not_depend_on_batches_or_workers(pictures: Any, workers: str, batch_size: str) -> None:
+def test_rows_do_not_depend_on_batches_or_workers(pictures: Any, workers: str, batch_size: str) -> None:
+    """binli123/dsmil-wsi#19."""
     for i in range(10):
         Image.new("RGB", (8, 8), (25 * i, 10, 255 - 25 * i)).save(pictures.add(f"{i}"))
     pictures.write()
@@ -126,7 +132,8 @@ def test_c48_rows_do_not_depend_on_batches_or_workers(pictures: Any, workers: st
         np.testing.assert_array_equal(store.read(), expected)
 
 
-def test_c33_rows_do_not_depend_on_the_manifests_order(make_pictures: Any) -> None:
+def test_rows_do_not_depend_on_the_manifests_order(make_pictures: Any) -> None:
+    """pytorch/vision#4209."""
     pictures = make_pictures(20)
     pictures.embed()
     shuffled = [pictures.rows[i] for i in np.random.default_rng(1).permutation(20)]
@@ -141,7 +148,8 @@ def test_c33_rows_do_not_depend_on_the_manifests_order(make_pictures: Any) -> No
             np.testing.assert_array_equal(a.categorical(name).codes, b.categorical(name).codes[order])
 
 
-def test_c54_another_model_to_the_same_output_is_refused(make_pictures: Any, contents: Any) -> None:
+def test_another_model_to_the_same_output_is_refused(make_pictures: Any, contents: Any) -> None:
+    """pytorch/vision#6234."""
     pictures = make_pictures(4)
     pictures.embed()
     before = contents(pictures.output), pictures.output.stat().st_mtime_ns
@@ -162,7 +170,8 @@ def test_c54_another_model_to_the_same_output_is_refused(make_pictures: Any, con
 
 
 @pytest.mark.parametrize("damage", ["half", "nothing", "text"])
-def test_c55_what_is_no_whole_store_is_never_built_on(make_pictures: Any, contents: Any, damage: str) -> None:
+def test_what_is_no_whole_store_is_never_built_on(make_pictures: Any, contents: Any, damage: str) -> None:
+    """h5py/h5py#879, TE_Density#149."""
     pictures = make_pictures(30)
     pictures.embed()
     clean = contents(pictures.output)
@@ -177,7 +186,8 @@ def test_c55_what_is_no_whole_store_is_never_built_on(make_pictures: Any, conten
     assert contents(pictures.output) == clean
 
 
-def test_c56_a_reader_keeps_the_old_store_during_a_rewrite(make_pictures: Any) -> None:
+def test_a_reader_keeps_the_old_store_during_a_rewrite(make_pictures: Any) -> None:
+    """h5py/h5py#1864."""
     pictures = make_pictures(12)
     pictures.embed()
     with FeatureStore(pictures.output) as reader, FeatureStore(pictures.output) as second:
@@ -191,7 +201,8 @@ def test_c56_a_reader_keeps_the_old_store_during_a_rewrite(make_pictures: Any) -
         assert set(store.categorical("label").text()) == {"bird"}
 
 
-def test_c57_ids_come_back_as_they_were(pictures: Any) -> None:
+def test_ids_come_back_as_they_were(pictures: Any) -> None:
+    """h5py/h5py#2115."""
     ids = ["001", "é b", "two\nlines", "a,b", 'quo"te', "日本", "x" * 500, "NA"]
     for id in ids:
         pictures.add(id, label="a")
@@ -202,7 +213,8 @@ def test_c57_ids_come_back_as_they_were(pictures: Any) -> None:
         assert store.positions(["é b", "001"]).tolist() == [1, 0]
 
 
-def test_c57_awkward_column_names_and_categories(pictures: Any) -> None:
+def test_awkward_column_names_and_categories(pictures: Any) -> None:
+    """h5py/h5py#2115."""
     for i in range(4):
         pictures.add(f"x{i}", **{"a/b": "é/1", ".": str(i), "note, long": f"line {i}\nand more"})
     pictures.write()
@@ -212,9 +224,10 @@ def test_c57_awkward_column_names_and_categories(pictures: Any) -> None:
         assert store.categorical("note, long").text()[3] == "line 3\nand more"
 
 
-def test_c62_c50_what_the_encoder_gives_that_is_no_feature_is_a_failure(
+def test_what_the_encoder_gives_that_is_no_feature_is_a_failure(
     make_pictures: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """numpy/numpy#5588, numpy/numpy#8775."""
     from ncm_cli.images import encoder as pixels
 
     pictures = make_pictures(6)

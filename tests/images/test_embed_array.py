@@ -97,7 +97,8 @@ def test_blocks_cover_long_arrays(
         np.testing.assert_array_equal(np.concatenate(blocks), matrix)
 
 
-def test_c50_half_precision_norms_do_not_overflow(tmp_path: Path) -> None:
+def test_half_precision_norms_do_not_overflow(tmp_path: Path) -> None:
+    """numpy/numpy#8775."""
     array = np.full((40, 1000), 20, np.float16)
     array[1] = -20
     with np.errstate(over="ignore"):
@@ -106,7 +107,8 @@ def test_c50_half_precision_norms_do_not_overflow(tmp_path: Path) -> None:
         np.testing.assert_allclose(np.linalg.norm(store.read(), axis=1), 1, rtol=1e-6)
 
 
-def test_c50_what_is_too_large_for_half_precision_is_refused_by_id(tmp_path: Path) -> None:
+def test_what_is_too_large_for_half_precision_is_refused_by_id(tmp_path: Path) -> None:
+    """numpy/numpy#8775."""
     with np.errstate(over="ignore"):
         array = np.ones((40, 4)) * 20
         array[7, 2] = 70000
@@ -121,7 +123,8 @@ def test_c50_what_is_too_large_for_half_precision_is_refused_by_id(tmp_path: Pat
         assert store.read()[7, 2] == 70000
 
 
-def test_c50_zero_rows_are_named_when_normalising(tmp_path: Path, matrix: np.ndarray) -> None:
+def test_zero_rows_are_named_when_normalising(tmp_path: Path, matrix: np.ndarray) -> None:
+    """numpy/numpy#8775."""
     matrix[[4, 9]] = 0
     array = saved(tmp_path, matrix, "npy")
     with pytest.raises(InputError, match="zero") as caught:
@@ -132,7 +135,8 @@ def test_c50_zero_rows_are_named_when_normalising(tmp_path: Path, matrix: np.nda
 
 
 @pytest.mark.parametrize("kind", ["npy", "npz", "pt"])
-def test_c62_nan_and_infinity_are_refused_by_id(tmp_path: Path, matrix: np.ndarray, kind: str) -> None:
+def test_nan_and_infinity_are_refused_by_id(tmp_path: Path, matrix: np.ndarray, kind: str) -> None:
+    """numpy/numpy#5588."""
     matrix[5, 1], matrix[30, 6] = np.nan, -np.inf
     with pytest.raises(InputError, match="2 rows of the array are not finite") as caught:
         make(tmp_path, saved(tmp_path, matrix, kind))

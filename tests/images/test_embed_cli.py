@@ -67,7 +67,8 @@ def test_an_unchanged_run_imports_nothing_heavy(make_pictures: Any) -> None:
 
 @pytest.mark.parametrize("env", [{}, C_LOCALE], ids=["utf8", "C"])
 @pytest.mark.slow
-def test_c15_names_that_are_not_ascii_work_in_any_locale(pictures: Any, env: dict[str, str]) -> None:
+def test_names_that_are_not_ascii_work_in_any_locale(pictures: Any, env: dict[str, str]) -> None:
+    """attention-ocr#101."""
     folder = pictures.folder / "dossier é"
     folder.mkdir()
     Image.new("RGB", (4, 4), "red").save(folder / unicodedata.normalize("NFD", "café 1.png"))

@@ -20,8 +20,8 @@ from ncm_cli.store.journal import journal_folder
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork to kill without a new start")
 
-MOMENTS = 40
-LATE = 12
+MOMENTS = 16
+LATE = 5
 """How many of the moments fall behind the last image, while the store is put together."""
 
 OPTIONS = {"batch_size": "16", "workers": "2", "model": "pixels:4"}
@@ -86,10 +86,10 @@ def resumed(pictures: Any, clean: dict[str, Any], contents: Callable[[Path], Any
 
 
 @pytest.mark.slow
-def test_c55_40_kills_at_seeded_moments_lose_nothing(
+def test_kills_at_seeded_moments_lose_nothing(
     make_pictures: Any, contents: Callable[[Path], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pictures = make_pictures(600)
+    pictures = make_pictures(400)
     clean_path = pictures.folder / "clean.h5"
     pictures.embed(output=clean_path, **OPTIONS)
     clean = contents(clean_path)

@@ -27,7 +27,8 @@ def save_float(path: Path, top: float, low: float = 0.0) -> None:
     Image.fromarray((low + RAMP * ((top - low) / 63)).astype(np.float32)).save(path, "TIFF")
 
 
-def test_c71_images_at_any_depth_are_embedded_without_labels(pictures: Any) -> None:
+def test_images_at_any_depth_are_embedded_without_labels(pictures: Any) -> None:
+    """ml4a/ml4a-ofx#28."""
     names = ["1.png", "a/2.png", "a/b/3.png"]
     for name in names:
         pictures.picture(f"images/{name}")
@@ -41,7 +42,8 @@ def test_c71_images_at_any_depth_are_embedded_without_labels(pictures: Any) -> N
     assert "without --layout" in str(caught.value) and "domain/label" not in str(caught.value)
 
 
-def test_c71_folders_in_folders_ask_for_their_meaning_with_a_line_that_works(pictures: Any) -> None:
+def test_folders_in_folders_ask_for_their_meaning_with_a_line_that_works(pictures: Any) -> None:
+    """ml4a/ml4a-ofx#28."""
     pictures.picture("images/photo/dog/1.png")
     with pytest.raises(InputError, match="--layout domain/label"):
         pictures.embed(source=pictures.folder / "images")
@@ -62,7 +64,8 @@ def spoil(folder: Path) -> list[str]:
     return ["caf\\xe9.png", "d\\xff/1.png", "gone.png", "loop.png"]
 
 
-def test_c73_names_that_are_not_utf8_and_dangling_links_fail_and_the_rest_is_embedded(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_and_dangling_links_fail_and_the_rest_is_embedded(tmp_path: Path) -> None:
+    """ahupp/python-magic#144."""
     bad = spoil(tmp_path / "images")
     line = [sys.executable, "-m", "ncm_cli", "embed", tmp_path / "images", "-o", tmp_path / "f.h5"]
     line += ["--model", "pixels:2", "--json"]
@@ -81,16 +84,18 @@ def test_c73_names_that_are_not_utf8_and_dangling_links_fail_and_the_rest_is_emb
     assert done.returncode == 0
 
 
-def test_c73_a_store_of_equal_content_lends_no_row_to_a_name_that_cannot_be_stored(
+def test_a_store_of_equal_content_lends_no_row_to_a_name_that_cannot_be_stored(
     pictures: Any, tmp_path: Path
 ) -> None:
+    """ahupp/python-magic#144."""
     spoil(tmp_path / "images")
     pictures.embed(source=tmp_path / "images", output=tmp_path / "other.h5", max_failures=4)
     report = pictures.embed(source=tmp_path / "images", reuse=tmp_path / "other.h5", max_failures=4)
     assert (report.rows, report.reused, len(report.failed)) == (1, 1, 4)
 
 
-def test_c73_every_such_image_is_predicted_or_has_its_reason(tmp_path: Path) -> None:
+def test_every_such_image_is_predicted_or_has_its_reason(tmp_path: Path) -> None:
+    """ahupp/python-magic#144."""
     from ncm_cli.images.reading import read_image
     from ncm_cli.probes.predict import find_images
 
@@ -102,9 +107,10 @@ def test_c73_every_such_image_is_predicted_or_has_its_reason(tmp_path: Path) -> 
     assert reasons.pop("good.png") == "" and all(reasons.values())
 
 
-def test_c70_samples_without_a_range_fail_and_the_advice_works(
+def test_samples_without_a_range_fail_and_the_advice_works(
     pictures: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """fossasia/visdom#1368."""
     folder = pictures.folder / "images"
     save_float(folder / "a.tif", 1.0)
     save_float(folder / "b.tif", 2.0, low=-1.0)

@@ -49,25 +49,29 @@ def test_default_names_keep_every_other_column(tmp_path: Path) -> None:
     assert column(manifest, "place").codes.tolist() == [0, -1]
 
 
-def test_c21_c23_ids_stay_distinct_text(tmp_path: Path) -> None:
+def test_ids_stay_distinct_text(tmp_path: Path) -> None:
+    """apache/arrow#46853, pandas-dev/pandas#10647."""
     manifest = manifest_of(tmp_path, "id,label\n001,a\n01,a\n1,a\nNA,b\nnull,b\nnan,b\n")
     assert manifest.ids == ["001", "01", "1", "NA", "null", "nan"]
 
 
-def test_c23_a_blank_id_is_refused_with_its_row(tmp_path: Path) -> None:
+def test_a_blank_id_is_refused_with_its_row(tmp_path: Path) -> None:
+    """pandas-dev/pandas#10647."""
     with pytest.raises(InputError, match="an id is blank") as caught:
         manifest_of(tmp_path, "id,label\na,x\n,x\nb,x\n ,x\n")
     assert "row 2 (line 3), row 4 (line 5)" in str(caught.value)
 
 
-def test_c24_repeated_ids_are_refused_and_listed(tmp_path: Path) -> None:
+def test_repeated_ids_are_refused_and_listed(tmp_path: Path) -> None:
+    """neural-cherche#4, D-SCRIPT#12."""
     with pytest.raises(InputError, match="2 ids are used more than once") as caught:
         manifest_of(tmp_path, "id,path\n7,a.png\n8,b.png\n7,c.png\n9,d.png\n9,d.png\n")
     assert "'7' in row 1 (line 2), row 3 (line 4)" in str(caught.value)
     assert "'9' in row 4 (line 5), row 5 (line 6)" in str(caught.value)
 
 
-def test_c25_a_saved_index_is_no_id_and_no_column(tmp_path: Path) -> None:
+def test_a_saved_index_is_no_id_and_no_column(tmp_path: Path) -> None:
+    """mindsdb_python_sdk#86."""
     manifest = manifest_of(tmp_path, ",id,label\n0,a,cat\n1,b,dog\n")
     assert manifest.ids == ["a", "b"]
     assert list(manifest.text) == ["label"]
@@ -86,18 +90,21 @@ def test_without_an_id_column_the_path_is_the_id(tmp_path: Path) -> None:
     assert any("'path' is the id" in note for note in manifest.notes)
 
 
-def test_c27_zero_and_one_as_floats_are_classes(tmp_path: Path) -> None:
+def test_zero_and_one_as_floats_are_classes(tmp_path: Path) -> None:
+    """scikit-learn/scikit-learn#16987."""
     manifest = manifest_of(tmp_path, "id,label\na,0.0\nb,1.0\nc,1.0\nd,0.0\n")
     assert column(manifest, "label").categories == ("0.0", "1.0")
 
 
-def test_c27_half_stars_are_classes(tmp_path: Path) -> None:
+def test_half_stars_are_classes(tmp_path: Path) -> None:
+    """scikit-learn/scikit-learn#16987."""
     body = "".join(f"x{i},{(i % 10 + 1) / 2}\n" for i in range(100))
     assert len(column(manifest_of(tmp_path, "id,label\n" + body), "label").categories) == 10
 
 
 @pytest.mark.parametrize("count", [3, 400])
-def test_c27_measurements_as_classes_are_refused_with_the_row(tmp_path: Path, count: int) -> None:
+def test_measurements_as_classes_are_refused_with_the_row(tmp_path: Path, count: int) -> None:
+    """scikit-learn/scikit-learn#16987."""
     values = [1.0, *np.random.default_rng(3).random(count - 1).round(3)]
     body = "".join(f"x{i},{value}\n" for i, value in enumerate(values))
     with pytest.raises(InputError, match="measurements, not classes") as caught:
@@ -106,7 +113,8 @@ def test_c27_measurements_as_classes_are_refused_with_the_row(tmp_path: Path, co
     assert "--numeric label" in str(caught.value)
 
 
-def test_c27_a_blank_label_is_refused_with_the_row(tmp_path: Path) -> None:
+def test_a_blank_label_is_refused_with_the_row(tmp_path: Path) -> None:
+    """scikit-learn/scikit-learn#16987."""
     with pytest.raises(InputError, match="1 label is blank") as caught:
         manifest_of(tmp_path, "id,label\na,0.0\nb,\nc,1.0\n")
     assert "row 2 (line 3)" in str(caught.value)
@@ -128,7 +136,8 @@ def test_a_numeric_column_with_a_word_is_refused(tmp_path: Path, word: str) -> N
     assert "row 2 (line 3)" in str(caught.value)
 
 
-def test_c28_one_order_of_classes_for_all_rows(tmp_path: Path) -> None:
+def test_one_order_of_classes_for_all_rows(tmp_path: Path) -> None:
+    """scikit-learn/scikit-learn#10324."""
     manifest = manifest_of(tmp_path, "id,label,split\na,fox,train\nb,cat,train\nc,dog,test\nd,fox,test\n")
     assert column(manifest, "label").categories == ("cat", "dog", "fox")
     assert column(manifest, "label").codes.tolist() == [2, 0, 1, 2]
@@ -167,7 +176,8 @@ def test_what_counts_as_a_number() -> None:
         ),
     ],
 )
-def test_c30_waterbirds_columns_by_name(tmp_path: Path, header: str, choice: dict[str, str]) -> None:
+def test_waterbirds_columns_by_name(tmp_path: Path, header: str, choice: dict[str, str]) -> None:
+    """bit-ml/bee."""
     body = "1,a.jpg,0,0,1,/p/x.jpg\n2,b.jpg,1,1,0,/p/y.jpg\n3,c.jpg,1,2,1,/p/z.jpg\n"
     manifest = manifest_of(tmp_path, f"{header}\n{body}", **choice)
     assert column(manifest, "split").categories == ("0", "1", "2")
@@ -176,7 +186,8 @@ def test_c30_waterbirds_columns_by_name(tmp_path: Path, header: str, choice: dic
     assert len(manifest.text) == 4
 
 
-def test_c30_an_unknown_column_lists_those_there(tmp_path: Path) -> None:
+def test_an_unknown_column_lists_those_there(tmp_path: Path) -> None:
+    """bit-ml/bee."""
     text = "img_id,img_filename,y,split,place,place_filename\n1,a,0,0,1,b\n"
     for choice in (
         {"label_col": "labels"},
@@ -188,7 +199,8 @@ def test_c30_an_unknown_column_lists_those_there(tmp_path: Path) -> None:
         assert "img_id, img_filename, y, split, place, place_filename" in str(caught.value)
 
 
-def test_c31_minus_one_and_one_make_four_groups(tmp_path: Path) -> None:
+def test_minus_one_and_one_make_four_groups(tmp_path: Path) -> None:
+    """face-attribute-prediction#5."""
     body = "".join(f"{i},{a},{b}\n" for i, (a, b) in enumerate([(-1, -1), (-1, 1), (1, -1), (1, 1)]))
     manifest = manifest_of(tmp_path, "id,Blond_Hair,Male\n" + body, label_col="Blond_Hair")
     hair, male = column(manifest, "Blond_Hair"), column(manifest, "Male")
@@ -197,7 +209,8 @@ def test_c31_minus_one_and_one_make_four_groups(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("written", "on_disk"), [("NFC", "NFD"), ("NFD", "NFC"), ("NFC", "NFC")])
-def test_c15_names_are_found_in_either_normal_form(tmp_path: Path, written: str, on_disk: str) -> None:
+def test_names_are_found_in_either_normal_form(tmp_path: Path, written: str, on_disk: str) -> None:
+    """attention-ocr#101."""
     touch(tmp_path, unicodedata.normalize(on_disk, "dossier é/café 1.jpg"))
     text = unicodedata.normalize(written, "id,path\na,dossier é/café 1.jpg\n")
     files = manifest_of(tmp_path, text, files=True).files
@@ -212,7 +225,8 @@ def test_windows_paths_are_read(tmp_path: Path) -> None:
     assert [file.path for file in files] == [str(tmp_path / "images/sub/a.jpg")]
 
 
-def test_c17_every_missing_file_is_listed(tmp_path: Path) -> None:
+def test_every_missing_file_is_listed(tmp_path: Path) -> None:
+    """acoustic-multiclass-training#164."""
     touch(tmp_path, *(f"{i}.png" for i in range(40) if i % 2))
     (tmp_path / "38.png").mkdir()
     body = "".join(f"x{i},{i}.png\n" for i in range(40))
@@ -223,7 +237,8 @@ def test_c17_every_missing_file_is_listed(tmp_path: Path) -> None:
     assert "'38.png' is a folder" in str(caught.value)
 
 
-def test_c17_an_absolute_path_ignores_the_root(tmp_path: Path) -> None:
+def test_an_absolute_path_ignores_the_root(tmp_path: Path) -> None:
+    """acoustic-multiclass-training#164."""
     touch(tmp_path, "root/a.png", "elsewhere/b.png")
     path = tmp_path / "m.csv"
     path.write_text(f"id,path\na,a.png\nb,{tmp_path}/elsewhere/b.png\n")

@@ -72,7 +72,8 @@ def test_a_model_added_to_open_clips_registry_works_by_name(
     np.testing.assert_allclose(encoder.encode([item]), model.encode_image(wanted).detach().numpy(), atol=1e-5)
 
 
-def test_c44_a_models_own_preprocessing_is_used_and_stored(tiny_clip, picture: Picture) -> None:
+def test_a_models_own_preprocessing_is_used_and_stored(tiny_clip, picture: Picture) -> None:
+    """mlfoundations/open_clip#1068."""
     own = load_encoder(EncoderRequest(model=f"local-dir:{tiny_clip.folder}"), device="cpu", reporter=SILENT)
     default = load_encoder(
         EncoderRequest(model=str(tiny_clip.config), pretrained=str(tiny_clip.safetensors)),
@@ -93,7 +94,8 @@ def test_c44_a_models_own_preprocessing_is_used_and_stored(tiny_clip, picture: P
     assert fingerprint(own.description) != fingerprint(default.description)
 
 
-def test_c44_default_preprocessing_on_a_model_with_another_is_warned_about(heard) -> None:
+def test_default_preprocessing_on_a_model_with_another_is_warned_about(heard) -> None:
+    """mlfoundations/open_clip#1068."""
     import open_clip
 
     from ncm_cli.images.clip_model import ClipSource, warn_on_preprocess
@@ -107,7 +109,8 @@ def test_c44_default_preprocessing_on_a_model_with_another_is_warned_about(heard
     assert len(heard.warnings) == 1
 
 
-def test_c49_low_precision_on_a_cpu_works_or_is_one_line_before_loading(tiny_clip, images) -> None:
+def test_low_precision_on_a_cpu_works_or_is_one_line_before_loading(tiny_clip, images) -> None:
+    """AUTOMATIC1111/stable-diffusion-webui#15779."""
     weights = str(tiny_clip.checkpoint)
     full, half = (
         load_encoder(

@@ -67,7 +67,8 @@ def test_a_bad_size_is_a_usage_error(model: str) -> None:
         load_encoder(EncoderRequest(model=model), device="cpu", reporter=SILENT)
 
 
-def test_c48_solid_colours_are_the_same_in_any_batch() -> None:
+def test_solid_colours_are_the_same_in_any_batch() -> None:
+    """binli123/dsmil-wsi#19."""
     encoder = load_encoder(EncoderRequest(model="pixels:3"), device="cpu", reporter=SILENT)
     items = [
         encoder.preprocess(Image.new("RGB", (9, 9), (25 * i, 255 - 25 * i, 7)), str(i)) for i in range(10)
@@ -115,7 +116,8 @@ def test_unknown_precisions_and_empty_models_are_usage_errors(asked: dict[str, A
         check(EmbedOptions(source=Path("i"), output=Path("f.h5"), **asked))
 
 
-def test_c47_normalisation_is_part_of_the_fingerprint(picture: Picture) -> None:
+def test_normalisation_is_part_of_the_fingerprint(picture: Picture) -> None:
+    """openai/CLIP#85."""
     raw, unit = (
         load_encoder(EncoderRequest(model="pixels:4", normalize=flag), device="cpu", reporter=SILENT)
         for flag in (False, True)
@@ -126,7 +128,8 @@ def test_c47_normalisation_is_part_of_the_fingerprint(picture: Picture) -> None:
     np.testing.assert_allclose(unit.encode(items), unit_rows(raw.encode(items)), atol=1e-7)
 
 
-def test_c50_norms_do_not_overflow_and_zero_rows_can_be_named() -> None:
+def test_norms_do_not_overflow_and_zero_rows_can_be_named() -> None:
+    """numpy/numpy#8775."""
     rows = np.full((4, 512), 20, np.float16)  # the squares sum to 204,800, beyond float16
     rows[1] = 60000
     rows[2] = 0

@@ -175,12 +175,14 @@ def test_a_ramp_is_one_picture_in_every_mode_that_pillow_writes_or_refused_by_na
         assert np.abs(found - wanted[..., None]).max() <= (3 if kind == "JPEG" else 1), (mode, kind)
 
 
-def test_c69_white_is_zero_in_16_bits_is_no_negative() -> None:
+def test_white_is_zero_in_16_bits_is_no_negative() -> None:
+    """InsightSoftwareConsortium/ITK#6636."""
     data = tiff(ramp("u2", 0, 65535, falling=True), photometric="miniswhite")
     np.testing.assert_array_equal(feature(data), RAMP.ravel())
 
 
-def test_c70_one_pixel_over_one_changes_nothing_else() -> None:
+def test_one_pixel_over_one_changes_nothing_else() -> None:
+    """fossasia/visdom#1368."""
     values = ramp("f4", 0, 1)
     values[15, 15] = 1.000001
     data = tiff(values)

@@ -22,7 +22,8 @@ from ncm_cli.progress import SILENT
 Picture = Callable[..., Image.Image]
 
 
-def test_c42_no_weights_is_an_error_unless_random_ones_are_asked_for(picture: Picture, tiny_clip) -> None:
+def test_no_weights_is_an_error_unless_random_ones_are_asked_for(picture: Picture, tiny_clip) -> None:
+    """IBM/terratorch#320."""
     import torch
 
     for model in ("ViT-B-32", str(tiny_clip.config), "timm:resnet18"):
@@ -57,9 +58,8 @@ def test_c42_no_weights_is_an_error_unless_random_ones_are_asked_for(picture: Pi
         ("{root}/tiny.json", r"not a checkpoint file[\s\S]*embed_dim"),
     ],
 )
-def test_c43_typos_paths_and_folders_have_their_own_messages(
-    pretrained: str, message: str, tiny_clip
-) -> None:
+def test_typos_paths_and_folders_have_their_own_messages(pretrained: str, message: str, tiny_clip) -> None:
+    """mlfoundations/open_clip#934."""
     request = EncoderRequest(model="ViT-B-32", pretrained=pretrained.format(root=tiny_clip.config.parent))
     request_key(request)
     with pytest.raises(InputError, match=message):
@@ -80,7 +80,8 @@ def test_c43_typos_paths_and_folders_have_their_own_messages(
         ("timm:resnet18.a1_in1kk", r"no weights tag .*'a1_in1kk'[\s\S]*did you mean 'a1_in1k'\?"),
     ],
 )
-def test_c43_models_that_are_not_there(model: str, message: str, tiny_clip) -> None:
+def test_models_that_are_not_there(model: str, message: str, tiny_clip) -> None:
+    """mlfoundations/open_clip#934."""
     root = tiny_clip.config.parent
     (root / "plain.pt.json").write_text("{")
     (root / "other.json").write_text("[1]")

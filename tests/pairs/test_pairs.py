@@ -50,7 +50,8 @@ def test_a_table_gives_members_differences_and_their_spectrum(store: Path, make_
     assert made.sources[0]["content_sha256"]
 
 
-def test_c23_blank_ids_and_words_for_nothing(make_store: Make, make_table: Make) -> None:
+def test_blank_ids_and_words_for_nothing(make_store: Make, make_table: Make) -> None:
+    """pandas-dev/pandas#10647."""
     features = np.random.default_rng(1).normal(size=(4, 3))
     store = make_store("f.h5", features, ids=["NA", "null", "nan", "None"])
     made, _ = _run(make_table([("NA", "null"), ("nan", "None")]), store, holdout="0")
@@ -70,7 +71,8 @@ def test_ids_are_text_and_hints_name_what_spreadsheets_lose(make_store: Make, ma
     assert not (store.parent / "out.h5").exists()
 
 
-def test_c57_ids_with_accents_and_zeros_match(make_store: Make, make_table: Make) -> None:
+def test_ids_with_accents_and_zeros_match(make_store: Make, make_table: Make) -> None:
+    """h5py/h5py#2115."""
     store = make_store("f.h5", np.eye(2, 5), ids=["001", "é b"])
     made, _ = _run(make_table([("é b", "001")]), store, holdout="0")
     assert made.id_a == ("é b",)
@@ -88,7 +90,8 @@ def test_a_row_paired_with_itself_is_refused(store: Path, make_table: Make) -> N
     assert "row 2 (line 3): 'r3' is paired with itself" in str(caught.value)
 
 
-def test_c24_repeated_pairs_are_reported_either_way_round(store: Path, make_table: Make) -> None:
+def test_repeated_pairs_are_reported_either_way_round(store: Path, make_table: Make) -> None:
+    """neural-cherche#4, D-SCRIPT#12."""
     rows = [("r1", "r2"), ("r3", "r4"), ("r2", "r1"), ("r1", "r2"), ("r5", "r6"), ("r7", "r8")]
     made, heard = _run(make_table(rows), store)
     assert made.diagnostics["repeated"]["count"] == 2
@@ -183,7 +186,8 @@ def test_two_stores_of_one_encoder_or_a_view_of_it(make_store: Make, make_table:
     assert "normalize: False against True" in str(caught.value)
 
 
-def test_c38_a_pair_of_a_training_and_a_test_row(make_store: Make, make_table: Make) -> None:
+def test_a_pair_of_a_training_and_a_test_row(make_store: Make, make_table: Make) -> None:
+    """Match-R-CNN-Reproduction#3."""
     features = np.random.default_rng(3).normal(size=(6, 4))
     split = ["train", "train", "test", "val", "test", "train"]
     store = make_store("f.h5", features, split=split)
@@ -199,7 +203,8 @@ def test_c38_a_pair_of_a_training_and_a_test_row(make_store: Make, make_table: M
         _run(make_table([("r0", "r2")]), store)
 
 
-def test_c38_a_training_row_that_is_a_test_file_byte_for_byte(make_store: Make, make_table: Make) -> None:
+def test_a_training_row_that_is_a_test_file_byte_for_byte(make_store: Make, make_table: Make) -> None:
+    """Match-R-CNN-Reproduction#3."""
     features = np.random.default_rng(4).normal(size=(5, 4))
     digests = ("a" * 64, "b" * 64, "c" * 64, "a" * 64, "d" * 64)
     store = make_store("f.h5", features, split=["train", "train", "train", "test", "train"], sha256=digests)
@@ -286,9 +291,10 @@ def test_malformed_tables_raise_nothing_but_our_errors(data: bytes, small_store:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_c62_a_row_that_isnt_finite_is_refused_by_id_before_any_svd(
+def test_a_row_that_isnt_finite_is_refused_by_id_before_any_svd(
     value: float, store: Path, make_table: Make
 ) -> None:
+    """numpy/numpy#5588."""
     import h5py
 
     with h5py.File(store, "r+") as file:

@@ -33,12 +33,11 @@ def bench() -> ModuleType:
 @pytest.mark.parametrize(
     ("rows", "pairs", "noise", "wrong", "seeds"),
     [
-        (14_000, 384, 0.0, 0.0, 3),
-        (4000, 128, 0.02, 0.0, 2),
-        (4000, 128, 0.1, 0.0, 2),
-        (4000, 128, 0.0, 0.1, 2),
+        (14_000, 384, 0.0, 0.0, 1),
+        (4000, 128, 0.1, 0.0, 1),
+        (4000, 128, 0.0, 0.1, 1),
     ],
-    ids=["clean", "noise .02", "noise .1", "10 % wrong"],
+    ids=["clean", "noise .1", "10 % wrong"],
 )
 def test_bound_lands_near_the_best_of_the_path(
     bench: ModuleType,
@@ -90,7 +89,7 @@ def test_efficientnet_features_from_the_shell(
 ) -> None:
     """All 9,600 training digits take ten minutes of processor time: NCM_FULL_TESTS=1 asks for them."""
     monkeypatch.chdir(tmp_path)
-    digits, tested = (9600, 2000) if os.environ.get("NCM_FULL_TESTS") else (2400, 1000)
+    digits, tested = (9600, 2000) if os.environ.get("NCM_FULL_TESTS") else (1000, 500)
     lines = [
         f"data colored-mnist --mnist {mnist_dir} -o d --train-digits {digits} --test-digits {tested} "
         "--oracle-pairs 0",
@@ -109,6 +108,6 @@ def test_efficientnet_features_from_the_shell(
     erm, ncm, held = (json.loads(Path(f"{name}.json").read_text()) for name in ("erm", "ncm", "held"))
     print(f"ERM {erm['accuracy']:.3f}, NCM {ncm['accuracy']:.3f}, held out {held['accuracy']:.3f}")
     assert erm["accuracy"] < 0.15
-    # Of 2,000 test digits; standard error .011. The final fit is on all 384 pairs either way.
-    assert ncm["accuracy"] >= 0.63
-    assert held["accuracy"] >= 0.63
+    # Of 500 test digits; standard error .02. The final fit is on all 384 pairs either way.
+    assert ncm["accuracy"] >= 0.6
+    assert held["accuracy"] >= 0.6

@@ -116,7 +116,7 @@ def test_pairs_of_one_scene_or_few_are_no_reason_to_warn(make_planted: Callable[
     NCMClassifier().fit(X, y, pairs=(a[:2], b[:2] / 100))
 
 
-@pytest.mark.parametrize("n", [24, 200])
+@pytest.mark.parametrize("n", [24, pytest.param(200, marks=pytest.mark.slow)])
 def test_grid_search_passes_pairs_whole(n: int, make_planted: Callable[[int], Any]) -> None:
     """Also where there are as many rows as features, or as pairs."""
     made = make_planted(3)

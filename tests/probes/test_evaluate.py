@@ -78,7 +78,8 @@ def test_numbers_agree_with_a_calculation_by_hand(birds: tuple[Path, Path]) -> N
     )
 
 
-def test_c33_the_order_of_the_rows_changes_nothing(birds: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_order_of_the_rows_changes_nothing(birds: tuple[Path, Path], tmp_path: Path) -> None:
+    """pytorch/vision#4209."""
     with FeatureStore(birds[1]) as store:
         order = np.random.default_rng(1).permutation(store.rows)
         columns = {name: store.categorical(name).text() for name in store.columns}
@@ -95,7 +96,8 @@ def test_c33_the_order_of_the_rows_changes_nothing(birds: tuple[Path, Path], tmp
     assert bodies[0] == bodies[1]
 
 
-def test_c34_the_reference_weights_are_said_and_can_be_chosen(birds: tuple[Path, Path]) -> None:
+def test_the_reference_weights_are_said_and_can_be_chosen(birds: tuple[Path, Path]) -> None:
+    """PolinaKirichenko/deep_feature_reweighting#1."""
     body, _ = _eval(*birds, where="split=test", groups="label,place", reference="place=land")
     assert body["reference"]["where"] == "place=land"
     land = [entry for entry in body["groups"] if entry["group"]["place"] == "land"]
@@ -106,7 +108,8 @@ def test_c34_the_reference_weights_are_said_and_can_be_chosen(birds: tuple[Path,
     )
 
 
-def test_c34_both_averages_are_labelled(birds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_averages_are_labelled(birds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """PolinaKirichenko/deep_feature_reweighting#1."""
     command = ["eval", str(birds[0]), "-f", str(birds[1]), "--where", "split=test", "--groups", "label,place"]
     assert run(command) == 0
     shown = capsys.readouterr().out
@@ -115,7 +118,8 @@ def test_c34_both_averages_are_labelled(birds: tuple[Path, Path], capsys: pytest
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_c35_absent_groups_are_shown_and_dont_count(tmp_path: Path) -> None:
+def test_absent_groups_are_shown_and_dont_count(tmp_path: Path) -> None:
+    """BigML-CS-UCLA/SpuCo#22."""
     x = np.array([[1.0], [1.0], [-1.0], [1.0], [-1.0]])
     store = _store(
         tmp_path / "f.h5",
@@ -147,9 +151,10 @@ def test_reference_groups_without_a_row_are_left_out_aloud(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("rows", ["split=train", "split=val", "split!=test"])
-def test_c37_rows_that_the_probe_has_seen_are_marked(
+def test_rows_that_the_probe_has_seen_are_marked(
     rows: str, birds: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """kohpangwei/group_DRO#10."""
     with FeatureStore(birds[1]) as store:
         seen_by = {
             part: record_ids(np.array(store.ids, dtype=object)[store.mask(f"split={part}")])
@@ -188,7 +193,8 @@ def test_the_oracle_mark_travels(
     assert json.loads(output.read_text())["oracle"] is True
 
 
-def test_c47_features_of_another_encoder_are_refused(birds: tuple[Path, Path], tmp_path: Path) -> None:
+def test_features_of_another_encoder_are_refused(birds: tuple[Path, Path], tmp_path: Path) -> None:
+    """openai/CLIP#85."""
     store = _store(
         tmp_path / "n.h5", np.eye(3), encoder={**ENCODER, "normalize": True}, label=["cat", "dog", "cat"]
     )
@@ -200,7 +206,8 @@ def test_c47_features_of_another_encoder_are_refused(birds: tuple[Path, Path], t
     assert not output.exists()
 
 
-def test_c28_classes_that_are_missing_in_the_test_rows(tmp_path: Path) -> None:
+def test_classes_that_are_missing_in_the_test_rows(tmp_path: Path) -> None:
+    """scikit-learn/scikit-learn#10324."""
     probe = _probe(tmp_path / "p", np.eye(3), ("cat", "dog", "fox"))
     # Alone, dog and fox would have the codes 0 and 1.
     store = _store(tmp_path / "f.h5", np.eye(3)[[1, 2, 2, 0]], label=["dog", "fox", "fox", "fox"])
@@ -269,7 +276,8 @@ def test_unknown_columns_and_values_list_those_there_are(birds: tuple[Path, Path
         _eval(*birds, target="y")
 
 
-def test_c30_c31_groups_of_columns_under_other_names(birds: tuple[Path, Path], tmp_path: Path) -> None:
+def test_groups_of_columns_under_other_names(birds: tuple[Path, Path], tmp_path: Path) -> None:
+    """bit-ml/bee, face-attribute-prediction#5."""
     store = _store(
         tmp_path / "celeba.h5",
         np.array([[1.0, 0, 0], [-1, 0, 0], [1, 0, 0], [-1, 0, 0]]),

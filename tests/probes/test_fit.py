@@ -205,7 +205,8 @@ def test_regression(on_disk: Any) -> None:
         run(on_disk, features=path, task="regression", target="age", solver="adam")
 
 
-def test_c28_classes_are_those_of_the_training_rows(on_disk: Any) -> None:
+def test_classes_are_those_of_the_training_rows(on_disk: Any) -> None:
+    """scikit-learn/scikit-learn#10324."""
     X, y = on_disk.planted.rows(300, 0.9, classes=3)
     label = [("cat", "dog", "fox")[code] for code in y]
     split = ["train"] * 200 + ["val"] * 100
@@ -272,15 +273,15 @@ def test_several_candidates_need_validation_rows(on_disk: Any) -> None:
         ({"select": "oracle"}, "needs test rows"),
     ],
 )
-def test_c37_rows_with_two_parts_to_play_are_refused(
-    on_disk: Any, options: dict[str, str], message: str
-) -> None:
+def test_rows_with_two_parts_to_play_are_refused(on_disk: Any, options: dict[str, str], message: str) -> None:
+    """kohpangwei/group_DRO#10."""
     with pytest.raises(InputError, match=message):
         run(on_disk, **options)
     assert not (on_disk.folder / "probe").exists()
 
 
-def test_c38_pairs_with_a_test_member_are_left_out(on_disk: Any) -> None:
+def test_pairs_with_a_test_member_are_left_out(on_disk: Any) -> None:
+    """Match-R-CNN-Reproduction#3."""
     with FeatureStore(on_disk.features) as store:
         first = np.flatnonzero(store.mask("split=train"))[:30]
         second = np.concatenate([np.flatnonzero(store.mask("split=test"))[:4], first[4:] + 100])
@@ -296,7 +297,8 @@ def test_c38_pairs_with_a_test_member_are_left_out(on_disk: Any) -> None:
     assert any(flag.startswith("OVERLAP: 4 pairs") for flag in kept.probe.meta["flags"])
 
 
-def test_c38_byte_identical_images_leave_training(on_disk: Any) -> None:
+def test_byte_identical_images_leave_training(on_disk: Any) -> None:
+    """Match-R-CNN-Reproduction#3."""
     X, y = on_disk.planted.rows(100, 0.9)
     columns = {"label": [str(c) for c in y], "split": ["train"] * 60 + ["val"] * 20 + ["test"] * 20}
     digests = [f"{i:064x}" for i in range(100)]
@@ -312,7 +314,8 @@ def test_c38_byte_identical_images_leave_training(on_disk: Any) -> None:
     assert any("OVERLAP: 2 training images" in flag for flag in kept.probe.meta["flags"])
 
 
-def test_c61_one_class_is_a_plain_error_and_few_iterations_are_reported(on_disk: Any) -> None:
+def test_one_class_is_a_plain_error_and_few_iterations_are_reported(on_disk: Any) -> None:
+    """embeddings-benchmark/mteb#944."""
     with pytest.raises(InputError, match="only one class among the training rows") as refused:
         run(on_disk, train="split=train & label=cat")
     assert "'cat'" in str(refused.value)

@@ -46,7 +46,7 @@ pairs_of_rows = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(pairs_of_rows, st.integers(2, 6), st.integers(0, 3))
 def test_folds_of_any_pairs(pairs: list[tuple[int, int]], count: int, seed: int) -> None:
     a, b = np.array(pairs).T
@@ -90,7 +90,7 @@ def dealt(a: np.ndarray, b: np.ndarray, count: int, seed: int) -> list[list[list
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(pairs_of_rows, st.integers(2, 6), st.integers(0, 3), st.integers(1, 6))
 def test_folds_are_those_of_a_plain_loop(
     pairs: list[tuple[int, int]], count: int, seed: int, spread: int
@@ -107,6 +107,7 @@ def test_folds_are_those_of_a_plain_loop(
     assert [[fold.measured.tolist(), fold.basis.tolist()] for fold in folds] == dealt(a, b, count, seed)
 
 
+@pytest.mark.slow
 def test_as_many_sets_as_pairs_are_dealt_evenly() -> None:
     """A hundred thousand pairs of their own: to look through all of them for each would take minutes."""
     k = 100_000

@@ -37,6 +37,11 @@ AGREE = {"train": 0.9, "val": 0.9, "test": 0.1, "pool": 0.5}
 """How often the place tells the label."""
 
 EVERY = [Variant(*both) for both in itertools.product((False, True), repeat=2)]
+EACH_VARIANT = pytest.mark.parametrize(
+    "variant",
+    [EVERY[0], EVERY[3], *(pytest.param(variant, marks=pytest.mark.slow) for variant in EVERY[1:3])],
+    ids=["plain", "weights and rows", "rows", "weights"],
+)
 
 
 @dataclasses.dataclass
@@ -113,6 +118,7 @@ def places(on_disk: Any) -> Callable[..., Places]:
     return make
 
 
+@pytest.mark.slow
 def test_hard_labels_do_not_end_in_a_constant(places: Any) -> None:
     """A quarter of the rows is told wrong even without the place: flips of such pairs prefer a constant."""
     made = places(2400, 400, 1000, dim=16, error=0.25)
@@ -185,7 +191,7 @@ def cell_reference(problem: Problem, folds: Any, variant: Variant, rank: int, de
     }
 
 
-@pytest.mark.parametrize("variant", EVERY, ids=["plain", "rows", "weights", "weights and rows"])
+@EACH_VARIANT
 def test_the_cell_error_is_what_its_definition_says(places: Any, variant: Variant) -> None:
     made = places(300, 80, 1, 60, error=0.2)
     made.pairs(48, where="split=train|pool")
@@ -347,7 +353,7 @@ def test_what_can_not_be_tried_is_refused(places: Any) -> None:
         made.fit(pairs=None, upweight="auto")
 
 
-@pytest.mark.parametrize("variant", EVERY, ids=["plain", "rows", "weights", "weights and rows"])
+@EACH_VARIANT
 def test_bound_refits_the_variant_that_was_chosen(
     places: Any, monkeypatch: pytest.MonkeyPatch, variant: Variant
 ) -> None:
@@ -443,7 +449,7 @@ def test_tables_are_matched_or_counterfactual_as_their_members_say(places: Any) 
     assert made.problem().cells == ()
 
 
-@pytest.mark.parametrize("match", ["random", "nearest", "iterative"])
+@pytest.mark.parametrize("match", ["random", "iterative"])
 def test_matching_by_label_is_matched_unless_it_is_said_otherwise(places: Any, match: str) -> None:
     made = places(200, 60, 1)
     made.pairs(20, match=match)

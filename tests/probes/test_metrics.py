@@ -113,7 +113,8 @@ def test_ties_for_the_worst_go_to_the_largest_group_then_the_first() -> None:
     assert metrics.worst(_table(np.array([], int), 2, np.array([], bool))) is None
 
 
-def test_c34_adjusted_average_weights_by_the_reference() -> None:
+def test_adjusted_average_weights_by_the_reference() -> None:
+    """PolinaKirichenko/deep_feature_reweighting#1."""
     accuracies = [0.99, 0.70, 0.60, 0.97]
     group = np.repeat(np.arange(4), 100)
     right = np.concatenate([np.arange(100) < 100 * a for a in accuracies])

@@ -309,7 +309,8 @@ def test_every_image_of_a_folder_has_a_row(probe: Path, pictures: Path, tmp_path
     assert rows["plain"]["margin"] == rows["linked/7.png"]["margin"] == rows["a/1.png"]["margin"]
 
 
-def test_c24_repeated_ids_are_refused(probe: Path, pictures: Path, tmp_path: Path) -> None:
+def test_repeated_ids_are_refused(probe: Path, pictures: Path, tmp_path: Path) -> None:
+    """neural-cherche#4, D-SCRIPT#12."""
     table = tmp_path / "m.csv"
     table.write_text("id,path\n7,photos/a/1.png\n7,photos/a/3.png\n")
     with pytest.raises(InputError, match="used more than once"):
@@ -317,9 +318,10 @@ def test_c24_repeated_ids_are_refused(probe: Path, pictures: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("output", ["-", "p.csv"])
-def test_c15_names_that_are_not_ascii_are_written_in_any_locale(
+def test_names_that_are_not_ascii_are_written_in_any_locale(
     probe: Path, pictures: Path, tmp_path: Path, output: str
 ) -> None:
+    """attention-ocr#101."""
     (pictures / "a/1.png").rename(pictures / "a/café →.png")
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii:strict"}
     done = subprocess.run(

@@ -33,7 +33,8 @@ table: {test: partition=2}
 
 
 @pytest.mark.slow
-def test_c31_two_attributes_make_four_groups(tmp_path: Path) -> None:
+def test_two_attributes_make_four_groups(tmp_path: Path) -> None:
+    """face-attribute-prediction#5."""
     rng = np.random.default_rng(0)
     (tmp_path / "pictures").mkdir()
     rows = []

@@ -34,7 +34,8 @@ def _names(recipe: Recipe) -> list[str]:
     "values",
     [["6e1234", "7e5678"], ["1.10", "1.1"], ["1", "1.0", "1e0", "+1"], ["0", "-0"], ["true", "True"]],
 )
-def test_c68_cells_are_named_as_written(tmp_path: Path, values: list[str], set_: bool) -> None:
+def test_cells_are_named_as_written(tmp_path: Path, values: list[str], set_: bool) -> None:
+    """omry/omegaconf#341."""
     written = f"[{', '.join(values)}]"
     recipe = _load(tmp_path, "[a]", f"v={written}") if set_ else _load(tmp_path, written)
     assert _names(recipe) == values

@@ -468,7 +468,8 @@ expect:
     ]
 
 
-def test_c68_cells_are_reported_as_written_and_never_averaged(tiny: Path) -> None:
+def test_cells_are_reported_as_written_and_never_averaged(tiny: Path) -> None:
+    """omry/omegaconf#341."""
     text = RECIPE.replace("seed: ${seed}", "").replace("seed: 1,", "seed: 7e5678,")
     (tiny / "tiny.yaml").write_text(text.replace("seed", "commit").replace("[0, 1]", "[6e1234, 7e5678]"))
     outcome = _run(tiny)
@@ -592,7 +593,7 @@ def test_the_command_line(tiny: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("files", [0, 1, 2, 4, 6])
+@pytest.mark.parametrize("files", [0, 2, 5])
 def test_killed_anywhere_it_goes_on(tiny: Path, files: int) -> None:
     """Killed soon after the given number of steps has written its file."""
     expected = _values_of_a_whole_run(tiny)
@@ -622,7 +623,8 @@ def _values_of_a_whole_run(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_c37_rows_used_for_choosing_are_flagged_in_the_table(tiny: Path) -> None:
+def test_rows_used_for_choosing_are_flagged_in_the_table(tiny: Path) -> None:
+    """kohpangwei/group_DRO#10."""
     assert not _run(tiny, "decay='1e-2,1e-1'").rows[0].seen
     (tiny / "tiny.yaml").write_text(RECIPE + "table: {test: split=test, test again: split=val}\n")
     (row,) = _run(tiny, "decay='1e-2,1e-1'").rows

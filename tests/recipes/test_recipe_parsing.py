@@ -54,7 +54,8 @@ def _problems(tmp_path: Path, text: str, **options: object) -> dict[int, list[st
         ("=", "="),
     ],
 )
-def test_c64_scalars_follow_yaml_1_2(text: str, value: object) -> None:
+def test_scalars_follow_yaml_1_2(text: str, value: object) -> None:
+    """yaml/pyyaml#173."""
     found = scalar_value(text)
     assert found == value
     assert type(found) is type(value)
@@ -68,7 +69,8 @@ def test_scalars_of_numbers_come_back(rng_seed: int = 0) -> None:
         assert scalar_value(str(whole)) == int(whole)
 
 
-def test_c64_wrong_types_are_named(tmp_path: Path) -> None:
+def test_wrong_types_are_named(tmp_path: Path) -> None:
+    """yaml/pyyaml#173."""
     text = (
         "name: x\nsteps:\n"
         "  - data: {builder: digits, output: d1, seed: 0123}\n"
@@ -88,7 +90,8 @@ def test_c64_wrong_types_are_named(tmp_path: Path) -> None:
     }
 
 
-def test_c65_repeated_and_misspelt_keys(tmp_path: Path) -> None:
+def test_repeated_and_misspelt_keys(tmp_path: Path) -> None:
+    """yaml/pyyaml#165, rbgirshick/yacs#17."""
     text = (
         "name: x\nname: y\nsteps:\n"
         "  - data: {builder: digits, output: data, sed: 1}\n"
@@ -379,7 +382,8 @@ def test_columns_are_checked_before_anything_runs(tmp_path: Path) -> None:
     }
 
 
-def test_c37_validation_rows_that_are_the_test_rows(tmp_path: Path) -> None:
+def test_validation_rows_that_are_the_test_rows(tmp_path: Path) -> None:
+    """kohpangwei/group_DRO#10."""
     text = (
         f"name: x\nsteps:{STEPS}"
         "  - fit: {features: features.h5, val: split=test, output: p.safetensors}\n"

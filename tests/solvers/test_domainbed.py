@@ -129,7 +129,7 @@ def probe_of(found: Fit) -> np.ndarray:
     return np.column_stack([found.weight, found.bias])
 
 
-@pytest.mark.parametrize("classes", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.slow
 def test_every_method_is_domainbeds(classes: int) -> None:
     data = made(classes)

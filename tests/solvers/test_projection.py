@@ -109,7 +109,8 @@ def test_rounding_of_float32_features_is_no_direction() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_c62_not_finite_is_refused_before_any_svd(bad: float) -> None:
+def test_not_finite_is_refused_before_any_svd(bad: float) -> None:
+    """numpy/numpy#5588."""
     delta = np.zeros((4, 5))
     delta[2, 3] = bad
     with pytest.raises(InputError, match="NaN or an infinity"):

@@ -19,7 +19,8 @@ def test_norm_gives_every_row_the_factor_as_its_norm() -> None:
     assert scaled.dtype == np.float64
 
 
-def test_c50_norms_are_not_taken_in_the_features_own_precision() -> None:
+def test_norms_are_not_taken_in_the_features_own_precision() -> None:
+    """numpy/numpy#8775."""
     X = np.full((2, 4096), 20, np.float16)
     scaled = fit_scaling("norm", 1.0, X).apply(X)
     assert np.allclose(np.linalg.norm(scaled, axis=1), 1), "their squares sum to more than float16 holds"

@@ -115,7 +115,7 @@ def test_erm_is_a_plain_torch_loop(classes: int) -> None:
     assert found.iterations == 4 * 5
 
 
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_configuration_does_not_depend_on_its_neighbours(classes: int) -> None:
     data = make_data(4, classes=classes)
     schedule = Schedule(epochs=6, batch_size=50)
@@ -264,6 +264,7 @@ def test_huge_penalties_stay_finite(method: str, classes: int) -> None:
     assert all(one.converged for one in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["irm", "vrex"])
 def test_invariance_penalties_do_what_they_are_for(method: str) -> None:
     """Two environments disagree on one feature's sign; the penalty takes weight off it."""
@@ -308,7 +309,8 @@ def test_refusals_name_what_is_missing() -> None:
         train([Config()], dataclasses.replace(data, codes={"envs": np.zeros(300, int)}))
 
 
-def test_c62_not_finite_rows_are_refused_before_training() -> None:
+def test_not_finite_rows_are_refused_before_training() -> None:
+    """numpy/numpy#5588."""
     data = make_data(13)
     data.X[7, 2] = np.nan
     with pytest.raises(InputError, match="NaN or infinite"):

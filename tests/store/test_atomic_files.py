@@ -173,7 +173,7 @@ except InputError as error:
 """
 
 
-@pytest.mark.parametrize("limit", [0, 100, 3_000, 60_000, 1_100_000, 1_220_000])
+@pytest.mark.parametrize("limit", [100, 60_000, 1_220_000])
 def test_a_full_disk_is_an_error_and_keeps_the_old_store(
     write_store: Callable[..., Path], samples: SimpleNamespace, limit: int
 ) -> None:
@@ -246,9 +246,10 @@ def test_an_interrupt_within_hdf5_waits_for_it_to_end(
     assert listing(path.parent) == ["features.h5"]
 
 
-def test_c56_readers_keep_the_old_store_while_it_is_replaced(
+def test_readers_keep_the_old_store_while_it_is_replaced(
     write_store: Callable[..., Path], samples: SimpleNamespace
 ) -> None:
+    """h5py/h5py#1864."""
     path = write_store()
     expected = samples.everything(path)
     first, second = FeatureStore(path), FeatureStore(path)
@@ -265,9 +266,10 @@ def test_c56_readers_keep_the_old_store_while_it_is_replaced(
     first.close()
 
 
-def test_c56_a_writer_that_fails_disturbs_no_reader(
+def test_a_writer_that_fails_disturbs_no_reader(
     write_store: Callable[..., Path], samples: SimpleNamespace
 ) -> None:
+    """h5py/h5py#1864."""
     path = write_store()
     with FeatureStore(path) as reader:
         with pytest.raises(InputError, match="finite"):

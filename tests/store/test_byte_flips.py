@@ -65,7 +65,7 @@ def probe_answer(path: Path) -> Any:
     return tensors, probe.classes, probe.task, probe.target, probe.meta, probe.created, probe.ncm_version
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_feature_store(write_store: Callable[..., Path], samples: SimpleNamespace, count: int) -> None:
     found = flips(write_store(), samples.everything, count, seed=count)
     assert found["changed"] == 0
@@ -82,7 +82,7 @@ def test_feature_store_of_many_blocks(write_store: Callable[..., Path], samples:
     assert found["refused"] > 10
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_pair_store(pairs_path: Path, count: int) -> None:
     found = flips(pairs_path, pairs_answer, count, seed=count)
     assert found["changed"] == 0

@@ -77,7 +77,8 @@ def test_rows_between_lookups(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", np.linspace(0, 1, 9))
-def test_c55_a_torn_end_is_dropped_and_written_anew(tmp_path: Path, share: float) -> None:
+def test_a_torn_end_is_dropped_and_written_anew(tmp_path: Path, share: float) -> None:
+    """h5py/h5py#879, TE_Density#149."""
     output = tmp_path / "f.h5"
     log = filled(output) / "rows.log"
     size = log.stat().st_size
@@ -162,7 +163,8 @@ def test_damage_after_opening_is_refused(tmp_path: Path) -> None:
             journal.take([row(29).id])
 
 
-def test_c54_other_settings_are_refused_by_field(tmp_path: Path) -> None:
+def test_other_settings_are_refused_by_field(tmp_path: Path) -> None:
+    """pytorch/vision#6234."""
     output = tmp_path / "f.h5"
     folder = filled(output)
     other = {**KEY, "encoder": {"model": "pixels:16", "precision": "fp32"}}
@@ -284,7 +286,8 @@ with Journal.open(sys.argv[1], {"k": 1}) as journal:
 
 
 @pytest.mark.slow
-def test_c55_kill_9_at_any_moment_loses_no_finished_row(tmp_path: Path) -> None:
+def test_kill_9_at_any_moment_loses_no_finished_row(tmp_path: Path) -> None:
+    """h5py/h5py#879, TE_Density#149."""
     output = tmp_path / "f.h5"
     rng = np.random.default_rng(1)
     before = 0

@@ -49,7 +49,8 @@ def test_differing_fields_are_named() -> None:
     ]
 
 
-def test_c47_encoders_that_differ_are_refused() -> None:
+def test_encoders_that_differ_are_refused() -> None:
+    """openai/CLIP#85."""
     require_same_encoder("a.h5", CLIP, "b.h5", dict(CLIP))
     require_same_encoder("a.h5", CLIP, "b.h5", CLIP | {"view": {"seed": 1}}, ignore_view=True)
     with pytest.raises(MismatchError, match="different encoders") as error:

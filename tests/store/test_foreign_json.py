@@ -148,7 +148,8 @@ def test_an_error_of_ours_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
         main.run(["fit"])
 
 
-@pytest.mark.parametrize("command", ["info {}", "pairs --match random --same label -f {} -o p.h5"])
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["info {}"])
 def test_too_little_memory_is_said_before_libraries_wait_for_more(
     write_store: Callable[..., Path], command: str
 ) -> None:

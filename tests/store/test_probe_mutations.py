@@ -82,6 +82,13 @@ class Made:
             code = run(line.replace("PROBE", str(self.folder / "mutated")).split())
         return code, out.getvalue() + err.getvalue()
 
+    def readable(self) -> bool:
+        try:
+            read_probe(self.folder / "mutated")
+        except InputError:
+            return False
+        return True
+
     def write(self, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
         sealed = metadata | {"sha256": _file_digest(tensors, metadata)}
         (self.folder / "mutated").write_bytes(save(tensors, metadata=sealed))
@@ -153,19 +160,21 @@ def _answers(said: str, command: str) -> Any:
     return json.loads(said)["accuracy"] if command == "eval" else said
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
-def test_no_mutation_ends_in_a_traceback_or_in_other_numbers(made: Made, seed: int) -> None:
-    rng = random.Random(seed)
+@pytest.mark.slow
+def test_no_mutation_ends_in_a_traceback_or_in_other_numbers(made: Made) -> None:
+    """All commands take what can be read; of what can't be, one, as all of them read it by `read_probe`."""
+    rng = random.Random(0)
     made.write(made.tensors, made.metadata)
     before = {name: made.do(line) for name, line in made.commands.items() if name in ("eval", "predict")}
     refused = 0
-    for _ in range(12 if seed == 0 else 40):
+    for _ in range(30):
         mutate = rng.choices([_record, _text, _tensor], [3, 1, 1])[0]
         tensors, metadata, what = mutate(made, rng)
         made.write(tensors, metadata)
         codes = set()
-        for name, line in made.commands.items():
-            code, said = made.run(f"{line} --quiet")
+        names = list(made.commands) if made.readable() else rng.sample(list(made.commands), 1)
+        for name in names:
+            code, said = made.run(f"{made.commands[name]} --quiet")
             assert code in (0, 2, 3, 4), (what, name, said)
             codes.add(code)
             if code == 0 and name in before and mutate is _record:

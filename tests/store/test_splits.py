@@ -46,9 +46,10 @@ def made_with(world: Any, split: list[str], members: list[tuple[int, int]]) -> t
 @pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_c67_any_spelling_of_the_splits_gives_the_same_probe(
+def test_any_spelling_of_the_splits_gives_the_same_probe(
     data: st.DataObject, worlds: Callable[..., Any], members: list[tuple[int, int]]
 ) -> None:
+    """rungalileo/dataquality#557."""
     world = worlds()
     plain = world.columns["split"]
     probe, left = made_with(world, plain, members)
@@ -75,7 +76,8 @@ def test_c67_any_spelling_of_the_splits_gives_the_same_probe(
         ("Training", "eval", "HELDOUT"),
     ],
 )
-def test_c67_pairs_of_a_training_and_a_test_row_are_barred(world: Any, names: tuple[str, str, str]) -> None:
+def test_pairs_of_a_training_and_a_test_row_are_barred(world: Any, names: tuple[str, str, str]) -> None:
+    """rungalileo/dataquality#557."""
     called = dict(zip(("train", "val", "test"), names, strict=True))
     features = world.store(split=[called[role] for role in world.columns["split"]])
     left = world.pairs(features, members=[(0, 1), *ACROSS])

@@ -28,7 +28,8 @@ def test_reads_columns_rows_and_line_numbers(tmp_path: Path) -> None:
     assert table.column("label") == ["cat", "dog"]
 
 
-def test_c18_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
+    """pandas-dev/pandas#4793."""
     plain = read_table(write(tmp_path, "id,label\n1,é\n"))
     marked = read_table(write(tmp_path, codecs.BOM_UTF8 + "id,label\n1,é\n".encode(), "bom.csv"))
     assert marked.columns == plain.columns == ("id", "label")
@@ -36,20 +37,23 @@ def test_c18_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-def test_c19_the_separator_is_found(tmp_path: Path, delimiter: str) -> None:
+def test_the_separator_is_found(tmp_path: Path, delimiter: str) -> None:
+    """dathere/datapusher-plus#256."""
     lines = [["id", "label", "note"], ["1", "cat", "0.5"], ["2", "dog", "a b"]]
     table = read_table(write(tmp_path, "\n".join(delimiter.join(line) for line in lines)))
     assert table.delimiter == delimiter
     assert table.rows[1] == {"id": "2", "label": "dog", "note": "a b"}
 
 
-def test_c19_decimal_commas_and_quoted_separators_do_not_mislead(tmp_path: Path) -> None:
+def test_decimal_commas_and_quoted_separators_do_not_mislead(tmp_path: Path) -> None:
+    """dathere/datapusher-plus#256."""
     table = read_table(write(tmp_path, 'id;value;"a,b,c,d"\n1;0,5;"x;y"\n2;1,5;z\n'))
     assert table.columns == ("id", "value", "a,b,c,d")
     assert table.rows[0] == {"id": "1", "value": "0,5", "a,b,c,d": "x;y"}
 
 
-def test_c19_another_separator_is_named_by_the_columns_found(tmp_path: Path) -> None:
+def test_another_separator_is_named_by_the_columns_found(tmp_path: Path) -> None:
+    """dathere/datapusher-plus#256."""
     table = read_table(write(tmp_path, "id:label\n1:cat\n"))
     with pytest.raises(InputError, match="no column named 'label'") as caught:
         table.column("label", option="--label-col")
@@ -57,19 +61,22 @@ def test_c19_another_separator_is_named_by_the_columns_found(tmp_path: Path) -> 
     assert "only one column was found" in str(caught.value)
 
 
-def test_c21_ids_are_text(tmp_path: Path) -> None:
+def test_ids_are_text(tmp_path: Path) -> None:
+    """apache/arrow#46853."""
     table = read_table(write(tmp_path, "id,label\n001,a\n01,a\n1,a\n1e3,a\n1.0,a\n"))
     assert table.column("id") == ["001", "01", "1", "1e3", "1.0"]
 
 
-def test_c23_words_for_nothing_stay_words(tmp_path: Path) -> None:
+def test_words_for_nothing_stay_words(tmp_path: Path) -> None:
+    """pandas-dev/pandas#10647."""
     words = ["NA", "null", "nan", "None", "N/A", "", "#N/A", "TRUE", "-inf"]
     body = "".join(f"{word},x\n" for word in words)
     assert read_table(write(tmp_path, "id,label\n" + body)).column("id") == words
 
 
 @pytest.mark.parametrize("header", [",id,label", "Unnamed: 0,id,label", " ,id,label", "id,label,"])
-def test_c25_a_saved_index_is_ignored(tmp_path: Path, header: str) -> None:
+def test_a_saved_index_is_ignored(tmp_path: Path, header: str) -> None:
+    """mindsdb_python_sdk#86."""
     values = {"id": "7", "label": "cat"}
     row = ",".join(values.get(name, "0") for name in header.split(","))
     table = read_table(write(tmp_path, f"{header}\n{row}\n"))
@@ -157,7 +164,8 @@ def test_an_unknown_column_lists_those_there_and_the_nearest(tmp_path: Path) -> 
     assert "img_id, img_filename, y, split, place, place_filename" in str(caught.value)
 
 
-def test_c18_a_mark_written_twice_is_no_part_of_the_first_name(tmp_path: Path) -> None:
+def test_a_mark_written_twice_is_no_part_of_the_first_name(tmp_path: Path) -> None:
+    """pandas-dev/pandas#4793."""
     path = tmp_path / "t.csv"
     path.write_bytes(b"\xef\xbb\xbf\xef\xbb\xbfid,label\na,x\n")
     assert read_table(path).columns == ("id", "label")
@@ -183,9 +191,10 @@ def test_c18_a_mark_written_twice_is_no_part_of_the_first_name(tmp_path: Path) -
         (["# 2 rows", "2"], "\t"),
     ],
 )
-def test_c74_lines_above_the_header_are_no_part_of_the_table(
+def test_lines_above_the_header_are_no_part_of_the_table(
     tmp_path: Path, above: list[str], separator: str, mark: str, end: str
 ) -> None:
+    """PowerShell/PowerShell#7776."""
     lines = [separator.join(row) for row in (["id", "path"], ["1", "a.png"], ["#2", "b.png"])]
     table = read_table(write(tmp_path, mark + end.join([*above, *lines])))
     assert table.rows == [{"id": "1", "path": "a.png"}, {"id": "#2", "path": "b.png"}]
@@ -249,9 +258,10 @@ def test_one_column_of_words_stays_one(tmp_path: Path) -> None:
         ("<!DOCTYPE html>\n<html>404</html>\n", "isn't a table", ["HTML"]),
     ],
 )
-def test_c74_what_stands_around_a_table_is_named(
+def test_what_stands_around_a_table_is_named(
     tmp_path: Path, text: str, message: str, parts: list[str]
 ) -> None:
+    """PowerShell/PowerShell#7776."""
     with pytest.raises(InputError, match=message) as caught:
         read_table(write(tmp_path, text))
     for part in parts:
@@ -290,7 +300,8 @@ def test_a_column_that_is_not_there_says_what_the_table_looks_like(
         "id,path\n1,a.png\n# a comment\n2,b.png\n",
     ],
 )
-def test_c74_the_advice_works(tmp_path: Path, text: str) -> None:
+def test_the_advice_works(tmp_path: Path, text: str) -> None:
+    """PowerShell/PowerShell#7776."""
     with pytest.raises(InputError) as caught:
         read_table(write(tmp_path, text, "OLD"))
     command = re.search(r"sed .* > NEW", str(caught.value))

@@ -10,7 +10,7 @@ import pytest
 from ncm_cli.main import run
 from ncm_cli.store.files import read_result
 
-SEEDS = 10
+SEEDS = 4
 
 
 def _one_seed(folder: Path, seed: int) -> dict:
