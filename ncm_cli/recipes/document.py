@@ -38,7 +38,7 @@ MAX_CELLS = 10_000
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 NUMBER = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
-_WORDS = {
+_CONSTANTS = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
@@ -178,8 +178,8 @@ def scalar_value(text: str) -> str | int | float | bool | None:
 
     A number beyond float64 or 20 digits stays text: ``6e1234`` isn't infinity.
     """
-    if text in _WORDS:
-        return _WORDS[text]
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
     if _INT.fullmatch(text):
         return int(text) if len(text) < 20 else text
     return float(text) if NUMBER.fullmatch(text) and math.isfinite(float(text)) else text
@@ -317,31 +317,28 @@ class Variables:
         self._spend(1, node, path)
         if isinstance(node.value, dict):
             entries = {
-                name: self.fill(one, f"{path}.{name}", cell, within) for name, one in node.value.items()
+                key: self.fill(value, f"{path}.{key}", cell, within) for key, value in node.value.items()
             }
             return dataclasses.replace(node, value=entries)
         if isinstance(node.value, list):
-            items = [self.fill(one, f"{path}[{i}]", cell, within) for i, one in enumerate(node.value, 1)]
+            items = [self.fill(item, f"{path}[{i}]", cell, within) for i, item in enumerate(node.value, 1)]
             return dataclasses.replace(node, value=items)
-        if "${" not in node.text or node.is_unresolved:
+        uses = [] if node.is_unresolved else list(_VARIABLE.finditer(node.text))
+        if not uses:
             return node
-        uses = list(_VARIABLE.finditer(node.text))
-        values = [self._looked_up(use[1].strip(), node.line, path, cell, within) for use in uses]
-        if values and values[0] is not None and uses[0][0] == node.text.strip():
-            return _moved(values[0], node.line)
-        pieces, end, base = list[str](), 0, node.base
-        for use, value in zip(uses, values, strict=True):
-            if value is not None and not value.is_scalar and not value.is_unresolved:
-                what = f"{use[0]} is {value.kind()}, which can't stand inside text"
+        values = {use[0]: self._looked_up(use[1].strip(), node.line, path, cell, within) for use in uses}
+        if node.text.strip() in values:
+            return _moved(values[node.text.strip()], node.line)
+        for use, value in values.items():
+            if not (value.is_scalar or value.is_unresolved):
+                what = f"{use} is {value.kind()}, which can't stand inside text"
                 self._mistakes.add(node.line, path, what)
-            if value is None or not value.is_scalar:
-                return Node(None, node.line, node.text)
-            base = value.base if use.start() == 0 else base
-            self._spend(len(value.text) // 80, node, path)
-            pieces += [node.text[end : use.start()], value.text]
-            end = use.end()
-        text = "".join([*pieces, node.text[end:]])
-        return Node(text, node.line, text, base) if uses else node
+        if not all(value.is_scalar for value in values.values()):
+            return Node(None, node.line, node.text)
+        self._spend(sum(len(values[use[0]].text) // 80 for use in uses), node, path)
+        text = _VARIABLE.sub(lambda use: values[use[0]].text, node.text)
+        base = node.base if uses[0].start() else values[uses[0][0]].base
+        return Node(text, node.line, text, base)
 
     def _spend(self, cost: int, node: Node, path: str) -> None:
         self._left -= cost
@@ -354,7 +351,8 @@ class Variables:
 
     def _looked_up(
         self, name: str, line: int, path: str, cell: Mapping[str, Node], within: tuple[str, ...]
-    ) -> Node | None:
+    ) -> Node:
+        """The value of a variable; null, which is unresolved, after a mistake."""
         if name in cell:
             return cell[name]
         unfilled = f"${{{name}}}"
@@ -362,7 +360,7 @@ class Variables:
             return Node(unfilled, line, unfilled)
         if name not in self.plain:
             self._mistakes.unknown(line, path, "variable", name, [*self.plain, *self.matrix])
-            return None
+            return Node(None, line, unfilled)
         node = self.plain[name]
         if name in within:
             chain = " -> ".join([*within[within.index(name) :], name])
