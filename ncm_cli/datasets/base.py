@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from ncm_cli import __version__
@@ -19,6 +19,7 @@ from ncm_cli.registry import builder_of
 from ncm_cli.solvers.projection import blas_threads
 from ncm_cli.store.files import jsonable, read_json, writer_lock
 from ncm_cli.store.journal import journal_folder
+from ncm_cli.store.tables import read_table
 
 MARKER = "dataset.json"
 """Says that a folder is a builder's, so that the builder may replace it."""
@@ -52,6 +53,17 @@ def data(options: Any, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     made = sorted(path for path in output.iterdir() if path.is_file() and path.name != MARKER)
     files = {path.stem: str(path) for path in made}
     return {"builder": name, "output": str(output), "files": files, "seed": options.seed, **facts}
+
+
+def _strangers_below(output: Path) -> set[str]:
+    """The files in folders of an earlier data set that its manifest doesn't name, and links."""
+    folders = [path for path in output.iterdir() if path.is_dir() and not path.is_symlink()]
+    found = {str(path.relative_to(output)) for folder in folders for path in folder.rglob("*")}
+    if not found:
+        return set()
+    named = {PurePath(path) for path in read_table(output / "manifest.csv").column("path")}
+    known = {str(folder) for path in named for folder in (path, *path.parents)}
+    return found - known
 
 
 @contextmanager
@@ -101,7 +113,7 @@ def _refuse_foreign(output: Path) -> None:
         known = {MARKER, *marker["entries"]} if marker["ncm_format"] == FORMAT else set()
     except (InputError, KeyError, TypeError):
         known = set()
-    others = {path.name for path in output.iterdir()} - known
+    others = {path.name for path in output.iterdir()} - known or _strangers_below(output)
     if others:
         raise InputError(
             "the output folder holds other files",

@@ -12,10 +12,11 @@ import numpy as np
 from ncm_cli.datasets.options import SPLITS, FolderOptions, PacsOptions, parse_counts
 from ncm_cli.errors import InputError, listing, unknown
 from ncm_cli.images.folder import check_depth, walk_images
-from ncm_cli.images.manifest import absolute_text, alike_categories, printable
+from ncm_cli.images.manifest import absolute_text, alike_categories
 from ncm_cli.images.options import parse_layout
 from ncm_cli.options import parse_where
 from ncm_cli.progress import Reporter
+from ncm_cli.store.digests import printable
 from ncm_cli.store.tables import read_table, write_csv
 
 PACS_COLUMNS = ("id", "path", "label", "domain", "split")

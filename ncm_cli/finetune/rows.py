@@ -15,7 +15,7 @@ from ncm_cli.blocks import BUDGET, fits
 from ncm_cli.errors import InputError, as_written, listing
 from ncm_cli.finetune.options import FinetuneOptions
 from ncm_cli.images.encoder import Encoder
-from ncm_cli.images.manifest import Manifest, printable
+from ncm_cli.images.manifest import Manifest
 from ncm_cli.images.paths import fetch
 from ncm_cli.images.reading import AT_ONCE, ReadImage, choose_readers, read_ahead
 from ncm_cli.images.request import Preprocess
@@ -23,7 +23,7 @@ from ncm_cli.images.samples import DecodeError
 from ncm_cli.images.source import read_source
 from ncm_cli.progress import Reporter
 from ncm_cli.store.columns import ImageFile
-from ncm_cli.store.digests import Texts, digest_of
+from ncm_cli.store.digests import Texts, digest_of, printable
 from ncm_cli.store.rows import HeldRows
 
 Positions = NDArray[np.int64]

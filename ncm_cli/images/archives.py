@@ -23,7 +23,7 @@ from ncm_cli.images.manifest import ITSELF, ColumnNames, Manifest, NamedRows, ab
 from ncm_cli.images.paths import expanded, file_facts, open_file
 from ncm_cli.images.remote import is_hidden, reason_of, word_for
 from ncm_cli.images.tar import content, members
-from ncm_cli.store.digests import MAX_TEXT_BYTES
+from ncm_cli.store.digests import MAX_TEXT_BYTES, printable
 from ncm_cli.store.files import one_line
 
 MOST_ENTRIES = 1 << 24
@@ -75,11 +75,11 @@ def read_archives(source: str, names: ColumnNames) -> Manifest:
     notes = [f"left out of the archives: {told}"] if left else []
     rows = [image.entries for _, image in found]
     if as_folder and (folders := _folders([image.name for _, image in found])):
-        rows = [{"label": folder} for folder in folders]
+        rows = [{"label": printable(folder)} for folder in folders]
         notes.append("the folders' names are the labels")
     columns = tuple(dict.fromkeys(name for row in rows for name in row))
     values = {name: [row.get(name, "") for row in rows] for name in columns}
-    values[ITSELF] = [f"{archive.stem}/{image.key}" for archive, image in found]
+    values[ITSELF] = [printable(f"{archive.stem}/{image.key}") for archive, image in found]
     values[_IMAGE] = [f"{one.path}#{image.member.name}@{image.member.offset}" for one, image in found]
     table = NamedRows(Path(source), tuple(values), values, range(len(rows)), ",", tuple(notes))
     label = names.label_col or ("cls" if "cls" in columns and "label" not in columns else None)
@@ -136,7 +136,7 @@ class _Archive:
             if is_hidden(member.name):
                 self.left["hidden files"] += 1
             elif member.name in self._files:
-                raise ValueError(f"{member.name} twice in one sample")
+                raise ValueError(f"{printable(member.name)} twice in one sample")
             else:
                 self._files[member.name] = member
                 if member.isreg():
@@ -165,7 +165,7 @@ class _Archive:
                     raise ValueError("no object")
                 self._entries[name] = self._flat(found)
             except (ValueError, RecursionError) as error:
-                self._entries[name] = ValueError(f"{name}: {one_line(error)}")
+                self._entries[name] = ValueError(f"{printable(name)}: {one_line(error)}")
 
     def _flat(self, entries: dict[str, Any]) -> dict[str, str]:
         """The entries of a sample that a column takes, as text."""
@@ -228,7 +228,7 @@ class _Archive:
         """The entries of some members, the later ones first."""
         joined: dict[str, str] = {}
         if twice := [name for name, count in Counter(map(str.lower, names)).items() if count > 1]:
-            raise self._unreadable(ValueError(f"{twice[0]} twice in one sample"))
+            raise self._unreadable(ValueError(f"{printable(twice[0])} twice in one sample"))
         for name in names:
             found = self._entries[name]
             if isinstance(found, ValueError):
@@ -263,7 +263,7 @@ def _suffix(name: str) -> str:
 
 
 def _kind(name: str) -> str:
-    return f"{_suffix(name)} files" if _suffix(name) else "files without suffix"
+    return f"{printable(_suffix(name))} files" if _suffix(name) else "files without suffix"
 
 
 def _folders(names: Iterable[str]) -> list[str] | None:

@@ -23,25 +23,37 @@ MAX_SIDE = 4096
 
 _TOKENIZER_OPTIONS = {"additional_special_tokens", "clean", "language", "reduction_mask", "strip_sep_token"}
 
-_MOST_PARTS = 6_000
+_MAX_PARTS = 6_000
 """Modules, parameters and buffers of a network; 3,500 in the largest that open_clip knows."""
 
-_SMALL = 1 << 27
+_ALWAYS_ALLOWED_NUMBERS = 1 << 27
 """Numbers that any network may have, four bytes each."""
 
-_RANDOM = 1 << 32
+_MAX_RANDOM_NUMBERS = 1 << 32
 """Numbers of a network without a file of weights to measure it by."""
 
-_CONFIG_BYTES = 16 << 20
+_MAX_CONFIG_BYTES = 16 << 20
+
+_TOO_LARGE = "a configuration of a network larger than any that these weights could be of"
 
 
 def read_clip_config(path: Path, *, hub: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """The model and preprocessing parts of an open_clip configuration file.
 
-    Raises `InputError` for what is none, and for one that names another model to fetch (a text model may be
-    named on the ``hub``, where this one is from), a file to read or code to run.
+    Raises `InputError` for what `read_parts` refuses, and for one that names another model to fetch (a text
+    model may be named on the ``hub``, where this one is from), a file to read or code to run.
     """
-    read = read_json(path, limit=_CONFIG_BYTES)
+    config, preprocess = read_parts(path)
+    _refuse_references(config, path, hub)
+    return config, preprocess
+
+
+def read_parts(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same, as far as it can be told without a library: at once.
+
+    Raises `InputError` for what is no configuration, and for one of more layers than any network has.
+    """
+    read = read_json(path, limit=_MAX_CONFIG_BYTES)
     config = read.get("model_cfg", read) if isinstance(read, dict) else None
     needed = ("embed_dim", "vision_cfg", "text_cfg")
     if not isinstance(config, dict) or not all(name in config for name in needed):
@@ -51,9 +63,22 @@ def read_clip_config(path: Path, *, hub: bool) -> tuple[dict[str, Any], dict[str
     for name in needed[1:]:
         if not isinstance(config[name], dict):
             raise InputError(f"an open_clip configuration whose {name} is no object", where=path)
-    _refuse_references(config, path, hub)
+    for name, tower in config.items():
+        layers = tower.get("layers") if isinstance(tower, dict) else None
+        counts = layers if isinstance(layers, list) else [layers]
+        if sum(count for count in counts if isinstance(count, int | float)) > _MAX_PARTS:
+            found = f"{name} with {layers} layers"
+            raise InputError(_TOO_LARGE, where=path, found=found, expected=f"at most {_MAX_PARTS:,}")
     preprocess = read.get("preprocess_cfg")
     return config, preprocess if isinstance(preprocess, dict) else {}
+
+
+def local_config(model: str) -> Path | None:
+    """The configuration file that ``--model MODEL.json`` or ``--model local-dir:FOLDER`` names."""
+    kind, _, folder = model.partition(":")
+    if kind == "local-dir":
+        return Path(folder).expanduser() / CONFIG_NAME
+    return Path(model).expanduser() if model.endswith(".json") else None
 
 
 def _refuse_references(config: dict[str, Any], path: Path, hub: bool) -> None:
@@ -93,18 +118,19 @@ def require_fitting(build: Callable[[], Any], where: object, checkpoint: Path | 
     import torch
     from torch.nn.modules import module
 
-    most = _RANDOM if checkpoint is None else _SMALL + 4 * checkpoint.stat().st_size
+    most = (
+        _MAX_RANDOM_NUMBERS if checkpoint is None else _ALWAYS_ALLOWED_NUMBERS + 4 * checkpoint.stat().st_size
+    )
     parts, numbers = 0, 0
 
     def count(_: Any, name: str, value: Any) -> None:
         nonlocal parts, numbers
         parts += 1
         numbers += math.prod(getattr(value, "shape", (0,)))
-        if parts > _MOST_PARTS or numbers > most:
-            found = f"{numbers:,} numbers" if numbers > most else f"more than {_MOST_PARTS:,} layers"
+        if parts > _MAX_PARTS or numbers > most:
+            found = f"{numbers:,} numbers" if numbers > most else f"more than {_MAX_PARTS:,} layers"
             expected = f"at most {most:,}, for weights of this size" if numbers > most else None
-            what = "a configuration of a network larger than any that these weights could be of"
-            raise InputError(what, where=where, found=found, expected=expected)
+            raise InputError(_TOO_LARGE, where=where, found=found, expected=expected)
 
     with contextlib.ExitStack() as stack:
         for kind in ("parameter", "buffer", "module"):

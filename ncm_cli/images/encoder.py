@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ncm_cli.images.clip_config import local_config, read_parts
 from ncm_cli.images.decode import DECODE_POLICY, SAMPLE_POLICY
 from ncm_cli.images.network import TorchEncoder, import_library
 from ncm_cli.images.options import (
@@ -78,6 +79,9 @@ def start_loading(request: EncoderRequest, reporter: Reporter) -> None:
         reporter.warn(f"no effect: --pretrained {request.pretrained}; {request.model} has its own weights")
     if request.weights and looks_like_a_path(request.weights):
         chosen_weights(request, request.model, (), "a checkpoint file")
+
+    if (config := local_config(request.model)) is not None and config.is_file():
+        read_parts(config)
 
     def ahead() -> None:
         with contextlib.suppress(Exception):  # whoever needs it imports it again, and is told what is wrong

@@ -19,10 +19,10 @@ from ncm_cli.images.manifest import (
     NamedRows,
     absolute_text,
     manifest_of,
-    printable,
 )
 from ncm_cli.images.paths import is_remote, local_path, look_up, native, within
 from ncm_cli.images.remote import DEEPEST, list_remote
+from ncm_cli.store.digests import printable
 
 IMAGE_SUFFIXES = frozenset(
     {".apng", ".avif", ".bmp", ".dib", ".gif", ".heic", ".heif", ".ico", ".j2c", ".j2k", ".jfif", ".jp2"}

@@ -343,11 +343,6 @@ def alike_categories(
     return tuple(warnings)
 
 
-def printable(name: str) -> str:
-    """``name`` with the bytes that aren't UTF-8 as ``\\xe9``: how such a file is named in a store."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
 def absolute_text(path: str | os.PathLike[str]) -> str:
     """The absolute path as text that can be stored; a name that isn't UTF-8 is an `InputError`."""
     if is_remote(text := as_written(Path(path))):

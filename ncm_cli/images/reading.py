@@ -31,11 +31,11 @@ from PIL import Image
 
 from ncm_cli.errors import InputError, listing
 from ncm_cli.images.encoder import Encoder
-from ncm_cli.images.manifest import printable
 from ncm_cli.images.paths import fetch, file_facts, is_remote
 from ncm_cli.images.request import Preprocess
 from ncm_cli.images.samples import DecodeError, UndeclaredRangeError
 from ncm_cli.store.columns import ImageFile
+from ncm_cli.store.digests import printable
 
 MOST_THREADS, MOST_PROCESSES = 8, 32
 """Readers of ``auto``, cores allowing: more threads only wait for each other, more processes for the GPU."""

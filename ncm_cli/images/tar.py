@@ -12,6 +12,8 @@ import tarfile
 from collections.abc import Generator
 from typing import BinaryIO, cast
 
+from ncm_cli.store.digests import TEXT_ERRORS, printable
+
 MOST_HEADER, MOST_DIGITS = 1 << 20, 256
 """Bytes of an extended header, and digits in a row there, whose square is the time that the library takes."""
 
@@ -30,6 +32,7 @@ _ZEROS = bytes(1 << 20)
 def members(archive: BinaryIO, offset: int = 0) -> Generator[tarfile.TarInfo, None, str]:
     """Everything in a tar archive but folders, from a header on; also of archives that follow in one file.
 
+    Bytes of a name that aren't UTF-8 are escaped as Python does (`printable` shows them).
     Returns why the archive may not be whole, and a blank where it is.
     Raises ValueError or `tarfile.TarError` for what is no archive, is compressed, or has a broken header.
     """
@@ -43,17 +46,19 @@ def members(archive: BinaryIO, offset: int = 0) -> Generator[tarfile.TarInfo, No
             empty, offset = offset, _after_zeros(archive, offset, size)
             if offset == empty + tarfile.BLOCKSIZE < size:
                 problem = f"it has an empty block at byte {empty:,}, where a header may have been"
+            elif offset == empty + tarfile.BLOCKSIZE:
+                problem = "it ends after the first of the two empty blocks that close an archive"
             continue
         member = _plain(head, offset)
         if member is None:
             member, offset = _any(archive, offset)
         else:
             offset = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-        member.name.encode("utf-8")  # the library gives other names too
+        member.name.encode("utf-8", TEXT_ERRORS)  # the library gives other names too
         if not member.isdir():
             yield member
         if member.isreg() and member.offset_data + member.size > size:
-            return f"it ends in the middle of {member.name}"
+            return f"it ends in the middle of {printable(member.name)}"
     return problem if ended else "it ends without the empty blocks that close an archive"
 
 
@@ -74,7 +79,7 @@ def _plain(head: bytes, offset: int) -> tarfile.TarInfo | None:
     """The file that a plain header tells of, as nearly all do: ten times as fast as by the library."""
     if head[257:262] != b"ustar" or head[156:157] not in b"0\0" or head[345]:
         return None
-    name = head[:100].partition(b"\0")[0].decode("utf-8")
+    name = head[:100].partition(b"\0")[0].decode("utf-8", TEXT_ERRORS)
     size, checksum = head[124:136].strip(b" \0"), head[148:156].strip(b" \0")
     if name.endswith("/") or not (size.isdigit() and checksum.isdigit()):
         return None
@@ -88,7 +93,9 @@ def _plain(head: bytes, offset: int) -> tarfile.TarInfo | None:
 def _any(archive: BinaryIO, offset: int) -> tuple[tarfile.TarInfo, int]:
     """The member at an offset, by the library, and where the next one begins."""
     archive.seek(offset)
-    with tarfile.open(fileobj=cast(BinaryIO, _Headers(archive)), mode="r:") as tar:
+    with tarfile.open(
+        fileobj=cast(BinaryIO, _Headers(archive)), mode="r:", encoding="utf-8", errors=TEXT_ERRORS
+    ) as tar:
         member, after = tar.next(), tar.offset
     if member is None or not member.name or not 0 <= member.size <= _MOST_SIZE or after <= offset:
         raise ValueError("a broken header")
@@ -114,7 +121,7 @@ class _Headers:
 def content(archive: BinaryIO, member: tarfile.TarInfo, most: int) -> bytes:
     """The bytes of a member; ValueError for more than ``most``, and where the archive ends within it."""
     if member.size > most:
-        raise ValueError(f"{member.name} has {member.size:,} bytes, over the limit of {most:,}")
+        raise ValueError(f"{printable(member.name)} has {member.size:,} bytes, over the limit of {most:,}")
     archive.seek(member.offset_data)
     pieces, left = list[bytes](), member.size
     while left:

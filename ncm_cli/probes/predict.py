@@ -15,7 +15,7 @@ import numpy as np
 from ncm_cli.errors import InputError, NcmError, UsageError
 from ncm_cli.images.encoder import load_encoder, start_loading
 from ncm_cli.images.folder import IMAGE_SUFFIXES, walk_images
-from ncm_cli.images.manifest import ColumnNames, absolute_text, printable, read_manifest
+from ncm_cli.images.manifest import ColumnNames, absolute_text, read_manifest
 from ncm_cli.images.reading import encode_batches
 from ncm_cli.images.request import LIBRARIES, EncoderRequest, request_of
 from ncm_cli.options import parse_batch_size, parse_workers
@@ -24,7 +24,7 @@ from ncm_cli.probes.evaluate import logits
 from ncm_cli.probes.options import PredictOptions
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.columns import ImageFile
-from ncm_cli.store.digests import OTHER_WEIGHTS, require_same_encoder
+from ncm_cli.store.digests import OTHER_WEIGHTS, printable, require_same_encoder
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import atomic_path, require_file
 from ncm_cli.store.outputs import STDOUT

@@ -305,3 +305,8 @@ def _utf8(text: str) -> bytes:
         return text.encode("utf-8", TEXT_ERRORS)
     except UnicodeEncodeError:
         return text.encode("utf-8", "surrogatepass")
+
+
+def printable(name: str) -> str:
+    """``name`` with the bytes that aren't UTF-8 as ``\\xe9``: how such a file is named in a store."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, get_origin
 
 import h5py
 import numpy as np
@@ -43,6 +43,7 @@ from ncm_cli.store.digests import (
     text_digest,
 )
 from ncm_cli.store.files import atomic_path, now, one_line, require_file
+from ncm_cli.store.schema import misfit
 from ncm_cli.store.sniff import HEAD_BYTES, sniff
 
 CHUNK_BYTES = 1 << 20
@@ -284,14 +285,18 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
                 raise damaged(self.path, f"{name} of row {row} isn't UTF-8: {bytes(raw[row])!r:.100}")
             return made
 
-    def json(self, name: str) -> Any:
-        """A JSON object (of "sources" a list) kept as an array of bytes, verified; empty if there is none."""
-        kind: type = list if name == "sources" else dict
-        raw = self.array(name, np.uint8, shape=(None,)) if name in self else None
+    def json(self, name: str, schema: Any = dict[str, Any]) -> Any:
+        """A JSON document kept as an array of bytes, verified; an empty list or object if there is none.
+
+        ``schema`` is its type, as `misfit` takes it.
+        """
+        if name not in self:
+            return [] if get_origin(schema) is list else {}
+        raw = self.array(name, np.uint8, shape=(None,))
         with reading(self.path):
-            found = kind() if raw is None else parse_json(raw.tobytes().decode("utf-8", TEXT_ERRORS))
-        if not isinstance(found, kind):
-            raise damaged(self.path, f"{name} of type {type(found).__name__}")
+            found = parse_json(raw.tobytes().decode("utf-8", TEXT_ERRORS))
+        if wrong := misfit(found, schema, name):
+            raise damaged(self.path, "{} is {!r:.200}, not {}".format(*wrong))
         return found
 
     def _verify(self, name: str, digest: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -35,6 +35,47 @@ SAME_ID = "same-id"
 
 COUNTERFACTUAL, MATCHED = "counterfactual", "matched"
 """What pairs are, in their option ``kind``: one thing seen twice, or two different rows of one label."""
+
+
+class _Options(TypedDict, total=False):
+    kind: str | None
+    features: str
+    features_b: str | None
+    same: str | None
+    across: str | None
+    where: str | None
+
+
+class _Source(TypedDict, total=False):
+    path: str
+    content_sha256: str
+    augment: str
+
+
+class _Ids(TypedDict):
+    id_a: str
+    id_b: str
+
+
+class _Suspect(_Ids):
+    residual: float
+
+
+class _Flagged(TypedDict, total=False):
+    count: int
+    pairs: list[_Ids]
+
+
+class _Diagnostics(TypedDict, total=False):
+    label_disagreement: _Flagged | None
+    straddling: _Flagged | None
+    repeated: _Flagged | None
+    identical: _Flagged | None
+    dropped: list[_Ids] | None
+    suspects: list[_Suspect] | None
+    median_residual: float | None
+    matching: dict[str, Any]
+
 
 _ARRAYS = {"features_a": np.float32, "features_b": np.float32, "holdout": bool, "singular_values": np.float64}
 _TEXTS = ("id_a", "id_b", "label_a", "label_b")
@@ -131,11 +172,11 @@ def read_pairs(path: Path | str) -> PairStore:
         held |= {name: str(h5.attrs.get(name, "")) for name in ("strategy", "created", "ncm_version")}
         store = PairStore(
             **held,
-            options=dict(h5.json("options")),
+            options=dict(h5.json("options", _Options)),
             encoder=h5.encoder,
             fingerprint=fingerprint(h5.encoder),
-            sources=list(h5.json("sources")),
-            diagnostics=dict(h5.json("diagnostics")),
+            sources=list(h5.json("sources", list[_Source])),
+            diagnostics=dict(h5.json("diagnostics", _Diagnostics)),
         )
         if fault := _fault(store):
             raise damaged(h5.path, f"{fault[0]}: {fault[1]}")

@@ -153,6 +153,17 @@ def test_other_files_are_not_replaced(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "mine"]
 
 
+def test_a_file_of_ones_own_in_a_folder_of_a_data_set_is_not_lost(tmp_path: Path) -> None:
+    built, _, _ = _build(tmp_path, pairs=4, holdout_pairs=2)
+    mine = Path(built["output"]) / "images" / "mine.png"
+    mine.write_bytes(b"x")
+    with pytest.raises(InputError, match="holds other files") as error:
+        _build(tmp_path, pairs=4, holdout_pairs=2)
+    assert error.value.found == "images/mine.png" and mine.read_bytes() == b"x"
+    mine.unlink()
+    _build(tmp_path, pairs=4, holdout_pairs=2)
+
+
 def _idx(array: np.ndarray[Any, Any]) -> bytes:
     return b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 

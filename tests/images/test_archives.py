@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,8 @@ from ncm_cli.images.archives import read_archives
 from ncm_cli.images.folder import read_folder
 from ncm_cli.images.manifest import ColumnNames, Manifest
 from ncm_cli.images.paths import expanded, fetch
+from ncm_cli.images.reading import read_image
+from ncm_cli.images.request import EncoderRequest, Preprocess
 from ncm_cli.images.samples import DecodeError
 
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
@@ -205,7 +208,7 @@ def test_a_cut_anywhere_is_an_error_a_warning_or_a_failed_row(tmp_path: Path) ->
     whole = write(tmp_path / "w.tar", *(f"{i}.{kind}" for i in range(6) for kind in ("jpg", "cls", "txt")))
     data, path = whole.read_bytes(), tmp_path / "t.tar"
     rows, used = read(whole), data.index(bytes(1024))
-    for cut in [*range(0, used + 512, 256), used + 1]:
+    for cut in [*range(0, used + 513, 256), used + 1]:
         path.write_bytes(data[:cut])
         try:
             manifest = read(path)
@@ -217,8 +220,32 @@ def test_a_cut_anywhere_is_an_error_a_warning_or_a_failed_row(tmp_path: Path) ->
                     unread += 1
         except InputError:
             continue
-        assert manifest.warnings or unread or len(manifest) == len(rows), cut
-        assert manifest.warnings or cut >= used
+        assert unread or len(manifest) <= len(rows), cut
+        assert manifest.warnings, cut
+
+
+def test_a_cut_after_the_first_closing_block_is_warned_of(tmp_path: Path) -> None:
+    whole = write(tmp_path / "w.tar", "a.jpg", "b.jpg")
+    (tmp_path / "t.tar").write_bytes(whole.read_bytes()[:2560])
+    assert "after the first of the two empty blocks" in read(tmp_path / "t.tar").warnings[0]
+    assert not read(whole).warnings
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_names_that_are_not_utf8_are_rows_that_fail_as_in_a_folder(tmp_path: Path, format: int) -> None:
+    folder, name = tmp_path / "f", os.fsdecode(b"caf\xe9")
+    (folder / name).mkdir(parents=True)
+    (folder / name / "1.jpg").write_bytes(b"x")
+    with tarfile.open(tmp_path / "f.tar", "w", format=format) as tar:
+        tar.add(folder / name / "1.jpg", f"{name}/1.jpg")
+    on_disk, archived = read_folder(folder, None, ColumnNames()), read(tmp_path / "f.tar")
+    assert archived.ids == ["f/caf\\xe9/1"] and on_disk.ids == ["caf\\xe9/1.jpg"]
+    assert archived.text["label"] == on_disk.text["label"] == ["caf\\xe9"]
+    for manifest in (on_disk, archived):
+        assert manifest.files is not None
+        assert (
+            "isn't UTF-8" in read_image(manifest.files[0], Preprocess(EncoderRequest(), (np.asarray,))).reason
+        )
 
 
 def test_a_flip_in_a_header_is_an_error(tmp_path: Path) -> None:

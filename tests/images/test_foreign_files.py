@@ -22,7 +22,7 @@ from PIL import Image
 
 from ncm_cli.errors import InputError, NcmError
 from ncm_cli.images.clip_model import find_clip
-from ncm_cli.images.encoder import load_encoder, request_key
+from ncm_cli.images.encoder import load_encoder, request_key, start_loading
 from ncm_cli.images.request import EncoderRequest
 from ncm_cli.images.torchscript import torchscript_tensors
 from ncm_cli.progress import SILENT
@@ -323,6 +323,13 @@ def test_a_configuration_asks_for_no_more_than_its_weights_hold(
         load(f"local-dir:{folder}")
     assert time.monotonic() - began < 10  # 2 s on a machine of its own
     assert peak() - before < 500 << 20
+
+
+def test_a_configuration_of_too_many_layers_is_refused_before_any_library(tiny_clip, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, tiny_clip, {"vision_cfg.layers": 10**8})
+    request = EncoderRequest(model=f"local-dir:{folder}")
+    with pytest.raises(InputError, match="vision_cfg with 100000000 layers"):
+        start_loading(request, SILENT)
 
 
 @pytest.mark.slow

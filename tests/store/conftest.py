@@ -112,7 +112,7 @@ def pair_store(k: int = 12, d: int = 6, seed: int = 0) -> PairStore:
         encoder=ENCODER,
         fingerprint=fingerprint(ENCODER),
         sources=[{"path": "f.h5", "content_sha256": "0" * 64}],
-        diagnostics={"suspects": [{"id_a": "a1", "residual": 0.5}]},
+        diagnostics={"suspects": [{"id_a": "a1", "id_b": "é1", "residual": 0.5}]},
     )
 
 

@@ -85,6 +85,26 @@ def test_pairs_that_contradict_themselves(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"options": {"same": 5}}, "options.same is 5, not text"),
+        ({"sources": [{"path": None}]}, r"sources\.0\.path is None, not text"),
+        ({"sources": {"path": "f.h5"}}, "sources is {'path': 'f.h5'}, not a list"),
+        ({"diagnostics": {"suspects": "ab"}}, "diagnostics.suspects is 'ab', not a list"),
+        ({"diagnostics": {"suspects": [{"id_a": "a", "id_b": "b"}]}}, "suspects.0.residual is 'nothing'"),
+        ({"diagnostics": {"repeated": [1]}}, "diagnostics.repeated is"),
+        ({"diagnostics": {"matching": {"x": 10**400}}}, "diagnostics.matching.x is 1"),
+    ],
+)
+def test_what_a_pair_store_says_of_itself_has_its_types(
+    tmp_path: Path, samples: SimpleNamespace, change: dict, message: str
+) -> None:
+    write_pairs(tmp_path / "p.h5", dataclasses.replace(samples.pair_store(), **change))
+    with pytest.raises(InputError, match=message):
+        read_pairs(tmp_path / "p.h5")
+
+
 @pytest.mark.parametrize("classes", [("cat", "dog"), ("a", "b", "é"), ()])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_probe_round_trip(
