@@ -234,13 +234,14 @@ def test_a_cut_after_the_first_closing_block_is_warned_of(tmp_path: Path) -> Non
 @pytest.mark.parametrize("format", FORMATS)
 def test_names_that_are_not_utf8_are_rows_that_fail_as_in_a_folder(tmp_path: Path, format: int) -> None:
     folder, name = tmp_path / "f", os.fsdecode(b"caf\xe9")
-    (folder / name).mkdir(parents=True)
-    (folder / name / "1.jpg").write_bytes(b"x")
     with tarfile.open(tmp_path / "f.tar", "w", format=format) as tar:
-        tar.add(folder / name / "1.jpg", f"{name}/1.jpg")
+        for label in (name, "dog"):
+            (folder / label).mkdir(parents=True)
+            (folder / label / "1.jpg").write_bytes(b"x")
+            tar.add(folder / label / "1.jpg", f"{label}/1.jpg")
     on_disk, archived = read_folder(folder, None, ColumnNames()), read(tmp_path / "f.tar")
-    assert archived.ids == ["f/caf\\xe9/1"] and on_disk.ids == ["caf\\xe9/1.jpg"]
-    assert archived.text["label"] == on_disk.text["label"] == ["caf\\xe9"]
+    assert archived.ids == ["f/caf\\xe9/1", "f/dog/1"] and on_disk.ids == ["caf\\xe9/1.jpg", "dog/1.jpg"]
+    assert archived.text["label"] == on_disk.text["label"] == ["caf\\xe9", "dog"]
     for manifest in (on_disk, archived):
         assert manifest.files is not None
         assert (
