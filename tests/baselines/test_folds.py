@@ -196,6 +196,7 @@ def test_seeds_that_vary_nothing_are_told_in_one_note(
         assert "--batch-size below the number of rows" in notes[0]
 
 
+@pytest.mark.slow
 def test_without_folds_there_is_no_bound_and_nothing_else_changes(
     swept: Made, problem: Path, rewrite: Rewrite
 ) -> None:

@@ -147,6 +147,7 @@ def test_the_protocol_is_followed_and_recorded(swept: Made, problem: Path) -> No
     assert np.abs(losses["papers"] - losses["domainbed"]).min() > 1e-4
 
 
+@pytest.mark.slow
 def test_dfr_is_tuned_on_one_subset_and_tested_on_twenty(swept: Made, problem: Path) -> None:
     sweep(swept(methods="dfr", search=("C=0.3",), seeds=1, folds=0))
     table = read_sweep(problem / "s.h5").metrics
@@ -439,6 +440,7 @@ def test_another_writer_is_refused(swept: Made, problem: Path) -> None:
         sweep(swept())
 
 
+@pytest.mark.slow
 def test_the_result_does_not_depend_on_where_the_files_are(
     swept: Made, problem: Path, tmp_path: Path
 ) -> None:

@@ -114,6 +114,7 @@ def test_crossfit_is_what_its_definition_says(on_disk: Any, classes: int) -> Non
     assert found.units == 12 + 20, "two pairs of a chain are one unit"
 
 
+@pytest.mark.slow
 def test_the_looser_tolerance_of_folds_changes_hardly_a_decision(on_disk: Any) -> None:
     problem = _problem(on_disk, 2)
     folds = problem.pairs.folds(5, 0)
@@ -194,6 +195,7 @@ def test_intervals_of_flip_rates_cover_whatever_the_pairs_share(
     assert np.mean([one.high - one.low for one in intervals]) < 0.5, "and the intervals aren't trivial"
 
 
+@pytest.mark.slow
 def test_intervals_of_bounds_and_gains_cover(rng: np.random.Generator) -> None:
     draws, rows, pairs = 1500, 60, 50
     unit = np.arange(pairs) // 2

@@ -25,7 +25,9 @@ from ncm_cli.solvers.projection import spectrum
 from ncm_cli.store.pairs import read_pairs
 
 
-@pytest.mark.parametrize("made", [NCMClassifier(), NCMRegressor()], ids=repr)
+@pytest.mark.parametrize(
+    "made", [NCMClassifier(), pytest.param(NCMRegressor(), marks=pytest.mark.slow)], ids=repr
+)
 def test_passes_scikit_learns_checks(made: Any) -> None:
     with warnings.catch_warnings():
         # Optional checks that scikit-learn skips where pandas or the array API are missing.

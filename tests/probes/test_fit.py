@@ -120,6 +120,7 @@ def test_worst_group_selection_uses_the_groups(on_disk: Any) -> None:
         run(on_disk, select="worst-group")
 
 
+@pytest.mark.slow
 def test_the_final_fit_is_on_all_pairs_however_the_choice_was_made(on_disk: Any) -> None:
     store = read_pairs(on_disk.pairs)
     every = spectrum((store.features_a.astype(np.float64) - store.features_b).T).basis
@@ -170,6 +171,7 @@ def test_upweight_lifts_the_rare_groups(on_disk: Any) -> None:
     assert upweighted.probe.meta["hyper_parameters"]["upweight"] == "label,place"
 
 
+@pytest.mark.slow
 def test_adam_gets_near_the_exact_solution(on_disk: Any) -> None:
     exact = run(on_disk, rank="3", weight_decay="1e-2")
     steps = run(on_disk, rank="3", weight_decay="1e-2", solver="adam", epochs=60, lr=0.02, device="cpu")

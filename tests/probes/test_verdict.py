@@ -362,7 +362,9 @@ def test_pairs_that_cannot_be_measured_have_no_controls_and_leave_nothing(on_dis
     assert not (on_disk.folder / "c").exists()
 
 
-@pytest.mark.parametrize("select", ["in-domain", "oracle", None])
+@pytest.mark.parametrize(
+    "select", [None, *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("in-domain", "oracle"))]
+)
 def test_every_rule_has_a_verdict(on_disk: Any, select: str | None) -> None:
     options: dict[str, Any] = {"select": select, "rank": "0:4"} if select else {"rank": "3"}
     options |= {"test": "split=test"} if select == "oracle" else {}
@@ -378,7 +380,7 @@ def test_every_rule_has_a_verdict(on_disk: Any, select: str | None) -> None:
         assert verdict.code == "helps", verdict.text
 
 
-@pytest.mark.parametrize("solver", ["lbfgs", "adam"])
+@pytest.mark.parametrize("solver", ["lbfgs", pytest.param("adam", marks=pytest.mark.slow)])
 def test_erm_that_uses_no_pairs_is_measured_beside_itself(on_disk: Any, solver: str) -> None:
     more = {"weight_decay": "1e-2", "solver": solver, "epochs": 3, "device": "cpu"}
     report, _ = judged(on_disk, *on_disk.planted.pairs(60), method="erm", **more)
@@ -389,6 +391,7 @@ def test_erm_that_uses_no_pairs_is_measured_beside_itself(on_disk: Any, solver: 
     assert verdict.bound == verdict.erm_bound == Estimate(**erm["bound"])
 
 
+@pytest.mark.slow
 def test_controls_are_written_as_probes(on_disk: Any) -> None:
     """Each is what `ncm fit` makes of the same rows, and eval and read_probe take it."""
     X, y = on_disk.planted.rows(300, 0.9)
@@ -480,6 +483,7 @@ def test_a_control_is_measured_like_the_pick(on_disk: Any) -> None:
     assert controls["constant"]["flip_rate"]["value"] == 0
 
 
+@pytest.mark.slow
 def test_a_constant_pick_and_the_end_of_the_ranks_are_said(on_disk: Any) -> None:
     rng = np.random.default_rng(2)
     X = rng.normal(size=(150, 24)).astype(np.float32)

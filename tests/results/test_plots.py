@@ -208,6 +208,7 @@ def test_points_that_not_every_repetition_has_are_left_out() -> None:
         assert list(axes.lines[0].get_xdata()) == [0, 1]
 
 
+@pytest.mark.slow
 def test_regression_paths_have_no_accuracy_figure(tmp_path: Path) -> None:
     write_bound(tmp_path / "b.json", "p.h5", 0)
     body = read_result(tmp_path / "b.json")

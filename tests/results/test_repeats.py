@@ -335,6 +335,7 @@ expect:
 """
 
 
+@pytest.mark.slow
 def test_a_run_and_the_reports_in_and_after_it_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "made.yaml").write_text(RECIPE)

@@ -82,6 +82,7 @@ def test_partners_share_one_code_and_not_the_other(cells: list[tuple[int, int]],
         assert partner in others if others else partner == row
 
 
+@pytest.mark.slow
 def test_partners_are_uniform() -> None:
     primary = torch.tensor([0, 0, 0, 0, 0, 1])
     secondary = torch.tensor([0, 1, 1, 2, 0, 0])
