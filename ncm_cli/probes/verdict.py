@@ -242,7 +242,8 @@ def verdict_code(
             more = f"nothing removed may lower that error by up to {weighted.high:.2g}"
             return "undecided", f"with classes as frequent as in training, plain training with {more}"
         if found.gain(control, found.constant).value > least_over_constant:
-            return "no-gain", f"no rank that was tried has a lower {score}" if case.least_score else ""
+            lowered = f"no rank that was tried lowers the {score} by {least:.2g} or more"
+            return "no-gain", lowered if case.least_score else ""
         most = max(most, found.gain(pick, control).high)
     if over_constant.low <= 0 and fall >= least:
         return "undecided", f"the {score}, {found.estimate(pick)}, can't be told from that of {always}"

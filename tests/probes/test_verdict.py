@@ -202,7 +202,7 @@ def test_pairs_of_different_labels_are_a_reason() -> None:
 def test_a_pick_of_rank_zero_gains_nothing() -> None:
     verdict = said(made((4, 4)), pick=0)
     assert verdict.code == "no-gain"
-    assert "no rank that was tried has a lower bound;" in verdict.text
+    assert "no rank that was tried lowers the bound by 0.01 or more;" in verdict.text
 
 
 def test_lower_validation_error_alone_is_no_help_of_the_pairs() -> None:
