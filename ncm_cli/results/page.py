@@ -193,7 +193,7 @@ def _context(
         part(table.title)["tables"].append(table)
     if sources.pairs:
         part("Pairs")["looks"] = _looks(subject, files)
-    recipes = [(found.body.get("provenance") or {}).get("recipe") or {} for found in sources.runs]
+    recipes = [(run.body.get("provenance") or {}).get("recipe") or {} for run in sources.runs]
     title = ", ".join(recipe["name"] for recipe in recipes if recipe.get("name"))
     context |= {"title": title or "Results", "head": None, "made": _made(subject, files)}
     if subject is not None:
@@ -398,45 +398,44 @@ def _other(
 class _Galleries:
     """Pictures of rows, with what the subject's probe predicts."""
 
-    own: Answers
+    answers: Answers
     store: FeatureStore
     groups: Groups
     pictures: Thumbnails
 
     def errors(self, subject: Source) -> dict[str, Any]:
         """The most confident errors of the worst group and of all rows."""
-        own, classes, worst = self.own, bool(self.own.probe.classes), None
-        ranked = own.surest(~own.right)
-        lead = "Under each picture: true → predicted; those furthest off come first."
+        answers, worst = self.answers, None
+        classes = bool(answers.probe.classes)
+        ranked = answers.surest(~answers.right)
+        lead = "Under each picture: true → predicted"
         if classes:
-            lead = (
-                f"{len(ranked):,} of {len(own.rows):,} rows are wrong. Under each picture: true → predicted, "
-                "and the probability of the prediction."
-            )
+            lead = f"{len(ranked):,} of {len(answers.rows):,} rows are wrong. {lead}"
+        lead += ", and the probability of the prediction." if classes else "; those furthest off come first."
         key = (subject.body.get("worst_group") or {}).get("group")
         keys = [self.groups.key(index) for index in range(len(self.groups.keys))]
         if key in keys and len(keys) > 1:
-            inside = (self.groups.codes[own.rows] == keys.index(key)).any(axis=1)
+            inside = (self.groups.codes[answers.rows] == keys.index(key)).any(axis=1)
             here = ranked[inside[ranked]]
             part = f"{len(here):,} of {int(inside.sum()):,} wrong" if classes else f"{len(here):,} rows"
-            worst = self.gallery(f"Worst group: {_joined(key)} ({part})", here[:MAX_TILES], own)
+            worst = self.gallery(f"Worst group: {_joined(key)} ({part})", here[:MAX_TILES], answers)
         title = "Most confident errors" if classes else "Furthest off"
-        confident = self.gallery(title, self.some(ranked), own, ranked)
+        confident = self.gallery(title, self.some(ranked), answers, ranked)
         return {"lead": lead, "galleries": {"worst-errors": worst, "confident-errors": confident}}
 
     def versus(self, theirs: Answers, name: str) -> dict[str, Any]:
         """Rows that only one of two probes gets right."""
-        own, hits, others = self.own, self.own.right, theirs.right
+        hits, others = self.answers.right, theirs.right
         test = metrics.compare(hits, others)
         lead = (
             f"Against {name} (accuracy {metrics.mean(others):.3f}): {test.difference:+.3f}, 95 % interval "
             f"{test.ci_low:+.3f} to {test.ci_high:+.3f}; McNemar's p = {test.p_value:.2g}. Under "
             "each picture: true → predicted by the one that is wrong, and its probability."
         )
-        fixed, broken = theirs.surest(hits & ~others), own.surest(others & ~hits)
+        fixed, broken = theirs.surest(hits & ~others), self.answers.surest(others & ~hits)
         parts = {
             "fixed": (f"Fixed: {len(fixed):,} rows that {name} gets wrong", fixed, theirs),
-            "broken": (f"Broken: {len(broken):,} rows that only {name} gets right", broken, own),
+            "broken": (f"Broken: {len(broken):,} rows that only {name} gets right", broken, self.answers),
         }
         galleries = {
             part: self.gallery(title, self.some(ranked, 12, 3), answers, ranked)
@@ -453,30 +452,30 @@ class _Galleries:
 
     def group(self, ranked: Codes) -> Codes:
         """Each row's group in the first crossing; −1 for none."""
-        codes = self.groups.codes[self.own.rows[ranked]]
+        codes = self.groups.codes[self.answers.rows[ranked]]
         return codes[:, 0] if codes.shape[1] else np.full(len(ranked), -1, dtype=np.int64)
 
     def gallery(
-        self, title: str, chosen: Codes, answers: Answers, every: Codes | None = None
+        self, title: str, chosen: Codes, answers: Answers, among: Codes | None = None
     ) -> dict[str, Any]:
-        """Tiles of rows; with ``every``, all rows that they are chosen from, also a filter by group."""
-        places = self.own.rows[chosen].tolist()
+        """Tiles of rows; with the rows ``among`` which they are chosen, also a filter by group."""
+        places = self.answers.rows[chosen].tolist()
         tiles = [self.pictures.row(self.store, self.store.ids[place]) for place in places]
         captions = (_caption(answers, index) for index in chosen.tolist())
         options = []
-        if every is not None:
-            codes, counts = np.unique(self.group(every), return_counts=True)
+        if among is not None:
+            codes, counts = np.unique(self.group(among), return_counts=True)
             for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
                 options += [(code, f"{_joined(self.groups.key(code))} ({count:,})")] if code >= 0 else []
         group = self.group(chosen).tolist()
         return {"title": title, "tiles": list(zip(tiles, captions, group, strict=True)), "groups": options}
 
 
-def _confusion(own: Answers) -> dict[str, Any]:
+def _confusion(answers: Answers) -> dict[str, Any]:
     """Counts of rows by true and predicted class; of many classes, the most frequent confusions."""
-    names = own.probe.classes
+    names = answers.probe.classes
     counts = np.zeros((len(names), len(names)), dtype=np.int64)
-    np.add.at(counts, (own.truth, own.predicted), 1)
+    np.add.at(counts, (answers.truth, answers.predicted), 1)
     totals = counts.sum(axis=1)
     if len(names) <= MAX_MATRIX:
         return {"classes": names, "counts": counts.tolist(), "totals": totals.tolist(), "table": None}
@@ -525,8 +524,8 @@ def _shell_lines(subject: Source, files: FileFinder) -> list[str]:
     name = f"/{subject.path.absolute().relative_to(run)}" if run else ""
     base = was.removesuffix(name[1:]) if name and was.endswith(name) else ""
     lines = [f"cd {shlex.quote(base)}"] if base else []
-    for (kind, own), given in steps.items():
-        if own in given:  # else made by a builder or a sweep, or unknown
+    for (kind, own_option), given in steps.items():
+        if own_option in given:  # else made by a builder or a sweep, or unknown
             line = f"ncm {kind}"
             for word in command_words(options_of(kind), given):
                 # One option a line, which a shell continues.

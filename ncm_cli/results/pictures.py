@@ -129,11 +129,11 @@ class Thumbnails:
         return f"data:image/{kind.lower()};base64,{text}", "", crisp
 
 
-def look(path: Path, store: PairStore, found: Sequence[Any], pictures: Thumbnails) -> dict[str, Any]:
+def look(path: Path, store: PairStore, located: Sequence[Any], pictures: Thumbnails) -> dict[str, Any]:
     """The doubtful pairs of a store for the template, the most doubtful first.
 
-    ``found`` are its feature stores, each with ``content`` or ``why`` there is none. The page's list of pairs
-    to drop repeats those that were ``dropped`` when the store was made.
+    ``located`` are its feature stores, each with ``content`` or ``why`` there is none. The page's list of
+    pairs to drop repeats those that were ``dropped`` when the store was made.
     """
     at = {ids: j for j, ids in enumerate(zip(store.id_a, store.id_b, strict=True))}
     told = store.diagnostics
@@ -154,7 +154,7 @@ def look(path: Path, store: PairStore, found: Sequence[Any], pictures: Thumbnail
     ranked = sorted(reasons, key=lambda ids: (not reasons[ids], -times.get(ids, 0)))
     suspicious = sum(map(bool, reasons.values()))
     shown = [*ranked[: min(suspicious, MAX_SUSPICIOUS)], *ranked[suspicious:][:MAX_NEXT]]
-    stores = (found[0].content, found[-1].content) if found else (None, None)
+    stores = (located[0].content, located[-1].content) if located else (None, None)
     pairs = [
         {
             "tiles": [
@@ -180,5 +180,5 @@ def look(path: Path, store: PairStore, found: Sequence[Any], pictures: Thumbnail
         "of": store.pairs,
         "dropped": [(pair["id_a"], pair["id_b"]) for pair in told.get("dropped") or []],
         "command": shlex.join(["ncm", "pairs", *words, "--drop", "drop.csv"]) if words else "",
-        "missing": "; ".join(located.why for located in found if located.why),
+        "missing": "; ".join(file.why for file in located if file.why),
     }

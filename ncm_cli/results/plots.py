@@ -119,7 +119,7 @@ def _style(**settings: Any) -> Iterator[None]:
 
 
 @contextmanager
-def figure(width: float, height: float, **grid: Any) -> Iterator[tuple[Figure, Any]]:
+def styled_figure(width: float, height: float, **grid: Any) -> Iterator[tuple[Figure, Any]]:
     """A figure in the common style, drawn without a display, and its axes."""
     with _style():
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -201,27 +201,27 @@ def line(
         axes.fill_between(x, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
 
 
-def name_lines(made: Figure, panels: Iterable[Axes], columns: int = 3) -> None:
+def name_lines(figure: Figure, panels: Iterable[Axes], columns: int = 3) -> None:
     """Name up to `MAX_END_LABELS` curves at their ends, and more in one legend under the figure."""
     panels = list(panels)
     named = _named(panels[0])
     longest = max((len(curve.get_label()) for curve in named), default=0)
     if sum(curve.get_color() != GREY for curve in named) <= MAX_END_LABELS and longest <= MAX_END_LABEL:
         for axes in panels:
-            _name_ends(axes, made.get_figheight())
+            _name_ends(axes, figure.get_figheight())
     else:
-        _legend(made, panels[0], columns)
+        _legend(figure, panels[0], columns)
 
 
 def _named(axes: Axes) -> list[Any]:
     return [curve for curve in axes.lines if str(curve.get_label())[:1] != "_"]
 
 
-def _legend(made: Figure, axes: Axes, columns: int) -> None:
+def _legend(figure: Figure, axes: Axes, columns: int) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        room = made.get_figwidth() * 72 / (max(map(len, labels)) * 4.6 + 45)
-        made.legend(
+        room = figure.get_figwidth() * 72 / (max(map(len, labels)) * 4.6 + 45)
+        figure.legend(
             handles, labels, loc="outside lower center", ncols=max(1, min(columns, len(handles), int(room)))
         )
 
@@ -313,7 +313,7 @@ def accuracy_plot(
     several, of = len(lines) > 1, np.asarray if regression else _accuracy
     measure = "MSE" if regression else "accuracy"
     said = []
-    with figure(5.9, 4.1 if several else 3.7) as (made, axes):
+    with styled_figure(5.9, 4.1 if several else 3.7) as (figure, axes):
         for index, (label, curves) in enumerate(lines.items() if several else ()):
             _lines(axes, curves, {"test_error": (drawable(label), index, "-")}, of)
         for index, curves in enumerate(lines.values() if several else ()):
@@ -343,10 +343,10 @@ def accuracy_plot(
             _upright(axes, references.spurious_dim, f"|I| = {references.spurious_dim}", level=len(lines) == 1)
         axes.set(xlabel=HEADS[key], ylabel=f"test {measure}" if several else measure)
         axes.set_ylim(bottom=max(axes.get_ylim()[0], 0))
-        name_lines(made, [axes], columns=2 if several else 3)
+        name_lines(figure, [axes], columns=2 if several else 3)
     title = f"{measure.capitalize() if measure != 'MSE' else measure} against {HEADS[key]}"
     of_line = ", ".join(lines) if several else "; ".join(_ends(axes))
-    return Plot(name, title, "; ".join([f"{title}: {of_line}", *said]), made)
+    return Plot(name, title, "; ".join([f"{title}: {of_line}", *said]), figure)
 
 
 def _accuracy(errors: Array) -> Array:
@@ -377,7 +377,7 @@ _SHARES = {
 def tradeoff_plot(name: str, label: str, curves: Curves, references: References) -> Plot:
     """Term I + Term II against the measured test risk, and the 0-1 bound against the measured test error."""
     panels = 2 if np.isfinite(curves["zero_one_bound"]).any() else 1
-    with figure(1 + 4.1 * panels, 3.4, ncols=panels, squeeze=False) as (made, grid):
+    with styled_figure(1 + 4.1 * panels, 3.4, ncols=panels, squeeze=False) as (figure, grid):
         axes = grid[0]
         _lines(axes[0], curves, _LOSSES, _positive)
         axes[0].set(ylabel="loss", yscale="log", title="Theorem 1")
@@ -388,10 +388,10 @@ def tradeoff_plot(name: str, label: str, curves: Curves, references: References)
             panel.set_xlabel(HEADS["rank"])
             if references.spurious_dim is not None:
                 _upright(panel, references.spurious_dim, "")
-        name_lines(made, axes)
-        made.suptitle(drawable(label), fontsize=9.5)
+        name_lines(figure, axes)
+        figure.suptitle(drawable(label), fontsize=9.5)
     title = f"Bound on the test-domain risk along the ranks: {label}"
-    return Plot(name, title, "; ".join([title, *(ends for panel in axes for ends in _ends(panel))]), made)
+    return Plot(name, title, "; ".join([title, *(ends for panel in axes for ends in _ends(panel))]), figure)
 
 
 def _positive(values: Array) -> Array:
@@ -401,14 +401,14 @@ def _positive(values: Array) -> Array:
 
 def spectrum_plot(name: str, spectra: Mapping[str, Array]) -> Plot:
     """Singular values of pair differences on a logarithmic axis."""
-    with figure(5.6, 3.4) as (made, axes):
+    with styled_figure(5.6, 3.4) as (figure, axes):
         for index, (label, values) in enumerate(spectra.items()):
             position = np.arange(1, len(values) + 1, dtype=np.float64)
             line(axes, position, _positive(values)[None, :], index=index, label=drawable(label))
         axes.set(xlabel="index", ylabel="singular value of the pairs' differences", yscale="log")
-        name_lines(made, [axes])
+        name_lines(figure, [axes])
     title = "Spectrum of the pairs' differences"
-    return Plot(name, title, "; ".join([title, *_ends(axes)]), made)
+    return Plot(name, title, "; ".join([title, *_ends(axes)]), figure)
 
 
 Dots = Mapping[str, Mapping[Any, Spread]]
@@ -423,8 +423,8 @@ def dot_plot(name: str, title: str, panels: Mapping[str, Dots], rows: Mapping[An
     wide = 1 + 0.07 * max(map(len, names)) + 2.8 * len(panels)
     head_lines = textwrap.wrap(drawable(title, 200), int(wide * 12))
     inches = 1 + 0.15 * len(head_lines) + len(rows) * max(0.22, 0.13 * len(series))
-    with figure(wide, inches, ncols=len(panels), sharey=True, squeeze=False) as (
-        made,
+    with styled_figure(wide, inches, ncols=len(panels), sharey=True, squeeze=False) as (
+        figure,
         grid,
     ):
         for axes, (what, dots) in zip(grid[0], panels.items(), strict=True):
@@ -445,9 +445,9 @@ def dot_plot(name: str, title: str, panels: Mapping[str, Dots], rows: Mapping[An
             axes.locator_params(axis="x", nbins=5)
         grid[0, 0].set_yticks(range(len(rows)), names)
         grid[0, 0].set(ylim=(len(rows) - 0.5, -0.5), ylabel=drawable(head))
-        made.suptitle("\n".join(head_lines), fontsize=9.5)
+        figure.suptitle("\n".join(head_lines), fontsize=9.5)
         if len(series) > 1:
-            _legend(made, grid[0, 0], 4)
+            _legend(figure, grid[0, 0], 4)
     said = [
         f"{what} of {label}, {text}: {dots[label][row].mean:.3f}"
         for what, dots in panels.items()
@@ -456,7 +456,7 @@ def dot_plot(name: str, title: str, panels: Mapping[str, Dots], rows: Mapping[An
         if row in dots.get(label, {})
     ]
     more = f" and {len(said) - MAX_GROUPS} more" if len(said) > MAX_GROUPS else ""
-    return Plot(name, title, f"{title}. {'; '.join(said[:MAX_GROUPS])}{more}", made)
+    return Plot(name, title, f"{title}. {'; '.join(said[:MAX_GROUPS])}{more}", figure)
 
 
 def _reach(dot: Spread) -> tuple[float, float]:
@@ -473,11 +473,11 @@ def convergence_plot(name: str, epochs: Array, runs: Mapping[str, Mapping[str, A
     """Accuracy of each method along training: validation and, where known, test and its worst group."""
     titles = {"val_accuracy": "validation", "test_accuracy": "test", "test_worst_group": "test, worst group"}
     known = [key for key in titles if any(np.isfinite(run.get(key, np.nan)).any() for run in runs.values())]
-    with figure(1.2 + 3.6 * len(known), 3.6, ncols=len(known), squeeze=False) as (made, grid):
+    with styled_figure(1.2 + 3.6 * len(known), 3.6, ncols=len(known), squeeze=False) as (figure, grid):
         for panel, key in zip(grid[0], known, strict=True):
             for index, (label, run) in enumerate(runs.items()):
                 line(panel, epochs, run[key], index=index, label=drawable(label))
             panel.set(xlabel="epoch", ylabel="accuracy", title=titles[key])
-        name_lines(made, grid[0], columns=4)
+        name_lines(figure, grid[0], columns=4)
     title = f"Accuracy of each {what} along training"
-    return Plot(name, title, "; ".join([title, *_ends(grid[0][-1])]), made)
+    return Plot(name, title, "; ".join([title, *_ends(grid[0][-1])]), figure)

@@ -190,7 +190,7 @@ def test_neighbouring_lines_differ_in_grey_style_and_marker() -> None:
 
 def test_the_legend_covers_no_axes(tmp_path: Path) -> None:
     x = np.arange(5.0)
-    with plots.figure(5.6, 4.1) as (made, axes):
+    with plots.styled_figure(5.6, 4.1) as (made, axes):
         for index in range(6):
             plots.line(axes, x, np.ones((1, 5)) * index, index=index, label=f"a rather long label {index}")
         axes.set(xlabel="rank", ylabel="accuracy")
@@ -203,7 +203,7 @@ def test_the_legend_covers_no_axes(tmp_path: Path) -> None:
 
 def test_points_that_not_every_repetition_has_are_left_out() -> None:
     runs = np.array([[1.0, 2.0, 3.0], [1.0, 2.0, np.nan]])
-    with plots.figure(4, 3) as (_, axes):
+    with plots.styled_figure(4, 3) as (_, axes):
         plots.line(axes, np.arange(3.0), runs, index=0, label="a")
         assert list(axes.lines[0].get_xdata()) == [0, 1]
 
@@ -283,7 +283,7 @@ def test_a_figure_in_a_page_is_an_image_that_needs_nothing_else(tmp_path: Path) 
 
 
 def test_labels_at_the_ends_of_lines_keep_apart() -> None:
-    with plots.figure(5, 3) as (made, axes):
+    with plots.styled_figure(5, 3) as (made, axes):
         for index, end in enumerate((0.5, 0.5, 0.501, 0.52)):
             plots.line(
                 axes, np.arange(3.0), np.array([[index, 0.1, end]]), index=index, label=f"line {index}"
