@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError
@@ -277,6 +278,8 @@ def small_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_store(tmp_path_factory.mktemp("malformed") / "f.h5", np.eye(3, 4), {})
 
 
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=_BYTES)
 @pytest.mark.slow
 def test_malformed_tables_raise_nothing_but_our_errors(data: bytes, small_store: Path) -> None:
     table = small_store.parent / "pairs.csv"
