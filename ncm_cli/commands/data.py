@@ -6,7 +6,7 @@ from typing import Any
 
 from ncm_cli.console import Ui
 
-ROWS_SHOWN = 40
+MAX_SHOWN_ROWS = 40
 """Rows of a table of counts."""
 
 
@@ -15,6 +15,6 @@ def show(made: dict[str, Any], ui: Ui) -> None:
     ((title, counts),) = made["counts"].items()
     rows = [list(row.values()) for row in counts]
     names = sum(isinstance(cell, str) for cell in rows[0])
-    ui.table(list(counts[0]), rows, title=title, left=names, most=ROWS_SHOWN)
+    ui.table(list(counts[0]), rows, title=title, left=names, most=MAX_SHOWN_ROWS)
     for role, path in made["files"].items():
         ui.note(f"{role}: {path}")

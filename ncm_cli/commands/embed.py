@@ -9,7 +9,7 @@ from ncm_cli.errors import listing
 from ncm_cli.images.embed import EmbedReport, embed, of_rank
 from ncm_cli.images.options import EmbedOptions
 
-SHOWN_FAILURES = 12
+MAX_SHOWN_FAILURES = 12
 
 
 def run(options: EmbedOptions, ui: Ui) -> int | None:
@@ -43,7 +43,7 @@ def _summary(report: EmbedReport) -> str:
 
 
 def _warn_failures(report: EmbedReport, ui: Ui) -> None:
-    shown = [f"{row.id}: {row.reason}" for row in report.failed[:SHOWN_FAILURES]]
+    shown = [f"{row.id}: {row.reason}" for row in report.failed[:MAX_SHOWN_FAILURES]]
     rest = len(report.failed) - len(shown)
     lines = [*shown, *([f"and {rest} more: ncm info {report.path} --json"] if rest else [])]
     ui.reporter.warn(

@@ -33,10 +33,10 @@ from ncm_cli.store.tables import write_csv
 FOLDERS = ("", "raw", "MNIST/raw")
 """Where the files may lie in the folder that is given: torchvision nests them."""
 
-SIDE = 28
+MNIST_SIDE = 28
 """Of MNIST's images."""
 
-MOST = 250_000 * SIDE**2
+MAX_IDX_BYTES = 250_000 * MNIST_SIDE**2
 """Bytes of the largest IDX file that is read: MNIST's has 60,000 images, its largest kin 240,000."""
 
 COLORS = ("red", "green")
@@ -65,8 +65,8 @@ def find_idx(folder: Path, name: str) -> Path:
 def read_idx(path: Path, dims: int) -> npt.NDArray[np.uint8]:
     """An array of unsigned bytes with ``dims`` dimensions. No more is read than the header says.
 
-    Raises `InputError` for a damaged gzip file, another type, another number of dimensions, more than `MOST`
-    bytes, and a length that differs from what the header says.
+    Raises `InputError` for a damaged gzip file, another type, another number of dimensions, more than
+    `MAX_IDX_BYTES` bytes, and a length that differs from what the header says.
     """
     start = 4 + 4 * dims
     try:
@@ -74,7 +74,7 @@ def read_idx(path: Path, dims: int) -> npt.NDArray[np.uint8]:
             head: bytes = file.read(start)
             shape = struct.unpack(f">{dims}I", head[4:]) if len(head) == start else ()
             size = math.prod(shape)
-            body: bytes = file.read(size + 1) if shape and size <= MOST else b""
+            body: bytes = file.read(size + 1) if shape and size <= MAX_IDX_BYTES else b""
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(
             "a gzip file that is cut off or damaged", where=path, found=str(error), fix="get the file again"
@@ -90,13 +90,15 @@ def read_idx(path: Path, dims: int) -> npt.NDArray[np.uint8]:
         said = f"{size:,} bytes, for {' × '.join(map(str, shape))}, behind the header"
         raise InputError(
             "an IDX file that is cut off or damaged"
-            if size <= MOST
+            if size <= MAX_IDX_BYTES
             else "an IDX file too large to be MNIST's",
             where=path,
-            found=f"{'more' if len(body) > size else f'{len(body):,}'} there" if size <= MOST else said,
+            found=f"{'more' if len(body) > size else f'{len(body):,}'} there"
+            if size <= MAX_IDX_BYTES
+            else said,
             expected=(said if shape else f"a header of {start} bytes")
-            if size <= MOST
-            else f"at most {MOST:,}",
+            if size <= MAX_IDX_BYTES
+            else f"at most {MAX_IDX_BYTES:,}",
             fix="get the file again",
         )
     return np.frombuffer(body, np.uint8).reshape(shape)
@@ -107,12 +109,12 @@ def read_split(folder: Path, stem: str) -> tuple[npt.NDArray[np.uint8], npt.NDAr
     paths = [find_idx(folder, f"{stem}-{name}-ubyte") for name in ("images-idx3", "labels-idx1")]
     images, labels = read_idx(paths[0], 3), read_idx(paths[1], 1)
     most = labels.max(initial=0)
-    if images.shape != (len(labels), SIDE, SIDE) or most > 9:
+    if images.shape != (len(labels), MNIST_SIDE, MNIST_SIDE) or most > 9:
         raise InputError(
             "images and labels that aren't MNIST's",
             where=" and ".join(map(str, paths)),
             found=f"{' × '.join(map(str, images.shape))} pixels, {len(labels)} labels up to {most}",
-            expected=f"as many images of {SIDE} × {SIDE} as labels from 0 to 9",
+            expected=f"as many images of {MNIST_SIDE} × {MNIST_SIDE} as labels from 0 to 9",
         )
     return images, labels.astype(np.int64)
 
@@ -300,7 +302,7 @@ def build_colored_mnist(options: ColoredMnistOptions, folder: Path, reporter: Re
     test = _drawn(len(test_digits), options.test_digits, "--test-digits", rng) + len(digits)
     made = plan(np.concatenate([digits, test_digits]), train, test, options, rng)
     gray = np.concatenate([images, test_images])
-    if options.size != SIDE:
+    if options.size != MNIST_SIDE:
         # IRM's authors take every other pixel instead of means of 2 × 2; means keep more of the digit: a
         # linear probe on grey digits gains .008.
         blocks = gray.reshape(len(gray), options.size, 2, options.size, 2)

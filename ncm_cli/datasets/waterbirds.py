@@ -74,10 +74,10 @@ PUBLISHED = {
 BACKGROUNDS = {"land": ("bamboo_forest", "forest/broadleaf"), "water": ("ocean", "lake/natural")}
 """The categories of Places that stand for each kind."""
 
-MAX_PIXELS, MAX_BYTES = 1 << 24, 1 << 26
+MAX_PLACE_PIXELS, MAX_PICTURE_BYTES = 1 << 24, 1 << 26
 """Of a picture of Places, and of any file."""
 
-BIRD_PIXELS = 1 << 22
+MAX_BIRD_PIXELS = 1 << 22
 """Of a bird; CUB's have 500 × 500 at most. Pasting takes a hundred bytes for each."""
 
 HOME = {"landbird": "land", "waterbird": "water"}
@@ -246,7 +246,7 @@ def _counterfactuals(
             name = f"images/{number:04d}-{Path(bird.file).stem}.jpg"
             own_image = cub / "images" / bird.file
             source = own_image if own_image.is_file() else options.waterbirds / bird.file
-            front, cut = _open(source, "RGB", BIRD_PIXELS), _open(mask, "L", BIRD_PIXELS)
+            front, cut = _open(source, "RGB", MAX_BIRD_PIXELS), _open(mask, "L", MAX_BIRD_PIXELS)
             if front.size != cut.size:
                 raise InputError(
                     "a segmentation of another size than its bird",
@@ -256,7 +256,7 @@ def _counterfactuals(
                 )
             place = pools[kind].pop()
             try:
-                pasted = paste(front, np.asarray(cut) / 255, _open(place, "RGB", MAX_PIXELS))
+                pasted = paste(front, np.asarray(cut) / 255, _open(place, "RGB", MAX_PLACE_PIXELS))
             except InputError as error:
                 error.where = place
                 raise
@@ -306,8 +306,8 @@ def draw_places(root: Path, kind: str, need: int, used: set[str], rng: np.random
 def _open(path: Path, mode: str, most: int) -> Image.Image:
     """A picture as Pillow reads it, unturned, once it is known to be whole, with at most ``most`` pixels."""
     try:
-        if (size := path.stat().st_size) > MAX_BYTES:
-            raise DecodeError(f"{size:,} bytes, over the limit of {MAX_BYTES:,}")
+        if (size := path.stat().st_size) > MAX_PICTURE_BYTES:
+            raise DecodeError(f"{size:,} bytes, over the limit of {MAX_PICTURE_BYTES:,}")
         data = read_bytes(path)
         formats = [kind] if (kind := sniff(data)) in PICTURES else []
         if formats:
@@ -331,7 +331,7 @@ def cover(place: Image.Image, size: tuple[int, int]) -> Image.Image:
     if place.width < width or place.height < height:
         enlarge = max(width / place.width, height / place.height)
         larger = (max(width, int(place.width * enlarge)), max(height, int(place.height * enlarge)))
-        if larger[0] * larger[1] > MAX_PIXELS:
+        if larger[0] * larger[1] > MAX_PLACE_PIXELS:
             raise InputError(
                 "a place too narrow to fill the bird's picture",
                 found=f"{place.width} × {place.height}",

@@ -17,7 +17,7 @@ from ncm_cli.finetune.options import FinetuneOptions
 from ncm_cli.images.encoder import Encoder
 from ncm_cli.images.manifest import Manifest
 from ncm_cli.images.paths import fetch
-from ncm_cli.images.reading import AT_ONCE, ReadImage, choose_readers, read_ahead
+from ncm_cli.images.reading import IMAGES_PER_REQUEST, ReadImage, choose_readers, read_ahead
 from ncm_cli.images.request import Preprocess
 from ncm_cli.images.samples import DecodeError
 from ncm_cli.images.source import read_source
@@ -137,7 +137,7 @@ class TrainingPictures:
 
     def _read(self, files: Sequence[ImageFile], preprocess: Preprocess) -> Iterator[ReadImage]:
         count, processes = choose_readers(self._workers, files)
-        window = 4 * count * (AT_ONCE if processes else 1)
+        window = 4 * count * (IMAGES_PER_REQUEST if processes else 1)
         return read_ahead(files, preprocess, workers=count, window=window, processes=processes)
 
     def batches(

@@ -19,17 +19,17 @@ from typing import Any, BinaryIO
 
 from ncm_cli.errors import InputError, UsageError, listing
 from ncm_cli.images.folder import looks_like_image
-from ncm_cli.images.manifest import ITSELF, ColumnNames, Manifest, NamedRows, absolute_text, manifest_of
+from ncm_cli.images.manifest import ID_COLUMN, ColumnNames, Manifest, NamedRows, absolute_text, manifest_of
 from ncm_cli.images.paths import expanded, file_facts, open_file
 from ncm_cli.images.remote import is_hidden, reason_of, word_for
 from ncm_cli.images.tar import content, members
 from ncm_cli.store.digests import MAX_TEXT_BYTES, printable
 from ncm_cli.store.files import one_line
 
-MOST_ENTRIES = 1 << 24
+MAX_ENTRY_BYTES = 1 << 24
 """Bytes of a ``.json`` or ``.cls`` member, of which columns take a few thousand."""
 
-MOST_LINKS = 40
+MAX_LINKS = 40
 """Links from one to the next that are followed, as many as Linux does."""
 
 _IMAGE = "__url__"
@@ -79,7 +79,7 @@ def read_archives(source: str, names: ColumnNames) -> Manifest:
         notes.append("the folders' names are the labels")
     columns = tuple(dict.fromkeys(name for row in rows for name in row))
     values = {name: [row.get(name, "") for row in rows] for name in columns}
-    values[ITSELF] = [printable(f"{archive.stem}/{image.key}") for archive, image in found]
+    values[ID_COLUMN] = [printable(f"{archive.stem}/{image.key}") for archive, image in found]
     values[_IMAGE] = [f"{one.path}#{image.member.name}@{image.member.offset}" for one, image in found]
     table = NamedRows(Path(source), tuple(values), values, range(len(rows)), ",", tuple(notes))
     label = names.label_col or ("cls" if "cls" in columns and "label" not in columns else None)
@@ -88,7 +88,7 @@ def read_archives(source: str, names: ColumnNames) -> Manifest:
         (path, image.member.size, times[archive.path])
         for path, (archive, image) in zip(values[_IMAGE], found, strict=True)
     ]
-    names = replace(names, id_col=ITSELF, path_col=_IMAGE, label_col=label)
+    names = replace(names, id_col=ID_COLUMN, path_col=_IMAGE, label_col=label)
     manifest = manifest_of(table, names, files=files)
     if cut:
         what = f"archives that may have lost something, such as by a copy that was cut: {listing(cut)}"
@@ -154,11 +154,11 @@ class _Archive:
                 self._read_entries(name, target, stream)
 
     def _read_entries(self, name: str, member: tarfile.TarInfo, stream: BinaryIO) -> None:
-        """Read what a class or JSON member says; what is wrong with it counts once a sample needs it."""
+        """Read a class or JSON member; an error in it is raised only where a sample needs it."""
         suffix = _suffix(name)
         if suffix in (".cls", ".json"):
             try:
-                data = content(stream, member, MOST_ENTRIES)
+                data = content(stream, member, MAX_ENTRY_BYTES)
                 text = data.decode("utf-8")
                 found = {"cls": text} if suffix == ".cls" else json.loads(text)
                 if not isinstance(found, dict):
@@ -240,7 +240,7 @@ class _Archive:
 def _target(member: tarfile.TarInfo, known: dict[str, tarfile.TarInfo]) -> tarfile.TarInfo | None:
     """The plain file that a member is or leads to by links; None where there is none."""
     found: tarfile.TarInfo | None = member
-    for _ in range(MOST_LINKS):
+    for _ in range(MAX_LINKS):
         if found is None or not (found.issym() or found.islnk()):
             break
         folder = posixpath.dirname(found.name) if found.issym() else ""

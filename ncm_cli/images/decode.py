@@ -63,8 +63,8 @@ _TURNS = dict(zip(range(2, 9), (0, 3, 1, 5, 4, 6, 2), strict=True))
 """EXIF orientation to Pillow's `Image.Transpose`."""
 
 
-ENOUGH = 2.5
-"""Times the side that is needed at which a JPEG may be decoded: features then have a cosine above .999 to the
+MIN_REDUCED_SCALE = 2.5
+"""Least side of a reduced JPEG, in sides of what the model sees: features have a cosine above .999 to the
 exact ones even of pictures full of detail, at twice the side .998."""
 
 
@@ -191,9 +191,9 @@ _inside: list[tuple[bool, int | None]] = []
 
 @contextmanager
 def _own_rules() -> Iterator[None]:
-    """Pillow's global switches out of the way while any picture is decoded, and then as they were.
+    """Set Pillow's global switches while any picture is decoded, and restore them afterwards.
 
-    Any library may set them: missing rows would come out grey, and the limit of pixels be another one.
+    Any library may have set them so that missing rows come out grey, or that the limit of pixels is another.
     """
     with _SWITCH:
         now = (ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS)
@@ -226,7 +226,7 @@ def _plain(kind: str, data: bytes, span: Span | None, side: int | None) -> Image
 
 
 def _reduce(opened: Any, side: int, orientation: int) -> tuple[float, ...] | None:
-    """Have a JPEG decoded at a half, a quarter or an eighth of its sides, as far as that is `ENOUGH`.
+    """Have a JPEG decoded at a half, a quarter or an eighth of its sides, if `MIN_REDUCED_SCALE` allows it.
 
     Returns the box that is the picture, where it ends within the last column or row. A picture that will be
     turned has no such box: it is reduced only where the sides can be divided.
@@ -234,7 +234,7 @@ def _reduce(opened: Any, side: int, orientation: int) -> tuple[float, ...] | Non
     width, height = opened.size
     for factor in (8, 4, 2):
         whole = width % factor == height % factor == 0
-        if min(width, height) >= ENOUGH * side * factor and (whole or orientation == 1):
+        if min(width, height) >= MIN_REDUCED_SCALE * side * factor and (whole or orientation == 1):
             opened.draft(None, (width // factor, height // factor))
             return None if whole else (0, 0, width / factor, height / factor)
     return None

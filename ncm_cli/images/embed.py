@@ -1,9 +1,9 @@
 """``ncm embed``: images, or features made elsewhere, to a feature store.
 
-Kill it at any moment, repeat it, extend it, or share it between processes: a shard is a run of whole batches
-of the plan that one process alone would have, so that the features are the same bits. It adds to a log of its
-own in the output's journal, and says there when it is done; nobody waits. Whoever finds that all are done
-goes on like one process after an interruption, with nothing left to make.
+It can be killed at any moment, repeated, extended, or shared between processes. Shards take whole batches,
+so features are bit-identical to those of one process. Each shard has a log of its own in the output's journal
+and records there when it is done; none waits for another. The one that finds all of them done writes the
+store.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ from ncm_cli.store.outputs import refuse_replacing
 if TYPE_CHECKING:
     from ncm_cli.images.arrays import ArraySource
 
-WAIT_SECONDS = 60.0
+MAX_WAIT_SECONDS = 60.0
 """How long a shard that begins waits for others that do, and for one that joins."""
 
-_TELLING = ("kind", "model", "precision", "normalize", "view", "intensity_range", "decode")
+_COMPARED_FIELDS = ("kind", "model", "precision", "normalize", "view", "intensity_range", "decode")
 """Fields of a request that can't differ between two requests for the same features."""
 
 
@@ -206,7 +206,7 @@ class ShardLog:
         self, output: Path, shard: Shard, key: dict[str, Any], stack: contextlib.ExitStack, *, replace: bool
     ) -> None:
         self.output, self.shard, self._plan = output, shard, ""
-        with writer_lock(output, wait=WAIT_SECONDS):
+        with writer_lock(output, wait=MAX_WAIT_SECONDS):
             prepare(output, key, replace=replace)
             log = log_path(output, shard.part)
             stack.enter_context(writer_lock(log))
@@ -216,7 +216,7 @@ class ShardLog:
     def begin(self, plan: str) -> None:
         """Say what all shards are of: ``plan``, a digest; a `MismatchError` if one at work says otherwise."""
         self._plan = plan
-        with writer_lock(self.output, wait=WAIT_SECONDS):
+        with writer_lock(self.output, wait=MAX_WAIT_SECONDS):
             write_part(self.output, self.shard.part, plan=plan, done=False)
             for part, said in read_parts(journal_folder(self.output)).items():
                 try:
@@ -288,7 +288,9 @@ class _ImageRun:
             path, "the output is there and isn't a feature store that can be brought up to date"
         )
         there = store.request.get("encoder") or {"kind": store.encoder.get("kind")}
-        told = [{name: asked[name] for name in _TELLING if name in asked} for asked in (there, self.key)]
+        told = [
+            {name: asked[name] for name in _COMPARED_FIELDS if name in asked} for asked in (there, self.key)
+        ]
         require_same(path, {"dtype": store.dtype} | told[0], {"dtype": self.options.dtype} | told[1])
         return store
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ncm_cli.errors import InputError, UsageError, as_written, listing
 from ncm_cli.images.manifest import (
-    ITSELF,
+    ID_COLUMN,
     ColumnNames,
     FileFacts,
     Manifest,
@@ -21,7 +21,7 @@ from ncm_cli.images.manifest import (
     manifest_of,
 )
 from ncm_cli.images.paths import is_remote, local_path, look_up, native, within
-from ncm_cli.images.remote import DEEPEST, list_remote
+from ncm_cli.images.remote import MAX_FOLDER_DEPTH, list_remote
 from ncm_cli.store.digests import printable
 
 IMAGE_SUFFIXES = frozenset(
@@ -65,11 +65,11 @@ def read_folder(folder: Path, layout: tuple[str, ...] | None, names: ColumnNames
             what = f"no folder level named {value!r} ({option})"
             raise InputError(what, where=folder, expected=f"one of the layout's: {listing(layout)}")
     ids = [printable(image) for image in images]
-    text = {ITSELF: ids}
+    text = {ID_COLUMN: ids}
     text |= {name: [path.split("/")[level] for path in ids] for level, name in enumerate(layout)}
     table = NamedRows(folder, tuple(text), text, range(len(ids)), "/", tuple(notes))
     files = _files_of_folder(folder, images)
-    return manifest_of(table, replace(names, id_col=ITSELF, path_col=ITSELF), files=files)
+    return manifest_of(table, replace(names, id_col=ID_COLUMN, path_col=ID_COLUMN), files=files)
 
 
 _SAY_LAYOUT = "--layout with one name for each level of folders, such as --layout domain/label"
@@ -151,8 +151,8 @@ def _scan(
 ) -> None:
     status = os.stat(native(folder))
     here = (status.st_dev, status.st_ino)
-    if here in above or len(above) > DEEPEST:
-        what = f"more than {DEEPEST} folders inside one another"
+    if here in above or len(above) > MAX_FOLDER_DEPTH:
+        what = f"more than {MAX_FOLDER_DEPTH} folders inside one another"
         if here in above:
             what = "folders without end: a link leads back to a folder above it"
         raise InputError(what, where=folder, fix="remove it, or use a manifest")

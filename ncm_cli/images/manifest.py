@@ -124,7 +124,7 @@ class Manifest:
         return made
 
 
-ITSELF = "__key__"
+ID_COLUMN = "__key__"
 """The column of ids of what is in no table: WebDataset's name, which no entry of a sample has."""
 
 
@@ -133,7 +133,7 @@ class NamedRows(Table):
 
     def row_name(self, index: int) -> str:
         """The row's id."""
-        return self.values[ITSELF][index]
+        return self.values[ID_COLUMN][index]
 
 
 def is_number(text: str) -> bool:
@@ -186,7 +186,7 @@ def manifest_of(
     check_ids(ids, table, id_col)
     if label is None:
         none = "no column named 'label': the store has no labels (--label-col names another)"
-        notes.append("no labels" if set(table.columns) == {ITSELF} else none)
+        notes.append("no labels" if set(table.columns) == {ID_COLUMN} else none)
     for option, name in names.chosen():
         table.column(name, option=option)
     kept = [] if images_only else names.kept(table.columns)

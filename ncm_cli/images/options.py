@@ -89,7 +89,7 @@ _encoder = partial(option, group="Encoder")
 _run = partial(option, group="Running")
 _array = partial(option, group="Features made elsewhere")
 
-FOR_IMAGES = (
+IMAGE_OPTIONS = (
     "model", "pretrained", "root", "layout", "precision", "random_init", "intensity_range", "augment",
     "shard", "reuse",
 )  # fmt: skip
@@ -144,7 +144,7 @@ def parse_layout(text: str) -> tuple[str, ...]:
     return names
 
 
-MAX_SIZE = 512
+MAX_PIXELS_SIDE = 512
 """Beyond this side a row has 786,432 numbers, more than any linear probe is meant for."""
 
 
@@ -152,10 +152,10 @@ def parse_size(model: str) -> int:
     """The side of ``pixels:SIZE``, or a UsageError that says what is expected."""
     text = model.partition(":")[2]
     size = int(text) if text.isascii() and text.isdigit() else 0
-    if not 1 <= size <= MAX_SIZE:
+    if not 1 <= size <= MAX_PIXELS_SIDE:
         raise UsageError(
             f"--model {model!r} has no valid size",
-            expected=f"pixels:SIZE with a whole SIZE from 1 to {MAX_SIZE}",
+            expected=f"pixels:SIZE with a whole SIZE from 1 to {MAX_PIXELS_SIDE}",
             fix="--model pixels:14",
         )
     return size
@@ -171,7 +171,7 @@ def parse_model(text: str) -> str:
 
 
 def refuse_device(model: str, device: str) -> Iterator[UsageError]:
-    """Who asks for a GPU must not get the CPU in silence, as with pixels, which need no network."""
+    """An error for a GPU with ``pixels``, which run on the CPU only: never a silent CPU run."""
     if model.startswith("pixels:") and device not in ("auto", "cpu"):
         yield UsageError(
             "pixels runs on the CPU only", found=f"--device {device}", fix="--device cpu, or leave it out"
@@ -312,14 +312,14 @@ class EmbedOptions(SourceOptions):
                 )
             yield from refuse_device(self.model, self.device)
             return
-        given = [flag for name in FOR_IMAGES for flag in given_flags(self, (name,))]
+        given = [flag for name in IMAGE_OPTIONS for flag in given_flags(self, (name,))]
         if given:
             yield UsageError(f"{listing(given)} can't be combined with --from-array: no image is read")
         if self.encoder_name is not None and not self.encoder_name.strip():
             yield UsageError("--encoder-name is blank")
 
 
-OPENAI = "openai"
+OPENAI_TEMPLATES = "openai"
 """Stands for the 80 templates that CLIP was published with for ImageNet."""
 
 

@@ -32,7 +32,7 @@ _MEMBER = re.compile(r"(.+?\.tar)#(.+)@(\d+)", re.IGNORECASE | re.DOTALL)
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "Last-Modified", "last_modified", "updated", "created")
 """What file systems call the facts by which a changed file is told."""
 
-MOST_TEXTS = 100_000
+MAX_EXPANDED = 100_000
 """Files that braces may stand for."""
 
 
@@ -51,14 +51,14 @@ def is_remote(path: str) -> bool:
 def expanded(pattern: str) -> list[str]:
     """The texts that ``{000..099}`` and ``{a,b}``, also one in another, stand for; zeros in front count.
 
-    Raises `InputError` for more than `MOST_TEXTS`.
+    Raises `InputError` for more than `MAX_EXPANDED`.
     """
     with contextlib.suppress(RecursionError):
-        texts = list(itertools.islice(_expanded(pattern), MOST_TEXTS + 1))
-        if len(texts) <= MOST_TEXTS:
+        texts = list(itertools.islice(_expanded(pattern), MAX_EXPANDED + 1))
+        if len(texts) <= MAX_EXPANDED:
             return list(dict.fromkeys(texts))
     raise InputError(
-        "braces that stand for too many files", where=pattern, expected=f"at most {MOST_TEXTS:,}"
+        "braces that stand for too many files", where=pattern, expected=f"at most {MAX_EXPANDED:,}"
     )
 
 

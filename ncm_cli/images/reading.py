@@ -37,20 +37,20 @@ from ncm_cli.images.samples import DecodeError, UndeclaredRangeError
 from ncm_cli.store.columns import ImageFile
 from ncm_cli.store.digests import printable
 
-MOST_THREADS, MOST_PROCESSES = 8, 32
+MAX_THREADS, MAX_PROCESSES = 8, 32
 """Readers of ``auto``, cores allowing: more threads only wait for each other, more processes for the GPU."""
 
-AT_ONCE = 16
+IMAGES_PER_REQUEST = 16
 """Images that a process is asked for at once: some 50 ms of work, beside which asking costs nothing."""
 
-MANY = 4.0
+MIN_SECONDS_FOR_PROCESSES = 4.0
 """Seconds that one core would read for, from which on processes are started, which takes each .2 s."""
 
 IMAGE_SECONDS, BYTE_SECONDS = 1.5e-3, 2.5e-8
 """What an image and each byte of its file take to read, roughly: JPEG photographs on a current core."""
 
-NEARLY = 16
-"""Levels of 256 next to black or white: 12 bits taken for 16 have no others."""
+MAX_TONE_LEVELS = 16
+"""Levels of 256 that count as black, or as white: samples of 12 bits that are taken for 16 have no others."""
 
 REMOTE_READERS = 32
 """Threads of ``auto`` where files come over a network: they wait for it most of their time."""
@@ -83,7 +83,7 @@ def read_image(file: ImageFile, preprocess: Preprocess) -> ReadImage:
         return ReadImage(file, None, reason="its name isn't UTF-8: rename it, as names are stored as UTF-8")
     file = ImageFile(file.id, file.path)
     try:
-        # The time is taken before the bytes: a later change is then seen as one.
+        # The time is read before the bytes, so that a change in between is noticed later.
         try:
             _, mtime_ns = file_facts(file.path)
         except TimeoutError as error:  # it would be waited for once more
@@ -104,7 +104,7 @@ def read_image(file: ImageFile, preprocess: Preprocess) -> ReadImage:
 def _tone_of(image: Image.Image) -> str:
     """``black`` or ``white`` for a picture that is nearly nothing else at 256 places, otherwise blank."""
     lows, highs = zip(*image.resize((16, 16), Image.Resampling.NEAREST).getextrema(), strict=True)
-    return "black" if max(highs) < NEARLY else "white" if min(lows) >= 256 - NEARLY else ""
+    return "black" if max(highs) < MAX_TONE_LEVELS else "white" if min(lows) >= 256 - MAX_TONE_LEVELS else ""
 
 
 def read_ahead(
@@ -122,7 +122,7 @@ def read_ahead(
     if workers == 0:
         yield from (read_image(file, preprocess) for file in files)
         return
-    rest, size = iter(files), AT_ONCE if processes else 1
+    rest, size = iter(files), IMAGES_PER_REQUEST if processes else 1
     waiting: deque[Future[list[ReadImage]]] = deque()
     with contextlib.ExitStack() as stack:
         if processes:
@@ -210,7 +210,7 @@ class _ReaderProcess:
         return InputError(
             f"a process that reads images {how}",
             where=f"process {self._process.pid}",
-            found="it was reading " + listing([printable(file.path) for file in files], AT_ONCE),
+            found="it was reading " + listing([printable(file.path) for file in files], IMAGES_PER_REQUEST),
             fix="run the same command again (embed goes on from the finished rows), with fewer --workers if "
             "memory was short",
         )
@@ -255,10 +255,12 @@ def choose_readers(workers: int | None, files: Sequence[ImageFile]) -> tuple[int
     """How many readers, None being ``auto``, and whether they are processes, which pay with many images."""
     own = max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))  # torchrun's, one rank a device
     seconds = sum(IMAGE_SECONDS + BYTE_SECONDS * file.size for file in files)
-    processes = workers != 0 and os.name == "posix" and seconds >= MANY and (workers or own) > 1
+    processes = (
+        workers != 0 and os.name == "posix" and seconds >= MIN_SECONDS_FOR_PROCESSES and (workers or own) > 1
+    )
     if files and is_remote(files[0].path):
         return REMOTE_READERS if workers is None else workers, False
-    most = MOST_PROCESSES if processes else MOST_THREADS
+    most = MAX_PROCESSES if processes else MAX_THREADS
     return min(own, most) if workers is None else workers, processes
 
 
@@ -273,7 +275,7 @@ def encode_batches(
     """
     files = [file for batch in batches for file in batch]
     count, processes = choose_readers(workers, files)
-    window = max(map(len, batches), default=0) + 2 * count * (AT_ONCE if processes else 1)
+    window = max(map(len, batches), default=0) + 2 * count * (IMAGES_PER_REQUEST if processes else 1)
     images = read_ahead(files, encoder.preprocess, workers=count, window=window, processes=processes)
     # A GPU has the next batch before it's asked for the last one's features; a CPU gains nothing by that.
     ahead, waiting = int(encoder.device != "cpu"), deque[tuple[list[ReadImage], Callable[[], np.ndarray]]]()

@@ -1,7 +1,7 @@
 """Files behind a scheme, such as s3:// and https://, through fsspec, whose file systems are installed apart.
 
-A server may be slow, silent, busy or without end: how long it is waited for, and how much is taken from it,
-is bounded here. After ten seconds a word is said, through `logging`.
+A server may be slow, silent, busy or endless: the time that it is waited for and the bytes that are taken
+from it are bounded here. After ten seconds a line is logged.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from ncm_cli.errors import InputError
 from ncm_cli.images.decode import MAX_BYTES
 from ncm_cli.store.files import one_line
 
-ANSWER_SECONDS = 60.0
+MAX_ANSWER_SECONDS = 60.0
 """How long a server is waited for: until it answers, between two pieces, and where it says that it's busy."""
 
-WORD_SECONDS = 10.0
-"""After how long a word is said."""
+NOTICE_SECONDS = 10.0
+"""After how long the log says what is waited for."""
 
-MOST_SILENT = 3
-"""Requests in a row without an answer after which a server isn't asked again for `ANSWER_SECONDS`."""
+MAX_SILENT_REQUESTS = 3
+"""Requests in a row without an answer after which a server isn't asked again for `MAX_ANSWER_SECONDS`."""
 
-SLOWEST = 1024
-"""Bytes a second that a picture has to come with, once `ANSWER_SECONDS` are over."""
+MIN_BYTES_PER_SECOND = 1024
+"""Bytes a second that a picture has to come with, once `MAX_ANSWER_SECONDS` are over."""
 
-PIECE, LARGE = 1 << 18, 1 << 23
-"""Bytes that are read at once; and those of a picture after which no other may be as large at that time."""
+PIECE_BYTES, LARGE_BYTES = 1 << 18, 1 << 23
+"""Bytes that are read at once; and the size beyond which only one picture at a time is downloaded."""
 
-MOST_FOLDERS, DEEPEST = 100_000, 64
+MAX_FOLDERS, MAX_FOLDER_DEPTH = 100_000, 64
 """Folders of a web server that are read, and levels of them: an index may have no end."""
 
-MOST_INDEX = 1 << 26
+MAX_INDEX_BYTES = 1 << 26
 """Bytes of a page of HTML."""
 
-BUSY = (429, 503)
+BUSY_STATUS = (429, 503)
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
@@ -111,7 +111,7 @@ def _bounds(scheme: str) -> dict[str, Any]:
     import aiohttp
     import fsspec
 
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_SECONDS, sock_read=ANSWER_SECONDS)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=MAX_ANSWER_SECONDS, sock_read=MAX_ANSWER_SECONDS)
     options = {"timeout": timeout, "response_class": _bounded_response()}
     for one in ("http", "https"):
         options |= fsspec.config.conf.get(one, {}).get("client_kwargs", {})
@@ -130,7 +130,7 @@ def _bounded_response() -> type:
         async def read(self) -> bytes:
             """The body, or ValueError where it has no end or is too slow."""
             if self._body is None:
-                most = MOST_INDEX if self.content_type == "text/html" else MAX_BYTES
+                most = MAX_INDEX_BYTES if self.content_type == "text/html" else MAX_BYTES
                 if asked := re.fullmatch(r"bytes=(\d+)-(\d+)", self.request_info.headers.get("Range", "")):
                     most = int(asked[2]) + 1 - int(asked[1])
                 try:
@@ -143,7 +143,7 @@ def _bounded_response() -> type:
         async def _bounded(self, most: int) -> bytes:
             async with contextlib.AsyncExitStack() as stack:
                 kept, start = io.BytesIO(), time.monotonic()
-                async for piece in self.content.iter_chunked(PIECE):
+                async for piece in self.content.iter_chunked(PIECE_BYTES):
                     if _grows_large(kept, piece, start, most):
                         await stack.enter_async_context(large)
                 return kept.getvalue()
@@ -152,7 +152,7 @@ def _bounded_response() -> type:
 
 
 def _grows_large(kept: io.BytesIO, piece: bytes, start: float, most: int) -> bool:
-    """Add a piece of a file, begun at ``start``; whether it is the one that makes it `LARGE`.
+    """Add a piece of a file, begun at ``start``; whether it is the one that makes it `LARGE_BYTES`.
 
     Raises ValueError for too many bytes, `TooSlowError` for too few a second.
     """
@@ -161,22 +161,22 @@ def _grows_large(kept: io.BytesIO, piece: bytes, start: float, most: int) -> boo
     if got > most:
         kept.close()  # an error keeps what was there when it was raised
         raise ValueError(f"more than {most:,} bytes, the limit")
-    if seconds > ANSWER_SECONDS and got < SLOWEST * seconds:
+    if seconds > MAX_ANSWER_SECONDS and got < MIN_BYTES_PER_SECOND * seconds:
         raise TooSlowError(f"{got:,} bytes in {seconds:.0f} s, which is too slow")
-    return before <= LARGE < got
+    return before <= LARGE_BYTES < got
 
 
 @contextlib.contextmanager
 def word_for(path: str) -> Iterator[None]:
-    """Say a word if what is done takes more than `WORD_SECONDS`, once a minute for each server."""
+    """Log a line if the block takes more than `NOTICE_SECONDS`, once a minute for each server."""
     server = urlsplit(path).netloc
 
     def say() -> None:
         if time.monotonic() >= _said.get(server, 0.0):
-            _said[server] = time.monotonic() + ANSWER_SECONDS
-            _log.warning("waiting for %s: no end after %.0f s", path, WORD_SECONDS)
+            _said[server] = time.monotonic() + MAX_ANSWER_SECONDS
+            _log.warning("waiting for %s: no end after %.0f s", path, NOTICE_SECONDS)
 
-    timer = threading.Timer(WORD_SECONDS, say)
+    timer = threading.Timer(NOTICE_SECONDS, say)
     timer.daemon = True
     timer.start()
     try:
@@ -192,9 +192,9 @@ def _patiently(path: str, work: Callable[[], T]) -> T:
     """
     server = urlsplit(path).netloc
     silent, last = _silent.get(server, (0, 0.0))
-    if silent >= MOST_SILENT and time.monotonic() < last + ANSWER_SECONDS:
+    if silent >= MAX_SILENT_REQUESTS and time.monotonic() < last + MAX_ANSWER_SECONDS:
         raise TimeoutError(f"no answer from {server} a moment ago")
-    until, pause = time.monotonic() + ANSWER_SECONDS, 1.0
+    until, pause = time.monotonic() + MAX_ANSWER_SECONDS, 1.0
     with word_for(path):
         while True:
             try:
@@ -204,7 +204,7 @@ def _patiently(path: str, work: Callable[[], T]) -> T:
                 if late or (wait is not None and now + wait > until):
                     _silent[server] = (_silent.get(server, (0, 0.0))[0] + 1, now)
                 if late and not isinstance(error, TooSlowError):
-                    raise TimeoutError(f"no answer within {ANSWER_SECONDS:.0f} s") from None
+                    raise TimeoutError(f"no answer within {MAX_ANSWER_SECONDS:.0f} s") from None
                 if wait is None or now + wait > until:
                     raise
             else:
@@ -223,7 +223,7 @@ def _is_late(error: BaseException) -> bool:
 def _busy(error: Exception, pause: float) -> float | None:
     """The seconds after which a busy server may be asked again, ``pause`` where it doesn't say; else None."""
     for one in (error, error.__cause__):
-        if getattr(one, "status", None) in BUSY:
+        if getattr(one, "status", None) in BUSY_STATUS:
             said = str((getattr(one, "headers", None) or {}).get("Retry-After", "")).strip()
             if said.isdecimal():
                 return max(1.0, float(said))
@@ -239,7 +239,7 @@ def _call(system: Any, name: str, *args: Any) -> Any:
         return getattr(system, name)(*args)
     from fsspec.asyn import sync
 
-    return sync(system.loop, getattr(system, f"_{name}"), *args, timeout=ANSWER_SECONDS)
+    return sync(system.loop, getattr(system, f"_{name}"), *args, timeout=MAX_ANSWER_SECONDS)
 
 
 def info(path: str) -> dict[str, Any]:
@@ -249,9 +249,9 @@ def info(path: str) -> dict[str, Any]:
 
 
 def open_remote(path: str) -> BinaryIO:
-    """A file to be read from any place of it, some `PIECE` at a time."""
+    """A file to be read from any place of it, some `PIECE_BYTES` at a time."""
     system, name = file_system(path)
-    return cast(BinaryIO, _patiently(path, lambda: system.open(name, "rb", block_size=PIECE)))
+    return cast(BinaryIO, _patiently(path, lambda: system.open(name, "rb", block_size=PIECE_BYTES)))
 
 
 def download(path: str) -> bytes:
@@ -308,7 +308,7 @@ def _index(system: Any, url: str) -> list[str]:
     names, waiting, seen = set[str](), [(url, "")], {url}
     while waiting:
         folder, prefix = waiting.pop()
-        if prefix.count("/") > DEEPEST or len(seen) > MOST_FOLDERS:
+        if prefix.count("/") > MAX_FOLDER_DEPTH or len(seen) > MAX_FOLDERS:
             raise ValueError(f"folders without end: {folder}")
         start = urlsplit(folder).path.rstrip("/") + "/"
         for entry in _patiently(folder, functools.partial(_call, system, "ls", folder)):

@@ -32,10 +32,10 @@ from ncm_cli.store.sniff import HEAD_BYTES, sniff
 BLOCK_BYTES = 1 << 20
 """Features gathered at once when the store is written."""
 
-MOSTLY = 0.9
-"""The share of a run's images that makes a tone the data set's."""
+MIN_TONE_SHARE = 0.9
+"""Share of a run's images from which a tone counts as the whole data set's."""
 
-LOOKING = 16
+LOOKUPS_AT_ONCE = 16
 """Remote files that are looked up at once."""
 
 NEW, OLD, OTHER, DONE, FAILED = 0, 1, 2, 3, 4
@@ -117,7 +117,10 @@ class RowPlan:
         """Ask for the facts of remote files that an old store has too; a size that isn't told is taken on."""
         asked = ((row, at, self.files[row]) for row, at in pairs if self.files[row].size < 0)
         pairs = [(row, at) for row, at, file in asked if is_remote(file.path) and file.path == old.path[at]]
-        with reporter.task("looking up", len(pairs), "files") as task, ThreadPoolExecutor(LOOKING) as pool:
+        with (
+            reporter.task("looking up", len(pairs), "files") as task,
+            ThreadPoolExecutor(LOOKUPS_AT_ONCE) as pool,
+        ):
             told = pool.map(look_up, [self.files[row].path for row, _ in pairs])
             for (row, at), (size, mtime_ns) in zip(pairs, told, strict=True):
                 size = int(old.size[at]) if size < 0 else size
@@ -219,7 +222,7 @@ class Tally:
             )
         total = sum(self.tones.values())
         for tone in ("black", "white"):
-            if total and self.tones[tone] >= MOSTLY * total:
+            if total and self.tones[tone] >= MIN_TONE_SHARE * total:
                 reporter.note(
                     f"{self.tones[tone]:,} of {total:,} images are nearly all {tone}; if their samples use a "
                     "part of their bits only, --intensity-range LOW:HIGH says which"

@@ -1,7 +1,7 @@
 """The members of a tar archive, read header by header; nothing is unpacked.
 
-Archives are written by strangers: a header has to have its checksum, what a header may take is bounded, and
-where an archive ends before it should is told.
+Archives are written by strangers: headers need their checksum, their size is bounded, and an archive that
+ends early is reported.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import BinaryIO, cast
 
 from ncm_cli.store.digests import TEXT_ERRORS, printable
 
-MOST_HEADER, MOST_DIGITS = 1 << 20, 256
-"""Bytes of an extended header, and digits in a row there, whose square is the time that the library takes."""
+MAX_HEADER_BYTES, MAX_DIGITS = 1 << 20, 256
+"""Most bytes of an extended header, and most digits in a row there: they cost the library quadratic time."""
 
-MOST_PADDING = 1 << 26
-"""Bytes of zeros after the end of an archive through which another archive is looked for."""
+MAX_PADDING_BYTES = 1 << 26
+"""Most bytes of zeros behind an archive that are searched for another archive."""
 
-_PIECE = 1 << 23
-"""Bytes of a member that are asked for at once, as what a server sends is kept until all of it is there."""
+_PIECE_BYTES = 1 << 23
+"""Bytes of a member that are asked for at once: what a server sends is kept until all of it is there."""
 
-_MOST_SIZE = (1 << 63) - 1
+_MAX_SIZE = (1 << 63) - 1
 """The largest size of a member: a header can state one that no file has."""
 
 _ZEROS = bytes(1 << 20)
@@ -65,13 +65,13 @@ def members(archive: BinaryIO, offset: int = 0) -> Generator[tarfile.TarInfo, No
 def _after_zeros(archive: BinaryIO, offset: int, size: int) -> int:
     """Where the next block that isn't empty begins, or the size of the file if there is none."""
     archive.seek(offset)
-    for start in range(offset, min(size, offset + MOST_PADDING), len(_ZEROS)):
+    for start in range(offset, min(size, offset + MAX_PADDING_BYTES), len(_ZEROS)):
         data = archive.read(len(_ZEROS))
         if data != _ZEROS[: len(data)]:
             first = len(data) - len(data.lstrip(b"\0"))
             return start + first // tarfile.BLOCKSIZE * tarfile.BLOCKSIZE
-    if offset + MOST_PADDING < size:
-        raise ValueError(f"more than {MOST_PADDING:,} bytes of zeros after the end of the archive")
+    if offset + MAX_PADDING_BYTES < size:
+        raise ValueError(f"more than {MAX_PADDING_BYTES:,} bytes of zeros after the end of the archive")
     return size
 
 
@@ -97,7 +97,7 @@ def _any(archive: BinaryIO, offset: int) -> tuple[tarfile.TarInfo, int]:
         fileobj=cast(BinaryIO, _Headers(archive)), mode="r:", encoding="utf-8", errors=TEXT_ERRORS
     ) as tar:
         member, after = tar.next(), tar.offset
-    if member is None or not member.name or not 0 <= member.size <= _MOST_SIZE or after <= offset:
+    if member is None or not member.name or not 0 <= member.size <= _MAX_SIZE or after <= offset:
         raise ValueError("a broken header")
     return member, after
 
@@ -110,10 +110,10 @@ class _Headers:
 
     def read(self, size: int) -> bytes:
         """The next bytes, or ValueError for more than a header has."""
-        if not 0 <= size <= MOST_HEADER:
+        if not 0 <= size <= MAX_HEADER_BYTES:
             raise ValueError(f"a header of {size:,} bytes")
         data = self._archive.read(size)
-        if max(map(len, re.findall(rb"\d+", data)), default=0) > MOST_DIGITS:
+        if max(map(len, re.findall(rb"\d+", data)), default=0) > MAX_DIGITS:
             raise ValueError("a broken header")
         return data
 
@@ -125,7 +125,7 @@ def content(archive: BinaryIO, member: tarfile.TarInfo, most: int) -> bytes:
     archive.seek(member.offset_data)
     pieces, left = list[bytes](), member.size
     while left:
-        pieces.append(archive.read(min(left, _PIECE)))
+        pieces.append(archive.read(min(left, _PIECE_BYTES)))
         if not pieces[-1]:
             raise ValueError("the archive ends early")
         left -= len(pieces[-1])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ncm_cli.errors import InputError, listing
 from ncm_cli.images import weights
 from ncm_cli.images.encoder import start_loading
-from ncm_cli.images.options import OPENAI, TextOptions, parse_classes, parse_prompt, words_for
+from ncm_cli.images.options import OPENAI_TEMPLATES, TextOptions, parse_classes, parse_prompt, words_for
 from ncm_cli.images.request import EncoderRequest, request_of
 from ncm_cli.options import is_file
 from ncm_cli.progress import Reporter
@@ -26,7 +26,7 @@ from ncm_cli.store.tables import read_table
 if TYPE_CHECKING:
     from ncm_cli.images.network import TorchEncoder
 
-BATCH = 256
+TEXT_BATCH = 256
 """Texts that are encoded at once."""
 
 
@@ -51,11 +51,11 @@ class TextTower:
         A text that is longer than that is cut, and the first one is named.
         """
         made, cut = [], ""
-        for start in range(0, len(texts), BATCH):
-            part = list(texts[start : start + BATCH])
+        for start in range(0, len(texts), TEXT_BATCH):
+            part = list(texts[start : start + TEXT_BATCH])
             made.append(self.tokenizer(part))
             length = made[0].shape[1]
-            # What a tokenizer with twice the room adds to a text that fits is padding, all the same.
+            # With twice the length, a text that fits is followed by padding: one value.
             beyond = self.tokenizer(part, context_length=2 * length)[:, length:]
             longer = (beyond != beyond[:, -1:]).any(dim=1).nonzero()
             cut = cut or (part[int(longer[0])] if len(longer) else "")
@@ -75,8 +75,8 @@ class TextTower:
         module: Any = self.encoder.model.module
         made = []
         with self.reporter.task("encoding texts", len(tokens), "texts") as task:
-            for start in range(0, len(tokens), BATCH):
-                part = torch.from_numpy(tokens[start : start + BATCH]).to(self.encoder.device)
+            for start in range(0, len(tokens), TEXT_BATCH):
+                part = torch.from_numpy(tokens[start : start + TEXT_BATCH]).to(self.encoder.device)
                 with torch.inference_mode(), exact(self.encoder.device, "fp32"):
                     made.append(module.encode_text(part).float().cpu().numpy())
                 task.advance(len(part))
@@ -201,7 +201,7 @@ def read_prompts(prompts: Sequence[str]) -> list[str]:
     """The texts of ``--prompts``, each once: each is one, or a file with one a line, or ``openai``."""
     found: list[str] = []
     for prompt in prompts:
-        if prompt == OPENAI:
+        if prompt == OPENAI_TEMPLATES:
             import open_clip
 
             found += [template("{}") for template in open_clip.OPENAI_IMAGENET_TEMPLATES]

@@ -34,7 +34,7 @@ _STORAGES = {
 _OPCODES = b"\x80.(c\x81RQqrhjN\x88\x89JKM\x8aGXt\x85\x86\x87)]ae}su"
 """What TorchScript's own writer uses of pickle, beside BUILD: nothing whose memory a few bytes can fill."""
 
-_MOST_MODULES = 100_000
+_MAX_MODULES = 100_000
 
 
 class _Module(dict[str, Any]):
@@ -121,8 +121,8 @@ def torchscript_tensors(path: Path) -> dict[str, torch.Tensor]:
     waiting, seen = [("", top)], 0
     while waiting:
         prefix, module = waiting.pop()
-        if (seen := seen + 1) > _MOST_MODULES or type(module) is not _Module:
-            raise ValueError("it holds no module" if seen == 1 else f"more than {_MOST_MODULES:,} modules")
+        if (seen := seen + 1) > _MAX_MODULES or type(module) is not _Module:
+            raise ValueError("it holds no module" if seen == 1 else f"more than {_MAX_MODULES:,} modules")
         for name, value in module.items():
             if isinstance(value, torch.Tensor):
                 found[f"{prefix}{name}"] = value

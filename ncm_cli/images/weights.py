@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 
     from ncm_cli.images.request import EncoderRequest
 
-_SMALL, _LARGEST_RATIO = 64 << 20, 8
-"""What an archive may unpack to: bytes that any may, and how often its size."""
+_ALWAYS_ALLOWED_BYTES, _MAX_RATIO = 64 << 20, 8
+"""What an archive may unpack to: so many bytes in any case, else so many times its size."""
 
 _TUNED_FACTS = {"ncm_format", "ncm_format_version", "model", "representation", "image_size", DIGEST}
 """What a checkpoint of ``ncm finetune`` says of itself. A digest under another name would be none."""
 
 CHECKPOINT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar", ".th")
 
-LARGE = 1 << 25
+MIN_REMEMBERED_BYTES = 1 << 25
 """Bytes from which a file's digest takes long enough to be remembered by later runs."""
 
 _NO_FOLDER = {errno.ENOENT, errno.ENOTDIR, errno.EEXIST}
@@ -80,7 +80,7 @@ def digest(path: str | Path) -> dict[str, Any]:
     """Size in bytes and SHA-256 of a file, remembered while its size and times of change stay the same."""
     path = Path(path).expanduser().absolute()
     now = path.stat()
-    # What copies and unpacks files may set the one time, but never the other.
+    # Programs that copy or unpack files may set mtime, but never ctime.
     return {"size": now.st_size, "sha256": _sha256(path, now.st_size, now.st_mtime_ns, now.st_ctime_ns)}
 
 
@@ -89,7 +89,7 @@ def _sha256(path: Path, *state: int) -> str:
     """SHA-256 of a file in this ``state``, its size first; a large one's is kept in the user's cache."""
     if not state[0]:  # the kernel's files have no size, and may never end
         return hashlib.sha256().hexdigest()
-    if state[0] < LARGE:
+    if state[0] < MIN_REMEMBERED_BYTES:
         return sha256_file(path)
     cache: Path | None = None
     known: dict[str, Any] = {}
@@ -236,12 +236,12 @@ def require_stored(path: Path) -> None:
 def refuse_bomb(path: Path, members: Iterable[zipfile.ZipInfo]) -> None:
     """Refuse an archive that would fill memory: what it unpacks to bears no relation to its size."""
     unpacked = sum(member.file_size for member in members)
-    if unpacked > _SMALL + _LARGEST_RATIO * path.stat().st_size:
+    if unpacked > _ALWAYS_ALLOWED_BYTES + _MAX_RATIO * path.stat().st_size:
         raise InputError(
             "an archive that unpacks to far more than it is",
             where=path,
             found=f"{unpacked:,} bytes from {path.stat().st_size:,}",
-            expected=f"at most {_LARGEST_RATIO} times its size",
+            expected=f"at most {_MAX_RATIO} times its size",
             fix="save it again without compression",
         )
 

@@ -157,12 +157,12 @@ class State:
 
     def _remote_versions(self, files: list[NamedFile]) -> dict[str, str]:
         """Size and version of each remote file; empty where its server tells no version."""
-        from ncm_cli.images.rows import LOOKING
+        from ncm_cli.images.rows import LOOKUPS_AT_ONCE
 
         remote, versions = sorted({path for _, path in files if is_remote(path)}), dict[str, str]()
         if remote:
             label = ("looking up", len(remote), "files")
-            with self._reporter.task(*label) as task, ThreadPoolExecutor(LOOKING) as pool:
+            with self._reporter.task(*label) as task, ThreadPoolExecutor(LOOKUPS_AT_ONCE) as pool:
                 for path, (size, version) in zip(remote, pool.map(look_up, remote), strict=True):
                     versions[path] = f"{size} {version}" if version else ""
                     task.advance()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ncm_cli.errors import InputError, MismatchError, listing
 
-MAX_DEPTH = 100
+MAX_JSON_DEPTH = 100
 """Deepest nesting of JSON that is read: far more than any file of ours has, and safe for all that walk it."""
 
 ABSENT = "(absent)"
@@ -24,19 +24,19 @@ ABSENT = "(absent)"
 def parse_json(text: str | bytes, **options: Any) -> Any:
     """The value of JSON from a file, whoever made it; ``options`` are those of `json.loads`.
 
-    Raises ValueError for what isn't JSON, and for what is nested deeper than `MAX_DEPTH`.
+    Raises ValueError for what isn't JSON, and for what is nested deeper than `MAX_JSON_DEPTH`.
     """
     try:
         found = json.loads(text, **options)
     except RecursionError:
         raise ValueError("JSON that is nested too deeply") from None
     level = [found]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_JSON_DEPTH + 1):
         nested = [item for item in level if isinstance(item, dict | list)]
         if not nested:
             return found
         level = [item for one in nested for item in (one.values() if isinstance(one, dict) else one)]
-    raise ValueError(f"JSON that is nested more than {MAX_DEPTH} deep")
+    raise ValueError(f"JSON that is nested more than {MAX_JSON_DEPTH} deep")
 
 
 def canonical_json(value: Any) -> str:
@@ -117,7 +117,7 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 MAX_TEXT_BYTES = 4096
 """Longest id, path or category: what file systems allow a path to have."""
 
-MAX_COLUMNS = 5_000
+MAX_STORE_COLUMNS = 5_000
 """Most columns of a store: each is up to three objects of HDF5's, of which a reader takes 20,000."""
 
 TEXT_ERRORS = "surrogateescape"
@@ -141,12 +141,12 @@ def damaged(path: Path, found: str) -> InputError:
 
 def require_few_columns(count: int, where: Path | str) -> None:
     """Refuse more columns than a store takes."""
-    if count > MAX_COLUMNS:
+    if count > MAX_STORE_COLUMNS:
         raise InputError(
             "more columns than a store takes",
             where=where,
             found=f"{count:,}",
-            expected=f"at most {MAX_COLUMNS:,}",
+            expected=f"at most {MAX_STORE_COLUMNS:,}",
             fix="leave some out of the table; a matrix of features goes into an array (--from-array)",
         )
 

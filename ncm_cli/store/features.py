@@ -43,7 +43,7 @@ VERSION = 1
 MAX_DIM = 4 << 20
 """Widest features: a row has to fit a chunk of HDF5's."""
 
-_REASON_CHARACTERS = 500
+_MAX_REASON_CHARACTERS = 500
 
 
 def write_features(
@@ -232,7 +232,7 @@ def _write_rows(
         writer.text("sha256", files.sha256, what="a digest")
     writer.text("failed/id", [row.id for row in failed], what="an id")
     writer.text("failed/path", [row.path for row in failed], what="a path", any_bytes=True)
-    reasons = [row.reason.replace("\0", " ")[:_REASON_CHARACTERS] for row in failed]
+    reasons = [row.reason.replace("\0", " ")[:_MAX_REASON_CHARACTERS] for row in failed]
     writer.text("failed/reason", reasons, what="a reason", any_bytes=True)
 
 

@@ -36,7 +36,7 @@ from ncm_cli.store.digests import MAKE_AGAIN, digest_of, parse_json, require_ver
 from ncm_cli.store.result_record import SCHEMAS, Head
 from ncm_cli.store.schema import misfit
 
-FULL = {
+FULL_DISK_WORDS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "the file is larger than this system allows (ulimit -f, or the file system's own limit)",
@@ -142,12 +142,12 @@ def full_disk_is_an_input_error(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         # HDF5 mentions the number in its message instead of setting it.
-        told = (number for number in FULL if error.errno == number or f"errno = {number}" in str(error))
-        number = next(told, None)
+        numbers = [number for number in FULL_DISK_WORDS if f"errno = {number}" in str(error)]
+        number = error.errno if error.errno in FULL_DISK_WORDS else next(iter(numbers), None)
         if number is None:
             raise
         raise InputError(
-            FULL[number],
+            FULL_DISK_WORDS[number],
             where=path,
             expected="the old file, if there was one, is as it was",
             fix="free some space and run the same command again",

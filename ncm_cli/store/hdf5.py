@@ -55,10 +55,10 @@ MAX_CHUNK_BYTES = 64 << 20
 MAX_ATTRIBUTES = 200
 MAX_ATTRIBUTE_BYTES = 60_000
 MAX_OBJECTS = 20_000
-MAX_DEPTH = 4
+MAX_GROUP_DEPTH = 4
 
-DENSE = 2
-"""Rows are read with those between them where that is no more than so many times as much."""
+MAX_READ_RATIO = 2
+"""Rows between the wanted ones are read too, as long as that is at most so many times as much."""
 
 _FILTERS = (h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_SHUFFLE)
 
@@ -122,7 +122,7 @@ def _names(file: h5py.File, path: Path) -> dict[str, None]:
 def _fault_of_type(array: Any, name: str) -> str | None:
     """What is wrong with an object that isn't a group or an array of plain numbers or text."""
     if isinstance(array, h5py.Group):
-        return "is nested too deeply" if name.count("/") >= MAX_DEPTH else None
+        return "is nested too deeply" if name.count("/") >= MAX_GROUP_DEPTH else None
     if not isinstance(array, h5py.Dataset):
         return "is neither a group nor an array"
     if array.dtype.kind not in "biufS":
@@ -335,7 +335,7 @@ class RowReader:
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         first, last = (int(positions.min()), int(positions.max()) + 1) if len(positions) else (0, 0)
-        if last - first > DENSE * len(positions):
+        if last - first > MAX_READ_RATIO * len(positions):
             return self._rows(positions, np.ones(len(positions), np.int64))
         edges = np.array([first, *range(first - first % self._step + self._step, last, self._step)])
         found = self._rows(edges, np.diff([*edges, last]))

@@ -1,4 +1,4 @@
-"""What may be written over: nothing that is read, and of what is there only the same command's own output."""
+"""Which files may be replaced: none that is read, and only outputs of the same command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STDOUT = Path("-")
 MAX_HEADER_BYTES = 64 << 20
 """Longest header of a safetensors file that is looked at."""
 
-_HEAD = 1 << 12
+_KIND_BYTES = 1 << 12
 """Bytes that tell all kinds but stores and probes."""
 
 
@@ -131,10 +131,10 @@ def _start(path: Path) -> bytes:
     """What tells a file's kind: its first bytes, all of a probe's header, or the format that a store says."""
     try:
         with path.open("rb") as stream:
-            head = stream.read(_HEAD)
+            head = stream.read(_KIND_BYTES)
             length = int.from_bytes(head[:8], "little")
             if sniff(head) == "safetensors" and length < MAX_HEADER_BYTES:
-                head += stream.read(max(0, 8 + length - _HEAD))
+                head += stream.read(max(0, 8 + length - _KIND_BYTES))
     except OSError:  # what can't be read can't be told; writing says why
         return b""
     if sniff(head) != "HDF5":

@@ -76,10 +76,10 @@ BLANK = " "
 SAMPLE_RECORDS = 50
 """Records read to tell the separator: enough to see a pattern, few enough to cost nothing."""
 
-MAX_COLUMNS = 100_000
+MAX_TABLE_COLUMNS = 100_000
 """Most columns of a table; with more it is nearly always one that lies on its side, or a matrix."""
 
-FIELD_LIMIT = 131_072
+MAX_FIELD_CHARACTERS = 131_072
 """Characters in one field; a longer one is nearly always a quotation mark that is never closed."""
 
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n|\Z)")
@@ -323,12 +323,12 @@ def _opened(path: Path, what: str) -> _Source:
     if not source.data.strip():
         raise InputError(f"the {what} has comments and no header", where=path)
     first = re.split(rb"[\r\n]", source.data, maxsplit=1)[0]
-    if (columns := 1 + max(first.count(mark.encode()) for mark in DELIMITERS)) > MAX_COLUMNS:
+    if (columns := 1 + max(first.count(mark.encode()) for mark in DELIMITERS)) > MAX_TABLE_COLUMNS:
         raise InputError(
             f"the {what} has too many columns",
             where=path,
             found=f"{columns:,} in its first line",
-            expected=f"at most {MAX_COLUMNS:,}",
+            expected=f"at most {MAX_TABLE_COLUMNS:,}",
             fix="one line for each row; a matrix of features goes into an array (--from-array)",
         )
     source = _separated(source, said)
@@ -350,7 +350,11 @@ def _without_preamble(path: Path, data: bytes) -> tuple[_Source, str | None, _So
             said = found[1]
         elif text.startswith("#"):
             comments.append((number, match.start()))
-        elif text.isdecimal() and count is None and _are_names(data[match.end() : match.end() + FIELD_LIMIT]):
+        elif (
+            text.isdecimal()
+            and count is None
+            and _are_names(data[match.end() : match.end() + MAX_FIELD_CHARACTERS])
+        ):
             count = int(text)
         elif text or match.end() == len(data):
             break
@@ -411,7 +415,7 @@ def _require_text(data: bytes, path: Path, what: str) -> None:
             expected="UTF-8",
             fix=f"save it as UTF-8, for example: iconv -f {encoding} -t UTF-8 OLD.csv > NEW.csv",
         )
-    first = text[:FIELD_LIMIT].strip().split("\n")[0].strip()
+    first = text[:MAX_FIELD_CHARACTERS].strip().split("\n")[0].strip()
     json = first in ("{", "[") or (first.startswith(('{"', "[{")) and first.endswith(("}", "}]", ",")))
     if json or first.startswith("<"):
         kind = "JSON" if json else "HTML or XML"

@@ -35,7 +35,7 @@ from PIL import Image, features
 
 from ncm_cli.errors import NcmError
 from ncm_cli.images.encoder import load_encoder
-from ncm_cli.images.reading import AT_ONCE, cores, read_ahead
+from ncm_cli.images.reading import IMAGES_PER_REQUEST, cores, read_ahead
 from ncm_cli.images.request import EncoderRequest
 from ncm_cli.progress import SILENT
 from ncm_cli.solvers.device import exact
@@ -102,7 +102,11 @@ def reading_rate(paths: list[Path], preprocess: Any, workers: int, processes: bo
     """Images decoded and prepared each second, after the first quarter of them."""
     files = [ImageFile(str(path), str(path)) for path in paths]
     images = read_ahead(
-        files, preprocess, workers=workers, window=2 * workers * AT_ONCE, processes=processes and workers > 0
+        files,
+        preprocess,
+        workers=workers,
+        window=2 * workers * IMAGES_PER_REQUEST,
+        processes=processes and workers > 0,
     )
     with contextlib.closing(images):  # type: ignore[type-var]
         skipped = len(files) // 4

@@ -34,7 +34,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         pids.append(self._process.pid)
 
     monkeypatch.setattr(reading._ReaderProcess, "__init__", init)
-    monkeypatch.setattr(reading, "MANY", 0.0)
+    monkeypatch.setattr(reading, "MIN_SECONDS_FOR_PROCESSES", 0.0)
     return pids
 
 
@@ -65,7 +65,7 @@ def test_processes_give_what_threads_give(
     said = pictures.said
     assert len(started) == 2 and not running(started)
     made = contents(pictures.output)
-    monkeypatch.setattr(reading, "MANY", 1e9)
+    monkeypatch.setattr(reading, "MIN_SECONDS_FOR_PROCESSES", 1e9)
     pictures.embed(output=pictures.folder / "threads.h5", **view)
     assert len(started) == 2 and len(made["failed"]) == 1
     assert contents(pictures.folder / "threads.h5") == made
@@ -88,7 +88,7 @@ def test_a_process_that_dies_is_named_and_finished_rows_are_kept(
         patch.setattr(encoders.PixelsEncoder, "encode", encode)
         pictures.embed(batch_size="10")
     assert caught.value.where in {f"process {pid}" for pid in started}
-    assert str(caught.value.found).count(".png") == reading.AT_ONCE
+    assert str(caught.value.found).count(".png") == reading.IMAGES_PER_REQUEST
     assert len(started) == 2 and not running(started)
     pictures.embed(batch_size="10")
     assert any("going on" in note for note in pictures.said.notes)

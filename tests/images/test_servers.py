@@ -36,8 +36,8 @@ Serve = Callable[..., str]
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds, not minutes; and nothing that another test found out."""
     fsspec = pytest.importorskip("fsspec")
-    monkeypatch.setattr(remote, "ANSWER_SECONDS", 1.0)
-    monkeypatch.setattr(remote, "WORD_SECONDS", 0.2)
+    monkeypatch.setattr(remote, "MAX_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(remote, "NOTICE_SECONDS", 0.2)
     monkeypatch.setattr(remote, "_said", {})
     monkeypatch.setattr(remote, "_silent", {})
     fsspec.get_filesystem_class("http").clear_instance_cache()
@@ -227,7 +227,7 @@ def test_a_server_that_never_answers_is_given_up_with_a_word(
 def test_a_busy_server_is_asked_again_as_it_says(
     serve: Serve, web_handler: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "ANSWER_SECONDS", 3.0)
+    monkeypatch.setattr(remote, "MAX_ANSWER_SECONDS", 3.0)
     address, start = serve(odd(web_handler)), time.monotonic()
     assert fetch(f"{address}/busy/{kind}/1/1") == b"ok"
     assert 1 <= time.monotonic() - start < 5

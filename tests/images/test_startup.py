@@ -21,7 +21,7 @@ from ncm_cli.progress import SILENT
 def test_a_large_files_digest_is_remembered_while_nothing_of_it_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights, "LARGE", 0)
+    monkeypatch.setattr(weights, "MIN_REMEMBERED_BYTES", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     hashed: list[Path] = []
     real = weights.sha256_file

@@ -19,7 +19,7 @@ import pytest
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.main import run as command
 from ncm_cli.store.columns import Column, Files, NumericColumn
-from ncm_cli.store.digests import MAX_COLUMNS, encode_text
+from ncm_cli.store.digests import MAX_STORE_COLUMNS, encode_text
 from ncm_cli.store.features import FeatureStore, write_features
 from ncm_cli.store.hdf5 import MAX_OBJECTS
 
@@ -271,9 +271,11 @@ def test_as_many_columns_as_can_be_read_again(
     write_store: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, over: int
 ) -> None:
     """A hundredth of either limit, which shows the same: all columns that may be written can be read."""
-    monkeypatch.setattr("ncm_cli.store.digests.MAX_COLUMNS", MAX_COLUMNS // 100)
+    monkeypatch.setattr("ncm_cli.store.digests.MAX_STORE_COLUMNS", MAX_STORE_COLUMNS // 100)
     monkeypatch.setattr("ncm_cli.store.hdf5.MAX_OBJECTS", MAX_OBJECTS // 100)
-    columns = [Column(f"c{i}", np.zeros(40, np.int32), ("a",)) for i in range(MAX_COLUMNS // 100 + over)]
+    columns = [
+        Column(f"c{i}", np.zeros(40, np.int32), ("a",)) for i in range(MAX_STORE_COLUMNS // 100 + over)
+    ]
     if over:
         with pytest.raises(InputError, match="more columns than a store takes") as error:
             write_store(columns=columns, label_column=None)

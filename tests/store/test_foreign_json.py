@@ -20,14 +20,14 @@ import pytest
 from ncm_cli import main
 from ncm_cli.errors import InputError
 from ncm_cli.store import files
-from ncm_cli.store.digests import MAX_DEPTH, header_digest, parse_json
+from ncm_cli.store.digests import MAX_JSON_DEPTH, header_digest, parse_json
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import lock_path, read_json, writer_lock
 from ncm_cli.store.hdf5 import root_attributes
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":', '[{"a":'])
-@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 900, 30_000, 1_000_000])
+@pytest.mark.parametrize("depth", [MAX_JSON_DEPTH + 1, 900, 30_000, 1_000_000])
 def test_deep_json_is_refused(tmp_path: Path, opening: str, depth: int) -> None:
     closing = "".join({"[": "]", "{": "}"}[one] for one in reversed(opening) if one in "[{")
     text = opening * depth + "1" + closing * depth
@@ -41,7 +41,7 @@ def test_deep_json_is_refused(tmp_path: Path, opening: str, depth: int) -> None:
 def test_json_of_any_width_is_read() -> None:
     value = {"a": [[1, 2.5, "x", None, True]] * 1000, "b": {str(i): {} for i in range(1000)}}
     assert parse_json(json.dumps(value)) == value
-    deep = "[" * MAX_DEPTH + "]" * MAX_DEPTH
+    deep = "[" * MAX_JSON_DEPTH + "]" * MAX_JSON_DEPTH
     assert json.dumps(parse_json(deep)) == deep
 
 
