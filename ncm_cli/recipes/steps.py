@@ -362,7 +362,7 @@ class Steps:
         if not (self._allow_outside or path.is_relative_to(self._out)):
             return f"{self._shown(path)} is outside the run's folder; ncm run --allow-outside writes there"
         try:
-            check_place(field, path)
+            check_place(field, possible(path))
         except NcmError as error:
             return _message(error)
         return ""

@@ -10,7 +10,7 @@ from typing import Any
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import Field, fields_of, is_file
 from ncm_cli.store import hdf5
-from ncm_cli.store.files import refuse_no_file
+from ncm_cli.store.files import refuse_no_file, relative
 from ncm_cli.store.sniff import sniff
 
 STDOUT = Path("-")
@@ -81,10 +81,11 @@ def check_place(field: Field, output: Path) -> None:
 
 
 def refuse_no_folder(path: Path) -> None:
-    """Refuse a folder's place where a file is, or where one is on the way to it."""
-    if not (place := next(filter(os.path.lexists, (path, *path.parents)), path.parent)).is_dir():
+    """Refuse a folder's place where a file is, or where one is on the way to it; links are followed."""
+    real = Path(os.path.realpath(path))
+    if not (place := next(filter(os.path.lexists, (real, *real.parents)), real)).is_dir():
         fix = "another place to write to, or move that file away"
-        raise InputError("a file where a folder is expected", where=place, fix=fix)
+        raise InputError("a file where a folder is expected", where=relative(place, Path.cwd()), fix=fix)
 
 
 def refuse_replacing(options: Any) -> None:

@@ -107,3 +107,9 @@ def test_a_recipe_refuses_it_with_its_line(words: str, field: Field, place: str)
     (problem,) = refused.value.problems
     assert REFUSED.match(problem.what)
     assert (problem.line, problem.path) == (4 + [*given].index(field.name), f"steps[1].{step}.{field.name}")
+
+
+def test_a_link_to_a_folder_that_is_not_there_yet_is_a_place_for_it() -> None:
+    Path("link").symlink_to("target")
+    assert main.run(["data", "digits", "-o", "link", "-q"]) == 0
+    assert (Path("target") / "manifest.csv").is_file()

@@ -528,6 +528,17 @@ def test_outputs_stay_in_the_runs_folder(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["a" * 5_000, "a\0b"])
+def test_an_output_that_no_file_system_takes_is_one_mistake(tmp_path: Path, name: str) -> None:
+    text = (
+        f"name: x\nsteps:\n  - data: {{builder: digits, output: {json.dumps(name)}}}\n"
+        f"  - report: {{results: r.json, output: {json.dumps(name + '.md')}}}\n"
+    )
+    found = _problems(tmp_path, text, dry_run=True)
+    assert sorted(found) == [3, 4]
+    assert all(len(own) == 1 and "not the path of a file" in own[0] for own in found.values())
+
+
 def test_all_tables_of_a_sweep_are_its_own(tmp_path: Path) -> None:
     text = (
         f"name: x\nsteps:{STEPS}"
