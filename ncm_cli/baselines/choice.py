@@ -115,7 +115,11 @@ def chunks(configs: Sequence[Config], logits: int) -> list[list[int]]:
         kind = config.method if config.method in ("dfr", "leace") else ""
         families.setdefault((config.seed, kind), []).append(i)
     size = max(1, MOST_CHUNK_LOGITS // logits)
-    return [own[start : start + size] for own in families.values() for start in range(0, len(own), size)]
+    return [
+        members[start : start + size]
+        for members in families.values()
+        for start in range(0, len(members), size)
+    ]
 
 
 METRICS = (
@@ -143,7 +147,7 @@ def metric_names(crossings: int) -> tuple[str, ...]:
 
 def _keys(history: History, rule: Rule) -> tuple[Array, Array]:
     """The rule's quantity (..., least best) and the loss that decides ties; infinite where not known."""
-    known = {name for name, own in history.items() if np.isfinite(own).any()}
+    known = {name for name, epochs in history.items() if np.isfinite(epochs).any()}
     metric = score_name(known) if rule == RULES["bound"] else rule.metric
     values, losses = rule.sign * history[metric], history[TIE_BREAKERS.get(metric, "val_log_loss")]
     # To 1e-12, below which it is rounding.
@@ -190,9 +194,9 @@ class Pick:
         """(metrics,) standard deviation over seeds (n − 1); NaN with one seed."""
         if len(self.values) < 2:
             return np.full(self.values.shape[1], np.nan)
-        found = np.asarray(self.values.std(axis=0, ddof=1), np.float64)
+        sd = np.asarray(self.values.std(axis=0, ddof=1), np.float64)
         # Equal values differ from their mean by its rounding.
-        return np.where(found < 1e-12, 0.0, found)
+        return np.where(sd < 1e-12, 0.0, sd)
 
 
 def pick_trial(history: History, diverged: NDArray[np.bool_], rule: Rule) -> Pick | None:
@@ -214,11 +218,11 @@ def pick_trial(history: History, diverged: NDArray[np.bool_], rule: Rule) -> Pic
     chosen = best_checkpoints(history, rule)
     able = np.flatnonzero(~diverged.any(axis=1) & (chosen >= 0).all(axis=1))
     seeds = np.arange(chosen.shape[1])
-    found = [
+    picks = [
         Pick(
             int(row),
             tuple(chosen[row].tolist()),
-            np.stack([own[row][seeds, chosen[row]] for own in history.values()], axis=1),
+            np.stack([epochs[row][seeds, chosen[row]] for epochs in history.values()], axis=1),
         )
         for row in able
     ]
@@ -228,7 +232,7 @@ def pick_trial(history: History, diverged: NDArray[np.bool_], rule: Rule) -> Pic
         score, loss = (float(part.mean()) for part in _keys(values, rule))
         return round(score, 12), loss
 
-    return min(found, key=key, default=None)
+    return min(picks, key=key, default=None)
 
 
 LARGEST_ROUNDING = 1e-9
@@ -246,18 +250,20 @@ def choose_by_rules(
     rules = {name: _why_not(rule, table, options) for name, rule in RULES.items()}
     names, seedless = tuple(table.metrics), []
     for label in dict.fromkeys(config.label for config in configs):
-        own = [i for i, config in enumerate(configs) if config.label == label]
+        rows_of = [i for i, config in enumerate(configs) if config.label == label]
         shape = (-1, options.seeds)
-        history = {name: one[own].reshape(*shape, one.shape[1]) for name, one in table.metrics.items()}
-        diverged = table.diverged[own].reshape(shape)
+        history = {
+            name: values[rows_of].reshape(*shape, values.shape[1]) for name, values in table.metrics.items()
+        }
+        diverged = table.diverged[rows_of].reshape(shape)
         seen = [np.nan_to_num(history[name]) for name in ("val_log_loss", "val_accuracy")]
-        if all(np.abs(one - one[:, :1]).max() <= LARGEST_ROUNDING for one in seen):
+        if all(np.abs(values - values[:, :1]).max() <= LARGEST_ROUNDING for values in seen):
             seedless.append(label)
         for name, rule in RULES.items():
             pick = pick_trial(history, diverged, rule) if rules[name] is None else None
             if pick is None:
                 continue
-            of_seeds = [configs[i] for i in own[pick.row * options.seeds :][: options.seeds]]
+            of_seeds = [configs[i] for i in rows_of[pick.row * options.seeds :][: options.seeds]]
             first = of_seeds[0]
             rows.append(
                 {
@@ -375,7 +381,7 @@ def columns_of(
     for i, config in enumerate(configs):
         known = {} if table.diverged[i] else {rule: int(at[i]) for rule, at in chosen.items() if at[i] >= 0}
         for rule, at in known.items() or [(None, -1)]:
-            values = [None if rule is None else float(own[i, at]) for own in table.metrics.values()]
+            values = [None if rule is None else float(epochs[i, at]) for epochs in table.metrics.values()]
             rows.append(
                 {
                     "method": config.label,

@@ -1,4 +1,4 @@
-"""The options of ``ncm sweep``, and what ``--search`` says of hyper-parameters."""
+"""The options of ``ncm sweep``, and the grammar of ``--search``."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def parse_search(text: str) -> Search:
 def space_of(method: str, hyper: str, searches: Sequence[Search], *, grid: bool) -> Space:
     """The last space given for this method, else for all, else the default."""
     for of in (method, None):
-        found = [search.space for search in searches if search.name == hyper and search.method == of]
-        if found:
-            return found[-1]
+        spaces = [search.space for search in searches if search.name == hyper and search.method == of]
+        if spaces:
+            return spaces[-1]
     kind = HYPER[hyper]
     return parse_space(kind.grid if grid else kind.space, whole=kind.whole)
 
@@ -85,17 +85,17 @@ def table_files(output: Path) -> tuple[Path, ...]:
 
 def parse_methods(text: str) -> tuple[tuple[str, bool], ...]:
     """``erm,ncm,ncm+upweight`` as (method, whether upweighted), each once, in order."""
-    found = []
+    methods = []
     for name in parse_names(text):
         method = name.removesuffix(UPWEIGHT)
         if method not in METHODS:
             raise unknown("method", method, METHODS, where=f"--methods {text}", error=UsageError)
         if name != method and method == "dfr":
             raise UsageError("dfr balances its groups itself", found=name, fix="--methods dfr")
-        found.append((method, name != method))
-    if not found:
+        methods.append((method, name != method))
+    if not methods:
         raise UsageError("no method", found=repr(text), expected=", ".join(METHODS))
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(methods))
 
 
 def _columns(what: str, **facts: Any) -> Any:
@@ -208,7 +208,7 @@ class SweepOptions(TrainingOptions):
             yield from lacking(name, self)
             if upweighted and self.upweight is None:
                 yield UsageError(f"{name}{UPWEIGHT} needs --upweight", fix="--upweight label,place")
-        names = [f"{one.method}.{one.name}" if one.method else one.name for one in self.searches]
+        names = [f"{given.method}.{given.name}" if given.method else given.name for given in self.searches]
         for i, search in enumerate(self.searches):
             if names[i] in names[:i]:
                 yield UsageError(

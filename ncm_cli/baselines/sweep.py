@@ -53,7 +53,7 @@ Array = NDArray[np.float64]
 Facts = Mapping[str, Array]
 """Of R probes, (R,) by name."""
 Judge = Callable[[Array, Array], Facts]
-"""What is said of R probes' weights (R, C, d) and biases (R, C)."""
+"""Metrics of R probes, by their weights (R, C, d) and biases (R, C)."""
 Advance = Callable[[int], None]
 """Told of configurations × epochs that are done."""
 
@@ -69,7 +69,7 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, An
     dict
         The body of ``NAME.json``. Its ``rows`` are, for each method and rule, ``method, rule, oracle, trial,
         hyper_parameters, seeds, epochs, metrics`` (means over seeds), ``sd`` (their standard deviations) and
-        ``values`` (one for each seed); ``rules`` says of each why it could not be applied (None: it was).
+        ``values`` (one for each seed); ``rules`` has for each why it could not be applied (None: it was).
 
     Raises
     ------
@@ -88,17 +88,17 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, An
         configs = plan_configs(options, available_rank=runner.rank, reporter=reporter)
         parts = chunks(configs, runner.whole.logits)
         with Journal.open(output, _key(options, runner), replace=True) as journal:
-            found = _finished(configs, parts, runner, journal, reporter)
+            results = _finished(configs, parts, runner, journal, reporter)
         for name, what in (
             ("diverged", "diverged (a weight became NaN or infinite) and can't be chosen"),
             ("unconverged", "stopped short of convergence"),
         ):
-            labels = [configs[i].label for i in np.flatnonzero(found[name])]
+            labels = [configs[i].label for i in np.flatnonzero(results[name])]
             if labels:
                 counts = ", ".join(f"{label} {labels.count(label):,}" for label in dict.fromkeys(labels))
                 reporter.warn(f"{len(labels):,} of {len(configs):,} configurations {what}: {counts}")
-        history = {name: found[name] for name in runner.metrics}
-        table = table_of(options, configs, history, found["diverged"])
+        history = {name: results[name] for name in runner.metrics}
+        table = table_of(options, configs, history, results["diverged"])
         rows, rules, seedless = choose_by_rules(options, configs, table)
         if seedless:
             held_out = runner.problem.pairs is not None and runner.problem.pairs.held_out.any()
@@ -113,8 +113,8 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, An
                 "output": str(options.output),
                 "rows": rows,
                 "configurations": len(configs),
-                "diverged": int(found["diverged"].sum()),
-                "unconverged": int(found["unconverged"].sum()),
+                "diverged": int(results["diverged"].sum()),
+                "unconverged": int(results["unconverged"].sum()),
                 "rules": rules,
                 "options": jsonable(options),
                 "classes": runner.problem.target.classes,
@@ -162,7 +162,7 @@ def _finished(
     if journal.damaged:
         reporter.warn(f"{journal.damaged:,} finished chunks are damaged, and are trained anew")
     passes = runner.options.epochs * (1 + max(map(len, runner.folds.values()), default=0))
-    found: list[dict[str, NDArray[Any]]] = []
+    results: list[dict[str, NDArray[Any]]] = []
     resumed = 0
     with reporter.task("training", total=len(configs) * passes, unit="epochs") as task:
         for index, members in enumerate(parts):
@@ -173,11 +173,11 @@ def _finished(
             else:
                 resumed += len(members)
                 task.advance(len(members) * passes)
-            found.append(done)
+            results.append(done)
     if resumed:
         reporter.note(f"{resumed:,} of {len(configs):,} configurations were finished before")
     order = np.argsort(np.concatenate(parts))
-    return {name: np.concatenate([part[name] for part in found])[order] for name in found[0]}
+    return {name: np.concatenate([part[name] for part in results])[order] for name in results[0]}
 
 
 class _CellSums:
@@ -215,11 +215,11 @@ class _CellSums:
         """Means over the cells of the means in each one; nothing without cells."""
         if not len(self.codes):
             return {}
-        made: dict[str, Array] = {}
+        means_of_cells: dict[str, Array] = {}
         for what, name in (("error", "cell_error"), ("loss", "cell_log_loss")):
             means = [sums[f"{what} {code}"] / n for code, n in zip(self.codes, self.sizes, strict=True)]
-            made[name] = np.mean(means, axis=0)
-        return made
+            means_of_cells[name] = np.mean(means, axis=0)
+        return means_of_cells
 
 
 class Runner:
@@ -317,8 +317,8 @@ class Runner:
 
     def _rows(self, name: str, scaling: Scaling) -> Rows | None:
         """The ``val`` or ``test`` rows, scaled; None where the sweep has none."""
-        found = getattr(self.problem, name)
-        return None if found is None else found.scaled(scaling)
+        rows = getattr(self.problem, name)
+        return None if rows is None else rows.scaled(scaling)
 
     def _measured(self, seed: int) -> PairRows | None:
         """The pairs of all folds of a seed, scaled as all rows are; None without folds."""
@@ -331,7 +331,7 @@ class Runner:
     def _judge_folds(
         self, folds: Sequence[Fold], configs: Sequence[Config], advance: Advance
     ) -> tuple[dict[str, Array], NDArray[np.bool_]]:
-        """What folds say of configurations trained on what they leave, (R, epochs), and diverged (R,)."""
+        """Metrics (R, epochs) of configurations trained on what each fold leaves, and diverged (R,)."""
         paired = self.problem.pairs
         assert paired is not None
         cells = _CellSums(self.problem, folds)
@@ -468,17 +468,17 @@ class Runner:
         if configs[0].method == "dfr":
             fits = self._dfr([configs[i] for i, _ in wanted])
             return dict(zip(wanted, fits, strict=True))
-        found: dict[tuple[int, int | None], Fit] = {}
+        trained: dict[tuple[int, int | None], Fit] = {}
 
         def observe(epoch: int, indices: list[int], weight: Array, bias: Array) -> None:
             for row, i in enumerate(indices):
                 if (i, epoch) in wanted:
                     rank, decay = int(configs[i].rank), configs[i].weight_decay
-                    found[i, epoch] = Fit(rank, decay, weight[row], bias[row], iterations=epoch)
+                    trained[i, epoch] = Fit(rank, decay, weight[row], bias[row], iterations=epoch)
 
         last = max(epoch for _, epoch in wanted if epoch is not None)
         self._train(self.whole, configs, last, observe, lambda done: None)
-        return found
+        return trained
 
     def probe(self, config: Config, fit: Fit, selection: dict[str, Any]) -> Probe:
         """A pick's probe with its record, as ``ncm fit`` writes them."""
@@ -548,9 +548,9 @@ def save_probes(
     folder.mkdir(parents=True, exist_ok=True)
     for members in parts:
         place = {i: at for at, i in enumerate(members)}
-        own = [pick for pick in picks if pick[0] in place]
-        wanted = list(dict.fromkeys((place[i], epoch) for i, epoch, *_ in own))
-        fits = runner.probes([configs[i] for i in members], wanted) if own else {}
-        for i, epoch, name, selection in own:
+        picks_of_chunk = [pick for pick in picks if pick[0] in place]
+        wanted = list(dict.fromkeys((place[i], epoch) for i, epoch, *_ in picks_of_chunk))
+        fits = runner.probes([configs[i] for i in members], wanted) if picks_of_chunk else {}
+        for i, epoch, name, selection in picks_of_chunk:
             probe = runner.probe(configs[i], fits[place[i], epoch], selection)
             write_probe(folder / f"{name}.safetensors", probe)

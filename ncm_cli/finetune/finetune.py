@@ -49,7 +49,7 @@ from ncm_cli.store.probe import Probe, read_probe, record_ids, write_probe
 from ncm_cli.store.roles import Role
 
 NOT_IN_KEY = ("source", "root", "pairs", "output", "model", "pretrained", "device", "workers", "fresh")
-"""Options that don't decide the result, or whose files' contents do."""
+"""Options that the result doesn't depend on, or only by their files' contents."""
 
 
 _MAGIC = b"ncm-finetune-unfinished-1"
@@ -71,8 +71,8 @@ def finetune(options: FinetuneOptions, *, reporter: Reporter = SILENT) -> dict[s
     -------
     dict
         The body of ``NAME.json``: ``history`` has every epoch; ``rules`` what each rule picks, None
-        where it can't; ``evals`` what ``ncm eval`` says of the kept weights on validation and test rows.
-        Beside it ``written``: False where all was there.
+        where it can't; ``evals`` the results of ``ncm eval`` for the kept weights on validation and test
+        rows. Beside it ``written``: False where all was there.
 
     Raises
     ------
@@ -184,19 +184,19 @@ def _run(
     left = options.epochs - len(history)
     with reporter.task("training", left * len(training.train.ids), "rows") as task:
         for number in range(len(history) + 1, options.epochs + 1):
-            found = training.epoch(number, pictures, task)
-            if math.isfinite(found["train_loss"]):
+            epoch = training.epoch(number, pictures, task)
+            if math.isfinite(epoch["train_loss"]):
                 with np.errstate(invalid="ignore", over="ignore"):  # weights that have just diverged
-                    found |= training.measure(pictures)
-            if not all(map(math.isfinite, (found["train_loss"], found.get("val_log_loss", math.nan)))):
+                    epoch |= training.measure(pictures)
+            if not all(map(math.isfinite, (epoch["train_loss"], epoch.get("val_log_loss", math.nan)))):
                 what = f"the training diverged in epoch {number}"
                 if not history:
                     raise InputError(what, found=f"--lr {options.lr:g}", fix="a smaller --lr or --penalty")
                 reporter.warn(f"{what}: what was known before it is kept")
                 break
-            history.append(found)
+            history.append(epoch)
             reporter.detail(
-                f"epoch {number}: " + ", ".join(f"{name} {one:.4g}" for name, one in found.items())
+                f"epoch {number}: " + ", ".join(f"{name} {value:.4g}" for name, value in epoch.items())
             )
             if best_epochs(history)[options.chosen_rule] == number - 1:
                 best = training.copy()
@@ -210,7 +210,7 @@ def _run(
 
 
 def _head(data: bytes | memoryview, key: dict[str, Any]) -> bytes:
-    """The line before the state of an unfinished run: its digest, and that of what it is of."""
+    """The line before the state of an unfinished run: the digests of the state and of its key."""
     return b"%s %s %s\n" % (_MAGIC, hashlib.sha256(data).hexdigest().encode(), digest_of(key).encode())
 
 
@@ -236,8 +236,8 @@ def _unfinished(file: Path, key: dict[str, Any], options: FinetuneOptions) -> di
         if options.fresh:
             return None
         what = "what an unfinished run left can't be read"
-        found = one_line(error) or type(error).__name__
-        raise InputError(what, where=file, found=found, fix="--fresh starts over") from error
+        reason = one_line(error) or type(error).__name__
+        raise InputError(what, where=file, found=reason, fix="--fresh starts over") from error
     if there == key:
         return state
     if options.fresh:
@@ -254,16 +254,16 @@ def _write(
     reporter: Reporter,
 ) -> dict[str, Any]:
     """Write checkpoint and head, measured as ``ncm embed`` and ``ncm eval`` would; the result's body."""
-    options, problem, found = training.options, training.problem, best_epochs(history)
-    rule, chosen = options.chosen_rule, found[options.chosen_rule]
+    options, problem, picks = training.options, training.problem, best_epochs(history)
+    rule, chosen = options.chosen_rule, picks[options.chosen_rule]
     checkpoint, probe_file, result = checkpoint_files(options.output)
     training.take(best)
     # Weights that are a checkpoint of ours say what size they take, where nothing else is asked for.
     side = options.image_size or tuned_facts(options.pretrained).get("image_size")
     tuned = {"model": options.model, "representation": options.representation, "image_size": side}
     write_tuned(checkpoint, training.module, tuned)
-    made = EncoderRequest(model=options.model, pretrained=str(checkpoint), precision=options.precision)
-    network = load_encoder(made, device=training.network.device, reporter=SILENT)
+    request = EncoderRequest(model=options.model, pretrained=str(checkpoint), precision=options.precision)
+    network = load_encoder(request, device=training.network.device, reporter=SILENT)
     probe = _probe(training, network.description, history, chosen)
     write_probe(probe_file, probe)
     features, evals = np.zeros((rows.rows, options.representation), np.float32), []
@@ -278,13 +278,13 @@ def _write(
     )
     for part in measured:
         where = problem.roles.where[part]
-        one = evaluate(dataclasses.replace(asked, where=where), store=rows, reporter=reporter)
-        evals.append(one | {"kind": "eval", "options": one["options"] | {"output": str(result)}})
+        body = evaluate(dataclasses.replace(asked, where=where), store=rows, reporter=reporter)
+        evals.append(body | {"kind": "eval", "options": body["options"] | {"output": str(result)}})
     rules = {
         name: {"oracle": RULES[name].oracle, "epoch": at + 1, "metrics": history[at]} if at >= 0 else None
-        for name, at in found.items()
+        for name, at in picks.items()
     }
-    names = dict.fromkeys(name for one in history for name in one)
+    names = dict.fromkeys(name for epoch in history for name in epoch)
     return jsonable(
         {
             "output": str(options.output),
@@ -297,7 +297,7 @@ def _write(
             "diverged": len(history) < options.epochs,
             "rules": rules,
             "history": {"epoch": list(range(1, len(history) + 1))}
-            | {name: [one.get(name) for one in history] for name in names},
+            | {name: [epoch.get(name) for epoch in history] for name in names},
             "evals": evals,
             "checkpoint": sha256_file(checkpoint),
             "fingerprint": probe.fingerprint,

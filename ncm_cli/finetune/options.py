@@ -139,12 +139,12 @@ class FinetuneOptions(RowOptions, SourceOptions):
 
     @property
     def chosen_method(self) -> str:
-        """``--method``, or the one that goes without saying."""
+        """``--method``; without it ncm with pairs, else erm."""
         return self.method or ("erm" if self.pairs is None else "ncm")
 
     @property
     def chosen_rule(self) -> str:
-        """``--rule``, or the one that goes without saying."""
+        """``--rule``; without it bound with pairs and folds, else in-domain."""
         return self.rule or ("in-domain" if self.pairs is None or not self.folds else "bound")
 
     @property

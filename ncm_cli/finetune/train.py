@@ -65,7 +65,7 @@ def network_request(options: FinetuneOptions) -> EncoderRequest:
 
 
 class Objective:
-    """The loss of a step: a scalar whose gradient is the method's, and what is told of it.
+    """The loss of a step: a scalar whose gradient is the method's, and the terms that are reported.
 
     Irm's penalty is not divided, as `ncm_cli.solvers.objectives` does for Adam, to whose steps the size of
     a gradient doesn't matter: ``lr`` is SGD's step for mean_e R_e + penalty · the squared slopes.
@@ -92,14 +92,14 @@ class Objective:
         self.steps += 1
         residual = logits.detach().to(torch.float64, copy=True)[:, None]
         share = batch.shares("pooled", self.config.upweighted)
-        told = [(log_losses(residual, batch.targets) * share).sum()]
+        terms = [(log_losses(residual, batch.targets) * share).sum()]
         self.data_term.residual_(residual, batch)
-        made = (logits * (residual[:, 0] / self.data_term.scale).to(logits.dtype)).sum()
+        objective = (logits * (residual[:, 0] / self.data_term.scale).to(logits.dtype)).sum()
         if pairs is not None:
             difference = functional.mse_loss(*pairs)
-            made = made + self.config.penalty * difference
-            told.append(difference.detach().double())
-        return made, torch.stack([*told, *[torch.zeros_like(told[0])] * (2 - len(told))])
+            objective = objective + self.config.penalty * difference
+            terms.append(difference.detach().double())
+        return objective, torch.stack([*terms, *[torch.zeros_like(terms[0])] * (2 - len(terms))])
 
     def state(self) -> dict[str, Any]:
         """What changes from step to step."""
@@ -120,7 +120,7 @@ def pair_batches(pairs: Positions, size: int, steps: int, generator: torch.Gener
         torch.randperm(len(pairs), generator=generator) for _ in range(-(-size * steps // len(pairs)))
     ]
     order = torch.cat(shuffled).numpy()[: size * steps].reshape(steps, size)
-    return [pairs[own] for own in order]
+    return [pairs[positions] for positions in order]
 
 
 class Training:
@@ -186,9 +186,9 @@ class Training:
         """Where everything is among the rows of the manifest, and what each group is of."""
         problem, pairs = self.problem, self.problem.pairs
         self.at = {"train": rows.positions(self.train.ids)}
-        for part, own in (("val", problem.val), ("test", problem.test)):
-            if own is not None:
-                self.at[part] = rows.positions(own.ids)
+        for part, known in (("val", problem.val), ("test", problem.test)):
+            if known is not None:
+                self.at[part] = rows.positions(known.ids)
         members = np.zeros((0, 2), np.int64)
         if pairs is not None:
             members = np.stack([rows.positions(ids) for ids in (pairs.store.id_a, pairs.store.id_b)], axis=1)
@@ -218,8 +218,8 @@ class Training:
         )
         beside = self._beside(len(batches), generator_of(options.seed, 2 * number + 1))
         parts = [
-            np.concatenate([self.at["train"][chosen.numpy()], own.T.ravel()])
-            for chosen, own in zip(batches, beside, strict=True)
+            np.concatenate([self.at["train"][chosen.numpy()], members.T.ravel()])
+            for chosen, members in zip(batches, beside, strict=True)
         ]
         total = torch.zeros(2, dtype=torch.float64, device=self.network.device)
         self.module.train()
@@ -238,13 +238,13 @@ class Training:
         method, pairs = self.options.chosen_method, self.pairs
         if method == "matchdg":
             labels, domains = (
-                torch.from_numpy(np.asarray(one)) for one in (self.train.y, self.train.codes["envs"])
+                torch.from_numpy(np.asarray(codes)) for codes in (self.train.y, self.train.codes["envs"])
             )
-            found = partners(labels, domains, torch.rand(len(labels), generator=generator)).numpy()
-            own = np.flatnonzero(found != np.arange(len(found)))
-            if not len(own):
+            partner = partners(labels, domains, torch.rand(len(labels), generator=generator)).numpy()
+            paired = np.flatnonzero(partner != np.arange(len(partner)))
+            if not len(paired):
                 raise InputError("matchdg finds no pairs: no class has training rows in two environments")
-            pairs = self.at["train"][np.stack([own, found[own]], axis=1)]
+            pairs = self.at["train"][np.stack([paired, partner[paired]], axis=1)]
         if method not in ("ncm", "matchdg"):
             return [np.zeros((0, 2), np.int64)] * steps
         return pair_batches(pairs, self.options.pair_batch, steps, generator)
@@ -263,10 +263,10 @@ class Training:
         self.optimiser.zero_grad(set_to_none=True)
         try:
             with exact(device, self.options.precision):
-                made = self.module(self.network.batch(items))
-                logits = self.head(made[:n]).float()
-                a, b = made[n:].float().chunk(2) if len(items) > n else (None, None)
-                loss, told = self.objective(logits, batch, None if a is None or b is None else (a, b))
+                representations = self.module(self.network.batch(items))
+                logits = self.head(representations[:n]).float()
+                a, b = representations[n:].float().chunk(2) if len(items) > n else (None, None)
+                loss, terms = self.objective(logits, batch, None if a is None or b is None else (a, b))
                 self.scaler.scale(loss).backward()
         except (RuntimeError, MemoryError) as error:
             if not is_short_of_memory(error):
@@ -277,15 +277,17 @@ class Training:
             ) from error
         self.scaler.step(self.optimiser)
         self.scaler.update()
-        return told
+        return terms
 
     def probe(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(C, width) and (C,): the head as a probe's weight and bias."""
-        weight, bias = (one.detach().cpu().double().numpy() for one in (self.head.weight, self.head.bias))
+        weight, bias = (
+            parameter.detach().cpu().double().numpy() for parameter in (self.head.weight, self.head.bias)
+        )
         return weight, bias
 
     def measure(self, pictures: TrainingPictures) -> Epoch:
-        """What validation and test rows and held-out pairs say of the network now."""
+        """Metrics of the network on validation and test rows and held-out pairs."""
         self.module.eval()
         members = self.measured
         names = [part for part in ("val", "test") if part in self.at]
@@ -320,8 +322,8 @@ class Training:
         cell = np.concatenate([self.problem.val.codes["cell"], self.apart.codes["cell"]])
         y = np.concatenate([self.problem.val.y, self.apart.y])
         rows = Rows(X=np.concatenate([np.asarray(val.X), X])[cell >= 0], y=y[cell >= 0])
-        found = cell_facts(*metrics.row_errors(weight[None], bias[None], rows), cell[cell >= 0])
-        return {name: float(one[0]) for name, one in found.items()}
+        measured = cell_facts(*metrics.row_errors(weight[None], bias[None], rows), cell[cell >= 0])
+        return {name: float(value[0]) for name, value in measured.items()}
 
     def state(self) -> dict[str, Any]:
         """All that the next epoch depends on."""
@@ -348,8 +350,8 @@ class Training:
     def copy(self) -> dict[str, Any]:
         """Network and head as they are now, on the CPU."""
         return {
-            name: {key: value.detach().to("cpu", copy=True) for key, value in own.state_dict().items()}
-            for name, own in (("network", self.module), ("head", self.head))
+            name: {key: value.detach().to("cpu", copy=True) for key, value in module.state_dict().items()}
+            for name, module in (("network", self.module), ("head", self.head))
         }
 
 
@@ -358,8 +360,8 @@ def best_epochs(history: Sequence[Epoch]) -> dict[str, int]:
 
     Of the rule ``bound`` epochs with one answer for all validation rows are the last choice.
     """
-    known = {name: np.array([one.get(name, math.nan) for one in history]) for name in METRICS}
-    constant = np.array([one.get("val_answers", 2) < 2 for one in history])
+    known = {name: np.array([epoch.get(name, math.nan) for epoch in history]) for name in METRICS}
+    constant = np.array([epoch.get("val_answers", 2) < 2 for epoch in history])
     if not constant.all():
         for name in SCORES:
             if name in known:

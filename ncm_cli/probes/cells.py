@@ -34,7 +34,7 @@ LEAST_MEMBERS_PER_CELL = 4
 """Members that a cell must have on average for a column to be the domains of a table of pairs."""
 
 MOST_DOMAINS = 32
-"""Values up to which a column that nobody names is taken as the domains."""
+"""Most values of a column that is taken as the domains without being named."""
 
 
 def domain_columns(
@@ -63,17 +63,17 @@ def domain_columns(
         return ()
     known = (a >= 0) & (b >= 0)
     known[known] = target.known[a[known]] & target.known[b[known]]
-    found: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
     if known.sum() > len(a) / 2 and (target.y[a[known]] == target.y[b[known]]).mean() >= LEAST_MATCHED_SHARE:
-        found = _told_apart(store, target, a[known], b[known])
-    if kind == MATCHED and not found:
+        columns = _told_apart(store, target, a[known], b[known])
+    if kind == MATCHED and not columns:
         raise InputError(
             "pairs that are marked as matched by label, and no column that tells their members apart",
             where=store.path,
             expected=f"members with one {target.name!r}, and a column of domains in which nearly all differ",
             fix=f"make them again with ncm pairs --kind {COUNTERFACTUAL}, or embed a table with that column",
         )
-    return found
+    return columns
 
 
 def _present(store: FeatureRows, names: object) -> list[str]:
@@ -84,7 +84,7 @@ def _present(store: FeatureRows, names: object) -> list[str]:
 
 def _told_apart(store: FeatureRows, target: Target, a: Codes, b: Codes) -> tuple[str, ...]:
     """Of the columns in which nearly all pairs of rows differ, the one of the fewest values."""
-    found: list[tuple[int, str]] = []
+    candidates: list[tuple[int, str]] = []
     for name, column in store.columns.items():
         if name in (target.name, store.label_column, store.split_column) or not isinstance(column, Column):
             continue
@@ -95,8 +95,8 @@ def _told_apart(store: FeatureRows, target: Target, a: Codes, b: Codes) -> tuple
         if differ.mean() >= LEAST_MATCHED_SHARE and members >= LEAST_MEMBERS_PER_CELL * values * len(
             target.classes
         ):
-            found.append((values, name))
-    return (min(found)[1],) if found else ()
+            candidates.append((values, name))
+    return (min(candidates)[1],) if candidates else ()
 
 
 def environment_columns(

@@ -47,7 +47,7 @@ class Contest:
     """Of the choice."""
     best: Fit
     """The choice's fit on all rows and pairs."""
-    found: CrossFit | None
+    estimates: CrossFit | None
     """The folds' measurements, where the rule needs them."""
 
 
@@ -80,15 +80,15 @@ def hold(problem: Problem, reporter: Reporter) -> Contest:
         with reporter.task(
             "fitting folds", len(variants) * len(folds) * len(tried) * total, unit="fits"
         ) as bar:
-            found = crossfit(
+            estimates = crossfit(
                 problem, folds, variants=variants, ranks=tried, decays=decays, advance=bar.advance
             )
-        among = [i for i, candidate in enumerate(found.candidates) if candidate["rank"] in ranks]
-        candidates = [found.candidates[i] for i in among]
-        pick = found.candidates[found.pick(among)]
+        among = [i for i, candidate in enumerate(estimates.candidates) if candidate["rank"] in ranks]
+        candidates = [estimates.candidates[i] for i in among]
+        pick = estimates.candidates[estimates.pick(among)]
         variant = variant_of(pick, variants[0])
         chosen, best = candidates.index(pick), _fitted(problem, pick, variant)
-        return Contest(rule, note, ranks, available, folds, candidates, chosen, variant, best, found)
+        return Contest(rule, note, ranks, available, folds, candidates, chosen, variant, best, estimates)
     with reporter.task("fitting", len(ranks) * total, unit="fits") as bar:
         fits = train_path(whole, options.solving, ranks=ranks, decays=decays, advance=bar.advance)
     val, test = (None if rows is None else rows.scaled(whole.scaling) for rows in (problem.val, problem.test))
@@ -211,18 +211,17 @@ def crossfit(
             decays=decays,
             advance=advance,
         )
-        found = {(fit.rank, fit.weight_decay): fit for fit in fits}
+        by_setting = {(fit.rank, fit.weight_decay): fit for fit in fits}
         named = [
-            dataclasses.replace(found[own, decay], rank=rank)
-            for rank, own in zip(ranks, capped, strict=True)
+            dataclasses.replace(by_setting[removed, decay], rank=rank)
+            for rank, removed in zip(ranks, capped, strict=True)
             for decay in decays
         ]
         judged = None if val is None else val.scaled(part.scaling)
         members, random = held_out_rows(problem, fold, part)
         return FoldRows(named, judged, pairs.members(fold.measured, part.scaling), members, random)
 
-    answer = problem.train.y.mean() if problem.regression else np.bincount(problem.train.y).argmax()
-    shared: dict[str, Any] = {"regression": problem.regression, "answer": float(answer)}
+    shared: dict[str, Any] = {"regression": problem.regression, "answer": problem.constant}
     if problem.cells:
         y = problem.train.y
         shared["shares"] = np.bincount(y, minlength=len(problem.target.classes)) / len(y)
@@ -230,11 +229,11 @@ def crossfit(
             shared["val_cell"] = val.codes["cell"]
     parts = []
     for variant in variants:
-        found = CrossFit.join((measured(fold, variant) for fold in folds), unit, **shared)
+        estimates = CrossFit.join((measured(fold, variant) for fold in folds), unit, **shared)
         if len(variants) > 1:
-            candidates = tuple(candidate | variant._asdict() for candidate in found.candidates)
-            found = dataclasses.replace(found, candidates=candidates)
-        parts.append(found)
+            candidates = tuple(candidate | variant._asdict() for candidate in estimates.candidates)
+            estimates = dataclasses.replace(estimates, candidates=candidates)
+        parts.append(estimates)
     return CrossFit.merged(parts)
 
 

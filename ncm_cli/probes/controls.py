@@ -46,14 +46,14 @@ def judged(
     try:
         # Pairs that can't be cut say so again.
         folds = contest.folds or tuple(problem.pairs.folds(options.folds, options.seed))
-        found = contest.found or crossfit(
+        estimates = contest.estimates or crossfit(
             problem,
             folds,
             ranks=sorted({0, contest.best.rank}),
             decays=options.decays,
             variants=(contest.variant,),
         )
-        return judge_choice(problem, contest, folds, found, reporter)
+        return judge_choice(problem, contest, folds, estimates, reporter)
     except InputError as error:
         if contest.rule == "bound":
             raise
@@ -62,17 +62,17 @@ def judged(
 
 
 def judge_choice(
-    problem: Problem, contest: Contest, folds: tuple[Fold, ...], found: CrossFit, reporter: Reporter
+    problem: Problem, contest: Contest, folds: tuple[Fold, ...], estimates: CrossFit, reporter: Reporter
 ) -> tuple[Contest, Verdict, list[dict[str, Any]]]:
-    """The same for what the folds found."""
+    """`judged`, once the folds are measured."""
     assert problem.pairs is not None
     options, store = problem.options, problem.pairs.store
-    if problem.val is None or found.constant is None:
-        return contest, unmeasured(found, "no validation rows", about(store)), []
-    every, first = _with_controls(problem, contest, folds, found)
+    if problem.val is None or estimates.constant is None:
+        return contest, unmeasured(estimates, "no validation rows", about(store)), []
+    with_controls, first = _with_controls(problem, contest, folds, estimates)
     setting = {"rank": contest.best.rank, "weight_decay": contest.best.weight_decay, **_keys(contest.variant)}
-    pick, erm = _index(every, setting), every.best(0, **_keys(first))
-    control = every.best(0)
+    pick, erm = _index(with_controls, setting), with_controls.best(0, **_keys(first))
+    control = with_controls.best(0)
     case = Circumstances(
         answer=_answer(problem),
         about=about(store),
@@ -87,40 +87,44 @@ def judge_choice(
         contest.rule == "bound"
         and contest.best.rank > 0
         and 0 in contest.ranks
-        and verdict_code(every, pick, erm, case, control)[0] in ("no-gain", "constant")
+        and verdict_code(with_controls, pick, erm, case, control)[0] in ("no-gain", "constant")
     ):
-        kept = [i for i, candidate in enumerate(found.candidates) if candidate["rank"] == 0]
-        without = found.pick(kept)
-        instead = chosen_instead(problem, contest, found.candidates[without])
+        kept = [i for i, candidate in enumerate(estimates.candidates) if candidate["rank"] == 0]
+        without = estimates.pick(kept)
+        instead = chosen_instead(problem, contest, estimates.candidates[without])
         # A constant is not written where the pick has a lower score.
-        if case.one_answer or one_answer(problem, instead) is None or found.gain(pick, without).value <= 0:
+        if (
+            case.one_answer
+            or one_answer(problem, instead) is None
+            or estimates.gain(pick, without).value <= 0
+        ):
             written, contest = without, instead
-    verdict = judge(every, pick, erm, case, control=control, written=written)
+    verdict = judge(with_controls, pick, erm, case, control=control, written=written)
     if (method := options.chosen_method) != "ncm":
-        unused = unmeasured(found, f"{method} doesn't use them", about(store))
+        unused = unmeasured(estimates, f"{method} doesn't use them", about(store))
         verdict = dataclasses.replace(verdict, code=unused.code, text=unused.text)
-    for warning in _doubts(problem, every, written, erm):
+    for warning in _doubts(problem, with_controls, written, erm):
         reporter.warn(warning)
-    return contest, verdict, _controls(problem, every)
+    return contest, verdict, _controls(problem, with_controls)
 
 
 def _keys(variant: Variant) -> dict[str, Any]:
     return variant._asdict()
 
 
-def _index(found: CrossFit, setting: dict[str, Any]) -> int:
+def _index(estimates: CrossFit, setting: dict[str, Any]) -> int:
     """The candidate with this setting."""
     return next(
         i
-        for i, candidate in enumerate(found.candidates)
+        for i, candidate in enumerate(estimates.candidates)
         if all(candidate[name] == value for name, value in setting.items())
     )
 
 
 def _with_controls(
-    problem: Problem, contest: Contest, folds: tuple[Fold, ...], found: CrossFit
+    problem: Problem, contest: Contest, folds: tuple[Fold, ...], estimates: CrossFit
 ) -> tuple[CrossFit, Variant]:
-    """What was found, every candidate with its variant, beside rank 0 of the variants that didn't compete.
+    """The estimates with rank 0 of the variants that didn't compete; every candidate names its variant.
 
     The second is the variant of plain training.
     """
@@ -137,35 +141,41 @@ def _with_controls(
     solver = options.fold_solving
     if options.chosen_method != "ncm":
         solver = dataclasses.replace(solver, name="lbfgs")
-    parts = [named(found, contest.variant)]
+    parts = [named(estimates, contest.variant)]
     for variant in sorted(set(itertools.starmap(Variant, itertools.product(weights, rows))) - tried):
-        own = crossfit(problem, folds, ranks=[0], decays=options.decays, variants=(variant,), solver=solver)
-        parts.append(named(own, variant))
+        control = crossfit(
+            problem, folds, ranks=[0], decays=options.decays, variants=(variant,), solver=solver
+        )
+        parts.append(named(control, variant))
     return CrossFit.merged(parts), first
 
 
-def _controls(problem: Problem, found: CrossFit) -> list[dict[str, Any]]:
+def _controls(problem: Problem, estimates: CrossFit) -> list[dict[str, Any]]:
     """Each control as a result has it: the constant, and the best candidate of rank 0 of each variant."""
-    assert problem.val is not None and found.constant is not None
-    y, val, nothing = problem.train.y, problem.val.y, Estimate(0.0, 0.0, 0.0)
-    if problem.regression:
-        constant = error_estimate((val - y.mean()) ** 2, regression=True)
-    else:
-        constant = error_estimate((val != np.bincount(y).argmax()).astype(np.float64), regression=False)
+    assert problem.val is not None and estimates.constant is not None
+    val, nothing = problem.val.y, Estimate(0.0, 0.0, 0.0)
+    errors = (val - problem.constant) ** 2 if problem.regression else (val != problem.constant).astype(float)
+    constant = error_estimate(errors, regression=problem.regression)
     controls = [_control(CONSTANT, None, val_error=constant, flip_rate=nothing, bound=constant)]
-    present = sorted({(one["upweighted"], one["pair_rows"]) for one in found.candidates if one["rank"] == 0})
-    for variant in itertools.starmap(Variant, present):
-        index = found.best(0, **_keys(variant))
-        measures = {
-            "val_error": found.error(index),
-            "flip_rate": found.change(index),
-            "bound": found.bound(index),
+    present = sorted(
+        {
+            (candidate["upweighted"], candidate["pair_rows"])
+            for candidate in estimates.candidates
+            if candidate["rank"] == 0
         }
-        if found.cell is not None:
-            measures["cell_error"] = found.cell_error(index)
+    )
+    for variant in itertools.starmap(Variant, present):
+        index = estimates.best(0, **_keys(variant))
+        measures = {
+            "val_error": estimates.error(index),
+            "flip_rate": estimates.change(index),
+            "bound": estimates.bound(index),
+        }
+        if estimates.cell is not None:
+            measures["cell_error"] = estimates.cell_error(index)
         plain = variant == problem.variants[0]
         name = "erm" if plain else control_name(*variant)
-        controls.append(_control(name, found.candidates[index]["weight_decay"], **measures))
+        controls.append(_control(name, estimates.candidates[index]["weight_decay"], **measures))
     return sorted(controls, key=lambda control: len(control["name"]) * (control["name"] != CONSTANT))
 
 
@@ -193,13 +203,9 @@ def constant_fit(part: TrainingSet) -> Fit:
 
 
 def _answer(problem: Problem) -> str:
-    """The training rows' commonest class, or their mean, in words."""
-    y = problem.train.y
-    return (
-        f"{y.mean():.4g}"
-        if problem.regression
-        else repr(problem.target.classes[int(np.bincount(y).argmax())])
-    )
+    """The constant's answer in words."""
+    constant, classes = problem.constant, problem.target.classes
+    return f"{constant:.4g}" if problem.regression else repr(classes[int(constant)])
 
 
 def _unlike(store: PairStore) -> tuple[int, int]:
@@ -212,7 +218,7 @@ def augmentations(store: PairStore) -> tuple[str, ...]:
     """What was done to the second view of augmented pairs; none of pairs that aren't."""
     if store.strategy != SAME_ID:
         return ()
-    return tuple(dict.fromkeys(str(one["augment"]) for one in store.sources if one.get("augment")))
+    return tuple(dict.fromkeys(str(source["augment"]) for source in store.sources if source.get("augment")))
 
 
 def about(store: PairStore) -> str:
@@ -228,7 +234,7 @@ def about(store: PairStore) -> str:
 
 
 def _shift_of(store: PairStore) -> str:
-    """What the pairs differ in, in words: how they were made says it."""
+    """What the pairs differ in, in words, by how they were made."""
     same, across = store.options.get("same"), store.options.get("across")
     if store.strategy == SAME_ID:
         views = ", ".join(augmentations(store))
@@ -267,14 +273,14 @@ def nearly_constant(problem: Problem, contest: Contest) -> str:
     if answers is None or problem.val is None:
         return ""
     code = int(np.bincount(answers).argmax())
-    told, n = int((answers == code).sum()), len(answers)
+    given, n = int((answers == code).sum()), len(answers)
     if (
         len(np.unique(answers)) < 2
-        or told < LEAST_ONE_SIDED_SHARE * n
-        or told - (problem.val.y == code).sum() < n / 10
+        or given < LEAST_ONE_SIDED_SHARE * n
+        or given - (problem.val.y == code).sum() < n / 10
     ):
         return ""
-    return f"the chosen probe says {problem.target.classes[code]!r} of {told:,} of {n:,} validation rows"
+    return f"the chosen probe says {problem.target.classes[code]!r} of {given:,} of {n:,} validation rows"
 
 
 def _advice(problem: Problem) -> str:
@@ -292,7 +298,7 @@ def _advice(problem: Problem) -> str:
     )
 
 
-def _doubts(problem: Problem, found: CrossFit, pick: int, erm: int) -> list[str]:
+def _doubts(problem: Problem, estimates: CrossFit, pick: int, erm: int) -> list[str]:
     """Warnings: classes that the pairs lack, and flips across domains that augmented pairs don't lower."""
     assert problem.pairs is not None
     doubts, store, classes = [], problem.pairs.store, problem.target.classes
@@ -305,7 +311,7 @@ def _doubts(problem: Problem, found: CrossFit, pick: int, erm: int) -> list[str]
             doubts.append(f"no pair is of the class {named}: what differs there isn't removed")
         elif words := unbalanced(classes, numbers):
             doubts.append(f"the pairs are unequal over classes: {words}")
-    before, after = found.random_change(erm), found.random_change(pick)
+    before, after = estimates.random_change(erm), estimates.random_change(pick)
     views = ", ".join(augmentations(store))
     if not problem.cells and before is not None and after is not None and after.value >= before.value:
         doubts.append(

@@ -1,4 +1,4 @@
-"""What folds of pairs say of candidates that were fitted without them, with intervals.
+"""Cross-fitted estimates of candidates, with intervals, from folds of pairs that they weren't fitted on.
 
 A flip rate on rows that were trained on is no estimate: features that interpolate flip none of them. So a
 candidate is fitted once for each fold of the pairs, on neither its pairs (in the basis) nor the rows of its
@@ -82,7 +82,7 @@ class CrossFit:
     changes: Array
     """(R, m) of each measured pair: 1 where its members are predicted differently, or the squared change."""
     unit: Codes
-    """(m,) a number for the pairs that hang together by a row: they count as one in the intervals."""
+    """(m,) one number for pairs that are connected by rows: they count as one in the intervals."""
     regression: bool
     held_out: Array | None = None
     """(R, q) error on each labelled member of matched pairs, by the fold that has it apart, and on each
@@ -112,8 +112,8 @@ class CrossFit:
     ) -> CrossFit:
         """Judge each fold's R probes by the validation rows, its pairs and their members; put them together.
 
-        ``val_cell`` (n,) are the cells of the validation rows, −1 where unknown; ``answer`` is that of the
-        constant: a class code or a value; ``shares`` (classes,) are those of the training rows.
+        ``val_cell`` (n,) are the cells of the validation rows, −1 where unknown; ``answer`` is what
+        the constant answers: a class code or a value; ``shares`` (classes,) are those of the training rows.
         """
         paths, by_rows, by_pairs, by_members, by_random, cells = [], [], [], [], [], []
         val: Rows | None = None
@@ -188,8 +188,8 @@ class CrossFit:
         first = parts[0]
 
         def stack(name: str) -> Any:
-            own = [getattr(part, name) for part in parts]
-            return None if own[0] is None else np.concatenate(own)
+            values = [getattr(part, name) for part in parts]
+            return None if values[0] is None else np.concatenate(values)
 
         return dataclasses.replace(
             first,
@@ -220,12 +220,12 @@ class CrossFit:
     def best(self, rank: int | None = None, **setting: object) -> int:
         """The candidate with the least score; of this rank, and with these other settings, if given."""
         wanted = setting if rank is None else {"rank": rank, **setting}
-        own = [
+        matching = [
             index
             for index, candidate in enumerate(self.candidates)
             if all(candidate.get(name, False) == value for name, value in wanted.items())
         ]
-        return own[choose([self.candidates[index] for index in own], "bound", self.task)]
+        return matching[choose([self.candidates[index] for index in matching], "bound", self.task)]
 
     def pick(self, among: Sequence[int]) -> int:
         """Of some candidates the one with the least score; where all have the same, of the smallest rank.

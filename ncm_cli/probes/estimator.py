@@ -68,12 +68,12 @@ class _Linear(BaseEstimator):
         if sample_weight is not None:
             weights = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
         with _as_value_errors():
-            found, rank = _directions(self, pairs, X)
+            directions, rank = _directions(self, pairs, X)
             fit = fit_path(
                 X,
                 y,
                 n_classes,
-                found.basis,
+                directions.basis,
                 [rank],
                 [self.weight_decay],
                 weights=weights,
@@ -90,7 +90,10 @@ class _Linear(BaseEstimator):
             )
         self.coef_, self.intercept_ = fit.weight, fit.bias
         self.rank_, self.n_iter_ = rank, max(fit.iterations, 1)
-        self.basis_, self.singular_values_ = found.basis[:, :rank], found.singular_values[: found.rank]
+        self.basis_, self.singular_values_ = (
+            directions.basis[:, :rank],
+            directions.singular_values[: directions.rank],
+        )
 
     def _scores(self, X: ArrayLike) -> Array:
         check_is_fitted(self)
@@ -230,10 +233,10 @@ class SpuriousProjection(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
                     "a projection is fitted on pairs, not on rows or differences",
                     expected="SpuriousProjection(pairs=(A, B)).fit(X): two arrays of rows, or a PairStore",
                 )
-            found, self.rank_ = _directions(self, pairs, rows)
-        self.n_features_in_ = len(found.basis)
-        self.basis_ = found.basis[:, : self.rank_]
-        self.singular_values_ = found.singular_values[: found.rank]
+            directions, self.rank_ = _directions(self, pairs, rows)
+        self.n_features_in_ = len(directions.basis)
+        self.basis_ = directions.basis[:, : self.rank_]
+        self.singular_values_ = directions.singular_values[: directions.rank]
         return self
 
     def transform(self, X: ArrayLike) -> Array:
@@ -260,19 +263,21 @@ def _directions(
     given = estimator.pairs if pairs is None else pairs
     if given is None:
         assert X is not None
-        found = spectrum(np.zeros((X.shape[1], 0)))
+        directions = spectrum(np.zeros((X.shape[1], 0)))
     else:
         a, b = _members(given, X)
         magnitude = float(np.sqrt((np.mean(a**2) + np.mean(b**2)) / 2))
-        found = spectrum((a - b).T, magnitude=magnitude)
+        directions = spectrum((a - b).T, magnitude=magnitude)
     rank = estimator.rank
     if rank is None:
-        return found, found.gap or found.rank
-    if isinstance(rank, bool) or rank != int(rank) or not 0 <= rank <= found.rank:
+        return directions, directions.gap or directions.rank
+    if isinstance(rank, bool) or rank != int(rank) or not 0 <= rank <= directions.rank:
         raise InputError(
-            "a rank that the pairs don't have", found=rank, expected=f"a whole number from 0 to {found.rank}"
+            "a rank that the pairs don't have",
+            found=rank,
+            expected=f"a whole number from 0 to {directions.rank}",
         )
-    return found, int(rank)
+    return directions, int(rank)
 
 
 def _members(pairs: Any, X: Array | None) -> tuple[Array, Array]:
@@ -302,9 +307,9 @@ def _members(pairs: Any, X: Array | None) -> tuple[Array, Array]:
             found=f"members of shape {a.shape}",
             expected=f"(k, {X.shape[1]})",
         )
-    spread, own = np.vstack([a, b]).std(axis=0), X.std(axis=0)
-    both = (spread > 0) & (own > 0)
-    ratios = np.abs(np.log(spread[both] / own[both]))
+    of_pairs, of_rows = np.vstack([a, b]).std(axis=0), X.std(axis=0)
+    both = (of_pairs > 0) & (of_rows > 0)
+    ratios = np.abs(np.log(of_pairs[both] / of_rows[both]))
     factor = float(np.exp(np.median(ratios))) if len(a) >= LEAST_PAIRS_COMPARED and both.any() else 1.0
     if factor > LARGEST_SPREAD_FACTOR:
         warnings.warn(

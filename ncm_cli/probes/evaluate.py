@@ -30,7 +30,7 @@ from ncm_cli.store.roles import Groups, make_groups, read_target, split_filter
 from ncm_cli.store.rows import FeatureRows
 
 SEEN = {"train": ("training rows", "fitted on"), "val": ("validation rows", "chosen by")}
-"""How rows that a probe has seen are marked beside its numbers, and what it was to them."""
+"""Rows that a probe has seen: the mark beside its numbers, and what they were used for."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -196,15 +196,15 @@ def _target(options: EvalOptions, probe: Probe, store: FeatureRows) -> str:
     """The column of true answers: as asked, or as when fitted; never another one in its place."""
     if options.target is not None:
         return store.column(options.target).name
-    found = store.own_column(probe.target)
-    if found is None:
+    name = store.own_column(probe.target)
+    if name is None:
         raise MismatchError(
             f"the store has no column {probe.target!r}, which the probe predicts",
             where=store.path,
             found=f"columns {listing(store.columns)}",
             fix=f"name the column of the true answers: --target {store.label_column or 'COLUMN'}",
         )
-    return found
+    return name
 
 
 def _rows(store: FeatureRows, where: str | None, target: str, said: Reporter) -> tuple[np.ndarray, int]:
@@ -250,15 +250,15 @@ def _strangers(
     column: Column, rows: np.ndarray, probe: Probe, name: object, store: FeatureRows
 ) -> InputError:
     counts = np.bincount(column.codes[rows], minlength=len(column.categories))
-    found = {category: n for category, n in zip(column.categories, counts, strict=True) if n}
+    unseen = {category: n for category, n in zip(column.categories, counts, strict=True) if n}
     fix = "fit with rows of these classes, or embed without them"
-    if len(found) <= 12:
-        others = where_text(column.name, *found, negated=True)
+    if len(unseen) <= 12:
+        others = where_text(column.name, *unseen, negated=True)
         fix = f"leave them out: --where {shlex.quote(others)}"
     return InputError(
         f"rows of {column.name!r} whose class {name} has never seen",
         where=store.path,
-        found=listing(f"{category} ({n} rows)" for category, n in found.items()),
+        found=listing(f"{category} ({n} rows)" for category, n in unseen.items()),
         expected=f"one of: {listing(probe.classes)}",
         fix=fix,
     )
@@ -267,7 +267,7 @@ def _strangers(
 def _scores(answers: Answers, adjusted: float | None) -> dict[str, float | None]:
     task = "classification" if answers.values.dtype == bool else "regression"
     measures = metrics.MEASURES[task].items()
-    return {name: one.of(answers) if one.of else adjusted for name, one in measures}
+    return {name: measure.of(answers) if measure.of else adjusted for name, measure in measures}
 
 
 def _crossings(
@@ -278,7 +278,7 @@ def _crossings(
     table: list[dict[str, Any]],
     reporter: Reporter,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The reference rows of the adjusted averages, and what is said of each crossing.
+    """The reference rows of the adjusted averages, and worst group and adjusted average of each crossing.
 
     The reference is ``--reference``, else the rows that the probe was trained on, else the training rows of
     the split column, as far as this store has them.
@@ -301,12 +301,12 @@ def _crossings(
             )
     crossings, absent = [], 0.0
     for number, columns in enumerate(groups.crossings):
-        own = np.flatnonzero(groups.crossing == number)
-        mine, average = [table[i] for i in own], None
+        members = np.flatnonzero(groups.crossing == number)
+        entries, average = [table[i] for i in members], None
         if mask is not None:
-            average, lacking = metrics.adjusted_average(mine, groups.sizes(mask)[own])
+            average, lacking = metrics.adjusted_average(entries, groups.sizes(mask)[members])
             absent = max(absent, lacking)
-        found = {"columns": list(columns), "worst_group": metrics.worst(mine), "adjusted": average}
+        found = {"columns": list(columns), "worst_group": metrics.worst(entries), "adjusted": average}
         crossings.append(found)
     return {"where": None if mask is None else where, "missing_share": absent}, crossings
 
@@ -318,7 +318,7 @@ def _theirs(
     hits, other = answers.values.dtype == bool, options.compare
     assert other is not None
     if recognise(other) == "result":
-        found = _saved(other, store, answers.rows, target)
+        values = _saved(other, store, answers.rows, target)
     else:
         probe = read_probe(other)
         require_same_encoder(str(other), probe.encoder, str(store.path), store.encoder, ignore_view=True)
@@ -332,11 +332,11 @@ def _theirs(
                     fix=f"name the column of the true answers of both: --target {target}",
                 )
             return answers_of(probe, other.name, store, answers.rows, target).values
-        found = None
-    if found is None or not hits:
+        values = None
+    if values is None or not hits:
         both = f"{options.probe} and {other}"
         raise MismatchError("a classifier can't be compared with a regression", where=both)
-    return found
+    return values
 
 
 def _compare(
@@ -349,9 +349,11 @@ def _compare(
         return {**named, "other_mse": average, "mse_difference": difference, **interval}
     by_group = []
     for index, part in enumerate(parts):
-        own = metrics.compare(values[part], theirs[part])
-        known = {name: getattr(own, name) if own.n else None for name in ("difference", "ci_low", "ci_high")}
-        by_group.append({"group": groups.key(index), "n": own.n, **known})
+        paired = metrics.compare(values[part], theirs[part])
+        known = {
+            name: getattr(paired, name) if paired.n else None for name in ("difference", "ci_low", "ci_high")
+        }
+        by_group.append({"group": groups.key(index), "n": paired.n, **known})
     overall = dataclasses.asdict(metrics.compare(values, theirs))
     return {**named, "other_accuracy": average, **overall, "groups": by_group}
 

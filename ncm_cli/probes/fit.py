@@ -1,4 +1,4 @@
-"""``ncm fit``: the choice among linear probes on projected features, the controls beside it, the verdict."""
+"""``ncm fit``: fits linear probes on projected features, chooses one, and judges whether the pairs helped."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
         "crossings": worst_groups(problem, whole, best),
         "flags": flags_of(problem, contest.rule == "oracle"),
     }
-    made = {options.output: _probe(problem, whole, variant, body, best)}
+    probes = {options.output: _probe(problem, whole, variant, body, best)}
     if options.save_controls is not None:
         beside = _control_probes(options.save_controls, problem, body)
         if os.path.realpath(options.output) in map(os.path.realpath, beside):
             raise UsageError("the probe and one of its controls have the same name", found=options.output)
         options.save_controls.mkdir(parents=True, exist_ok=True)
-        made |= beside
-    for path, probe in made.items():
+        probes |= beside
+    for path, probe in probes.items():
         write_probe(path, probe)
     return body
 
@@ -99,12 +99,12 @@ def worst_groups(problem: Problem, whole: TrainingSet, best: Fit) -> list[dict[s
     values = row_errors(*stacked([best]), rows)[0][0]
     if not problem.regression:
         values = values == 0
-    found = []
+    crossings = []
     for number, columns in enumerate(groups.crossings):
-        own = np.flatnonzero(groups.crossing == number).tolist()
-        table = [{"group": groups.key(i), **summary(values[val.group[:, number] == i])} for i in own]  # type: ignore[index]
-        found.append({"columns": list(columns), "worst_group": worst(table)})
-    return found
+        members = np.flatnonzero(groups.crossing == number).tolist()
+        table = [{"group": groups.key(i), **summary(values[val.group[:, number] == i])} for i in members]  # type: ignore[index]
+        crossings.append({"columns": list(columns), "worst_group": worst(table)})
+    return crossings
 
 
 def _warn(problem: Problem, contest: Contest, reporter: Reporter) -> None:
@@ -154,8 +154,8 @@ def _probe(problem: Problem, whole: TrainingSet, variant: Variant, body: dict[st
         ("lr", "epochs", "batch_size", "seed") if body["solver"] == "adam" else ("tolerance", "max_iter")
     )
     selection = ("rule", "oracle", "note", "folds", "chosen", "path", "verdict", "controls", "crossings")
-    own = {name: body[name] for name in ("method", "solver", "target", "upweight")}
-    own["pair_rows"] = "yes" if variant.pair_rows and problem.pairs is not None else "no"
+    resolved = {name: body[name] for name in ("method", "solver", "target", "upweight")}
+    resolved["pair_rows"] = "yes" if variant.pair_rows and problem.pairs is not None else "no"
     record = {
         "method": body["method"],
         "hyper_parameters": {
@@ -167,7 +167,7 @@ def _probe(problem: Problem, whole: TrainingSet, variant: Variant, body: dict[st
         },
         "selection": {**{name: body[name] for name in selection}, "groups": options.groups},
         "flags": body["flags"],
-        "options": jsonable(options) | own | {"train": where["train"], "val": where["val"]},
+        "options": jsonable(options) | resolved | {"train": where["train"], "val": where["val"]},
     }
     return probe_of(problem, whole, best, record, origin_of(problem, whole, variant))
 
@@ -238,7 +238,7 @@ def _control_probes(folder: Path, problem: Problem, body: dict[str, Any]) -> dic
     """Each control as a probe, fitted on all of its rows, by its file: NAME.safetensors."""
     if not body["controls"]:
         raise _no_controls(body["verdict"]["text"])
-    solver, made = problem.options.solving, {}
+    solver, probes = problem.options.solving, {}
     if body["method"] != "ncm":
         solver = dataclasses.replace(solver, name="lbfgs")
     for control in body["controls"]:
@@ -265,5 +265,5 @@ def _control_probes(folder: Path, problem: Problem, body: dict[str, Any]) -> dic
         alone = dataclasses.replace(
             problem, pairs=None, options=dataclasses.replace(problem.options, pairs=None)
         )
-        made[folder / f"{name}.safetensors"] = _probe(alone, part, variant, body | record, control_fit)
-    return made
+        probes[folder / f"{name}.safetensors"] = _probe(alone, part, variant, body | record, control_fit)
+    return probes

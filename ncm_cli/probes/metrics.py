@@ -1,4 +1,4 @@
-"""What is said of predictions: decisions and losses, shares with intervals, groups, paired comparisons.
+"""Metrics of predictions: decisions and losses, shares with intervals, groups, paired comparisons.
 
 What ``ncm eval`` measures is listed in `MEASURES`. Everything takes plain arrays.
 The order of rows never matters: sums are exactly rounded (`math.fsum`).
@@ -42,11 +42,11 @@ def balanced_accuracy(predicted: Codes, y: Codes) -> float:
 
 def joint(codes: Codes) -> Codes:
     """(n,) one code for each combination of codes (n, columns), in order; −1 where any is missing (−1)."""
-    made = np.zeros(len(codes), np.int64)
+    joined = np.zeros(len(codes), np.int64)
     for column in codes.T:  # much faster than to sort rows of several columns
         width = int(column.max(initial=0)) + 1
-        made = np.unique(made * width + np.maximum(column, 0), return_inverse=True)[1]
-    return np.where((codes >= 0).all(axis=1), made, -1)
+        joined = np.unique(joined * width + np.maximum(column, 0), return_inverse=True)[1]
+    return np.where((codes >= 0).all(axis=1), joined, -1)
 
 
 def decide(logits: Floats) -> Codes:
@@ -76,8 +76,8 @@ def row_log_loss(logits: Floats, y: Codes) -> Floats:
         # softplus(−z) for class 1 and softplus(z) for class 0; logaddexp never overflows.
         return np.logaddexp(0.0, np.where(codes == 1, -z, z))[..., 0]
     shifted = z - z.max(axis=-1, keepdims=True)
-    own = np.take_along_axis(shifted, np.broadcast_to(codes, (*z.shape[:-1], 1)), axis=-1)[..., 0]
-    return np.log(np.exp(shifted).sum(axis=-1)) - own
+    of_truth = np.take_along_axis(shifted, np.broadcast_to(codes, (*z.shape[:-1], 1)), axis=-1)[..., 0]
+    return np.log(np.exp(shifted).sum(axis=-1)) - of_truth
 
 
 def probabilities(logits: Floats) -> Floats:
@@ -133,12 +133,12 @@ def row_errors(weight: Floats, bias: Floats, rows: Rows) -> tuple[Floats, Floats
     errors, losses = (np.empty((len(weight), len(rows.X))) for _ in range(2))
     for some, X in blocks(rows.X):
         y = rows.y[some]
-        for own, logits in _logits(weight, bias, X):
+        for probes, logits in _logits(weight, bias, X):
             if y.dtype.kind == "f":
-                losses[own, some] = errors[own, some] = ((logits[..., 0] - y[:, None]) ** 2).T
+                losses[probes, some] = errors[probes, some] = ((logits[..., 0] - y[:, None]) ** 2).T
             else:
-                losses[own, some] = row_log_loss(logits, y).T
-                errors[own, some] = (decide(logits) != y[:, None]).T
+                losses[probes, some] = row_log_loss(logits, y).T
+                errors[probes, some] = (decide(logits) != y[:, None]).T
     return errors, losses
 
 
@@ -149,11 +149,11 @@ def pair_shifts(weight: Floats, bias: Floats, pairs: PairRows, *, regression: bo
     the predictions. A shift is ``|W delta|^2``, the squared distance of the members' logits.
     """
     changes, shifts = (np.empty((len(weight), len(pairs.a))) for _ in range(2))
-    for own, logits in _logits(weight, bias, np.concatenate([pairs.a, pairs.b])):
+    for probes, logits in _logits(weight, bias, np.concatenate([pairs.a, pairs.b])):
         a, b = logits[: len(pairs.a)], logits[len(pairs.a) :]
         with np.errstate(over="ignore"):  # a probe that is about to diverge has infinite shifts
-            shifts[own] = ((a - b) ** 2).sum(axis=2).T
-        changes[own] = shifts[own] if regression else (decide(a) != decide(b)).T
+            shifts[probes] = ((a - b) ** 2).sum(axis=2).T
+        changes[probes] = shifts[probes] if regression else (decide(a) != decide(b)).T
     return changes, shifts
 
 
@@ -162,9 +162,9 @@ def _logits(weight: Floats, bias: Floats, X: NDArray[np.floating]) -> Iterator[t
     count, logits, dim = weight.shape
     step = max(1, BLOCK_ELEMENTS // max(1, len(X) * logits))
     for start in range(0, count, step):
-        own = slice(start, min(start + step, count))
-        flat = X @ weight[own].reshape(-1, dim).T + bias[own].reshape(-1)
-        yield own, flat.reshape(len(X), own.stop - own.start, logits)
+        probes = slice(start, min(start + step, count))
+        flat = X @ weight[probes].reshape(-1, dim).T + bias[probes].reshape(-1)
+        yield probes, flat.reshape(len(X), probes.stop - probes.start, logits)
 
 
 class Measure(NamedTuple):
@@ -228,8 +228,8 @@ def worst(table: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """
     present = [entry for entry in table if entry["n"]]
     sign, name = (1, "accuracy") if table and "accuracy" in table[0] else (-1, "mse")
-    found = min(present, key=lambda entry: (sign * entry[name], -entry["n"]), default=None)
-    return found and {key: value for key, value in found.items() if not key.startswith("ci_")}
+    entry = min(present, key=lambda entry: (sign * entry[name], -entry["n"]), default=None)
+    return entry and {key: value for key, value in entry.items() if not key.startswith("ci_")}
 
 
 def adjusted_average(

@@ -181,12 +181,12 @@ class FitOptions(TrainingOptions):
 
     @property
     def chosen_method(self) -> str:
-        """``--method``, or the one that goes without saying."""
+        """``--method``; without it ncm with pairs, else erm."""
         return self.method or ("erm" if self.pairs is None else "ncm")
 
     @property
     def chosen_solver(self) -> str:
-        """``--solver``, exact where nothing else is said."""
+        """``--solver``; without it lbfgs, which is exact."""
         return self.solver or "lbfgs"
 
     @property
@@ -251,9 +251,9 @@ class FitOptions(TrainingOptions):
         if self.solver == "adam" and self.task == "regression":
             yield UsageError("regression is solved exactly", found=f"--method {method}", fix="--solver lbfgs")
         if method != "ncm" and parse_ranks(self.rank) not in (None, (0,)):
-            found = f"--rank {self.rank}"
+            asked = f"--rank {self.rank}"
             yield UsageError(
-                f"the method {method!r} removes no directions", found=found, expected="--method ncm"
+                f"the method {method!r} removes no directions", found=asked, expected="--method ncm"
             )
         if alone and (self.pair_rows == "yes" or "auto" in (self.upweight, self.pair_rows)):
             flag = "--upweight auto" if self.upweight == "auto" else f"--pair-rows {self.pair_rows}"

@@ -121,7 +121,10 @@ def _parts(
             if store.failed:
                 reporter.note(f"{len(store.failed)} images failed when they were embedded and have no row")
             return (
-                ((store.ids[own], [""] * len(own), features) for own, features in store.blocks(rows)),
+                (
+                    (store.ids[positions], [""] * len(positions), features)
+                    for positions, features in store.blocks(rows)
+                ),
                 len(rows),
                 "rows",
             )
@@ -141,11 +144,11 @@ def _cells(probe: Probe, features: np.ndarray, every: bool) -> Iterator[list[str
             yield from ([value] for value in scores[:, 0].tolist())
             continue
         shares, margins = metrics.probabilities(scores), metrics.margins(scores)
-        for own, code, margin in zip(shares, metrics.decide(scores).tolist(), margins, strict=True):
+        for row, code, margin in zip(shares, metrics.decide(scores).tolist(), margins, strict=True):
             # Nine digits: all that float32 features can mean.
             yield [
                 probe.classes[code],
-                *(f"{value:.9g}" for value in (own[code], margin, *(own if every else ()))),
+                *(f"{value:.9g}" for value in (row[code], margin, *(row if every else ()))),
             ]
 
 

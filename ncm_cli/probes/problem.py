@@ -36,7 +36,7 @@ Mask = NDArray[np.bool_]
 
 
 SHOWN: dict[Role, str] = {"train": "training", "val": "validation", "test": "test"}
-"""The parts that rows play, in words."""
+"""The roles of rows in words."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,7 +152,7 @@ class RawRows:
 
 
 class Variant(NamedTuple):
-    """Which rows a candidate is trained on, and how they count."""
+    """Which rows a candidate is trained on, and how they are weighted."""
 
     upweighted: bool = False
     """Whether every group of ``--upweight``, or every label × domain cell, counts alike."""
@@ -203,6 +203,12 @@ class Problem:
     def regression(self) -> bool:
         return not self.target.classes
 
+    @property
+    def constant(self) -> float:
+        """What always the same answer is: the training rows' commonest class, by its code, or their mean."""
+        y = self.train.y
+        return float(y.mean() if self.regression else np.bincount(y).argmax())
+
     def rows(self, variant: Variant | None = None) -> RawRows:
         """What a variant, or the only one, is trained on: of an up-weighted one, the rows in a group."""
         variant, rows = variant or self.variants[0], self.train
@@ -244,7 +250,7 @@ class Problem:
         return dataclasses.replace(part, spectrum=self.spectra[fold], pairs=int(basis.sum()))
 
     def fold_scaling(self, fold: Fold) -> Scaling:
-        """That of the training rows which a fold leaves: of all variants, which share its directions."""
+        """The scaling of the training rows that a fold leaves; all variants share it and its directions."""
         left = self.train.take(~np.isin(self.train.node, fold.apart))
         return fit_scaling(self.options.scaling, self.options.scale_factor, left.X)
 

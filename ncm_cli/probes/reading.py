@@ -55,7 +55,7 @@ def read_problem(
     oracle: bool,
     reporter: Reporter,
     columns: Mapping[str, str | None] | None = None,
-    beside: Probe | None = None,
+    compared_with: Probe | None = None,
     store: FeatureRows | None = None,
     pair_store: PairStore | None = None,
 ) -> Problem:
@@ -65,8 +65,8 @@ def read_problem(
     ----------
     columns
         Of other options than ``upweight`` whose training rows need a value, by the option: see `RawRows`.
-    beside
-        A probe that this problem's stands beside: its classes count, and nothing is kept apart.
+    compared_with
+        A probe to compare a fit on this problem with: its classes are used, and nothing is kept apart.
     store
         The rows, where they are open already; with an empty encoder they take any pairs of their ids.
     pair_store
@@ -74,26 +74,26 @@ def read_problem(
     """
     with store or FeatureStore(options.features) as store:
         nodes = store.content_nodes
-        roles = _roles(store, options, oracle, beside is None, reporter)
+        roles = _roles(store, options, oracle, compared_with is None, reporter)
         copies = _drop_copies(store, roles, options.overlap, reporter)
-        if beside is None or options.task == "regression":
+        if compared_with is None or options.task == "regression":
             target = _target(store, options, roles.rows["train"])
         else:
-            target = read_target(store, beside.target, beside.classes)
+            target = read_target(store, compared_with.target, compared_with.classes)
         pairs = None
         if options.pairs is not None:
-            pairs = pairs_beside(options.pairs, store, roles, options.overlap, reporter, pair_store)
+            pairs = read_usable_pairs(options.pairs, store, roles, options.overlap, reporter, pair_store)
         groups = make_groups(store, options.groups) if options.groups else None
         domains, matched = _domains(store, options, target, pairs, roles.rows["train"])
         cells = (target.name, *domains) if matched else ()
         upweight = options.named_upweight
         named = {"upweight": upweight, **(columns or {})}
         codes = {option: _codes(store, names) for option, names in named.items() if names}
-        beside_rows: dict[str, Codes] = {}
+        derived_codes: dict[str, Codes] = {}
         if domains:
-            beside_rows |= read_cells(store, target, domains)
+            derived_codes |= read_cells(store, target, domains)
         if upweight is None and (upweight := ",".join(cells or (groups.columns if groups else ()))):
-            beside_rows["upweight"] = _codes(store, upweight)
+            derived_codes["upweight"] = _codes(store, upweight)
 
         def rows(mask: Mask) -> RawRows:
             where = np.flatnonzero(mask)
@@ -103,7 +103,7 @@ def read_problem(
                 y=target.y[where],
                 node=nodes[where],
                 group=None if groups is None else groups.codes[where],
-                codes={option: values[where] for option, values in (codes | beside_rows).items()},
+                codes={option: values[where] for option, values in (codes | derived_codes).items()},
             )
 
         parts: dict[Role, RawRows] = {}
@@ -125,7 +125,7 @@ def read_problem(
         members = None
         if domains and pairs is not None:
             members = rows(
-                _member_rows(store, pairs) & target.known & (beside_rows["cell"] >= 0) & ~roles.apart
+                _member_rows(store, pairs) & target.known & (derived_codes["cell"] >= 0) & ~roles.apart
             )
         return Problem(
             content_sha256=store.content_sha256,
@@ -217,11 +217,11 @@ def _variants(options: FitOptions, upweight: str | None, extra: RawRows | None) 
 
 
 def _roles(store: FeatureRows, options: FitOptions, oracle: bool, apart: bool, reporter: Reporter) -> Roles:
-    """Resolve --train, --val and --test, and refuse rows that have two parts to play.
+    """The train, val and test masks by --train, --val and --test; refuses rows that are in two of them.
 
     Without ``apart`` there are training rows only.
     """
-    nobody = np.zeros(store.rows, dtype=bool)
+    none = np.zeros(store.rows, dtype=bool)
     where = {role: getattr(options, role) or split_filter(store, role) for role in SHOWN}
     if not apart:
         where |= {"val": None, "test": None}
@@ -230,10 +230,10 @@ def _roles(store: FeatureRows, options: FitOptions, oracle: bool, apart: bool, r
             "nothing says which rows to train on",
             where=store.path,
             found=unrecognised(store, ["train"]) or f"no split column; columns: {listing(store.columns)}",
-            fix=f"--train W and --val W, such as --train {unused_filter(store, nobody)}; or embed a table "
+            fix=f"--train W and --val W, such as --train {unused_filter(store, none)}; or embed a table "
             "with a split column, as ncm data folder writes it",
         )
-    rows = {role: nobody if text is None else _selected(store, text) for role, text in where.items()}
+    rows = {role: none if text is None else _selected(store, text) for role, text in where.items()}
     if oracle and options.test is None:
         test = where["test"]
         example = shlex.quote(test) if test else unused_filter(store, rows["train"])
@@ -373,7 +373,7 @@ def _tell_groupless(rows: RawRows, name: str, groups: Groups, reporter: Reporter
             )
 
 
-def pairs_beside(
+def read_usable_pairs(
     path: Path,
     features: FeatureRows,
     roles: Roles,
@@ -501,7 +501,7 @@ def reread_problem(
     values |= {"features": features, "pairs": pairs, "output": Path(str(values["output"])), "select": None}
     if where is not None:
         options = FitOptions(**values | {"train": where, "pairs": None, "method": "erm"})
-        return read_problem(options, oracle=False, reporter=reporter, beside=probe)
+        return read_problem(options, oracle=False, reporter=reporter, compared_with=probe)
     if values["method"] not in FIT_METHODS:
         raise MismatchError(
             "a probe of a method that ncm fit doesn't train can't be fitted again",

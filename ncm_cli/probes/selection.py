@@ -46,7 +46,7 @@ Candidate = dict[str, Any]
 """
 
 RANKED = ("val_accuracy", "val_log_loss", "val_mse", "worst_group", "test_accuracy", "test_mse")
-"""What rows say of a candidate."""
+"""The metrics of a candidate that rows give."""
 
 
 def choose(candidates: Sequence[Candidate], rule: str, task: str) -> int:
@@ -85,22 +85,22 @@ def stacked(fits: Sequence[Fit]) -> tuple[Array, Array]:
 
 
 def row_facts(weight: Array, bias: Array, name: str, rows: Rows) -> dict[str, Array]:
-    """What rows say of R probes, (R,) each: ``NAME_accuracy`` and ``NAME_log_loss``, or ``NAME_mse``.
+    """Metrics of R probes on rows, (R,) each: ``NAME_accuracy`` and ``NAME_log_loss``, or ``NAME_mse``.
 
     With groups also ``NAME_worst_group``, and of each of several crossings ``NAME_worst_group_1`` ...
     """
     errors, losses = metrics.row_errors(weight, bias, rows)
     mean, regression = errors.mean(axis=1), rows.y.dtype.kind == "f"
-    found = {f"{name}_mse": mean}
+    known = {f"{name}_mse": mean}
     if not regression:
-        found = {f"{name}_accuracy": 1 - mean, f"{name}_log_loss": losses.mean(axis=1)}
+        known = {f"{name}_accuracy": 1 - mean, f"{name}_log_loss": losses.mean(axis=1)}
     groups = [] if rows.group is None else [rows.group]
     if rows.group is not None and rows.group.ndim == 2 and rows.group.shape[1] > 1:
         groups += [*rows.group.T]
-    for number, own in enumerate(groups):
-        worst = worst_group_error(errors, own)
-        found[f"{name}_worst_group" + (f"_{number}" if number else "")] = worst if regression else 1 - worst
-    return found
+    for number, codes in enumerate(groups):
+        worst = worst_group_error(errors, codes)
+        known[f"{name}_worst_group" + (f"_{number}" if number else "")] = worst if regression else 1 - worst
+    return known
 
 
 def pair_facts(error: Array, loss: Array, change: Array, shift: Array, n_logits: int) -> dict[str, Array]:
@@ -113,10 +113,10 @@ def pair_facts(error: Array, loss: Array, change: Array, shift: Array, n_logits:
 
 
 def cell_facts(errors: Array, losses: Array, cell: Codes) -> dict[str, Array]:
-    """What errors and log losses (R, q) of rows say with every cell alike, by the names of `Candidate`."""
+    """Means over cells of errors and log losses (R, q) of rows, by the names of `Candidate`."""
     parts = [cell == code for code in np.unique(cell)]
     by_cell, loss_by_cell = (
-        np.stack([own[:, part].mean(axis=1) for part in parts]) for own in (errors, losses)
+        np.stack([values[:, part].mean(axis=1) for part in parts]) for values in (errors, losses)
     )
     return {
         "cell_error": by_cell.mean(axis=0),
@@ -133,20 +133,20 @@ def facts(
     test: Rows | None = None,
     pairs: PairRows | None = None,
 ) -> dict[str, Array]:
-    """What rows and pairs that R probes weren't trained on say of them, (R,) by name."""
-    found: dict[str, Array] = {}
+    """Metrics of R probes on rows and pairs that they weren't trained on, (R,) by name."""
+    known: dict[str, Array] = {}
     for name, rows in (("val", val), ("test", test)):
         if rows is not None:
-            found |= row_facts(weight, bias, name, rows)
+            known |= row_facts(weight, bias, name, rows)
     if pairs is not None:
         changes, shifts = metrics.pair_shifts(weight, bias, pairs, regression=False)
-        error, loss = 1 - found["val_accuracy"], found["val_log_loss"]
-        found |= pair_facts(error, loss, changes.mean(axis=1), shifts.mean(axis=1), weight.shape[1])
-    return found
+        error, loss = 1 - known["val_accuracy"], known["val_log_loss"]
+        known |= pair_facts(error, loss, changes.mean(axis=1), shifts.mean(axis=1), weight.shape[1])
+    return known
 
 
 def score_path(fits: Sequence[Fit], *, val: Rows | None = None, test: Rows | None = None) -> list[Candidate]:
-    """What validation rows and (oracle only) test rows say of every fit, in its order."""
+    """Every fit with its metrics on validation rows and (oracle only) test rows, in order."""
     known = facts(*stacked(fits), val=val, test=test)
     known = {name.replace("val_worst", "worst"): values for name, values in known.items()}
     return candidates_of(fits, {name: known[name] for name in RANKED if name in known})
@@ -156,7 +156,7 @@ def candidates_of(fits: Sequence[Fit], facts: dict[str, Array]) -> list[Candidat
     """A candidate for each fit, with facts (R,) by name; rounding of shares is taken off at 1e-15."""
     return [
         {"rank": fit.rank, "weight_decay": fit.weight_decay, "converged": fit.converged}
-        | {name: round(float(own[i]), 15) for name, own in facts.items() if np.isfinite(own[i])}
+        | {name: round(float(values[i]), 15) for name, values in facts.items() if np.isfinite(values[i])}
         for i, fit in enumerate(fits)
     ]
 

@@ -37,7 +37,7 @@ CONTROL_WORDS = {
     "erm-pair-rows": "training on the pairs' rows alone",
     "erm-upweighted-pair-rows": "group weights and training on the pairs' rows alone",
 }
-"""What candidates of rank 0 are, in words."""
+"""The candidates of rank 0 in words."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ class Verdict:
     text
         The same in a sentence, with what was measured at rank 0 and now.
     reasons
-        Why they don't, or may not, help, as far as the path tells; in ``text`` too.
+        Why they don't, or may not, help, by the path; in ``text`` too.
     about
         Which shift it is about.
     score
@@ -102,24 +102,24 @@ class Verdict:
 
 
 def control_name(upweighted: bool, pair_rows: bool) -> str:
-    """That of a candidate which removes nothing, as in `CONTROL_WORDS`."""
+    """The name of a candidate that removes nothing, as in `CONTROL_WORDS`."""
     return "erm" + "-upweighted" * upweighted + "-pair-rows" * pair_rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Circumstances:
-    """What a verdict's words depend on beside what was measured.
+    """What a verdict depends on besides the measurements.
 
     Attributes
     ----------
     answer
-        That of the constant, in words.
+        The constant's answer in words.
     about
         What the verdict is about: a sentence.
     against
-        What augmented pairs hold against, such as ``blur:0.05``.
+        The augmentations of the pairs, such as ``blur:0.05``.
     least_score
-        Whether the pick was chosen by the least score of all ranks: what it doesn't reach, no rank does.
+        Whether the pick has the least score of all ranks that were tried.
     one_answer
         Whether the final fit tells all validation rows the same.
     unlike
@@ -141,7 +141,7 @@ class Circumstances:
 
 
 def judge(
-    found: CrossFit,
+    estimates: CrossFit,
     pick: int,
     erm: int,
     case: Circumstances,
@@ -149,123 +149,122 @@ def judge(
     control: int | None = None,
     written: int | None = None,
 ) -> Verdict:
-    """The verdict on candidate ``pick`` beside candidate ``erm``, which is plain training, nothing removed.
+    """The verdict on candidate ``pick`` against candidate ``erm``: plain training, nothing removed.
 
     ``control`` is the best candidate of rank 0, if another: training on other rows or with group weights.
     ``written`` is the candidate that is written instead of the pick.
     """
-    if found.errors is None or found.constant is None:
-        return unmeasured(found, "no validation rows", case.about)
+    if estimates.errors is None or estimates.constant is None:
+        return unmeasured(estimates, "no validation rows", case.about)
     control = erm if control is None else control
-    code, why = verdict_code(found, pick, erm, case, control)
+    code, why = verdict_code(estimates, pick, erm, case, control)
     if written is not None and written != pick:
         why, pick = "; ".join(filter(None, (why, "so the probe removes nothing"))), written
-    gain, constant = found.gain(pick, erm), found.constant.value
-    reasons = () if code == "helps" else _reasons(found, erm, code, case)
+    gain, constant = estimates.gain(pick, erm), estimates.constant.value
+    reasons = () if code == "helps" else _reasons(estimates, erm, code, case)
+    alternative = CONTROL_WORDS[_control(estimates, control)]
     heading = VERDICTS[code] + (f" against {case.against}" if case.against else "")
     if code == "no-gain" and pick == control != erm:
-        heading = (
-            f"Removing what the pairs differ in doesn't help, {CONTROL_WORDS[_control(found, control)]} does"
-        )
-    beside = _beside(found, pick, control) if control != erm else ""
-    if code == "helps" and beside and found.gain(pick, control).low <= 0:
-        heading += f", but {CONTROL_WORDS[_control(found, control)]} may do as well"
-    parts = (why, _change(found, pick, erm), *reasons)
+        heading = f"Removing what the pairs differ in doesn't help, {alternative} does"
+    beside = _beside(estimates, pick, control) if control != erm else ""
+    if code == "helps" and beside and estimates.gain(pick, control).low <= 0:
+        heading += f", but {alternative} may do as well"
+    parts = (why, _change(estimates, pick, erm), *reasons)
     text = ". ".join(filter(None, (f"{heading}: {'; '.join(filter(None, parts))}", beside))) + "."
     measured: dict[str, Any] = {
         name: (of(pick), of(erm))
         for name, of in (
-            ("bound", found.bound),
-            ("flip_rate", found.change),
-            ("val_error", found.error),
-            *([("cell_error", found.cell_error)] if found.cell is not None else []),
+            ("bound", estimates.bound),
+            ("flip_rate", estimates.change),
+            ("val_error", estimates.error),
+            *([("cell_error", estimates.cell_error)] if estimates.cell is not None else []),
         )
     }
-    if found.random is not None:
-        name = "across_flip_rate" if found.cell is None else "within_flip_rate"
-        measured[name] = (found.random_change(pick), found.random_change(erm))
+    if estimates.random is not None:
+        name = "across_flip_rate" if estimates.cell is None else "within_flip_rate"
+        measured[name] = (estimates.random_change(pick), estimates.random_change(erm))
     known: dict[str, Any] = {name: own for name, (own, _) in measured.items()}
     known |= {f"erm_{name}": other for name, (_, other) in measured.items()}
     return dataclasses.replace(
-        unmeasured(found, "", case.about),
+        unmeasured(estimates, "", case.about),
         code=code,
         text=text,
         reasons=reasons,
         gain=gain,
         constant_error=constant,
-        score=found.score,
-        worst_cell_error=found.candidates[pick].get("worst_cell_error"),
-        control=_control(found, control),
-        control_gain=found.gain(pick, control),
+        score=estimates.score,
+        worst_cell_error=estimates.candidates[pick].get("worst_cell_error"),
+        control=_control(estimates, control),
+        control_gain=estimates.gain(pick, control),
         **known,
     )
 
 
 def verdict_code(
-    found: CrossFit, pick: int, erm: int, case: Circumstances, control: int | None = None
+    estimates: CrossFit, pick: int, erm: int, case: Circumstances, control: int | None = None
 ) -> tuple[str, str]:
     """The code of a verdict, and why; see `judge`."""
-    assert found.constant is not None
-    constant, gain = found.constant.value, found.gain(pick, erm)
-    over_constant = found.gain(pick, found.constant)
-    least = LEAST_GAIN_SHARE * found.bound(erm).value if found.regression else LEAST_GAIN
-    least_over_constant = LEAST_GAIN_SHARE * constant if found.regression else LEAST_GAIN
-    alone = found.units == found.pairs
-    word, score = ("MSE" if found.regression else "error"), SCORE_WORDS[found.score]
+    assert estimates.constant is not None
+    constant, gain = estimates.constant.value, estimates.gain(pick, erm)
+    over_constant = estimates.gain(pick, estimates.constant)
+    least = LEAST_GAIN_SHARE * estimates.bound(erm).value if estimates.regression else LEAST_GAIN
+    least_over_constant = LEAST_GAIN_SHARE * constant if estimates.regression else LEAST_GAIN
+    alone = estimates.units == estimates.pairs
+    word, score = ("MSE" if estimates.regression else "error"), SCORE_WORDS[estimates.score]
     always = f"always answering {case.answer} ({word} {constant:.3g})"
-    if found.units < LEAST_UNITS:
-        sets = f"{'' if alone else f'{found.units} sets of '}{found.pairs} pairs that share no row"
+    if estimates.units < LEAST_UNITS:
+        sets = f"{'' if alone else f'{estimates.units} sets of '}{estimates.pairs} pairs that share no row"
         why = f"{sets}, where {LEAST_UNITS} are needed"
         why += f"; the {score} is no lower than that of {always}" * (over_constant.value <= 0)
         return "too-few", why + f"; {case.advice}" * bool(case.advice)
     if case.one_answer or over_constant.value <= least_over_constant:
         if case.least_score:
             return "constant", f"no rank that was tried beats {always}"
-        why = f"this probe's {score}, {found.estimate(pick)}, is hardly lower than that of {always}"
+        why = f"this probe's {score}, {estimates.estimate(pick)}, is hardly lower than that of {always}"
         return "constant", f"{why}: {case.by_score} chooses by it"
-    removing = found.candidates[pick]["rank"] > 0
+    removing = estimates.candidates[pick]["rank"] > 0
     fall = gain.value if removing else 0.0
-    if found.score == "bound_01" and found.errors is not None:
+    if estimates.score == "bound_01" and estimates.errors is not None:
         # What remains of the gain without validation error is the pairs' own part.
-        fall = min(fall, gain.value - (found.error(erm).value - found.error(pick).value))
+        fall = min(fall, gain.value - (estimates.error(erm).value - estimates.error(pick).value))
     if removing and fall >= least and gain.low > 0 and over_constant.low > 0:
-        frequent = found.frequent_gain(pick, erm)
+        frequent = estimates.frequent_gain(pick, erm)
         if frequent is None or frequent.low > 0:
             return "helps", ""
         change = f"{0 - frequent.high:+.2g} to {0 - frequent.low:+.2g}"
         return "undecided", f"with classes as frequent as in training that error changes by {change}"
     control = erm if control is None else control
-    most = _most(found, control)
+    most = _most(estimates, control)
     if fall < least and most < NO_GAIN_FACTOR * least:
-        weighted = found.frequent_gain(erm, control)
+        weighted = estimates.frequent_gain(erm, control)
         if weighted is not None and weighted.high >= NO_GAIN_FACTOR * least:
             more = f"nothing removed may lower that error by up to {weighted.high:.2g}"
             return "undecided", f"with classes as frequent as in training, plain training with {more}"
-        if found.gain(control, found.constant).value > least_over_constant:
+        if estimates.gain(control, estimates.constant).value > least_over_constant:
             lowered = f"no rank that was tried lowers the {score} by {least:.2g} or more"
             return "no-gain", lowered if case.least_score else ""
-        most = max(most, found.gain(pick, control).high)
+        most = max(most, estimates.gain(pick, control).high)
     if over_constant.low <= 0 and fall >= least:
-        return "undecided", f"the {score}, {found.estimate(pick)}, can't be told from that of {always}"
+        return "undecided", f"the {score}, {estimates.estimate(pick)}, can't be told from that of {always}"
     if fall < least and not case.least_score:
         return "undecided", f"other ranks may gain at most {most:.2g}"
-    if not removing and found.cell is not None:
+    if not removing and estimates.cell is not None:
         return "undecided", f"removing directions may lower the {score} by at most {most:.2g}"
     return "undecided", f"if they do, the {score} falls by at most {most:.2g}"
 
 
-def _most(found: CrossFit, nothing: int) -> float:
+def _most(estimates: CrossFit, nothing: int) -> float:
     """The most that removing directions could gain on a candidate of rank 0.
 
     The highest upper end of the fall of the score over all candidates that remove some, and no less than how
     often candidates may differ that agree on all pairs; of the bound at most the upper end of the flip rate,
     by which alone it can fall.
     """
-    removing = [i for i, candidate in enumerate(found.candidates) if candidate["rank"] > 0]
-    most = max((found.gain(index, nothing).high for index in removing), default=0.0)
-    if not found.regression:
-        most = max(most, found.unseen)
-    return min(most, found.change(nothing).high) if found.score == "bound_01" else most
+    removing = [i for i, candidate in enumerate(estimates.candidates) if candidate["rank"] > 0]
+    most = max((estimates.gain(index, nothing).high for index in removing), default=0.0)
+    if not estimates.regression:
+        most = max(most, estimates.unseen)
+    return min(most, estimates.change(nothing).high) if estimates.score == "bound_01" else most
 
 
 SCORE_WORDS = {
@@ -277,73 +276,75 @@ SCORE_WORDS = {
 """Scores in words."""
 
 
-def _measured(found: CrossFit, index: int) -> tuple[str, str]:
-    """Flip rate and validation accuracy of a candidate, or what regression has for them, in words."""
-    what, val = ("mean squared change", "MSE") if found.regression else ("flip rate", "accuracy")
-    error = found.error(index).value
-    right = error if found.regression else 1 - error
-    return f"{what} {found.change(index)}", f"validation {val} {right:.3g}"
+def _measured(estimates: CrossFit, index: int) -> tuple[str, str]:
+    """Flip rate and validation accuracy of a candidate in words; for regression, squared change and MSE."""
+    what, val = ("mean squared change", "MSE") if estimates.regression else ("flip rate", "accuracy")
+    error = estimates.error(index).value
+    right = error if estimates.regression else 1 - error
+    return f"{what} {estimates.change(index)}", f"validation {val} {right:.3g}"
 
 
-def _change(found: CrossFit, pick: int, erm: int) -> str:
+def _change(estimates: CrossFit, pick: int, erm: int) -> str:
     """From plain training to the pick, in words."""
-    flips, right = _measured(found, erm)
-    now, still = (part.rsplit(" ", 1)[1] for part in _measured(found, pick))
-    random = found.random_change(erm), found.random_change(pick)
-    beside = "random pairs of a class across domains" if found.cell is None else "random pairs of one cell"
+    flips, right = _measured(estimates, erm)
+    now, still = (part.rsplit(" ", 1)[1] for part in _measured(estimates, pick))
+    random = estimates.random_change(erm), estimates.random_change(pick)
+    beside = (
+        "random pairs of a class across domains" if estimates.cell is None else "random pairs of one cell"
+    )
     if pick == erm:
         more = f"; {beside} {random[0]}" if random[0] is not None else ""
         return f"{flips} and {right} with nothing removed{more}"
-    gain, setting = found.gain(pick, erm), _setting(found, pick)
+    gain, setting = estimates.gain(pick, erm), _setting(estimates, pick)
     change = f"(95 % of the change: {0 - gain.high:+.2g} to {0 - gain.low:+.2g})"
     more = f" ({beside}: {random[0]}, now {random[1]})" if random[0] is not None else ""
-    bound = f"bound {found.bound(erm)}, now {found.bound(pick)}"
-    if found.score == "guarded_bound":
-        bound = f"bound with the larger of the two {found.estimate(erm)}, now {found.estimate(pick)}"
-    if found.cell is None:
+    bound = f"bound {estimates.bound(erm)}, now {estimates.bound(pick)}"
+    if estimates.score == "guarded_bound":
+        bound = f"bound with the larger of the two {estimates.estimate(erm)}, now {estimates.estimate(pick)}"
+    if estimates.cell is None:
         now = f"{flips} with nothing removed, {now} with {setting}{more}"
         return f"{now}; {right}, now {still}; {bound} {change}"
-    score, was, is_now = SCORE_WORDS[found.score], found.estimate(erm), found.estimate(pick)
+    score, was, is_now = SCORE_WORDS[estimates.score], estimates.estimate(erm), estimates.estimate(pick)
     return (
         f"{score} {was} with nothing removed, {is_now} with {setting} {change}; {flips}, now {now}{more}; "
         f"{right}, now {still}; {bound}"
     )
 
 
-def _setting(found: CrossFit, index: int) -> str:
+def _setting(estimates: CrossFit, index: int) -> str:
     """What a candidate is, in words."""
-    candidate = found.candidates[index]
+    candidate = estimates.candidates[index]
     added = ["group weights"] * bool(candidate.get("upweighted"))
     added += ["the pairs' rows"] * bool(candidate.get("pair_rows"))
     return " and ".join([", ".join([f"rank {candidate['rank']}", *added[:-1]]), *added[-1:]])
 
 
-def _control(found: CrossFit, index: int) -> str:
-    candidate = found.candidates[index]
+def _control(estimates: CrossFit, index: int) -> str:
+    candidate = estimates.candidates[index]
     return control_name(bool(candidate.get("upweighted")), bool(candidate.get("pair_rows")))
 
 
-def _beside(found: CrossFit, pick: int, control: int) -> str:
+def _beside(estimates: CrossFit, pick: int, control: int) -> str:
     """What the best candidate that removes nothing gets, in a sentence."""
-    name, score = CONTROL_WORDS[_control(found, control)], SCORE_WORDS[found.score]
+    name, score = CONTROL_WORDS[_control(estimates, control)], SCORE_WORDS[estimates.score]
     if pick == control:
-        return f"{name[0].upper()}{name[1:]} has the least {score}: {found.estimate(control)}"
-    gain = found.gain(pick, control)
+        return f"{name[0].upper()}{name[1:]} has the least {score}: {estimates.estimate(control)}"
+    gain = estimates.gain(pick, control)
     return (
-        f"{name[0].upper()}{name[1:]}, without removing anything, gets {found.estimate(control)} "
+        f"{name[0].upper()}{name[1:]}, without removing anything, gets {estimates.estimate(control)} "
         f"(removing lowers it by {gain.low:.2g} to {gain.high:.2g})"
     )
 
 
-def _reasons(found: CrossFit, erm: int, code: str, case: Circumstances) -> tuple[str, ...]:
-    """Why the pairs don't help, as far as the candidates of all ranks that were tried tell."""
-    flips, reasons = found.changes.mean(axis=1), []
-    whole_path, by_flips = case.least_score, found.cell is None
+def _reasons(estimates: CrossFit, erm: int, code: str, case: Circumstances) -> tuple[str, ...]:
+    """Why the pairs don't help, by the candidates of all ranks."""
+    flips, reasons = estimates.changes.mean(axis=1), []
+    whole_path, by_flips = case.least_score, estimates.cell is None
     fewest = int(flips.argmin())
-    at = f"least {', '.join(_measured(found, fewest))}, at rank {found.candidates[fewest]['rank']}"
+    at = f"least {', '.join(_measured(estimates, fewest))}, at rank {estimates.candidates[fewest]['rank']}"
     if code == "constant" and whole_path:
         reasons.append("what they differ in tells the label, too, or the label can't be told without it")
-    elif code == "no-gain" and not found.regression and flips[erm] < LOW_FLIP_RATE:
+    elif code == "no-gain" and not estimates.regression and flips[erm] < LOW_FLIP_RATE:
         reasons.append("a probe with nothing removed seldom flips them: it hardly uses what they differ in")
     elif code == "no-gain" and by_flips and whole_path and flips[fewest] > flips[erm] / 2:
         reasons.append(f"no rank helps much ({at}): what one pair differs in, the others hardly show")
@@ -354,9 +355,9 @@ def _reasons(found: CrossFit, erm: int, code: str, case: Circumstances) -> tuple
     return tuple(reasons)
 
 
-def unmeasured(found: CrossFit | tuple[int, int], why: str, about: str) -> Verdict:
+def unmeasured(estimates: CrossFit | tuple[int, int], why: str, about: str) -> Verdict:
     """The verdict where the score can't be measured; ``found`` may be the numbers of pairs and of units."""
-    pairs, units = found if isinstance(found, tuple) else (found.pairs, found.units)
+    pairs, units = estimates if isinstance(estimates, tuple) else (estimates.pairs, estimates.units)
     return Verdict(
         code="unmeasured",
         text=f"{VERDICTS['unmeasured']}: {why}.",

@@ -30,7 +30,7 @@ from ncm_cli.probes.crossfit import CrossFit, FoldRows
 from ncm_cli.probes.metrics import Rows
 from ncm_cli.probes.options import ZeroshotOptions
 from ncm_cli.probes.problem import Pairs, Roles
-from ncm_cli.probes.reading import pairs_beside
+from ncm_cli.probes.reading import read_usable_pairs
 from ncm_cli.probes.selection import choose
 from ncm_cli.probes.verdict import Circumstances, judge, unmeasured
 from ncm_cli.progress import SILENT, Reporter
@@ -90,8 +90,8 @@ def zeroshot(options: ZeroshotOptions, *, reporter: Reporter = SILENT) -> dict[s
         weight, bias = from_prompts(tower, prompts, words)
     meta["hyper_parameters"] |= {"logit_scale": tower.logit_scale, "logit_bias": tower.logit_bias}
     if other is not None:
-        share, (own, own_bias, _) = options.mix or 0.0, folded(other)
-        weight, bias = (1 - share) * weight + share * own, (1 - share) * bias + share * own_bias
+        share, (fitted, fitted_bias, _) = options.mix or 0.0, folded(other)
+        weight, bias = (1 - share) * weight + share * fitted, (1 - share) * bias + share * fitted_bias
     basis, singular_values = np.zeros((weight.shape[1], 0)), np.zeros(0)
     if removal is not None:
         chosen = removal.choose(Fit(0, 0.0, weight, bias))
@@ -110,10 +110,10 @@ def zeroshot(options: ZeroshotOptions, *, reporter: Reporter = SILENT) -> dict[s
         meta=meta,
     )
     write_probe(options.output, probe)
-    made = {"output": str(options.output), "target": target, "classes": list(words)}
-    made |= {name: meta[name] for name in ("method", "prompts", "words", "rank", "mixed_with")}
+    body = {"output": str(options.output), "target": target, "classes": list(words)}
+    body |= {name: meta[name] for name in ("method", "prompts", "words", "rank", "mixed_with")}
     chosen = {name: meta["selection"][name] for name in ("rule", "path", "chosen", "verdict")}
-    return made | meta["hyper_parameters"] | chosen
+    return body | meta["hyper_parameters"] | chosen
 
 
 def _record(
@@ -161,8 +161,8 @@ def _answers(
     if not named and store.own_column(target) is None:
         reporter.note(f"the store has no column {target!r}, so none of its rows has an answer")
         return None
-    found = read_target(store, target, classes)
-    counts = np.bincount(found.y[found.known], minlength=len(classes))
+    target_codes = read_target(store, target, classes)
+    counts = np.bincount(target_codes.y[target_codes.known], minlength=len(classes))
     absent = [name for name, rows in zip(classes, counts, strict=True) if not rows]
     if len(absent) == len(classes):
         raise InputError(
@@ -174,7 +174,7 @@ def _answers(
         )
     if absent:
         reporter.note(f"no row of the store has {target} {listing(absent, 5)}")
-    return found
+    return target_codes
 
 
 def from_prompts(tower: TextTower, prompts: list[str], words: dict[str, str]) -> tuple[Array, Array]:
@@ -183,7 +183,7 @@ def from_prompts(tower: TextTower, prompts: list[str], words: dict[str, str]) ->
     A bias that all classes share (SigLIP's) changes no probability among them. ``words`` are those of each
     class. Raises `InputError` for two classes of which a prompt says the same to the model.
     """
-    texts = [filled(prompt, own) for own in words.values() for prompt in prompts]
+    texts = [filled(prompt, name) for name in words.values() for prompt in prompts]
     tokens = tower.tokens(texts)
     for at, prompt in enumerate(prompts):
         require_apart("two classes", list(words), tokens[at :: len(prompts)], f"--prompts {prompt!r}")
@@ -231,7 +231,7 @@ def _read_pairs(
     meta: dict[str, Any],
     reporter: Reporter,
 ) -> _Removal:
-    """``--pairs``, the ranks to choose among, and the rows to choose by, which ``meta`` is told of.
+    """``--pairs``, the ranks to choose among, and the rows to choose by, which are added to ``meta``.
 
     Raises `InputError` for ranks that the pairs don't have, or several of them and no labelled rows: flips
     alone prefer whatever always answers the same.
@@ -240,7 +240,7 @@ def _read_pairs(
     where: dict[Role, str | None] = {"train": None, "val": options.val or split_filter(store, "val")}
     where["test"] = split_filter(store, "test")
     rows = {role: np.zeros(store.rows, bool) if w is None else store.mask(w) for role, w in where.items()}
-    pairs = pairs_beside(options.pairs, store, Roles(where=where, rows=rows), "exclude", reporter)
+    pairs = read_usable_pairs(options.pairs, store, Roles(where=where, rows=rows), "exclude", reporter)
     val, answer = None, 0
     if answers is not None and len(at := np.flatnonzero(rows["val"] & answers.known)):
         val = Rows(X=scaling.apply(store.rows_of(at)), y=answers.y[at])
@@ -332,14 +332,14 @@ class _Removal(NamedTuple):
             for fold, part in zip(self.folds, self.left, strict=True)
         )
         unit = units(pairs.node_a, pairs.node_b, self.folds)
-        found = CrossFit.join(parts, unit, regression=False, answer=self.answer)
-        path = [candidate for candidate in found.candidates if candidate["rank"] in self.ranks]
+        estimates = CrossFit.join(parts, unit, regression=False, answer=self.answer)
+        path = [candidate for candidate in estimates.candidates if candidate["rank"] in self.ranks]
         chosen = choose(path, "bound", "classification") if self.several else 0
         pick = tried.index(path[chosen]["rank"])
         if self.val is None:
-            why = f"no labelled validation rows; flip rate {found.change(0)} with nothing removed"
-            why += f", {found.change(pick)} with rank {tried[pick]}" if pick else ""
-            verdict = unmeasured(found, why, shift)
+            why = f"no labelled validation rows; flip rate {estimates.change(0)} with nothing removed"
+            why += f", {estimates.change(pick)} with rank {tried[pick]}" if pick else ""
+            verdict = unmeasured(estimates, why, shift)
         else:
             case = Circumstances(
                 answer=repr(self.classes[self.answer]),
@@ -347,7 +347,7 @@ class _Removal(NamedTuple):
                 least_score=self.several,
                 by_score="--rank auto",
             )
-            verdict = judge(found, pick, 0, case)
+            verdict = judge(estimates, pick, 0, case)
         rule = {
             "rule": "bound" if self.several else ONLY_CANDIDATE,
             "folds": len(self.folds),

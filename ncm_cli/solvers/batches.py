@@ -26,9 +26,9 @@ MOST_READ = 8192
 
 def generator_of(seed: int, stream: int) -> torch.Generator:
     """A generator of its own for each (seed, stream), so that one use never shifts another."""
-    made = torch.Generator()
-    made.manual_seed(int(np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0] >> 1))
-    return made
+    generator = torch.Generator()
+    generator.manual_seed(int(np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0] >> 1))
+    return generator
 
 
 def epoch_order(strata: Tensor | None, n: int, generator: torch.Generator) -> Tensor:
@@ -79,7 +79,9 @@ def drawn_batches(
         [torch.arange(n)] if strata is None else [(strata == e).nonzero()[:, 0] for e in strata.unique()]
     )
     for _ in range(math.ceil(n / (len(members) * batch_size))):
-        yield torch.cat([own[torch.randint(len(own), (batch_size,), generator=generator)] for own in members])
+        yield torch.cat(
+            [rows[torch.randint(len(rows), (batch_size,), generator=generator)] for rows in members]
+        )
 
 
 def partners(primary: Tensor, secondary: Tensor, draws: Tensor) -> Tensor:
@@ -92,14 +94,14 @@ def partners(primary: Tensor, secondary: Tensor, draws: Tensor) -> Tensor:
     order = torch.argsort(cells, stable=True)
     cell_counts = torch.bincount(cells, minlength=(int(primary.max()) + 1) * width)
     cell_starts = torch.cumsum(cell_counts, 0) - cell_counts
-    own = cell_counts[cells]
+    own_size = cell_counts[cells]
     block = cell_counts.view(-1, width).sum(1)[primary]
     block_start = cell_starts.view(-1, width)[:, 0][primary]
-    others = block - own
+    others = block - own_size
     pick = block_start + torch.minimum((draws * others).long(), (others - 1).clamp_min(0))
-    pick = torch.where(pick >= cell_starts[cells], pick + own, pick)
-    found = order[pick.clamp_max(len(order) - 1)]
-    return torch.where(others > 0, found, torch.arange(len(order)))
+    pick = torch.where(pick >= cell_starts[cells], pick + own_size, pick)
+    partner = order[pick.clamp_max(len(order) - 1)]
+    return torch.where(others > 0, partner, torch.arange(len(order)))
 
 
 class DeviceRows:
@@ -221,8 +223,8 @@ class Batch:
             return
         chosen = self._chosen if within is None else self._chosen[within.cpu()]
         for start in range(0, len(chosen), MOST_READ):
-            own = slice(start, start + MOST_READ)
-            yield own, self._rows.read(chosen[own], rotated)
+            part = slice(start, start + MOST_READ)
+            yield part, self._rows.read(chosen[part], rotated)
 
     def shares(self, grouping: str, upweighted: bool) -> Tensor:
         """(B, E): each row's share in its part's risk; columns sum to 1, or 0 where the batch has no such.
@@ -267,5 +269,5 @@ class Batch:
         codes = self._rows.codes["environments"][self._chosen]
         count, visit = self._rows.members["environments"].shape[1], self._visit
         order = torch.arange(count) if visit is None else torch.randperm(count, generator=visit)
-        found = [(e, (codes == e).nonzero()[:, 0].to(self._rows.device)) for e in order.tolist()]
-        return [(environment, members) for environment, members in found if len(members)]
+        visits = [(e, (codes == e).nonzero()[:, 0].to(self._rows.device)) for e in order.tolist()]
+        return [(environment, members) for environment, members in visits if len(members)]

@@ -61,8 +61,8 @@ class Design:
         n, d = X.shape
         m = basis.shape[1]
         mean = np.zeros(d)
-        for own, rows in blocks(X):
-            mean += weights[own] @ rows
+        for part, rows in blocks(X):
+            mean += weights[part] @ rows
         mean /= n
         Z: Features = X if isinstance(X, RowBlocks) else X - mean
         rotation: Array | None = None
@@ -78,9 +78,9 @@ class Design:
         ones = 0 if regression else 1
 
         def centred(rows: NDArray[np.floating]) -> Array:
-            made = np.ones((len(rows), ones + d))
-            np.subtract(rows, mean, out=made[:, ones:])
-            return made
+            shifted = np.ones((len(rows), ones + d))
+            np.subtract(rows, mean, out=shifted[:, ones:])
+            return shifted
 
         if isinstance(Z, RowBlocks):
             turn = scipy.linalg.block_diag(np.eye(ones), np.eye(d) if rotation is None else rotation)
@@ -112,17 +112,17 @@ class Design:
         A, turn = self.leading(len(B))
         flat = B.reshape(len(B), -1)
         flat = flat if turn is None else turn @ flat
-        made = np.empty((len(A), flat.shape[1]))
-        for own, rows in blocks(A):
-            np.matmul(rows, flat, out=made[own])
-        return made.reshape(len(A), *B.shape[1:])
+        scores = np.empty((len(A), flat.shape[1]))
+        for part, rows in blocks(A):
+            np.matmul(rows, flat, out=scores[part])
+        return scores.reshape(len(A), *B.shape[1:])
 
     def back(self, p: int, size: int, residual: Callable[[slice], Array]) -> Array:
         """``A^T r`` (p, size), of residuals that are made for some rows at a time."""
         A, turn = self.leading(p)
         product = np.zeros((A.shape[1], size))
-        for own in score_slices(A, size):
-            product += A[own].T @ residual(own)
+        for part in score_slices(A, size):
+            product += A[part].T @ residual(part)
         return product if turn is None else turn.T @ product
 
     def fold(self, B: Array, removed: Array) -> tuple[Array, Array]:

@@ -5,7 +5,7 @@ random subsets in which every group has as many rows as the smallest, on each a 
 penalty, which liblinear puts on the intercept too, and the average of weights and intercepts.
 
 C is chosen on one subset of half of the validation rows, with features standardised by that subset, by what
-it says of the other half. What is tested are `SUBSETS` subsets of all validation rows with the same C,
+it says of the other half. Test rows get the mean of `SUBSETS` subsets of all validation rows with that C,
 standardised by the training rows. What differs from the authors' code moves the test rows' worst-group
 accuracy by less than .005: the halves are drawn group by group, so that none lacks a group; liblinear's
 tolerance is 1e-8 (theirs, 1e-4, leaves weights up to 1e-2 off); more than two classes are fitted one against
@@ -103,17 +103,17 @@ def fit_dfr(
                 fix="--groups with the label among its columns, or leave dfr out",
             )
         scaler = common or StandardScaler().fit(X[rows])
-        for C, found in zip(Cs, fits, strict=True):
-            found.append(_solve(X[rows], y[rows], n_classes, C, scaler))
+        for C, of_subsets in zip(Cs, fits, strict=True):
+            of_subsets.append(_solve(X[rows], y[rows], n_classes, C, scaler))
     return [
         dataclasses.replace(
-            found[0],
-            weight=np.mean([one.weight for one in found], axis=0),
-            bias=np.mean([one.bias for one in found], axis=0),
-            converged=all(one.converged for one in found),
-            iterations=max(one.iterations for one in found),
+            of_subsets[0],
+            weight=np.mean([fit.weight for fit in of_subsets], axis=0),
+            bias=np.mean([fit.bias for fit in of_subsets], axis=0),
+            converged=all(fit.converged for fit in of_subsets),
+            iterations=max(fit.iterations for fit in of_subsets),
         )
-        for found in fits
+        for of_subsets in fits
     ]
 
 

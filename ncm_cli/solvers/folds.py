@@ -68,12 +68,12 @@ def deal(a: Codes, b: Codes, count: int, seed: int) -> list[Fold]:
     load = np.zeros(count)
     large = sizes > LARGEST_SET_SHARES / count * len(a)
     for number in rng.permutation(len(sizes)):
-        own = members[number]
-        if large[number] and len(own) > 2 * count:
-            part_of[own[rng.permutation(len(own))]] = np.arange(len(own)) % count
+        rows = members[number]
+        if large[number] and len(rows) > 2 * count:
+            part_of[rows[rng.permutation(len(rows))]] = np.arange(len(rows)) % count
         else:
-            part_of[own] = int(load.argmin())
-            load[part_of[own[0]]] += sizes[number]
+            part_of[rows] = int(load.argmin())
+            load[part_of[rows[0]]] += sizes[number]
     part_a, part_b = part_of[end_a], part_of[end_b]
     folds = []
     for part in range(count):
@@ -108,10 +108,10 @@ def set_aside(a: Codes, b: Codes, held_out: Mask) -> list[Fold]:
 
 def units(a: Codes, b: Codes, folds: Sequence[Fold]) -> Codes:
     """(m,) a number for each measured pair, fold by fold: equal for pairs that are connected there."""
-    found: list[Codes] = []
+    units_of_folds: list[Codes] = []
     start = 0
     for fold in folds:
-        own = components(a[fold.measured], b[fold.measured]) + start
-        start = int(own.max()) + 1
-        found.append(own)
-    return np.concatenate(found)
+        numbers = components(a[fold.measured], b[fold.measured]) + start
+        start = int(numbers.max()) + 1
+        units_of_folds.append(numbers)
+    return np.concatenate(units_of_folds)

@@ -76,12 +76,12 @@ def fit_eraser(X: Features, codes: NDArray[np.integer]) -> Eraser:
     size = np.sqrt(square / (len(X) * X.shape[1])) or 1.0
     indicators = ((hot - hot.mean(0)) / hot.std(0))[:, 1:]  # the first follows from the others
     fitter = LeaceFitter(X.shape[1], indicators.shape[1], dtype=torch.float64, svd_tol=LEAST_CORRELATION)
-    for own, rows in blocks(X):
-        fitter.update(torch.from_numpy((rows - mean) / size), torch.from_numpy(indicators[own]))
+    for part, rows in blocks(X):
+        fitter.update(torch.from_numpy((rows - mean) / size), torch.from_numpy(indicators[part]))
     eraser = Eraser(fitter.eraser.proj_left.numpy(), fitter.eraser.proj_right.numpy(), mean)
     # The largest difference of a value's mean from all rows', in the features' standard deviations.
     sums = sum(
-        (hot[own].T @ rows for own, rows in blocks(eraser.apply(X))), np.zeros((hot.shape[1], X.shape[1]))
+        (hot[part].T @ rows for part, rows in blocks(eraser.apply(X))), np.zeros((hot.shape[1], X.shape[1]))
     )
     differences = np.abs(sums / hot.sum(0)[:, None] - sums.sum(0) / len(X))[:, deviation > 0]
     gap = float((differences / deviation[deviation > 0]).max(initial=0.0))

@@ -90,8 +90,8 @@ class Curvature:
         """Inverse approximate Hessians times gradients G (p, R, C); ``mask`` (p, R, 1) cuts the ranks."""
         out = np.empty_like(G)
         for decay in np.unique(decays):
-            own = np.flatnonzero(decays == decay)
-            out[:, own] = self._solve(self._factors[float(decay)], G[:, own], mask[:, own])
+            same = np.flatnonzero(decays == decay)
+            out[:, same] = self._solve(self._factors[float(decay)], G[:, same], mask[:, same])
         return out
 
     def _of_each(self, scores: Array) -> Array:
@@ -102,8 +102,8 @@ class Curvature:
             spread[rows] = (prob * (1 - prob))[:, 0] if C == 1 else (1 - (prob * prob).sum(axis=1)) / (C - 1)
         if self._diagonal:
             shares = np.broadcast_to(spread, len(self._A)) / len(self._A)
-            parts = ((own, X if self._turn is None else X @ self._turn) for own, X in blocks(self._A))
-            return np.asarray(sum(np.einsum("np,np,n->p", X, X, shares[own]) for own, X in parts))
+            parts = ((part, X if self._turn is None else X @ self._turn) for part, X in blocks(self._A))
+            return np.asarray(sum(np.einsum("np,np,n->p", X, X, shares[part]) for part, X in parts))
         return self._gram(spread)
 
     def _of_all(self, scores: Array) -> Array:
@@ -226,9 +226,9 @@ class LockStep:
         n, R, C = self.scores.shape
 
         def residual(rows: slice) -> Array:
-            made = _inverse_link(self.scores[rows]) - self.targets[rows, None, :]
-            made *= self.weights[rows, None, None]
-            return made.reshape(-1, R * C)
+            residuals = _inverse_link(self.scores[rows]) - self.targets[rows, None, :]
+            residuals *= self.weights[rows, None, None]
+            return residuals.reshape(-1, R * C)
 
         product = self.design.back(len(self.mask), R * C, residual)
         return (product.reshape(-1, R, C) / n + self.penalty * self.B) * self.mask
@@ -325,10 +325,10 @@ class LockStep:
         """First and second derivatives of the mean losses of some problems at steps t (R') along a line."""
         n, R, C = along.shape
         first, second = np.zeros(len(chosen)), np.zeros(len(chosen))
-        every = slice(None) if len(chosen) == R else chosen
+        problems = slice(None) if len(chosen) == R else chosen
         for rows in score_slices(along, len(chosen) * C):
-            tangent = along[rows, every]
-            p = _inverse_link(self.scores[rows, every] + t[None, :, None] * tangent)
+            tangent = along[rows, problems]
+            p = _inverse_link(self.scores[rows, problems] + t[None, :, None] * tangent)
             weighted = tangent * self.weights[rows, None, None]
             first += np.einsum("nrc,nrc->r", p - self.targets[rows, None, :], weighted)
             if C == 1:

@@ -26,7 +26,7 @@ TOLERANCE = 1e-8
 exact ones to about 2e-6."""
 
 FOLD_TOLERANCE = 1e-5
-"""That of the fits of folds where ``--tolerance`` isn't given: they are judged by their decisions, and their
+"""The same for the fits of folds where ``--tolerance`` isn't given. They are judged by their decisions; their
 probabilities are then within about 2e-3 of exact ones."""
 
 MAX_ITER = 1000

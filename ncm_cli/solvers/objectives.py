@@ -171,13 +171,13 @@ class Lisa(Erm):
         share = batch.shares("pooled", self.upweighted)[:, :, None]
         mix = weights.to(logits_brc)[:, None, None]
         within_domain = int(np.searchsorted(self._p_sel, strategy, side="right"))
-        for part_brc, found in (
+        for part_brc, partners_of_part in (
             (logits_brc[:, :within_domain], intra_domain),
             (logits_brc[:, within_domain:], intra_label),
         ):
             if not part_brc.shape[1]:
                 continue
-            partner = found.to(part_brc.device)
+            partner = partners_of_part.to(part_brc.device)
             mixed = torch.lerp(part_brc[partner], part_brc, mix)
             targets = torch.lerp(batch.targets[partner], batch.targets, mix)
             residual = probabilities_(mixed).sub_(targets).mul_(share)

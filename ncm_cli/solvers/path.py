@@ -109,12 +109,12 @@ def fit_path(
     fits: dict[tuple[int, float], Fit] = {}
     with blas_threads(len(rows) * rows.shape[1]):
         design = Design.rotate(rows, y, n_classes, basis[:, : ranks[-1]], weights, regression)
-        made = (
+        solutions = (
             _ridge(design, ranks, decays)
             if regression
             else _logistic(design, ranks, decays, tolerance, max_iter)
         )
-        for group, solution in made:
+        for group, solution in solutions:
             facts = (solution.converged, solution.iterations, solution.gradient_norm)
             for j, (rank, decay) in enumerate(group):
                 folded = design.fold(solution.B[:, j], basis[:, :rank])
@@ -135,11 +135,11 @@ def _check(
 ) -> None:
     if not len(X):
         raise InputError("no training rows")
-    for own, rows in blocks(X):
+    for part, rows in blocks(X):
         largest = float(np.abs(rows).max(initial=0.0))
         if not np.isfinite(largest):
             bad = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
-            raise InputError("features hold NaN or an infinity", where=f"row {own.start + bad}")
+            raise InputError("features hold NaN or an infinity", where=f"row {part.start + bad}")
         if largest > LARGEST_FEATURE:
             raise InputError("features too large to be squared", found=f"up to {largest:.1e}")
     if not ranks or ranks[0] < 0 or ranks[-1] > basis.shape[1]:
@@ -168,10 +168,10 @@ def _ridge(design: Design, ranks: list[int], decays: list[float]) -> Solutions:
     mask = (np.arange(p)[:, None] < p - np.asarray(ranks)[None, :]).astype(np.float64)
     q = design.A.shape[1]
     gram, right = np.zeros((q, q)), np.zeros(q)
-    for own, rows in blocks(design.A):
-        weighted = rows * design.weights[own, None]
+    for part, rows in blocks(design.A):
+        weighted = rows * design.weights[part, None]
         gram += weighted.T @ rows
-        right += weighted.T @ y[own]
+        right += weighted.T @ y[part]
     if design.turn is not None:
         gram, right = design.turn.T @ gram @ design.turn, design.turn.T @ right
     gram, right = gram / n, right / n
@@ -200,7 +200,7 @@ def _logistic(
 ) -> Solutions:
     """Solve the path in chunks of ranks that grow as solutions change less from one to the next."""
     (n, p), C = design.shape, design.targets.shape[1]
-    square = sum(np.einsum("np,np,n->", rows, rows, design.weights[own]) for own, rows in blocks(design.A))
+    square = sum(np.einsum("np,np,n->", rows, rows, design.weights[part]) for part, rows in blocks(design.A))
     limit = tolerance * float(np.sqrt(square / n))
     most = (CHUNK_ELEMENTS if design.turn is None else BLOCKED_ELEMENTS) // (n * C)
     if design.turn is not None and 1 < len(decays) > most:

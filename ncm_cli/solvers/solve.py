@@ -20,7 +20,7 @@ def train_path(
 ) -> list[Fit]:
     """Fit every rank and weight decay, by rank and then weight decay.
 
-    ``advance`` is told of finished work: fits, or with adam fits times epochs.
+    ``advance`` is called with the work just finished: fits, or with adam fits times epochs.
     """
     ranks = sorted(ranks)
     if solver.name != "adam":

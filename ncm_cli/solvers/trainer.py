@@ -134,9 +134,9 @@ class SharedWeights:
         )
         self._blocks: list[tuple[slice, Erm]] = []
         for (_, method, *_), same in itertools.groupby(configs, lambda config: _place(config)[:-1]):
-            own, start = list(same), self._blocks[-1][0].stop if self._blocks else 0
-            made = OBJECTIVES.get(method, Erm)(own, rows, domainbed=self._domainbed)
-            self._blocks.append((slice(start, start + len(own)), made))
+            alike, start = list(same), self._blocks[-1][0].stop if self._blocks else 0
+            objective = OBJECTIVES.get(method, Erm)(alike, rows, domainbed=self._domainbed)
+            self._blocks.append((slice(start, start + len(alike)), objective))
         self._pairs = self._pair_penalty()
         self._keep: Tensor | None = None
         self._turn: Tensor | None = None
@@ -168,10 +168,10 @@ class SharedWeights:
         penalty · mean_j ‖Wᵀδ_j‖² = penalty · tr(W M Wᵀ) with M = mean δδᵀ, diagonal in the coordinates of the
         pairs' own singular vectors (Mahajan et al. 2021, with the logits as the representation).
         """
-        own = [i for i, config in enumerate(self._configs) if config.method == "matchdg"]
-        if not own:
+        penalised = [i for i, config in enumerate(self._configs) if config.method == "matchdg"]
+        if not penalised:
             return None
-        rows = slice(own[0] * self._logits, (own[-1] + 1) * self._logits)
+        rows = slice(penalised[0] * self._logits, (penalised[-1] + 1) * self._logits)
         part = self._rows.part
         basis, moments = (
             torch.as_tensor(values).to(self._flat) for values in (part.basis(part.rank), part.moments)
@@ -188,11 +188,11 @@ class SharedWeights:
         rotated = self._keep is not None
         logits = self._logits_of(batch.features(rotated), len(batch.targets))
         by_config = logits.view(len(logits), len(self._configs), self._logits)
-        for own, objective in self._blocks:
+        for block, objective in self._blocks:
             beginning = objective.begin(step)
             if beginning is not None:
-                self._adapt(own, objective, beginning)
-            objective.residual_(by_config[:, own], batch)
+                self._adapt(block, objective, beginning)
+            objective.residual_(by_config[:, block], batch)
         self._back(logits, batch.features(rotated))
         if self._pairs is not None:
             rows, basis, factors = self._pairs
@@ -205,24 +205,24 @@ class SharedWeights:
         """(count, R·C) logits of rows."""
         logits = self._flat.new_empty(count, len(self._flat))
         weights = self._flat if self._turn is None else self._flat @ self._turn.T
-        for own, rows in features:
-            torch.mm(rows, weights.T, out=logits[own])
+        for part, rows in features:
+            torch.mm(rows, weights.T, out=logits[part])
         return logits
 
     def _back(self, residual: Tensor, features: Iterator[tuple[slice, Tensor]]) -> None:
         """Make the gradient of rows' residuals (B, R·C)."""
-        for own, rows in features:
-            self._gradient.addmm_(residual[own].T, rows, beta=int(own.start > 0))
+        for part, rows in features:
+            self._gradient.addmm_(residual[part].T, rows, beta=int(part.start > 0))
         if self._turn is not None:
             self._gradient.copy_(self._gradient @ self._turn)
 
-    def _adapt(self, own: slice, objective: Erm, beginning: Tensor) -> None:
+    def _adapt(self, block: slice, objective: Erm, beginning: Tensor) -> None:
         """Where a penalty begins, restart the optimiser (domainbed) or divide the decay too (papers)."""
-        rows = slice(own.start * self._logits, own.stop * self._logits)
+        rows = slice(block.start * self._logits, block.stop * self._logits)
         if self._domainbed:
             self.adam.reset(rows.start + beginning.repeat_interleave(self._logits).nonzero()[:, 0])
         elif self.adam.decay is not None:
-            decay = self._flat.new_tensor([config.weight_decay for config in self._configs[own]])
+            decay = self._flat.new_tensor([config.weight_decay for config in self._configs[block]])
             self.adam.decay[rows] = (decay * objective.scale).repeat_interleave(self._logits)[:, None]
 
     def step(self, batch: Batch, step: int) -> None:
@@ -244,9 +244,9 @@ class FishWeights(SharedWeights):
             flat = self._logits_of(batch.features(within=rows), len(rows))
             logits = flat.view(len(rows), len(self._configs), self._logits)
             residual = probabilities_(logits).sub_(batch.targets.index_select(0, rows))
-            for own, objective in self._blocks:
+            for block, objective in self._blocks:
                 shares = batch.shares("environments", objective.upweighted)
-                residual[:, own].mul_(shares[rows, environment, None, None])
+                residual[:, block].mul_(shares[rows, environment, None, None])
             self._back(residual.view(len(rows), -1), batch.features(within=rows))
             self.adam.step(self._gradient)
         torch.lerp(before, self._flat, self._meta_lr, out=self._flat)
@@ -295,8 +295,9 @@ def train(
         indices = [i for i, config in enumerate(configs) if config.seed == seed]
         order = sorted(indices, key=lambda i: _place(configs[i]))
         kinds = itertools.groupby((configs[i] for i in order), lambda config: _place(config)[0])
-        every = [
-            (FishWeights if kind == 2 else SharedWeights)(list(own), rows, schedule) for kind, own in kinds
+        families = [
+            (FishWeights if kind == 2 else SharedWeights)(list(family), rows, schedule)
+            for kind, family in kinds
         ]
         # A stream of random numbers for each use.
         draw, mix, visit = (generator_of(seed, stream) for stream in range(3))
@@ -305,19 +306,19 @@ def train(
             batches = drawn_batches if schedule.domainbed else epoch_batches
             for chosen in batches(rows.strata, rows.n, schedule.batch_size, draw):
                 batch = Batch(rows, chosen, mix, None if schedule.domainbed else visit)
-                for weights in every:
+                for weights in families:
                     weights.step(batch, steps)
                 steps += 1
             if observe or epoch == schedule.epochs:
-                parts = zip(*(weights.probes() for weights in every), strict=True)
+                parts = zip(*(weights.probes() for weights in families), strict=True)
                 weight, bias = (torch.cat(part)[np.argsort(order)].cpu().numpy() for part in parts)
             if observe:
                 observe(epoch, indices, weight, bias)
             if advance:
                 advance(len(indices))
-        for i, own, offset in zip(indices, weight, bias, strict=True):
-            finite = bool(np.isfinite(own).all() and np.isfinite(offset).all())
-            results[i] = Fit(configs[i].rank, configs[i].weight_decay, own, offset, finite, steps)
+        for i, family, offset in zip(indices, weight, bias, strict=True):
+            finite = bool(np.isfinite(family).all() and np.isfinite(offset).all())
+            results[i] = Fit(configs[i].rank, configs[i].weight_decay, family, offset, finite, steps)
     return [results[i] for i in range(len(configs))]
 
 

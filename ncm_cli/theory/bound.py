@@ -108,8 +108,8 @@ class _Judged:
         path, probe, reporter = self.options.oracle_pairs, self.probe, self.reporter
         store = self._pairs(path)
         self._require_test_rows_first(path, store)
-        own, twin = self._answers(store.id_a, store.label_a), self._answers(store.id_b, store.label_b)
-        known = own.known | twin.known
+        test, twin = self._answers(store.id_a, store.label_a), self._answers(store.id_b, store.label_b)
+        known = test.known | twin.known
         if not known.any():
             raise InputError(
                 "no oracle pair has a label that the probe knows",
@@ -118,7 +118,7 @@ class _Judged:
                 expected=f"rows of {self.features.path} with a value of {probe.target!r}",
             )
         unlabelled = int((~known).sum())
-        disagreeing = int((own.known & twin.known & (own.y != twin.y)).sum())
+        disagreeing = int((test.known & twin.known & (test.y != twin.y)).sum())
         if unlabelled:
             reporter.warn(
                 f"{unlabelled:,} of {len(known):,} oracle pairs have no known label and are left out"
@@ -131,7 +131,7 @@ class _Judged:
         self.counts = {"disagreeing_pairs": disagreeing, "unlabelled_pairs": unlabelled}
         self.test = scale_like(probe, store.features_a[known])
         self.twin = scale_like(probe, store.features_b[known])
-        self.answers = np.where(own.known, own.y, twin.y)[known]
+        self.answers = np.where(test.known, test.y, twin.y)[known]
         self.test_ids = [name for name, labelled in zip(store.id_a, known, strict=True) if labelled]
 
     def _require_test_rows_first(self, path: Path, store: PairStore) -> None:
@@ -203,20 +203,20 @@ class _Judged:
                 expected=f"at most {self.features.dim}",
             )
         self.train = None if options.train is None else self._training_rows(options.train)
-        own = self._measure(probe.weight, probe.bias, probe.basis, dim)
-        terms, risk, train_loss = own.terms, own.test_risk, own.losses[2]
-        found: dict[str, theorem.Interval] = {}
+        probe_measured = self._measure(probe.weight, probe.bias, probe.basis, dim)
+        terms, risk, train_loss = probe_measured.terms, probe_measured.test_risk, probe_measured.losses[2]
+        intervals: dict[str, theorem.Interval] = {}
         if options.bootstrap:
-            if own.zero_one:
-                found |= theorem.share_intervals(*own.logits, self.answers)
-            found |= theorem.intervals(
+            if probe_measured.zero_one:
+                intervals |= theorem.share_intervals(*probe_measured.logits, self.answers)
+            intervals |= theorem.intervals(
                 loss=self.loss,
                 terms=terms,
                 weight=probe.weight,
                 basis=probe.basis,
                 moment=self.moment,
                 differences=differences,
-                losses=own.losses,
+                losses=probe_measured.losses,
                 replicates=options.bootstrap,
                 seed=options.seed,
             )
@@ -227,7 +227,7 @@ class _Judged:
             "slack": terms.bound - risk,
             "holds": theorem.holds(risk, terms.bound),
             "exact": train_loss is None,
-            "zero_one": own.zero_one,
+            "zero_one": probe_measured.zero_one,
             "estimates": {
                 "oracle_pairs": len(differences),
                 "term_1_on": "twins" if train_loss is None else "training rows",
@@ -237,14 +237,14 @@ class _Judged:
                 **self.counts,
                 "eigenvalues": self.moment.values.tolist(),
             },
-            "intervals": {name: list(interval) for name, interval in found.items()},
+            "intervals": {name: list(interval) for name, interval in intervals.items()},
             "bootstrap": {
                 "level": theorem.CONFIDENCE_LEVEL,
                 "replicates": options.bootstrap,
                 "seed": options.seed,
             },
             **self._paths(),
-            "oracle": self._oracle(options.oracle_train, own) if options.oracle_train else None,
+            "oracle": self._oracle(options.oracle_train, probe_measured) if options.oracle_train else None,
             "probe": {
                 "path": str(options.probe),
                 "sha256": probe.sha256,
@@ -274,7 +274,7 @@ class _Judged:
         train_loss = None
         if self.train is not None:
             rows, answers = self.train
-            losses = [self.loss.rows(X @ weight.T + bias, answers[own]) for own, X in blocks(rows)]
+            losses = [self.loss.rows(X @ weight.T + bias, answers[part]) for part, X in blocks(rows)]
             train_loss = np.concatenate(losses)
         terms = theorem.theorem(
             loss=self.loss,
@@ -368,23 +368,23 @@ class _Judged:
 
     def _row(self, fit: Fit, part: TrainingSet) -> dict[str, Any]:
         """The bound and the measurements of one refit."""
-        found = self._measure(fit.weight, fit.bias, part.basis(fit.rank))
-        terms, errors = found.terms, found.zero_one or {}
+        measured = self._measure(fit.weight, fit.bias, part.basis(fit.rank))
+        terms, errors = measured.terms, measured.zero_one or {}
         return {
             "rank": fit.rank,
             "pairs": part.pairs,
             "converged": fit.converged,
             **{name: getattr(terms, name) for name in ("term_1", "theta_m_theta", "term_2", "bound")},
-            "test_risk": found.test_risk,
+            "test_risk": measured.test_risk,
             **{name: errors.get(name) for name in ("twin_error", "flip_rate", "test_error")},
             "zero_one_bound": errors.get("bound"),
         }
 
-    def _oracle(self, where: str, own: Measured) -> dict[str, Any]:
+    def _oracle(self, where: str, probe_measured: Measured) -> dict[str, Any]:
         """What a probe that is trained on other rows of the test domain, nothing removed, reaches there."""
         positions = self.features.positions(self.test_ids)
-        found = positions[positions >= 0]
-        shared = found[self.features.mask(where)[found]]
+        test_rows = positions[positions >= 0]
+        shared = test_rows[self.features.mask(where)[test_rows]]
         if len(shared):
             raise InputError(
                 "the oracle would be trained on the rows it is measured on",
@@ -398,7 +398,7 @@ class _Judged:
         row = self._refit(problem, part, [0])[0]
         error = row["test_error"]
         # By how much its test accuracy is above the bounded probe's.
-        gap = own.zero_one["test_error"] - error if own.zero_one else None
+        gap = probe_measured.zero_one["test_error"] - error if probe_measured.zero_one else None
         known = {"where": where, "train_rows": len(part.X), "test_risk": row["test_risk"]}
         return {**known, "test_error": error, "gap": gap}
 
@@ -411,17 +411,17 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, float | int | None] | 
     """
     if not rows or rows[0]["test_error"] is None:
         return None
-    test, own = (1 - np.array([row[name] for row in rows]) for name in ("test_error", "twin_error"))
+    test, in_domain = (1 - np.array([row[name] for row in rows]) for name in ("test_error", "twin_error"))
     best, least = int(test.argmax()), int(np.argmin([row["zero_one_bound"] for row in rows]))
     erm = rows[0]["rank"] == 0
     return {
         "erm_test_accuracy": float(test[0]) if erm else None,
-        "erm_in_domain_accuracy": float(own[0]) if erm else None,
+        "erm_in_domain_accuracy": float(in_domain[0]) if erm else None,
         "best_rank": rows[best]["rank"],
         "best_test_accuracy": float(test[best]),
         "bound_rank": rows[least]["rank"],
         "bound_test_accuracy": float(test[least]),
         "bound_regret": float(test[best] - test[least]),
-        "in_domain_drop": float(own[0] - own[-1]),
-        "in_domain_rise": float(np.max(own - np.minimum.accumulate(own))),
+        "in_domain_drop": float(in_domain[0] - in_domain[-1]),
+        "in_domain_rise": float(np.max(in_domain - np.minimum.accumulate(in_domain))),
     }

@@ -392,7 +392,10 @@ def intervals(
     exact: list[Array] = []
     for weights in _weights(rng, replicates, len(stacked)):
         means.append(weights @ stacked)
-        exact += [_exact(differences, one, basis, terms.s) for one in weights[: EXACT_RESAMPLES - len(exact)]]
+        exact += [
+            _exact(differences, resample, basis, terms.s)
+            for resample in weights[: EXACT_RESAMPLES - len(exact)]
+        ]
     drawn, decomposed = np.concatenate(means), np.array(exact)
     if train_loss is None:
         term_1 = drawn[:, 6]

@@ -17,7 +17,7 @@ from ncm_cli.probes import metrics
 from ncm_cli.probes.evaluate import evaluate, logits
 from ncm_cli.probes.options import EvalOptions, ZeroshotOptions
 from ncm_cli.probes.problem import Roles
-from ncm_cli.probes.reading import pairs_beside
+from ncm_cli.probes.reading import read_usable_pairs
 from ncm_cli.probes.zeroshot import zeroshot
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.store.features import FeatureStore
@@ -149,7 +149,7 @@ def test_text_pairs_are_differences_of_encode_text(stores: Any, tmp_path: Path) 
     assert run([*words, "-f", str(stores.raw), "-o", str(pairs)]) == 0
     nobody = {role: np.zeros(36, dtype=bool) for role in ("train", "val", "test")}
     with FeatureStore(stores.raw) as store:
-        beside = pairs_beside(pairs, store, Roles(where={}, rows=nobody), "exclude", SILENT)
+        beside = read_usable_pairs(pairs, store, Roles(where={}, rows=nobody), "exclude", SILENT)
     folds = [np.array(found.label_a)[fold.measured].tolist() for fold in beside.folds(5, 0)]
     assert sorted(map(sorted, folds)) == [[name] * 2 for name in ("cat", "dog", "polar_bear")]
 
