@@ -28,7 +28,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
-from tests.world import TRAIN, Planted, World, make_world, planted  # noqa: E402
+from tests.world import World, make_world  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -123,12 +123,6 @@ class WebHandler(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture
-def web_handler() -> type[WebHandler]:
-    """What answers, for servers that differ in something."""
-    return WebHandler
-
-
-@pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., str]]:
     """Serves the test's folder, or what a handler of its own does, and gives the address."""
     pytest.importorskip("aiohttp")
@@ -162,14 +156,3 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., World]:
         return make_world(tmp_path_factory.mktemp("world"), seed)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def members() -> list[tuple[int, int]]:
-    """Pairs of training rows that share no row."""
-    return [(row, row + TRAIN // 2) for row in range(TRAIN // 2)]
-
-
-@pytest.fixture
-def make_planted() -> Callable[[int], Planted]:
-    return planted

@@ -29,6 +29,8 @@ from ncm_cli.theory.options import BoundOptions
 ENCODER = {"kind": "array", "model": "made-up", "precision": "fp32", "normalize": False}
 DIM, TRAIN, VAL, TEST = 10, 90, 40, 40
 ROWS = TRAIN + VAL + TEST
+MEMBERS = [(row, row + TRAIN // 2) for row in range(TRAIN // 2)]
+"""Pairs of training rows that share no row."""
 
 
 class Heard(Reporter):

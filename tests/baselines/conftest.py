@@ -61,12 +61,6 @@ def write_problem(
 
 
 @pytest.fixture
-def rewrite() -> Callable[..., None]:
-    """Writes another such problem over the one that is there."""
-    return write_problem
-
-
-@pytest.fixture
 def problem(tmp_path: Path) -> Path:
     """A folder with ``f.h5`` and ``p.h5``."""
     write_problem(tmp_path)

@@ -25,8 +25,9 @@ from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
 from tests.world import Heard
 
+from .conftest import write_problem
+
 Made = Callable[..., SweepOptions]
-Rewrite = Callable[..., None]
 
 
 def swept_table(options: SweepOptions) -> SweepTable:
@@ -105,10 +106,10 @@ def reference(options: SweepOptions, method: str, seed: int, **hyper: float) -> 
     ],
 )
 def test_the_bound_is_what_a_plain_loop_over_the_folds_finds(
-    swept: Made, problem: Path, rewrite: Rewrite, classes: int, pairs: str
+    swept: Made, problem: Path, classes: int, pairs: str
 ) -> None:
     held, count = 16 if pairs == "held out" else 0, 24 if pairs == "of training rows" else 40
-    rewrite(problem, classes=classes, held_out=held, of_rows=pairs == "of training rows")
+    write_problem(problem, classes=classes, held_out=held, of_rows=pairs == "of training rows")
     options = swept(envs=None, search=("lr=0.05", "weight_decay=1e-3", "rank=1"), epochs=6)
     table = swept_table(options)
     hyper = {"lr": 0.05, "weight_decay": 1e-3}
@@ -125,10 +126,8 @@ def test_the_bound_is_what_a_plain_loop_over_the_folds_finds(
 
 
 @pytest.mark.slow
-def test_a_long_sweep_in_full_batch_finds_what_fit_finds(
-    swept: Made, problem: Path, rewrite: Rewrite
-) -> None:
-    rewrite(problem, held_out=0, of_rows=True)
+def test_a_long_sweep_in_full_batch_finds_what_fit_finds(swept: Made, problem: Path) -> None:
+    write_problem(problem, held_out=0, of_rows=True)
     table = swept_table(
         swept(
             methods="ncm",
@@ -158,8 +157,8 @@ def test_a_long_sweep_in_full_batch_finds_what_fit_finds(
 
 
 @pytest.mark.slow
-def test_each_seed_has_its_own_folds(swept: Made, problem: Path, rewrite: Rewrite) -> None:
-    rewrite(problem, held_out=0, of_rows=True)
+def test_each_seed_has_its_own_folds(swept: Made, problem: Path) -> None:
+    write_problem(problem, held_out=0, of_rows=True)
     options = swept(search=("lr=0.01", "rank=2"), trials=1, batch_size=0, seeds=4, epochs=6)
     heard = Heard()
     sweep(options, reporter=heard)
@@ -197,10 +196,8 @@ def test_seeds_that_vary_nothing_are_told_in_one_note(
 
 
 @pytest.mark.slow
-def test_without_folds_there_is_no_bound_and_nothing_else_changes(
-    swept: Made, problem: Path, rewrite: Rewrite
-) -> None:
-    rewrite(problem, held_out=0, of_rows=True)
+def test_without_folds_there_is_no_bound_and_nothing_else_changes(swept: Made, problem: Path) -> None:
+    write_problem(problem, held_out=0, of_rows=True)
     options = swept()
     whole = swept_table(options)
     report = sweep(dataclasses.replace(options, folds=0))
@@ -217,9 +214,9 @@ def test_without_folds_there_is_no_bound_and_nothing_else_changes(
 @pytest.mark.slow
 @pytest.mark.parametrize("of_rows", [True, False])
 def test_methods_without_pairs_are_trained_again_only_where_a_fold_takes_rows(
-    swept: Made, problem: Path, rewrite: Rewrite, monkeypatch: pytest.MonkeyPatch, of_rows: bool
+    swept: Made, problem: Path, monkeypatch: pytest.MonkeyPatch, of_rows: bool
 ) -> None:
-    rewrite(problem, held_out=0, of_rows=of_rows)
+    write_problem(problem, held_out=0, of_rows=of_rows)
     trained: list[str] = []
     original = Runner._train
 
@@ -236,10 +233,8 @@ def test_methods_without_pairs_are_trained_again_only_where_a_fold_takes_rows(
     }
 
 
-def test_pairs_that_make_no_folds_are_refused_before_training(
-    swept: Made, problem: Path, rewrite: Rewrite
-) -> None:
-    rewrite(problem, held_out=0)
+def test_pairs_that_make_no_folds_are_refused_before_training(swept: Made, problem: Path) -> None:
+    write_problem(problem, held_out=0)
     pairs = read_pairs(problem / "p.h5")
     one = dataclasses.replace(pairs, id_a=("a0",) * 40, id_b=("b0",) * 40)
     from ncm_cli.store.pairs import write_pairs

@@ -19,6 +19,8 @@ from ncm_cli.probes.options import EvalOptions, FitOptions
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.probe import read_probe, seen_rows
 
+from .conftest import write_problem
+
 Made = Callable[..., SweepOptions]
 METHODS = "erm,irm,vrex,groupdro,fish,lisa,matchdg,ncm,dfr,leace,erm+upweight,irm+upweight"
 RULES = {"in-domain", "worst-group", "bound", "oracle", "oracle-worst-group"}
@@ -29,9 +31,9 @@ RULES = {"in-domain", "worst-group", "bound", "oracle", "oracle-worst-group"}
 )
 @pytest.mark.slow
 def test_every_pick_is_a_probe_with_the_tables_accuracy(
-    swept: Made, problem: Path, rewrite: Callable[..., None], classes: int, scaling: str
+    swept: Made, problem: Path, classes: int, scaling: str
 ) -> None:
-    rewrite(problem, classes=classes, held_out=0, of_rows=True)
+    write_problem(problem, classes=classes, held_out=0, of_rows=True)
     folder = problem / "probes"
     options = swept(
         methods=METHODS, upweight="label,color", erase="color", search=("rank=1:3", "lr=log:1e-3:1e-1"),

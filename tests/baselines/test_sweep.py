@@ -30,6 +30,8 @@ from ncm_cli.store.journal import Journal, read_facts
 from ncm_cli.store.outputs import check_outputs
 from tests.world import Heard
 
+from .conftest import write_problem
+
 Made = Callable[..., SweepOptions]
 METHODS = "erm,irm,vrex,groupdro,fish,lisa,matchdg,ncm,dfr,leace,erm+upweight"
 
@@ -169,10 +171,8 @@ def test_dfr_is_tuned_on_one_subset_and_tested_on_twenty(swept: Made, problem: P
 
 
 @pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_every_method_has_its_row(
-    swept: Made, problem: Path, rewrite: Callable[..., None], classes: int
-) -> None:
-    rewrite(problem, classes=classes)
+def test_every_method_has_its_row(swept: Made, problem: Path, classes: int) -> None:
+    write_problem(problem, classes=classes)
     report = sweep(
         swept(methods=METHODS, upweight="label,color", erase="color", search=(), trials=1, epochs=1, folds=2)
     )
@@ -201,9 +201,9 @@ def test_rules_that_do_not_apply_say_why(swept: Made) -> None:
 
 
 def test_a_killed_sweep_resumes_and_ends_with_the_same_table(
-    swept: Made, problem: Path, rewrite: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    swept: Made, problem: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rewrite(problem, held_out=0, of_rows=True)
+    write_problem(problem, held_out=0, of_rows=True)
     options = swept(methods="erm,ncm,leace", erase="color", trials=2, folds=2)
     sweep(options)
     whole = {suffix: (problem / f"s{suffix}").read_bytes() for suffix in (".csv",)}
@@ -246,10 +246,8 @@ def test_a_killed_sweep_resumes_and_ends_with_the_same_table(
 
 
 @pytest.mark.slow
-def test_a_sweep_killed_by_signal_resumes_to_the_same_bytes(
-    problem: Path, rewrite: Callable[..., None]
-) -> None:
-    rewrite(problem, held_out=0, of_rows=True)
+def test_a_sweep_killed_by_signal_resumes_to_the_same_bytes(problem: Path) -> None:
+    write_problem(problem, held_out=0, of_rows=True)
     command = [sys.executable, "-m", "ncm_cli", "sweep", "-f", "f.h5", "-p", "p.h5", "--envs", "domain"]
     command += ["--test", "split=test", "--methods", "erm,irm,ncm", "--search", "rank=1:3", "--trials", "4"]
     command += [
@@ -336,9 +334,9 @@ def test_validation_rows_must_be_there_and_be_no_others(swept: Made) -> None:
         sweep(swept(test="split=train"))
 
 
-def test_no_validation_rows_is_an_error(swept: Made, problem: Path, rewrite: Callable[..., None]) -> None:
+def test_no_validation_rows_is_an_error(swept: Made, problem: Path) -> None:
     """kohpangwei/group_DRO#10."""
-    rewrite(problem, n=8)
+    write_problem(problem, n=8)
     with pytest.raises(InputError, match=r"selects no rows|no validation row"):
         sweep(swept(val="split=val & domain=c"))
 
@@ -384,13 +382,11 @@ def test_training_rows_without_an_environment_take_no_part(swept: Made, problem:
     assert read_result(problem / "s.json", kind="sweep")["data"]["train_rows"] == 449
 
 
-def test_one_class_is_a_plain_error_and_three_classes_work(
-    swept: Made, problem: Path, rewrite: Callable[..., None]
-) -> None:
+def test_one_class_is_a_plain_error_and_three_classes_work(swept: Made, problem: Path) -> None:
     """embeddings-benchmark/mteb#944."""
     with pytest.raises(InputError, match="only one class"):
         sweep(swept(train="split=train & label=class1"))
-    rewrite(problem, classes=3)
+    write_problem(problem, classes=3)
     report = sweep(swept(features=problem / "f.h5", epochs=8, search=("lr=0.05", "rank=1")))
     assert row_of(report, "ncm", "bound")["metrics"]["test_accuracy"] > 0.5
 

@@ -81,7 +81,7 @@ def make_pictures(tmp_path: Path) -> Callable[..., Pictures]:
     return make
 
 
-def arrays_of(path: Path) -> dict[str, Any]:
+def contents(path: Path) -> dict[str, Any]:
     """Everything that a store says of its rows, for comparison."""
     with FeatureStore(path) as store:
         files = store.files
@@ -98,11 +98,6 @@ def arrays_of(path: Path) -> dict[str, Any]:
         }  # fmt: skip
 
 
-@pytest.fixture
-def contents() -> Callable[[Path], dict[str, Any]]:
-    return arrays_of
-
-
 TINY = {
     "embed_dim": 16,
     "vision_cfg": {"image_size": 32, "layers": 2, "width": 32, "patch_size": 8, "head_width": 16},
@@ -115,16 +110,11 @@ def heard() -> Heard:
     return Heard()
 
 
-def smooth(height: int, width: int, seed: int = 0) -> Image.Image:
+def picture(height: int, width: int, seed: int = 0) -> Image.Image:
     """A smooth random RGB picture: compresses well, unlike noise."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (5, 7, 3), dtype=np.uint8))
     return coarse.resize((width, height), Image.Resampling.BICUBIC)
-
-
-@pytest.fixture
-def picture() -> Callable[..., Image.Image]:
-    return smooth
 
 
 @dataclass(frozen=True)
@@ -183,35 +173,26 @@ def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> TinyClip:
 def images() -> list[Image.Image]:
     """Square, wide, tall, smaller and larger than the tiny model's input."""
     sizes = [(32, 32), (50, 90), (200, 40), (31, 33), (300, 300)]
-    return [smooth(h, w, seed) for seed, (h, w) in enumerate(sizes)]
+    return [picture(h, w, seed) for seed, (h, w) in enumerate(sizes)]
 
 
-@pytest.fixture
-def reference() -> Callable[..., tuple[Any, Any]]:
-    """Makes the model and transform that open_clip itself makes for a name and a checkpoint."""
+def reference(name: str, checkpoint: Path | None = None) -> tuple[Any, Any]:
+    """The model and transform that open_clip itself makes for a name and a checkpoint."""
     import open_clip
 
     from ncm_cli.images.clip_model import quiet_root_logger
 
-    def make(name: str, checkpoint: Path | None = None) -> tuple[Any, Any]:
-        with quiet_root_logger():
-            pretrained = str(checkpoint) if checkpoint else None
-            model, _, transform = open_clip.create_model_and_transforms(name, pretrained=pretrained)
-        return model.eval(), transform
-
-    return make
+    with quiet_root_logger():
+        pretrained = str(checkpoint) if checkpoint else None
+        model, _, transform = open_clip.create_model_and_transforms(name, pretrained=pretrained)
+    return model.eval(), transform
 
 
-@pytest.fixture
-def copied() -> Callable[[Path, Path], Path]:
-    """Copies a file, making folders."""
-
-    def copy(source: Path, target: Path) -> Path:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(source.read_bytes())
-        return target
-
-    return copy
+def copied(source: Path, target: Path) -> Path:
+    """A copy of a file, in folders that are made."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(source.read_bytes())
+    return target
 
 
 @pytest.fixture

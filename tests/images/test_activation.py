@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from ncm_cli.images.clip_model import OPENAI_SETTINGS, evidence_in
 from ncm_cli.images.encoder import load_encoder
@@ -19,10 +17,10 @@ from ncm_cli.images.request import EncoderRequest
 from ncm_cli.progress import SILENT
 from ncm_cli.store.digests import fingerprint
 
-Picture = Callable[..., Image.Image]
+from .conftest import copied, picture, reference
 
 
-def test_activations_are_recorded_and_are_not_interchangeable(tiny_clip, picture: Picture) -> None:
+def test_activations_are_recorded_and_are_not_interchangeable(tiny_clip) -> None:
     """mlfoundations/open_clip#771."""
     plain, quick = (
         load_encoder(
@@ -39,9 +37,7 @@ def test_activations_are_recorded_and_are_not_interchangeable(tiny_clip, picture
     assert np.abs(plain.encode([item]) - quick.encode([item])).max() > 1e-4
 
 
-def test_a_quickgelu_checkpoint_under_a_plain_name_is_warned_about(
-    tiny_clip, heard, tmp_path: Path, copied
-) -> None:
+def test_a_quickgelu_checkpoint_under_a_plain_name_is_warned_about(tiny_clip, heard, tmp_path: Path) -> None:
     """mlfoundations/open_clip#771."""
     named = copied(tiny_clip.safetensors, tmp_path / "ViT-tiny-quickgelu.safetensors")
     load_encoder(
@@ -57,9 +53,7 @@ def test_a_quickgelu_checkpoint_under_a_plain_name_is_warned_about(
     assert heard.warnings == []
 
 
-def test_a_configuration_beside_the_checkpoint_tells_its_activation(
-    tiny_clip, heard, tmp_path: Path, copied
-) -> None:
+def test_a_configuration_beside_the_checkpoint_tells_its_activation(tiny_clip, heard, tmp_path: Path) -> None:
     """mlfoundations/open_clip#771."""
     path = copied(tiny_clip.safetensors, tmp_path / "x.safetensors")
     config = {"model_cfg": json.loads(tiny_clip.quick_config.read_text())}
@@ -70,9 +64,7 @@ def test_a_configuration_beside_the_checkpoint_tells_its_activation(
     assert "open_clip_config.json beside it says so" in heard.warnings[0]
 
 
-def test_openais_own_archives_are_known(
-    tiny_clip, heard, tmp_path: Path, picture: Picture, reference
-) -> None:
+def test_openais_own_archives_are_known(tiny_clip, heard, tmp_path: Path) -> None:
     """A TorchScript archive of half-precision tensors with OpenAI's three settings in it.
 
     mlfoundations/open_clip#771.
@@ -146,7 +138,7 @@ def test_a_doubtful_activation_is_warned_about_and_a_said_one_is_not(
     ],
 )
 def test_names_of_files_tell_what_open_clip_knows_of_them(
-    name: str, quick: bool | None, tiny_clip, tmp_path: Path, copied
+    name: str, quick: bool | None, tiny_clip, tmp_path: Path
 ) -> None:
     """mlfoundations/open_clip#771."""
     assert evidence_in(copied(tiny_clip.checkpoint, tmp_path / name))[0] is quick

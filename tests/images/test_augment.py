@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from ncm_cli.images.request import EncoderRequest
 from ncm_cli.progress import SILENT
 from ncm_cli.store.digests import differing_fields, fingerprint
 
-Picture = Callable[..., Image.Image]
+from .conftest import picture
 
 FIXED = {"grayscale", "flip", "vflip", "invert", "jpeg"}
 """These draw no random numbers."""
@@ -30,7 +29,7 @@ def augmented(spec: str, image: Image.Image, seed: int = 0, id: str = "a") -> np
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_the_same_seed_and_id_give_the_same_bits_and_others_do_not(name: str, picture: Picture) -> None:
+def test_the_same_seed_and_id_give_the_same_bits_and_others_do_not(name: str) -> None:
     image = picture(40, 60)
     before = np.asarray(image).copy()
     once = augmented(name, image)
@@ -42,7 +41,7 @@ def test_the_same_seed_and_id_give_the_same_bits_and_others_do_not(name: str, pi
     assert all(same) if name in FIXED else not any(same)
 
 
-def test_flips_are_exact(picture: Picture) -> None:
+def test_flips_are_exact() -> None:
     image = picture(11, 7)
     np.testing.assert_array_equal(augmented("flip", image), np.asarray(image)[:, ::-1])
     np.testing.assert_array_equal(augmented("vflip", image), np.asarray(image)[::-1])
@@ -50,21 +49,21 @@ def test_flips_are_exact(picture: Picture) -> None:
     np.testing.assert_array_equal(augmented("invert", image), 255 - np.asarray(image))
 
 
-def test_grayscale_is_luminance_in_three_channels(picture: Picture) -> None:
+def test_grayscale_is_luminance_in_three_channels() -> None:
     image = picture(11, 7)
     grey = augmented("grayscale", image)
     assert (grey == grey[..., :1]).all()
     np.testing.assert_array_equal(grey[..., 0], np.asarray(image.convert("L")))
 
 
-def test_a_turned_hue_keeps_the_value_channel(picture: Picture) -> None:
+def test_a_turned_hue_keeps_the_value_channel() -> None:
     image = picture(30, 30)
     turned = augmented("hue", image)
     assert np.abs(turned.max(2).astype(int) - np.asarray(image).max(2)).max() <= 1
     assert np.abs(turned.astype(int) - np.asarray(image)).mean() > 5
 
 
-def test_sizes_are_kept_but_for_a_crop_which_keeps_the_shape(picture: Picture) -> None:
+def test_sizes_are_kept_but_for_a_crop_which_keeps_the_shape() -> None:
     image = picture(80, 120)
     for name in AUGMENTATIONS:
         height, width, _ = augmented(name, image).shape
@@ -80,7 +79,7 @@ def test_noise_has_the_stated_deviation() -> None:
     assert np.std(augmented("noise:0.05", grey).astype(float)) == pytest.approx(0.05 * 255, rel=0.02)
 
 
-def test_rotation_brings_in_no_flat_corners(picture: Picture) -> None:
+def test_rotation_brings_in_no_flat_corners() -> None:
     image = Image.new("RGB", (31, 50), (10, 200, 30))
     np.testing.assert_array_equal(augmented("rotate:45", image), np.asarray(image))
     tiny = augmented("rotate:180", picture(1, 40))
@@ -130,7 +129,7 @@ def test_spellings_of_one_chain_agree_and_the_view_is_all_that_differs() -> None
     assert fingerprint(description(None, seed=5)) == fingerprint(base)
 
 
-def test_the_view_is_applied_at_full_resolution_before_preprocessing(picture: Picture) -> None:
+def test_the_view_is_applied_at_full_resolution_before_preprocessing() -> None:
     image = picture(64, 48)
     plain = load_encoder(EncoderRequest(model="pixels:4"), device="cpu", reporter=SILENT)
     view = load_encoder(EncoderRequest(model="pixels:4", augment="noise:0.3"), device="cpu", reporter=SILENT)

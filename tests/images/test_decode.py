@@ -6,7 +6,7 @@ import io
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from ncm_cli.images.request import EncoderRequest
 from ncm_cli.images.samples import MAX_PIXELS, DecodeError, to_rgb
 from ncm_cli.progress import SILENT
 
-Picture = Callable[..., Image.Image]
+from .conftest import picture
 
 CONTAINERS: dict[str, dict] = {
     "JPEG": {},
@@ -64,7 +64,7 @@ def load_truncated() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
-def test_whole_files_decode_to_what_pillow_shows(name: str, picture: Picture, tmp_path: Path) -> None:
+def test_whole_files_decode_to_what_pillow_shows(name: str, tmp_path: Path) -> None:
     data = saved(picture(40, 60), name)
     with Image.open(io.BytesIO(data)) as opened:
         expected = np.asarray(opened.convert("RGB"))
@@ -76,7 +76,7 @@ def test_whole_files_decode_to_what_pillow_shows(name: str, picture: Picture, tm
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
-def test_every_cut_is_a_failure(name: str, picture: Picture) -> None:
+def test_every_cut_is_a_failure(name: str) -> None:
     data = saved(picture(40, 60), name)
     lengths = {0, 1, 2, len(data) // 2, *range(0, len(data), max(1, len(data) // 40))}
     for length in sorted(lengths | {len(data) - n for n in (1, 2, 3)}):
@@ -85,9 +85,7 @@ def test_every_cut_is_a_failure(name: str, picture: Picture) -> None:
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
-def test_truncated_files_fail_under_load_truncated_too(
-    name: str, picture: Picture, load_truncated: None
-) -> None:
+def test_truncated_files_fail_under_load_truncated_too(name: str, load_truncated: None) -> None:
     """python-pillow/Pillow#4414."""
     data = saved(picture(40, 60), name)
     decode(data)
@@ -98,7 +96,7 @@ def test_truncated_files_fail_under_load_truncated_too(
         decode(data[:-1])
 
 
-def test_positive_control_the_switch_does_fill_with_grey(picture: Picture, load_truncated: None) -> None:
+def test_positive_control_the_switch_does_fill_with_grey(load_truncated: None) -> None:
     """python-pillow/Pillow#4414."""
     data = saved(picture(200, 200), "JPEG")
     with Image.open(io.BytesIO(data[: len(data) // 2])) as opened:
@@ -106,9 +104,7 @@ def test_positive_control_the_switch_does_fill_with_grey(picture: Picture, load_
     assert len(np.unique(filled[-20:].reshape(-1, 3), axis=0)) == 1
 
 
-def test_corrupt_compressed_data_fails_under_load_truncated_too(
-    picture: Picture, load_truncated: None
-) -> None:
+def test_corrupt_compressed_data_fails_under_load_truncated_too(load_truncated: None) -> None:
     raw = np.asarray(picture(64, 64)).tobytes()
     body = bytearray(zlib.compress(b"".join(b"\0" + raw[i : i + 192] for i in range(0, len(raw), 192))))
     body[len(body) // 2 : len(body) // 2 + 40] = b"\xff" * 40
@@ -122,7 +118,7 @@ def test_corrupt_compressed_data_fails_under_load_truncated_too(
         decode(png)
 
 
-def test_a_cut_jpeg_has_a_reason(picture: Picture, tmp_path: Path) -> None:
+def test_a_cut_jpeg_has_a_reason(tmp_path: Path) -> None:
     """rom1504/clip-retrieval#257, pytorch/vision#138."""
     whole = saved(picture(90, 70), "JPEG")
     for name, data in {"a": whole, "b": whole[: len(whole) // 2], "c": whole}.items():
@@ -176,7 +172,7 @@ def test_paths_that_are_no_files_have_their_reasons(tmp_path: Path) -> None:
             decode(tmp_path / "pipe")
 
 
-def test_content_decides_the_format(picture: Picture, tmp_path: Path) -> None:
+def test_content_decides_the_format(tmp_path: Path) -> None:
     """visual-layer/fastdup#322."""
     for name in ("GIF", "PNG", "BMP", "WEBP"):
         path = tmp_path / f"{name}.jpg"
@@ -237,7 +233,7 @@ def test_values_that_are_not_finite_are_a_failure() -> None:
         decode(saved(Image.fromarray(values), "TIFF"))
 
 
-def test_cmyk_jpegs_look_like_the_rgb_original(picture: Picture) -> None:
+def test_cmyk_jpegs_look_like_the_rgb_original() -> None:
     """pytorch/vision#3012."""
     original = picture(64, 64)
     cmyk = saved(original.convert("CMYK"), "JPEG", quality=95, subsampling=0)
@@ -256,7 +252,7 @@ def _as_ycck(cmyk: bytes) -> bytes:
     return cmyk[:at] + b"\x02" + cmyk[at + 1 :]
 
 
-def test_palette_is_converted_before_anything_is_resized(picture: Picture) -> None:
+def test_palette_is_converted_before_anything_is_resized() -> None:
     """python-pillow/Pillow#9270."""
     palette = picture(60, 80).quantize(16)
     encoder = load_encoder(EncoderRequest(model="pixels:7"), device="cpu", reporter=SILENT)
@@ -266,7 +262,7 @@ def test_palette_is_converted_before_anything_is_resized(picture: Picture) -> No
     np.testing.assert_array_equal(*encoder.encode(items))
 
 
-def test_transparency_is_over_white_whatever_its_form(picture: Picture) -> None:
+def test_transparency_is_over_white_whatever_its_form() -> None:
     """NVIDIA/DIGITS#85."""
     rgba = np.zeros((30, 30, 4), np.uint8)
     rgba[...] = [255, 0, 0, 0]
@@ -309,7 +305,7 @@ ORIENTATIONS = range(1, 9)
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 @pytest.mark.parametrize("name", ["JPEG", "PNG", "WEBP lossless", "TIFF"])
-def test_orientation_is_applied(name: str, orientation: int, picture: Picture) -> None:
+def test_orientation_is_applied(name: str, orientation: int) -> None:
     """pytorch/vision#7977."""
     image = picture(24, 40)
     exif = Image.Exif()
@@ -323,7 +319,7 @@ def test_orientation_is_applied(name: str, orientation: int, picture: Picture) -
     assert (decode(data).size == plain.size) is (orientation < 5)
 
 
-def test_orientation_in_a_profile_as_imagemagick_writes_it(picture: Picture) -> None:
+def test_orientation_in_a_profile_as_imagemagick_writes_it() -> None:
     """pytorch/vision#7977."""
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -346,7 +342,7 @@ def test_orientation_in_a_profile_as_imagemagick_writes_it(picture: Picture) -> 
         b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x02\0\0\0\x01\x06\0\0\0",  # text
     ],
 )
-def test_a_broken_exif_block_is_ignored(exif: bytes, picture: Picture) -> None:
+def test_a_broken_exif_block_is_ignored(exif: bytes) -> None:
     """pytorch/vision#7977."""
     assert exif_orientation(exif) == 1
     image = picture(24, 40)
@@ -365,7 +361,7 @@ def test_orientation_is_read_in_both_byte_orders_and_widths(order: str, kind: in
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "I;16", "F"])
-def test_every_mode_embeds(mode: str, picture: Picture) -> None:
+def test_every_mode_embeds(mode: str) -> None:
     """openai/CLIP#244."""
     image = picture(16, 24)
     if mode == "LAB":
@@ -391,7 +387,7 @@ def test_every_mode_embeds(mode: str, picture: Picture) -> None:
 
 
 @pytest.mark.parametrize("mode", ["PA", "La", "RGBa", "RGBX", "HSV"])
-def test_modes_that_no_file_of_ours_holds_become_rgb_too(mode: str, picture: Picture) -> None:
+def test_modes_that_no_file_of_ours_holds_become_rgb_too(mode: str) -> None:
     image = picture(16, 24)
     steps = {"PA": ["P", "PA"], "La": ["L", "LA", "La"], "RGBa": ["RGBA", "RGBa"]}.get(mode, [mode])
     wanted = image.convert("P").convert("RGB") if mode == "PA" else image
@@ -427,7 +423,7 @@ def test_an_over_limit_picture_states_the_limit_and_allocates_nothing(
         tracemalloc.stop()
 
 
-def test_pillows_own_limit_plays_no_part(monkeypatch: pytest.MonkeyPatch, picture: Picture) -> None:
+def test_pillows_own_limit_plays_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     for name in ("JPEG", "PNG", "BMP"):
         assert decode(saved(picture(40, 60), name)).size == (60, 40)
@@ -441,7 +437,7 @@ def test_a_file_over_the_byte_limit_is_not_read(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("name", ["GIF", "PNG", "WEBP lossless", "TIFF"])
-def test_the_first_frame_is_used_with_a_note(name: str, picture: Picture) -> None:
+def test_the_first_frame_is_used_with_a_note(name: str) -> None:
     frames = [picture(20, 30, seed) for seed in range(3)]
     data = saved(frames[0], name, save_all=True, append_images=frames[1:])
     image = decode(data)
@@ -453,13 +449,13 @@ def test_the_first_frame_is_used_with_a_note(name: str, picture: Picture) -> Non
             decode(data[: int(len(data) * 0.9)])
 
 
-def test_an_mpo_is_its_first_picture(picture: Picture) -> None:
+def test_an_mpo_is_its_first_picture() -> None:
     frames = [picture(20, 30, seed) for seed in range(2)]
     data = saved(frames[0], "MPO", save_all=True, append_images=frames[1:])
     np.testing.assert_array_equal(pixels(decode(data)), pixels(decode(saved(frames[0], "JPEG"))))
 
 
-def test_a_png_with_a_wrong_checksum_or_a_text_bomb_fails(picture: Picture) -> None:
+def test_a_png_with_a_wrong_checksum_or_a_text_bomb_fails() -> None:
     data = bytearray(saved(picture(40, 60), "PNG"))
     data[data.index(b"IDAT") + 30] ^= 1
     with pytest.raises(DecodeError, match="wrong checksum in chunk 'IDAT'"):
@@ -470,7 +466,7 @@ def test_a_png_with_a_wrong_checksum_or_a_text_bomb_fails(picture: Picture) -> N
         decode(saved(picture(4, 4), "PNG", pnginfo=info))
 
 
-def test_an_icc_profile_changes_nothing(picture: Picture) -> None:
+def test_an_icc_profile_changes_nothing() -> None:
     from PIL import ImageCms
 
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("XYZ")).tobytes()
@@ -481,7 +477,7 @@ def test_an_icc_profile_changes_nothing(picture: Picture) -> None:
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
-def test_random_damage_is_a_picture_or_a_decode_error(name: str, picture: Picture) -> None:
+def test_random_damage_is_a_picture_or_a_decode_error(name: str) -> None:
     """Never another exception, a warning or a wrong mode, whatever bytes are flipped."""
     data = saved(picture(40, 60), name)
     rng = np.random.default_rng(zlib.crc32(name.encode()))
@@ -496,7 +492,7 @@ def test_random_damage_is_a_picture_or_a_decode_error(name: str, picture: Pictur
             assert "\n" not in error.reason
 
 
-def test_threads_decode_alike(picture: Picture) -> None:
+def test_threads_decode_alike() -> None:
     files = [saved(picture(50, 40, seed), name) for seed in range(4) for name in CONTAINERS]
     alone = [pixels(decode(data)) for data in files]
     with ThreadPoolExecutor(8) as pool:
@@ -505,7 +501,7 @@ def test_threads_decode_alike(picture: Picture) -> None:
         np.testing.assert_array_equal(found, alone[index % len(files)])
 
 
-def test_threads_leave_the_switch_and_no_partial_picture(picture: Picture, load_truncated: None) -> None:
+def test_threads_leave_the_switch_and_no_partial_picture(load_truncated: None) -> None:
     cut = [saved(picture(200, 200, seed), name)[:-3000] for seed in range(8) for name in ("JPEG", "PNG")]
 
     def refused(data: bytes) -> bool:
@@ -527,7 +523,7 @@ def test_real_pictures_decode_as_pillow_does(pacs_dir: Path) -> None:
             np.testing.assert_array_equal(pixels(decode(path)), np.asarray(opened.convert("RGB")))
 
 
-def test_odd_tiff_metadata_is_quiet_and_a_turned_tiff_of_several_bits_is_right(picture: Picture) -> None:
+def test_odd_tiff_metadata_is_quiet_and_a_turned_tiff_of_several_bits_is_right() -> None:
     ramp = np.arange(600, dtype=np.uint16).reshape(20, 30) * 100
     exif = Image.Exif()
     exif[0x0112] = 8

@@ -13,6 +13,8 @@ from ncm_cli.errors import InputError, MismatchError, UsageError
 from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.features import FeatureStore
 
+from .conftest import contents
+
 
 def area_mean(path: Path, size: int) -> np.ndarray:
     """The pixels encoder on its own."""
@@ -148,7 +150,7 @@ def test_rows_do_not_depend_on_the_manifests_order(make_pictures: Any) -> None:
             np.testing.assert_array_equal(a.categorical(name).codes, b.categorical(name).codes[order])
 
 
-def test_another_model_to_the_same_output_is_refused(make_pictures: Any, contents: Any) -> None:
+def test_another_model_to_the_same_output_is_refused(make_pictures: Any) -> None:
     """pytorch/vision#6234."""
     pictures = make_pictures(4)
     pictures.embed()
@@ -170,7 +172,7 @@ def test_another_model_to_the_same_output_is_refused(make_pictures: Any, content
 
 
 @pytest.mark.parametrize("damage", ["half", "nothing", "text"])
-def test_what_is_no_whole_store_is_never_built_on(make_pictures: Any, contents: Any, damage: str) -> None:
+def test_what_is_no_whole_store_is_never_built_on(make_pictures: Any, damage: str) -> None:
     """h5py/h5py#879, TE_Density#149."""
     pictures = make_pictures(30)
     pictures.embed()

@@ -19,6 +19,8 @@ from PIL import Image
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.journal import journal_folder
 
+from .conftest import contents
+
 C_LOCALE = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
@@ -132,7 +134,7 @@ def limited(size: int) -> Any:
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_an_error_and_loses_nothing(make_pictures: Any, contents: Any) -> None:
+def test_a_full_disk_is_an_error_and_loses_nothing(make_pictures: Any) -> None:
     pictures = make_pictures(60)
     clean = pictures.folder / "clean.h5"
     pictures.embed(output=clean, model="pixels:4", batch_size="8")

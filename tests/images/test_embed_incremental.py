@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ from ncm_cli.errors import InputError, MismatchError
 from ncm_cli.images import reading
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.journal import journal_folder
+
+from .conftest import contents
 
 
 @pytest.fixture
@@ -49,9 +50,7 @@ def test_an_unchanged_run_reads_no_image_and_loads_no_model(
     assert after.st_ino == before.st_ino, "nothing is written; that it is up to date is told by its time"
 
 
-def test_labels_and_columns_change_without_a_forward_pass(
-    make_pictures: Any, decoded: list[str], contents: Callable[[Path], Any]
-) -> None:
+def test_labels_and_columns_change_without_a_forward_pass(make_pictures: Any, decoded: list[str]) -> None:
     pictures = make_pictures(12)
     pictures.embed()
     before = contents(pictures.output)
@@ -65,9 +64,7 @@ def test_labels_and_columns_change_without_a_forward_pass(
     assert after["columns"]["label"][0] == ("bird",)
 
 
-def test_new_changed_removed_and_moved_rows(
-    make_pictures: Any, decoded: list[str], contents: Callable[[Path], Any]
-) -> None:
+def test_new_changed_removed_and_moved_rows(make_pictures: Any, decoded: list[str]) -> None:
     pictures = make_pictures(12)
     pictures.embed()
     decoded.clear()
@@ -101,7 +98,7 @@ def test_a_touched_or_moved_file_is_compared_by_content(make_pictures: Any, deco
 
 
 def test_content_that_changed_behind_size_and_time_is_found_when_contents_are_verified(
-    make_pictures: Any, decoded: list[str], contents: Callable[[Path], Any]
+    make_pictures: Any, decoded: list[str]
 ) -> None:
     pictures = make_pictures(6)
     path = pictures.folder / "3.png"
@@ -135,7 +132,7 @@ def test_another_file_of_equal_size_and_time_under_another_path_is_no_match(make
 
 
 def test_mended_files_are_embedded_and_only_those(
-    make_pictures: Any, decoded: list[str], contents: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
+    make_pictures: Any, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pictures = make_pictures(9)
     good = {name: (pictures.folder / name).read_bytes() for name in ("2.png", "7.png")}
@@ -165,7 +162,7 @@ def test_a_good_file_that_breaks_leaves_the_store(make_pictures: Any) -> None:
     assert report.rows == 4 and [row.id for row in report.failed] == ["x001"]
 
 
-def test_all_files_broken_keeps_the_old_store(make_pictures: Any, contents: Callable[[Path], Any]) -> None:
+def test_all_files_broken_keeps_the_old_store(make_pictures: Any) -> None:
     pictures = make_pictures(3)
     pictures.embed()
     before = contents(pictures.output)
@@ -176,9 +173,7 @@ def test_all_files_broken_keeps_the_old_store(make_pictures: Any, contents: Call
     assert contents(pictures.output) == before
 
 
-def test_reuse_takes_rows_of_equal_content(
-    make_pictures: Any, decoded: list[str], contents: Callable[[Path], Any]
-) -> None:
+def test_reuse_takes_rows_of_equal_content(make_pictures: Any, decoded: list[str]) -> None:
     pictures = make_pictures(10)
     pictures.embed(output=pictures.folder / "other.h5")
     pictures.write([row | {"id": f"new-{row['id']}"} for row in pictures.rows[2:8]])
@@ -240,7 +235,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
 
 
 def test_an_interrupted_run_goes_on_and_ends_like_a_clean_one(
-    make_pictures: Any, decoded: list[str], contents: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
+    make_pictures: Any, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pictures = make_pictures(20)
     (pictures.folder / "2.png").write_bytes(b"broken")
@@ -276,7 +271,7 @@ def test_an_unfinished_run_of_other_settings_is_refused_until_fresh(
 
 
 def test_a_change_between_the_kill_and_the_resume_is_seen(
-    make_pictures: Any, contents: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
+    make_pictures: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pictures = make_pictures(8)
     with monkeypatch.context() as patch:

@@ -18,6 +18,8 @@ from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import lock_path
 from ncm_cli.store.journal import journal_folder
 
+from .conftest import contents
+
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork to kill without a new start")
 
 MOMENTS = 16
@@ -86,9 +88,7 @@ def resumed(pictures: Any, clean: dict[str, Any], contents: Callable[[Path], Any
 
 
 @pytest.mark.slow
-def test_kills_at_seeded_moments_lose_nothing(
-    make_pictures: Any, contents: Callable[[Path], Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_kills_at_seeded_moments_lose_nothing(make_pictures: Any, capsys: pytest.CaptureFixture[str]) -> None:
     pictures = make_pictures(400)
     clean_path = pictures.folder / "clean.h5"
     pictures.embed(output=clean_path, **OPTIONS)
@@ -142,9 +142,7 @@ def count_file_events(work: Callable[[], None], folder: Path, kill_at: int | Non
 
 
 @pytest.mark.slow
-def test_a_kill_before_any_single_file_operation_loses_nothing(
-    make_pictures: Any, contents: Callable[[Path], Any], tmp_path: Path
-) -> None:
+def test_a_kill_before_any_single_file_operation_loses_nothing(make_pictures: Any, tmp_path: Path) -> None:
     pictures = make_pictures(40)
     clean_path, log = pictures.folder / "clean.h5", pictures.folder / "count.txt"
     pictures.embed(output=clean_path, **OPTIONS)
@@ -165,7 +163,7 @@ def test_a_kill_before_any_single_file_operation_loses_nothing(
 
 @pytest.mark.slow
 def test_kills_during_an_update_keep_the_old_or_give_the_new_store(
-    make_pictures: Any, contents: Callable[[Path], Any], tmp_path: Path
+    make_pictures: Any, tmp_path: Path
 ) -> None:
     pictures = make_pictures(30)
     pictures.embed(**OPTIONS)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +11,8 @@ import pytest
 
 from ncm_cli.errors import InputError
 from ncm_cli.store.features import FeatureStore
+
+from .conftest import contents
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ def test_no_weights_and_no_cuda_are_errors_before_any_image(make_pictures: Any) 
 
 
 def test_a_resumed_run_gives_the_bits_of_a_clean_one(
-    make_pictures: Any, contents: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
+    make_pictures: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ncm_cli.images import network
 

@@ -22,10 +22,10 @@ from ncm_cli.images.samples import DecodeError
 from ncm_cli.progress import SILENT
 from ncm_cli.store.digests import differing_fields, fingerprint
 
-Picture = Callable[..., Image.Image]
+from .conftest import picture, reference
 
 
-def test_features_are_encode_image_on_its_own_preprocess(tiny_clip, heard, reference, images) -> None:
+def test_features_are_encode_image_on_its_own_preprocess(tiny_clip, heard, images) -> None:
     import torch
 
     model, transform = reference(f"local-dir:{tiny_clip.folder}")
@@ -48,7 +48,7 @@ def test_features_are_encode_image_on_its_own_preprocess(tiny_clip, heard, refer
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "safetensors", "training"])
-def test_every_container_gives_the_same_features(name: str, tiny_clip, picture: Picture, reference) -> None:
+def test_every_container_gives_the_same_features(name: str, tiny_clip) -> None:
     model, _ = reference(f"local-dir:{tiny_clip.folder}")
     request = EncoderRequest(model=str(tiny_clip.config), pretrained=str(getattr(tiny_clip, name)))
     encoder = load_encoder(request, device="cpu", reporter=SILENT)
@@ -58,7 +58,7 @@ def test_every_container_gives_the_same_features(name: str, tiny_clip, picture: 
 
 
 def test_a_model_added_to_open_clips_registry_works_by_name(
-    tiny_clip, picture: Picture, monkeypatch: pytest.MonkeyPatch, reference
+    tiny_clip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import open_clip
 
@@ -72,7 +72,7 @@ def test_a_model_added_to_open_clips_registry_works_by_name(
     np.testing.assert_allclose(encoder.encode([item]), model.encode_image(wanted).detach().numpy(), atol=1e-5)
 
 
-def test_a_models_own_preprocessing_is_used_and_stored(tiny_clip, picture: Picture) -> None:
+def test_a_models_own_preprocessing_is_used_and_stored(tiny_clip) -> None:
     """mlfoundations/open_clip#1068."""
     own = load_encoder(EncoderRequest(model=f"local-dir:{tiny_clip.folder}"), device="cpu", reporter=SILENT)
     default = load_encoder(
@@ -161,7 +161,7 @@ def test_a_cuda_request_without_cuda_is_an_error(tiny_clip, monkeypatch: pytest.
     ids=["cuda", "cpu", "cublas", "python"],
 )
 def test_where_memory_is_short_batches_are_halved_and_it_is_said_once(
-    error: Callable[[Any], Exception], tiny_clip, picture: Picture, heard
+    error: Callable[[Any], Exception], tiny_clip, heard
 ) -> None:
     import torch
 
@@ -191,7 +191,7 @@ def test_where_memory_is_short_batches_are_halved_and_it_is_said_once(
         encoder.encode(items)
 
 
-def test_another_error_of_the_network_is_none_of_memory(tiny_clip, picture: Picture) -> None:
+def test_another_error_of_the_network_is_none_of_memory(tiny_clip) -> None:
     request = EncoderRequest(model=str(tiny_clip.config), pretrained=str(tiny_clip.checkpoint))
     encoder: Any = load_encoder(request, device="cpu", reporter=SILENT)
     with pytest.raises(RuntimeError, match=r"size|shape"):
@@ -200,7 +200,7 @@ def test_another_error_of_the_network_is_none_of_memory(tiny_clip, picture: Pict
 
 @pytest.mark.parametrize(("rates", "said"), [((1.7, 14.0), 1), ((10.0, 10.5), 0), ((30.0, 10.0), 0)])
 def test_a_precision_that_is_slower_than_fp32_is_warned_about(
-    rates: tuple[float, float], said: int, tiny_clip, picture: Picture, heard, monkeypatch: pytest.MonkeyPatch
+    rates: tuple[float, float], said: int, tiny_clip, heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from types import SimpleNamespace
 

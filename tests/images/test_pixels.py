@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from ncm_cli.options import check
 from ncm_cli.progress import SILENT
 from ncm_cli.store.digests import fingerprint
 
-Picture = Callable[..., Image.Image]
+from .conftest import picture
 
 
 def test_pixels_are_block_means_in_row_column_channel_order() -> None:
@@ -116,7 +115,7 @@ def test_unknown_precisions_and_empty_models_are_usage_errors(asked: dict[str, A
         check(EmbedOptions(source=Path("i"), output=Path("f.h5"), **asked))
 
 
-def test_normalisation_is_part_of_the_fingerprint(picture: Picture) -> None:
+def test_normalisation_is_part_of_the_fingerprint() -> None:
     """openai/CLIP#85."""
     raw, unit = (
         load_encoder(EncoderRequest(model="pixels:4", normalize=flag), device="cpu", reporter=SILENT)

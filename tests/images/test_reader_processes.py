@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,8 @@ from ncm_cli.errors import InputError
 from ncm_cli.images import encoder as encoders
 from ncm_cli.images import reading
 from ncm_cli.store.columns import ImageFile
+
+from .conftest import contents
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="images are read by threads here")
 
@@ -51,7 +52,7 @@ def running(pids: list[int]) -> list[int]:
 
 
 def test_processes_give_what_threads_give(
-    make_pictures: Any, contents: Callable[[Path], Any], started: list[int], monkeypatch: pytest.MonkeyPatch
+    make_pictures: Any, started: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pictures = make_pictures(50)
     pictures.folder.joinpath("7.png").write_bytes(b"broken")
@@ -74,7 +75,7 @@ def test_processes_give_what_threads_give(
 
 @pytest.mark.slow
 def test_a_process_that_dies_is_named_and_finished_rows_are_kept(
-    make_pictures: Any, contents: Callable[[Path], Any], started: list[int], monkeypatch: pytest.MonkeyPatch
+    make_pictures: Any, started: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pictures = make_pictures(400)
     plain = encoders.PixelsEncoder.encode

@@ -20,6 +20,8 @@ from ncm_cli.images.request import EncoderRequest
 from ncm_cli.images.samples import DecodeError, UndeclaredRangeError, range_advice
 from ncm_cli.progress import SILENT
 
+from .conftest import picture
+
 tifffile = pytest.importorskip("tifffile")
 
 RAMP = np.arange(256).reshape(16, 16)
@@ -216,7 +218,7 @@ def test_a_declared_range_that_is_none_does_not_count() -> None:
             decode(tiff(ramp("f4", 0, 1), extratags=tags_of("f4", low, high, 1)))
 
 
-def test_pictures_of_8_bits_do_not_know_a_range(picture: Any) -> None:
+def test_pictures_of_8_bits_do_not_know_a_range() -> None:
     for kind in ("PNG", "JPEG", "TIFF"):
         stream = io.BytesIO()
         picture(20, 30).save(stream, kind)

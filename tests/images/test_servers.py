@@ -26,6 +26,7 @@ from ncm_cli.images.remote import list_remote
 from ncm_cli.images.samples import DecodeError
 from ncm_cli.main import run
 from ncm_cli.store.columns import ImageFile
+from tests.conftest import WebHandler
 
 NAMES = ["sea lake/a 1.jpg", "sea lake/b%2#é?.png", "dog/a&b;c=d.jpg", "dog/x:y.jpg", "dog/+.jpg"]
 
@@ -75,11 +76,9 @@ def apache(handler: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["python", "apache"])
-def test_a_folder_of_a_server_is_the_folder_on_disk(
-    folder: Path, serve: Serve, web_handler: Any, kind: str
-) -> None:
+def test_a_folder_of_a_server_is_the_folder_on_disk(folder: Path, serve: Serve, kind: str) -> None:
     """fsspec/filesystem_spec#1713, fangfufu/httpdirfs#59: names with escapes, links to sort by."""
-    address = serve(apache(web_handler) if kind == "apache" else web_handler)
+    address = serve(apache(WebHandler) if kind == "apache" else WebHandler)
     known = read_folder(folder, None, ColumnNames())
     for source in (f"{address}/set", f"{address}/set/"):
         found = read_folder(Path(source), None, ColumnNames())
@@ -89,8 +88,8 @@ def test_a_folder_of_a_server_is_the_folder_on_disk(
         assert found.notes == known.notes
 
 
-def test_an_index_without_end_is_refused(serve: Serve, web_handler: Any) -> None:
-    class Endless(web_handler):  # type: ignore[misc]
+def test_an_index_without_end_is_refused(serve: Serve) -> None:
+    class Endless(WebHandler):  # type: ignore[misc]
         def do_GET(self) -> None:  # noqa: N802
             body = b'<a href="a/">a</a><a href="1.jpg">1</a>'
             self.send_response(200)
@@ -187,25 +186,23 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("path", "reason"), [("endless", "more than"), ("bomb", "more than"), ("drops", "slow")]
 )
-def test_a_picture_without_end_is_refused(
-    serve: Serve, web_handler: Any, small: None, path: str, reason: str
-) -> None:
+def test_a_picture_without_end_is_refused(serve: Serve, small: None, path: str, reason: str) -> None:
     start = time.monotonic()
     with pytest.raises(DecodeError, match=reason):
-        fetch(f"{serve(odd(web_handler))}/{path}")
+        fetch(f"{serve(odd(WebHandler))}/{path}")
     assert time.monotonic() - start < 10
 
 
-def test_an_archive_without_end_is_refused(serve: Serve, web_handler: Any, small: None) -> None:
+def test_an_archive_without_end_is_refused(serve: Serve, small: None) -> None:
     with pytest.raises(InputError, match="an archive that can't be read"):
-        read_archives(f"{serve(odd(web_handler))}/ranges/x.tar", ColumnNames())
+        read_archives(f"{serve(odd(WebHandler))}/ranges/x.tar", ColumnNames())
 
 
 @pytest.mark.slow
 def test_a_server_that_never_answers_is_given_up_with_a_word(
-    serve: Serve, web_handler: Any, caplog: pytest.LogCaptureFixture
+    serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
-    address, start = serve(odd(web_handler)), time.monotonic()
+    address, start = serve(odd(WebHandler)), time.monotonic()
     with caplog.at_level(logging.WARNING):
         read = read_image(ImageFile("a", f"{address}/silent/a.jpg"), None)  # type: ignore[arg-type]
     assert read.reason == "cannot be read: no answer within 1 s"
@@ -225,10 +222,10 @@ def test_a_server_that_never_answers_is_given_up_with_a_word(
 
 @pytest.mark.parametrize("kind", ["429", pytest.param("503", marks=pytest.mark.slow)])
 def test_a_busy_server_is_asked_again_as_it_says(
-    serve: Serve, web_handler: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "MAX_ANSWER_SECONDS", 3.0)
-    address, start = serve(odd(web_handler)), time.monotonic()
+    address, start = serve(odd(WebHandler)), time.monotonic()
     assert fetch(f"{address}/busy/{kind}/1/1") == b"ok"
     assert 1 <= time.monotonic() - start < 5
     assert fetch(f"{address}/busy/{kind}/2/Fri, 01 Jan 2021 00:00:00 GMT") == b"ok"
@@ -239,10 +236,8 @@ def test_a_busy_server_is_asked_again_as_it_says(
     assert time.monotonic() - start < 1
 
 
-def test_own_settings_of_fsspec_hold(
-    folder: Path, serve: Serve, web_handler: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Guarded(web_handler):  # type: ignore[misc]
+def test_own_settings_of_fsspec_hold(folder: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Guarded(WebHandler):  # type: ignore[misc]
         def do_GET(self) -> None:  # noqa: N802
             super().do_GET() if self.headers.get("X-Key") == "k" else self.send_error(403)
 

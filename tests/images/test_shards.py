@@ -21,6 +21,8 @@ from ncm_cli.images.options import EmbedOptions, Shard, parse_shard
 from ncm_cli.main import run
 from ncm_cli.store.journal import journal_folder
 
+from .conftest import contents
+
 OPTIONS = {"batch_size": "4", "model": "pixels:3", "workers": "0", "max_failures": 9}
 
 
@@ -52,9 +54,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Callable[[Path], dict[str, Any]]
         pytest.param([("0/3", "1/3", "2/3"), ("1/3", "2/3", "0/3")], marks=pytest.mark.slow),
     ],
 )
-def test_shards_in_any_order_make_the_store_of_one_process(
-    make_pictures: Any, contents: Any, orders: Any
-) -> None:
+def test_shards_in_any_order_make_the_store_of_one_process(make_pictures: Any, orders: Any) -> None:
     pictures = broken(make_pictures(26))
     embed(pictures, output=pictures.folder / "one.h5")
     single = contents(pictures.folder / "one.h5")
@@ -75,7 +75,7 @@ def test_shards_in_any_order_make_the_store_of_one_process(
 
 
 @pytest.mark.slow
-def test_an_update_by_shards_takes_what_is_there(make_pictures: Any, contents: Any) -> None:
+def test_an_update_by_shards_takes_what_is_there(make_pictures: Any) -> None:
     pictures = make_pictures(30)
     embed(pictures)
     for name in ("3.png", "8.png", "9.png", "28.png"):
@@ -94,9 +94,7 @@ def test_an_update_by_shards_takes_what_is_there(make_pictures: Any, contents: A
 
 
 @pytest.mark.slow
-def test_what_is_there_counts_for_other_numbers_of_shards_and_for_none(
-    make_pictures: Any, contents: Any, told: Any
-) -> None:
+def test_what_is_there_counts_for_other_numbers_of_shards_and_for_none(make_pictures: Any, told: Any) -> None:
     pictures = broken(make_pictures(26))
     embed(pictures, output=pictures.folder / "one.h5")
     embed(pictures, "1/3")
@@ -194,7 +192,7 @@ KILLER = """if True:
 
 
 @pytest.mark.slow
-def test_torchrun_goes_on_where_a_killed_rank_stopped(make_pictures: Any, contents: Any, told: Any) -> None:
+def test_torchrun_goes_on_where_a_killed_rank_stopped(make_pictures: Any, told: Any) -> None:
     pictures = broken(make_pictures(60))
     embed(pictures, output=pictures.folder / "one.h5")
     (killer := pictures.folder / "killer.py").write_text(KILLER)

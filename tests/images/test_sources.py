@@ -29,6 +29,8 @@ from ncm_cli.images.paths import expanded, is_remote
 from ncm_cli.main import run
 from ncm_cli.store.features import FeatureStore
 
+from .conftest import contents
+
 
 def png(seed: int) -> bytes:
     stream = io.BytesIO()
@@ -65,7 +67,7 @@ def test_braces_stand_for_what_a_shell_makes_of_them() -> None:
     assert expanded("{a}.tar") == ["{a}.tar"]
 
 
-def test_archives_are_embedded_like_a_folder(pictures: Any, contents: Any) -> None:
+def test_archives_are_embedded_like_a_folder(pictures: Any) -> None:
     source = write_archives(pictures.folder)
     for shard in range(3):
         for i in range(4):
@@ -189,7 +191,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_pictures_of_a_server_are_embedded_and_those_that_fail_are_told(
-    make_pictures: Any, contents: Any, server: str
+    make_pictures: Any, server: str
 ) -> None:
     pytest.importorskip("aiohttp")
     pictures = make_pictures(6)
@@ -224,7 +226,7 @@ def memory() -> Iterator[Any]:
 
 
 @pytest.mark.slow
-def test_folders_archives_and_manifests_with_a_scheme(pictures: Any, contents: Any, memory: Any) -> None:
+def test_folders_archives_and_manifests_with_a_scheme(pictures: Any, memory: Any) -> None:
     for i in range(6):
         memory.pipe(f"/set/{'cat' if i % 2 else 'dog'}/{i}.png", png(i))
     memory.pipe("/set/cat/notes.txt", b"no image")

@@ -6,23 +6,21 @@ import errno
 import json
 import random
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from ncm_cli.errors import InputError
 from ncm_cli.images.encoder import load_encoder, request_key
 from ncm_cli.images.request import EncoderRequest
 from ncm_cli.progress import SILENT
 
-Picture = Callable[..., Image.Image]
+from .conftest import copied, picture
 
 
-def test_no_weights_is_an_error_unless_random_ones_are_asked_for(picture: Picture, tiny_clip) -> None:
+def test_no_weights_is_an_error_unless_random_ones_are_asked_for(tiny_clip) -> None:
     """IBM/terratorch#320."""
     import torch
 
@@ -147,7 +145,7 @@ def test_pickled_objects_are_never_run(model: str, tiny_clip, tmp_path: Path) ->
     assert not (tmp_path / "ran").exists()
 
 
-def test_weights_are_known_by_content_not_by_path(tiny_clip, tmp_path: Path, copied) -> None:
+def test_weights_are_known_by_content_not_by_path(tiny_clip, tmp_path: Path) -> None:
     moved = copied(tiny_clip.safetensors, tmp_path / "sub" / "moved.safetensors")
     keys, descriptions = [], []
     for path in (tiny_clip.safetensors, moved):
@@ -176,7 +174,7 @@ def test_a_tag_that_is_not_cached_is_one_line_when_offline(offline: Path) -> Non
 
 
 def test_a_cached_tag_needs_no_network_and_its_file_is_what_is_hashed(
-    offline: Path, tiny_clip, monkeypatch: pytest.MonkeyPatch, heard, copied
+    offline: Path, tiny_clip, monkeypatch: pytest.MonkeyPatch, heard
 ) -> None:
     import hashlib
 
@@ -199,7 +197,7 @@ def test_a_cached_tag_needs_no_network_and_its_file_is_what_is_hashed(
     assert "its tag" in heard.warnings[0]
 
 
-def test_cached_timm_weights_need_no_network(offline: Path, picture: Picture) -> None:
+def test_cached_timm_weights_need_no_network(offline: Path) -> None:
     import hashlib
 
     import timm

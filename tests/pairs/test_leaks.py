@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.world import MEMBERS
+
 LEAKING = [(0, 140), (95, 1), (2, 100), (145, 3)]
 """A test, a validation, a validation and a test row, each with a training row."""
 ONE = {"rank": "1", "weight_decay": "1e-2"}
@@ -25,11 +27,9 @@ def _one_more(world: Any, row: str = "train") -> dict[str, Any]:
     }
 
 
-def test_pairs_made_before_a_row_was_added_are_barred_as_before(
-    world: Any, members: list[tuple[int, int]]
-) -> None:
+def test_pairs_made_before_a_row_was_added_are_barred_as_before(world: Any) -> None:
     before = world.store("before.h5")
-    world.pairs(before, members=[*members, *LEAKING], straddling="keep")
+    world.pairs(before, members=[*MEMBERS, *LEAKING], straddling="keep")
     pairs = world.folder / "pairs.h5"
     old, _ = world.fit(before, pairs=pairs, **ONE)
     after = world.store("after.h5", **_one_more(world))
@@ -40,21 +40,17 @@ def test_pairs_made_before_a_row_was_added_are_barred_as_before(
     assert old.meta["data"]["features"] != new.meta["data"]["features"], "the stores differ"
 
 
-def test_a_row_that_moved_to_the_test_rows_bars_its_pairs_now(
-    world: Any, members: list[tuple[int, int]]
-) -> None:
-    world.pairs(world.store("before.h5"), members=members)
+def test_a_row_that_moved_to_the_test_rows_bars_its_pairs_now(world: Any) -> None:
+    world.pairs(world.store("before.h5"), members=MEMBERS)
     split = ["test" if row == 7 else name for row, name in enumerate(world.columns["split"])]
     probe, _ = world.fit(world.store("after.h5", split=split), pairs=world.folder / "pairs.h5", **ONE)
     assert probe.meta["data"]["pairs"]["left_out"] == 1
 
 
 @pytest.mark.parametrize("other", [100, 140], ids=["validation", "test"])
-def test_a_member_that_is_byte_for_byte_a_row_kept_apart_is_barred(
-    world: Any, members: list[tuple[int, int]], other: int
-) -> None:
+def test_a_member_that_is_byte_for_byte_a_row_kept_apart_is_barred(world: Any, other: int) -> None:
     features = world.store(same_image=[(7, other)])
-    world.pairs(features, members=members, straddling="keep")
+    world.pairs(features, members=MEMBERS, straddling="keep")
     probe, report = world.fit(features, pairs=world.folder / "pairs.h5", **ONE)
     assert probe.meta["data"]["pairs"]["left_out"] == 1
     assert report["train_rows"] == 89, "nor is the copy trained on"

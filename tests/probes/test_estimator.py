@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import doctest
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from ncm_cli import NCMClassifier, NCMRegressor, SpuriousProjection
 from ncm_cli.probes import estimator
 from ncm_cli.solvers.projection import spectrum
 from ncm_cli.store.pairs import read_pairs
+from tests.world import planted
 
 
 @pytest.mark.parametrize(
@@ -40,8 +41,8 @@ def test_docstring_example_runs() -> None:
     assert doctest.testmod(estimator).attempted > 0
 
 
-def test_without_pairs_it_is_logistic_regression(make_planted: Callable[[int], Any]) -> None:
-    X, y = make_planted(0).rows(300, 0.9, classes=3)
+def test_without_pairs_it_is_logistic_regression() -> None:
+    X, y = planted(0).rows(300, 0.9, classes=3)
     ours = NCMClassifier(weight_decay=1e-3).fit(X, y)
     theirs = LogisticRegression(C=1 / (300 * 1e-3), tol=1e-10, max_iter=5000).fit(X.astype(np.float64), y)
     assert np.abs(ours.predict_proba(X) - theirs.predict_proba(X.astype(np.float64))).max() < 1e-5
@@ -57,8 +58,8 @@ def test_regressor_without_pairs_is_ridge() -> None:
     assert ours.intercept_ == pytest.approx(theirs.intercept_, abs=1e-9)
 
 
-def test_pairs_remove_the_shortcut(make_planted: Callable[[int], Any]) -> None:
-    made = make_planted(2)
+def test_pairs_remove_the_shortcut() -> None:
+    made = planted(2)
     (X, y), (X_test, y_test), (a, b) = made.rows(800, 0.95), made.rows(800, 0.05), made.pairs(60)
     erm, ncm = NCMClassifier().fit(X, y), NCMClassifier().fit(X, y, pairs=(a, b))
     assert erm.score(X, y) > 0.9
@@ -83,8 +84,8 @@ def _routing() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_routing")
 @pytest.mark.parametrize("kind", ["classifier", "projection"])
-def test_a_pipeline_transforms_routed_pairs_like_rows(kind: str, make_planted: Callable[[int], Any]) -> None:
-    X, y, X_test, y_test, a, b = _uneven(make_planted(3), 800, 60)
+def test_a_pipeline_transforms_routed_pairs_like_rows(kind: str) -> None:
+    X, y, X_test, y_test, a, b = _uneven(planted(3), 800, 60)
     scaler = StandardScaler().fit(X)
     by_hand = NCMClassifier(rank=3).fit(
         scaler.transform(X), y, pairs=(scaler.transform(a), scaler.transform(b))
@@ -102,8 +103,8 @@ def test_a_pipeline_transforms_routed_pairs_like_rows(kind: str, make_planted: C
     assert searched.fit(X, y, pairs=(a, b)).best_params_["1__rank"] == 0, "in-domain selection prefers it"
 
 
-def test_raw_pairs_behind_a_scaler_are_warned_of(make_planted: Callable[[int], Any]) -> None:
-    X, y, X_test, y_test, a, b = _uneven(make_planted(3), 800, 60)
+def test_raw_pairs_behind_a_scaler_are_warned_of() -> None:
+    X, y, X_test, y_test, a, b = _uneven(planted(3), 800, 60)
     pipeline = make_pipeline(StandardScaler(), NCMClassifier(rank=3))
     with pytest.warns(UserWarning, match="the features of pairs' members are typically spread"):
         pipeline.fit(X, y, ncmclassifier__pairs=(a, b))
@@ -111,17 +112,17 @@ def test_raw_pairs_behind_a_scaler_are_warned_of(make_planted: Callable[[int], A
     assert first.score(X_test, y_test) > pipeline.score(X_test, y_test) + 0.1
 
 
-def test_pairs_of_one_scene_or_few_are_no_reason_to_warn(make_planted: Callable[[int], Any]) -> None:
-    made = make_planted(3)
+def test_pairs_of_one_scene_or_few_are_no_reason_to_warn() -> None:
+    made = planted(3)
     (X, y), (a, b) = made.rows(200, 0.9), made.pairs(30)
     NCMClassifier().fit(X, y, pairs=(0.6 * a, 0.6 * b))
     NCMClassifier().fit(X, y, pairs=(a[:2], b[:2] / 100))
 
 
 @pytest.mark.parametrize("n", [24, pytest.param(200, marks=pytest.mark.slow)])
-def test_grid_search_passes_pairs_whole(n: int, make_planted: Callable[[int], Any]) -> None:
+def test_grid_search_passes_pairs_whole(n: int) -> None:
     """Also where there are as many rows as features, or as pairs."""
-    made = make_planted(3)
+    made = planted(3)
     (X, y), (a, b) = made.rows(n, 0.9), made.pairs(24)
     grid = {"rank": [0, 1, 3], "weight_decay": [1e-3, 1.0]}
     routed = GridSearchCV(NCMClassifier(), grid, cv=3).fit(X, y, pairs=(a, b))
@@ -130,8 +131,8 @@ def test_grid_search_passes_pairs_whole(n: int, make_planted: Callable[[int], An
     assert np.allclose(routed.cv_results_["mean_test_score"], built.cv_results_["mean_test_score"])
 
 
-def test_projection_then_logistic_equals_the_classifier(make_planted: Callable[[int], Any]) -> None:
-    made = make_planted(4)
+def test_projection_then_logistic_equals_the_classifier() -> None:
+    made = planted(4)
     (X, y), (a, b) = made.rows(300, 0.9), made.pairs(30)
     removed = SpuriousProjection(rank=3, pairs=(a, b)).fit().transform(X)
     explicit = LogisticRegression(C=1 / (300 * 1e-3), tol=1e-10, max_iter=5000).fit(removed, y)
@@ -140,9 +141,9 @@ def test_projection_then_logistic_equals_the_classifier(make_planted: Callable[[
 
 
 @pytest.mark.parametrize("rows", [24, 300])
-def test_a_projection_in_a_pipeline_keeps_its_pairs(rows: int, make_planted: Callable[[int], Any]) -> None:
+def test_a_projection_in_a_pipeline_keeps_its_pairs(rows: int) -> None:
     """Refitted or frozen, and where X is square, which a matrix of differences could be taken for."""
-    made = make_planted(5)
+    made = planted(5)
     (X, y), (a, b) = made.rows(rows, 0.9), made.pairs(30)
     alone = SpuriousProjection(rank=3, pairs=(a, b)).fit()
     ours = LogisticRegression().fit(alone.transform(X), y).predict_proba(alone.transform(X))
@@ -209,7 +210,7 @@ def test_pairs_are_given_once() -> None:
         NCMClassifier(pairs=(ROWS, 2 * ROWS)).fit(X, y, pairs=(ROWS, 2 * ROWS))
 
 
-def test_says_when_it_did_not_converge(make_planted: Callable[[int], Any]) -> None:
-    X, y = make_planted(7).rows(200, 0.9)
+def test_says_when_it_did_not_converge() -> None:
+    X, y = planted(7).rows(200, 0.9)
     with pytest.warns(ConvergenceWarning, match="after 1 iterations"):
         NCMClassifier(max_iter=1).fit(X, y)

@@ -6,7 +6,6 @@ import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,18 +13,19 @@ from PIL import Image
 
 from ncm_cli.main import run
 from ncm_cli.store.features import FeatureStore
+from tests.conftest import WebHandler
 
 
 @pytest.fixture(params=["with times", "without"])
-def server(request: pytest.FixtureRequest, serve: Callable[..., str], web_handler: Any) -> str:
+def server(request: pytest.FixtureRequest, serve: Callable[..., str]) -> str:
     """A web server, and one that tells no times of its files."""
 
-    class Silent(web_handler):  # type: ignore[misc]
+    class Silent(WebHandler):  # type: ignore[misc]
         def send_header(self, keyword: str, value: str) -> None:
             if keyword != "Last-Modified":
                 super().send_header(keyword, value)
 
-    return serve(web_handler if request.param == "with times" else Silent)
+    return serve(WebHandler if request.param == "with times" else Silent)
 
 
 def picture(path: Path, seed: int) -> None:

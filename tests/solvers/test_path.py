@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from ncm_cli.solvers import lockstep
 from ncm_cli.solvers.path import fit_path
 from ncm_cli.solvers.projection import project, spectrum
 from ncm_cli.solvers.training_set import Fit
+from tests.world import planted
 
 
 def rows(n: int, d: int, classes: int, seed: int, k: int = 12) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -97,8 +97,8 @@ def test_rank_0_is_erm_with_and_without_pairs() -> None:
     assert np.allclose(with_pairs.weight, without.weight, atol=1e-6)
 
 
-def test_removing_the_span_of_clean_pairs_makes_members_equal(make_planted: Callable[[int], Any]) -> None:
-    made = make_planted(0)
+def test_removing_the_span_of_clean_pairs_makes_members_equal() -> None:
+    made = planted(0)
     (X, y), (a, b) = made.rows(400, 0.95), made.pairs(30, noise=0.0)
     found = spectrum((a - b).T)
     assert found.rank == 3
@@ -107,8 +107,8 @@ def test_removing_the_span_of_clean_pairs_makes_members_equal(make_planted: Call
     assert np.abs((a - b) @ ncm.weight.T).max() < 1e-5 * np.abs(a @ ncm.weight.T).max()
 
 
-def test_planted_spurious_directions_are_found_and_unlearned(make_planted: Callable[[int], Any]) -> None:
-    made = make_planted(1)
+def test_planted_spurious_directions_are_found_and_unlearned() -> None:
+    made = planted(1)
     (X, y), (X_test, y_test), (a, b) = made.rows(1500, 0.95), made.rows(1500, 0.05), made.pairs(60)
     found = spectrum((a - b).T)
     overlap = np.linalg.svd(found.basis[:, :3].T @ made.directions[:, 1:], compute_uv=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -48,14 +47,6 @@ def store_arguments(rows: int = 40, width: int = 8, seed: int = 0, **changes: An
         "request": {"model": "pixels:8"},
     }
     return made | changes
-
-
-@pytest.fixture
-def samples() -> SimpleNamespace:
-    """The helpers of this file: modules of tests can't import one another."""
-    return SimpleNamespace(
-        store_arguments=store_arguments, everything=everything, pair_store=pair_store, make_probe=make_probe
-    )
 
 
 @pytest.fixture

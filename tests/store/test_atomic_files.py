@@ -29,6 +29,8 @@ from ncm_cli.store.files import (
 from ncm_cli.store.pairs import write_pairs
 from ncm_cli.store.probe import write_probe
 
+from .conftest import everything, make_probe, pair_store, store_arguments
+
 
 def listing(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
@@ -175,31 +177,30 @@ except InputError as error:
 
 @pytest.mark.parametrize("limit", [100, 60_000, 1_220_000])
 def test_a_full_disk_is_an_error_and_keeps_the_old_store(
-    write_store: Callable[..., Path], samples: SimpleNamespace, limit: int
+    write_store: Callable[..., Path], limit: int
 ) -> None:
     # 1.2 MB of features; the last limit is reached when they are written and the rest is not.
     path = write_store()
-    before = samples.everything(path)
+    before = everything(path)
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(path), str(limit)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
     assert done.stderr.startswith("the file is larger than this system allows")
     assert listing(path.parent) == ["features.h5"]
-    assert samples.everything(path) == before
+    assert everything(path) == before
 
 
 @pytest.mark.parametrize("after", [0, 3, 10, 30])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_writes_that_fail_below_hdf5(
     write_store: Callable[..., Path],
-    samples: SimpleNamespace,
     monkeypatch: pytest.MonkeyPatch,
     after: int,
     number: int,
 ) -> None:
     path = write_store()
-    before = samples.everything(path)
+    before = everything(path)
     left = [after]
 
     def write(descriptor: int, data: bytes) -> int:
@@ -210,29 +211,29 @@ def test_writes_that_fail_below_hdf5(
 
     monkeypatch.setattr(h5_sink, "os", SimpleNamespace(**{**vars(os), "write": write}))
     with pytest.raises(InputError, match=r"the disk (is full|quota)"):
-        write_features(path, **samples.store_arguments(seed=1))
+        write_features(path, **store_arguments(seed=1))
     with pytest.raises(InputError, match=r"the disk (is full|quota)"):
-        write_pairs(path, samples.pair_store())
+        write_pairs(path, pair_store())
     monkeypatch.undo()
-    assert samples.everything(path) == before
+    assert everything(path) == before
     assert listing(path.parent) == ["features.h5"]
 
 
-def test_interrupted_writers_leave_nothing(tmp_path: Path, samples: SimpleNamespace) -> None:
+def test_interrupted_writers_leave_nothing(tmp_path: Path) -> None:
     def blocks() -> Iterator[np.ndarray]:
         yield np.ones((20, 8))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_features(tmp_path / "f.h5", **samples.store_arguments(blocks=blocks()))
+        write_features(tmp_path / "f.h5", **store_arguments(blocks=blocks()))
     assert listing(tmp_path) == []
 
 
 def test_an_interrupt_within_hdf5_waits_for_it_to_end(
-    write_store: Callable[..., Path], samples: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    write_store: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_store()
-    before = samples.everything(path)
+    before = everything(path)
 
     def write(descriptor: int, data: bytes) -> int:
         os.kill(os.getpid(), 2)
@@ -240,18 +241,16 @@ def test_an_interrupt_within_hdf5_waits_for_it_to_end(
 
     monkeypatch.setattr(h5_sink, "os", SimpleNamespace(**{**vars(os), "write": write}))
     with pytest.raises(KeyboardInterrupt):
-        write_features(path, **samples.store_arguments(seed=1))
+        write_features(path, **store_arguments(seed=1))
     monkeypatch.undo()
-    assert samples.everything(path) == before
+    assert everything(path) == before
     assert listing(path.parent) == ["features.h5"]
 
 
-def test_readers_keep_the_old_store_while_it_is_replaced(
-    write_store: Callable[..., Path], samples: SimpleNamespace
-) -> None:
+def test_readers_keep_the_old_store_while_it_is_replaced(write_store: Callable[..., Path]) -> None:
     """h5py/h5py#1864."""
     path = write_store()
-    expected = samples.everything(path)
+    expected = everything(path)
     first, second = FeatureStore(path), FeatureStore(path)
     old = second.read()
     write_store(seed=1)
@@ -259,23 +258,21 @@ def test_readers_keep_the_old_store_while_it_is_replaced(
     first.verify()
     assert first.ids == second.ids
     second.close()
-    assert samples.everything(path) != expected
+    assert everything(path) != expected
     # An open reader doesn't keep anyone from writing, and a written file is read beside it.
     write_store(seed=2)
     np.testing.assert_array_equal(first.read(), old)
     first.close()
 
 
-def test_a_writer_that_fails_disturbs_no_reader(
-    write_store: Callable[..., Path], samples: SimpleNamespace
-) -> None:
+def test_a_writer_that_fails_disturbs_no_reader(write_store: Callable[..., Path]) -> None:
     """h5py/h5py#1864."""
     path = write_store()
     with FeatureStore(path) as reader:
         with pytest.raises(InputError, match="finite"):
             write_store(features=np.full((40, 8), np.nan))
         reader.verify()
-    samples.everything(path)
+    everything(path)
 
 
 def test_readers_need_no_locks(write_store: Callable[..., Path]) -> None:
@@ -300,12 +297,12 @@ def test_readers_need_no_right_to_write(
         path.parent.chmod(0o755)
 
 
-def test_equal_probes_and_pairs_have_equal_digests(tmp_path: Path, samples: SimpleNamespace) -> None:
-    assert samples.pair_store().content_sha256 == samples.pair_store().content_sha256
-    assert samples.pair_store().content_sha256 != samples.pair_store(seed=1).content_sha256
-    assert samples.make_probe().sha256 == samples.make_probe(note="other").sha256
-    assert samples.make_probe().sha256 != samples.make_probe(rank=1).sha256
-    write_probe(tmp_path / "p", samples.make_probe())
+def test_equal_probes_and_pairs_have_equal_digests(tmp_path: Path) -> None:
+    assert pair_store().content_sha256 == pair_store().content_sha256
+    assert pair_store().content_sha256 != pair_store(seed=1).content_sha256
+    assert make_probe().sha256 == make_probe(note="other").sha256
+    assert make_probe().sha256 != make_probe(rank=1).sha256
+    write_probe(tmp_path / "p", make_probe())
 
 
 def test_json_with_a_name_that_is_not_utf8_can_be_read_back(tmp_path: Path) -> None:

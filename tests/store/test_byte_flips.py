@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -18,6 +17,8 @@ from ncm_cli.store.files import read_result, write_result
 from ncm_cli.store.journal import Journal, journal_folder
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import read_probe
+
+from .conftest import everything
 
 
 def flips(path: Path, answer: Callable[[Path], Any], count: int, seed: int) -> dict[str, int]:
@@ -66,18 +67,16 @@ def probe_answer(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.slow)])
-def test_feature_store(write_store: Callable[..., Path], samples: SimpleNamespace, count: int) -> None:
-    found = flips(write_store(), samples.everything, count, seed=count)
+def test_feature_store(write_store: Callable[..., Path], count: int) -> None:
+    found = flips(write_store(), everything, count, seed=count)
     assert found["changed"] == 0
     assert found["refused"] > count / 2
 
 
 @pytest.mark.slow
-def test_feature_store_of_many_blocks(write_store: Callable[..., Path], samples: SimpleNamespace) -> None:
+def test_feature_store_of_many_blocks(write_store: Callable[..., Path]) -> None:
     features = np.random.default_rng(0).standard_normal((9, 100_000)).astype(np.float32)
-    found = flips(
-        write_store(features=features, columns=[], label_column=None), samples.everything, 15, seed=1
-    )
+    found = flips(write_store(features=features, columns=[], label_column=None), everything, 15, seed=1)
     assert found["changed"] == 0
     assert found["refused"] > 10
 
@@ -185,9 +184,7 @@ def test_chunk_of_a_sweep(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_old_hdf5_without_checksums(
-    write_store: Callable[..., Path], samples: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_old_hdf5_without_checksums(write_store: Callable[..., Path], tmp_path: Path) -> None:
     # What a program of another author makes of our arrays: no checksums of HDF5's.
     old = tmp_path / "old.h5"
     with h5py.File(write_store()) as ours, h5py.File(old, "w", libver="earliest") as file:
@@ -198,33 +195,29 @@ def test_old_hdf5_without_checksums(
             ours.copy(f"columns/{name}", file["columns"])
         for name, value in ours.attrs.items():
             file.attrs[name] = value
-    found = flips(old, samples.everything, 60, seed=4)
+    found = flips(old, everything, 60, seed=4)
     assert found["changed"] == 0
     assert found["refused"] > 20
 
 
-def test_digests_alone_detect_changed_features(
-    write_store: Callable[..., Path], samples: SimpleNamespace
-) -> None:
+def test_digests_alone_detect_changed_features(write_store: Callable[..., Path]) -> None:
     # A program that rewrites values also rewrites HDF5's own checksums.
     path = write_store()
     with h5py.File(path, "r+") as file:
         file["features"][3, 2] += 1
     with pytest.raises(InputError, match="a damaged file") as error:
-        samples.everything(path)
+        everything(path)
     assert "features of rows 0 to 39" in str(error.value)
 
 
 @pytest.mark.parametrize(
     "name", ["id", "columns/label/codes", "columns/place/categories", "path", "failed/reason"]
 )
-def test_digests_alone_detect_changed_rows(
-    write_store: Callable[..., Path], samples: SimpleNamespace, name: str
-) -> None:
+def test_digests_alone_detect_changed_rows(write_store: Callable[..., Path], name: str) -> None:
     path = write_store()
     with h5py.File(path, "r+") as file:
         value = file[name][0]
         file[name][0] = b"x" if file[name].dtype.kind == "S" else (value + 1) % 2
     with pytest.raises(InputError, match="a damaged file") as error:
-        samples.everything(path)
+        everything(path)
     assert f"{name} doesn't match its digest" in str(error.value)

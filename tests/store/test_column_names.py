@@ -10,6 +10,7 @@ import pytest
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.reading import read_problem
 from ncm_cli.progress import SILENT
+from tests.world import MEMBERS
 
 ONE = {"rank": "1", "weight_decay": "1e-2"}
 
@@ -25,10 +26,8 @@ def renamed(world: Any) -> Any:
     return world.store("renamed.h5", label_column="y", split_column="fold")
 
 
-def test_fit_takes_them_everywhere(
-    world: Any, plain: Any, renamed: Any, members: list[tuple[int, int]]
-) -> None:
-    world.pairs(plain, members=members)
+def test_fit_takes_them_everywhere(world: Any, plain: Any, renamed: Any) -> None:
+    world.pairs(plain, members=MEMBERS)
     options = {
         "pairs": world.folder / "pairs.h5",
         "train": "split=train & label=cat|dog",

@@ -7,7 +7,6 @@ import time
 import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -23,10 +22,12 @@ from ncm_cli.store.digests import MAX_STORE_COLUMNS, encode_text
 from ncm_cli.store.features import FeatureStore, write_features
 from ncm_cli.store.hdf5 import MAX_OBJECTS
 
+from .conftest import store_arguments
 
-def test_round_trip(tmp_path: Path, samples: SimpleNamespace) -> None:
+
+def test_round_trip(tmp_path: Path) -> None:
     features = np.random.default_rng(1).standard_normal((300, 5)).astype(np.float32)
-    given = samples.store_arguments(features=features)
+    given = store_arguments(features=features)
     write_features(tmp_path / "f.h5", **given)
     with FeatureStore(tmp_path / "f.h5") as store:
         assert (store.rows, store.dim, store.dtype) == (300, 5, "float32")
@@ -50,11 +51,11 @@ def test_round_trip(tmp_path: Path, samples: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize("dim", [3, pytest.param(700_000, marks=pytest.mark.slow)])
-def test_rows_in_any_order(tmp_path: Path, samples: SimpleNamespace, dim: int) -> None:
+def test_rows_in_any_order(tmp_path: Path, dim: int) -> None:
     # 700,000 numbers a row make a block of one row.
     rng = np.random.default_rng(dim)
     features = rng.standard_normal((7, dim)).astype(np.float32)
-    write_features(tmp_path / "f.h5", **samples.store_arguments(features=features))
+    write_features(tmp_path / "f.h5", **store_arguments(features=features))
     asked = rng.integers(0, 7, 11)
     with FeatureStore(tmp_path / "f.h5") as store:
         np.testing.assert_array_equal(store.read(asked), features[asked])
@@ -72,9 +73,7 @@ def test_rows_in_any_order(tmp_path: Path, samples: SimpleNamespace, dim: int) -
                 store.read(wrong)
 
 
-def test_content_digest_depends_on_content_alone(
-    write_store: Callable[..., Path], samples: SimpleNamespace
-) -> None:
+def test_content_digest_depends_on_content_alone(write_store: Callable[..., Path]) -> None:
     def content(**arguments: object) -> str:
         with FeatureStore(write_store(**arguments)) as store:
             return store.content_sha256
@@ -85,7 +84,7 @@ def test_content_digest_depends_on_content_alone(
     assert content(seed=1) != first
     assert content(ids=[f"{i:03d}" for i in range(40)]) != first
     assert content(label_column="place") != first
-    columns = samples.store_arguments()["columns"]
+    columns = store_arguments()["columns"]
     renamed = [Column("class", columns[0].codes, columns[0].categories), *columns[1:]]
     assert content(columns=renamed, label_column="class") != first
 
@@ -258,11 +257,11 @@ def test_ids_in_foreign_files_are_text(write_store: Callable[..., Path], tmp_pat
     ],
 )
 def test_what_cannot_be_stored_is_refused_and_leaves_nothing(
-    tmp_path: Path, samples: SimpleNamespace, changes: dict, message: str
+    tmp_path: Path, changes: dict, message: str
 ) -> None:
     plain = {"columns": [], "label_column": None, "files": None, "features": np.ones((3, 4))}
     with pytest.raises(InputError, match=message):
-        write_features(tmp_path / "f.h5", **samples.store_arguments(**plain | changes))
+        write_features(tmp_path / "f.h5", **store_arguments(**plain | changes))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -326,9 +325,9 @@ def _latin(name: str, row: int) -> Callable[..., list[bytes]]:
 
 
 @pytest.mark.slow
-def test_writing_and_reading_take_bounded_memory(tmp_path: Path, samples: SimpleNamespace) -> None:
+def test_writing_and_reading_take_bounded_memory(tmp_path: Path) -> None:
     block = np.ones((500, 512), np.float32)
-    given = samples.store_arguments(features=block[:1])
+    given = store_arguments(features=block[:1])
     count = 80
     given |= {"ids": [str(i) for i in range(500 * count)], "columns": [], "label_column": None, "files": None}
     tracemalloc.start()
@@ -342,7 +341,7 @@ def test_writing_and_reading_take_bounded_memory(tmp_path: Path, samples: Simple
     assert peak < 40e6
 
 
-def test_rows_that_are_the_same_have_the_first_ones_number(tmp_path: Path, samples: SimpleNamespace) -> None:
+def test_rows_that_are_the_same_have_the_first_ones_number(tmp_path: Path) -> None:
     """By image digests where there are any, else by features byte for byte: each to its first row."""
     rng = np.random.default_rng(0)
     source = rng.integers(0, 25, 60)
@@ -352,12 +351,12 @@ def test_rows_that_are_the_same_have_the_first_ones_number(tmp_path: Path, sampl
     first = [source.tolist().index(one) for one in source.tolist()]
     assert len(set(first)) < 40
     path = tmp_path / "f.h5"
-    write_features(path, **samples.store_arguments(features=features, files=None, failed=()))
+    write_features(path, **store_arguments(features=features, files=None, failed=()))
     with FeatureStore(path) as store:
         assert not store.has_files
         assert store.content_nodes.tolist() == first
         assert store.content_nodes.dtype == np.int64
-    given = samples.store_arguments(features=features)
+    given = store_arguments(features=features)
     write_features(tmp_path / "g.h5", **given)
     with FeatureStore(tmp_path / "g.h5") as store:
         assert store.has_files

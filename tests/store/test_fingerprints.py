@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from ncm_cli.errors import MismatchError
 from ncm_cli.probes.evaluate import logits, scale_like
 from ncm_cli.store.digests import ABSENT, differing_fields, fingerprint, require_same_encoder
+
+from .conftest import make_probe
 
 CLIP = {
     "kind": "open_clip",
@@ -59,9 +59,9 @@ def test_encoders_that_differ_are_refused() -> None:
     assert error.value.found == "normalize: True against False"
 
 
-def test_a_probe_scales_as_it_was_trained(samples: SimpleNamespace) -> None:
+def test_a_probe_scales_as_it_was_trained() -> None:
     X = np.array([[3.0, 4, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]])
-    probe = samples.make_probe()
+    probe = make_probe()
     np.testing.assert_allclose(scale_like(probe, X), [[6, 8, 0, 0, 0, 0], [0] * 6])
     np.testing.assert_allclose(logits(probe, X)[1], probe.bias)
     with pytest.raises(MismatchError, match="another width"):

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -23,6 +22,8 @@ from ncm_cli.store.columns import ImageFile
 from ncm_cli.store.files import write_result
 from ncm_cli.store.journal import Journal, journal_folder
 from ncm_cli.store.probe import TUNED, write_probe
+
+from .conftest import make_probe
 
 COMMON = ("format", "rows", "dim", "columns", "encoder", "fingerprint", "failed")
 
@@ -57,13 +58,13 @@ def test_a_feature_store(write_store: Callable[..., Path], describe: Callable[..
 
 
 def test_other_files(
-    pairs_path: Path, probe_path: Path, tmp_path: Path, describe: Callable[..., Any], samples: SimpleNamespace
+    pairs_path: Path, probe_path: Path, tmp_path: Path, describe: Callable[..., Any]
 ) -> None:
     pairs, probe = describe(pairs_path, "--verify"), describe(probe_path, "--verify")
     assert (pairs["format"], pairs["rows"], pairs["held_out"], pairs["rank"]) == ("ncm-pairs", 12, 3, 6)
     assert (probe["format"], probe["classes"], probe["rank"]) == ("ncm-probe", ["cat", "dog"], 2)
     assert pairs["fingerprint"] == probe["fingerprint"]
-    assert probe["content_sha256"] == samples.make_probe().sha256
+    assert probe["content_sha256"] == make_probe().sha256
     write_result(tmp_path / "r.json", "eval", {"n": 5, "accuracy": 0.5})
     result = describe(tmp_path / "r.json")
     assert (result["format"], result["kind"], result["rows"]) == ("ncm-result", "eval", 5)
@@ -162,14 +163,14 @@ def test_describing_a_file_imports_nothing_heavy(write_store: Callable[..., Path
 
 
 @pytest.fixture(params=[("cat", "dog"), ("a", "b", "c"), ()], ids=["two", "three", "regression"])
-def any_probe(request: pytest.FixtureRequest, samples: SimpleNamespace) -> Any:
+def any_probe(request: pytest.FixtureRequest) -> Any:
     """A probe with norm scaling, one with standard scaling, one without."""
     scaling = {
         2: {"kind": "norm", "factor": 10.0},
         3: {"kind": "standard", "factor": 1.0},
         0: {"kind": "none"},
     }
-    probe = samples.make_probe(request.param, scaling=scaling[len(request.param)])
+    probe = make_probe(request.param, scaling=scaling[len(request.param)])
     if len(request.param) == 3:
         import dataclasses
 

@@ -20,6 +20,7 @@ from ncm_cli.store.digests import Texts
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.hdf5 import RowReader
 from ncm_cli.store.probe import read_probe
+from tests.world import MEMBERS
 
 
 @pytest.fixture
@@ -72,11 +73,11 @@ def everything(world: Any, name: str, features: Path, **options: Any) -> list[An
 
 @pytest.mark.parametrize("task", [pytest.param("classification", marks=pytest.mark.slow), "regression"])
 def test_commands_say_the_same_of_a_store_in_blocks(
-    world: Any, members: Any, request: pytest.FixtureRequest, task: str
+    world: Any, request: pytest.FixtureRequest, task: str
 ) -> None:
     values = world.X @ np.linspace(-1, 1, world.X.shape[1])
     features = world.store(**({"label": values} if task == "regression" else {}))
-    world.pairs(features, members=members)
+    world.pairs(features, members=MEMBERS)
     world.oracle(features)
     scaling = {"classification": {}, "regression": {"task": "regression", "scaling": "standard"}}[task]
     whole = everything(world, "whole", features, **scaling)

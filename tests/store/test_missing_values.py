@@ -10,6 +10,7 @@ import pytest
 from ncm_cli.errors import InputError
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.reading import read_problem
+from tests.world import MEMBERS
 
 ADAM = {"epochs": 3, "device": "cpu"}
 MISSING = {3, 8, 20, 95, 96, 97, 140, 150}
@@ -61,9 +62,9 @@ def _split(world: Any) -> list[str]:
     return list(world.columns["split"])
 
 
-def test_rows_without_a_value_of_groups_are_in_no_group(world: Any, members: list[tuple[int, int]]) -> None:
+def test_rows_without_a_value_of_groups_are_in_no_group(world: Any) -> None:
     features = world.store(place=_place(world))
-    world.pairs(features, members=members)
+    world.pairs(features, members=MEMBERS)
     _, report = world.fit(
         features,
         pairs=world.folder / "pairs.h5",
@@ -105,10 +106,10 @@ def test_a_column_without_any_value_is_refused(world: Any) -> None:
         world.fit(empty, groups="place", weight_decay="1e-2")
 
 
-def test_rows_without_a_label_take_no_part_anywhere(world: Any, members: list[tuple[int, int]]) -> None:
+def test_rows_without_a_label_take_no_part_anywhere(world: Any) -> None:
     label = ["" if row in MISSING else text for row, text in enumerate(world.columns["label"])]
     features = world.store(label=label)
-    world.pairs(features, members=members)
+    world.pairs(features, members=MEMBERS)
     _, report = world.fit(features, pairs=world.folder / "pairs.h5", rank="1", weight_decay="1e-2")
     assert (report["train_rows"], report["val_rows"]) == (87, 37)
     assert any("3 training rows without a label are left out" in text for text in world.heard.warnings)

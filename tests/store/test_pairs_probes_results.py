@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,11 +19,13 @@ from ncm_cli.store.hdf5 import writing
 from ncm_cli.store.pairs import read_pairs, write_pairs
 from ncm_cli.store.probe import read_probe, write_probe
 
+from .conftest import make_probe, pair_store
+
 LOW = np.full((12, 6), -3e38, np.float32)
 
 
-def test_pairs_round_trip(pairs_path: Path, samples: SimpleNamespace) -> None:
-    given, found = samples.pair_store(), read_pairs(pairs_path)
+def test_pairs_round_trip(pairs_path: Path) -> None:
+    given, found = pair_store(), read_pairs(pairs_path)
     for field in dataclasses.fields(given):
         a, b = getattr(given, field.name), getattr(found, field.name)
         if isinstance(a, np.ndarray):
@@ -36,16 +37,16 @@ def test_pairs_round_trip(pairs_path: Path, samples: SimpleNamespace) -> None:
     assert found.content_sha256 == given.content_sha256
 
 
-def test_pairs_without_a_spectrum(tmp_path: Path, samples: SimpleNamespace) -> None:
+def test_pairs_without_a_spectrum(tmp_path: Path) -> None:
     # All pairs identical, or all held out: rank 0.
-    given = dataclasses.replace(samples.pair_store(), singular_values=np.zeros(0))
+    given = dataclasses.replace(pair_store(), singular_values=np.zeros(0))
     write_pairs(tmp_path / "p.h5", given)
     assert read_pairs(tmp_path / "p.h5").rank == 0
 
 
-def test_pairs_of_an_earlier_version_are_read(tmp_path: Path, samples: SimpleNamespace) -> None:
+def test_pairs_of_an_earlier_version_are_read(tmp_path: Path) -> None:
     # They also held the differences and their left singular vectors.
-    given, path = samples.pair_store(), tmp_path / "p.h5"
+    given, path = pair_store(), tmp_path / "p.h5"
     with writing(path, "ncm-pairs", 1) as writer:
         for name in ("features_a", "features_b", "delta", "holdout", "singular_values"):
             writer.array(name, getattr(given, name))
@@ -77,11 +78,9 @@ def test_pairs_of_an_earlier_version_are_read(tmp_path: Path, samples: SimpleNam
         ({"fingerprint": "0"}, "another encoder"),
     ],
 )
-def test_pairs_that_contradict_themselves(
-    tmp_path: Path, samples: SimpleNamespace, change: dict, message: str
-) -> None:
+def test_pairs_that_contradict_themselves(tmp_path: Path, change: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        write_pairs(tmp_path / "p.h5", dataclasses.replace(samples.pair_store(), **change))
+        write_pairs(tmp_path / "p.h5", dataclasses.replace(pair_store(), **change))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -97,23 +96,19 @@ def test_pairs_that_contradict_themselves(
         ({"diagnostics": {"matching": {"x": 10**400}}}, "diagnostics.matching.x is 1"),
     ],
 )
-def test_what_a_pair_store_says_of_itself_has_its_types(
-    tmp_path: Path, samples: SimpleNamespace, change: dict, message: str
-) -> None:
-    write_pairs(tmp_path / "p.h5", dataclasses.replace(samples.pair_store(), **change))
+def test_what_a_pair_store_says_of_itself_has_its_types(tmp_path: Path, change: dict, message: str) -> None:
+    write_pairs(tmp_path / "p.h5", dataclasses.replace(pair_store(), **change))
     with pytest.raises(InputError, match=message):
         read_pairs(tmp_path / "p.h5")
 
 
 @pytest.mark.parametrize("classes", [("cat", "dog"), ("a", "b", "é"), ()])
 @pytest.mark.parametrize("rank", [0, 2])
-def test_probe_round_trip(
-    tmp_path: Path, samples: SimpleNamespace, classes: tuple[str, ...], rank: int
-) -> None:
+def test_probe_round_trip(tmp_path: Path, classes: tuple[str, ...], rank: int) -> None:
     path = tmp_path / "p.safetensors"
     one = {"rank": rank, "weight_decay": 0.1, "converged": True, "risk": float("nan")}
     selection = {"rule": "bound", "chosen": 0, "path": [one]}
-    given = samples.make_probe(classes, rank=rank, selection=selection, scaling={"kind": "standard"})
+    given = make_probe(classes, rank=rank, selection=selection, scaling={"kind": "standard"})
     given = dataclasses.replace(given, mean=np.ones(6), scale=np.full(6, 2.0))
     write_probe(path, given)
     found = read_probe(path)
@@ -125,8 +120,8 @@ def test_probe_round_trip(
     assert (found.dim, found.rank) == (6, rank)
 
 
-def test_a_probe_needs_no_ncm_to_be_used(probe_path: Path, samples: SimpleNamespace) -> None:
-    probe = samples.make_probe()
+def test_a_probe_needs_no_ncm_to_be_used(probe_path: Path) -> None:
+    probe = make_probe()
     X = np.random.default_rng(0).standard_normal((5, 6))
 
     tensors = load_file(probe_path)
@@ -157,11 +152,9 @@ def test_a_probe_needs_no_ncm_to_be_used(probe_path: Path, samples: SimpleNamesp
         ({"meta": {"encoder": {"kind": "x"}, "fingerprint": "0"}}, "another encoder"),
     ],
 )
-def test_probes_that_contradict_themselves(
-    tmp_path: Path, samples: SimpleNamespace, change: dict, message: str
-) -> None:
+def test_probes_that_contradict_themselves(tmp_path: Path, change: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        write_probe(tmp_path / "p.safetensors", dataclasses.replace(samples.make_probe(), **change))
+        write_probe(tmp_path / "p.safetensors", dataclasses.replace(make_probe(), **change))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -14,6 +14,7 @@ from ncm_cli.errors import InputError
 from ncm_cli.main import run
 from ncm_cli.store.probe import Probe
 from ncm_cli.store.roles import role_of
+from tests.world import MEMBERS
 
 NAMES = {
     "train": ["train", "training"],
@@ -47,16 +48,16 @@ def made_with(world: Any, split: list[str], members: list[tuple[int, int]]) -> t
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_any_spelling_of_the_splits_gives_the_same_probe(
-    data: st.DataObject, worlds: Callable[..., Any], members: list[tuple[int, int]]
+    data: st.DataObject, worlds: Callable[..., Any]
 ) -> None:
     """rungalileo/dataquality#557."""
     world = worlds()
     plain = world.columns["split"]
-    probe, left = made_with(world, plain, members)
+    probe, left = made_with(world, plain, MEMBERS)
     assert probe.meta["data"]["pairs"]["left_out"] == 1, "fit bars the pair of a validation row"
     names = {role: data.draw(spelled(role), label=role) for role in NAMES}
     renamed = [names[role][row % len(names[role])] for row, role in enumerate(plain)]
-    other, other_left = made_with(world, renamed, members)
+    other, other_left = made_with(world, renamed, MEMBERS)
     assert other.weight.tobytes() == probe.weight.tobytes()
     assert other.bias.tobytes() == probe.bias.tobytes()
     assert other_left == left

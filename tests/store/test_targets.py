@@ -9,6 +9,7 @@ import pytest
 
 from ncm_cli.errors import InputError
 from ncm_cli.main import run
+from tests.world import MEMBERS
 
 
 def _aged(world: Any) -> np.ndarray:
@@ -16,10 +17,10 @@ def _aged(world: Any) -> np.ndarray:
 
 
 @pytest.fixture
-def regression(world: Any, members: list[tuple[int, int]]) -> Any:
+def regression(world: Any) -> Any:
     """A probe of ``age``, with pairs and oracle pairs."""
     features = world.store(age=_aged(world))
-    world.pairs(features, members=members)
+    world.pairs(features, members=MEMBERS)
     world.oracle(features)
     world.fit(features, pairs=world.folder / "pairs.h5", target="age", task="regression", rank="1")
     return world

@@ -11,6 +11,7 @@ import pytest
 from ncm_cli.errors import InputError, MismatchError
 from ncm_cli.main import run
 from ncm_cli.store.probe import write_probe
+from tests.world import MEMBERS
 
 KEYS = ("theta_m_theta", "term_1", "term_2", "bound", "test_risk")
 ADAM = {"solver": "adam", "epochs": 4, "lr": 0.02, "device": "cpu", "weight_decay": "1e-2"}
@@ -38,11 +39,11 @@ def _meets(world: Any, features: Any, rank: int, **options: Any) -> None:
 
 
 @pytest.fixture
-def made(world: Any, members: list[tuple[int, int]]) -> tuple[Any, Any]:
+def made(world: Any) -> tuple[Any, Any]:
     """A world with pairs, some of which `fit` leaves out, copies of validation rows, and oracle pairs."""
     features = world.store(same_image=[(11, 100), (12, 150)], place=["a", "b", "b"] * 56 + ["a", "a"])
     leaking = [(0, 140), (95, 1), (2, 100)]
-    world.pairs(features, members=[*leaking, *members], straddling="keep")
+    world.pairs(features, members=[*leaking, *MEMBERS], straddling="keep")
     world.oracle(features)
     return world, features
 
@@ -71,21 +72,21 @@ def test_the_path_at_the_probes_rank_is_the_headline(made: tuple[Any, Any], opti
     _meets(world, features, 2, **{"weight_decay": "1e-2"} | options)
 
 
-def test_so_it_is_where_pairs_were_held_out(world: Any, members: list[tuple[int, int]]) -> None:
+def test_so_it_is_where_pairs_were_held_out(world: Any) -> None:
     features = world.store()
-    world.pairs(features, members=members, holdout="0.3", seed=1)
+    world.pairs(features, members=MEMBERS, holdout="0.3", seed=1)
     world.oracle(features)
     _meets(world, features, 2, weight_decay="1e-3,1e-1")
 
 
 @pytest.mark.slow
-def test_so_it_is_for_more_classes_and_for_regression(world: Any, members: list[tuple[int, int]]) -> None:
+def test_so_it_is_for_more_classes_and_for_regression(world: Any) -> None:
     rng = np.random.default_rng(1)
     value = world.X[:, 0] + 0.5 * world.X[:, 1] + 0.1 * rng.normal(size=len(world.X))
     cuts = np.digitize(value, [0.5, 2.0])
     world.columns["label"] = [("low", "mid", "high")[cut] for cut in cuts]
     features = world.store(age=value)
-    world.pairs(features, members=members)
+    world.pairs(features, members=MEMBERS)
     world.oracle(features)
     _meets(world, features, 1, weight_decay="1e-2")
     _meets(world, features, 1, weight_decay="1e-2", target="age", task="regression")
@@ -136,11 +137,11 @@ def test_rows_that_changed_are_refused(
     assert "fit it again" in capsys.readouterr().err
 
 
-def test_pairs_that_changed_are_refused(made: tuple[Any, Any], members: list[tuple[int, int]]) -> None:
+def test_pairs_that_changed_are_refused(made: tuple[Any, Any]) -> None:
     world, features = made
     pairs = world.folder / "pairs.h5"
     world.fit(features, pairs=pairs, rank="2", weight_decay="1e-2")
-    world.pairs(features, "others.h5", members[1:])
+    world.pairs(features, "others.h5", MEMBERS[1:])
     with pytest.raises(MismatchError, match="not the pairs that the probe was fitted with"):
         world.bound(features, pairs=world.folder / "others.h5", ranks="2")
     # The same pair store, of which another pair is barred now.
@@ -173,11 +174,11 @@ def test_methods_that_remove_no_directions_are_refused(made: tuple[Any, Any]) ->
         world.bound(features, pairs=pairs, ranks="0:2")
 
 
-def test_groups_alone_weight_no_refit(world: Any, members: list[tuple[int, int]]) -> None:
+def test_groups_alone_weight_no_refit(world: Any) -> None:
     """Neither the path nor an oracle is up-weighted because --groups names columns."""
     part = ["oracle" if 130 <= row < 150 else "rest" for row in range(len(world.X))]
     features = world.store(part=part)
-    world.pairs(features, members=members)
+    world.pairs(features, members=MEMBERS)
     label = world.columns["label"]
     twins = [(row, label.index(label[row])) for row in range(150, 170)]
     world.pairs(features, "oracle.h5", twins, straddling="keep")
@@ -198,15 +199,13 @@ def test_groups_alone_weight_no_refit(world: Any, members: list[tuple[int, int]]
         assert found[0][name] == found[1][name], name
 
 
-def test_an_oracle_beside_the_probe_knows_the_probes_classes(
-    world: Any, members: list[tuple[int, int]]
-) -> None:
+def test_an_oracle_beside_the_probe_knows_the_probes_classes(world: Any) -> None:
     cut = np.digitize(world.X[:, 0], [0.0, 1.5])
     # The rows of the oracle lack the first class.
     cut[130:150] = np.maximum(cut[130:150], 1)
     world.columns["label"] = [("low", "mid", "tall")[code] for code in cut]
     features = world.store(part=["oracle" if 130 <= row < 150 else "rest" for row in range(len(world.X))])
-    world.pairs(features, members=members)
+    world.pairs(features, members=MEMBERS)
     label = world.columns["label"]
     twins = [(row, label.index(label[row])) for row in range(150, 170)]
     world.pairs(features, "oracle.h5", twins, straddling="keep")
