@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fnmatch
-import itertools
 import json
 import os.path
 import re
@@ -220,6 +219,7 @@ class _Draft:
     """With variables filled in."""
     as_written: Node
     path: str
+    outputs: dict[Field, Path]
 
 
 @dataclasses.dataclass(slots=True)
@@ -299,13 +299,22 @@ class Steps:
                 else:
                     line = filled.keys.get("builder", node.line)
                     self._mistakes.unknown(line, f"{path}.data.builder", "builder", builder, BUILDERS)
-            texts = {name: value.text for name, value in cell.items()}
             fields = fields_of(taken or options_of("eval"))  # of a step that isn't known, its output counts
-            outputs = self._outputs(filled, fields)
-            written = (field.all_files(outputs[field.name]) for field in fields if field.name in outputs)
-            facts = {"step": name, "kind": kind, "builder": builder, "cell": texts}
-            job = Job(**facts, outputs=outputs, written=tuple(itertools.chain(*written)))
-            self._drafts.append(_Draft(job, taken, filled, options, f"{path}.{kind}"))
+            named = ((field, filled.value.get(field.name)) for field in fields if field.role == "output")
+            outputs = {
+                field: self._in_out(node)
+                for field, node in named
+                if node is not None and node.is_scalar and Path(node.text) != STDOUT
+            }
+            job = Job(
+                step=name,
+                kind=kind,
+                builder=builder,
+                cell={name: value.text for name, value in cell.items()},
+                outputs={field.name: path for field, path in outputs.items()},
+                written=tuple(file for field, path in outputs.items() for file in field.all_files(path)),
+            )
+            self._drafts.append(_Draft(job, taken, filled, options, f"{path}.{kind}", outputs))
 
     def _step_name(self, node: Node | None, kind: str, path: str) -> str:
         if node is None:
@@ -322,28 +331,18 @@ class Steps:
             self._mistakes.add(node.line, f"{path}.name", what)
         return node.text
 
-    def _outputs(self, options: Node, fields: Iterable[Field]) -> dict[str, Path]:
-        """What a step writes, by option."""
-        named = {field.name: options.value.get(field.name) for field in fields if field.role == "output"}
-        return {
-            name: self._in_out(node)
-            for name, node in named.items()
-            if node is not None and node.is_scalar and Path(node.text) != STDOUT
-        }
-
     def _claim(self, number: int, draft: _Draft) -> None:
         """Note what a draft writes, which no draft before it may."""
-        for field in fields_of(draft.kind) if draft.kind else ():
-            if (named := draft.job.outputs.get(name := field.name)) is None:
-                continue
+        for field, named in draft.outputs.items() if draft.kind else ():
             writers = ((path, self._writer(path)) for path in field.all_files(named))
             taken = [(path, self._drafts[other]) for path, other in writers if other is not None]
             what = self._misplaced(field, named)
             if taken and not what:
                 path, other = taken[0]
-                what = f"{self._shown(path)} is {self._why_taken(draft, name, other)}"
+                what = f"{self._shown(path)} is {self._why_taken(draft, field.name, other)}"
             if what:
-                self._mistakes.add(draft.options.value[name].line, f"{draft.path}.{name}", what)
+                line = draft.options.value[field.name].line
+                self._mistakes.add(line, f"{draft.path}.{field.name}", what)
         for path in draft.job.written:
             self._writers.setdefault(path, number)
             for folder in path.parents:
