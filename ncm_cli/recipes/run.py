@@ -21,7 +21,7 @@ from ncm_cli.recipes.freshness import State
 from ncm_cli.recipes.load import Expectation, Recipe
 from ncm_cli.recipes.steps import REPORT, Job
 from ncm_cli.registry import work_of
-from ncm_cli.results.lines import SEED, WHERE, Facts, Made, Mean, by, facts_of, repetitions
+from ncm_cli.results.repetitions import SEED, WHERE, Facts, Made, Mean, by, facts_of, repetitions
 from ncm_cli.store.files import jsonable, read_result, relative, write_result, writer_lock
 from ncm_cli.store.outputs import refuse_no_folder
 from ncm_cli.store.probe import read_probe

@@ -11,7 +11,7 @@ import numpy as np
 
 from ncm_cli.baselines.choice import METRICS
 from ncm_cli.progress import Reporter
-from ncm_cli.results.lines import ORACLE, Line, Mean, Source, Sources, lines_of
+from ncm_cli.results.lines import ORACLE, Line, Source, Sources, lines_of
 from ncm_cli.results.plots import (
     MAX_GROUPS,
     Array,
@@ -25,6 +25,7 @@ from ncm_cli.results.plots import (
     spectrum_plot,
     tradeoff_plot,
 )
+from ncm_cli.results.repetitions import Mean
 from ncm_cli.results.tables import SWEEP, TIE, Spread, spread
 from ncm_cli.store.outputs import refuse_other
 

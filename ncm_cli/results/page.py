@@ -30,9 +30,10 @@ from ncm_cli.probes.evaluate import SEEN, Answers, answers_of
 from ncm_cli.progress import Reporter
 from ncm_cli.registry import options_of
 from ncm_cli.results.figures import figures
-from ncm_cli.results.lines import ORACLE, Line, Source, Sources, facts_of
+from ncm_cli.results.lines import ORACLE, Line, Source, Sources
 from ncm_cli.results.pictures import PAIR_BUDGET, PAIR_SIDE, Thumbnails, look
 from ncm_cli.results.plots import image_url
+from ncm_cli.results.repetitions import facts_of
 from ncm_cli.results.tables import Cell, ReportTable, Spread, cells, measured, ranks_of, tables, trained_on
 from ncm_cli.store.columns import categories_of
 from ncm_cli.store.features import FeatureStore

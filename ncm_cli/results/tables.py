@@ -8,7 +8,8 @@ from typing import Any
 
 from ncm_cli.probes.metrics import wilson
 from ncm_cli.probes.verdict import VERDICTS
-from ncm_cli.results.lines import ORACLE, Line, Mean, Source, Sources
+from ncm_cli.results.lines import ORACLE, Line, Source, Sources
+from ncm_cli.results.repetitions import Mean
 
 INTERVALS = "brackets are 95 % intervals over rows"
 

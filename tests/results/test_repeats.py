@@ -16,8 +16,9 @@ from ncm_cli.main import run
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.recipes.load import read_recipe
 from ncm_cli.recipes.run import run as run_recipe
-from ncm_cli.results.lines import Line, Mean, lines_of, read_sources
+from ncm_cli.results.lines import Line, lines_of, read_sources
 from ncm_cli.results.options import ReportOptions
+from ncm_cli.results.repetitions import Mean
 from ncm_cli.results.report import report
 from ncm_cli.results.tables import ReportTable
 from ncm_cli.store.files import HEADER, read_result, write_result
