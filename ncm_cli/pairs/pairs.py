@@ -214,10 +214,6 @@ def drop(members: Members, path: Path) -> Members:
     return dataclasses.replace(members.take(keep), dropped=tuple(members.ids(~keep)))
 
 
-_TRAIN, _TEST = 1, 2
-_BITS = {"train": _TRAIN, "val": _TRAIN, "test": _TEST, None: 0}
-
-
 def straddling(members: Members, options: PairsOptions, reporter: Reporter) -> Members:
     """Members without the pairs of a training and a test row, whose ids are kept; or an error.
 
@@ -229,8 +225,9 @@ def straddling(members: Members, options: PairsOptions, reporter: Reporter) -> M
         say = reporter.warn if None in split_values(store).values() else reporter.note
         say(f"{what}: pairs of training and test rows can't be told from others; --test W names test rows")
     sides = {store: _sides(store, test) for store in dict.fromkeys(members.stores)}
-    both = sides[store][members.a] | sides[members.stores[1]][members.b]
-    mixed = both == _TRAIN | _TEST
+    first, second = (sides[store] for store in members.stores)
+    train, tests = (a[members.a] | b[members.b] for a, b in zip(first, second, strict=True))
+    mixed = train & tests
     ids = members.ids(mixed)
     shown = [f"{a} – {b}" for a, b in ids]
     if ids and rule == "error":
@@ -249,7 +246,7 @@ def straddling(members: Members, options: PairsOptions, reporter: Reporter) -> M
             "every pair straddles training and test",
             fix="pair rows of one side, or --straddling keep if the pairs are for `ncm bound` only",
         )
-    in_test = int((both == _TEST).sum())
+    in_test = int((tests & ~train).sum())
     if in_test:
         reporter.note(
             f"{in_test} pairs hold test rows: right for the oracle pairs of ncm bound, "
@@ -259,21 +256,22 @@ def straddling(members: Members, options: PairsOptions, reporter: Reporter) -> M
     return dataclasses.replace(members, facts=facts, straddlers=tuple(ids))
 
 
-def _sides(store: FeatureRows, test: str | None) -> Rows:
-    """(N,) bits: 1 training or validation, 2 test, 3 a training row that is also the file of a test row."""
-    sides = np.zeros(store.rows, dtype=np.int64)
+def _sides(store: FeatureRows, test: str | None) -> tuple[Mask, Mask]:
+    """(N,) training and validation rows, and test rows with the training rows that are copies of them."""
+    train, tests = np.zeros(store.rows, bool), np.zeros(store.rows, bool)
     split = split_column(store)
     if split is not None:
-        sides = np.array([*(_BITS[role_of(name)] for name in split.categories), 0])[split.codes]
+        roles = [*map(role_of, split.categories), None]
+        train = np.array([role in ("train", "val") for role in roles])[split.codes]
+        tests = np.array([role == "test" for role in roles])[split.codes]
     if test is not None:
-        chosen = store.mask(test)
-        sides = np.where(chosen, _TEST, np.where(sides == _TEST, 0, sides))
-        if not (sides & _TRAIN).any():
-            # Without a split that is named train, whatever isn't a test row is a training row.
-            sides[~chosen] = _TRAIN
+        tests = store.mask(test)
+        train = train & ~tests
+        if not train.any():
+            # Without a split that is named train, all rows but the test rows are training rows.
+            train = ~tests
     nodes = store.content_nodes
-    tests = np.isin(nodes, nodes[sides == _TEST])
-    return np.where(tests & (sides == _TRAIN), _TRAIN | _TEST, sides)
+    return train, tests | (train & np.isin(nodes, nodes[tests]))
 
 
 _MARKS = {
