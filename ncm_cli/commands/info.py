@@ -40,11 +40,11 @@ def run(options: InfoOptions, ui: Ui) -> None:
     elif not options.system:
         ui.result(facts)
     if facts["verified"]:
-        ui.note(f"verified: every byte that counts in {options.file} is as it was written")
+        ui.note(f"verified: all contents of {options.file} match their digests")
     if options.output is not None:
         ui.note(f"wrote {options.output}")
         if options.export == "sklearn":
-            ui.note("ncm help files shows the lines that make a model of it")
+            ui.note("ncm help files shows how to load it as a model")
 
 
 def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
@@ -93,9 +93,9 @@ def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
     if kind in ("features", "pairs", "sweep"):
         sealed = "header_sha256" in hdf5.root_attributes(path)
     if options.verify and facts.get("damaged"):
-        ui.reporter.warn(f"{facts['damaged']:,} rows are damaged, and will be made anew: {path}")
+        ui.reporter.warn(f"{facts['damaged']:,} rows are damaged and will be made again: {path}")
     elif options.verify and not sealed:
-        ui.reporter.warn(f"no digests, so changes can't be told (make it again to have them): {path}")
+        ui.reporter.warn(f"no digests, so changes can't be detected (make it again to have them): {path}")
     files = [file for file in path.iterdir() if file.name[0] != "."] if path.is_dir() else [path]  # not locks
     size = sum(file.stat().st_size for file in files)
     verified = options.verify and sealed and not facts.get("damaged")

@@ -43,7 +43,7 @@ class PairsOptions(TextOptions):
     features: Path = option(help="Feature store that holds the rows.", role="input", flags=("-f",))
     output: Path = option(help="Pair store to write.", role="output", flags=("-o",), writes=("pairs",))
     features_b: Path | None = option(
-        None, help="Store of the second members, if another: of the same encoder.", role="input"
+        None, help="Store of the second members, if it is another one, of the same encoder.", role="input"
     )
     a_col: str = option(
         "id_a", help="Column of the table with the first member's id.", metavar="COLUMN", columns_of="source"
@@ -55,14 +55,14 @@ class PairsOptions(TextOptions):
     kind: str | None = option(
         None,
         help="What the pairs are: counterfactual, one thing seen twice, or matched, different rows of one "
-        "label. Without it, those of random, nearest and iterative are matched, and those of a table where "
-        "its members have one label and a column of the store tells them apart.",
+        "label. By default, those of random, nearest and iterative are matched, and those of a table if "
+        "its members have one label and differ in a column of the store.",
         choices=(COUNTERFACTUAL, MATCHED),
     )
     prompts: tuple[str, ...] = option(
         (),
-        help="A prompt such as 'a {class} on land': every two are a pair of texts. Those "
-        "between | are a set of their own; a file has one set a line. May be repeated.",
+        help="A prompt such as 'a {class} on land': every two make a pair of texts. Prompts joined "
+        "by | are a set of their own; a file has one set per line. May be repeated.",
         metavar="PROMPT",
         role="name-or-input",
         parse=parse_prompt,
@@ -80,33 +80,33 @@ class PairsOptions(TextOptions):
     )
     where: str | None = option(
         None,
-        help="Rows that may be paired. Without it, same-id takes all, and the others the training rows, if "
-        "the split column tells them.",
+        help="Rows that may be paired. By default all for same-id, and for the others the training rows, if "
+        "the split column names them.",
         metavar="WHERE",
         group=_MATCHING,
     )
     count: int | None = option(
-        None, least=1, help="Number of pairs; without it, as many as there can be.", group=_MATCHING
+        None, least=1, help="Number of pairs; by default as many as possible.", group=_MATCHING
     )
-    rounds: int = option(10, least=1, help="Most rounds of iterative.", group=_MATCHING)
+    rounds: int = option(10, least=1, help="Maximum rounds of iterative.", group=_MATCHING)
     dims: int | None = option(
         None,
         least=1,
-        help="Dimensions of iterative's representation; without it, one fewer than classes, at least 2.",
+        help="Dimensions of iterative's representation; by default one fewer than classes, at least 2.",
         group=_MATCHING,
     )
 
     drop: Path | None = option(
         None,
         help="Table of pairs (columns id_a and id_b) to leave out, as the page of ncm report writes it; the "
-        "others stay what they are.",
+        "others stay the same.",
         metavar="FILE",
         role="input",
     )
 
     holdout: str = option(
         "0",
-        help="Pairs kept aside to choose the rank with, instead of cross-fitting: a fraction, or a number.",
+        help="Pairs to hold out for choosing the rank, instead of cross-fitting: a fraction, or a number.",
         group=_SPLITS,
         parse=parse_holdout,
     )
@@ -125,7 +125,7 @@ class PairsOptions(TextOptions):
     )
     test: str | None = option(
         None,
-        help="Which rows are test rows, if not those of a split named test, testing or heldout.",
+        help="The test rows, if not those of a split named test, testing or heldout.",
         group=_SPLITS,
         metavar="WHERE",
     )

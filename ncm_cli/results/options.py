@@ -28,23 +28,24 @@ class ReportOptions:
         flags=("-o",),
         role="output",
         metavar="FILE",
-        help="Write the tables here, not to stdout.",
+        help="Write the tables to this file instead of stdout.",
         writes=("tables",),
     )
     plots: Path | None = option(
-        None, role="output", metavar="DIR", help="Draw what the results have, as PNG and SVG, in this folder."
+        None, role="output", metavar="DIR", help="Folder for plots of the results, as PNG and SVG."
     )
     html: Path | None = option(
         None,
         role="output",
         metavar="FILE",
-        help="Write a page to look at: one file with pictures and plots.",
+        help="Write a page with pictures and plots: one file, to open in a browser.",
         writes=("page",),
     )
     by: str = option(
         "method",
         choices=BY,
-        help="What names a line; means are over seeds, and what else differs has a line of its own.",
+        help="What lines are named by. Means are over seeds only; results that differ in anything else have lines "
+        "of their own.",
     )
 
 
@@ -55,7 +56,7 @@ _EXPORT_EXAMPLE = "ncm info probe.safetensors --export npz -o probe.npz"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InfoOptions:
-    """What to describe, and how thoroughly."""
+    """The file to describe, and what to do with it."""
 
     file: Path | None = argument(
         None,
@@ -63,7 +64,7 @@ class InfoOptions:
         metavar="FILE",
         role="input",
     )
-    verify: bool = option(False, help="Read everything back and check every byte.")
+    verify: bool = option(False, help="Read everything back and check it against its digests.")
     system: bool = option(False, help="Show versions and devices instead of a file.")
     export: str | None = option(
         None,

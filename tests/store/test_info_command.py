@@ -114,8 +114,8 @@ def test_verify_says_what_it_can_not_tell(
     log.write_bytes(log.read_bytes()[:-1] + b"x")
     for path, said in (
         (sealed, ""),
-        (store, "no digests, so changes can't be told (make it again to have them)"),
-        (unfinished, "1 rows are damaged, and will be made anew"),
+        (store, "no digests, so changes can't be detected (make it again to have them)"),
+        (unfinished, "1 rows are damaged and will be made again"),
     ):
         assert run(["info", str(path), "--verify", "--json"]) == 0
         printed = capsys.readouterr()
