@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -122,6 +122,11 @@ class Mistakes:
         close = nearest(name, names) if len(self._found) < MAX_SHOWN else None  # which is slow
         hint = f"did you mean {close!r}?" if close else f"known: {', '.join(names) or 'none'}"
         self.add(line, path, f"no {kind} named {name!r}; {hint}")
+
+    def stop(self, line: int, path: str, what: str) -> NoReturn:
+        """Add the last mistake, after which the recipe isn't read any further, and raise `RecipeError`."""
+        self.add(line, path, what)
+        raise RecipeError(self._file, self._found, self._source)
 
     def stop_if_any(self) -> None:
         """Raise `RecipeError` with the mistakes so far."""
@@ -343,11 +348,8 @@ class Variables:
     def _spend(self, cost: int, node: Node, path: str) -> None:
         self._left -= cost
         if self._left < 0:
-            self._refuse(node, path, f"over {MAX_FILLED:,} values where variables are filled in")
-
-    def _refuse(self, node: Node, path: str, what: str) -> None:
-        self._mistakes.add(node.line, path, what)
-        self._mistakes.stop_if_any()
+            what = f"over {MAX_FILLED:,} values where variables are filled in"
+            self._mistakes.stop(node.line, path, what)
 
     def _looked_up(
         self, name: str, line: int, path: str, cell: Mapping[str, Node], within: tuple[str, ...]
@@ -367,7 +369,8 @@ class Variables:
             self._mistakes.add(node.line, f"vars.{name}", f"defined by itself: {chain}")
             return Node(None, node.line, unfilled)
         if len(within) > MAX_NESTED:
-            self._refuse(node, f"vars.{name}", f"over {MAX_NESTED} variables in one another")
+            what = f"over {MAX_NESTED} variables in one another"
+            self._mistakes.stop(node.line, f"vars.{name}", what)
         return self.fill(node, f"vars.{name}", cell, (*within, name))
 
     def cells(self, node: Node) -> list[dict[str, Node]]:
@@ -377,8 +380,7 @@ class Variables:
         names = [name for name in self.matrix if name in used]
         count = math.prod(len(self.matrix[name]) for name in names)
         if count > MAX_CELLS:
-            self._mistakes.add(0, "matrix", f"{count:,} cells; at most {MAX_CELLS:,} can be run")
-            self._mistakes.stop_if_any()
+            self._mistakes.stop(0, "matrix", f"{count:,} cells; at most {MAX_CELLS:,} can be run")
         combinations = itertools.product(*(self.matrix[name] for name in names))
         return [dict(zip(names, values, strict=True)) for values in combinations]
 

@@ -102,9 +102,7 @@ def read_recipe(
         mistakes.stop_if_any()
     if root is None or not isinstance(root.value, dict):
         found = root.kind() if root else "nothing"
-        mistakes.add(1, "", f"a recipe is a mapping with name and steps; found {found}")
-        mistakes.stop_if_any()
-    assert root is not None
+        mistakes.stop(1, "", f"a recipe is a mapping with name and steps; found {found}")
     parts: dict[str, Node] = root.value
     for key in parts:
         if key not in KEYS:

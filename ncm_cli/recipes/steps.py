@@ -286,8 +286,7 @@ class Steps:
         self.names[name] = item.keys[kind]
         cells = self._variables.cells(options)
         if len(self._drafts) + len(cells) > MAX_JOBS:
-            self._mistakes.add(item.line, path, f"over {MAX_JOBS:,} steps, each cell counted")
-            self._mistakes.stop_if_any()
+            self._mistakes.stop(item.line, path, f"over {MAX_JOBS:,} steps, each cell counted")
         for cell in cells:
             filled = self._variables.fill(options, f"{path}.{kind}", cell)
             builder, taken = None, options_of(kind) if kind in STEPS and kind != "data" else None
