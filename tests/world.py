@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,18 @@ class Heard(Reporter):
 
     def note(self, message: str) -> None:
         self.notes.append(message)
+
+
+HEAVY = {"torch", "torchvision", "open_clip", "sklearn", "timm", "matplotlib"}
+
+
+def run_light(program: str, *arguments: object, heavy: Set[str] = HEAVY) -> str:
+    """What a program prints in a process of its own, in which it loads none of the ``heavy`` libraries."""
+    program += f"\nimport sys\nheavy = {set(heavy)!r} & set(sys.modules)\nassert not heavy, heavy\n"
+    line = [sys.executable, "-c", program, *map(str, arguments)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def column(name: str, values: Sequence[str] | np.ndarray) -> Column | NumericColumn:

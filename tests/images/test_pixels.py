@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from ncm_cli.images.request import EncoderRequest, unit_rows
 from ncm_cli.options import check
 from ncm_cli.progress import SILENT
 from ncm_cli.store.digests import fingerprint
+from tests.world import HEAVY, run_light
 
 from .conftest import picture
 
@@ -45,17 +44,13 @@ def test_a_picture_of_that_size_is_itself() -> None:
 
 def test_pixels_and_keys_import_no_torch() -> None:
     program = (
-        "import sys\n"
         "from ncm_cli.images.encoder import EncoderRequest, load_encoder, request_key\n"
         "from ncm_cli.progress import SILENT\n"
         "load_encoder(EncoderRequest(model='pixels:8'), device='auto', reporter=SILENT)\n"
         "request_key(EncoderRequest())\n"
         "request_key(EncoderRequest(model='timm:resnet18', pretrained='default'))\n"
-        "heavy = {'torch', 'timm', 'open_clip', 'torchvision', 'scipy'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_light(program, heavy=HEAVY | {"scipy"})
 
 
 @pytest.mark.parametrize(

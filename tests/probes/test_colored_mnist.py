@@ -63,14 +63,6 @@ def test_bound_lands_near_the_best_of_the_path(
         assert {one.verdict for one in found} == {"helps"}
 
 
-@pytest.mark.slow
-def test_bench_runs(bench: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    bench.main(["--smoke"])
-    out = capsys.readouterr().out
-    assert "best (ORACLE)" in out
-    assert "| digits, 96 pairs |" in out
-
-
 def test_other_colour_is_the_same_digit(bench: ModuleType) -> None:
     images = np.random.default_rng(0).random((6, 196)).astype(np.float32)
     green = np.arange(6) % 2 == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
@@ -18,7 +19,7 @@ from ncm_cli.main import run
 from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.options import EvalOptions
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.probe import record_ids, write_probe
+from ncm_cli.store.probe import read_probe, record_ids, write_probe
 from tests.world import ENCODER, Heard, make_probe, write_store
 
 
@@ -463,3 +464,17 @@ def test_4795_rows_take_about_a_second_and_nothing_heavy(tmp_path: Path) -> None
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     # Processor time, which a busy machine changes little; 1 s is the aim, and the rest is for slow machines.
     assert min(seconds) < 2
+
+
+def test_a_probe_whose_header_is_as_long_as_a_result_begins_is_a_probe(
+    birds: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The first bytes of a probe are the length of its header: of 0x7b20 they look like `` {``."""
+    path, features = birds
+    probe, other, length = read_probe(path), tmp_path / "long", 0
+    for _ in range(2):
+        meta = {**probe.meta, "note": "x" * (0x7B20 - length if length else 0)}
+        write_probe(other, dataclasses.replace(probe, meta=meta))
+        length = int.from_bytes(other.read_bytes()[:8], "little")
+    assert length == 0x7B20
+    assert _eval(path, features, compare=other)[0]["comparison"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from ncm_cli import load
 from ncm_cli.errors import InputError, NcmError
 from ncm_cli.main import run
 from ncm_cli.notebook import html
+from ncm_cli.probes.evaluate import evaluate
+from ncm_cli.probes.options import EvalOptions
 from ncm_cli.progress import SILENT
 from ncm_cli.results.formats import WRITERS
 from ncm_cli.results.lines import lines_of, read_sources
@@ -110,21 +112,25 @@ def _use(path: Path) -> None:
     html(load(path))
 
 
-def _try_all(folder: Path, name: str, tmp_path: Path, count: int | None, *, pictures: bool = False) -> int:
+def _draw(path: Path) -> None:
+    report(ReportOptions(results=(path,), html=path.with_suffix(".html"), plots=path.parent / "plots"))
+
+
+def _try_all(
+    folder: Path, name: str, tmp_path: Path, count: int, use: Callable[[Path], object] = _use
+) -> int:
     document = json.loads((folder / f"{name}.json").read_text())
     header = ("ncm_format", "ncm_format_version", DIGEST)
     every = [(place, other) for place in _places(document) if place[0] not in header for other in OTHERS]
     refused = 0
-    for place, other in random.Random(name).sample(every, count or len(every)):
+    for place, other in random.Random(name).sample(every, count):
         changed = inner = copy.deepcopy(document)
         for key in place[:-1]:
             inner = inner[key]
         inner[place[-1]] = other
         path = _signed(changed, tmp_path / f"{name}.json")
         try:
-            _use(path)
-            if pictures:
-                report(ReportOptions(results=(path,), html=tmp_path / "p.html", plots=tmp_path / "plots"))
+            use(path)
         except NcmError:
             refused += 1
         except Exception as error:
@@ -142,7 +148,13 @@ def test_a_field_of_another_type_is_no_traceback(folder: Path, tmp_path: Path, n
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_nor_where_pages_and_plots_are_made(folder: Path, tmp_path: Path, name: str) -> None:
-    assert _try_all(folder, name, tmp_path, 5, pictures=True)
+    assert _try_all(folder, name, tmp_path, 5, _draw)
+
+
+@pytest.mark.slow
+def test_nor_where_a_probe_is_compared_with_it(folder: Path, tmp_path: Path) -> None:
+    given = {"probe": folder / "erm", "features": folder / "data" / "features.h5"}
+    assert _try_all(folder, "eval", tmp_path, 60, lambda path: evaluate(EvalOptions(**given, compare=path)))
 
 
 def test_the_field_is_named(tmp_path: Path) -> None:

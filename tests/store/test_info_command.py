@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from ncm_cli.store.columns import ImageFile
 from ncm_cli.store.files import write_result
 from ncm_cli.store.journal import Journal, journal_folder
 from ncm_cli.store.probe import TUNED, write_probe
+from tests.world import HEAVY, run_light
 
 from .conftest import make_probe
 
@@ -150,16 +150,8 @@ def test_describing_a_file_imports_nothing_heavy(write_store: Callable[..., Path
     program = (
         "import sys\nfrom ncm_cli.main import run\n"
         "assert all(run(['info', path, '--verify']) == 0 for path in sys.argv[1:])\n"
-        "heavy = {'torch', 'open_clip', 'sklearn', 'timm', 'matplotlib', 'scipy'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(write_store()), str(probe_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_light(program, write_store(), probe_path, heavy=HEAVY | {"scipy"})
 
 
 @pytest.fixture(params=[("cat", "dog"), ("a", "b", "c"), ()], ids=["two", "three", "regression"])
