@@ -76,8 +76,8 @@ class _Comparison(TypedDict, total=False):
     only_this_right: int
     only_other_right: int
     p_value: float
-    other_mse: float
-    mse_difference: float
+    other_mse: float | None
+    mse_difference: float | None
     ci_low: float | None
     ci_high: float | None
     groups: list[_Difference]
