@@ -44,8 +44,8 @@ class ReportOptions:
     by: str = option(
         "method",
         choices=BY,
-        help="What lines are named by. Means are over seeds only; results that differ in anything else have lines "
-        "of their own.",
+        help="What lines are named by. Means are over seeds only; results that differ in anything else have "
+        "lines of their own.",
     )
 
 
