@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 
 from ncm_cli.errors import UsageError
 
+Array = NDArray[np.float64]
+Codes = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
 BUDGET = "NCM_MEMORY_MIB"
 """The environment variable that sets the memory budget of features, in MiB."""
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ncm_cli.baselines.options import SweepOptions, space_of
+from ncm_cli.blocks import Array, Codes, Mask
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import Space
 from ncm_cli.probes.rules import RULES, TIE_BREAKERS, Rule
@@ -21,8 +21,6 @@ from ncm_cli.progress import Reporter
 from ncm_cli.solvers.methods import HYPER, METHODS, UPWEIGHT, Config
 from ncm_cli.store.files import Shown, jsonable
 from ncm_cli.store.hdf5 import H5Reader, reading, writing
-
-Array = NDArray[np.float64]
 
 MOST_CHUNK_LOGITS = 512
 """Most logits (configurations × C) that train side by side: enough to fill matrix products, and little work
@@ -155,7 +153,7 @@ def _keys(history: History, rule: Rule) -> tuple[Array, Array]:
     return scores, np.where(np.isfinite(losses), losses, np.inf)
 
 
-def best_checkpoints(history: History, rule: Rule) -> NDArray[np.int64]:
+def best_checkpoints(history: History, rule: Rule) -> Codes:
     """For each configuration its best checkpoint; ties go to the lower validation log loss, then the earlier.
 
     Parameters
@@ -199,7 +197,7 @@ class Pick:
         return np.where(sd < 1e-12, 0.0, sd)
 
 
-def pick_trial(history: History, diverged: NDArray[np.bool_], rule: Rule) -> Pick | None:
+def pick_trial(history: History, diverged: Mask, rule: Rule) -> Pick | None:
     """The trial whose best checkpoints are best on average over the seeds.
 
     Parameters
@@ -352,7 +350,7 @@ def read_sweep(path: Path | str) -> SweepTable:
 
 
 def table_of(
-    options: SweepOptions, configs: Sequence[Config], history: History, diverged: NDArray[np.bool_]
+    options: SweepOptions, configs: Sequence[Config], history: History, diverged: Mask
 ) -> SweepTable:
     """The whole history, for the HDF5 file."""
     hyper = {name: [config.hyper.get(name, np.nan) for config in configs] for name in HYPER}

@@ -28,7 +28,7 @@ from ncm_cli.baselines.choice import (
     write_sweep,
 )
 from ncm_cli.baselines.options import SweepOptions, table_files
-from ncm_cli.blocks import chosen
+from ncm_cli.blocks import Array, Codes, Mask, chosen
 from ncm_cli.errors import InputError
 from ncm_cli.options import check
 from ncm_cli.probes import metrics
@@ -49,7 +49,6 @@ from ncm_cli.store.journal import Journal
 from ncm_cli.store.probe import Probe, record_ids, write_probe
 from ncm_cli.store.tables import write_csv
 
-Array = NDArray[np.float64]
 Facts = Mapping[str, Array]
 """Of R probes, (R,) by name."""
 Judge = Callable[[Array, Array], Facts]
@@ -330,7 +329,7 @@ class Runner:
 
     def _judge_folds(
         self, folds: Sequence[Fold], configs: Sequence[Config], advance: Advance
-    ) -> tuple[dict[str, Array], NDArray[np.bool_]]:
+    ) -> tuple[dict[str, Array], Mask]:
         """Metrics (R, epochs) of configurations trained on what each fold leaves, and diverged (R,)."""
         paired = self.problem.pairs
         assert paired is not None
@@ -373,7 +372,7 @@ class Runner:
         judge: Judge,
         names: Sequence[str],
         advance: Advance,
-    ) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
+    ) -> tuple[dict[str, NDArray[Any]], Mask]:
         """Train on a part, judge after every epoch: (R, epochs) by name, and diverged (R,)."""
         history = {name: np.full((len(configs), self.options.epochs), np.nan) for name in names}
         diverged = np.zeros(len(configs), dtype=bool)
@@ -415,7 +414,7 @@ class Runner:
             advance=advance,
         )
 
-    def _judge_dfr(self, configs: Sequence[Config]) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
+    def _judge_dfr(self, configs: Sequence[Config]) -> tuple[dict[str, NDArray[Any]], Mask]:
         """Fit half of the validation rows and judge on the other half; fit all for the test rows.
 
         It trains on no row of a pair, so that flips are measured on all folds' pairs at once.
@@ -437,7 +436,7 @@ class Runner:
         converged = np.array([fit.converged for fit in fits]).reshape(-1, len(configs))
         return history, np.asarray(converged.all(axis=0))
 
-    def _dfr(self, configs: Sequence[Config], half: NDArray[np.int64] | None = None) -> list[Fit]:
+    def _dfr(self, configs: Sequence[Config], half: Codes | None = None) -> list[Fit]:
         """The probes that are tested, or those of one half of the validation rows, by which C is chosen."""
         from ncm_cli.solvers.dfr import SUBSETS, fit_dfr
 
@@ -450,7 +449,7 @@ class Runner:
         n_classes = len(self.problem.target.classes)
         return fit_dfr(val.X[rows], val.y[rows], codes[rows], n_classes, Cs, seed=seed, **how)
 
-    def _grouped(self) -> tuple[Rows, NDArray[np.int64]]:
+    def _grouped(self) -> tuple[Rows, Codes]:
         """The validation rows that are in a group, and the code of each one's."""
         val = self._rows("val", self.whole.scaling)
         assert val is not None and val.group is not None

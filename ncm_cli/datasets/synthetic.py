@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncm_cli.blocks import Array
 from ncm_cli.datasets.options import SyntheticOptions
 from ncm_cli.options import parse_numbers
 from ncm_cli.progress import Reporter
-from ncm_cli.solvers.projection import FEATURE_EPS, Array
+from ncm_cli.solvers.projection import FEATURE_EPS
 from ncm_cli.store.columns import Column
 from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.features import write_features

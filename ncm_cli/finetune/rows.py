@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.blocks import BUDGET, fits
+from ncm_cli.blocks import BUDGET, Codes, Mask, fits
 from ncm_cli.errors import InputError, as_written, listing
 from ncm_cli.finetune.options import FinetuneOptions
 from ncm_cli.images.encoder import Encoder
@@ -25,8 +25,6 @@ from ncm_cli.progress import Reporter
 from ncm_cli.store.columns import ImageFile
 from ncm_cli.store.digests import Texts, digest_of, printable
 from ncm_cli.store.rows import HeldRows
-
-Positions = NDArray[np.int64]
 
 HASHED_AT_ONCE = 8
 """Files whose digests are taken at once."""
@@ -51,7 +49,7 @@ class ManifestRows(HeldRows):
         text = {name: list(values) for name, values in manifest.text.items()}
         self.content_sha256 = digest_of([manifest.ids, text, list(sha256)])
 
-    def forget_others(self, target: str, known: NDArray[np.bool_]) -> None:
+    def forget_others(self, target: str, known: Mask) -> None:
         """Take a column's values from rows whose class wasn't trained: they have no answer."""
         column = self.categorical(target)
         codes = np.where(known, column.codes, -1).astype(np.int32)
@@ -100,7 +98,7 @@ class TrainingPictures:
     def __init__(
         self,
         files: Sequence[ImageFile],
-        rows: Positions,
+        rows: Codes,
         preprocess: Preprocess,
         workers: int | None,
         reporter: Reporter,
@@ -141,7 +139,7 @@ class TrainingPictures:
         return read_ahead(files, preprocess, workers=count, window=window, processes=processes)
 
     def batches(
-        self, parts: Sequence[Positions], preprocess: Preprocess | None = None
+        self, parts: Sequence[Codes], preprocess: Preprocess | None = None
     ) -> Iterator[list[np.ndarray]]:
         """The pictures of each part, in order; read anew with a ``preprocess`` of another augmentation."""
         if self._kept is not None and preprocess is None:
@@ -153,7 +151,7 @@ class TrainingPictures:
             for part in parts:
                 yield [_item(next(images)) for _ in part]
 
-    def features(self, encoder: Encoder, rows: Positions) -> NDArray[np.float32]:
+    def features(self, encoder: Encoder, rows: Codes) -> NDArray[np.float32]:
         """float32 (n, d) of rows, in order."""
         size = encoder.batch_size
         parts = [rows[start : start + size] for start in range(0, len(rows), size)]

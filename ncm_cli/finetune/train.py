@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from ncm_cli.baselines.choice import METRICS, best_checkpoints
+from ncm_cli.blocks import Array, Codes
 from ncm_cli.errors import InputError
 from ncm_cli.finetune.options import FinetuneOptions
-from ncm_cli.finetune.rows import ManifestRows, Positions, TrainingPictures
+from ncm_cli.finetune.rows import ManifestRows, TrainingPictures
 from ncm_cli.images.network import TorchEncoder
 from ncm_cli.images.request import EncoderRequest, Preprocess
 from ncm_cli.probes import metrics
@@ -113,7 +113,7 @@ class Objective:
             setattr(self.data_term, name, value.to(self.rows.device))
 
 
-def pair_batches(pairs: Positions, size: int, steps: int, generator: torch.Generator) -> list[Positions]:
+def pair_batches(pairs: Codes, size: int, steps: int, generator: torch.Generator) -> list[Codes]:
     """``size`` of the (k, 2) pairs for each step (all of fewer), each as often as any other or once more."""
     size = min(size, len(pairs))
     shuffled = [
@@ -205,7 +205,7 @@ class Training:
             self.reference = problem.groups.sizes(rows.mask(problem.roles.where["train"]))
 
     @property
-    def needed(self) -> Positions:
+    def needed(self) -> Codes:
         """The rows whose pictures are looked at."""
         pairs = (self.pairs.ravel(), self.measured.ravel())
         return np.unique(np.concatenate([*self.at.values(), *pairs, self.apart_at]))
@@ -233,7 +233,7 @@ class Training:
         loss, difference = (total / len(self.train.ids)).tolist()
         return {"train_loss": loss} | ({"pair_difference": difference} if len(beside[0]) else {})
 
-    def _beside(self, steps: int, generator: torch.Generator) -> list[Positions]:
+    def _beside(self, steps: int, generator: torch.Generator) -> list[Codes]:
         """The (m, 2) pairs beside each batch; matchdg's are random ones of a class in two domains."""
         method, pairs = self.options.chosen_method, self.pairs
         if method == "matchdg":
@@ -279,7 +279,7 @@ class Training:
         self.scaler.update()
         return terms
 
-    def probe(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def probe(self) -> tuple[Array, Array]:
         """(C, width) and (C,): the head as a probe's weight and bias."""
         weight, bias = (
             parameter.detach().cpu().double().numpy() for parameter in (self.head.weight, self.head.bias)
@@ -314,9 +314,7 @@ class Training:
                 found |= {} if average is None else {f"{part}_adjusted_accuracy": average}
         return found
 
-    def _cell_facts(
-        self, weight: NDArray[np.float64], bias: NDArray[np.float64], val: Rows, X: NDArray[np.float64]
-    ) -> Epoch:
+    def _cell_facts(self, weight: Array, bias: Array, val: Rows, X: Array) -> Epoch:
         """Error on held-out members X (q, width) and validation rows, every label × domain cell alike."""
         assert self.apart is not None and self.problem.val is not None
         cell = np.concatenate([self.problem.val.codes["cell"], self.apart.codes["cell"]])

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ncm_cli.pairs.members import Members, Rows, repeated
 from ncm_cli.progress import Reporter
+from ncm_cli.solvers.folds import deal_sets
 from ncm_cli.solvers.projection import Spectrum
 from ncm_cli.store.columns import Column
 
@@ -132,11 +133,7 @@ def unexplained(delta: NDArray[np.floating], together: Rows, *, seed: int = 0) -
     d, k = delta.shape
     norms = np.sqrt(np.einsum("dk,dk->k", delta, delta, dtype=np.float64))
     live = np.flatnonzero(norms > 0)
-    # Sets of pairs are dealt in random order, so that folds are of about the same size.
-    sets = int(together.max(initial=-1)) + 1
-    of_set = np.empty(sets, dtype=np.int64)
-    of_set[np.random.default_rng(seed).permutation(sets)] = np.arange(sets) % FOLDS
-    fold = of_set[together]
+    fold = deal_sets(together, FOLDS, seed)
     # With fewer pairs than dimensions, R of QR has the same angles in fewer dimensions.
     rows: NDArray[Any] = np.asarray(np.linalg.qr(delta.astype(np.float64), mode="r")) if k < d else delta
 

@@ -17,10 +17,11 @@ from ncm_cli.errors import InputError, listing, nearest
 from ncm_cli.options import check, given_flags
 from ncm_cli.pairs.diagnostics import diagnose
 from ncm_cli.pairs.matched import Matcher, same_id
-from ncm_cli.pairs.members import Mask, Members, Rows, Stores
+from ncm_cli.pairs.members import Members, Rows, Stores
 from ncm_cli.pairs.options import PairsOptions, parse_holdout
 from ncm_cli.pairs.texts import text_members
 from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.solvers.folds import draw_sets
 from ncm_cli.solvers.projection import spectrum
 from ncm_cli.store.columns import Column
 from ncm_cli.store.digests import fingerprint, require_same_encoder, without_view
@@ -166,23 +167,13 @@ def hold_out(members: Members, component: Rows, options: PairsOptions, reporter:
             found=f"{len(members)} pairs",
             fix="hold out fewer pairs, or a fraction such as 0.25",
         )
-    held = split_components(component, count, np.random.default_rng(options.seed))
+    held = draw_sets(component, count, options.seed)
     if count and held.sum() < count / 2:
         reporter.warn(
             f"only {int(held.sum())} of the {count} pairs wanted are held out: pairs that share ids stay "
             f"together, and the largest such set has {np.bincount(component).max()} of {len(members)} pairs"
         )
     return dataclasses.replace(members, holdout=held)
-
-
-def split_components(component: Rows, count: int, rng: np.random.Generator) -> Mask:
-    """(k,) a mask of at most ``count`` pairs: whole components, taken in random order."""
-    sizes = np.bincount(component, minlength=1)
-    chosen = np.zeros(len(sizes), dtype=bool)
-    for number in rng.permutation(len(sizes)):
-        chosen[number] = sizes[number] <= count
-        count -= int(sizes[number]) * chosen[number]
-    return np.asarray(chosen[component])
 
 
 def drop(members: Members, path: Path) -> Members:

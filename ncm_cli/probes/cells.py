@@ -11,17 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ncm_cli.blocks import Codes, Mask
 from ncm_cli.errors import InputError
 from ncm_cli.options import parse_names
 from ncm_cli.store.columns import Column
 from ncm_cli.store.pairs import COUNTERFACTUAL, MATCHED, PairStore
 from ncm_cli.store.roles import Target, make_groups
 from ncm_cli.store.rows import FeatureRows
-
-Codes = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 BY_LABEL = ("random", "nearest", "iterative")
 """Strategies that pair different rows."""

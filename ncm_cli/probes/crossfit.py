@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ncm_cli.blocks import Array, Codes
 from ncm_cli.probes import metrics
 from ncm_cli.probes.metrics import Z95, PairRows, Rows, wilson
 from ncm_cli.probes.selection import (
@@ -30,10 +30,6 @@ from ncm_cli.probes.selection import (
     stacked,
 )
 from ncm_cli.solvers.training_set import Fit
-
-Array = NDArray[np.float64]
-Codes = NDArray[np.int64]
-
 
 LEAST_STANDARD_ERRORS = 0.5
 """Paired standard errors by which removing directions must lower the cell error."""

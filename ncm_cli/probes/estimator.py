@@ -27,11 +27,12 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_array, check_is_fitted, validate_data
 
+from ncm_cli.blocks import Array
 from ncm_cli.errors import InputError
 from ncm_cli.probes.metrics import decide, probabilities
 from ncm_cli.solvers.methods import MAX_ITER
 from ncm_cli.solvers.path import fit_path
-from ncm_cli.solvers.projection import Array, Spectrum, project, spectrum
+from ncm_cli.solvers.projection import Spectrum, project, spectrum
 from ncm_cli.store.pairs import PairStore
 
 Pairs = tuple[ArrayLike, ArrayLike] | PairStore | None

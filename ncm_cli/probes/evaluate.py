@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.blocks import Features
+from ncm_cli.blocks import Array, Codes, Features, Mask
 from ncm_cli.errors import InputError, MismatchError, NcmError, listing
 from ncm_cli.options import where_text
 from ncm_cli.probes import metrics
@@ -38,18 +38,18 @@ class Answers:
     """A probe's answers for n rows of a store."""
 
     probe: Probe
-    rows: NDArray[np.int64]
+    rows: Codes
     """Their positions in the store."""
     truth: NDArray[Any]
     """Class codes of the probe, or numbers for regression; so is ``predicted``."""
     predicted: NDArray[Any]
-    losses: NDArray[np.float64]
+    losses: Array
     """Log loss in nats, or squared errors for regression."""
-    confidence: NDArray[np.float64]
+    confidence: Array
     """The probability of the predicted class; for regression, how far off the prediction is."""
 
     @property
-    def right(self) -> NDArray[np.bool_]:
+    def right(self) -> Mask:
         """Which predictions are exactly the truth."""
         return self.predicted == self.truth
 
@@ -58,7 +58,7 @@ class Answers:
         """What groups are measured by: hits (bool), or squared errors for regression."""
         return self.right if self.probe.classes else self.losses
 
-    def surest(self, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def surest(self, mask: Mask) -> Codes:
         """Positions among the answers of those in a mask (n,), the surest first."""
         return np.flatnonzero(mask)[np.argsort(-self.confidence[mask], kind="stable")]
 
@@ -311,9 +311,7 @@ def _crossings(
     return {"where": None if mask is None else where, "missing_share": absent}, crossings
 
 
-def _theirs(
-    options: EvalOptions, store: FeatureRows, answers: Answers, target: str
-) -> NDArray[np.bool_] | NDArray[np.float64]:
+def _theirs(options: EvalOptions, store: FeatureRows, answers: Answers, target: str) -> Mask | Array:
     """The hits or squared errors, on the same rows, of another probe or by its saved result."""
     hits, other = answers.values.dtype == bool, options.compare
     assert other is not None
@@ -340,7 +338,7 @@ def _theirs(
 
 
 def _compare(
-    other: Path, values: NDArray[Any], theirs: NDArray[Any], groups: Groups, parts: list[NDArray[np.bool_]]
+    other: Path, values: NDArray[Any], theirs: NDArray[Any], groups: Groups, parts: list[Mask]
 ) -> dict[str, Any]:
     named, average = {"other": str(other)}, metrics.mean(theirs)
     if values.dtype != bool:
@@ -358,7 +356,7 @@ def _compare(
     return {**named, "other_accuracy": average, **overall, "groups": by_group}
 
 
-def _saved(path: Path, store: FeatureRows, rows: NDArray[np.int64], target: str) -> NDArray[np.bool_]:
+def _saved(path: Path, store: FeatureRows, rows: Codes, target: str) -> Mask:
     """Which of the rows were right by a saved result."""
     saved = read_result(path, kind="eval")
     kept = saved.get("rows") or {}

@@ -14,11 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.blocks import Features, blocks
-
-Floats = NDArray[np.float64]
-Codes = NDArray[np.int64]
-Flags = NDArray[np.bool_]
+from ncm_cli.blocks import Array, Codes, Features, Mask, blocks
 
 Z95 = 1.959963984540054
 """The standard normal's 97.5 % quantile."""
@@ -27,7 +23,7 @@ BLOCK_ELEMENTS = 4_000_000
 """Logits held at once: 32 MB."""
 
 
-def mean(values: Floats | Flags) -> float:
+def mean(values: Array | Mask) -> float:
     """The mean, the same to the last bit in any row order; raises `ValueError` for no value."""
     if len(values) == 0:
         raise ValueError("the mean of no value")
@@ -49,7 +45,7 @@ def joint(codes: Codes) -> Codes:
     return np.where((codes >= 0).all(axis=1), joined, -1)
 
 
-def decide(logits: Floats) -> Codes:
+def decide(logits: Array) -> Codes:
     """int64 (...): class codes of logits (..., C).
 
     One logit speaks for class 1, and one of exactly 0 goes to class 0; of more, the first of the largest.
@@ -59,7 +55,7 @@ def decide(logits: Floats) -> Codes:
     return np.asarray(logits.argmax(axis=-1), np.int64)
 
 
-def row_log_loss(logits: Floats, y: Codes) -> Floats:
+def row_log_loss(logits: Array, y: Codes) -> Array:
     """−log of the probability of the true class for each row, in nats, (n,).
 
     Parameters
@@ -80,7 +76,7 @@ def row_log_loss(logits: Floats, y: Codes) -> Floats:
     return np.log(np.exp(shifted).sum(axis=-1)) - of_truth
 
 
-def probabilities(logits: Floats) -> Floats:
+def probabilities(logits: Array) -> Array:
     """(n, classes) class probabilities: sigmoid for one column of logits (two classes), else softmax."""
     z = np.asarray(logits, dtype=np.float64)
     if z.shape[1] == 1:
@@ -89,7 +85,7 @@ def probabilities(logits: Floats) -> Floats:
     return grown / grown.sum(axis=1, keepdims=True)
 
 
-def margins(logits: Floats) -> Floats:
+def margins(logits: Array) -> Array:
     """(n,) logit of the predicted class minus the best other one's, in nats; never negative."""
     z = np.asarray(logits, dtype=np.float64)
     if z.shape[1] == 1:
@@ -98,7 +94,7 @@ def margins(logits: Floats) -> Floats:
     return top[:, 1] - top[:, 0]
 
 
-def r2(predicted: Floats, y: Floats) -> float | None:
+def r2(predicted: Array, y: Array) -> float | None:
     """1 − squared error / squared deviation from the mean; None where the target is constant."""
     total = mean((np.full(len(y), mean(y)) - y) ** 2)
     return None if total == 0 else 1 - mean((predicted - y) ** 2) / total
@@ -121,11 +117,11 @@ class Rows:
 class PairRows:
     """Scaled features of both members of m pairs, (m, d) each."""
 
-    a: Floats
-    b: Floats
+    a: Array
+    b: Array
 
 
-def row_errors(weight: Floats, bias: Floats, rows: Rows) -> tuple[Floats, Floats]:
+def row_errors(weight: Array, bias: Array, rows: Rows) -> tuple[Array, Array]:
     """(errors (R, n), losses (R, n)) of R probes, ``weight`` (R, C, d) and ``bias`` (R, C).
 
     Errors are 0 or 1, losses log losses in nats; for regression both are squared errors.
@@ -142,7 +138,7 @@ def row_errors(weight: Floats, bias: Floats, rows: Rows) -> tuple[Floats, Floats
     return errors, losses
 
 
-def pair_shifts(weight: Floats, bias: Floats, pairs: PairRows, *, regression: bool) -> tuple[Floats, Floats]:
+def pair_shifts(weight: Array, bias: Array, pairs: PairRows, *, regression: bool) -> tuple[Array, Array]:
     """(changes (R, m), shifts (R, m)) of R probes over m pairs.
 
     A change is 1 where the two members are predicted differently, for regression the squared difference of
@@ -157,7 +153,7 @@ def pair_shifts(weight: Floats, bias: Floats, pairs: PairRows, *, regression: bo
     return changes, shifts
 
 
-def _logits(weight: Floats, bias: Floats, X: NDArray[np.floating]) -> Iterator[tuple[slice, Floats]]:
+def _logits(weight: Array, bias: Array, X: NDArray[np.floating]) -> Iterator[tuple[slice, Array]]:
     """Logits (n, r, C) of blocks of probes."""
     count, logits, dim = weight.shape
     step = max(1, BLOCK_ELEMENTS // max(1, len(X) * logits))
@@ -209,7 +205,7 @@ def wilson(right: float, n: float, z: float = Z95) -> tuple[float, float]:
     return (0.0 if right == 0 else centre - half), (1.0 if right == n else centre + half)
 
 
-def summary(values: Floats | Flags) -> dict[str, Any]:
+def summary(values: Array | Mask) -> dict[str, Any]:
     """A group's entry in a result: n and, of hits (bool), accuracy with its interval; of squared errors, mse.
 
     Without a row all but n is None.
@@ -232,9 +228,7 @@ def worst(table: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     return entry and {key: value for key, value in entry.items() if not key.startswith("ci_")}
 
 
-def adjusted_average(
-    table: Sequence[dict[str, Any]], reference: NDArray[np.int64]
-) -> tuple[float | None, float]:
+def adjusted_average(table: Sequence[dict[str, Any]], reference: Codes) -> tuple[float | None, float]:
     """The mean over groups weighted by how frequent each is among the reference rows.
 
     Sagawa et al. (2020), Distributionally robust neural networks, section 4: "adjusted" average accuracy.
@@ -315,7 +309,7 @@ class Paired:
     only_other_right: int
 
 
-def compare(this: Flags, other: Flags) -> Paired:
+def compare(this: Mask, other: Mask) -> Paired:
     """Compare hits (n,) of two probes on the same rows in the same order."""
     both, neither, n = int((this & other).sum()), int((~this & ~other).sum()), len(this)
     only_this, only_other = int((this & ~other).sum()), int((~this & other).sum())
@@ -324,7 +318,7 @@ def compare(this: Flags, other: Flags) -> Paired:
     return Paired(n, difference, *interval, mcnemar(only_this, only_other), only_this, only_other)
 
 
-def mean_difference(first: Floats, second: Floats) -> tuple[float, float | None, float | None]:
+def mean_difference(first: Array, second: Array) -> tuple[float, float | None, float | None]:
     """Mean of first − second over the rows (n,), and Student's 95 % interval of it.
 
     From one row, which says nothing of how rows vary, the interval is None.
@@ -332,7 +326,7 @@ def mean_difference(first: Floats, second: Floats) -> tuple[float, float | None,
     # Imported here: it takes longer than everything else that a quick command does.
     from scipy.special import stdtrit
 
-    gap: Floats = np.asarray(first, np.float64) - np.asarray(second, np.float64)
+    gap: Array = np.asarray(first, np.float64) - np.asarray(second, np.float64)
     n, centre = len(gap), mean(gap)
     if n < 2:
         return centre, None, None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.blocks import Features, chosen, joined
+from ncm_cli.blocks import Codes, Features, Mask, chosen, joined
 from ncm_cli.errors import InputError
 from ncm_cli.probes.metrics import PairRows, Rows
 from ncm_cli.probes.options import FitOptions
@@ -29,11 +29,6 @@ from ncm_cli.store.roles import (
     Target,
     group_weights,
 )
-
-Array = NDArray[np.float64]
-Codes = NDArray[np.int64]
-Mask = NDArray[np.bool_]
-
 
 SHOWN: dict[Role, str] = {"train": "training", "val": "validation", "test": "test"}
 """The roles of rows in words."""

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from ncm_cli.blocks import Codes, Mask
 from ncm_cli.errors import InputError, MismatchError, NcmError, listing
 from ncm_cli.options import parse_names
 from ncm_cli.probes.cells import domain_columns, environment_columns, read_cells
 from ncm_cli.probes.options import FitOptions, RowOptions
 from ncm_cli.probes.problem import (
     SHOWN,
-    Codes,
-    Mask,
     Pairs,
     Problem,
     RawRows,

@@ -12,16 +12,13 @@ from collections.abc import Container, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ncm_cli.blocks import Array, Codes
 from ncm_cli.errors import InputError
 from ncm_cli.probes import metrics
 from ncm_cli.probes.metrics import PairRows, Rows
 from ncm_cli.probes.rules import REGRESSION_METRICS, RULES, SCORES, TIE_BREAKERS
 from ncm_cli.solvers.training_set import Fit
-
-Array = NDArray[np.float64]
-Codes = NDArray[np.int64]
 
 Candidate = dict[str, Any]
 """One setting and what is finite and known of it, as in the ``path`` of a result.

@@ -356,7 +356,7 @@ def _reasons(estimates: CrossFit, erm: int, code: str, case: Circumstances) -> t
 
 
 def unmeasured(estimates: CrossFit | tuple[int, int], why: str, about: str) -> Verdict:
-    """The verdict where the score can't be measured; ``estimates`` may be the numbers of pairs and of units."""
+    """The verdict where the score can't be measured; ``estimates`` may be (number of pairs, of units)."""
     pairs, units = estimates if isinstance(estimates, tuple) else (estimates.pairs, estimates.units)
     return Verdict(
         code="unmeasured",

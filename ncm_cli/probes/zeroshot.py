@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ncm_cli.blocks import Array
 from ncm_cli.errors import InputError, MismatchError, listing
 from ncm_cli.images.text import (
     TextTower,
@@ -43,8 +43,6 @@ from ncm_cli.store.files import jsonable
 from ncm_cli.store.probe import Probe, folded, read_probe, record_ids, write_probe
 from ncm_cli.store.roles import Role, Target, read_target, split_filter
 from ncm_cli.store.rows import FeatureRows
-
-Array = NDArray[np.float64]
 
 FOLDS = 5
 """Parts of the pairs, each measured without its directions: as many as ``ncm fit`` has."""

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ncm_cli.blocks import blocks, held
+from ncm_cli.blocks import Array, blocks, held
 from ncm_cli.errors import InputError
 from ncm_cli.solvers.projection import complement
 from ncm_cli.solvers.training_set import TrainingSet
@@ -179,12 +178,12 @@ class DeviceRows:
         return self._padded(self._features[:] @ self.rotation)
 
     @cached_property
-    def rotation(self) -> NDArray[np.float64]:
+    def rotation(self) -> Array:
         """(d, d) orthogonal: the basis, and a complement."""
         basis = self.part.basis(self.part.rank)
         return np.concatenate([basis, complement(basis)], axis=1)
 
-    def _padded(self, features: NDArray[np.float64]) -> Tensor:
+    def _padded(self, features: Array) -> Tensor:
         padded = torch.zeros(len(features), self.width, dtype=torch.float64)
         padded[:, : self.dim] = torch.from_numpy(features)
         padded[:, self.dim] = 1

@@ -9,8 +9,7 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
-from ncm_cli.blocks import Features, RowBlocks, blocks, slices
-from ncm_cli.solvers.projection import Array
+from ncm_cli.blocks import Array, Features, Mask, RowBlocks, blocks, slices
 
 BLOCK_SCORES = 1 << 18
 """Scores that are worked on at a time: 2 MB, so that what is made of them stays in the cache."""
@@ -36,7 +35,7 @@ class Design:
     """(d, q): complement, basis reversed; None means the identity."""
     mean: Array
     """(d,)"""
-    targets: NDArray[np.bool_] | Array
+    targets: Mask | Array
     """bool (n, C), C = 1 for two classes; for regression float64 (n, 1), centred."""
     offset: Array | None
     """(1,) mean of the targets of a regression."""

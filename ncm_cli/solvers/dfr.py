@@ -23,13 +23,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ncm_cli.blocks import Features, blocks
+from ncm_cli.blocks import Array, Codes, Features, blocks
 from ncm_cli.errors import InputError
 from ncm_cli.solvers.batches import generator_of
 from ncm_cli.solvers.training_set import Fit
-
-Array = NDArray[np.float64]
-Codes = NDArray[np.int64]
 
 SUBSETS = 20
 """Balanced subsets that are averaged for the test rows, as in the authors' code."""

@@ -1,4 +1,4 @@
-"""Cutting pairs into folds that share no row."""
+"""Ways to cut pairs such that connected ones, which share a row directly or through others, stay together."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ncm_cli.blocks import Codes, Mask
 from ncm_cli.errors import InputError
-
-Codes = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 LARGEST_SET_SHARES = 2.0
 """Sets of connected pairs larger than this many folds' share of all pairs are split by rows."""
@@ -29,7 +26,7 @@ class Fold:
     """(u,) the nodes of the rows that may not be trained on."""
 
 
-def components(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
+def components(a: Codes, b: Codes) -> Codes:
     """(k,) a number for each set of connected pairs: components of the graph with edges (a_j, b_j).
 
     Components are numbered in the order of their first pair.
@@ -104,6 +101,24 @@ def set_aside(a: Codes, b: Codes, held_out: Mask) -> list[Fold]:
             fix="hold out pairs of other rows, or none: ncm pairs --holdout 0",
         )
     return [Fold(held_out, basis, apart)]
+
+
+def draw_sets(together: Codes, count: int, seed: int) -> Mask:
+    """(k,) at most ``count`` pairs: sets of connected pairs, numbered by ``together`` (k,), drawn whole."""
+    sizes = np.bincount(together, minlength=1)
+    drawn = np.zeros(len(sizes), dtype=bool)
+    for number in np.random.default_rng(seed).permutation(len(sizes)):
+        drawn[number] = sizes[number] <= count
+        count -= int(sizes[number]) * drawn[number]
+    return np.asarray(drawn[together])
+
+
+def deal_sets(together: Codes, count: int, seed: int) -> Codes:
+    """(k,) the part of each pair, 0 to ``count`` − 1: sets of connected pairs are dealt at random."""
+    sets = int(together.max(initial=-1)) + 1
+    part = np.empty(sets, dtype=np.int64)
+    part[np.random.default_rng(seed).permutation(sets)] = np.arange(sets) % count
+    return part[together]
 
 
 def units(a: Codes, b: Codes, folds: Sequence[Fold]) -> Codes:

@@ -13,10 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ncm_cli.blocks import Features, applied, blocks, moments
+from ncm_cli.blocks import Array, Features, applied, blocks, moments
 from ncm_cli.errors import InputError
-
-Array = NDArray[np.float64]
 
 LEAST_CORRELATION = 1e-8
 """The least correlation with the column that is erased: above float64's rounding, below what a row shows."""

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.linalg
 import scipy.special
-from numpy.typing import NDArray
 
-from ncm_cli.blocks import blocks
+from ncm_cli.blocks import Array, Codes, Mask, blocks
 from ncm_cli.solvers.design import Design, score_slices
-from ncm_cli.solvers.projection import Array
 
 JOINT_COLUMNS = 2500
 """Up to this many columns times classes the Hessian of all classes together is factored."""
@@ -48,8 +46,8 @@ class Solution:
 
     B: Array
     gradient_norm: Array
-    converged: NDArray[np.bool_]
-    iterations: NDArray[np.int64]
+    converged: Mask
+    iterations: Codes
 
 
 def _inverse_link(scores: Array) -> Array:
@@ -170,7 +168,7 @@ class LockStep:
     """
 
     def __init__(
-        self, design: Design, sizes: NDArray[np.int64], decays: Array, start: Array, curvature: Curvature
+        self, design: Design, sizes: Codes, decays: Array, start: Array, curvature: Curvature
     ) -> None:
         p, width = int(sizes.max()), len(start)
         self.design, self.targets, self.weights = design, design.targets, design.weights
@@ -252,9 +250,7 @@ class LockStep:
                 taken = True
         return taken
 
-    def _set_aside(
-        self, stop: NDArray[np.bool_], done: NDArray[np.bool_], norms: Array, iteration: int
-    ) -> None:
+    def _set_aside(self, stop: Mask, done: Mask, norms: Array, iteration: int) -> None:
         leaving, keep = self.live[stop], ~stop
         self.solution.B[: len(self.B), leaving] = self.B[:, stop]
         self.solution.gradient_norm[leaving] = norms[stop]
@@ -321,7 +317,7 @@ class LockStep:
             left = left[~flat]
         return steps
 
-    def _slopes(self, along: Array, t: Array, chosen: NDArray[np.int64]) -> tuple[Array, Array]:
+    def _slopes(self, along: Array, t: Array, chosen: Codes) -> tuple[Array, Array]:
         """First and second derivatives of the mean losses of some problems at steps t (R') along a line."""
         n, R, C = along.shape
         first, second = np.zeros(len(chosen)), np.zeros(len(chosen))

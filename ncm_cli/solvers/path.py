@@ -14,12 +14,12 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
-from ncm_cli.blocks import Features, blocks, held
+from ncm_cli.blocks import Array, Features, blocks, held
 from ncm_cli.errors import InputError
 from ncm_cli.solvers.design import Design
 from ncm_cli.solvers.lockstep import Curvature, LockStep, Solution
 from ncm_cli.solvers.methods import MAX_ITER, TOLERANCE
-from ncm_cli.solvers.projection import Array, blas_threads
+from ncm_cli.solvers.projection import blas_threads
 from ncm_cli.solvers.training_set import Fit
 
 LARGEST_FEATURE = 1e100

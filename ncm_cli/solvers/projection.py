@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.blocks import Features, applied, moments
+from ncm_cli.blocks import Array, Features, applied, moments
 from ncm_cli.errors import InputError
 from ncm_cli.solvers.methods import SCALINGS
-
-Array = NDArray[np.float64]
 
 SMALL_ELEMENTS = 4_000_000
 """Entries of the largest matrix up to which one thread is used.

@@ -9,11 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.blocks import Features
+from ncm_cli.blocks import Array, Codes, Features
 from ncm_cli.solvers.projection import Scaling, Spectrum
-
-Array = NDArray[np.float64]
-Codes = NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

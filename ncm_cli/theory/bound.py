@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.blocks import Features, blocks
+from ncm_cli.blocks import Array, Features, blocks
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError, listing
 from ncm_cli.options import check
 from ncm_cli.probes.evaluate import scale_like, scaling_of
@@ -34,8 +34,6 @@ from ncm_cli.store.probe import read_probe, seen_rows
 from ncm_cli.store.roles import Target, read_target, split_filter
 from ncm_cli.theory import theorem
 from ncm_cli.theory.options import BoundOptions, parse_grid
-
-Array = NDArray[np.float64]
 
 
 def bound(options: BoundOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:

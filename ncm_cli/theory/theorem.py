@@ -62,11 +62,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.blocks import blocks
+from ncm_cli.blocks import Array, blocks
 from ncm_cli.probes.metrics import decide, newcombe, row_log_loss, wilson
 from ncm_cli.solvers.projection import spectral_norm, svd
-
-Array = NDArray[np.float64]
 
 SPURIOUS_TOLERANCE = 1e-6
 """λ counts towards |I| above this share of λ₁: a typical shift of a thousandth of the largest."""

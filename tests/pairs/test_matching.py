@@ -17,8 +17,8 @@ from ncm_cli.errors import InputError, UsageError
 from ncm_cli.pairs import matching
 from ncm_cli.pairs.matching import Pool
 from ncm_cli.pairs.options import PairsOptions
-from ncm_cli.pairs.pairs import pairs, split_components
-from ncm_cli.solvers.folds import components
+from ncm_cli.pairs.pairs import pairs
+from ncm_cli.solvers.folds import components, draw_sets
 from ncm_cli.store.pairs import PairStore, read_pairs
 from tests.world import ENCODER, Heard
 
@@ -405,7 +405,7 @@ def test_components_and_their_split() -> None:
     a, b = np.array([0, 2, 4, 1, 9]), np.array([1, 3, 5, 6, 9])
     assert components(a, b).tolist() == [0, 1, 2, 0, 3]
     for seed in range(20):
-        held = split_components(np.array([0, 1, 2, 0, 3]), 3, np.random.default_rng(seed))
+        held = draw_sets(np.array([0, 1, 2, 0, 3]), 3, seed)
         assert held.sum() in (2, 3) and held[0] == held[3]
 
 
