@@ -338,9 +338,9 @@ class Runner:
         seen = {name: np.zeros((len(configs), self.options.epochs)) for name in names}
         diverged = np.zeros(len(configs), dtype=bool)
         for fold in folds:
-            part = self.problem.without(fold)
-            val, pairs = self._rows("val", part.scaling), paired.members(fold.measured, part.scaling)
-            members, _ = held_out_rows(self.problem, fold, part)
+            training = self.problem.without(fold)
+            val, pairs = self._rows("val", training.scaling), paired.members(fold.measured, training.scaling)
+            members, _ = held_out_rows(self.problem, fold, training)
 
             def judge(
                 weight: Array,
@@ -357,7 +357,7 @@ class Runner:
                     return found
                 return found | cells.of(errors, losses, *metrics.row_errors(weight, bias, members), members)
 
-            found, lost = self._judge(part, configs, judge, names, advance)
+            found, lost = self._judge(training, configs, judge, names, advance)
             seen = {name: seen[name] + found[name] for name in names}
             diverged |= lost
         measured = sum(int(fold.measured.sum()) for fold in folds)
@@ -367,7 +367,7 @@ class Runner:
 
     def _judge(
         self,
-        part: TrainingSet,
+        training: TrainingSet,
         configs: Sequence[Config],
         judge: Judge,
         names: Sequence[str],
@@ -385,11 +385,11 @@ class Runner:
                 history[name][indices, epoch - 1] = np.where(lost, np.nan, values)
             diverged[indices] = lost
 
-        self._train(part, configs, self.options.epochs, observe, advance)
+        self._train(training, configs, self.options.epochs, observe, advance)
         return history, diverged
 
     def _train(
-        self, part: TrainingSet, configs: Sequence[Config], epochs: int, observe: Any, advance: Advance
+        self, training: TrainingSet, configs: Sequence[Config], epochs: int, observe: Any, advance: Advance
     ) -> None:
         """Train on a part, and show the weights, on the given features, after every epoch."""
         from ncm_cli.solvers.trainer import Schedule, train
@@ -398,16 +398,16 @@ class Runner:
         if configs[0].method == "leace":
             from ncm_cli.solvers.leace import fit_eraser
 
-            eraser = fit_eraser(part.X, part.codes["erase"])
-            part = dataclasses.replace(part, X=eraser.apply(part.X))
+            eraser = fit_eraser(training.X, training.codes["erase"])
+            training = dataclasses.replace(training, X=eraser.apply(training.X))
 
             def seen(epoch: int, indices: list[int], weight: Array, bias: Array) -> None:
                 observe(epoch, indices, *eraser.fold(weight, bias))
 
         train(
             # The rank at most that of the part's pairs.
-            [dataclasses.replace(config, rank=min(config.rank, part.rank)) for config in configs],
-            part,
+            [dataclasses.replace(config, rank=min(config.rank, training.rank)) for config in configs],
+            training,
             Schedule(epochs=epochs, batch_size=self.options.batch_size, protocol=self.options.protocol),  # type: ignore[arg-type]
             device=self.device,
             observe=seen,

@@ -150,14 +150,14 @@ class Training:
         self.train = problem.rows()
         if self.fold is not None:
             self.train = self.train.take(~np.isin(self.train.node, self.fold.apart))
-        part = problem.part(self.train, None)
-        self.objective = Objective(config_of(options), DeviceRows(part, network.device))
+        training = problem.training_set(self.train, None)
+        self.objective = Objective(config_of(options), DeviceRows(training, network.device))
         self._place(rows)
         self.module = network.model.module
         with own_random_numbers(options.seed):
             if self.module.num_classes != options.representation:
                 self.module.reset_classifier(options.representation)
-            self.head = torch.nn.Linear(options.representation, part.logits)
+            self.head = torch.nn.Linear(options.representation, training.logits)
         self.module.to(network.device)
         self.head.to(network.device)
         self._require_size()

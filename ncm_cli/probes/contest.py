@@ -201,11 +201,11 @@ def crossfit(
     unit = units(pairs.node_a, pairs.node_b, folds)
 
     def measured(fold: Fold, variant: Variant) -> FoldRows:
-        part = problem.without(fold, variant)
+        training = problem.without(fold, variant)
         # Where a fold's pairs have fewer directions than a rank asks for, all of them are removed.
-        capped = [min(rank, part.rank) for rank in ranks]
+        capped = [min(rank, training.rank) for rank in ranks]
         fits = train_path(
-            part,
+            training,
             solver or problem.options.fold_solving,
             ranks=set(capped),
             decays=decays,
@@ -217,9 +217,9 @@ def crossfit(
             for rank, removed in zip(ranks, capped, strict=True)
             for decay in decays
         ]
-        judged = None if val is None else val.scaled(part.scaling)
-        members, random = held_out_rows(problem, fold, part)
-        return FoldRows(named, judged, pairs.members(fold.measured, part.scaling), members, random)
+        judged = None if val is None else val.scaled(training.scaling)
+        members, random = held_out_rows(problem, fold, training)
+        return FoldRows(named, judged, pairs.members(fold.measured, training.scaling), members, random)
 
     shared: dict[str, Any] = {"regression": problem.regression, "answer": problem.constant}
     if problem.cells:
@@ -237,13 +237,13 @@ def crossfit(
     return CrossFit.merged(parts)
 
 
-def held_out_rows(problem: Problem, fold: Fold, part: TrainingSet) -> tuple[Rows | None, PairRows | None]:
+def held_out_rows(problem: Problem, fold: Fold, training: TrainingSet) -> tuple[Rows | None, PairRows | None]:
     """The labelled rows that are apart in a fold, and random pairs of them: of matched pairs both, the random
     ones within cells; of augmented pairs only random ones of a class across domains."""
     if problem.members is None:
         return None, None
     apart = problem.members.take(np.isin(problem.members.node, fold.apart))
-    X = np.asarray(part.scaling.apply(apart.X)[:])
+    X = np.asarray(training.scaling.apply(apart.X)[:])
     a, b = comparison_pairs(
         apart.y, apart.codes["domain"], across=not problem.cells, seed=problem.options.seed
     )

@@ -70,9 +70,9 @@ def judge_choice(
     if problem.val is None or estimates.constant is None:
         return contest, unmeasured(estimates, "no validation rows", about(store)), []
     with_controls, first = _with_controls(problem, contest, folds, estimates)
-    setting = {"rank": contest.best.rank, "weight_decay": contest.best.weight_decay, **_keys(contest.variant)}
-    pick, erm = _index(with_controls, setting), with_controls.best(0, **_keys(first))
-    control = with_controls.best(0)
+    best = contest.best
+    pick = with_controls.best(best.rank, weight_decay=best.weight_decay, **contest.variant._asdict())
+    erm, control = with_controls.best(0, **first._asdict()), with_controls.best(0)
     case = Circumstances(
         answer=_answer(problem),
         about=about(store),
@@ -85,7 +85,7 @@ def judge_choice(
     written = pick
     if (
         contest.rule == "bound"
-        and contest.best.rank > 0
+        and best.rank > 0
         and 0 in contest.ranks
         and verdict_code(with_controls, pick, erm, case, control)[0] in ("no-gain", "constant")
     ):
@@ -108,19 +108,6 @@ def judge_choice(
     return contest, verdict, _controls(problem, with_controls)
 
 
-def _keys(variant: Variant) -> dict[str, Any]:
-    return variant._asdict()
-
-
-def _index(estimates: CrossFit, setting: dict[str, Any]) -> int:
-    """The candidate with this setting."""
-    return next(
-        i
-        for i, candidate in enumerate(estimates.candidates)
-        if all(candidate[name] == value for name, value in setting.items())
-    )
-
-
 def _with_controls(
     problem: Problem, contest: Contest, folds: tuple[Fold, ...], estimates: CrossFit
 ) -> tuple[CrossFit, Variant]:
@@ -131,7 +118,7 @@ def _with_controls(
     options = problem.options
 
     def named(measured: CrossFit, variant: Variant) -> CrossFit:
-        candidates = tuple(_keys(variant) | candidate for candidate in measured.candidates)
+        candidates = tuple(variant._asdict() | candidate for candidate in measured.candidates)
         return dataclasses.replace(measured, candidates=candidates)
 
     first = problem.variants[0]
@@ -165,7 +152,7 @@ def _controls(problem: Problem, estimates: CrossFit) -> list[dict[str, Any]]:
         }
     )
     for variant in itertools.starmap(Variant, present):
-        index = estimates.best(0, **_keys(variant))
+        index = estimates.best(0, **variant._asdict())
         measures = {
             "val_error": estimates.error(index),
             "flip_rate": estimates.change(index),
@@ -191,15 +178,15 @@ def variant_of_control(problem: Problem, name: str) -> Variant:
     return Variant(upweighted="upweighted" in name, pair_rows="pair-rows" in name)
 
 
-def constant_fit(part: TrainingSet) -> Fit:
+def constant_fit(training: TrainingSet) -> Fit:
     """The probe that always gives the training rows' commonest class, or their mean."""
-    if not part.n_classes:
-        bias = np.array([part.y.mean()])
+    if not training.n_classes:
+        bias = np.array([training.y.mean()])
     else:
-        shares = np.bincount(part.y, minlength=part.n_classes) / len(part.y)
-        logs = np.log(np.maximum(shares, 0.5 / len(part.y)))
-        bias = logs[1:] - logs[0] if part.n_classes == 2 else logs
-    return Fit(0, 0.0, np.zeros((len(bias), part.X.shape[1])), bias, True, 0, 0.0)
+        shares = np.bincount(training.y, minlength=training.n_classes) / len(training.y)
+        logs = np.log(np.maximum(shares, 0.5 / len(training.y)))
+        bias = logs[1:] - logs[0] if training.n_classes == 2 else logs
+    return Fit(0, 0.0, np.zeros((len(bias), training.X.shape[1])), bias, True, 0, 0.0)
 
 
 def _answer(problem: Problem) -> str:

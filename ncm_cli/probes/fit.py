@@ -90,12 +90,12 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     return body
 
 
-def worst_groups(problem: Problem, whole: TrainingSet, best: Fit) -> list[dict[str, Any]]:
+def worst_groups(problem: Problem, training: TrainingSet, best: Fit) -> list[dict[str, Any]]:
     """The worst group of the validation rows in each crossing of ``--groups``, as ``ncm eval`` has them."""
     val, groups = problem.val, problem.groups
     if val is None or groups is None:
         return []
-    rows = val.scaled(whole.scaling)
+    rows = val.scaled(training.scaling)
     values = row_errors(*stacked([best]), rows)[0][0]
     if not problem.regression:
         values = values == 0
@@ -148,7 +148,9 @@ def flags_of(problem: Problem, oracle: bool) -> list[str]:
     return flags
 
 
-def _probe(problem: Problem, whole: TrainingSet, variant: Variant, body: dict[str, Any], best: Fit) -> Probe:
+def _probe(
+    problem: Problem, training: TrainingSet, variant: Variant, body: dict[str, Any], best: Fit
+) -> Probe:
     options, where = problem.options, problem.roles.where
     trained = (
         ("lr", "epochs", "batch_size", "seed") if body["solver"] == "adam" else ("tolerance", "max_iter")
@@ -169,22 +171,22 @@ def _probe(problem: Problem, whole: TrainingSet, variant: Variant, body: dict[st
         "flags": body["flags"],
         "options": jsonable(options) | resolved | {"train": where["train"], "val": where["val"]},
     }
-    return probe_of(problem, whole, best, record, origin_of(problem, whole, variant))
+    return probe_of(problem, training, best, record, origin_of(problem, training, variant))
 
 
-def origin_of(problem: Problem, part: TrainingSet, variant: Variant) -> dict[str, Any]:
+def origin_of(problem: Problem, training: TrainingSet, variant: Variant) -> dict[str, Any]:
     """What a probe records of a variant's rows and the pairs; every row is read."""
     pairs, parts = problem.pairs, {"train": problem.rows(variant), "val": problem.val}
     paired = pairs and {
         "path": str(problem.options.pairs),
         "content_sha256": pairs.store.content_sha256,
-        "used": part.pairs,
+        "used": training.pairs,
         "used_sha256": pairs_digest(problem),
         "held_out": int(pairs.held_out.sum()),
         "left_out": int((~pairs.usable).sum()),
         "strategy": pairs.store.strategy,
         "sources": [dict(source) for source in pairs.store.sources],
-        "numerical_rank": part.rank,
+        "numerical_rank": training.rank,
     }
     return {
         "rows": {name: record_ids(rows.ids) for name, rows in parts.items() if rows is not None},
@@ -196,17 +198,17 @@ def origin_of(problem: Problem, part: TrainingSet, variant: Variant) -> dict[str
             },
             "pairs": paired,
             **problem.roles.where,
-            "train_rows": len(part.X),
+            "train_rows": len(training.X),
             "val_rows": 0 if problem.val is None else len(problem.val.ids),
         },
     }
 
 
 def probe_of(
-    problem: Problem, part: TrainingSet, best: Fit, record: Mapping[str, Any], origin: Mapping[str, Any]
+    problem: Problem, training: TrainingSet, best: Fit, record: Mapping[str, Any], origin: Mapping[str, Any]
 ) -> Probe:
     """A probe fitted on a part of a problem; ``record`` says how, and ``origin`` is `origin_of` both."""
-    scaling, spectrum = part.scaling, part.spectrum
+    scaling, spectrum = training.scaling, training.spectrum
     meta = {
         "encoder": problem.encoder,
         "fingerprint": fingerprint(problem.encoder),
@@ -219,7 +221,7 @@ def probe_of(
     return Probe(
         weight=best.weight,
         bias=best.bias,
-        basis=np.ascontiguousarray(part.basis(best.rank)),
+        basis=np.ascontiguousarray(training.basis(best.rank)),
         singular_values=np.zeros(0) if spectrum is None else spectrum.singular_values[: spectrum.rank],
         mean=scaling.mean,
         scale=scaling.scale,
@@ -244,9 +246,11 @@ def _control_probes(folder: Path, problem: Problem, body: dict[str, Any]) -> dic
     for control in body["controls"]:
         name, decay = control["name"], control["weight_decay"]
         variant = variant_of_control(problem, name)
-        part = dataclasses.replace(problem.whole(variant), spectrum=None, pairs=0)
+        training = dataclasses.replace(problem.whole(variant), spectrum=None, pairs=0)
         control_fit = (
-            constant_fit(part) if decay is None else train_path(part, solver, ranks=[0], decays=[decay])[0]
+            constant_fit(training)
+            if decay is None
+            else train_path(training, solver, ranks=[0], decays=[decay])[0]
         )
         # The constant had no others to be chosen among; the others' weight decays had.
         only = {"path": [{"rank": 0, "weight_decay": 0.0, "converged": True}], "rule": ONLY_CANDIDATE}
@@ -265,5 +269,5 @@ def _control_probes(folder: Path, problem: Problem, body: dict[str, Any]) -> dic
         alone = dataclasses.replace(
             problem, pairs=None, options=dataclasses.replace(problem.options, pairs=None)
         )
-        probes[folder / f"{name}.safetensors"] = _probe(alone, part, variant, body | record, control_fit)
+        probes[folder / f"{name}.safetensors"] = _probe(alone, training, variant, body | record, control_fit)
     return probes

@@ -222,7 +222,7 @@ class Problem:
         if variant not in self.latest:
             self.latest.clear()
             usable = None if self.pairs is None else self.pairs.usable
-            self.latest[variant] = self.part(self.rows(variant), usable)
+            self.latest[variant] = self.training_set(self.rows(variant), usable)
         return self.latest[variant]
 
     def without(self, fold: Fold, variant: Variant | None = None) -> TrainingSet:
@@ -236,20 +236,20 @@ class Problem:
                 found=f"{len(left.ids):,} of {len(rows.ids):,} training rows",
                 fix="pairs of fewer training rows, or rows that are not trained on; or --select in-domain",
             )
-        part = self.part(left, None, self.fold_scaling(fold))
+        training = self.training_set(left, None, self.fold_scaling(fold))
         if self.pairs is None:
-            return part
+            return training
         basis = fold.basis & self.pairs.usable
         if fold not in self.spectra:
-            self.spectra[fold] = self.pairs.spectrum(basis, part.scaling)
-        return dataclasses.replace(part, spectrum=self.spectra[fold], pairs=int(basis.sum()))
+            self.spectra[fold] = self.pairs.spectrum(basis, training.scaling)
+        return dataclasses.replace(training, spectrum=self.spectra[fold], pairs=int(basis.sum()))
 
     def fold_scaling(self, fold: Fold) -> Scaling:
         """The scaling of the training rows that a fold leaves; all variants share it and its directions."""
         left = self.train.take(~np.isin(self.train.node, fold.apart))
         return fit_scaling(self.options.scaling, self.options.scale_factor, left.X)
 
-    def part(self, rows: RawRows, pairs: Mask | None, scaling: Scaling | None = None) -> TrainingSet:
+    def training_set(self, rows: RawRows, pairs: Mask | None, scaling: Scaling | None = None) -> TrainingSet:
         """Some training rows, and some of the pairs (k,); ``scaling`` only where it must not be fitted."""
         scaling = scaling or fit_scaling(self.options.scaling, self.options.scale_factor, rows.X)
         return TrainingSet(

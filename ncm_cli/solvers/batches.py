@@ -110,21 +110,21 @@ class DeviceRows:
     balanced) is noise of which Adam makes full steps; in float64 it drowns in Adam's ε.
     """
 
-    def __init__(self, part: TrainingSet, device: str) -> None:
-        self.part, self.device = part, torch.device(device)
-        self._features = held(part.X)
+    def __init__(self, training: TrainingSet, device: str) -> None:
+        self.training, self.device = training, torch.device(device)
+        self._features = held(training.X)
         if not all(np.isfinite(rows).all() for _, rows in blocks(self._features)):
             raise InputError("the training features hold NaN or infinite values")
         self.n, self.dim = self._features.shape
         # Padded to a multiple of 16 with zeros, which matrix products like.
         self.width = -(-(self.dim + 1) // 16) * 16
-        self.labels = torch.as_tensor(np.asarray(part.y), dtype=torch.int64)
-        hot = self._hot(self.labels, part.n_classes) if part.logits > 1 else self._column(part.y)
+        self.labels = torch.as_tensor(np.asarray(training.y), dtype=torch.int64)
+        hot = self._hot(self.labels, training.n_classes) if training.logits > 1 else self._column(training.y)
         self.targets = hot[:, None, :]
         """(n, 1, C): 0 or 1 for a binary problem, else one-hot."""
         groupings = {
-            "environments": part.codes.get("envs"),
-            "dro": part.codes.get("dro_groups", part.codes.get("envs")),
+            "environments": training.codes.get("envs"),
+            "dro": training.codes.get("dro_groups", training.codes.get("envs")),
         }
         self.codes = {
             name: torch.from_numpy(np.unique(codes, return_inverse=True)[1].reshape(-1))
@@ -136,7 +136,7 @@ class DeviceRows:
         self.members = {name: self._hot(codes) for name, codes in self.codes.items()}
         """(n, E) the parts of each grouping, one-hot."""
         self.members["pooled"] = self._column(np.ones(self.n))
-        self.weights = None if part.weights is None else self._column(part.weights)
+        self.weights = None if training.weights is None else self._column(training.weights)
 
     def _hot(self, codes: Tensor, width: int = -1) -> Tensor:
         return torch.nn.functional.one_hot(codes, width).to(self.device, torch.float64)
@@ -180,7 +180,7 @@ class DeviceRows:
     @cached_property
     def rotation(self) -> Array:
         """(d, d) orthogonal: the basis, and a complement."""
-        basis = self.part.basis(self.part.rank)
+        basis = self.training.basis(self.training.rank)
         return np.concatenate([basis, complement(basis)], axis=1)
 
     def _padded(self, features: Array) -> Tensor:

@@ -11,7 +11,7 @@ from ncm_cli.solvers.training_set import Fit, TrainingSet
 
 
 def train_path(
-    part: TrainingSet,
+    training: TrainingSet,
     solver: Solver,
     *,
     ranks: Iterable[int],
@@ -25,14 +25,14 @@ def train_path(
     ranks = sorted(ranks)
     if solver.name != "adam":
         return fit_path(
-            part.X,
-            part.y,
-            part.n_classes,
-            part.basis(),
+            training.X,
+            training.y,
+            training.n_classes,
+            training.basis(),
             ranks,
             decays,
-            weights=part.weights,
-            task="classification" if part.n_classes else "regression",
+            weights=training.weights,
+            task="classification" if training.n_classes else "regression",
             tolerance=solver.tolerance,
             max_iter=solver.max_iter,
             advance=advance,
@@ -41,7 +41,7 @@ def train_path(
     from ncm_cli.solvers.device import choose_device
     from ncm_cli.solvers.trainer import Schedule, train
 
-    shared = {"seed": solver.seed, "lr": solver.lr, "upweighted": part.weights is not None}
+    shared = {"seed": solver.seed, "lr": solver.lr, "upweighted": training.weights is not None}
     return train(
         [
             # Of rank 0 this is erm, to the last bit.
@@ -49,7 +49,7 @@ def train_path(
             for rank in ranks
             for decay in decays
         ],
-        part,
+        training,
         Schedule(epochs=solver.epochs, batch_size=solver.batch_size),
         device=choose_device(solver.device, "fp64", SILENT),
         advance=advance,

@@ -119,7 +119,7 @@ class SharedWeights:
     """
 
     def __init__(self, configs: Sequence[Config], rows: DeviceRows, schedule: Schedule) -> None:
-        self._configs, self._rows, self._logits = configs, rows, rows.part.logits
+        self._configs, self._rows, self._logits = configs, rows, rows.training.logits
         self._flat = rows.targets.new_zeros(len(configs) * self._logits, rows.width)
         self._gradient = torch.empty_like(self._flat)
         self._domainbed = schedule.domainbed
@@ -172,10 +172,9 @@ class SharedWeights:
         if not penalised:
             return None
         rows = slice(penalised[0] * self._logits, (penalised[-1] + 1) * self._logits)
-        part = self._rows.part
-        basis, moments = (
-            torch.as_tensor(values).to(self._flat) for values in (part.basis(part.rank), part.moments)
-        )
+        training = self._rows.training
+        basis = torch.as_tensor(training.basis(training.rank)).to(self._flat)
+        moments = torch.as_tensor(training.moments).to(self._flat)
         padded = self._flat.new_zeros(self._rows.width, basis.shape[1])
         padded[: self._rows.dim] = basis
         return rows, padded, 2 * (self._per_row("penalty")[rows] / self._twofold) * moments
@@ -263,7 +262,7 @@ and (R, C) biases, float64, in the given coordinates."""
 
 def train(
     configs: Sequence[Config],
-    part: TrainingSet,
+    training: TrainingSet,
     schedule: Schedule | None = None,
     *,
     device: str = "cpu",
@@ -288,8 +287,8 @@ def train(
         Where a method needs environments or pairs that ``part`` lacks, or a rank is beyond the basis.
     """
     schedule = schedule or Schedule()
-    _check(configs, part)
-    rows = DeviceRows(part, device)
+    _check(configs, training)
+    rows = DeviceRows(training, device)
     results: dict[int, Fit] = {}
     for seed in dict.fromkeys(config.seed for config in configs):
         indices = [i for i, config in enumerate(configs) if config.seed == seed]
@@ -311,7 +310,7 @@ def train(
                 steps += 1
             if observe or epoch == schedule.epochs:
                 parts = zip(*(weights.probes() for weights in families), strict=True)
-                weight, bias = (torch.cat(part)[np.argsort(order)].cpu().numpy() for part in parts)
+                weight, bias = (torch.cat(training)[np.argsort(order)].cpu().numpy() for training in parts)
             if observe:
                 observe(epoch, indices, weight, bias)
             if advance:
@@ -322,19 +321,19 @@ def train(
     return [results[i] for i in range(len(configs))]
 
 
-def _check(configs: Sequence[Config], part: TrainingSet) -> None:
-    if part.n_classes < 2:
+def _check(configs: Sequence[Config], training: TrainingSet) -> None:
+    if training.n_classes < 2:
         raise InputError("the training rows hold one class only", expected="at least two classes")
     for config in configs:
         if config.method == "dfr":
             raise UsageError("dfr isn't trained by steps", fix="ncm_cli.solvers.dfr.fit_dfr")
-        if "envs" in METHODS[config.method].needs and "envs" not in part.codes:
+        if "envs" in METHODS[config.method].needs and "envs" not in training.codes:
             raise InputError(f"{config.method} needs environments", fix="name their column with --envs")
-        if config.method == "matchdg" and not part.rank:
+        if config.method == "matchdg" and not training.rank:
             raise InputError("matchdg needs pairs", fix="give a pair store with --pairs")
-        if config.method == "ncm" and config.rank > part.rank:
+        if config.method == "ncm" and config.rank > training.rank:
             raise InputError(
                 f"rank {config.rank} is more than the pairs span",
-                expected=f"at most {part.rank}",
+                expected=f"at most {training.rank}",
                 fix="more pairs",
             )

@@ -318,20 +318,20 @@ class _Judged:
     def _refit(
         self,
         problem: Problem,
-        part: TrainingSet,
+        training: TrainingSet,
         ranks: Sequence[int],
         advance: Callable[[int], None] | None = None,
     ) -> list[dict[str, Any]]:
         """Rows of refits at these ranks, by the probe's method (ERM where the problem has no pairs)."""
         meta = self.probe.meta
         fits = train_path(
-            part,
+            training,
             dataclasses.replace(problem.options.solving, name=meta["options"]["solver"]),
             ranks=ranks,
             decays=[float(meta["hyper_parameters"]["weight_decay"])],
             advance=advance,
         )
-        return [self._row(fit, part) for fit in fits]
+        return [self._row(fit, training) for fit in fits]
 
     def _paths(self) -> dict[str, Any]:
         """``path`` along ranks, its ``summary``, and ``pair_counts``: empty where they aren't asked for."""
@@ -341,19 +341,20 @@ class _Judged:
         if problem is not None and problem.pairs is not None:
             usable, scaling = problem.pairs.usable, scaling_of(self.probe)
             if options.ranks:
-                part = problem.part(problem.rows(), usable, scaling)
-                why = f"ranks above {part.rank} are skipped: the pairs' differences have that rank"
-                ranks = self._possible(options.ranks, part.rank, why)
+                training = problem.training_set(problem.rows(), usable, scaling)
+                why = f"ranks above {training.rank} are skipped: the pairs' differences have that rank"
+                ranks = self._possible(options.ranks, training.rank, why)
                 with self.reporter.task("ranks", len(ranks), "ranks") as task:
-                    path = self._refit(problem, part, ranks, task.advance) if ranks else []
+                    path = self._refit(problem, training, ranks, task.advance) if ranks else []
             if options.pair_counts:
                 most = int(usable.sum())
                 why = f"counts above {most} are skipped: there are no more pairs"
                 possible = self._possible(options.pair_counts, most, why)
                 with self.reporter.task("pair counts", len(possible), "fits") as task:
                     for count in possible:
-                        part = problem.part(problem.rows(), usable & (np.cumsum(usable) <= count), scaling)
-                        counts += self._refit(problem, part, [min(count, self.probe.rank, part.rank)])
+                        first = usable & (np.cumsum(usable) <= count)
+                        training = problem.training_set(problem.rows(), first, scaling)
+                        counts += self._refit(problem, training, [min(count, self.probe.rank, training.rank)])
                         task.advance()
         return {"path": path, "summary": _summary(path), "pair_counts": counts}
 
@@ -364,13 +365,13 @@ class _Judged:
             self.reporter.note(why)
         return [number for number in grid if number <= most]
 
-    def _row(self, fit: Fit, part: TrainingSet) -> dict[str, Any]:
+    def _row(self, fit: Fit, training: TrainingSet) -> dict[str, Any]:
         """The bound and the measurements of one refit."""
-        measured = self._measure(fit.weight, fit.bias, part.basis(fit.rank))
+        measured = self._measure(fit.weight, fit.bias, training.basis(fit.rank))
         terms, errors = measured.terms, measured.zero_one or {}
         return {
             "rank": fit.rank,
-            "pairs": part.pairs,
+            "pairs": training.pairs,
             "converged": fit.converged,
             **{name: getattr(terms, name) for name in ("term_1", "theta_m_theta", "term_2", "bound")},
             "test_risk": measured.test_risk,
@@ -392,12 +393,12 @@ class _Judged:
                 expected="other rows of the test domain",
             )
         problem = reread_problem(self.probe, self.options.features, None, where=where, reporter=self.reporter)
-        part = problem.part(problem.rows(), None, scaling_of(self.probe))
-        row = self._refit(problem, part, [0])[0]
+        training = problem.training_set(problem.rows(), None, scaling_of(self.probe))
+        row = self._refit(problem, training, [0])[0]
         error = row["test_error"]
         # By how much its test accuracy is above the bounded probe's.
         gap = probe_measured.zero_one["test_error"] - error if probe_measured.zero_one else None
-        known = {"where": where, "train_rows": len(part.X), "test_risk": row["test_risk"]}
+        known = {"where": where, "train_rows": len(training.X), "test_risk": row["test_risk"]}
         return {**known, "test_error": error, "gap": gap}
 
 
