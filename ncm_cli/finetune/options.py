@@ -62,7 +62,7 @@ class FinetuneOptions(RowOptions, SourceOptions):
         role="output",
         flags=("-o",),
         files=checkpoint_files,
-        writes=("checkpoint", "probe", "finetune"),
+        writes=("checkpoint", "head", "finetune"),
     )
     method: str | None = option(
         None, help="Without it, ncm if there are pairs and erm if not.", choices=FINETUNE_METHODS

@@ -93,6 +93,8 @@ def test_files_of_others_are_never_replaced(data: Path, tmp_path: Path, at: int)
     save_file({"w": torch.zeros(3)}, tmp_path / "other")
     write_result(tmp_path / "eval", "eval", {"n": 1})
     others = [(tmp_path / name).read_bytes() for name in ("other", "eval")]
+    header = b'{"__metadata__":{"ncm_format":"ncm-probe","meta":"{\\"command\\": \\"fit\\"}"}}'
+    others.append(len(header).to_bytes(8, "little") + header)
     for content in (b'{"mine": 1}', b"[]", b"notes", *others):
         place.write_bytes(content)
         with pytest.raises(UsageError, match="would replace a file that isn't") as refused:
