@@ -41,7 +41,10 @@ KINDS = {
     "eval": ("a result of ncm eval", _result("eval")),
     "bound": ("a result of ncm bound", _result("bound")),
     "finetune": ("a result of ncm finetune", _result("finetune")),
-    "head": ("a probe of ncm finetune", r'.{8}\{(?=.*"ncm_format":\s*"ncm-probe").*\\"command\\": \\"finetune\\"'),
+    "head": (
+        "a probe of ncm finetune",
+        r'.{8}\{(?=.*"ncm_format":\s*"ncm-probe").*\\"command\\": \\"finetune\\"',
+    ),
     "probe": ("a probe", r'.{8}\{.*"ncm_format":\s*"ncm-probe"'),
     "checkpoint": ("a checkpoint of ncm finetune", r'.{8}\{.*"ncm-finetuned":'),
     "export": ("an exported probe", r"PK\x03\x04.{26}(weight|coef_)\.npy|.{0,16}ncm-cli"),
