@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncm_cli.blocks import Mask
 from ncm_cli.solvers.folds import components
 from ncm_cli.store.rows import FeatureRows
 
 Rows = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 Stores = tuple[FeatureRows, FeatureRows]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ncm_cli.blocks import Mask
 from ncm_cli.errors import InputError, listing, nearest
 from ncm_cli.options import check, given_flags
 from ncm_cli.pairs.diagnostics import diagnose
