@@ -14,11 +14,11 @@ MAX_SHOWN_FAILURES = 12
 
 def run(options: EmbedOptions, ui: Ui) -> int | None:
     """Run the stage and say what it made; 5 when more images failed than were allowed."""
-    own = of_rank(options)
-    ranked = own is not options
+    of_this_rank = of_rank(options)
+    ranked = of_this_rank is not options
     # Of processes that share a terminal the first alone tells of its progress; all warn.
-    quiet = ranked and not own.shard.startswith("0/")  # type: ignore[union-attr]
-    report = embed(own, reporter=Ui(quiet=True).reporter if quiet else ui.reporter)
+    quiet = ranked and not of_this_rank.shard.startswith("0/")  # type: ignore[union-attr]
+    report = embed(of_this_rank, reporter=Ui(quiet=True).reporter if quiet else ui.reporter)
     if report.failed and not report.shard:  # who joins the shards tells of all
         _warn_failures(report, ui)
     ui.text(_summary(report))

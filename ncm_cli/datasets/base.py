@@ -38,7 +38,7 @@ def data(options: Any, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     check(options)
     name, build = builder_of(options)
     output: Path = options.output
-    inputs = [getattr(options, one.name) for one in fields_of(type(options)) if one.role == "input"]
+    inputs = [getattr(options, field.name) for field in fields_of(type(options)) if field.role == "input"]
     for source in filter(None, inputs):
         if Path(os.path.realpath(source)).is_relative_to(os.path.realpath(output)):
             raise UsageError(
@@ -50,8 +50,8 @@ def data(options: Any, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     # Builders decompose small matrices at most.
     with blas_threads(0), _complete(output, name, jsonable(options)) as folder:
         facts = build(options, folder, reporter)
-    made = sorted(path for path in output.iterdir() if path.is_file() and path.name != MARKER)
-    files = {path.stem: str(path) for path in made}
+    written = sorted(path for path in output.iterdir() if path.is_file() and path.name != MARKER)
+    files = {path.stem: str(path) for path in written}
     return {"builder": name, "output": str(output), "files": files, "seed": options.seed, **facts}
 
 
@@ -82,9 +82,9 @@ def _complete(output: Path, builder: str, options: dict[str, Any]) -> Iterator[P
         _refuse_foreign(output)
         shutil.rmtree(around, ignore_errors=True)
         try:
-            made = around / "new"
-            made.mkdir(parents=True)
-            yield made
+            new_folder = around / "new"
+            new_folder.mkdir(parents=True)
+            yield new_folder
             header = {
                 "ncm_format": FORMAT,
                 "ncm_format_version": FORMAT_VERSION,
@@ -92,12 +92,12 @@ def _complete(output: Path, builder: str, options: dict[str, Any]) -> Iterator[P
                 "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
                 "builder": builder,
                 "options": options,
-                "entries": sorted(path.name for path in made.iterdir()),
+                "entries": sorted(path.name for path in new_folder.iterdir()),
             }
-            (made / MARKER).write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
+            (new_folder / MARKER).write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
             if output.exists():
                 output.rename(around / "old")
-            made.rename(output)
+            new_folder.rename(output)
         finally:
             shutil.rmtree(around, ignore_errors=True)
 

@@ -87,7 +87,7 @@ def read_idx(path: Path, dims: int) -> npt.NDArray[np.uint8]:
             expected=f"00 00 08 {dims:02x}: unsigned bytes in {dims} dimension{'s' if dims > 1 else ''}",
         )
     if not shape or len(body) != size:
-        said = f"{size:,} bytes, for {' × '.join(map(str, shape))}, behind the header"
+        stated_size = f"{size:,} bytes, for {' × '.join(map(str, shape))}, behind the header"
         raise InputError(
             "an IDX file that is cut off or damaged"
             if size <= MAX_IDX_BYTES
@@ -95,8 +95,8 @@ def read_idx(path: Path, dims: int) -> npt.NDArray[np.uint8]:
             where=path,
             found=f"{'more' if len(body) > size else f'{len(body):,}'} there"
             if size <= MAX_IDX_BYTES
-            else said,
-            expected=(said if shape else f"a header of {start} bytes")
+            else stated_size,
+            expected=(stated_size if shape else f"a header of {start} bytes")
             if size <= MAX_IDX_BYTES
             else f"at most {MAX_IDX_BYTES:,}",
             fix="get the file again",
@@ -168,14 +168,14 @@ def plan(
         Places of the images of the training domains and of the test domain; disjoint. The training images
         are dealt to the domains in turn, so their order should be random.
     """
-    made, flips = Coloring(), parse_numbers(options.flips)
+    coloring, flips = Coloring(), parse_numbers(options.flips)
 
     def color(places: npt.NDArray[np.int64], flip: float, split: str, domain: str) -> None:
         labels = (digits[places] < 5) ^ (rng.random(len(places)) < options.label_noise)
         colors = labels ^ (rng.random(len(places)) < flip)
         for i, place in enumerate(places.tolist()):
             name, digit = f"{split}-{place:05d}", int(digits[place])
-            made.rows.append(Picture(name, place, int(colors[i]), int(labels[i]), digit, split, domain))
+            coloring.rows.append(Picture(name, place, int(colors[i]), int(labels[i]), digit, split, domain))
 
     if options.holdout_pairs >= len(train):
         raise UsageError(
@@ -185,23 +185,23 @@ def plan(
         )
     held, train = train[: options.holdout_pairs], train[options.holdout_pairs :]
     for domain, flip in enumerate(flips):
-        own = train[domain :: len(flips)]
-        n_val = round(len(own) * options.val_fraction)
-        color(own[n_val:], flip, "train", f"train{domain + 1}")
-        color(own[:n_val], flip, "val", f"train{domain + 1}")
+        in_domain = train[domain :: len(flips)]
+        n_val = round(len(in_domain) * options.val_fraction)
+        color(in_domain[n_val:], flip, "train", f"train{domain + 1}")
+        color(in_domain[:n_val], flip, "val", f"train{domain + 1}")
         color(held[domain :: len(flips)], flip, HELD, f"train{domain + 1}")
     color(test, options.test_flip, "test", "test")
-    _add_pairs(made, "train", options.pairs, options.wrong_fraction, rng)
-    _add_pairs(made, HELD, options.holdout_pairs, options.wrong_fraction, rng)
-    _add_oracle(made, options.oracle_pairs, flips, rng)
-    return made
+    _add_pairs(coloring, "train", options.pairs, options.wrong_fraction, rng)
+    _add_pairs(coloring, HELD, options.holdout_pairs, options.wrong_fraction, rng)
+    _add_oracle(coloring, options.oracle_pairs, flips, rng)
+    return coloring
 
 
 def _add_pairs(
-    made: Coloring, split: str, count: int, wrong_fraction: float, rng: np.random.Generator
+    coloring: Coloring, split: str, count: int, wrong_fraction: float, rng: np.random.Generator
 ) -> None:
     """Pairs of ``count`` pictures of a split with the same digit, or a wrong one, in the other colour."""
-    rows = [row for row in made.rows if row.split == split]
+    rows = [row for row in coloring.rows if row.split == split]
     if count > len(rows):
         raise UsageError(
             "--pairs asks for more pairs than there are training digits", found=count, expected=len(rows)
@@ -211,19 +211,19 @@ def _add_pairs(
         row = rows[index]
         shown = rows[(index + rng.integers(1, len(rows))) % len(rows)] if position < wrong else row
         twin = replace(shown, id=f"{row.id}-twin", color=1 - row.color, split=TWIN, domain=row.domain)
-        made.rows.append(twin)
-        made.pairs.append((row.id, twin.id, int(split == HELD), int(position < wrong)))
+        coloring.rows.append(twin)
+        coloring.pairs.append((row.id, twin.id, int(split == HELD), int(position < wrong)))
 
 
-def _add_oracle(made: Coloring, count: int, flips: Sequence[float], rng: np.random.Generator) -> None:
+def _add_oracle(coloring: Coloring, count: int, flips: Sequence[float], rng: np.random.Generator) -> None:
     """Test pictures with themselves as a training domain, drawn at random, would have coloured them."""
-    rows = [row for row in made.rows if row.split == "test"]
+    rows = [row for row in coloring.rows if row.split == "test"]
     for index in rng.permutation(len(rows))[:count]:
         row, domain = rows[index], int(rng.integers(len(flips)))
         color, name = row.label ^ int(rng.random() < flips[domain]), f"train{domain + 1}"
         twin = replace(row, id=f"{row.id}-as-{name}", color=color, split=ORACLE, domain=name)
-        made.rows.append(twin)
-        made.oracle.append((row.id, twin.id))
+        coloring.rows.append(twin)
+        coloring.oracle.append((row.id, twin.id))
 
 
 def paint(gray: npt.NDArray[np.uint8], rows: Sequence[Picture]) -> Iterator[npt.NDArray[np.uint8]]:
@@ -235,34 +235,34 @@ def paint(gray: npt.NDArray[np.uint8], rows: Sequence[Picture]) -> Iterator[npt.
 
 
 def _write(
-    made: Coloring, gray: npt.NDArray[np.uint8], folder: Path, reporter: Reporter, *, packed: bool = False
+    coloring: Coloring, gray: npt.NDArray[np.uint8], folder: Path, reporter: Reporter, *, packed: bool = False
 ) -> dict[str, Any]:
     """The tables and the images; ``packed``, their red and green pixels in [0, 1] as one float32 array."""
     kept = [i for i, name in enumerate(COLUMNS) if name != "path" or not packed]
-    cells = ([row.cells()[i] for i in kept] for row in made.rows)
+    cells = ([row.cells()[i] for i in kept] for row in coloring.rows)
     write_csv(folder / "manifest.csv", [COLUMNS[i] for i in kept], cells)
-    if made.pairs:
-        write_csv(folder / "pairs.csv", ("id_a", "id_b", "holdout", "wrong"), made.pairs)
-    if made.oracle:
-        write_csv(folder / "oracle_pairs.csv", ("id_a", "id_b"), made.oracle)
+    if coloring.pairs:
+        write_csv(folder / "pairs.csv", ("id_a", "id_b", "holdout", "wrong"), coloring.pairs)
+    if coloring.oracle:
+        write_csv(folder / "oracle_pairs.csv", ("id_a", "id_b"), coloring.oracle)
     if packed:
-        pixels = np.stack([image[..., :2].reshape(-1) for image in paint(gray, made.rows)])
+        pixels = np.stack([image[..., :2].reshape(-1) for image in paint(gray, coloring.rows)])
         np.save(folder / "pixels.npy", pixels / np.float32(255))
     else:
         (folder / "images").mkdir()
-        with reporter.task("coloured digits", total=len(made.rows), unit="images") as task:
-            for row, image in zip(made.rows, paint(gray, made.rows), strict=True):
+        with reporter.task("coloured digits", total=len(coloring.rows), unit="images") as task:
+            for row, image in zip(coloring.rows, paint(gray, coloring.rows), strict=True):
                 # Level 1 of zlib: ten thousands of tiny files are written, and size hardly differs.
                 Image.fromarray(image).save(folder / row.path, format="PNG", compress_level=1)
                 task.advance()
-    keys = dict.fromkeys((row.split, row.domain) for row in made.rows)
+    keys = dict.fromkeys((row.split, row.domain) for row in coloring.rows)
     counts: list[dict[str, object]] = []
     for split, domain in keys:
-        own = [row for row in made.rows if (row.split, row.domain) == (split, domain)]
-        shares = {"label 1": sum(row.label for row in own) / len(own)}
-        shares["colour = label"] = sum(row.color == row.label for row in own) / len(own)
-        counts.append({"split": split, "domain": domain, "rows": len(own), **shares})
-    return {"rows": len(made.rows), "pairs": len(made.pairs), "counts": {"rows": counts}}
+        of_kind = [row for row in coloring.rows if (row.split, row.domain) == (split, domain)]
+        shares = {"label 1": sum(row.label for row in of_kind) / len(of_kind)}
+        shares["colour = label"] = sum(row.color == row.label for row in of_kind) / len(of_kind)
+        counts.append({"split": split, "domain": domain, "rows": len(of_kind), **shares})
+    return {"rows": len(coloring.rows), "pairs": len(coloring.pairs), "counts": {"rows": counts}}
 
 
 def build_digits(options: DigitsOptions, folder: Path, reporter: Reporter) -> dict[str, Any]:
@@ -272,8 +272,8 @@ def build_digits(options: DigitsOptions, folder: Path, reporter: Reporter) -> di
     rng = np.random.default_rng(options.seed)
     order = rng.permutation(len(target))
     n_test = round(len(target) * options.test_fraction)
-    made = plan(target.astype(np.int64), order[n_test:], order[:n_test], options, rng)
-    return _write(made, gray, folder, reporter)
+    coloring = plan(target.astype(np.int64), order[n_test:], order[:n_test], options, rng)
+    return _write(coloring, gray, folder, reporter)
 
 
 def _load_digits() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
@@ -300,14 +300,14 @@ def build_colored_mnist(options: ColoredMnistOptions, folder: Path, reporter: Re
     rng = np.random.default_rng(options.seed)
     train = _drawn(len(digits), options.train_digits, "--train-digits", rng)
     test = _drawn(len(test_digits), options.test_digits, "--test-digits", rng) + len(digits)
-    made = plan(np.concatenate([digits, test_digits]), train, test, options, rng)
+    coloring = plan(np.concatenate([digits, test_digits]), train, test, options, rng)
     gray = np.concatenate([images, test_images])
     if options.size != MNIST_SIDE:
         # IRM's authors take every other pixel instead of means of 2 × 2; means keep more of the digit: a
         # linear probe on grey digits gains .008.
         blocks = gray.reshape(len(gray), options.size, 2, options.size, 2)
         gray = np.round(blocks.mean(axis=(2, 4))).astype(np.uint8)
-    return _write(made, gray, folder, reporter, packed=options.packed)
+    return _write(coloring, gray, folder, reporter, packed=options.packed)
 
 
 def _drawn(available: int, count: int, name: str, rng: np.random.Generator) -> npt.NDArray[np.int64]:

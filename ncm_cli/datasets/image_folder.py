@@ -44,27 +44,27 @@ def build_folder(options: FolderOptions, folder: Path, reporter: Reporter) -> di
     kept = _selected(options.where, "--where", found, layout)
     if options.counts is not None:
         counts = parse_counts(options.counts) or _read_counts(Path(options.counts), layout)
-        known = sorted(" / ".join(own) for own in set(kept.values()))
+        known = sorted(" / ".join(group) for group in set(kept.values()))
         for strange in (name for name in map(" / ".join, counts) if name not in known):
             raise unknown("group of images", strange, known, where=f"--counts {options.counts}")
-        kept = {image: own for image, own in kept.items() if own in counts}
+        kept = {image: group for image, group in kept.items() if group in counts}
         splits = _counted(kept, counts, options)
     else:
         test = _selected(options.test, "--test", found, layout) if options.test else None
         splits = _shared(options, kept, test)
         for gap in _gaps(options, layout, kept, splits):
             reporter.warn(gap)
-    columns = {name: [own[level] for own in kept.values()] for level, name in enumerate(layout)}
+    columns = {name: [group[level] for group in kept.values()] for level, name in enumerate(layout)}
     for warning in alike_categories(columns, "label", ()):
         reporter.warn(warning)
     base = absolute_text(options.source)
-    rows = [(image, f"{base}/{image}", *own, splits[image]) for image, own in kept.items()]
+    rows = [(image, f"{base}/{image}", *group, splits[image]) for image, group in kept.items()]
     write_csv(folder / "manifest.csv", ("id", "path", *layout, "split"), rows)
-    counted = Counter((own, splits[image]) for image, own in kept.items())
+    counted = Counter((group, splits[image]) for image, group in kept.items())
     names = [*SPLITS, *sorted(set(splits.values()) - set(SPLITS))]
     table = [
-        {" / ".join(layout): " / ".join(own)} | {name: counted[own, name] for name in names}
-        for own in sorted(set(kept.values()))
+        {" / ".join(layout): " / ".join(group)} | {name: counted[group, name] for name in names}
+        for group in sorted(set(kept.values()))
     ]
     return {"rows": len(rows), "images_found": len(found), "counts": {"rows": table}}
 
@@ -85,10 +85,10 @@ def _images(source: Path, depth: int, reporter: Reporter) -> list[str]:
     lacks = {"names that aren't UTF-8": unwritable, "links that lead nowhere": lost}
     for what, names in (lacks | {"folders whose name begins or ends with a blank": blank}).items():
         if names:
-            every = f"{what}: {listing(map(printable, names), limit=len(names))}"
+            all_names = f"{what}: {listing(map(printable, names), limit=len(names))}"
             if not images:
-                raise InputError("no image in the folder is there", where=source, found=every)
-            reporter.warn(f"left out, {every}")
+                raise InputError("no image in the folder is there", where=source, found=all_names)
+            reporter.warn(f"left out, {all_names}")
     check_depth(source, images, depth)
     return images
 
@@ -102,11 +102,11 @@ def _selected(
         if term.column not in layout:
             raise unknown("folder level", term.column, layout, where=f"{flag} {where}")
         level = layout.index(term.column)
-        known = sorted({own[level] for own in found.values()})
+        known = sorted({group[level] for group in found.values()})
         for value in term.values:
             if value not in known:
                 raise unknown(term.column, value, known, where=f"{flag} {where}")
-        kept = {name: own for name, own in kept.items() if (own[level] in term.values) != term.negated}
+        kept = {name: group for name, group in kept.items() if (group[level] in term.values) != term.negated}
     if not kept:
         raise InputError("no image meets the filter", where=f"{flag} {where}")
     return kept
@@ -117,11 +117,11 @@ def _shuffled(
 ) -> Iterator[tuple[Folders, list[str]]]:
     """The images in the same folders, in random order."""
     together: dict[Folders, list[str]] = {}
-    for image, own in kept.items():
-        together.setdefault(own, []).append(image)
+    for image, group in kept.items():
+        together.setdefault(group, []).append(image)
     rng = np.random.default_rng(seed)
-    for own in order:
-        yield own, [together[own][i] for i in rng.permutation(len(together[own]))]
+    for group in order:
+        yield group, [together[group][i] for i in rng.permutation(len(together[group]))]
 
 
 def _shared(
@@ -146,13 +146,13 @@ def _gaps(
     With ``--test`` folders that are held out as a whole need test rows alone, and of these each label some.
     """
     sizes = Counter(kept.values())
-    counted = Counter((own, splits[image]) for image, own in kept.items())
-    split_up = [own for own in sizes if options.test is None or counted[own, "test"] < sizes[own]]
+    counted = Counter((group, splits[image]) for image, group in kept.items())
+    split_up = [group for group in sizes if options.test is None or counted[group, "test"] < sizes[group]]
     shares = {"train": 1 - options.val_fraction, "val": options.val_fraction}
     if options.test is None:
         shares["test"] = options.test_fraction
     for split, share in shares.items():
-        lacking = {own: sizes[own] for own in split_up if not counted[own, split]}
+        lacking = {group: sizes[group] for group in split_up if not counted[group, split]}
         if lacking and share:
             # Shares are rounded: from here on it is one row.
             least = int(0.5 / share) + 1
@@ -163,14 +163,14 @@ def _gaps(
             )
     if options.test is not None and "label" in layout:
         level = layout.index("label")
-        tested = {own[level] for own in sizes if counted[own, "test"]}
-        lacking = Counter((own[level],) for own in kept.values() if own[level] not in tested)
+        tested = {group[level] for group in sizes if counted[group, "test"]}
+        lacking = Counter((group[level],) for group in kept.values() if group[level] not in tested)
         if lacking:
             yield f"no test rows of {_sized(lacking)}: no image of them meets --test {options.test}"
 
 
 def _sized(sizes: Mapping[Folders, int]) -> str:
-    return listing(f"{' / '.join(own)} ({n:,})" for own, n in sorted(sizes.items()))
+    return listing(f"{' / '.join(group)} ({n:,})" for group, n in sorted(sizes.items()))
 
 
 def _read_counts(path: Path, layout: Folders) -> dict[Folders, dict[str, int]]:
@@ -186,10 +186,10 @@ def _read_counts(path: Path, layout: Folders) -> dict[Folders, dict[str, int]]:
         )
     counts: dict[Folders, dict[str, int]] = {}
     for index, row in enumerate(table.rows):
-        own = tuple(row[name] for name in layout)
+        group = tuple(row[name] for name in layout)
         try:
             numbers = {name: int(row[name] or 0) for name in splits}
-            if min(numbers.values()) < 0 or own in counts:
+            if min(numbers.values()) < 0 or group in counts:
                 raise ValueError
         except ValueError:
             raise InputError(
@@ -199,7 +199,7 @@ def _read_counts(path: Path, layout: Folders) -> dict[Folders, dict[str, int]]:
                 expected="a group that no other row names, and whole numbers of images in the columns of "
                 f"splits, here {listing(splits)}",
             ) from None
-        counts[own] = numbers
+        counts[group] = numbers
     return counts
 
 
@@ -208,15 +208,15 @@ def _counted(
 ) -> dict[str, str]:
     """The split of each image: so many at random of those in the same folders, the others ``pool``."""
     splits = dict.fromkeys(kept, "pool")
-    for own, images in _shuffled(kept, counts, options.seed):
-        if (needed := sum(counts[own].values())) > len(images):
+    for group, images in _shuffled(kept, counts, options.seed):
+        if (needed := sum(counts[group].values())) > len(images):
             raise InputError(
-                f"too few images of {' / '.join(own)}",
+                f"too few images of {' / '.join(group)}",
                 where=options.source,
                 found=len(images),
                 expected=f"{needed:,}, as --counts {options.counts} says",
             )
-        names = [name for name, number in counts[own].items() for _ in range(number)]
+        names = [name for name, number in counts[group].items() for _ in range(number)]
         splits |= zip(images, names, strict=False)
     return splits
 

@@ -139,10 +139,10 @@ def parse_counts(text: str) -> dict[tuple[str, ...], dict[str, int]] | None:
     for part in text.split(","):
         # The name of a folder may have = in it.
         group, _, sizes = part.rpartition("=")
-        own = tuple(name.strip() for name in group.split("/"))
+        names = tuple(name.strip() for name in group.split("/"))
         try:
             numbers = dict(zip(SPLITS, map(int, sizes.split(":")), strict=True))
-            if min(numbers.values()) < 0 or own in counts or not all(own):
+            if min(numbers.values()) < 0 or names in counts or not all(names):
                 raise ValueError
         except ValueError:
             raise UsageError(
@@ -152,7 +152,7 @@ def parse_counts(text: str) -> dict[tuple[str, ...], dict[str, int]] | None:
                 expected="a table; or between commas, each group once with its whole numbers of images for "
                 "train, val and test: 'photo/dog=45:15:5, cartoon/dog=5:2:45'",
             ) from None
-        counts[own] = numbers
+        counts[names] = numbers
     return counts
 
 

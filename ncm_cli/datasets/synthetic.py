@@ -111,8 +111,8 @@ def build_synthetic(options: SyntheticOptions, folder: Path, reporter: Reporter)
     twins, twinned = [], []
     for code, scale in enumerate(scales):
         rows = np.flatnonzero(domain == code)
-        own = Latents(latents.invariant[rows], latents.label[rows], latents.exogenous[rows])
-        twins.append(observed("twin", own, scale))
+        in_domain = Latents(latents.invariant[rows], latents.label[rows], latents.exogenous[rows])
+        twins.append(observed("twin", in_domain, scale))
         twinned += rows.tolist()
     parts += [test, *(part for part in twins if part.ids)]
     _write_features(folder / "features.h5", parts, options)
@@ -124,8 +124,8 @@ def build_synthetic(options: SyntheticOptions, folder: Path, reporter: Reporter)
     latents = model.draw(options.pairs + options.holdout_pairs)
     names = [[f"pair-{row:04d}-{scale:g}" for row in range(len(latents))] for scale in scales[:2]]
     first, second = (
-        Observed("pair", "", own, latents.label, model.observe(latents, scale))
-        for own, scale in zip(names, scales[:2], strict=True)
+        Observed("pair", "", pair_ids, latents.label, model.observe(latents, scale))
+        for pair_ids, scale in zip(names, scales[:2], strict=True)
     )
     clean = _pair_store("clean", first, second, options, holdout=options.holdout_pairs, noise=0.0)
     write_pairs(folder / "clean.h5", clean)

@@ -120,23 +120,23 @@ def read_metadata(path: Path) -> tuple[list[Bird], bool]:
             )
     birds: dict[str, Bird] = {}
     for row, line in zip(table.rows, table.line_numbers, strict=True):
-        said = {what: row[name] if name else "" for what, name in columns.items()}
+        cells = {what: row[name] if name else "" for what, name in columns.items()}
         for what, known in VALUES.items():
-            if said[what] not in known and said[what] not in known.values():
+            if cells[what] not in known and cells[what] not in known.values():
                 raise InputError(
                     f"a value of column {columns[what]!r} that can't be read",
                     where=f"{path}, line {line}",
-                    found=repr(said[what]),
+                    found=repr(cells[what]),
                     expected=" or ".join(known),
                 )
-            said[what] = known.get(said[what], said[what])
-        if not said["file"]:
+            cells[what] = known.get(cells[what], cells[what])
+        if not cells["file"]:
             raise InputError("a row without an image", where=f"{path}, line {line}")
-        if said["file"] in birds:
-            both = f"{path}, lines {birds[said['file']].line} and {line}"
-            raise InputError(f"the image {said['file']!r} twice", where=both)
-        said["cf"] = "" if said["cf"].lower() in UNPAIRED else said["cf"]
-        birds[said["file"]] = Bird(line, **{**said, "id": said["id"] or said["file"]})
+        if cells["file"] in birds:
+            both = f"{path}, lines {birds[cells['file']].line} and {line}"
+            raise InputError(f"the image {cells['file']!r} twice", where=both)
+        cells["cf"] = "" if cells["cf"].lower() in UNPAIRED else cells["cf"]
+        birds[cells["file"]] = Bird(line, **{**cells, "id": cells["id"] or cells["file"]})
     return list(birds.values()), bool(columns["cf"])
 
 
@@ -186,17 +186,17 @@ def build_waterbirds(options: WaterbirdsCfOptions, folder: Path, reporter: Repor
             where=f"{metadata}, line {missing[0].line}",
             found=listing([f"no {root / bird.file}" for bird in missing], 3),
         )
-    made: list[tuple[str, ...]] = []
+    pasted: list[tuple[str, ...]] = []
     pairs = twins(birds, metadata)
     if options.cub is not None and options.places is not None:
-        made, pairs = _counterfactuals(options, options.cub, options.places, birds, folder, reporter)
+        pasted, pairs = _counterfactuals(options, options.cub, options.places, birds, folder, reporter)
         birds = [bird for bird in birds if bird.split != "train" or bird.majority]
     rows: list[tuple[str, ...]] = []
     for bird in birds:
         twin = bird.split == "counterfactual"  # these are training rows here
         place = (bird.label, bird.place, "train" if twin else bird.split, "yes" if twin else "no")
         rows.append((bird.file, absolute_text(root / bird.file), *place))
-    rows += made
+    rows += pasted
     write_csv(folder / "manifest.csv", COLUMNS, rows)
     if pairs:
         write_csv(folder / "pairs.csv", ("id_a", "id_b"), pairs)
@@ -228,12 +228,14 @@ def _counterfactuals(
         ("landbird", options.landbirds, "--landbirds"),
         ("waterbird", options.waterbirds_count, "--waterbirds-count"),
     ):
-        own = [bird for bird in birds if bird.majority and bird.label == label]
-        if count > len(own):
+        majority = [bird for bird in birds if bird.majority and bird.label == label]
+        if count > len(majority):
             raise UsageError(
-                f"{flag} asks for more {label}s than the majority group has", found=count, expected=len(own)
+                f"{flag} asks for more {label}s than the majority group has",
+                found=count,
+                expected=len(majority),
             )
-        drawn += [own[i] for i in rng.permutation(len(own))[:count]]
+        drawn += [majority[i] for i in rng.permutation(len(majority))[:count]]
     masks = [_mask(cub, bird) for bird in drawn]
     used = {bird.place_file.strip("/") for bird in birds}
     kinds = [OTHER[bird.place] for bird in drawn]

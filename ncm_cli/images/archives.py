@@ -67,12 +67,12 @@ def read_archives(source: str, names: ColumnNames) -> Manifest:
     as_folder = not any(archive.has_samples() for archive in archives)
     found = [(archive, image) for archive in archives for image in archive.images(as_folder=as_folder)]
     left = sum((archive.left for archive in archives), Counter[str]())
-    told = listing(f"{what} ({count:,})" for what, count in left.most_common())
+    left_out = listing(f"{what} ({count:,})" for what, count in left.most_common())
     cut = [f"{archive.path}: {archive.problem}" for archive in archives if archive.problem]
     if not found:
-        what = "; ".join([f"other things: {told}" if left else "no files", *cut])
+        what = "; ".join([f"other things: {left_out}" if left else "no files", *cut])
         raise InputError("no images in the archives", where=source, found=what)
-    notes = [f"left out of the archives: {told}"] if left else []
+    notes = [f"left out of the archives: {left_out}"] if left else []
     rows = [image.entries for _, image in found]
     if as_folder and (folders := _folders([image.name for _, image in found])):
         rows = [{"label": printable(folder)} for folder in folders]
@@ -80,7 +80,7 @@ def read_archives(source: str, names: ColumnNames) -> Manifest:
     columns = tuple(dict.fromkeys(name for row in rows for name in row))
     values = {name: [row.get(name, "") for row in rows] for name in columns}
     values[ID_COLUMN] = [printable(f"{archive.stem}/{image.key}") for archive, image in found]
-    values[_IMAGE] = [f"{one.path}#{image.member.name}@{image.member.offset}" for one, image in found]
+    values[_IMAGE] = [f"{archive.path}#{image.member.name}@{image.member.offset}" for archive, image in found]
     table = NamedRows(Path(source), tuple(values), values, range(len(rows)), ",", tuple(notes))
     label = names.label_col or ("cls" if "cls" in columns and "label" not in columns else None)
     times = dict(zip(paths, changed, strict=True))
@@ -198,9 +198,9 @@ class _Archive:
                 samples.setdefault(_key(name), []).append(name)
             else:
                 self.left[_kind(name)] += 1
-        for key, own in samples.items():
-            images = [name for name in own if looks_like_image(name)]
-            entries = [] if as_folder else [name for name in own if name in self._entries]
+        for key, names in samples.items():
+            images = [name for name in names if looks_like_image(name)]
+            entries = [] if as_folder else [name for name in names if name in self._entries]
             owners = {_stem(name) for name in entries}
             if not as_folder and any(_stem(name) == key for name in images):
                 images = [name for name in images if _stem(name) in {key, *owners - {key}}]
@@ -212,15 +212,15 @@ class _Archive:
                 keys = images
             used = set(images)
             for name, named in zip(images, keys, strict=True):
-                mine = [
-                    one
+                entries_of_image = [
+                    entry
                     for owner in dict.fromkeys((key, _stem(name)))
-                    for one in entries
-                    if _stem(one) == owner
+                    for entry in entries
+                    if _stem(entry) == owner
                 ]
-                used.update(mine)
-                yield _Image(named, name, self._files[name], self._joined(mine))
-            for name in own:
+                used.update(entries_of_image)
+                yield _Image(named, name, self._files[name], self._joined(entries_of_image))
+            for name in names:
                 if name not in used:
                     self.left["further images of samples" if looks_like_image(name) else _kind(name)] += 1
 
@@ -271,5 +271,7 @@ def _folders(names: Iterable[str]) -> list[str] | None:
     folders = [posixpath.normpath(name).split("/")[:-1] for name in names]
     levels = enumerate(zip(*folders, strict=False))
     shared = next((at for at, level in levels if len(set(level)) > 1), min(map(len, folders)))
-    own = [folder[shared:] for folder in folders]
-    return [folder[0] for folder in own] if all(len(folder) == 1 for folder in own) else None
+    below_shared = [folder[shared:] for folder in folders]
+    return (
+        [folder[0] for folder in below_shared] if all(len(folder) == 1 for folder in below_shared) else None
+    )

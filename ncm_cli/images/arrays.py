@@ -175,11 +175,11 @@ def _npy(path: Path) -> _Rows:
     try:
         return _Loaded(np.load(path, mmap_mode="r", allow_pickle=False))
     except ValueError as error:
-        told = {
+        our_words = {
             "Python objects": "an array of Python objects",
             "mmap length": "fewer bytes than its header says",
         }
-        words = [mine for theirs, mine in told.items() if theirs in str(error)]
+        words = [mine for theirs, mine in our_words.items() if theirs in str(error)]
         raise ValueError(*(words or error.args)) from error
 
 

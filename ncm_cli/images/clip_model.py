@@ -337,12 +337,12 @@ def evidence_in(path: Path) -> tuple[bool | None, str]:
     if "quickgelu" in text or "quick_gelu" in text:
         return True, "its name says so"
     # Short tags (v1, meta) turn up in unrelated names; a tag used with both activations tells nothing.
-    said = {
+    quick_gelu = {
         bool(pretrained.get_pretrained_cfg(model, tag).get("quick_gelu", False))
         for model, tag in pretrained.list_pretrained()
         if len(tag) > 5 and tag in text
     }
-    return (said.pop(), "its name holds a tag of open_clip's") if len(said) == 1 else (None, "")
+    return (quick_gelu.pop(), "its name holds a tag of open_clip's") if len(quick_gelu) == 1 else (None, "")
 
 
 def warn_on_preprocess(source: ClipSource, used: dict[str, Any], reporter: Reporter) -> None:

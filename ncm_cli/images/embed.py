@@ -173,9 +173,9 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
         if options.from_array is not None:
             from ncm_cli.images.arrays import open_array
 
-            made = _from_array(options, open_array(options.from_array), manifest, reporter)
+            outcome = _from_array(options, open_array(options.from_array), manifest, reporter)
         else:
-            made = _ImageRun(options, manifest, verify, reporter, stack, encoder).run()
+            outcome = _ImageRun(options, manifest, verify, reporter, stack, encoder).run()
     with FeatureStore(output) as store:
         return EmbedReport(
             path=str(output),
@@ -187,16 +187,16 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
             model=str(store.encoder.get("model")),
             fingerprint=store.fingerprint,
             content_sha256=store.content_sha256,
-            **made,
+            **outcome,
         )
 
 
 def of_rank(options: EmbedOptions) -> EmbedOptions:
     """The options of this process if torchrun, or what sets the same variables, started it with others."""
-    told = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
-    if options.shard is not None or not all(map(str.isdecimal, told)) or int(told[1]) == 1:
+    torchrun = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
+    if options.shard is not None or not all(map(str.isdecimal, torchrun)) or int(torchrun[1]) == 1:
         return options
-    return dataclasses.replace(options, shard=f"{told[0]}/{told[1]}")
+    return dataclasses.replace(options, shard=f"{torchrun[0]}/{torchrun[1]}")
 
 
 class ShardLog:
@@ -218,9 +218,9 @@ class ShardLog:
         self._plan = plan
         with writer_lock(self.output, wait=MAX_WAIT_SECONDS):
             write_part(self.output, self.shard.part, plan=plan, done=False)
-            for part, said in read_parts(journal_folder(self.output)).items():
+            for part, log in read_parts(journal_folder(self.output)).items():
                 try:
-                    if said["plan"] not in ("", plan):
+                    if log["plan"] not in ("", plan):
                         refuse_busy_parts(self.output, part)
                 except BusyError as error:
                     raise MismatchError(
@@ -233,10 +233,10 @@ class ShardLog:
     def end(self, failed: Sequence[Sequence[Any]]) -> tuple[str, ...]:
         """Say that this shard is done but for the ``failed`` images; returns the shards that aren't."""
         write_part(self.output, self.shard.part, plan=self._plan, done=True, failed=failed)
-        said = read_parts(journal_folder(self.output))
-        done = {part for part, told in said.items() if told["done"] and told["plan"] == self._plan}
-        every = (Shard(index, self.shard.count) for index in range(self.shard.count))
-        return tuple(str(shard) for shard in every if shard.part not in done)
+        logs = read_parts(journal_folder(self.output))
+        done = {part for part, log in logs.items() if log["done"] and log["plan"] == self._plan}
+        shards = (Shard(index, self.shard.count) for index in range(self.shard.count))
+        return tuple(str(shard) for shard in shards if shard.part not in done)
 
 
 @dataclass
@@ -288,10 +288,10 @@ class _ImageRun:
             path, "the output is there and isn't a feature store that can be brought up to date"
         )
         there = store.request.get("encoder") or {"kind": store.encoder.get("kind")}
-        told = [
+        compared = [
             {name: asked[name] for name in _COMPARED_FIELDS if name in asked} for asked in (there, self.key)
         ]
-        require_same(path, {"dtype": store.dtype} | told[0], {"dtype": self.options.dtype} | told[1])
+        require_same(path, {"dtype": store.dtype} | compared[0], {"dtype": self.options.dtype} | compared[1])
         return store
 
     def _open_reuse(self, path: Path) -> FeatureStore:
@@ -339,7 +339,7 @@ class _ImageRun:
         return EmbedReport(
             path=str(self.options.output),
             rows=int((plan.source == DONE).sum()),
-            dim=next(made.dim for made in (self.encoder, self.old, self.other) if made is not None),
+            dim=next(source.dim for source in (self.encoder, self.old, self.other) if source is not None),
             new=tally.encoded - len(tally.failed),
             failed=tuple(tally.failed.values()),
             max_failures=self.options.max_failures,
@@ -418,7 +418,7 @@ class _ImageRun:
             rows = [row for batch in batches for row in batch]
         elif parts := read_parts(journal.folder):
             what = "joining the shards"
-            known = plan.take_failed(failed for said in parts.values() for failed in said.get("failed", ()))
+            known = plan.take_failed(failed for log in parts.values() for failed in log.get("failed", ()))
         plan.take_finished(journal, rows, verify=self.verify)
         if journal.damaged:
             self.reporter.warn(f"{journal.damaged:,} finished rows are damaged, and are embedded anew")
@@ -447,13 +447,13 @@ class _ImageRun:
         if self._made_by_us(self.old) and self._is_unchanged(plan, rows, files, failed):
             os.utime(self.options.output)  # make knows what is up to date by its time alone
             return False
-        dim = next(made.dim for made in (self.encoder, self.old, self.other) if made is not None)
+        dim = next(source.dim for source in (self.encoder, self.old, self.other) if source is not None)
         with self.reporter.task("writing", len(rows)) as task:
             blocks = gathered(plan, rows, {OLD: self.old, OTHER: self.other}, journal, dim, task)
-            told = _told(self.options, self.description, self.key)
+            facts = _told(self.options, self.description, self.key)
             kept = self.manifest.kept(rows)
             write_features(
-                self.options.output, blocks=blocks, dim=dim, files=files, failed=failed, **kept, **told
+                self.options.output, blocks=blocks, dim=dim, files=files, failed=failed, **kept, **facts
             )
         return True
 
@@ -536,10 +536,10 @@ def _from_array(
             require_same(options.output, dict(old.encoder) | there, description | asked)
     with reporter.task("writing", source.rows) as task:
         blocks = _usable_blocks(source, manifest, options, task)
-        told, kept = _told(options, description, description), manifest.kept(range(source.rows))
-        write_features(options.output, blocks=blocks, dim=source.dim, **kept, **told)
-    made = {"new": source.rows, "reused": 0, "removed": 0, "written": True}
-    return made | {"images_per_second": None, "device": None}
+        facts, kept = _told(options, description, description), manifest.kept(range(source.rows))
+        write_features(options.output, blocks=blocks, dim=source.dim, **kept, **facts)
+    outcome = {"new": source.rows, "reused": 0, "removed": 0, "written": True}
+    return outcome | {"images_per_second": None, "device": None}
 
 
 def _usable_blocks(

@@ -111,17 +111,17 @@ class Manifest:
 
     def columns(self, rows: Sequence[int]) -> dict[str, Column | NumericColumn]:
         """The columns of some rows, with the categories that occur in them."""
-        made: dict[str, Column | NumericColumn] = {}
+        columns: dict[str, Column | NumericColumn] = {}
         for name, values in self.text.items():
             texts = [values[row] for row in rows]
             if name in self.numeric:
                 numbers = [float(text) if text else math.nan for text in texts]
-                made[name] = NumericColumn(name, np.array(numbers, np.float64))
+                columns[name] = NumericColumn(name, np.array(numbers, np.float64))
             else:
                 categories = ordered_categories(texts)
                 code = {"": -1} | {category: i for i, category in enumerate(categories)}
-                made[name] = Column(name, np.array([code[text] for text in texts], np.int32), categories)
-        return made
+                columns[name] = Column(name, np.array([code[text] for text in texts], np.int32), categories)
+        return columns
 
 
 ID_COLUMN = "__key__"
@@ -304,8 +304,8 @@ def _separators(table: Table, meant: dict[str, str]) -> tuple[str, str]:
     safe = table.delimiter != ","
     for values in table.values.values():
         if touched := {value for value in values if _BETWEEN_DIGITS.search(value)}:
-            own = plain_numbers(filter(None, values)) or {}
-            safe = safe and all(own.get(value) == value.replace(",", ".") for value in touched)
+            numbers = plain_numbers(filter(None, values)) or {}
+            safe = safe and all(numbers.get(value) == value.replace(",", ".") for value in touched)
     sed = r": sed -E 's/([0-9]),([0-9])/\1.\2/g' OLD > NEW" if safe else ""
     return "decimal commas", f"write decimal points{sed}"
 

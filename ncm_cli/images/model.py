@@ -47,6 +47,6 @@ def activations(module: torch.nn.Module) -> str | None:
 def three_floats(values: Any) -> list[float]:
     """Three floats for a description, from one number or a sequence."""
     three = list(values) if isinstance(values, Sequence) else [values] * 3
-    if len(three) != 3 or any(isinstance(one, bool | str) or not abs(one) < 1e6 for one in three):
+    if len(three) != 3 or any(isinstance(number, bool | str) or not abs(number) < 1e6 for number in three):
         raise ValueError(f"{values!r}, where one or three numbers are expected")
     return [float(value) for value in three]

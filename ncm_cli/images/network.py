@@ -121,8 +121,8 @@ class TorchEncoder:
         began, parts, at, most = time.perf_counter(), list[Callable[[], np.ndarray]](), 0, self._most
         while at < len(items):
             part = items[at : at + self._most]
-            if (made := self._run(part, self._request.precision)) is not None:
-                parts.append(made)
+            if (wait := self._run(part, self._request.precision)) is not None:
+                parts.append(wait)
                 at += len(part)
             elif len(part) > 1:
                 self._most = len(part) // 2
@@ -172,9 +172,9 @@ class TorchEncoder:
         """Warn where fp32 does more of these pictures a second than the ``rate`` of the lower precision."""
         full = 0.0
         for _ in range(2):  # of which the first is slow for other reasons
-            began, made = time.perf_counter(), self._run(items, "fp32")
-            if made is not None:
-                made()
+            began, wait = time.perf_counter(), self._run(items, "fp32")
+            if wait is not None:
+                wait()
                 full = len(items) / (time.perf_counter() - began)
         if full > 1.2 * rate:  # less is noise
             self._reporter.warn(

@@ -112,10 +112,10 @@ def file_facts(path: str) -> tuple[int, int]:
     if local is not None:
         status = os.stat(native(local))
         return status.st_size, status.st_mtime_ns
-    told = info(path)
-    said = [f"{name} {told[name]}" for name in _VERSIONS if told.get(name)]
-    digest = hashlib.sha256(repr(said).encode()).hexdigest()
-    return -1 if told.get("size") is None else told["size"], int(digest[:15], 16) if said else 0
+    facts = info(path)
+    versions = [f"{name} {facts[name]}" for name in _VERSIONS if facts.get(name)]
+    digest = hashlib.sha256(repr(versions).encode()).hexdigest()
+    return -1 if facts.get("size") is None else facts["size"], int(digest[:15], 16) if versions else 0
 
 
 def look_up(path: str) -> tuple[int, int]:

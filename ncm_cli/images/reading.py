@@ -233,8 +233,8 @@ def serve(descriptor: int) -> None:
             images = [read_image(file, preprocess) for file in connection.recv()]
             items = [image.item for image in images if image.item is not None]
             stacked = np.stack(items) if items else np.empty(0, np.uint8)
-            told = [image if image.item is None else replace(image, item=True) for image in images]
-            connection.send((told, stacked.shape, stacked.dtype))
+            answers = [image if image.item is None else replace(image, item=True) for image in images]
+            connection.send((answers, stacked.shape, stacked.dtype))
             stream.sendall(stacked.data)
 
 
@@ -253,15 +253,20 @@ def cores() -> int:
 
 def choose_readers(workers: int | None, files: Sequence[ImageFile]) -> tuple[int, bool]:
     """How many readers, None being ``auto``, and whether they are processes, which pay with many images."""
-    own = max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))  # torchrun's, one rank a device
+    cores_of_rank = max(
+        1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    )  # torchrun's, one rank a device
     seconds = sum(IMAGE_SECONDS + BYTE_SECONDS * file.size for file in files)
     processes = (
-        workers != 0 and os.name == "posix" and seconds >= MIN_SECONDS_FOR_PROCESSES and (workers or own) > 1
+        workers != 0
+        and os.name == "posix"
+        and seconds >= MIN_SECONDS_FOR_PROCESSES
+        and (workers or cores_of_rank) > 1
     )
     if files and is_remote(files[0].path):
         return REMOTE_READERS if workers is None else workers, False
     most = MAX_PROCESSES if processes else MAX_THREADS
-    return min(own, most) if workers is None else workers, processes
+    return min(cores_of_rank, most) if workers is None else workers, processes
 
 
 def encode_batches(

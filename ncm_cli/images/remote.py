@@ -113,8 +113,8 @@ def _bounds(scheme: str) -> dict[str, Any]:
 
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=MAX_ANSWER_SECONDS, sock_read=MAX_ANSWER_SECONDS)
     options = {"timeout": timeout, "response_class": _bounded_response()}
-    for one in ("http", "https"):
-        options |= fsspec.config.conf.get(one, {}).get("client_kwargs", {})
+    for scheme_name in ("http", "https"):
+        options |= fsspec.config.conf.get(scheme_name, {}).get("client_kwargs", {})
     return {"client_kwargs": options}
 
 
@@ -217,18 +217,18 @@ def _patiently(path: str, work: Callable[[], T]) -> T:
 def _is_late(error: BaseException) -> bool:
     # Before Python 3.11 that of asyncio, which aiohttp and fsspec raise, is another one.
     kinds = (TimeoutError, asyncio.TimeoutError, TooSlowError)
-    return any(isinstance(one, kinds) for one in (error, error.__cause__))
+    return any(isinstance(cause, kinds) for cause in (error, error.__cause__))
 
 
 def _busy(error: Exception, pause: float) -> float | None:
     """The seconds after which a busy server may be asked again, ``pause`` where it doesn't say; else None."""
-    for one in (error, error.__cause__):
-        if getattr(one, "status", None) in BUSY_STATUS:
-            said = str((getattr(one, "headers", None) or {}).get("Retry-After", "")).strip()
-            if said.isdecimal():
-                return max(1.0, float(said))
+    for cause in (error, error.__cause__):
+        if getattr(cause, "status", None) in BUSY_STATUS:
+            wait = str((getattr(cause, "headers", None) or {}).get("Retry-After", "")).strip()
+            if wait.isdecimal():
+                return max(1.0, float(wait))
             with contextlib.suppress(ValueError, TypeError):
-                return max(1.0, email.utils.parsedate_to_datetime(said).timestamp() - time.time())
+                return max(1.0, email.utils.parsedate_to_datetime(wait).timestamp() - time.time())
             return pause
     return None
 
@@ -283,7 +283,7 @@ def list_remote(folder: str) -> list[str]:
         found = _patiently(folder, lambda: _files(system, name))
     except Exception as error:  # file systems raise what they like
         raise InputError("a remote folder can't be read", where=folder, found=reason_of(error)) from error
-    return [one for one in (one[len(name) :].lstrip("/") for one in found) if not is_hidden(one)]
+    return [path for path in (path[len(name) :].lstrip("/") for path in found) if not is_hidden(path)]
 
 
 def is_hidden(name: str) -> bool:
@@ -297,9 +297,9 @@ def _files(system: Any, folder: str) -> list[str]:
     folders = {parent for name in found for parent in map(str, PurePosixPath(name).parents)}
     return [
         name
-        for name, told in found.items()
-        if not (name.endswith("/") or told.get("type") == "directory")
-        and (name not in folders or told.get("size"))
+        for name, facts in found.items()
+        if not (name.endswith("/") or facts.get("type") == "directory")
+        and (name not in folders or facts.get("size"))
     ]
 
 

@@ -60,8 +60,8 @@ class EncoderRequest:
     @property
     def weights(self) -> str | None:
         """The weights that are meant: the default model's default tag, and None where none apply."""
-        own = self.model.startswith(("pixels:", "local-dir:", "hf-hub:"))
-        if own or self.random_init:
+        without = self.model.startswith(("pixels:", "local-dir:", "hf-hub:"))
+        if without or self.random_init:
             return None
         return (
             DEFAULT_PRETRAINED if (self.pretrained, self.model) == (None, DEFAULT_MODEL) else self.pretrained

@@ -100,10 +100,10 @@ class RowPlan:
         self._look_up(usable, files, reporter)
         doubtful = []
         for row, at in usable:
-            mine = self.files[row]
-            if files.size[at] != mine.size:
+            file = self.files[row]
+            if files.size[at] != file.size:
                 continue
-            if not verify and (files.path[at], files.mtime_ns[at]) == (mine.path, mine.mtime_ns or None):
+            if not verify and (files.path[at], files.mtime_ns[at]) == (file.path, file.mtime_ns or None):
                 self.take(row, OLD, at, files.sha256[at])
             else:
                 doubtful.append((row, at))
@@ -121,8 +121,8 @@ class RowPlan:
             reporter.task("looking up", len(pairs), "files") as task,
             ThreadPoolExecutor(LOOKUPS_AT_ONCE) as pool,
         ):
-            told = pool.map(look_up, [self.files[row].path for row, _ in pairs])
-            for (row, at), (size, mtime_ns) in zip(pairs, told, strict=True):
+            facts = pool.map(look_up, [self.files[row].path for row, _ in pairs])
+            for (row, at), (size, mtime_ns) in zip(pairs, facts, strict=True):
                 size = int(old.size[at]) if size < 0 else size
                 self.files[row] = self.files[row]._replace(size=size, mtime_ns=mtime_ns)
                 task.advance()
@@ -251,10 +251,10 @@ def make_features(
     tally = Tally()
     left = [[row for row in batch if plan.source[row] == NEW] for batch in batches]
     left = [rows for rows in left if rows]
-    made = encode_batches(encoder, [[plan.files[row] for row in rows] for rows in left], workers=workers)
+    encoded = encode_batches(encoder, [[plan.files[row] for row in rows] for rows in left], workers=workers)
     unit, started = bool(encoder.description.get("normalize")), time.monotonic()
     with reporter.task("embedding", sum(map(len, left)), "images") as task:
-        for rows, (images, features) in zip(left, made, strict=True):
+        for rows, (images, features) in zip(left, encoded, strict=True):
             usable = [(row, image) for row, image in zip(rows, images, strict=True) if image.item is not None]
             reasons = faults(features, np.dtype(dtype), unit)
             kept = [at for at, reason in enumerate(reasons) if not reason]
@@ -300,10 +300,10 @@ def gathered(
         part = np.asarray(rows[start : start + step])
         block = np.empty((len(part), dim), np.float32)
         for kind in np.unique(plan.source[part]).tolist():
-            mine = np.flatnonzero(plan.source[part] == kind)
+            rows_of_source = np.flatnonzero(plan.source[part] == kind)
             if store := stores.get(kind):
-                block[mine] = store.read(plan.position[part[mine]])
+                block[rows_of_source] = store.read(plan.position[part[rows_of_source]])
             else:
-                block[mine] = journal.take([plan.files[row].id for row in part[mine]])
+                block[rows_of_source] = journal.take([plan.files[row].id for row in part[rows_of_source]])
         yield block
         task.advance(len(part))

@@ -50,18 +50,18 @@ class TextTower:
 
         A text that is longer than that is cut, and the first one is named.
         """
-        made, cut = [], ""
+        tokens, cut = [], ""
         for start in range(0, len(texts), TEXT_BATCH):
             part = list(texts[start : start + TEXT_BATCH])
-            made.append(self.tokenizer(part))
-            length = made[0].shape[1]
+            tokens.append(self.tokenizer(part))
+            length = tokens[0].shape[1]
             # With twice the length, a text that fits is followed by padding: one value.
             beyond = self.tokenizer(part, context_length=2 * length)[:, length:]
             longer = (beyond != beyond[:, -1:]).any(dim=1).nonzero()
             cut = cut or (part[int(longer[0])] if len(longer) else "")
         if cut:
             self.reporter.warn(f"prompts of more than {length} tokens are cut, such as {cut!r}")
-        return np.concatenate(made)
+        return np.concatenate(tokens)
 
     def encode(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
         """(n, d): ``encode_text`` of the tokens in order, rows of unit length where the store's are.
@@ -73,14 +73,14 @@ class TextTower:
         from ncm_cli.solvers.device import exact
 
         module: Any = self.encoder.model.module
-        made = []
+        features = []
         with self.reporter.task("encoding texts", len(tokens), "texts") as task:
             for start in range(0, len(tokens), TEXT_BATCH):
                 part = torch.from_numpy(tokens[start : start + TEXT_BATCH]).to(self.encoder.device)
                 with torch.inference_mode(), exact(self.encoder.device, "fp32"):
-                    made.append(module.encode_text(part).float().cpu().numpy())
+                    features.append(module.encode_text(part).float().cpu().numpy())
                 task.advance(len(part))
-        return self.request.finish(np.concatenate(made))
+        return self.request.finish(np.concatenate(features))
 
 
 def require_apart(what: str, names: Sequence[str], tokens: NDArray[np.int64], where: str) -> None:
@@ -167,8 +167,8 @@ def read_classes(
     elif options.class_map is not None:
         found = _read_class_map(options.class_map)
     elif known or target is not None:
-        every = np.ones(store.rows, dtype=bool)
-        known = known or classes_among(store, str(target), every)
+        all_rows = np.ones(store.rows, dtype=bool)
+        known = known or classes_among(store, str(target), all_rows)
         found = {name: words_for(name) for name in known}
     else:
         raise InputError("the store has no label to name classes", where=store.path, fix="--classes cat,dog")

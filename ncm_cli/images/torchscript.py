@@ -86,8 +86,8 @@ class _Reader(pickle._Unpickler):
     def _tensor(self, storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> torch.Tensor:
         if math.prod(size) > storage.numel():
             raise ValueError(f"a tensor of {size} in a storage of {storage.numel():,} numbers")
-        made: torch.Tensor = storage.as_strided(size, stride, offset)
-        return made
+        tensor: torch.Tensor = storage.as_strided(size, stride, offset)
+        return tensor
 
     def load_build(self) -> None:
         """Give a module its attributes; nothing else has any."""

@@ -350,8 +350,8 @@ def require_whole(
 
 
 def _tuned_sha256(facts: Mapping[str, Any], state: Mapping[str, torch.Tensor]) -> str:
-    own = {name: value for name, value in facts.items() if name != DIGEST}
-    return digest_of({**own, "tensors": state_sha256(state)})
+    stated = {name: value for name, value in facts.items() if name != DIGEST}
+    return digest_of({**stated, "tensors": state_sha256(state)})
 
 
 def require_keys(missing: Iterable[str], unexpected: Iterable[str], *, path: Path, model: str) -> None:

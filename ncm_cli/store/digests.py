@@ -35,7 +35,11 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
         nested = [item for item in level if isinstance(item, dict | list)]
         if not nested:
             return found
-        level = [item for one in nested for item in (one.values() if isinstance(one, dict) else one)]
+        level = [
+            item
+            for container in nested
+            for item in (container.values() if isinstance(container, dict) else container)
+        ]
     raise ValueError(f"JSON that is nested more than {MAX_JSON_DEPTH} deep")
 
 
@@ -244,7 +248,7 @@ class Texts(Sequence[str]):
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self), 1 << 16):
             yield from (
-                one.decode("utf-8", TEXT_ERRORS) for one in self.raw[start : start + (1 << 16)].tolist()
+                raw.decode("utf-8", TEXT_ERRORS) for raw in self.raw[start : start + (1 << 16)].tolist()
             )
 
     def __eq__(self, other: object) -> bool:

@@ -403,7 +403,7 @@ class FeatureStore(Shown, FeatureRows):
         Raises `InputError` naming the id of a row that isn't finite, or the block that is damaged.
         """
         positions = self._positions(rows)
-        made = np.empty((len(positions), self.dim), dtype=np.float32)
+        features = np.empty((len(positions), self.dim), dtype=np.float32)
         order = np.argsort(positions, kind="stable")
         blocks = positions[order] // self._block_rows
         edges = [*np.flatnonzero(np.diff(blocks, prepend=-1)), len(order)]
@@ -415,8 +415,8 @@ class FeatureStore(Shown, FeatureRows):
             picked = block[within].astype(np.float32)
             if not np.isfinite(picked).all():
                 refuse_not_finite(picked, [self.ids[p] for p in positions[wanted].tolist()], self.path)
-            made[wanted] = picked
-        return made
+            features[wanted] = picked
+        return features
 
     def rows_of(self, rows: np.ndarray) -> Features:
         """The features of ``rows`` as `read` gives them; too many for the memory budget in blocks, as stored.

@@ -199,8 +199,8 @@ def remove_leftovers(path: Path | str) -> None:
     pattern = re.compile(rf"\.(?:{names})\.{made_by}|{moved}")
     with contextlib.suppress(OSError), os.scandir(target.parent) as entries:
         for entry in entries:
-            if made := pattern.fullmatch(entry.name):
-                where, pid, started = made.groups()
+            if name := pattern.fullmatch(entry.name):
+                where, pid, started = name.groups()
                 with contextlib.suppress(FileNotFoundError):
                     age = time.time() - entry.stat().st_mtime
                     if is_dead(int(pid), started) if where == pid_namespace() else age > _ABANDONED_AFTER:
@@ -427,11 +427,11 @@ def writer_lock(output: Path | str, *, wait: float | None = None) -> Iterator[No
     with full_disk_is_an_input_error(path):
         while (held := _created(path)) is None:
             with contextlib.suppress(FileNotFoundError):  # it is released in between
-                said = _said(path)
-                if _is_left(path, said, time.time() - path.stat().st_mtime):
-                    _remove_left(path, said)
+                content = _said(path)
+                if _is_left(path, content, time.time() - path.stat().st_mtime):
+                    _remove_left(path, content)
                 elif time.monotonic() > deadline:
-                    raise _refused(path, output, said)
+                    raise _refused(path, output, content)
                 else:
                     time.sleep(0.05)
     try:
@@ -495,19 +495,19 @@ def _system_lock(file: BinaryIO) -> bool:
     return True
 
 
-def _holder(said: bytes) -> dict[str, Any] | None:
+def _holder(content: bytes) -> dict[str, Any] | None:
     """Whom a lock file names; None where that can't be read."""
     try:
-        found = {"place": "", "kept": False, **parse_json(said)}
+        found = {"place": "", "kept": False, **parse_json(content)}
         texts = {name: str(found[name]) for name in ("place", "host", "started", "since")}
         return {"pid": int(found["pid"]), "kept": found["kept"] is True, **texts}
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _is_left(path: Path, said: bytes, age: float) -> bool:
+def _is_left(path: Path, content: bytes, age: float) -> bool:
     """Whether a lock file was left by a process that is no more."""
-    holder = _holder(said)
+    holder = _holder(content)
     if holder is None:
         return age > _NAMELESS_AFTER
     if holder["place"] == pid_namespace():
@@ -519,20 +519,20 @@ def _is_left(path: Path, said: bytes, age: float) -> bool:
         return _system_lock(file)
 
 
-def _remove_left(path: Path, said: bytes) -> None:
+def _remove_left(path: Path, content: bytes) -> None:
     """Move a lock file away that a dead process left, for the next try."""
     # The move is atomic, so of two processes that found it one gets it. Should the file have been replaced in
     # between by a living process's, it is put back.
     aside = _temporary(path)
     path.rename(aside)
-    if _said(aside) != said:
+    if _said(aside) != content:
         with contextlib.suppress(OSError):
             os.link(aside, path)
     aside.unlink()
 
 
-def _refused(path: Path, output: Path | str, said: bytes) -> BusyError:
-    holder = _holder(said)
+def _refused(path: Path, output: Path | str, content: bytes) -> BusyError:
+    holder = _holder(content)
     who = "process {pid} on host {host}, since {since}".format(**holder) if holder else "another process"
     here = holder is not None and holder["place"] == pid_namespace()
     fix = "wait for it, or stop it" if here else f"wait for it; if it is no more, delete {path}"

@@ -211,8 +211,8 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
     def _check_header(self, format_name: str, version: int, what: str) -> None:
         found = self.attrs.get("ncm_format")
         if found != format_name:
-            said = "an HDF5 file without ncm_format" if found is None else f"ncm_format {found!r}"
-            raise InputError(f"not {what}", where=self.path, found=said, expected=format_name)
+            stated_format = "an HDF5 file without ncm_format" if found is None else f"ncm_format {found!r}"
+            raise InputError(f"not {what}", where=self.path, found=stated_format, expected=format_name)
         require_version(self.attrs.get("ncm_format_version"), version, self.path)
         stated = self.attrs.get("header_sha256")
         if stated is not None and stated != header_digest(self.attrs):
@@ -235,7 +235,7 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
             found = dict(parse_json(self.attrs["encoder"]))
         except (KeyError, ValueError, TypeError) as error:
             raise damaged(self.path, f"no encoder description: {one_line(error)}") from error
-        if self.attrs.get("encoder_fingerprint", own := fingerprint(found)) != own:
+        if self.attrs.get("encoder_fingerprint", computed := fingerprint(found)) != computed:
             raise damaged(self.path, "a fingerprint of another encoder")
         return found
 
@@ -268,9 +268,9 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
         if any(want not in (None, have) for want, have in zip(shape, found.shape, strict=True)):
             raise damaged(self.path, f"{name} of shape {found.shape}, expected {shape}")
         with reading(self.path):
-            made = np.ascontiguousarray(found[()], dtype=dtype)
-        self._verify(name, array_digest(made))
-        return made
+            values = np.ascontiguousarray(found[()], dtype=dtype)
+        self._verify(name, array_digest(values))
+        return values
 
     def texts(self, name: str, *, rows: int | None = None, any_bytes: bool = False) -> Texts:
         """The texts of many rows, verified; UTF-8, unless ``any_bytes``, as paths may have, are allowed."""
@@ -280,10 +280,10 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
         with reading(self.path):
             raw = np.asarray(found[()], dtype=f"S{found.dtype.itemsize}")
             self._verify(name, text_digest(raw))
-            made = Texts(raw)
-            if not any_bytes and (row := made.not_utf8) is not None:
+            texts = Texts(raw)
+            if not any_bytes and (row := texts.not_utf8) is not None:
                 raise damaged(self.path, f"{name} of row {row} isn't UTF-8: {bytes(raw[row])!r:.100}")
-            return made
+            return texts
 
     def json(self, name: str, schema: Any = dict[str, Any]) -> Any:
         """A JSON document kept as an array of bytes, verified; an empty list or object if there is none.
@@ -490,10 +490,10 @@ class H5Writer:
         encoded = encode_text(items, what, any_bytes=any_bytes)
         width = max(map(len, encoded), default=1) or 1
         dtype = h5py.string_dtype("utf-8", width)
-        made = self.create(name, (len(encoded),), dtype)
+        dataset = self.create(name, (len(encoded),), dtype)
         step = max(1, 8 * CHUNK_BYTES // width)
         for start in range(0, len(encoded), step):
-            self.put(made, start, np.array(encoded[start : start + step], dtype=dtype))
+            self.put(dataset, start, np.array(encoded[start : start + step], dtype=dtype))
         self.digests[name] = text_digest(encoded)
 
     def json(self, name: str, value: Any) -> None:

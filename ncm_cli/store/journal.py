@@ -163,20 +163,22 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         self.rows = self.damaged = self._end = 0
         self.dim: int | None = None
         self._synced = time.monotonic()
-        own = log_path(output, part)
-        self._log: BinaryIO = own.open("a+b", buffering=0)
+        part_log = log_path(output, part)
+        self._log: BinaryIO = part_log.open("a+b", buffering=0)
         self._open = contextlib.ExitStack()
         self._open.callback(self._log.close)
         try:
-            for path in (*(log for log in _logs(self.folder) if log != own), own):
-                log = self._log if path == own else self._open.enter_context(path.open("rb", buffering=0))
+            for path in (*(log for log in _logs(self.folder) if log != part_log), part_log):
+                log = (
+                    self._log if path == part_log else self._open.enter_context(path.open("rb", buffering=0))
+                )
                 for offset, end, found in _scan(path):
                     if found is None:
                         self.damaged += 1
                         continue
                     self._places[found[0][0]] = (log, offset)
                     self.rows, self.dim = self.rows + 1, _width(found)
-                    self._end = end if path == own else 0
+                    self._end = end if path == part_log else 0
             self._log.truncate(self._end)
         except BaseException:
             self._open.close()
@@ -214,10 +216,10 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
         Raises KeyError for an id that isn't there, and `InputError` for a row that was damaged since.
         """
-        made = np.empty((len(ids), self.dim or 0), dtype=np.float32)
+        features = np.empty((len(ids), self.dim or 0), dtype=np.float32)
         for position, id in enumerate(ids):
-            made[position] = np.frombuffer(self._read(id)[1], dtype="<f4")
-        return made
+            features[position] = np.frombuffer(self._read(id)[1], dtype="<f4")
+        return features
 
     def put(self, id: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Add a chunk: named arrays. Once it returns it is on the disk; raises like `append`."""
@@ -234,17 +236,17 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             return dict(found)
 
     def _append(self, records: Iterable[Record]) -> None:
-        made = [(found, _packed(found)) for found in records]
+        packed = [(found, _packed(found)) for found in records]
         try:
             with full_disk_is_an_input_error(self.folder):
-                left = memoryview(b"".join(raw for _, raw in made))
+                left = memoryview(b"".join(raw for _, raw in packed))
                 while left:
                     left = left[self._log.write(left) :]
         except BaseException:
             # Half a row must not stay in front of the next one.
             self._log.truncate(self._end)
             raise
-        for found, raw in made:
+        for found, raw in packed:
             self._places[found[0][0]] = (self._log, self._end)
             self.rows, self.dim, self._end = self.rows + 1, _width(found), self._end + len(raw)
 
@@ -294,9 +296,9 @@ def read_facts(folder: Path) -> dict[str, Any]:
             held["dim"] = held["dim"] if found is None else _width(found)
         held["rows"] += rows
         if part := path.name[len("rows.") : -len(".log")]:
-            said = parts.get(part, {})
+            log = parts.get(part, {})
             shards[part.replace("-of-", "/")] = {
-                "rows": rows, "failed": len(said.get("failed", ())), "done": said.get("done", False)
+                "rows": rows, "failed": len(log.get("failed", ())), "done": log.get("done", False)
             }  # fmt: skip
     return {**facts, **held, "shards": shards}
 

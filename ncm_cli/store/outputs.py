@@ -123,11 +123,13 @@ def refuse_other(path: Path | str, kind: str) -> None:
         return
     words, pattern = KINDS[kind]
     if re.match(pattern.encode(), start, re.DOTALL) is None:
-        every = (name for name, own in KINDS.values() if re.match(own.encode(), start, re.DOTALL))
+        kinds = (
+            name for name, kind_pattern in KINDS.values() if re.match(kind_pattern.encode(), start, re.DOTALL)
+        )
         raise UsageError(
             f"the output would replace a file that isn't {words}",
             where=path,
-            found=next(every, "a file of another kind"),
+            found=next(kinds, "a file of another kind"),
             fix="name another file, or move this one away",
         )
 

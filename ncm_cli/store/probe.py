@@ -342,8 +342,8 @@ def export_onnx(path: Path, probe: Probe) -> None:
         nodes.append(helper.make_node("Concat", ["first", "second"], ["shares"], axis=1))
     elif width:
         nodes.append(helper.make_node("Softmax", ["scores"], ["shares"], axis=1))
-    made = {"logits": "scores"} | ({"probabilities": "shares"} if width else {})
-    for name, wide in made.items():
+    casts = {"logits": "scores"} | ({"probabilities": "shares"} if width else {})
+    for name, wide in casts.items():
         nodes.append(helper.make_node("Cast", [wide], [name], to=TensorProto.FLOAT))
     outputs = {"logits": len(weight)} | ({"probabilities": width} if width else {})
     used = {name for node in nodes for name in node.input}

@@ -198,8 +198,8 @@ def unused_filter(store: FeatureRows, used: NDArray[np.bool_]) -> str:
     for column in [split] if split else store.columns.values():
         if isinstance(column, Column) and column.name != store.label_column:
             taken = np.bincount(column.codes[used & (column.codes >= 0)], minlength=len(column.categories))
-            for (value, rows), own in zip(column.counts().items(), taken, strict=True):
-                if 0 < rows < store.rows and not own:
+            for (value, rows), used_here in zip(column.counts().items(), taken, strict=True):
+                if 0 < rows < store.rows and not used_here:
                     return shlex.quote(where_text(column.name, value))
     return "COLUMN=VALUE"
 

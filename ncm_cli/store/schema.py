@@ -37,7 +37,7 @@ def misfit(value: Any, schema: Any, name: str = "") -> tuple[str, Any, str] | No
     """
     items: Iterable[tuple[Any, Any, Any]]
     if get_origin(schema) in (Union, types.UnionType):
-        faults = [misfit(value, one, name) for one in get_args(schema)]
+        faults = [misfit(value, alternative, name) for alternative in get_args(schema)]
         # Of several alternatives the fault of the one that fits furthest.
         return None if None in faults else max(faults, key=lambda fault: len(fault[0]) if fault else 0)
     if isinstance(value, dict) and (schema is Any or get_origin(schema) is dict or is_typeddict(schema)):
@@ -50,9 +50,9 @@ def misfit(value: Any, schema: Any, name: str = "") -> tuple[str, Any, str] | No
         items = ((at, item, [Any, *get_args(schema)][-1]) for at, item in enumerate(value))
     else:
         return None if _fits(value, schema) else (name, value, _words(schema))
-    for key, item, own in items:
+    for key, item, item_schema in items:
         place = f"{name}.{key}" if name else str(key)
-        if fault := misfit(item, own, place) or (isinstance(key, str) and misfit(key, str, place)):
+        if fault := misfit(item, item_schema, place) or (isinstance(key, str) and misfit(key, str, place)):
             return fault
     return None
 

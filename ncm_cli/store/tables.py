@@ -241,10 +241,14 @@ def plain_numbers(values: Iterable[str]) -> dict[str, str] | None:
     if len(possible) == 1:
         return possible[0]
     both: dict[str, str] = {}
-    for (value, one), other in zip(ways[0].items(), ways[1].values(), strict=True):
-        if not one and not other:
+    for (value, with_points), with_commas in zip(ways[0].items(), ways[1].values(), strict=True):
+        if not with_points and not with_commas:
             return None
-        both[value] = "" if one and other and float(one) != float(other) else one or other
+        both[value] = (
+            ""
+            if with_points and with_commas and float(with_points) != float(with_commas)
+            else with_points or with_commas
+        )
     return both
 
 
@@ -319,7 +323,7 @@ class _Source:
 def _opened(path: Path, what: str) -> _Source:
     data = _read_bytes(path, what)
     _require_text(data, path, what)
-    source, said, last_comment = _without_preamble(path, data.removeprefix(codecs.BOM_UTF8))
+    source, stated_separator, last_comment = _without_preamble(path, data.removeprefix(codecs.BOM_UTF8))
     if not source.data.strip():
         raise InputError(f"the {what} has comments and no header", where=path)
     first = re.split(rb"[\r\n]", source.data, maxsplit=1)[0]
@@ -331,7 +335,7 @@ def _opened(path: Path, what: str) -> _Source:
             expected=f"at most {MAX_TABLE_COLUMNS:,}",
             fix="one line for each row; a matrix of features goes into an array (--from-array)",
         )
-    source = _separated(source, said)
+    source = _separated(source, stated_separator)
     if last_comment is not None:
         # A line that starts with # and has the table's columns is its header: ``#id,path,label``.
         names, *rows = last_comment.lengths(source.delimiter)
@@ -342,12 +346,12 @@ def _opened(path: Path, what: str) -> _Source:
 
 def _without_preamble(path: Path, data: bytes) -> tuple[_Source, str | None, _Source | None]:
     """(from the header on, separator that a line ``sep=;`` says, from the last comment before it on)"""
-    said, comments, count = None, list[tuple[int, int]](), None
+    stated_separator, comments, count = None, list[tuple[int, int]](), None
     for number, match in enumerate(_LINE.finditer(data), start=1):
         line = match[0].decode("utf-8").strip("\ufeff\r\n")
         text = line.strip("\ufeff \t")
         if found := _SAYS_SEPARATOR.fullmatch(line):
-            said = found[1]
+            stated_separator = found[1]
         elif text.startswith("#"):
             comments.append((number, match.start()))
         elif (
@@ -360,10 +364,14 @@ def _without_preamble(path: Path, data: bytes) -> tuple[_Source, str | None, _So
             break
     source = _Source(path=path, data=data[match.start() :], skipped=number - 1, count=count)
     if not comments:
-        return source, said, None
+        return source, stated_separator, None
     note = f"lines that start with # are taken for comments: {listing(number for number, _ in comments)}"
     last, start = comments[-1]
-    return replace(source, notes=(note,)), said, _Source(path=path, data=data[start:], skipped=last - 1)
+    return (
+        replace(source, notes=(note,)),
+        stated_separator,
+        _Source(path=path, data=data[start:], skipped=last - 1),
+    )
 
 
 def _are_names(data: bytes) -> bool:
@@ -434,14 +442,14 @@ def _line_of(before: str) -> int:
     return before.replace("\r\n", "\n").replace("\r", "\n").count("\n") + 1
 
 
-def _separated(source: _Source, said: str | None) -> _Source:
+def _separated(source: _Source, stated: str | None) -> _Source:
     """With the separator by which the first records have most nearly one number of fields, and the most.
 
     Where nothing splits the header the table has a single column, and any separator will do that the rows
     don't have: those that all have it equally often have something else above them, which is refused.
     """
-    if said is not None and source.lengths(said)[:1] > [1]:
-        return replace(source, delimiter=said)
+    if stated is not None and source.lengths(stated)[:1] > [1]:
+        return replace(source, delimiter=stated)
     counts: dict[str, list[int]] = {}
     problem: InputError | None = None
     for delimiter in (*DELIMITERS, BLANK):
