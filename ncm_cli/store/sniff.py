@@ -12,17 +12,17 @@ HEAD_BYTES = 512
 class _Kind(NamedTuple):
     words: str
     pattern: str
-    """Of the first bytes, as Latin-1."""
+    """Of the first bytes, as Latin-1. The first kind that fits is taken."""
 
 
 _KINDS = {
+    "JPEG": _Kind("a JPEG picture", r"\xff\xd8\xff"),
+    "PNG": _Kind("a PNG picture", r"\x89PNG\r\n\x1a\n"),
     "HDF5": _Kind("an HDF5 file", r"\x89HDF\r\n\x1a\n"),
     "safetensors": _Kind("a safetensors file", r".{4}\0\0\0\0\{"),
     "zip": _Kind("a zip archive or an Excel workbook", r"PK\x03\x04"),
     "npy": _Kind("a NumPy array", r"\x93NUMPY"),
     "pickle": _Kind("a pickle, such as of torch.save", r"\x80\x02"),
-    "JPEG": _Kind("a JPEG picture", r"\xff\xd8\xff"),
-    "PNG": _Kind("a PNG picture", r"\x89PNG\r\n\x1a\n"),
     "GIF": _Kind("a GIF picture", r"GIF8[79]a"),
     "BMP": _Kind("a BMP picture", r"BM"),
     "TIFF": _Kind("a TIFF picture", r"II[*+]\0|MM\0[*+]"),
