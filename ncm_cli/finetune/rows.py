@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from ncm_cli.blocks import BUDGET, Codes, Mask, fits
 from ncm_cli.errors import InputError, as_written, listing
 from ncm_cli.finetune.options import FinetuneOptions
-from ncm_cli.images.encoder import Encoder
 from ncm_cli.images.manifest import Manifest
 from ncm_cli.images.paths import fetch
 from ncm_cli.images.reading import IMAGES_PER_REQUEST, ReadImage, choose_readers, read_ahead
-from ncm_cli.images.request import Preprocess
+from ncm_cli.images.request import Encoder, Preprocess
 from ncm_cli.images.samples import DecodeError
 from ncm_cli.images.source import read_source
 from ncm_cli.progress import Reporter

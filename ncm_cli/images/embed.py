@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ncm_cli.errors import InputError, MismatchError, as_written, listing
-from ncm_cli.images.encoder import Encoder, load_encoder, request_key, start_loading
+from ncm_cli.images.encoder import load_encoder, request_key, start_loading
 from ncm_cli.images.manifest import Manifest
 from ncm_cli.images.options import (
     EmbedOptions,
@@ -31,7 +31,7 @@ from ncm_cli.images.options import (
 )
 from ncm_cli.images.paths import is_remote
 from ncm_cli.images.reading import read_image
-from ncm_cli.images.request import EncoderRequest, Preprocess, unit_rows
+from ncm_cli.images.request import Encoder, EncoderRequest, Preprocess, unit_rows
 from ncm_cli.images.rows import DONE, OLD, OTHER, RowPlan, Tally, faults, gathered, make_features
 from ncm_cli.images.source import read_source
 from ncm_cli.options import check, parse_batch_size, parse_workers

@@ -1,25 +1,19 @@
-"""What an encoder is, what decides its features, and how one is loaded."""
+"""How an encoder is loaded, and what decides its features."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
-from ncm_cli.images.clip_config import local_config, read_parts
 from ncm_cli.images.decode import DECODE_POLICY, SAMPLE_POLICY
-from ncm_cli.images.network import TorchEncoder, import_library
 from ncm_cli.images.options import (
     refuse_device,
 )
 from ncm_cli.images.pixels import PixelsEncoder
-from ncm_cli.images.request import LIBRARIES, EncoderRequest, Preprocess
-from ncm_cli.images.weights import chosen_weights, looks_like_a_path, request_facts
+from ncm_cli.images.request import LIBRARIES, Encoder, EncoderRequest
 from ncm_cli.progress import Reporter
 
 
@@ -40,41 +34,20 @@ def request_key(request: EncoderRequest) -> dict[str, Any]:
         "libraries": {name: _version(name) for name in LIBRARIES[request.kind]},
     }
     if not pixels:
+        from ncm_cli.images.weights import request_facts
+
         key |= request_facts(request)
     return key | request.views()
-
-
-class Encoder(Protocol):
-    """A loaded encoder. ``preprocess`` may be called from several threads, ``encode`` from one."""
-
-    preprocess: Preprocess
-
-    description: dict[str, Any]
-    """All that decides a feature; its canonical JSON is what a fingerprint hashes."""
-
-    device: str
-    batch_size: int
-    """The ``auto`` choice; constant for a device, so that it never depends on what else runs."""
-
-    @property
-    def dim(self) -> int:
-        """Length of a feature."""
-
-    def encode(self, items: Sequence[np.ndarray]) -> np.ndarray:
-        """(B, dim) float32 features of ``items``, in order.
-
-        With ``normalize`` rows have norm 1, except that an all-zero row stays zero, and non-finite values are
-        passed on: the caller knows the ids, and names such rows.
-        """
-
-    def start(self, items: Sequence[np.ndarray]) -> Callable[[], np.ndarray]:
-        """Begin `encode`; a call of what is returned waits for the features. A GPU works on meanwhile."""
 
 
 def start_loading(request: EncoderRequest, reporter: Reporter) -> None:
     """Say what is to be loaded, or is wrong with a file of weights; import the library in a thread."""
     if request.kind == "pixels":
         return
+    from ncm_cli.images.clip_config import local_config, read_parts
+    from ncm_cli.images.network import import_library
+    from ncm_cli.images.weights import chosen_weights, looks_like_a_path
+
     if request.pretrained and request.weights is None and not request.random_init:
         reporter.warn(f"no effect: --pretrained {request.pretrained}; {request.model} has its own weights")
     if request.weights and looks_like_a_path(request.weights):
@@ -113,6 +86,8 @@ def load_encoder(request: EncoderRequest, *, device: str = "auto", reporter: Rep
         for error in refuse_device(request.model, device):
             raise error
         return PixelsEncoder(request)
+    from ncm_cli.images.network import TorchEncoder
+
     return TorchEncoder(request, device, reporter)
 
 

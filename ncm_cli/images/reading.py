@@ -30,9 +30,8 @@ import numpy as np
 from PIL import Image
 
 from ncm_cli.errors import InputError, listing
-from ncm_cli.images.encoder import Encoder
 from ncm_cli.images.paths import fetch, file_facts, is_remote
-from ncm_cli.images.request import Preprocess
+from ncm_cli.images.request import Encoder, Preprocess
 from ncm_cli.images.samples import DecodeError, UndeclaredRangeError
 from ncm_cli.store.columns import ImageFile
 from ncm_cli.store.digests import printable

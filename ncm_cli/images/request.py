@@ -1,13 +1,13 @@
-"""What a user asks of an encoder, and how pictures are made ready for one.
+"""What an encoder is, what a user asks of one, and how pictures are made ready for it.
 
 No torch is imported: processes that read images have copies of what is here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image
@@ -218,3 +218,30 @@ def check_resize(image: Image.Image, shortest: int) -> None:
             f"{width} x {height} is too narrow: with its shorter side at {shortest} it has {pixels:,.0f} "
             f"pixels, over the limit of {MAX_PIXELS:,}"
         )
+
+
+class Encoder(Protocol):
+    """A loaded encoder. ``preprocess`` may be called from several threads, ``encode`` from one."""
+
+    preprocess: Preprocess
+
+    description: dict[str, Any]
+    """All that decides a feature; its canonical JSON is what a fingerprint hashes."""
+
+    device: str
+    batch_size: int
+    """The ``auto`` choice; constant for a device, so that it never depends on what else runs."""
+
+    @property
+    def dim(self) -> int:
+        """Length of a feature."""
+
+    def encode(self, items: Sequence[np.ndarray]) -> np.ndarray:
+        """(B, dim) float32 features of ``items``, in order.
+
+        With ``normalize`` rows have norm 1, except that an all-zero row stays zero, and non-finite values are
+        passed on: the caller knows the ids, and names such rows.
+        """
+
+    def start(self, items: Sequence[np.ndarray]) -> Callable[[], np.ndarray]:
+        """Begin `encode`; a call of what is returned waits for the features. A GPU works on meanwhile."""

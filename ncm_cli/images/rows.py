@@ -18,9 +18,9 @@ import numpy as np
 
 from ncm_cli.errors import listing
 from ncm_cli.images.decode import SAMPLE_POLICY
-from ncm_cli.images.encoder import Encoder
 from ncm_cli.images.paths import archive_of, fetch, is_remote, look_up, open_file
 from ncm_cli.images.reading import ReadImage, encode_batches
+from ncm_cli.images.request import Encoder
 from ncm_cli.images.samples import DecodeError, range_advice
 from ncm_cli.progress import Reporter, Task
 from ncm_cli.store.columns import FailedRow, Files, ImageFile

@@ -53,15 +53,18 @@ PICTURES = frozenset({"JPEG", "PNG", "GIF", "BMP", "TIFF", "JPEG2000", "WEBP", "
 WORDS = {name: kind.words for name, kind in _KINDS.items()}
 """Each kind in words."""
 
-_PATTERNS = {
-    name: re.compile(
-        (rf"[\xef\xbb\xbf \t\r\n]*(?i:{kind.pattern})" if name in _TEXT else kind.pattern).encode("latin-1"),
-        re.DOTALL,
-    )
-    for name, kind in _KINDS.items()
-}
+_PATTERN = re.compile(
+    "|".join(
+        f"(?P<{name}>"
+        + (rf"[\xef\xbb\xbf \t\r\n]*(?i:{kind.pattern})" if name in _TEXT else kind.pattern)
+        + ")"
+        for name, kind in _KINDS.items()
+    ).encode("latin-1"),
+    re.DOTALL,
+)
 
 
 def sniff(head: bytes) -> str | None:
     """The kind of a file that begins with these bytes, `HEAD_BYTES` or all, or None: a key of `WORDS`."""
-    return next((name for name, pattern in _PATTERNS.items() if pattern.match(head)), None)
+    found = _PATTERN.match(head)
+    return found.lastgroup if found else None
