@@ -6,10 +6,6 @@ import csv
 import json
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,14 +86,6 @@ def test_ncm_finds_what_erm_misses_and_the_tables_agree(swept: Made, problem: Pa
         assert line["oracle"] == "false" and line["diverged"] == "false" and line["rank"]
 
 
-def test_rank_zero_has_erms_numbers(swept: Made, problem: Path) -> None:
-    sweep(swept(grid=True, search=("lr=0.03", "rank=0"), epochs=3))
-    table = read_sweep(problem / "s.h5")
-    erm, ncm = ([i for i, name in enumerate(table.method) if name == method] for method in ("erm", "ncm"))
-    for values in table.metrics.values():
-        np.testing.assert_array_equal(values[erm], values[ncm])
-
-
 @pytest.mark.parametrize("method", ["erm", "ncm"])
 def test_fit_trains_what_a_sweep_trains(swept: Made, problem: Path, method: str) -> None:
     """And a rank's probe doesn't depend on the ranks beside it."""
@@ -122,21 +110,6 @@ def test_fit_trains_what_a_sweep_trains(swept: Made, problem: Path, method: str)
     found = next(one for one in path if one["rank"] == (2 if method == "ncm" else 0))
     table = read_sweep(problem / "s.h5").metrics
     assert table["val_log_loss"][0, -1] == pytest.approx(found["val_log_loss"], abs=1e-12)
-
-
-@pytest.mark.slow
-def test_pairs_change_no_baseline(swept: Made, problem: Path) -> None:
-    """With Adam, whose steps depend on the coordinates."""
-    methods = "erm,irm,vrex,groupdro,fish,lisa"
-    search = ("lr=0.05", "penalty=30", "anneal=5")
-    sweep(swept(methods=f"{methods},ncm,matchdg", search=(*search, "rank=2"), folds=0))
-    with_pairs = read_sweep(problem / "s.h5")
-    sweep(swept(methods=methods, search=search, pairs=None))
-    without = read_sweep(problem / "s.h5")
-    own = [i for i, name in enumerate(with_pairs.method) if name in methods.split(",")]
-    assert len(own) == len(without.method)
-    for name in ("val_accuracy", "val_log_loss", "test_accuracy", "test_log_loss"):
-        np.testing.assert_allclose(with_pairs.metrics[name][own], without.metrics[name], atol=1e-12)
 
 
 def test_the_protocol_is_followed_and_recorded(swept: Made, problem: Path) -> None:
@@ -243,42 +216,6 @@ def test_a_killed_sweep_resumes_and_ends_with_the_same_table(
     for name, values in read_sweep(problem / "s.h5").metrics.items():
         np.testing.assert_array_equal(values, history[name])
     assert not (problem / ".s.json.partial").exists()
-
-
-@pytest.mark.slow
-def test_a_sweep_killed_by_signal_resumes_to_the_same_bytes(problem: Path) -> None:
-    write_problem(problem, held_out=0, of_rows=True)
-    command = [sys.executable, "-m", "ncm_cli", "sweep", "-f", "f.h5", "-p", "p.h5", "--envs", "domain"]
-    command += ["--test", "split=test", "--methods", "erm,irm,ncm", "--search", "rank=1:3", "--trials", "4"]
-    command += [
-        "--seeds",
-        "2",
-        "--epochs",
-        "10",
-        "--folds",
-        "2",
-        "--batch-size",
-        "32",
-        "--device",
-        "cpu",
-        "-o",
-    ]
-    whole = subprocess.run([*command, "whole.csv"], cwd=problem, capture_output=True, text=True, check=False)
-    assert whole.returncode == 0, whole.stderr
-    with subprocess.Popen([*command, "cut.csv"], cwd=problem, stderr=subprocess.DEVNULL) as process:
-        folder = problem / ".cut.json.partial"
-        for _ in range(2000):
-            facts = (folder / "journal.json").exists()
-            if (facts and read_facts(folder)["rows"] > 1) or process.poll() is not None:
-                break
-            time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
-    assert folder.is_dir() and not (problem / "cut.csv").exists()
-    again = subprocess.run([*command, "cut.csv"], cwd=problem, capture_output=True, text=True, check=False)
-    assert again.returncode == 0, again.stderr
-    assert "were finished before" in again.stderr
-    assert (problem / "cut.csv").read_bytes() == (problem / "whole.csv").read_bytes()
 
 
 def test_a_killed_sweep_goes_on_under_another_of_its_names(

@@ -208,16 +208,6 @@ def test_a_command_without_arguments_shows_its_help_alone(capsys: pytest.Capture
     assert err == ""
 
 
-def test_an_output_never_replaces_an_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = tmp_path / "table.csv"
-    table.write_text("id_a,id_b\n1,2\n")
-    (tmp_path / "link.csv").symlink_to(table)
-    shell = ["pairs", str(table), "-f", str(tmp_path / "f.h5"), "-o", str(tmp_path / "link.csv")]
-    assert main.run(shell) == 2
-    assert "the output would replace SOURCE" in capsys.readouterr().err
-    assert table.read_text() == "id_a,id_b\n1,2\n"
-
-
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
 def test_a_file_without_permission_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "f.h5"
@@ -236,16 +226,3 @@ def test_terminals_get_no_control_characters() -> None:
 def test_names_that_are_not_utf8_are_json(capsys: pytest.CaptureFixture[str]) -> None:
     Ui(json=True).result({"path": "caf\udce9"})
     assert json.loads(capsys.readouterr().out) == {"path": "caf\udce9"}
-
-
-@pytest.mark.parametrize(
-    "line", ["fit -f f.h5 -o", "sweep -f f.h5 -o", "bound p --features f --oracle-pairs o -o"]
-)
-def test_what_is_no_file_is_refused_as_output_before_any_work(
-    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "circle.h5").symlink_to(tmp_path / "circle.h5")
-    (tmp_path / "folder.h5").mkdir()
-    for name, what in (("circle.h5", "the output is a link that leads back"), ("folder.h5", "is a folder")):
-        assert main.run([*line.split(), str(tmp_path / name)]) == 3
-        assert what in capsys.readouterr().err

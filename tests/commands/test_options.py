@@ -184,14 +184,16 @@ class Writing:
 
 
 def test_an_output_that_is_an_input_is_refused(tmp_path: Path) -> None:
-    file, other = tmp_path / "a", tmp_path / "b"
+    file, other, link = tmp_path / "a", tmp_path / "b", tmp_path / "link"
     for path in (file, other):
         path.write_text("x")
+    link.symlink_to(file)
     refuse_replacing(Writing(source=file, output=other))
     refuse_replacing(Writing(source=tmp_path, output=tmp_path))
     refuse_replacing(Writing(source=tmp_path / "new", output=tmp_path / "new", weights="openai"))
     for options, name in (
         (Writing(source=file, output=tmp_path / "." / "a"), "SOURCE"),
+        (Writing(source=file, output=link), "SOURCE"),
         (Writing(source=file, more=(other,), output=other), "--more"),
         (Writing(source=file, weights=str(other), output=other), "--weights"),
     ):

@@ -118,17 +118,6 @@ def test_corrupt_compressed_data_fails_under_load_truncated_too(load_truncated: 
         decode(png)
 
 
-def test_a_cut_jpeg_has_a_reason(tmp_path: Path) -> None:
-    """rom1504/clip-retrieval#257, pytorch/vision#138."""
-    whole = saved(picture(90, 70), "JPEG")
-    for name, data in {"a": whole, "b": whole[: len(whole) // 2], "c": whole}.items():
-        (tmp_path / f"{name}.jpg").write_bytes(data)
-    decode(tmp_path / "a.jpg")
-    with pytest.raises(DecodeError, match="damaged JPEG file: image file is truncated"):
-        decode(tmp_path / "b.jpg")
-    decode(tmp_path / "c.jpg")
-
-
 @pytest.mark.parametrize(
     ("data", "reason"),
     [

@@ -79,16 +79,6 @@ def test_only_bad_images_leave_no_store(pictures: Any) -> None:
     assert {path.name for path in pictures.folder.iterdir()} == {"empty.jpg", "page.jpg", "manifest.csv"}
 
 
-def test_content_decides_the_format(pictures: Any) -> None:
-    """visual-layer/fastdup#322."""
-    path = pictures.add("gif", name="x.jpg")
-    Image.fromarray(np.full((8, 8, 3), (200, 30, 60), np.uint8)).save(path, format="GIF")
-    pictures.write()
-    pictures.embed()
-    with FeatureStore(pictures.output) as store:
-        np.testing.assert_array_equal(store.read()[0], area_mean(path, 2))
-
-
 def test_a_decompression_bomb_is_one_failure_with_the_limit(pictures: Any) -> None:
     """huggingface/dataset-viewer#1192."""
     Image.new("1", (20000, 20000)).save(pictures.add("bomb"))
@@ -120,8 +110,7 @@ def test_missing_files_are_found_before_any_model_is_loaded(
     assert not pictures.output.exists()
 
 
-@pytest.mark.parametrize("workers", ["0", "1", "4", "auto"])
-@pytest.mark.parametrize("batch_size", ["1", "4", "auto"])
+@pytest.mark.parametrize(("workers", "batch_size"), [("0", "1"), ("1", "auto"), ("4", "4"), ("auto", "auto")])
 def test_rows_do_not_depend_on_batches_or_workers(pictures: Any, workers: str, batch_size: str) -> None:
     """binli123/dsmil-wsi#19."""
     for i in range(10):
@@ -258,19 +247,6 @@ def test_a_black_picture_cannot_be_normalised(pictures: Any) -> None:
     pictures.write()
     assert [row.id for row in pictures.embed(normalize=True).failed] == ["black"]
     assert pictures.embed(output=pictures.folder / "raw.h5").failed == ()
-
-
-def test_outputs_that_would_destroy_inputs_are_refused(make_pictures: Any) -> None:
-    pictures = make_pictures(3)
-    text = pictures.manifest.read_bytes()
-    with pytest.raises(UsageError, match="would replace"):
-        pictures.embed(output=pictures.manifest, fresh=True)
-    assert pictures.manifest.read_bytes() == text
-    with pytest.raises(InputError, match="is a folder"):
-        pictures.embed(output=pictures.folder)
-    pictures.embed()
-    with pytest.raises(UsageError, match="would replace --reuse"):
-        pictures.embed(reuse=pictures.output)
 
 
 @pytest.mark.parametrize(

@@ -61,19 +61,6 @@ def test_a_bad_size_is_a_usage_error(model: str) -> None:
         load_encoder(EncoderRequest(model=model), device="cpu", reporter=SILENT)
 
 
-def test_solid_colours_are_the_same_in_any_batch() -> None:
-    """binli123/dsmil-wsi#19."""
-    encoder = load_encoder(EncoderRequest(model="pixels:3"), device="cpu", reporter=SILENT)
-    items = [
-        encoder.preprocess(Image.new("RGB", (9, 9), (25 * i, 255 - 25 * i, 7)), str(i)) for i in range(10)
-    ]
-    whole = encoder.encode(items)
-    np.testing.assert_array_equal(
-        np.concatenate([encoder.encode(items[i : i + 4]) for i in (0, 4, 8)]), whole
-    )
-    assert len(np.unique(whole, axis=0)) == 10
-
-
 def test_every_part_of_a_request_that_moves_a_feature_is_in_its_key() -> None:
     base = EncoderRequest(model="ViT-B-32", pretrained="openai")
     others = [

@@ -198,7 +198,6 @@ def test_an_archive_without_end_is_refused(serve: Serve, small: None) -> None:
         read_archives(f"{serve(odd(WebHandler))}/ranges/x.tar", ColumnNames())
 
 
-@pytest.mark.slow
 def test_a_server_that_never_answers_is_given_up_with_a_word(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:

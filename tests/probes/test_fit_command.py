@@ -91,10 +91,3 @@ def test_an_old_line_for_another_method_names_the_command_that_has_it(
     err = capsys.readouterr().err
     assert "ncm sweep --methods" in err
     assert "--save-probes DIR" in err
-
-
-def test_pairs_of_another_encoder_exit_with_4(on_disk: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    a, b = on_disk.planted.pairs(10)
-    other = on_disk.pair_store("o.h5", a, b, encoder={"kind": "array", "model": "another"})
-    assert run(line(on_disk, "-p", str(other))) == 4
-    assert "model" in capsys.readouterr().err

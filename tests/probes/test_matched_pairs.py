@@ -267,7 +267,6 @@ def test_held_out_members_and_their_copies_leave_training_in_every_variant(place
     assert seen[Variant(pair_rows=True)] > seen[Variant()], "more so with the pairs' rows"
 
 
-@pytest.mark.slow
 def test_copies_are_told_by_equal_features(places: Any) -> None:
     """With each training row present twice, a probe that interpolates would flip none of its own rows."""
     made = with_copies(places(60, 60, 1, dim=64, error=0.3))

@@ -483,7 +483,6 @@ def test_a_control_is_measured_like_the_pick(on_disk: Any) -> None:
     assert controls["constant"]["flip_rate"]["value"] == 0
 
 
-@pytest.mark.slow
 def test_a_constant_pick_and_the_end_of_the_ranks_are_said(on_disk: Any) -> None:
     rng = np.random.default_rng(2)
     X = rng.normal(size=(150, 24)).astype(np.float32)

@@ -77,7 +77,6 @@ def test_pairs_are_projected_out_of_the_text_weights(stores: Any, tmp_path: Path
     assert "--rank" in str(caught.value)
 
 
-@pytest.mark.slow
 def test_directions_that_hold_all_of_the_weights_leave_zeros(stores: Any, tmp_path: Path) -> None:
     pairs, prompts = tmp_path / "p.h5", ("a photo of a cat.", "a photo of a dog.")
     named = [f"--prompts={prompt}" for prompt in prompts]

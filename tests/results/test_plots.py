@@ -156,7 +156,6 @@ def test_convergence_from_a_sweep(tmp_path: Path) -> None:
     _looks_drawn(tmp_path / "fig" / "convergence-s.png")
 
 
-@pytest.mark.slow
 def test_spectrum_and_probe_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = "--dim 12 --spurious 3 --rows 100 --val-rows 50 --test-rows 100 --pairs 20 --holdout-pairs 10"
     assert run(f"data synthetic -o {tmp_path}/data {small}".split()) == 0
@@ -208,7 +207,6 @@ def test_points_that_not_every_repetition_has_are_left_out() -> None:
         assert list(axes.lines[0].get_xdata()) == [0, 1]
 
 
-@pytest.mark.slow
 def test_regression_paths_have_no_accuracy_figure(tmp_path: Path) -> None:
     write_bound(tmp_path / "b.json", "p.h5", 0)
     body = read_result(tmp_path / "b.json")

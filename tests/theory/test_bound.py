@@ -69,7 +69,8 @@ def test_json_has_the_names_scripts_rely_on(tmp_path: Path, capsys: pytest.Captu
 def test_table_and_explanations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(tmp_path, classes=2)
     line = f"bound {tmp_path}/probe.safetensors --features {tmp_path}/features.h5"
-    assert run([*line.split(), "--oracle-pairs", f"{tmp_path}/oracle.h5", "--explain"]) == 0
+    line += f" --oracle-pairs {tmp_path}/oracle.h5 --oracle-train split=train --pairs {tmp_path}/noisy.h5"
+    assert run([*line.split(), "--ranks", "0:2", "--explain"]) == 0
     out = capsys.readouterr().out
     for part in (
         "Term I",
