@@ -268,12 +268,10 @@ def repetitions(results: Sequence[T], column: Callable[[T], Hashable] | None = N
             return _key(getattr(result.facts, part).get(name))
 
         def differs(name: str) -> bool:
-            scopes: dict[Hashable, Hashable] = {}
-            for result in group:
-                scope = (seed(result), None if name.startswith(_FIT) else place(result))
-                if scopes.setdefault(scope, key(result, name)) != key(result, name):
-                    return True
-            return False
+            scopes = by(
+                group, lambda result: (seed(result), None if name.startswith(_FIT) else place(result))
+            )
+            return any(len({key(result, name) for result in scope}) > 1 for scope in scopes)
 
         names = dict.fromkeys(
             name for result in group for name in getattr(result.facts, part) if name not in skipped
