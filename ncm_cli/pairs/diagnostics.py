@@ -111,7 +111,7 @@ def stands_out(times: Any, residual: Any) -> Any:
 
 
 def unexplained(delta: NDArray[np.floating], together: Rows, *, seed: int = 0) -> Array:
-    """The share of each pair's difference that the others don't explain: (k,) in [0, 1], NaN for no difference.
+    """The share of each pair's difference that the others don't explain: (k,) in [0, 1], NaN for zero ones.
 
     The pairs are dealt into folds. Differences are scaled to unit length, so that a few long ones don't count
     more, and modelled as draws from N(0, S + λ I), S being the second moment of those in the *other* folds.
