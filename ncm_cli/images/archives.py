@@ -107,7 +107,7 @@ class _Image:
 
 
 class _Archive:
-    """What an archive holds by name, links followed; ``left`` counts what isn't used, by what it is."""
+    """The members of an archive by name, links followed; ``left`` counts by kind what isn't used."""
 
     def __init__(self, path: str) -> None:
         self.path, self.stem = path, path.rpartition("/")[2].rpartition(".")[0]
@@ -238,7 +238,7 @@ class _Archive:
 
 
 def _target(member: tarfile.TarInfo, known: dict[str, tarfile.TarInfo]) -> tarfile.TarInfo | None:
-    """The plain file that a member is or leads to by links; None where there is none."""
+    """The plain file that a member is, or that its links lead to; None where there is none."""
     found: tarfile.TarInfo | None = member
     for _ in range(MAX_LINKS):
         if found is None or not (found.issym() or found.islnk()):
@@ -249,7 +249,7 @@ def _target(member: tarfile.TarInfo, known: dict[str, tarfile.TarInfo]) -> tarfi
 
 
 def _key(name: str) -> str:
-    """A name up to its first dot, folders apart."""
+    """A name up to the first dot behind its folders."""
     folder, slash, base = name.rpartition("/")
     return folder + slash + base.partition(".")[0]
 
@@ -267,7 +267,7 @@ def _kind(name: str) -> str:
 
 
 def _folders(names: Iterable[str]) -> list[str] | None:
-    """The folder that each image lies in, folders that hold all of them apart; None at any other depth."""
+    """The folder of each image below those that hold all images; None unless exactly one level is left."""
     folders = [posixpath.normpath(name).split("/")[:-1] for name in names]
     levels = enumerate(zip(*folders, strict=False))
     shared = next((at for at, level in levels if len(set(level)) > 1), min(map(len, folders)))

@@ -28,7 +28,7 @@ PREFERRED = "features"
 
 
 class _Rows(Protocol):
-    """A matrix of which rows are read as they are asked for."""
+    """A matrix whose rows are read on demand."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -60,7 +60,7 @@ class _Loaded:
 
 @dataclass(frozen=True)
 class _Packed:
-    """A matrix in an ``.npz``, of which no more is unpacked at once than is asked for."""
+    """A matrix in an ``.npz``, unpacked block by block."""
 
     path: Path
     member: str
@@ -108,7 +108,7 @@ class ArraySource:
 
 
 def open_array(path: Path) -> ArraySource:
-    """Look into a matrix file; its header alone is read.
+    """Open a matrix file; only its header is read.
 
     Raises `InputError` for another kind of file, one that needs unpickling, a matrix that isn't
     two-dimensional and real or has wider rows than a store, and several matrices of which none is called
@@ -136,7 +136,7 @@ def open_array(path: Path) -> ArraySource:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Whatever a reader makes of a damaged or foreign file becomes one line."""
+    """Turn what readers raise on damaged or foreign files into one `InputError`."""
     try:
         yield
     except InputError:

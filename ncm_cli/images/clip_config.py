@@ -40,16 +40,16 @@ _TOO_LARGE = "a configuration of a network larger than any that these weights co
 def read_clip_config(path: Path, *, hub: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """The model and preprocessing parts of an open_clip configuration file.
 
-    Raises `InputError` for what `read_parts` refuses, and for one that names another model to fetch (a text
-    model may be named on the ``hub``, where this one is from), a file to read or code to run.
+    Raises `InputError` for what `read_config_parts` refuses, and for one that names another model to fetch (a
+    text model may be named on the ``hub``, where this one is from), a file to read or code to run.
     """
-    config, preprocess = read_parts(path)
+    config, preprocess = read_config_parts(path)
     _refuse_references(config, path, hub)
     return config, preprocess
 
 
-def read_parts(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The same, as far as it can be told without a library: at once.
+def read_config_parts(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same parts, checked as far as is possible without importing a library.
 
     Raises `InputError` for what is no configuration, and for one of more layers than any network has.
     """
@@ -149,7 +149,7 @@ def require_side(size: tuple[int, int], where: object) -> None:
 
 @contextlib.contextmanager
 def settings_of(path: object) -> Iterator[None]:
-    """Turn whatever comes of settings of the wrong kind into an `InputError` that names their file."""
+    """Turn any error from settings of a wrong kind into an `InputError` that names their file."""
     try:
         yield
     except InputError:

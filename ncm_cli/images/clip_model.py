@@ -68,7 +68,7 @@ class ClipSource:
 
 
 def load_open_clip(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
-    """A model whose features are ``encode_image`` on its own preprocessing."""
+    """A model with its own preprocessing; its features are those of ``encode_image``."""
     import torch
     from open_clip.transform import PreprocessCfg, image_transform_v2
     from open_clip.utils import to_2tuple
@@ -121,7 +121,7 @@ def load_open_clip(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
 
 
 def _tokenizer(request: EncoderRequest, source: ClipSource) -> Any:
-    """What turns texts into the tokens of a source's text tower."""
+    """The tokenizer of a source's text tower."""
     import open_clip
 
     text = (source.config or open_clip.get_model_config(source.name) or {}).get("text_cfg", {})
@@ -143,7 +143,7 @@ def _tokenizer(request: EncoderRequest, source: ClipSource) -> Any:
 
 
 def find_clip(request: EncoderRequest) -> ClipSource:
-    """What to build and load; every error of names, tags, paths and configurations."""
+    """What to build and load; raises all errors of names, tags, paths and configurations."""
     model, example = request.model, "a checkpoint file"
     kind, _, place = model.partition(":")
     if kind == "hf-hub":
@@ -290,7 +290,7 @@ def _load_checkpoint(model: Any, path: Path, name: str, reporter: Reporter) -> l
 
 
 def warn_on_activation(tower: torch.nn.Module, source: ClipSource, reporter: Reporter) -> None:
-    """Warn where the weights' activation is known to be the other one, or can't be known and might be.
+    """Warn where the weights were trained with the other activation, or may have been.
 
     OpenAI trained CLIP with QuickGELU, x·sigmoid(1.702 x). The weights have the same names and shapes as with
     GELU, so loading them under a plain-GELU name gives plausible, worse features without an error.

@@ -150,7 +150,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def _describe_foreign(data: bytes, kind: str | None) -> str:
-    """One line on what a file is that is no picture we decode."""
+    """One line that says what a file is, other than a picture that is decoded."""
     if not data:
         return "the file is empty (0 bytes)"
     if not data.strip(b"\0"):
@@ -269,7 +269,7 @@ def exif_orientation(exif: bytes | None) -> int:
 
 
 def _require_whole(kind: str, data: bytes) -> None:
-    """Refuse what a look at a file's structure finds wrong that its decoder may pass over."""
+    """Refuse damage in a file's structure that its decoder may overlook."""
     try:
         _CHECKS.get(kind, lambda data: None)(data)
     except struct.error:

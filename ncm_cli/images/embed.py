@@ -112,7 +112,7 @@ class EmbedReport:
 
     @property
     def too_many_failed(self) -> bool:
-        """Whether more images failed than were allowed; of a store, as no shard can tell."""
+        """Whether more images failed than were allowed. A shard alone can't know that."""
         return self.shard is None and len(self.failed) > self.max_failures
 
 
@@ -192,7 +192,7 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
 
 
 def of_rank(options: EmbedOptions) -> EmbedOptions:
-    """The options of this process if torchrun, or what sets the same variables, started it with others."""
+    """The options with this process's shard, if torchrun or its like started several processes."""
     torchrun = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
     if options.shard is not None or not all(map(str.isdecimal, torchrun)) or int(torchrun[1]) == 1:
         return options
@@ -214,7 +214,7 @@ class ShardLog:
             write_part(output, shard.part, plan="", done=False)
 
     def begin(self, plan: str) -> None:
-        """Say what all shards are of: ``plan``, a digest; a `MismatchError` if one at work says otherwise."""
+        """Record the ``plan`` of all shards, a digest; a `MismatchError` if one at work has another."""
         self._plan = plan
         with writer_lock(self.output, wait=MAX_WAIT_SECONDS):
             write_part(self.output, self.shard.part, plan=plan, done=False)
@@ -231,7 +231,7 @@ class ShardLog:
                     ) from None
 
     def end(self, failed: Sequence[Sequence[Any]]) -> tuple[str, ...]:
-        """Say that this shard is done but for the ``failed`` images; returns the shards that aren't."""
+        """Record that this shard is done but for the ``failed`` images; returns the unfinished shards."""
         write_part(self.output, self.shard.part, plan=self._plan, done=True, failed=failed)
         logs = read_parts(journal_folder(self.output))
         done = {part for part, log in logs.items() if log["done"] and log["plan"] == self._plan}
@@ -241,7 +241,7 @@ class ShardLog:
 
 @dataclass
 class _ImageRun:
-    """One run over images: what is there, what is missing, making it, and writing the store."""
+    """One run over images: finds what is there and what is missing, makes it, and writes the store."""
 
     options: EmbedOptions
     manifest: Manifest
@@ -304,7 +304,7 @@ class _ImageRun:
         return store
 
     def run(self) -> dict[str, Any]:
-        """Bring the store up to date; what the report says of it."""
+        """Bring the store up to date; returns the facts for the report."""
         # An unfinished run of other settings is refused before a model is loaded.
         journal = self._journal()
         plan = self._plan()
@@ -353,7 +353,7 @@ class _ImageRun:
         )
 
     def _plan(self) -> RowPlan:
-        """What the stores that are there have of the rows, which of them are missing."""
+        """Which rows the existing stores have, and which are missing."""
         assert self.manifest.files is not None
         self.description = self._describe()
         plan = RowPlan(self.manifest.files)
@@ -371,7 +371,7 @@ class _ImageRun:
         return journal
 
     def _made_by_us(self, store: FeatureStore | None) -> bool:
-        """Whether the very same request made a store: its rows are then valid without a look at the model."""
+        """Whether a store was made by an equal request, so that its rows are valid without the model."""
         return store is not None and store.request.get("encoder") == self.key
 
     def _describe(self) -> dict[str, Any]:
@@ -392,7 +392,7 @@ class _ImageRun:
         return self.encoder
 
     def _still_bad(self, plan: RowPlan) -> Tally:
-        """The missing rows, if all of them had failed before and still can't be decoded: without a model."""
+        """The failures, if all missing rows failed before and still can't be decoded; without a model."""
         tally, failed = Tally(), {row.id for row in self.old.failed} if self.old is not None else set()
         preprocess = Preprocess(self.request, (np.asarray,))
         if self.encoder is None and failed.issuperset(plan.files[row].id for row in plan.pending()):
@@ -460,7 +460,7 @@ class _ImageRun:
     def _is_unchanged(
         self, plan: RowPlan, rows: list[int], files: Files, failed: Sequence[FailedRow]
     ) -> bool:
-        """Whether writing would give the store that is there, but for its time and options."""
+        """Whether writing would give the existing store again, apart from its time and options."""
         old, kept = self.old, self.manifest.kept(rows)
         assert old is not None
         columns, roles = kept["columns"], (kept["label_column"], kept["split_column"])
@@ -486,7 +486,7 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _told(options: EmbedOptions, description: dict[str, Any], key: dict[str, Any]) -> dict[str, Any]:
-    """What a store says of how it was made."""
+    """The facts that a store records about its making."""
     request = {"encoder": key, "dtype": options.dtype}
     return {"encoder": description, "options": jsonable(options), "request": request, "dtype": options.dtype}
 
@@ -513,7 +513,7 @@ def require_same(path: Path, there: dict[str, Any], asked: dict[str, Any]) -> No
 def _from_array(
     options: EmbedOptions, source: ArraySource, manifest: Manifest, reporter: Reporter
 ) -> dict[str, Any]:
-    """Write a store from a matrix whose rows are in manifest order; what the report says of it.
+    """Write a store from a matrix with rows in manifest order; returns the facts for the report.
 
     Its fingerprint records the name given; without one, the matrix's own digest, so that stores of unknown
     origin are never taken for each other's.
@@ -545,7 +545,7 @@ def _from_array(
 def _usable_blocks(
     source: ArraySource, manifest: Manifest, options: EmbedOptions, task: Task
 ) -> Iterator[np.ndarray]:
-    """The blocks, normalised if asked for; at the first bad row the rest is searched for more of them."""
+    """The blocks, normalised if asked for. After a first bad row the rest is only searched for more."""
     bad: dict[str, list[str]] = {}
     start = 0
     for block in source.blocks():

@@ -41,10 +41,10 @@ def request_key(request: EncoderRequest) -> dict[str, Any]:
 
 
 def start_loading(request: EncoderRequest, reporter: Reporter) -> None:
-    """Say what is to be loaded, or is wrong with a file of weights; import the library in a thread."""
+    """Note what will be loaded, refuse a bad file of weights, and start to import the library in a thread."""
     if request.kind == "pixels":
         return
-    from ncm_cli.images.clip_config import local_config, read_parts
+    from ncm_cli.images.clip_config import local_config, read_config_parts
     from ncm_cli.images.network import import_library
     from ncm_cli.images.weights import chosen_weights, looks_like_a_path
 
@@ -54,7 +54,7 @@ def start_loading(request: EncoderRequest, reporter: Reporter) -> None:
         chosen_weights(request, request.model, (), "a checkpoint file")
 
     if (config := local_config(request.model)) is not None and config.is_file():
-        read_parts(config)
+        read_config_parts(config)
 
     def ahead() -> None:
         with contextlib.suppress(Exception):  # whoever needs it imports it again, and is told what is wrong
@@ -66,7 +66,7 @@ def start_loading(request: EncoderRequest, reporter: Reporter) -> None:
 
 
 def load_encoder(request: EncoderRequest, *, device: str = "auto", reporter: Reporter) -> Encoder:
-    """Load what a request asks for; every error of model, weights and device comes from here.
+    """Load the encoder of a request; raises all errors of model, weights and device.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ _BETWEEN_DIGITS = re.compile("[0-9],[0-9]")
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnNames:
-    """Which columns of a table are which; None is the default name, where the table has it."""
+    """The names of a table's columns by role; None stands for the default name, where the table has it."""
 
     id_col: str | None = None
     path_col: str | None = None
@@ -152,7 +152,7 @@ def ordered_categories(values: Sequence[str]) -> tuple[str, ...]:
 def read_manifest(
     path: Path, names: ColumnNames, *, root: Path | None, with_files: bool = True, images_only: bool = False
 ) -> Manifest:
-    """Read a table and look its image files up; with ``images_only`` whatever its other columns hold.
+    """Read a table and look its image files up; with ``images_only`` its other columns don't matter.
 
     Raises
     ------
@@ -288,7 +288,7 @@ def _check_values(table: Table, kept: list[str], label: str | None, numeric: tup
 
 
 def _separators(table: Table, meant: dict[str, str]) -> tuple[str, str]:
-    """What stands in numbers that aren't written as programs write them, and what to do."""
+    """Which separators are in numbers that programs can't read, and what to do."""
     doubtful = [value for value, number in meant.items() if not number]
     if doubtful:
         value = doubtful[0]

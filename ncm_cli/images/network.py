@@ -201,7 +201,7 @@ def picture_steps(transform: Any) -> tuple[tuple[Callable[[Any], Any], ...], lis
 
 
 def _plain_step(step: Any) -> Callable[[Any], Any]:
-    """Our own twin of a step of torchvision's for pictures; any other step as it is."""
+    """Our own version of a step of torchvision's where there is one, else the step itself."""
     from torchvision import transforms
     from torchvision.transforms.functional import pil_modes_mapping
 
@@ -228,7 +228,7 @@ def import_library(kind: str) -> None:
 
 @contextlib.contextmanager
 def _compiler_put_off() -> Iterator[None]:
-    """Torch's compiler takes nearly as long to import as torch: let it be imported when it is made use of.
+    """Put off the import of torch's compiler until it is used: it takes nearly as long as torch itself.
 
     Nothing here compiles, but torchvision asks it whether a detection layer can be compiled, and timm marks
     methods of one model that it is to leave alone: both when they are imported.

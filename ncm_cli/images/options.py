@@ -108,7 +108,7 @@ class Shard:
 
     @property
     def part(self) -> str:
-        """Its name in those of files."""
+        """Its name in file names."""
         return f"{self.index}-of-{self.count}"
 
     def of(self, batches: Sequence[T]) -> Sequence[T]:
@@ -162,7 +162,7 @@ def parse_size(model: str) -> int:
 
 
 def parse_model(text: str) -> str:
-    """A model's name; of ``pixels:SIZE`` the size is looked at, others are known to their libraries."""
+    """A model's name; the size of ``pixels:SIZE`` is checked here, other names by their libraries."""
     if not text.strip():
         raise UsageError("--model is empty", fix=f"--model {DEFAULT_MODEL}")
     if text.startswith("pixels:"):

@@ -37,7 +37,7 @@ MAX_EXPANDED = 100_000
 
 
 def native(path: str) -> str | bytes:
-    """``path`` as the system takes it: bytes where the locale would not let Python encode it."""
+    """``path`` for system calls: bytes where the locale's encoding isn't UTF-8."""
     if sys.getfilesystemencoding().lower().replace("-", "") == "utf8":
         return path
     return path.encode("utf-8", "surrogateescape")
@@ -49,7 +49,7 @@ def is_remote(path: str) -> bool:
 
 
 def expanded(pattern: str) -> list[str]:
-    """The texts that ``{000..099}`` and ``{a,b}``, also one in another, stand for; zeros in front count.
+    """The texts that ``{000..099}`` and ``{a,b}`` stand for, also nested; leading zeros are kept.
 
     Raises `InputError` for more than `MAX_EXPANDED`.
     """
@@ -83,7 +83,7 @@ def local_path(path: str) -> str | None:
 
 
 def within(folder: str, name: str) -> str:
-    """The path of a file by its name in a folder; to web servers a name is written with escapes."""
+    """The path of a file in a folder; for web servers its name is percent-encoded."""
     if is_web(folder):
         name = quote(name, errors="surrogateescape")
     return f"{folder}/{name}"
@@ -102,7 +102,7 @@ def archive_of(path: str) -> str:
 
 
 def file_facts(path: str) -> tuple[int, int]:
-    """(size, time in ns) of a file or archive now; raises what file systems do.
+    """(size, time in ns) of a file or archive now; raises the file system's own errors.
 
     Of a remote file the time is a number that changes with what its file system tells of it, 0 where it tells
     nothing; so the size is −1.

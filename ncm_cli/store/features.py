@@ -147,7 +147,7 @@ def _check(
 def _checked(
     blocks: Iterable[np.ndarray], ids: Sequence[str], dim: int, dtype: np.dtype, path: Path | str
 ) -> Iterator[np.ndarray]:
-    """The blocks in the stored type, once shape, count and values are known to be right."""
+    """The blocks in the stored type, with shape, count and values checked."""
     start = 0
     for block in blocks:
         raw = np.asarray(block)

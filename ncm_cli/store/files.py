@@ -73,7 +73,7 @@ def pid_namespace() -> str:
 
 
 def start_time(pid: int) -> str:
-    """The kernel's start time of a process, which tells an id that was given out again; "" where not told."""
+    """The kernel's start time of a process, by which a reused id is noticed; "" where it isn't known."""
     return _state_and_start(pid)[1]
 
 
@@ -155,7 +155,7 @@ def full_disk_is_an_input_error(path: Path) -> Iterator[None]:
 
 
 def _writable_target(path: Path) -> Path:
-    """The file that writing ``path`` replaces; refuses what is no file, makes missing parent folders."""
+    """The file that writing ``path`` replaces, parent folders made; refuses folders and devices."""
     refuse_no_file(path)
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -231,7 +231,7 @@ def write_bytes(path: Path | str, data: bytes) -> None:
 def write_json(path: Path | str, value: Any) -> None:
     """Write JSON atomically; NaN and infinities are a ValueError (see `jsonable`)."""
     text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
-    # The name of a file may hold what isn't UTF-8: as a lone surrogate, which JSON writes like Python.
+    # File names that aren't UTF-8 hold lone surrogates, which JSON escapes like Python.
     write_bytes(path, (text + "\n").encode("utf-8", "backslashreplace"))
 
 
@@ -321,7 +321,7 @@ def _digest(document: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` with 1.0 as 1: other programs that write a document anew don't keep them apart."""
+    """``value`` with 1.0 as 1: other programs that rewrite a document may turn one into the other."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -368,7 +368,7 @@ class Shown:
 
 
 def require_file(path: Path | str) -> Path:
-    """``path`` once it is known to be a regular file that isn't empty."""
+    """``path``, checked to be a regular file that isn't empty."""
     path = Path(path)
     try:
         facts = path.stat()
@@ -476,7 +476,7 @@ def _created(path: Path) -> BinaryIO | None:
 
 
 def _said(path: Path) -> bytes:
-    """What a lock file says; an `InputError` for what is no such file, which may not be opened."""
+    """The contents of a lock file; an `InputError` for a pipe or device, which must not be opened."""
     if not stat.S_ISREG(path.lstat().st_mode):
         what = "something that isn't a lock file is where an output's lock goes"
         raise InputError(what, where=path, expected="a regular file", fix=f"delete {path}")
@@ -485,7 +485,7 @@ def _said(path: Path) -> bytes:
 
 
 def _system_lock(file: BinaryIO) -> bool:
-    """Take the system's lock of a file, which it has as long as a process has it open that took it."""
+    """Take the system's lock of a file, which lasts as long as this process keeps the file open."""
     try:
         import fcntl
 
@@ -496,7 +496,7 @@ def _system_lock(file: BinaryIO) -> bool:
 
 
 def _holder(content: bytes) -> dict[str, Any] | None:
-    """Whom a lock file names; None where that can't be read."""
+    """The holder that a lock file names; None where it can't be read."""
     try:
         found = {"place": "", "kept": False, **parse_json(content)}
         texts = {name: str(found[name]) for name in ("place", "host", "started", "since")}
@@ -506,7 +506,7 @@ def _holder(content: bytes) -> dict[str, Any] | None:
 
 
 def _is_left(path: Path, content: bytes, age: float) -> bool:
-    """Whether a lock file was left by a process that is no more."""
+    """Whether a lock file was left by a process that has ended."""
     holder = _holder(content)
     if holder is None:
         return age > _NAMELESS_AFTER
@@ -520,7 +520,7 @@ def _is_left(path: Path, content: bytes, age: float) -> bool:
 
 
 def _remove_left(path: Path, content: bytes) -> None:
-    """Move a lock file away that a dead process left, for the next try."""
+    """Remove a lock file that a dead process left."""
     # The move is atomic, so of two processes that found it one gets it. Should the file have been replaced in
     # between by a living process's, it is put back.
     aside = _temporary(path)

@@ -83,7 +83,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def _hostile(path: Path, found: str, fix: str | None = None) -> InputError:
-    """The error for a file that holds what no file of ours holds."""
+    """The error for a file with contents that ncm never writes."""
     return InputError(
         "a file that won't be read", where=path, found=found, expected="plain arrays in one file", fix=fix
     )
@@ -153,7 +153,7 @@ def _fault_of_storage(array: h5py.Dataset, file_bytes: int) -> str | None:
 
 
 def _attributes(file: h5py.File, path: Path) -> dict[str, Any]:
-    """The root attributes as text and integers, none of a stranger's; refuses other types and large ones."""
+    """The root attributes as text and integers, none without ``ncm_format``; refuses other types."""
     if "ncm_format" not in file.attrs:
         return {}
     if len(file.attrs) > MAX_ATTRIBUTES:
@@ -181,7 +181,7 @@ def root_attributes(path: Path) -> dict[str, Any]:
 
 
 class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
-    """An HDF5 file of one of our formats, opened for reading and checked before anything is believed.
+    """An HDF5 file of one of our formats, opened for reading, with every part checked before it is used.
 
     ``attrs`` holds the root attributes as text and numbers, ``digests`` what the file says of its arrays, or
     None where another program wrote it without, and ``found`` the digests of the arrays that have been read.
@@ -343,7 +343,7 @@ class RowReader:
         return found if whole else found[positions - first]
 
     def _rows(self, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Rows of stretches, none of which goes beyond a chunk."""
+        """The rows of stretches, each within one chunk."""
         at = self._offsets[starts // self._step] + starts % self._step * self._bytes
         sizes = counts * self._bytes
         raw = b"".join(map(self._read, sizes.tolist(), at.tolist()))
@@ -371,7 +371,7 @@ class Sink(io.FileIO):
         self._unwritten: list[tuple[int, bytes]] = []
 
     def write(self, data: Any) -> int:
-        """Write at the position; what can't be written is kept in memory."""
+        """Write at the position; bytes that can't be written are kept in memory."""
         raw, at, done = memoryview(data).cast("B"), self.tell(), 0
         while self.error is None and done < len(raw):
             try:
@@ -410,7 +410,7 @@ class Sink(io.FileIO):
 
 @contextlib.contextmanager
 def _interrupts_later() -> Iterator[None]:
-    """Let Ctrl-C act after the block: inside HDF5 it would pass for a failed write. For short blocks only."""
+    """Delay Ctrl-C to the end of a short block: inside HDF5 it would look like a failed write."""
     if threading.current_thread() is not threading.main_thread():
         # Only the main thread ever sees KeyboardInterrupt.
         yield

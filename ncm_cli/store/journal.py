@@ -77,12 +77,12 @@ def log_path(output: Path | str, part: str = "") -> Path:
 
 
 def write_part(output: Path | str, part: str, **facts: Any) -> None:
-    """Say what a part is of (``plan``), whether it is ``done``, and which images ``failed``, if it is."""
+    """Record a part's ``plan``, whether it is ``done`` and, if so, which images ``failed``."""
     write_document(journal_folder(output) / f"{part}.json", FORMAT, VERSION, facts)
 
 
 def read_parts(folder: Path) -> dict[str, dict[str, Any]]:
-    """What each part of the journal in a folder said last, by its name."""
+    """What each part of the journal in a folder recorded last, by name."""
     found = {path.stem: path for path in sorted(folder.glob("*-of-*.json"))}
     return {part: read_document(path, FORMAT, VERSION, what="a part") for part, path in found.items()}
 
@@ -281,7 +281,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """What the journal in a folder says of itself, with its ``rows``, ``dim`` and ``damaged`` rows.
+    """The facts of the journal in a folder, with its ``rows``, ``dim`` and ``damaged`` rows.
 
     ``shards`` has the rows of each part that was begun, the images that failed, and whether it is done.
     """

@@ -57,7 +57,7 @@ KINDS = {
     # 180 dots an inch, which no camera says; matplotlib's own name.
     "plot": ("a plot", r"\x89PNG.{29}\0\0\0\x09pHYs\0\0\x1b\xaf\0\0\x1b\xaf|<\?xml.*matplotlib"),
 }
-"""What commands write: in words, and a pattern that what tells its kind begins with."""
+"""What commands write: in words, and a pattern of its first bytes."""
 
 
 def check_outputs(options: Any) -> None:
@@ -135,7 +135,7 @@ def refuse_other(path: Path | str, kind: str) -> None:
 
 
 def _start(path: Path) -> bytes:
-    """What tells a file's kind: its first bytes, all of a probe's header, or the format that a store says."""
+    """The bytes that show a file's kind: the first ones, a probe's header, or a store's format."""
     try:
         with path.open("rb") as stream:
             head = stream.read(_KIND_BYTES)

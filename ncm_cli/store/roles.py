@@ -76,7 +76,7 @@ class Groups:
     codes: Codes
 
     def key(self, index: int) -> dict[str, str]:
-        """A group as an object of column to category."""
+        """The category of each column of a group."""
         return {column: value for column, value in zip(self.columns, self.keys[index], strict=True) if value}
 
     def lacking(self, codes: Codes) -> Iterator[tuple[str, int]]:

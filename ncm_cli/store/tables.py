@@ -141,7 +141,7 @@ class Table:
         return [dict(zip(names, row, strict=True)) for row in zip(*self.values.values(), strict=True)]
 
     def row_name(self, index: int) -> str:
-        """How messages name row ``index``: counted from 1 without the header, and the line of the file."""
+        """The name of row ``index`` in messages: its number from 1, and its line in the file."""
         return f"row {index + 1} (line {self.line_numbers[index]})"
 
     def column(self, name: str, *, option: str | None = None) -> list[str]:
@@ -443,7 +443,7 @@ def _line_of(before: str) -> int:
 
 
 def _separated(source: _Source, stated: str | None) -> _Source:
-    """With the separator by which the first records have most nearly one number of fields, and the most.
+    """With the separator that splits the first records most evenly; of equal ones, into the most fields.
 
     Where nothing splits the header the table has a single column, and any separator will do that the rows
     don't have: those that all have it equally often have something else above them, which is refused.
@@ -515,7 +515,7 @@ def _ragged(source: _Source, record: list[str], index: int, line: int) -> InputE
 
 
 def _header_alone(source: _Source) -> InputError | None:
-    """What is wrong where all rows have one number of fields, and the header another."""
+    """The error where all rows have one number of fields, and the header another."""
     (first, header), *rows = source.every_record()
     fields = {len(record) for _, record in rows}
     if len(rows) < 2 or len(fields) > 1:
