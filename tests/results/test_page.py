@@ -201,11 +201,12 @@ def test_it_fits_wide_and_narrow_screens_light_and_dark(
     if page.suffix != ".html":
         _page(page)
         page = page.parent / "page.html"
-    papers = set()
+    papers, filters = set(), set()
     for width, scheme in ((1280, "light"), (360, "dark")):
         opened, said = _opened(browser, page, width, scheme)
         assert opened.evaluate("document.documentElement.scrollWidth") == width
         papers.add(opened.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
+        filters.add(opened.evaluate("getComputedStyle(document.querySelector('.plot img')).filter"))
         assert opened.evaluate("[...document.images].every((image) => image.naturalWidth > 0)")
         assert said == []
         # A script that somebody smuggled in could send nothing either.
@@ -215,7 +216,7 @@ def test_it_fits_wide_and_narrow_screens_light_and_dark(
         assert levels[0] == 1 and levels.count(1) == 1
         assert all(later <= level + 1 for level, later in itertools.pairwise(levels))
         opened.close()
-    assert len(papers) == 2
+    assert len(papers) == len(filters) == 2, "dark plots have colours of their own"
 
 
 @pytest.mark.slow
