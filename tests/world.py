@@ -168,6 +168,12 @@ def make_probe(
     )
 
 
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    with path.open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
 @dataclasses.dataclass
 class World:
     """Rows ``r0`` to ``r169``: training, validation, test; the first two axes tell label and domain."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shutil
@@ -24,17 +23,12 @@ from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import read_result
 from ncm_cli.store.journal import Journal, read_facts
 from ncm_cli.store.outputs import check_outputs
-from tests.world import Heard
+from tests.world import Heard, rows_of, write_store
 
 from .conftest import write_problem
 
 Made = Callable[..., SweepOptions]
 METHODS = "erm,irm,vrex,groupdro,fish,lisa,matchdg,ncm,dfr,leace,erm+upweight"
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream))
 
 
 def row_of(report: dict, method: str, rule: str) -> dict:
@@ -293,26 +287,11 @@ def test_what_cannot_be_is_refused_before_any_work(swept: Made, problem: Path) -
 
 
 def test_training_rows_without_an_environment_take_no_part(swept: Made, problem: Path) -> None:
-    from ncm_cli.store.columns import Column
-    from ncm_cli.store.features import FeatureStore, write_features
-
     with FeatureStore(problem / "f.h5") as store:
-        columns = dict(store.columns)
-        codes = columns["domain"].codes.copy()
-        codes[3] = -1
-        columns["domain"] = Column("domain", codes, columns["domain"].categories)
-        features, ids, encoder = store.read(), store.ids, store.encoder
-    write_features(
-        problem / "f.h5",
-        ids=list(ids),
-        blocks=[features],
-        dim=features.shape[1],
-        columns=list(columns.values()),
-        label_column="label",
-        split_column="split",
-        encoder=encoder,
-        options={},
-    )
+        columns = {name: store.categorical(name).text() for name in store.columns}
+        features, ids = store.read(), store.ids
+    columns["domain"][3] = ""
+    write_store(problem / "f.h5", features, columns, ids=ids)
     heard = Heard()
     sweep(swept(methods="irm", search=()), reporter=heard)
     assert any("1 training rows without a value of domain" in warning for warning in heard.warnings)

@@ -18,9 +18,8 @@ from ncm_cli import FeatureStore, NCMClassifier, PairStore, Probe, Result, load,
 from ncm_cli.baselines.choice import SweepTable
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.main import run as command
-from ncm_cli.store.columns import Column
-from ncm_cli.store.features import write_features
 from ncm_cli.store.pairs import read_pairs
+from tests.world import write_store
 
 SMALL = {"dim": 8, "spurious": 2, "rows": 200, "val_rows": 100, "test_rows": 100, "pairs": 40}
 FILES = {"features": "features.h5", "pairs": "pairs.h5"}
@@ -114,19 +113,8 @@ def test_a_result_is_what_json_prints_and_shows_what_a_terminal_does(
 
 def test_names_of_users_stay_text(inside: Path) -> None:
     names = ["<script>alert(1)</script>", "a&b\x1b[1m"]
-    codes = np.array([0, 1, 1])
     encoder = {"kind": "array", "model": "<img src=x>", "precision": "fp32", "normalize": False}
-    write_features(
-        "odd.h5",
-        ids=("x", "y", "z"),
-        blocks=[np.eye(3, dtype=np.float32)],
-        dim=3,
-        columns=[Column(name="label", codes=codes, categories=tuple(names))],
-        label_column="label",
-        split_column=None,
-        encoder=encoder,
-        options={},
-    )
+    write_store(Path("odd.h5"), np.eye(3), {"label": [names[0], names[1], names[1]]}, encoder=encoder)
     page = load("odd.h5")._repr_html_()
     texts = " ".join(Cells(page).texts)
     assert "<script>alert(1)</script> 1" in texts

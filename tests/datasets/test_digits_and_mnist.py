@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import gzip
 import struct
@@ -18,19 +17,15 @@ from ncm_cli.datasets.base import data
 from ncm_cli.datasets.colored import plan, read_idx
 from ncm_cli.datasets.options import ColoredMnistOptions, DigitsOptions
 from ncm_cli.errors import InputError, UsageError
-
-
-def _rows(file: Path) -> list[dict[str, str]]:
-    with file.open(newline="", encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
+from tests.world import rows_of
 
 
 def _build(
     tmp_path: Path, **options: Any
 ) -> tuple[dict[str, Any], dict[str, dict[str, str]], list[dict[str, str]]]:
     built = data(DigitsOptions(output=tmp_path / "data", **options))
-    rows = {row["id"]: row for row in _rows(Path(built["files"]["manifest"]))}
-    return built, rows, _rows(Path(built["files"]["pairs"]))
+    rows = {row["id"]: row for row in rows_of(Path(built["files"]["manifest"]))}
+    return built, rows, rows_of(Path(built["files"]["pairs"]))
 
 
 def _pixels(folder: Path, row: dict[str, str]) -> np.ndarray[Any, Any]:
@@ -197,7 +192,7 @@ def test_images_and_packed_pixels_agree(
 ) -> None:
     gray = _fake_mnist(tmp_path / inner, zipped=zipped, joint=joint)
     built = data(_mnist_options(tmp_path, size=size))
-    rows = _rows(Path(built["files"]["manifest"]))
+    rows = rows_of(Path(built["files"]["manifest"]))
     images = np.stack([_pixels(Path(built["output"]), row) for row in rows])
     options = dataclasses.replace(
         _mnist_options(tmp_path, size=size, packed=True), output=tmp_path / "packed"
@@ -208,7 +203,7 @@ def test_images_and_packed_pixels_agree(
     assert array.dtype == np.float32
     assert np.allclose(array, images[..., :2].reshape(len(rows), -1) / 255, atol=1e-7)
     same = [{k: v for k, v in row.items() if k != "path"} for row in rows]
-    assert _rows(Path(packed["files"]["manifest"])) == same
+    assert rows_of(Path(packed["files"]["manifest"])) == same
     first = next(row for row in rows if row["split"] == "train")
     source = gray[int(first["id"].split("-")[1])].astype(float)
     if size == 14:
@@ -297,7 +292,7 @@ def test_real_mnist_is_read(tmp_path: Path, mnist_dir: Path) -> None:
         holdout_pairs=10,
     )
     built = data(options)
-    rows = _rows(Path(built["files"]["manifest"]))
+    rows = rows_of(Path(built["files"]["manifest"]))
     assert sum(row["split"] == "test" for row in rows) == 200
     # The digit five is the first training image of MNIST.
     images, labels = colored.read_split(mnist_dir, "train")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import os
 import random
@@ -20,7 +19,7 @@ from ncm_cli.datasets.options import FolderOptions
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.main import run
 from ncm_cli.store.files import writer_lock
-from tests.world import Heard
+from tests.world import Heard, rows_of
 
 
 @pytest.fixture
@@ -36,8 +35,7 @@ def photos(tmp_path: Path) -> Path:
 
 def _rows(options: FolderOptions) -> list[dict[str, str]]:
     data(options)
-    with (options.output / "manifest.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return rows_of(options.output / "manifest.csv")
 
 
 def _options(photos: Path, **changed: object) -> FolderOptions:

@@ -19,7 +19,7 @@ from ncm_cli.datasets.options import PacsOptions, WaterbirdsCfOptions
 from ncm_cli.datasets.waterbirds import cover, paste
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.progress import Reporter
-from tests.world import Heard
+from tests.world import Heard, rows_of
 
 COLUMNS = ("img_id", "img_filename", "y", "split", "place", "place_filename")
 
@@ -33,11 +33,6 @@ JPEG_ERROR = 40
 def _smooth(rng: np.random.Generator, size: tuple[int, int]) -> Image.Image:
     small = rng.integers(0, 256, (3, 3, 3), dtype=np.uint8)
     return Image.fromarray(small).resize(size, Image.Resampling.BICUBIC)
-
-
-def _read(file: Path) -> list[dict[str, str]]:
-    with file.open(newline="", encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
 
 
 def _write(file: Path, columns: tuple[str, ...], rows: list[list[object]]) -> None:
@@ -99,8 +94,8 @@ def _pixels(file: Path) -> np.ndarray[Any, Any]:
 
 def test_counterfactuals_differ_outside_the_mask_only(birds: Path) -> None:
     built = _build(birds)
-    rows = {row["id"]: row for row in _read(Path(built["files"]["manifest"]))}
-    pairs = _read(Path(built["files"]["pairs"]))
+    rows = {row["id"]: row for row in rows_of(Path(built["files"]["manifest"]))}
+    pairs = rows_of(Path(built["files"]["pairs"]))
     assert len(pairs) == 5
     for pair in pairs:
         original, twin = rows[pair["id_a"]], rows[pair["id_b"]]
@@ -122,7 +117,7 @@ def test_counterfactuals_differ_outside_the_mask_only(birds: Path) -> None:
 def test_groups_are_counted_and_the_rest_is_unchanged(birds: Path) -> None:
     heard = Heard()
     built = _build(birds, heard)
-    rows = _read(Path(built["files"]["manifest"]))
+    rows = rows_of(Path(built["files"]["manifest"]))
     counts = Counter((row["label"], row["place"]) for row in rows if row["split"] == "train")
     assert counts == {
         ("landbird", "land"): 12,
@@ -157,22 +152,22 @@ def test_backgrounds_are_used_once_and_not_those_of_waterbirds(birds: Path) -> N
 
 
 def test_the_seed_decides(birds: Path) -> None:
-    one = _read(Path(_build(birds, output=birds / "a")["files"]["pairs"]))
-    two = _read(Path(_build(birds, output=birds / "b")["files"]["pairs"]))
-    other = _read(Path(_build(birds, output=birds / "c", seed=1)["files"]["pairs"]))
+    one = rows_of(Path(_build(birds, output=birds / "a")["files"]["pairs"]))
+    two = rows_of(Path(_build(birds, output=birds / "b")["files"]["pairs"]))
+    other = rows_of(Path(_build(birds, output=birds / "c", seed=1)["files"]["pairs"]))
     assert one == two
     assert one != other
 
 
 def test_birds_come_from_cub_where_it_has_them(birds: Path) -> None:
-    metadata = _read(birds / "waterbirds" / "metadata.csv")
+    metadata = rows_of(birds / "waterbirds" / "metadata.csv")
     for row in metadata:
         size = _pixels((birds / "cub/segmentations" / row["img_filename"]).with_suffix(".png")).shape
         file = birds / "cub" / "images" / row["img_filename"]
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (size[1], size[0]), (255, 0, 255)).save(file)
     built = _build(birds)
-    twin = _read(Path(built["files"]["manifest"]))[-1]
+    twin = rows_of(Path(built["files"]["manifest"]))[-1]
     pixel = _pixels(Path(built["output"]) / twin["path"])[30, 35]
     assert np.abs(pixel - [255, 0, 255]).max() < JPEG_ERROR
 
@@ -180,7 +175,7 @@ def test_birds_come_from_cub_where_it_has_them(birds: Path) -> None:
 def _drop(column: str, as_name: str | None = None) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         file = folder / "waterbirds" / "metadata.csv"
-        rows = _read(file)
+        rows = rows_of(file)
         columns = tuple(as_name or name if name == column else name for name in COLUMNS)
         kept = tuple(name for name in columns if as_name or name != column)
         _write(file, kept, [[row[name] for name in COLUMNS if as_name or name != column] for row in rows])
@@ -209,7 +204,7 @@ def _no_ocean(folder: Path) -> None:
 def _set(column: str, value: str) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         file = folder / "waterbirds" / "metadata.csv"
-        rows = _read(file)
+        rows = rows_of(file)
         rows[3][column] = value
         _write(file, COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
 
@@ -244,7 +239,7 @@ def test_what_lacks_is_named(
 
 def test_an_image_twice_is_refused(birds: Path) -> None:
     file = birds / "waterbirds" / "metadata.csv"
-    rows = [[row[name] for name in COLUMNS] for row in _read(file)]
+    rows = [[row[name] for name in COLUMNS] for row in rows_of(file)]
     _write(file, COLUMNS, [*rows, rows[0]])
     with pytest.raises(InputError, match="twice"):
         _build(birds)
@@ -259,7 +254,7 @@ def test_too_many_are_asked_for(birds: Path) -> None:
 
 def test_plain_waterbirds_is_a_manifest(birds: Path) -> None:
     built = _build(birds, cub=None, places=None)
-    rows = _read(Path(built["files"]["manifest"]))
+    rows = rows_of(Path(built["files"]["manifest"]))
     assert len(rows) == 33
     assert "pairs" not in built["files"]
     assert {row["label"] for row in rows} == {"landbird", "waterbird"}
@@ -268,9 +263,9 @@ def test_plain_waterbirds_is_a_manifest(birds: Path) -> None:
 def test_other_names_of_the_columns(birds: Path) -> None:
     """bit-ml/bee."""
     file = birds / "waterbirds" / "metadata.csv"
-    rows = [[row[name] for name in COLUMNS] for row in _read(file)]
+    rows = [[row[name] for name in COLUMNS] for row in rows_of(file)]
     _write(file, ("img_id", "filename", "y", "split", "a", "place_filename"), rows)
-    assert len(_read(Path(_build(birds)["files"]["pairs"]))) == 5
+    assert len(rows_of(Path(_build(birds)["files"]["pairs"]))) == 5
 
 
 def test_metadata_is_read_as_every_table_is(birds: Path) -> None:
@@ -280,8 +275,8 @@ def test_metadata_is_read_as_every_table_is(birds: Path) -> None:
     lines = file.read_text(encoding="utf-8").splitlines()
     indexed = [f"{i - 1 if i else ''},{line}".replace(",", ";") for i, line in enumerate(lines)]
     file.write_text("\r\n".join(["sep=;", *indexed]), encoding="utf-8-sig", newline="")
-    manifest = _read(Path(before["files"]["manifest"]))
-    assert _read(Path(_build(birds)["files"]["manifest"])) == manifest
+    manifest = rows_of(Path(before["files"]["manifest"]))
+    assert rows_of(Path(_build(birds)["files"]["manifest"])) == manifest
     file.write_text("\n".join([*lines[:4], lines[4] + ",extra"]), encoding="utf-8")
     with pytest.raises(InputError, match="row 4 has 7 fields where the header has 6"):
         _build(birds)
@@ -290,7 +285,7 @@ def test_metadata_is_read_as_every_table_is(birds: Path) -> None:
 @pytest.mark.parametrize("how", ["number", "id", "image"])
 def test_an_existing_cf_column_names_the_pairs(birds: Path, how: str) -> None:
     file = birds / "waterbirds" / "metadata.csv"
-    rows = _read(file)
+    rows = rows_of(file)
     originals = [row for row in rows if row["split"] == "0" and row["y"] == row["place"]][:3]
     twins = [row for row in rows if row["split"] == "0" and row["y"] != row["place"]][:3]
     for number, (original, twin) in enumerate(zip(originals, twins, strict=True)):
@@ -302,8 +297,8 @@ def test_an_existing_cf_column_names_the_pairs(birds: Path, how: str) -> None:
     _write(file, (*COLUMNS, "cf"), [[row.get(name, "-1") for name in (*COLUMNS, "cf")] for row in rows])
     built = _build(birds, cub=None, places=None)
     expected = {(a["img_filename"], b["img_filename"]) for a, b in zip(originals, twins, strict=True)}
-    assert {(pair["id_a"], pair["id_b"]) for pair in _read(Path(built["files"]["pairs"]))} == expected
-    manifest = {row["id"]: row for row in _read(Path(built["files"]["manifest"]))}
+    assert {(pair["id_a"], pair["id_b"]) for pair in rows_of(Path(built["files"]["pairs"]))} == expected
+    manifest = {row["id"]: row for row in rows_of(Path(built["files"]["manifest"]))}
     assert {manifest[b]["split"] for _, b in expected} == {"train"}
     assert {manifest[b]["cf"] for _, b in expected} == {"yes"}
     with pytest.raises(UsageError, match="has counterfactuals already"):
@@ -312,7 +307,7 @@ def test_an_existing_cf_column_names_the_pairs(birds: Path, how: str) -> None:
 
 def test_a_cf_value_that_names_nothing(birds: Path) -> None:
     file = birds / "waterbirds" / "metadata.csv"
-    rows = _read(file)
+    rows = rows_of(file)
     rows[0]["cf"] = "999"
     _write(file, (*COLUMNS, "cf"), [[row.get(name, "") for name in (*COLUMNS, "cf")] for row in rows])
     with pytest.raises(InputError, match="names no other row") as caught:
@@ -362,7 +357,7 @@ def test_pacs_splits_each_class_of_each_domain(tmp_path: Path) -> None:
     heard = Heard()
     root = _fake_pacs(tmp_path / "PACS")
     built = data(PacsOptions(pacs=root, output=tmp_path / "out"), reporter=heard)
-    rows = _read(Path(built["files"]["manifest"]))
+    rows = rows_of(Path(built["files"]["manifest"]))
     assert len(rows) == len({row["id"] for row in rows}) == 40
     counts = Counter((row["domain"], row["label"], row["split"]) for row in rows)
     assert set(counts.values()) == {8, 2}
@@ -371,8 +366,8 @@ def test_pacs_splits_each_class_of_each_domain(tmp_path: Path) -> None:
     assert "photo 20 of 1,670" in heard.warnings[0]
     again = data(PacsOptions(pacs=root, output=tmp_path / "again"), reporter=heard)
     other = data(PacsOptions(pacs=root, output=tmp_path / "other", seed=1), reporter=heard)
-    assert _read(Path(again["files"]["manifest"])) == rows
-    assert _read(Path(other["files"]["manifest"])) != rows
+    assert rows_of(Path(again["files"]["manifest"])) == rows
+    assert rows_of(Path(other["files"]["manifest"])) != rows
 
 
 def test_pacs_of_the_published_size_is_not_warned_about(
@@ -386,7 +381,7 @@ def test_pacs_of_the_published_size_is_not_warned_about(
 
 def test_pacs_limit(tmp_path: Path) -> None:
     options = PacsOptions(pacs=_fake_pacs(tmp_path / "PACS"), output=tmp_path / "out", limit=5)
-    rows = _read(Path(data(options, reporter=Heard())["files"]["manifest"]))
+    rows = rows_of(Path(data(options, reporter=Heard())["files"]["manifest"]))
     assert set(Counter((row["domain"], row["label"]) for row in rows).values()) == {5}
 
 
@@ -404,6 +399,6 @@ def test_pacs_without_images(tmp_path: Path) -> None:
 
 def test_the_sample_of_pacs(tmp_path: Path, pacs_dir: Path) -> None:
     built = data(PacsOptions(pacs=pacs_dir, output=tmp_path / "out"), reporter=Heard())
-    rows = _read(Path(built["files"]["manifest"]))
+    rows = rows_of(Path(built["files"]["manifest"]))
     assert len(rows) == 2780
     assert {row["domain"] for row in rows} == {"art_painting", "cartoon", "photo", "sketch"}

@@ -29,13 +29,14 @@ from ncm_cli.probes.evaluate import evaluate, logits
 from ncm_cli.probes.metrics import decide
 from ncm_cli.probes.options import EvalOptions, FitOptions
 from ncm_cli.probes.reading import read_problem
-from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.progress import SILENT
 from ncm_cli.results.options import ReportOptions
 from ncm_cli.results.report import report
 from ncm_cli.solvers.methods import FINETUNE_METHODS
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import read_probe
+from tests.world import Heard
 
 MODEL = "timm:test_resnet"
 
@@ -298,12 +299,7 @@ def test_training_images_that_are_validation_images_too_are_left_out(data: Path,
     manifest = data / "with-copy.csv"
     text = (data / "manifest.csv").read_text()
     manifest.write_text(f"{text}copy,val0.png,0,train,d0,0\n")
-    told: list[str] = []
-
-    class Told(Reporter):
-        def warn(self, message: str) -> None:
-            told.append(message)
-
+    heard = Heard()
     given = {"source": manifest, "pairs": None, "penalty": None, "groups": None, "epochs": 1}
-    finetune(options_of(data, tmp_path / "run.safetensors", **given), reporter=Told())
-    assert any("1 training images are byte-identical" in message for message in told)
+    finetune(options_of(data, tmp_path / "run.safetensors", **given), reporter=heard)
+    assert any("1 training images are byte-identical" in warning for warning in heard.warnings)

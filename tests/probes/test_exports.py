@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from ncm_cli.main import run
 from ncm_cli.store.features import FeatureStore
-from tests.world import write_store
+from tests.world import rows_of, write_store
 
 TASKS = {"two": ("cat", "dog"), "three": ("cat", "dog", "owl"), "regression": ()}
 SCALINGS = ("none", "norm", "standard")
@@ -72,8 +71,7 @@ def _predicted(probe: Path, store: Path, task: str) -> np.ndarray:
     """(n, classes) probabilities, or (n,) values, as ``ncm predict`` writes them."""
     output = probe.with_suffix(".csv")
     assert run(["predict", str(probe), str(store), "--probabilities", "-o", str(output), "--quiet"]) == 0
-    with output.open() as stream:
-        rows = list(csv.DictReader(stream))
+    rows = rows_of(output)
     names = [f"p_{name}" for name in TASKS[task]]
     return np.array([[float(row[name]) for name in names] if names else float(row["value"]) for row in rows])
 

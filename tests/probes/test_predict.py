@@ -21,9 +21,9 @@ from ncm_cli.main import run
 from ncm_cli.probes.options import PredictOptions
 from ncm_cli.probes.predict import predict
 from ncm_cli.progress import SILENT
-from ncm_cli.store.features import FeatureStore, write_features
+from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.probe import write_probe
-from tests.world import ENCODER, make_probe, write_store
+from tests.world import ENCODER, make_probe, rows_of, write_store
 
 
 def _rows(text: str) -> list[dict[str, str]]:
@@ -174,17 +174,7 @@ def test_features_made_elsewhere_predict_from_a_store_only(pictures: Path, tmp_p
     with pytest.raises(InputError, match="made elsewhere") as caught:
         _predict(probe, pictures)
     assert "--from-array" in str(caught.value)
-    write_features(
-        tmp_path / "g.h5",
-        ids=["x", "y"],
-        blocks=[np.eye(2, 4, dtype=np.float32)],
-        dim=4,
-        columns={},
-        label_column=None,
-        split_column=None,
-        encoder=encoder,
-        options={},
-    )
+    write_store(tmp_path / "g.h5", np.eye(2, 4), {}, ids=["x", "y"], encoder=encoder)
     assert [row["id"] for row in _predict(probe, tmp_path / "g.h5")] == ["x", "y"]
 
 
@@ -225,20 +215,10 @@ def test_a_manifest_needs_no_labels_and_blank_ones_do_no_harm(probe: Path, pictu
 
 
 def test_where_selects_rows_of_a_store(tmp_path: Path) -> None:
-    from ncm_cli.store.columns import Column
 
     encoder = {"kind": "array", "model": "mine"}
-    write_features(
-        tmp_path / "g.h5",
-        ids=["x", "y", "z"],
-        blocks=[np.eye(3, 4, dtype=np.float32)],
-        dim=4,
-        columns={"split": Column("split", np.array([0, 1, 0], np.int32), ("test", "train"))},
-        label_column=None,
-        split_column="split",
-        encoder=encoder,
-        options={},
-    )
+    columns = {"split": ["test", "train", "test"]}
+    write_store(tmp_path / "g.h5", np.eye(3, 4), columns, ids=["x", "y", "z"], encoder=encoder)
     probe = _probe(tmp_path / "q", encoder, 4, ("a", "b"))
     assert [row["id"] for row in _predict(probe, tmp_path / "g.h5", where="split=test")] == ["x", "z"]
 
@@ -246,22 +226,11 @@ def test_where_selects_rows_of_a_store(tmp_path: Path) -> None:
 def test_ids_with_commas_and_line_breaks_survive(tmp_path: Path) -> None:
     encoder = {"kind": "array", "model": "mine"}
     ids = ["a,b", 'say "hi"', "two\nlines", "é b", "001"]
-    write_features(
-        tmp_path / "g.h5",
-        ids=ids,
-        blocks=[np.eye(5, 6, dtype=np.float32)],
-        dim=6,
-        columns={},
-        label_column=None,
-        split_column=None,
-        encoder=encoder,
-        options={},
-    )
+    write_store(tmp_path / "g.h5", np.eye(5, 6), {}, ids=ids, encoder=encoder)
     probe = _probe(tmp_path / "q", encoder, 6, ("yes, really", "no"))
     output = tmp_path / "o.csv"
     predict(PredictOptions(probe=probe, source=tmp_path / "g.h5", output=output))
-    with output.open(newline="", encoding="utf-8") as stream:
-        assert [row["id"] for row in csv.DictReader(stream)] == ids
+    assert [row["id"] for row in rows_of(output)] == ids
 
 
 def test_a_reader_of_stdout_may_leave_early(tmp_path: Path) -> None:

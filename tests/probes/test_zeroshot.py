@@ -19,10 +19,11 @@ from ncm_cli.probes.options import EvalOptions, ZeroshotOptions
 from ncm_cli.probes.problem import Roles
 from ncm_cli.probes.reading import read_usable_pairs
 from ncm_cli.probes.zeroshot import zeroshot
-from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.progress import SILENT
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import Probe, read_probe
+from tests.world import Heard
 
 PROMPTS = ("a photo of a {}.", "a drawing of the {class}")
 
@@ -250,16 +251,10 @@ def test_what_cannot_be_meant_is_refused(
 
 @pytest.mark.slow
 def test_prompts_that_are_cut_are_said(stores: Any, tmp_path: Path) -> None:
-    class Heard(Reporter):
-        said = ""
-
-        def warn(self, message: str) -> None:
-            self.said += message
-
     heard, prompts = Heard(), ("a {}", "a photo of a {}" + " and so on" * 9)
     options = ZeroshotOptions(features=stores.unit, output=tmp_path / "z", prompts=prompts)
     zeroshot(options, reporter=heard)
-    assert "more than 24 tokens are cut, such as 'a photo of a cat and" in heard.said
+    assert "more than 24 tokens are cut, such as 'a photo of a cat and" in heard.warnings[0]
 
 
 ALIKE = {

@@ -14,9 +14,9 @@ from ncm_cli.recipes.load import read_recipe
 from ncm_cli.recipes.run import run, shell_lines
 from ncm_cli.recipes.steps import built_columns
 from ncm_cli.registry import BUILDERS, STEPS, options_of
-from ncm_cli.store.columns import Column, NumericColumn
-from ncm_cli.store.features import FeatureStore, write_features
+from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.tables import read_header
+from tests.world import write_store
 
 BEFORE = """
 name: x
@@ -110,22 +110,8 @@ def test_the_columns_that_a_store_will_have(tmp_path: Path) -> None:
 
 
 def test_columns_of_stores_that_are_there(tmp_path: Path) -> None:
-    write_features(
-        tmp_path / "made.h5",
-        ids=["a", "b"],
-        blocks=[np.ones((2, 3), np.float32)],
-        dim=3,
-        columns=[
-            Column("y", np.zeros(2, np.int32), ("1",)),
-            NumericColumn("age", np.array([1.0, 2.0])),
-        ],
-        label_column="y",
-        split_column=None,
-        encoder={"kind": "array", "model": "m"},
-        options={},
-        request={},
-        dtype="float32",
-    )
+    columns = {"y": ["1", "1"], "age": np.array([1.0, 2.0])}
+    write_store(tmp_path / "made.h5", np.ones((2, 3)), columns, label_column="y")
     text = "name: x\nsteps:\n  - fit: {features: made.h5, groups: '%s', output: p.safetensors}\n"
     (tmp_path / "r.yaml").write_text(text % "y,age,label")
     read_recipe(tmp_path / "r.yaml")

@@ -217,7 +217,9 @@ def test_a_copied_project_runs_nothing_again(
     assert "embed" in _run(copy).ran
 
 
-@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+@pytest.mark.parametrize(
+    "delimiter", [";", *(pytest.param(mark, marks=pytest.mark.slow) for mark in ("\t", "|"))]
+)
 def test_tables_of_any_separator(tiny: Path, delimiter: str) -> None:
     table = tiny / "images.csv"
     table.write_text(table.read_text().replace("label", "kind").replace(",", delimiter))
@@ -232,7 +234,10 @@ def test_tables_of_any_separator(tiny: Path, delimiter: str) -> None:
         _load(tiny)
 
 
-@pytest.mark.parametrize("source", ["images.csv", "built", "photos", "linked"])
+@pytest.mark.parametrize(
+    "source",
+    ["built", "linked", *(pytest.param(name, marks=pytest.mark.slow) for name in ("images.csv", "photos"))],
+)
 def test_images_are_seen_however_a_step_finds_them(tiny: Path, source: str) -> None:
     """By a manifest's spelling of the path, by a manifest that a step makes, in a folder, behind a link."""
     for label in ("class0", "class1"):
@@ -334,7 +339,7 @@ def test_the_first_error_stops_and_what_is_done_stays(tiny: Path) -> None:
     assert _run(tiny).ran == ("eval-2 (seed 0)", "eval-2 (seed 1)")
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"ncm_format": "ncm-run-state", "jobs": 3}', None])
+@pytest.mark.parametrize("text", ["", "[1]", '{"ncm_format": "ncm-run-state", "jobs": 3}', None])
 def test_a_damaged_record_is_refused(tiny: Path, text: str | None) -> None:
     """Without it nobody knows which files the run has made."""
     (tiny / "tiny.yaml").write_text(RECIPE.partition("  - eval")[0])

@@ -222,7 +222,7 @@ CASES = [
 
 @pytest.mark.parametrize(("way", "field"), CASES)
 @given(changed=st.lists(st.booleans(), min_size=2, max_size=4), data=st.data())
-@settings(deadline=None, max_examples=4)
+@settings(deadline=None, max_examples=3)
 def test_what_differs_undeclared_is_never_averaged(
     way: str, field: str | None, changed: list[bool], data: st.DataObject
 ) -> None:

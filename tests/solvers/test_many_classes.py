@@ -12,7 +12,7 @@ from ncm_cli.solvers.path import fit_path
 from ncm_cli.solvers.training_set import Fit
 
 
-def path(classes: int, n: int = 90, d: int = 8, **options: float) -> list[Fit]:
+def path(classes: int, n: int = 60, d: int = 8, **options: float) -> list[Fit]:
     rng = np.random.default_rng(classes)
     y = np.arange(n) % classes
     X = rng.normal(size=(classes, d))[y] + rng.normal(size=(n, d))
