@@ -1,4 +1,4 @@
-"""What a sweep tries, and what each rule picks: a checkpoint of each configuration, then hyper-parameters."""
+"""The configurations of a sweep, and what each rule picks: a checkpoint of each, then hyper-parameters."""
 
 from __future__ import annotations
 

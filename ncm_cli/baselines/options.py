@@ -18,7 +18,7 @@ PROTOCOLS = ("papers", "domainbed")
 
 
 def lacking(method: str, options: Any) -> Iterator[UsageError]:
-    """What a method needs and options don't give, one error each."""
+    """An error for each thing that a method needs and the options lack."""
     for need in METHODS[method].needs:
         if getattr(options, need) is None:
             value = "FILE" if need == "pairs" else "COLUMN"
@@ -69,7 +69,7 @@ def space_of(method: str, hyper: str, searches: Sequence[Search], *, grid: bool)
 
 
 TABLE_SUFFIXES = (".h5", ".csv", ".json")
-"""What ``--output`` may end in; all are written whichever is named."""
+"""The endings of ``--output``: all three files are written, whichever is named."""
 
 _search = functools.partial(option, group="Search")
 _rows = functools.partial(option, None, group="Rows")

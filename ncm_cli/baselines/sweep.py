@@ -50,14 +50,14 @@ from ncm_cli.store.probe import Probe, record_ids, write_probe
 from ncm_cli.store.tables import write_csv
 
 Facts = Mapping[str, Array]
-"""Of R probes, (R,) by name."""
+"""Metrics of R probes, (R,) by name."""
 Judge = Callable[[Array, Array], Facts]
 """Metrics of R probes, by their weights (R, C, d) and biases (R, C)."""
 Advance = Callable[[int], None]
 """Told of configurations × epochs that are done."""
 
 FOLD_SUMS = ("error", "log_loss", "flips", "shift")
-"""What is kept of a fold: means over the validation rows, sums over the fold's pairs."""
+"""The measurements of a fold: means over the validation rows, sums over the fold's pairs."""
 
 
 def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def _key(options: SweepOptions, runner: Runner) -> dict[str, Any]:
 def _finished(
     configs: Sequence[Config], parts: list[list[int]], runner: Runner, journal: Journal, reporter: Reporter
 ) -> dict[str, NDArray[Any]]:
-    """What `Runner.run` finds, of all configurations; what an earlier run had finished is taken from it."""
+    """The results of `Runner.run` for all configurations; chunks that an earlier run finished are read."""
     if journal.replaced:
         reporter.note("what an interrupted sweep with other options or data had finished is discarded")
     if journal.damaged:
@@ -238,7 +238,7 @@ class Runner:
         self.problem = read_method_problem(options, columns, reporter, features=options.features)
         self.whole = self.problem.whole()
         self.folds: dict[int, list[Fold]] = {}
-        """Of each seed; empty without pairs, or where the bound isn't asked for."""
+        """The folds of each seed; empty without pairs, or where the bound isn't asked for."""
         ranks = [self.whole.rank]
         if self.problem.pairs is not None and options.folds:
             try:
@@ -254,7 +254,7 @@ class Runner:
         self.metrics = metric_names(0 if groups is None else len(groups.crossings))
         self.device = choose_device(options.device, "fp64", reporter)
         self._origins: dict[bool, dict[str, Any]] = {}
-        """What probes record of their rows, up-weighted or not: reading every row, made once."""
+        """The record of the rows, up-weighted or not, made once: it reads every row."""
 
     def data(self) -> dict[str, Any]:
         """What the result was made from."""

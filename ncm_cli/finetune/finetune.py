@@ -225,7 +225,7 @@ def _remove_unfinished(output: Path, key: dict[str, Any]) -> None:
 
 
 def _unfinished(file: Path, key: dict[str, Any], options: FinetuneOptions) -> dict[str, Any] | None:
-    """What an unfinished run left, if it is of these settings; None where ``--fresh`` replaces another's."""
+    """The state of an unfinished run of these settings; None where ``--fresh`` replaces another's."""
     try:
         head, _, data = require_file(file).read_bytes().partition(b"\n")
         if head.split()[:-1] != _head(data, key).split()[:-1]:

@@ -16,7 +16,7 @@ from ncm_cli.probes.rules import FINETUNE_RULES
 from ncm_cli.solvers.methods import FINETUNE_METHODS
 
 PENALTIES = {"ncm": 500.0, "matchdg": 500.0, "irm": 100.0}
-"""What ``--penalty`` is where it isn't given, for the methods that have one: the paper's multipliers."""
+"""The default of ``--penalty``, for the methods that have one: the paper's multipliers."""
 
 _NEEDS = {"ncm": "pairs", "irm": "envs", "matchdg": "envs"}
 

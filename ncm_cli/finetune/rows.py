@@ -1,4 +1,4 @@
-"""What a network is trained on: a manifest's rows, read like those of a feature store, and their pictures."""
+"""The rows that a network is trained on, read like those of a feature store, and their pictures."""
 
 from __future__ import annotations
 

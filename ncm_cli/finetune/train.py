@@ -38,7 +38,7 @@ from ncm_cli.solvers.methods import Config
 from ncm_cli.solvers.objectives import OBJECTIVES, Erm, log_losses
 
 Epoch = dict[str, float]
-"""What is known after an epoch, by names of `METRICS` and a few more; what can't be known is left out."""
+"""The metrics after an epoch, by names of `METRICS` and a few more; unknown ones are left out."""
 
 
 def config_of(options: FinetuneOptions) -> Config:
@@ -102,7 +102,7 @@ class Objective:
         return objective, torch.stack([*terms, *[torch.zeros_like(terms[0])] * (2 - len(terms))])
 
     def state(self) -> dict[str, Any]:
-        """What changes from step to step."""
+        """The state that changes from step to step."""
         tensors = {name: value for name, value in vars(self.data_term).items() if isinstance(value, Tensor)}
         return {"steps": self.steps, "data_term": tensors}
 

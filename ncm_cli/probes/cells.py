@@ -80,7 +80,7 @@ def _present(store: FeatureRows, names: object) -> list[str]:
 
 
 def _told_apart(store: FeatureRows, target: Target, a: Codes, b: Codes) -> tuple[str, ...]:
-    """Of the columns in which nearly all pairs of rows differ, the one of the fewest values."""
+    """The column with the fewest values among those in which nearly all pairs of rows differ."""
     candidates: list[tuple[int, str]] = []
     for name, column in store.columns.items():
         if name in (target.name, store.label_column, store.split_column) or not isinstance(column, Column):

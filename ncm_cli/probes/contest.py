@@ -28,7 +28,7 @@ MOST_RANKS = 64
 """``--rank auto`` tries every rank up to half of these, then ever wider steps, these at most."""
 
 MOST_RANKS_OF_VARIANTS = {1: MOST_RANKS, 2: 32, 4: 24}
-"""The same by the number of variants, so that a fit takes at most 2.5 times as long with four."""
+"""`MOST_RANKS` by the number of variants: a fit takes at most 2.5 times as long with four of them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Contest:
     candidates: list[Candidate]
     chosen: int
     variant: Variant
-    """Of the choice."""
+    """That of the chosen candidate."""
     best: Fit
     """The choice's fit on all rows and pairs."""
     estimates: CrossFit | None

@@ -1,4 +1,4 @@
-"""What a choice is compared with: controls that remove nothing, always the same answer, and the verdict."""
+"""The controls, which remove nothing or always give one answer, and the verdict on the chosen probe."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def _unlike(store: PairStore) -> tuple[int, int]:
 
 
 def augmentations(store: PairStore) -> tuple[str, ...]:
-    """What was done to the second view of augmented pairs; none of pairs that aren't."""
+    """The augmentations of the pairs' second views; none for pairs that aren't augmented."""
     if store.strategy != SAME_ID:
         return ()
     return tuple(dict.fromkeys(str(source["augment"]) for source in store.sources if source.get("augment")))
@@ -271,7 +271,7 @@ def nearly_constant(problem: Problem, contest: Contest) -> str:
 
 
 def _advice(problem: Problem) -> str:
-    """What to do about too few pairs, where it is a rare cell that lets no more be made."""
+    """What to do about too few pairs where a rare cell allows no more."""
     if not problem.cells:
         return ""
     cell = problem.train.codes["cell"]

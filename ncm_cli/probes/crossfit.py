@@ -224,7 +224,7 @@ class CrossFit:
         return matching[choose([self.candidates[index] for index in matching], "bound", self.task)]
 
     def pick(self, among: Sequence[int]) -> int:
-        """Of some candidates the one with the least score; where all have the same, of the smallest rank.
+        """The candidate with the least score among some; where all are equal, one of the smallest rank.
 
         With every cell alike, removing directions must pay: a candidate of rank 0 stays where the least score
         is lower than its own by less than `LEAST_STANDARD_ERRORS` standard errors.
@@ -265,7 +265,7 @@ class CrossFit:
         return error_estimate(self.errors[index], regression=self.regression)
 
     def bound(self, index: int) -> Estimate:
-        """Their sum (for MSEs, of the roots) with its interval: distances to the ends, squared and added.
+        """The sum of error and flip rate (for MSEs, of their roots) with its interval by squared distances.
 
         Zou and Donner (2008), Construction of confidence limits about effect measures, Statistics in
         Medicine 27 (MOVER).

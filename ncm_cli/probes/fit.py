@@ -138,7 +138,7 @@ def _warn(problem: Problem, contest: Contest, reporter: Reporter) -> None:
 
 
 def flags_of(problem: Problem, oracle: bool) -> list[str]:
-    """What a reader of this probe's numbers must know."""
+    """Warnings that go with this probe's numbers wherever they are shown."""
     flags = ["ORACLE: chosen by looking at the test rows"] if oracle else []
     if problem.options.overlap == "keep":
         if problem.copies:
@@ -175,7 +175,7 @@ def _probe(
 
 
 def origin_of(problem: Problem, training: TrainingSet, variant: Variant) -> dict[str, Any]:
-    """What a probe records of a variant's rows and the pairs; every row is read."""
+    """The record of a variant's rows and of the pairs; reads every row."""
     pairs, parts = problem.pairs, {"train": problem.rows(variant), "val": problem.val}
     paired = pairs and {
         "path": str(problem.options.pairs),

@@ -36,7 +36,7 @@ from ncm_cli.solvers.methods import (
 )
 
 SWEPT = "ncm sweep --methods {} ... --save-probes DIR"
-"""What trains the other methods."""
+"""The command that trains the other methods."""
 
 _choice = functools.partial(option, group="Rank and selection")
 _rows = functools.partial(option, group="Rows")
@@ -118,7 +118,7 @@ class FitOptions(TrainingOptions):
         ("--envs", "--erase", "--penalty", "--anneal", "--eta", "--meta-lr", "--p-sel", "--alpha"),
         SWEPT.format("METHOD"),
     )
-    """What takes the place of an option that a command line may still have."""
+    """The command in place of options that are no longer here."""
 
     method: str | None = option(
         None,
@@ -197,7 +197,7 @@ class FitOptions(TrainingOptions):
 
     @property
     def fold_solving(self) -> Solver:
-        """The same for the fits of folds: looser, unless ``--tolerance`` is given."""
+        """The solver of the fits of folds: its tolerance is looser, unless ``--tolerance`` is given."""
         tolerance = FOLD_TOLERANCE if self.tolerance == TOLERANCE else self.tolerance
         return dataclasses.replace(self.solving, tolerance=tolerance)
 

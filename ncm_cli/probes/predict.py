@@ -192,7 +192,7 @@ def _encoded(
 
 
 def _request(options: PredictOptions, probe: Probe) -> EncoderRequest:
-    """What to load, from the probe's description and, for the weights, the store or network that it is of."""
+    """The encoder to load: by the probe's description and, for the weights, by its store or network."""
     described = probe.encoder
     if described.get("kind") not in LIBRARIES:
         raise InputError(

@@ -163,7 +163,7 @@ class Problem:
     """The rows and pairs of a fit."""
 
     content_sha256: str
-    """Of the feature store."""
+    """The feature store's."""
     encoder: dict[str, Any]
     options: FitOptions
     roles: Roles
@@ -177,7 +177,7 @@ class Problem:
     """Labelled rows of the pairs' members that are neither training, validation nor test rows."""
     copies: int
     groups: Groups | None = None
-    """Of ``--groups``."""
+    """The groups of ``--groups``."""
     members: RawRows | None = None
     """Members of usable pairs whose label and domain are known."""
     cells: tuple[str, ...] = ()
@@ -186,13 +186,13 @@ class Problem:
     """Columns whose combinations count alike where a `Variant` is up-weighted: of ``--upweight``, else the
     cells, else of ``--groups``; None without any."""
     variants: tuple[Variant, ...] = (PLAIN,)
-    """Those that compete; one where options leave no choice."""
+    """The variants that compete; one where options leave no choice."""
     label_column: str | None = None
     """The store's own."""
     spectra: dict[Fold, Spectrum] = dataclasses.field(default_factory=dict)
-    """Of what folds leave: each is decomposed once."""
+    """The spectra of the pairs that each fold leaves, decomposed once."""
     latest: dict[Variant, TrainingSet] = dataclasses.field(default_factory=dict)
-    """What `whole` made last."""
+    """The last training set of `whole`."""
 
     @property
     def regression(self) -> bool:
@@ -200,12 +200,12 @@ class Problem:
 
     @property
     def constant(self) -> float:
-        """What always the same answer is: the training rows' commonest class, by its code, or their mean."""
+        """The answer of a constant: the code of the training rows' commonest class, or their mean."""
         y = self.train.y
         return float(y.mean() if self.regression else np.bincount(y).argmax())
 
     def rows(self, variant: Variant | None = None) -> RawRows:
-        """What a variant, or the only one, is trained on: of an up-weighted one, the rows in a group."""
+        """The rows that a variant, or the first one, is trained on: if up-weighted, those in a group."""
         variant, rows = variant or self.variants[0], self.train
         if variant.pair_rows and self.extra is not None:
             rows = rows.with_rows(self.extra)
@@ -226,7 +226,7 @@ class Problem:
         return self.latest[variant]
 
     def without(self, fold: Fold, variant: Variant | None = None) -> TrainingSet:
-        """What a fold leaves to fit on, of a variant's rows or those of the only one."""
+        """The rows and pairs that a fold leaves, of a variant or of the first one."""
         rows = self.rows(variant)
         left = rows.take(~np.isin(rows.node, fold.apart))
         if not len(left.ids) or (not self.regression and len(np.unique(left.y)) < 2):

@@ -194,7 +194,7 @@ def _domains(
 
 
 def _variants(options: FitOptions, upweight: str | None, extra: RawRows | None) -> tuple[Variant, ...]:
-    """What competes: a choice that is open and possible both ways, one that isn't in its one way.
+    """The variants that compete: both ways of each choice that is open and possible, else the one way.
 
     Raises `InputError` for ``auto`` and ``yes`` where nothing is known.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 SCORES = ("cell_error", "guarded_bound", "bound_01")
-"""What the rule ``bound`` takes the least of: the first of these that is known."""
+"""The scores of the rule ``bound``: the first that is known is minimised."""
 
 
 class Rule(NamedTuple):
@@ -30,13 +30,13 @@ RULES: dict[str, Rule] = {
     "oracle-worst-group": Rule("test_worst_group", -1, "there are no --test rows with --groups"),
 }
 TIE_BREAKERS = {"cell_error": "cell_log_loss"}
-"""What decides between equal values, where it isn't the validation loss."""
+"""The metric that breaks ties of a score, where it isn't the validation loss."""
 
 REGRESSION_METRICS = {"val_accuracy": "val_mse", "bound_01": "bound_mse", "test_accuracy": "test_mse"}
-"""What rules look at for regression, where the least is always best."""
+"""The metrics of rules for regression, where the least is always best."""
 
 FINETUNE_RULES = ("bound", *(name for name in RULES if name != "bound"))
-"""Those of ``ncm finetune``, in the order of its help."""
+"""The rules of ``ncm finetune``, in the order of its help."""
 
 FIT_RULES = FINETUNE_RULES[:-1]
-"""Those of ``ncm fit``."""
+"""The rules of ``ncm fit``."""

@@ -21,7 +21,7 @@ LEAST_GAIN_SHARE = 0.05
 """For regression, the same as a share of the bound at rank 0."""
 
 NO_GAIN_FACTOR = 2.0
-"""What can be gained counts as nothing where it is less than this many of these least gains."""
+"""A possible gain below this many least gains counts as none."""
 
 VERDICTS = {
     "helps": "The pairs help",
@@ -29,7 +29,7 @@ VERDICTS = {
     "constant": "The pairs don't help",
     **dict.fromkeys(("too-few", "undecided", "unmeasured"), "It can't be told whether the pairs help"),
 }
-"""What each code of a verdict says."""
+"""The heading of each code of a verdict."""
 
 CONTROL_WORDS = {
     "erm": "nothing removed",
@@ -312,7 +312,7 @@ def _change(estimates: CrossFit, pick: int, erm: int) -> str:
 
 
 def _setting(estimates: CrossFit, index: int) -> str:
-    """What a candidate is, in words."""
+    """A candidate's rank and variant in words."""
     candidate = estimates.candidates[index]
     added = ["group weights"] * bool(candidate.get("upweighted"))
     added += ["the pairs' rows"] * bool(candidate.get("pair_rows"))
@@ -325,7 +325,7 @@ def _control(estimates: CrossFit, index: int) -> str:
 
 
 def _beside(estimates: CrossFit, pick: int, control: int) -> str:
-    """What the best candidate that removes nothing gets, in a sentence."""
+    """The score of the best candidate that removes nothing, in a sentence."""
     name, score = CONTROL_WORDS[_control(estimates, control)], SCORE_WORDS[estimates.score]
     if pick == control:
         return f"{name[0].upper()}{name[1:]} has the least {score}: {estimates.estimate(control)}"

@@ -117,7 +117,7 @@ def zeroshot(options: ZeroshotOptions, *, reporter: Reporter = SILENT) -> dict[s
 def _record(
     options: ZeroshotOptions, store: FeatureRows, scaling: Scaling, other: Probe | None
 ) -> dict[str, Any]:
-    """What the probe records before it is made; what the other had seen, the mixture has."""
+    """The probe's record before it is made; the mixture has seen the rows that the other probe has."""
     encoder, before = without_view(store.encoder), {} if other is None else other.meta
     selection = {"rule": ONLY_CANDIDATE, "chosen": 0, "path": [_only(0)], "verdict": None}
     seen, choice = dict(before.get("rows") or {}), before.get("selection") or {}
@@ -289,14 +289,14 @@ def _read_pairs(
 
 
 class _Removal(NamedTuple):
-    """What is to be removed, and what of it is chosen by: all that is known before there are weights."""
+    """The pairs, the ranks to choose among and the rows to choose by, known before there are weights."""
 
     pairs: Pairs
     scaling: Scaling
     whole: Spectrum
     folds: list[Fold]
     left: list[Spectrum]
-    """Of what each fold leaves."""
+    """The spectra of the pairs that each fold leaves."""
     why: str
     """Why there is no fold, where there is none."""
     ranks: tuple[int, ...]
@@ -307,7 +307,7 @@ class _Removal(NamedTuple):
     classes: tuple[str, ...]
 
     def choose(self, fit: Fit) -> dict[str, Any]:
-        """What a probe records of the choice of its rank.
+        """The record of the choice of the rank.
 
         Several ranks are chosen among by validation error + flip rate, as in ``ncm fit``: a pair's flips are
         counted with the directions of the others removed.

@@ -1,1 +1,1 @@
-"""What `fit`, `sweep` and networks solve with. Nothing here knows a file or a console."""
+"""Training sets, solvers and the methods' objectives. Nothing here knows a file or a console."""

@@ -35,7 +35,7 @@ SPLIT_STREAM, DRAW_STREAM = 10, 11
 """Streams of random numbers of one seed (0 to 2 are the trainer's)."""
 
 LIBLINEAR_TOLERANCE, LIBLINEAR_MAX_ITER = 1e-8, 1000
-"""Of liblinear: weights are then within about 1e-6 of the solution, after some 30 of its iterations."""
+"""Weights are then within about 1e-6 of the solution, after some 30 iterations."""
 
 
 def halves(groups: Codes, seed: int) -> tuple[Codes, Codes]:

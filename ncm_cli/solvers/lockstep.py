@@ -73,7 +73,7 @@ class Curvature:
         self._joint = C > 1 and p * C <= JOINT_COLUMNS
         self._diagonal = not self._joint and p > SHARED_COLUMNS
         self.cost = p * C * (C + 1) / 8 if self._joint else 1.0 if self._diagonal else p / 4
-        """What taking the curvature costs, in iterations of a single problem's arithmetic."""
+        """The cost of taking the curvature, in iterations of a single problem."""
         self._factors: dict[float, Array] = {}
 
     def take(self, decays: Sequence[float], scores: Array | None) -> None:

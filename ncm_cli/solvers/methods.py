@@ -34,7 +34,7 @@ MAX_ITER = 1000
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Solver:
-    """What finds a probe's weights: ``lbfgs`` exactly, or ``adam`` by steps on mini-batches."""
+    """How a probe's weights are found: exactly by ``lbfgs``, or by steps of ``adam`` on mini-batches."""
 
     name: str = "lbfgs"
     tolerance: float = TOLERANCE
@@ -50,9 +50,9 @@ class Hyper(NamedTuple):
     """One hyper-parameter."""
 
     space: str
-    """What is searched at random where ``--search`` doesn't say."""
+    """The default space of the random search."""
     grid: str
-    """What ``--grid`` tries where ``--search`` doesn't say."""
+    """The default values of ``--grid``."""
     low: float = 0.0
     high: float = math.inf
     open_low: bool = False
@@ -112,10 +112,10 @@ the pairs' logits. leace: a column erased from the features, then erm. The other
 `ncm_cli.solvers.objectives`."""
 
 FIT_METHODS = ("ncm", "erm")
-"""Those of ``ncm fit``."""
+"""The methods of ``ncm fit``."""
 
 FINETUNE_METHODS = ("ncm", "erm", "irm", "groupdro", "matchdg")
-"""Those of ``ncm finetune``."""
+"""The methods of ``ncm finetune``."""
 
 UPWEIGHT = "+upweight"
 

@@ -29,7 +29,7 @@ CHUNK_ELEMENTS = 4_000_000
 """Scores (rows × problems × classes) held at once: 32 MB an array."""
 
 BLOCKED_ELEMENTS = 32_000_000
-"""The same for rows in blocks, which are read twice an iteration: 256 MB an array, three at the most."""
+"""`CHUNK_ELEMENTS` for rows in blocks, which are read twice an iteration: 256 MB an array, at most three."""
 
 FIRST_RANKS = 8
 """Ranks that are solved side by side at first: so few start near nothing, so many cost as much as one."""

@@ -102,7 +102,7 @@ class Adam:
 
 
 def _place(config: Config) -> tuple[int, str, bool, float, float]:
-    """What trains a configuration, then what those of one objective share, then what they are sorted by."""
+    """Sort key of configurations: the kind of weights, what those of one objective share, and ``p_sel``."""
     alone = 2 if config.method == "fish" else 1 if config.method == "ncm" and config.rank else 0
     alpha = config.alpha if config.method == "lisa" else 0.0
     return alone, config.method, config.upweighted, alpha, config.p_sel

@@ -1,4 +1,4 @@
-"""What a probe is fitted on, and what comes of it."""
+"""The rows and directions that probes are fitted on, and the fitted probe."""
 
 from __future__ import annotations
 

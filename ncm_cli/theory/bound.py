@@ -61,11 +61,11 @@ def bound(options: BoundOptions, *, reporter: Reporter = SILENT) -> dict[str, An
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measured:
-    """What one probe does on the oracle pairs and on the rows of Term I."""
+    """A probe's terms, logits and losses on the oracle pairs and on the rows of Term I."""
 
     terms: theorem.Terms
     logits: tuple[Array, Array]
-    """Of the test rows and of their twins, (n, C)."""
+    """Those of the test rows and of their twins, (n, C)."""
     losses: tuple[Array, Array, Array | None]
     """Of the test rows, of their twins, and of the training rows where Term I is taken on them."""
     zero_one: dict[str, float] | None
@@ -380,7 +380,7 @@ class _Judged:
         }
 
     def _oracle(self, where: str, probe_measured: Measured) -> dict[str, Any]:
-        """What a probe that is trained on other rows of the test domain, nothing removed, reaches there."""
+        """The test risk of a probe that is trained on other rows of the test domain, nothing removed."""
         positions = self.features.positions(self.test_ids)
         test_rows = positions[positions >= 0]
         shared = test_rows[self.features.mask(where)[test_rows]]
@@ -403,7 +403,7 @@ class _Judged:
 
 
 def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, float | int | None] | None:
-    """What a rank path says in a few numbers; None without classes or ranks.
+    """A rank path in a few numbers; None without classes or ranks.
 
     ``bound_rank`` is the rank at the least 0-1 bound. ``in_domain_rise`` is by how much the in-domain
     accuracy (on the twins) ever rises from one rank to a larger one.

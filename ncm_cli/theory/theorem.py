@@ -82,7 +82,7 @@ class Loss:
 
     name: str
     term_1_factor: float
-    """What Term I is multiplied with: 1, or 2 for squared loss."""
+    """The factor of Term I: 1, or 2 for squared loss."""
     constant: float
     """The Lipschitz constant in the logits; for squared loss the factor 2 of the squared shift."""
     power: int
@@ -91,7 +91,7 @@ class Loss:
     """(logits (n, C), target (n,)) -> loss of each row (n,)."""
 
     def penalty(self, shift: Any) -> Any:
-        """What a root mean square shift of the logits (a number or an array) adds to the risk."""
+        """How much a root mean square shift of the logits (a number or an array) adds to the risk."""
         return self.constant * shift**self.power
 
 
