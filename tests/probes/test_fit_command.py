@@ -58,11 +58,7 @@ def test_oracle_is_marked_on_every_surface(on_disk: Any, capsys: pytest.CaptureF
     [
         (["--rank", "99"], 3, "at most 24"),
         (["--rank", "4-8"], 2, "a rank grid that can't be read"),
-        (["--select", "bounds"], 2, "did you mean 'bound'"),
         (["--target", "lable"], 3, "did you mean 'label'"),
-        (["--train", "split=trian"], 3, "split"),
-        (["--train", "split=train & label=cat"], 3, "only one class"),
-        (["--solver", "adam", "--device", "tpu"], 2, "no device named 'tpu'"),
     ],
 )
 def test_refusals(
