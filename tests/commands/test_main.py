@@ -18,6 +18,7 @@ from ncm_cli import main
 from ncm_cli.console import Ui, plain
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError, listing, nearest, unknown
 from ncm_cli.registry import COMMANDS
+from tests.world import write_store
 
 
 def _run_raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -126,12 +127,9 @@ def _shell(line: str, folder: Path | None = None) -> subprocess.CompletedProcess
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a store, and a probe fitted on it."""
     folder = tmp_path_factory.mktemp("small")
-    names = ["id", "label", "split"]
-    rows = [[f"r{i}", f"c{i % 2}", ("train", "val")[i // 20]] for i in range(40)]
-    (folder / "rows.csv").write_text("".join(",".join(row) + "\n" for row in [names, *rows]))
-    np.save(folder / "x.npy", np.random.default_rng(0).normal(size=(40, 3)) + np.arange(40)[:, None] % 2)
-    embed = ["embed", str(folder / "rows.csv"), "--from-array", str(folder / "x.npy"), "-q"]
-    assert main.run([*embed, "-o", str(folder / "f.h5")]) == 0
+    label, split = [f"c{i % 2}" for i in range(40)], ["train"] * 20 + ["val"] * 20
+    X = np.random.default_rng(0).normal(size=(40, 3)) + np.arange(40)[:, None] % 2
+    write_store(folder / "f.h5", X, {"label": label, "split": split})
     fit = ["fit", "-f", str(folder / "f.h5"), "--weight-decay", "1e-2", "-o", str(folder / "p.safetensors")]
     assert main.run([*fit, "-q"]) == 0
     return folder
