@@ -35,7 +35,7 @@ from ncm_cli.store.files import (
     write_bytes,
     write_json,
 )
-from ncm_cli.store.probe import TUNED
+from ncm_cli.store.probe import TUNED, safetensors_metadata
 from ncm_cli.store.sniff import HEAD_BYTES, sniff
 
 if TYPE_CHECKING:
@@ -308,18 +308,11 @@ def tuned_facts(source: str | Path | None) -> dict[str, Any]:
 
     Raises `InputError` for facts that can't be.
     """
-    from safetensors import SafetensorError, safe_open
-
-    text = None
-    if source is not None and names_a_file(str(source)):
-        with (
-            contextlib.suppress(SafetensorError, OSError),
-            safe_open(Path(source).expanduser(), "numpy") as file,
-        ):
-            text = (file.metadata() or {}).get(TUNED)
-    if not text:
+    if source is None or not names_a_file(str(source)):
         return {}
-    path = Path(str(source)).expanduser()
+    path = Path(source).expanduser()
+    if not (text := safetensors_metadata(path).get(TUNED)):
+        return {}
     try:
         facts = dict(parse_json(text))
         require_version(facts["ncm_format_version"], 1, path)
