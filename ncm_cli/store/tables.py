@@ -98,8 +98,9 @@ _DECIMAL_POINT, _DECIMAL_COMMA = (
 _SAVED_INDEX = re.compile(r"Unnamed: \d+(_level_\d+)?")
 """The name that pandas gives to a column without one."""
 
-_BINARY = set(WORDS) - {"BMP", "PPM", "SVG", "HTML", "XML"}
-"""Kinds of files that a table's first characters are never taken for."""
+_BINARY = {"HDF5", "safetensors", "zip", "npy", "pickle", "JPEG", "PNG", "TIFF", "JPEG2000", "ICO", "gzip"}
+_BINARY |= {"Parquet", "Excel", "PDF", "LFS"}
+"""Kinds of files that no table's first characters are."""
 
 _UTF16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 

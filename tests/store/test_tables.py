@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ncm_cli.errors import InputError
+from ncm_cli.store.sniff import WORDS, sniff
 from ncm_cli.store.tables import read_table
 
 
@@ -308,3 +309,24 @@ def test_the_advice_works(tmp_path: Path, text: str) -> None:
     assert command
     subprocess.run(command[0], shell=True, cwd=tmp_path, check=True)
     assert read_table(tmp_path / "NEW").column("path") == ["a.png", "b.png"]
+
+
+@pytest.mark.parametrize("first", ["BMI", "mp4_ftyp", "P1 ", "GIF89a"])
+def test_a_header_that_begins_like_a_picture_is_read(tmp_path: Path, first: str) -> None:
+    (tmp_path / "t.csv").write_text(f"{first},id\n1,2\n")
+    assert read_table(tmp_path / "t.csv").columns == (first.strip(), "id")
+
+
+def test_every_kind_that_is_told_has_words() -> None:
+    heads = {
+        "HDF5": b"\x89HDF\r\n\x1a\n",
+        "safetensors": (200).to_bytes(8, "little") + b"{",
+        "zip": b"PK\3\4",
+        "npy": b"\x93NUMPY\1\0",
+        "LFS": b"\xef\xbb\xbf version https://git-lfs",
+        "HTML": b"\n<!doctype HTML>",
+        "TIFF": b"MM\0*",
+        "DICOM": bytes(128) + b"DICM",
+    }
+    assert {kind: sniff(head) for kind, head in heads.items()} == {kind: kind for kind in heads}
+    assert all(WORDS.values()) and sniff(b"id,path\n") is None
