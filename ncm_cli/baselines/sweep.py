@@ -33,10 +33,10 @@ from ncm_cli.errors import InputError
 from ncm_cli.options import check
 from ncm_cli.probes import metrics
 from ncm_cli.probes.contest import held_out_rows
-from ncm_cli.probes.fit import flags_of, origin_of, probe_of
 from ncm_cli.probes.metrics import PairRows, Rows, joint
 from ncm_cli.probes.problem import Problem, Variant
 from ncm_cli.probes.reading import read_method_problem
+from ncm_cli.probes.record import flags_of, origin_of, probe_of
 from ncm_cli.probes.selection import facts, pair_facts, stacked
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.solvers.folds import Fold

@@ -25,10 +25,10 @@ from ncm_cli.images.request import EncoderRequest
 from ncm_cli.images.weights import tuned_facts, write_tuned
 from ncm_cli.options import check, parse_workers
 from ncm_cli.probes.evaluate import evaluate
-from ncm_cli.probes.fit import flags_of, probe_of
 from ncm_cli.probes.options import EvalOptions
 from ncm_cli.probes.problem import Problem
 from ncm_cli.probes.reading import read_method_problem
+from ncm_cli.probes.record import flags_of, probe_of
 from ncm_cli.probes.rules import RULES
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.solvers.training_set import Fit, TrainingSet

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os.path
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,15 @@ from ncm_cli.probes.contest import ONLY_CANDIDATE, Contest, hold
 from ncm_cli.probes.controls import constant_fit, judged, nearly_constant, one_answer, variant_of_control
 from ncm_cli.probes.metrics import row_errors, summary, worst
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.probes.problem import Problem, Variant, pairs_digest, rows_digest
+from ncm_cli.probes.problem import Problem, Variant
 from ncm_cli.probes.reading import read_problem
+from ncm_cli.probes.record import flags_of, origin_of, probe_of
 from ncm_cli.probes.selection import stacked
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.solvers.solve import train_path
 from ncm_cli.solvers.training_set import Fit, TrainingSet
-from ncm_cli.store.digests import fingerprint
 from ncm_cli.store.files import jsonable
-from ncm_cli.store.probe import Probe, record_ids, write_probe
+from ncm_cli.store.probe import Probe, write_probe
 
 
 def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
@@ -137,17 +136,6 @@ def _warn(problem: Problem, contest: Contest, reporter: Reporter) -> None:
         )
 
 
-def flags_of(problem: Problem, oracle: bool) -> list[str]:
-    """Warnings that go with this probe's numbers wherever they are shown."""
-    flags = ["ORACLE: chosen by looking at the test rows"] if oracle else []
-    if problem.options.overlap == "keep":
-        if problem.copies:
-            flags.append(f"OVERLAP: {problem.copies} training images are validation or test images")
-        if problem.pairs is not None and (overlapping := problem.pairs.overlapping):
-            flags.append(f"OVERLAP: {overlapping} pairs have a validation or test row as a member")
-    return flags
-
-
 def _probe(
     problem: Problem, training: TrainingSet, variant: Variant, body: dict[str, Any], best: Fit
 ) -> Probe:
@@ -172,64 +160,6 @@ def _probe(
         "options": jsonable(options) | resolved | {"train": where["train"], "val": where["val"]},
     }
     return probe_of(problem, training, best, record, origin_of(problem, training, variant))
-
-
-def origin_of(problem: Problem, training: TrainingSet, variant: Variant) -> dict[str, Any]:
-    """The record of a variant's rows and of the pairs; reads every row."""
-    pairs, parts = problem.pairs, {"train": problem.rows(variant), "val": problem.val}
-    paired = pairs and {
-        "path": str(problem.options.pairs),
-        "content_sha256": pairs.store.content_sha256,
-        "used": training.pairs,
-        "used_sha256": pairs_digest(problem),
-        "held_out": int(pairs.held_out.sum()),
-        "left_out": int((~pairs.usable).sum()),
-        "strategy": pairs.store.strategy,
-        "sources": [dict(source) for source in pairs.store.sources],
-        "numerical_rank": training.rank,
-    }
-    return {
-        "rows": {name: record_ids(rows.ids) for name, rows in parts.items() if rows is not None},
-        "data": {
-            "features": {
-                "path": str(problem.options.features),
-                "content_sha256": problem.content_sha256,
-                "train_sha256": rows_digest(problem, variant),
-            },
-            "pairs": paired,
-            **problem.roles.where,
-            "train_rows": len(training.X),
-            "val_rows": 0 if problem.val is None else len(problem.val.ids),
-        },
-    }
-
-
-def probe_of(
-    problem: Problem, training: TrainingSet, best: Fit, record: Mapping[str, Any], origin: Mapping[str, Any]
-) -> Probe:
-    """A probe fitted on a part of a problem; ``record`` says how, and ``origin`` is `origin_of` both."""
-    scaling, spectrum = training.scaling, training.spectrum
-    meta = {
-        "encoder": problem.encoder,
-        "fingerprint": fingerprint(problem.encoder),
-        "scaling": {"kind": scaling.kind, "factor": scaling.factor},
-        **record,
-        "rank": best.rank,
-        "converged": best.converged,
-        **origin,
-    }
-    return Probe(
-        weight=best.weight,
-        bias=best.bias,
-        basis=np.ascontiguousarray(training.basis(best.rank)),
-        singular_values=np.zeros(0) if spectrum is None else spectrum.singular_values[: spectrum.rank],
-        mean=scaling.mean,
-        scale=scaling.scale,
-        classes=problem.target.classes,
-        task="regression" if problem.regression else "classification",
-        target=problem.target.name,
-        meta=meta,
-    )
 
 
 def _no_controls(why: str) -> InputError:

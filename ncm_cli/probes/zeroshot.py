@@ -31,6 +31,7 @@ from ncm_cli.probes.metrics import Rows
 from ncm_cli.probes.options import ZeroshotOptions
 from ncm_cli.probes.problem import Pairs, Roles
 from ncm_cli.probes.reading import read_usable_pairs
+from ncm_cli.probes.record import pairs_record
 from ncm_cli.probes.selection import choose
 from ncm_cli.probes.verdict import Circumstances, judge, unmeasured
 from ncm_cli.progress import SILENT, Reporter
@@ -265,14 +266,7 @@ def _read_pairs(
     left = [pairs.spectrum(fold.basis & pairs.usable, scaling) for fold in folds]
     ranks = resolve_ranks(options.rank, "ncm", min(part.rank for part in (whole, *left * several)), reporter)
     meta["data"]["test"] = where["test"]
-    meta["data"]["pairs"] = {
-        "path": str(options.pairs),
-        "content_sha256": pairs.store.content_sha256,
-        "used": int(pairs.usable.sum()),
-        "held_out": int(pairs.held_out.sum()),
-        "strategy": pairs.store.strategy,
-        "numerical_rank": whole.rank,
-    }
+    meta["data"]["pairs"] = pairs_record(pairs, options.pairs, whole.rank)
     return _Removal(
         pairs,
         scaling,
