@@ -81,7 +81,8 @@ def test_efficientnet_features_from_the_shell(
 ) -> None:
     """All 9,600 training digits take ten minutes of processor time: NCM_FULL_TESTS=1 asks for them."""
     monkeypatch.chdir(tmp_path)
-    digits, tested = (9600, 2000) if os.environ.get("NCM_FULL_TESTS") else (1000, 500)
+    full = bool(os.environ.get("NCM_FULL_TESTS"))
+    digits, tested, least = (9600, 2000, 0.63) if full else (600, 300, 0.55)
     lines = [
         f"data colored-mnist --mnist {mnist_dir} -o d --train-digits {digits} --test-digits {tested} "
         "--oracle-pairs 0",
@@ -100,6 +101,6 @@ def test_efficientnet_features_from_the_shell(
     erm, ncm, held = (json.loads(Path(f"{name}.json").read_text()) for name in ("erm", "ncm", "held"))
     print(f"ERM {erm['accuracy']:.3f}, NCM {ncm['accuracy']:.3f}, held out {held['accuracy']:.3f}")
     assert erm["accuracy"] < 0.15
-    # Of 500 test digits; standard error .02. The final fit is on all 384 pairs either way.
-    assert ncm["accuracy"] >= 0.6
-    assert held["accuracy"] >= 0.6
+    # The standard error is .011, and .03 of 300 digits. The final fit is on all 384 pairs either way.
+    assert ncm["accuracy"] >= least
+    assert held["accuracy"] >= least

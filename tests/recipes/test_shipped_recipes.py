@@ -135,7 +135,7 @@ def test_digits_reproduce_what_is_known(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_pixels_quickly(tmp_path: Path, mnist_dir: Path) -> None:
-    sets = [f"mnist={mnist_dir}", "quick=true", "trials=2", "epochs=3"]
+    sets = [f"mnist={mnist_dir}", "quick=true", "trials=1", "epochs=1"]
     report = run(read_recipe(RECIPES / "colored_mnist_pixels.yaml", out=Path("run"), sets=sets))
     rows = {(row.step, row.method): row for row in report.rows}
     erm, ncm = rows["ERM (exact)", "erm"].columns, rows["NCM (exact)", "ncm"].columns
@@ -178,7 +178,7 @@ def waterbirds(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_waterbirds_quickly_on_a_fake_folder(waterbirds: None, text_clip: Path) -> None:
-    sets = ["waterbirds=wb", "pretrained=null", "quick=true", "device=cpu", "epochs=3"]
+    sets = ["waterbirds=wb", "pretrained=null", "quick=true", "device=cpu", "epochs=1"]
     sets.append(f"model=local-dir:{text_clip}")
     report = run(read_recipe(RECIPES / "waterbirds_cf.yaml", out=Path("run"), sets=sets))
     steps = {row.step for row in report.rows}
