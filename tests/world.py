@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import resource
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -59,6 +60,17 @@ def run_light(program: str, *arguments: object, heavy: Set[str] = HEAVY) -> str:
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def light_seconds(*line: object) -> float:
+    """The least processor time of three runs of a command that loads nothing heavy."""
+    seconds = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run_light(f"from ncm_cli.main import run\nassert run({[*map(str, line)]!r}) == 0")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(seconds)
 
 
 def column(name: str, values: Sequence[str] | np.ndarray) -> Column | NumericColumn:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.options import EvalOptions
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.probe import read_probe, record_ids, write_probe
-from tests.world import ENCODER, Heard, make_probe, write_store
+from tests.world import ENCODER, Heard, light_seconds, make_probe, write_store
 
 
 def _store(path: Path, X: np.ndarray, **columns: Any) -> Path:
@@ -439,31 +436,12 @@ def test_the_result_file_and_json_say_the_same(
 
 @pytest.mark.slow
 def test_4795_rows_take_about_a_second_and_nothing_heavy(tmp_path: Path) -> None:
-    import resource
-
     rng = np.random.default_rng(5)
     columns = {name: rng.choice(["a", "b"], 4795).tolist() for name in ("label", "place", "split")}
     store = _store(tmp_path / "f.h5", rng.normal(size=(4795, 512)), **columns)
     probe = _probe(tmp_path / "p.safetensors", rng.normal(size=512), ("a", "b"))
-    program = (
-        "import sys\n"
-        "from ncm_cli.main import run\n"
-        f"assert run(['eval', {str(probe)!r}, '-f', {str(store)!r}, '--groups', 'label,place']) == 0\n"
-        "assert not {'torch', 'sklearn', 'open_clip', 'timm', 'matplotlib'} & set(sys.modules)\n"
-    )
-    seconds = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(
-            [sys.executable, "-c", program],
-            check=True,
-            capture_output=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        )
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     # Processor time, which a busy machine changes little; 1 s is the aim, and the rest is for slow machines.
-    assert min(seconds) < 2
+    assert light_seconds("eval", probe, "-f", store, "--groups", "label,place") < 2
 
 
 def test_a_probe_whose_header_is_as_long_as_a_result_begins_is_a_probe(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -73,13 +72,15 @@ def test_rows_in_any_order(tmp_path: Path, dim: int) -> None:
                 store.read(wrong)
 
 
-def test_content_digest_depends_on_content_alone(write_store: Callable[..., Path]) -> None:
+def test_content_digest_depends_on_content_alone(
+    write_store: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def content(**arguments: object) -> str:
         with FeatureStore(write_store(**arguments)) as store:
             return store.content_sha256
 
     first = content()
-    time.sleep(1.1)
+    monkeypatch.setattr("ncm_cli.store.hdf5.now", lambda: "2030-01-01T00:00:00+00:00")
     assert content(options={"other": 1}, failed=(), files=None) == first
     assert content(seed=1) != first
     assert content(ids=[f"{i:03d}" for i in range(40)]) != first
