@@ -179,7 +179,7 @@ def outcome(features: Path, pairs: Path, scaling: str, seed: int) -> Outcome:
         chosen=pick,
         variant=problem.variants[0],
         best=fits[pick],
-        found=found,
+        estimates=found,
     )
     _, verdict, _ = judge_choice(problem, contest, contest.folds, found, SILENT)
     return Outcome(
