@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, TypeVar, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from ncm_cli.errors import InputError
 from ncm_cli.images.decode import MAX_BYTES
@@ -51,6 +51,12 @@ BUSY_STATUS = (429, 503)
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
+_SAFE = "%/:?#[]@!$&'()*+,;=~"
+"""What stays as it is in an address whose other characters are escaped."""
+
+_FOLDER_SUFFIX = "_$folder$"
+"""The end of the empty keys by which Hadoop stands for folders."""
+
 _log = logging.getLogger(__name__)
 _said: dict[str, float] = {}
 _silent: dict[str, tuple[int, float]] = {}
@@ -77,7 +83,7 @@ def is_web(path: str) -> bool:
 
 def require_installed(path: str) -> None:
     """An `InputError` where nothing that reads such a path is installed."""
-    scheme = path.partition("://")[0]
+    scheme = path.partition("://")[0].lower()
     try:
         import fsspec
 
@@ -90,7 +96,8 @@ def require_installed(path: str) -> None:
 def file_system(path: str) -> tuple[Any, str]:
     """What reads a path, and the path as it takes it; an `InputError` says why nothing does."""
     require_installed(path)
-    scheme = path.partition("://")[0]
+    scheme = path.partition("://")[0].lower()
+    path = scheme + path[len(scheme) :]
     try:
         import fsspec
 
@@ -277,18 +284,23 @@ def list_remote(folder: str) -> list[str]:
     """
     system, name = file_system(folder)
     name = name.rstrip("/")
-    try:
-        if is_web(folder):
-            return _index(system, name)
-        found = _patiently(folder, lambda: _files(system, name))
-    except Exception as error:  # file systems raise what they like
-        raise InputError("a remote folder can't be read", where=folder, found=reason_of(error)) from error
+    if is_web(folder):
+        return _index(system, quote(name, safe=_SAFE))
+    found = _listing(folder, lambda: _files(system, name))
     return [path for path in (path[len(name) :].lstrip("/") for path in found) if not is_hidden(path)]
 
 
 def is_hidden(name: str) -> bool:
     """Whether a file, or a folder that it lies in, is hidden."""
     return any(part.startswith(".") and part not in (".", "..") for part in name.split("/"))
+
+
+def _listing(folder: str, work: Callable[[], T]) -> T:
+    """What ``work`` finds in a folder; an `InputError` says which folder can't be read."""
+    try:
+        return _patiently(folder, work)
+    except Exception as error:  # file systems raise what they like
+        raise InputError("a remote folder can't be read", where=folder, found=reason_of(error)) from error
 
 
 def _files(system: Any, folder: str) -> list[str]:
@@ -299,7 +311,7 @@ def _files(system: Any, folder: str) -> list[str]:
         name
         for name, facts in found.items()
         if not (name.endswith("/") or facts.get("type") == "directory")
-        and (name not in folders or facts.get("size"))
+        and (name.removesuffix(_FOLDER_SUFFIX) not in folders or facts.get("size"))
     ]
 
 
@@ -309,11 +321,11 @@ def _index(system: Any, url: str) -> list[str]:
     while waiting:
         folder, prefix = waiting.pop()
         if prefix.count("/") > MAX_FOLDER_DEPTH or len(seen) > MAX_FOLDERS:
-            raise ValueError(f"folders without end: {folder}")
+            raise InputError("a remote folder can't be read", where=folder, found="folders without end")
         start = urlsplit(folder).path.rstrip("/") + "/"
-        for entry in _patiently(folder, functools.partial(_call, system, "ls", folder)):
-            written = entry["name"].rstrip("/")
-            link = urlsplit(html.unescape(written))
+        for entry in _listing(folder, functools.partial(_call, system, "ls", folder)):
+            written = html.unescape(entry["name"]).rstrip("/")
+            link = urlsplit(written)
             name = posixpath.normpath(unquote(link.path.removeprefix(start), errors="surrogateescape"))
             # Queries sort an index; with a scheme, or up, links lead elsewhere.
             if link.query or link.fragment or _SCHEME.match(written[len(folder) + 1 :]):

@@ -29,6 +29,7 @@ from ncm_cli.store.columns import ImageFile
 from tests.conftest import WebHandler
 
 NAMES = ["sea lake/a 1.jpg", "sea lake/b%2#é?.png", "dog/a&b;c=d.jpg", "dog/x:y.jpg", "dog/+.jpg"]
+NAMES += ["r&d/a%26.jpg"]
 
 Serve = Callable[..., str]
 
@@ -88,6 +89,32 @@ def test_a_folder_of_a_server_is_the_folder_on_disk(folder: Path, serve: Serve, 
         assert found.notes == known.notes
 
 
+class Rooted(WebHandler):  # type: ignore[misc]
+    """Links of whole paths, with escapes; one leads to a folder that is closed."""
+
+    def do_GET(self) -> None:  # noqa: N802
+        names = ["a%201.jpg"] if "open" in self.path else ["closed/"]
+        body = "".join(f'<a href="{self.path.rstrip("/")}/{name}">x</a>' for name in names).encode()
+        self.send_response(403 if "closed" in self.path else 200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_an_address_may_be_written_without_escapes(serve: Serve) -> None:
+    address = serve(Rooted)
+    for written in (
+        f"{address}/sea open",
+        f"{address}/sea%20open",
+        f"{address}/open".replace("http", "HTTP"),
+    ):
+        assert read_folder(Path(written), None, ColumnNames()).ids == ["a 1.jpg"]
+    with pytest.raises(InputError, match="a remote folder can't be read") as error:
+        list_remote(f"{address}/sea lake")
+    assert error.value.where == f"{address}/sea%20lake/closed"
+
+
 def test_an_index_without_end_is_refused(serve: Serve) -> None:
     class Endless(WebHandler):  # type: ignore[misc]
         def do_GET(self) -> None:  # noqa: N802
@@ -111,7 +138,13 @@ def test_what_stands_for_a_folder_in_a_bucket_is_no_picture(monkeypatch: pytest.
 
     def found(self: Any, path: str, **more: Any) -> Any:
         files = find(self, path, **more)
-        for name, size in (("/bucket/cat/", 0), ("/bucket/", 0), ("/bucket/dog", 0), ("/bucket/whole", 3)):
+        for name, size in (
+            ("/bucket/cat/", 0),
+            ("/bucket/", 0),
+            ("/bucket/dog", 0),
+            ("/bucket/dog_$folder$", 0),
+            ("/bucket/whole", 3),
+        ):
             files[name] = {"name": name, "size": size, "type": "file"}
         return files
 
