@@ -61,6 +61,7 @@ OTHERS = {
     "--dogs",
     "--leaves",
     "--refit",
+    "--sizes",
 }
 """Options of other programs, of earlier versions and of ncm itself that pages name."""
 
