@@ -13,7 +13,7 @@ from ncm_cli.images.options import PRECISIONS, SourceOptions, parse_augment
 from ncm_cli.options import option, parse_device, parse_names, parse_workers
 from ncm_cli.probes.options import RowOptions
 from ncm_cli.probes.rules import FINETUNE_RULES
-from ncm_cli.solvers.methods import FINETUNE_METHODS
+from ncm_cli.solvers.methods import FINETUNE_METHODS, WEIGHT_DECAY
 
 PENALTIES = {"ncm": 500.0, "matchdg": 500.0, "irm": 100.0}
 """The default of ``--penalty``, for the methods that have one: the paper's multipliers."""
@@ -111,7 +111,7 @@ class FinetuneOptions(RowOptions, SourceOptions):
     pair_batch: int = _training(128, least=1, help="Pairs beside each batch, of ncm and matchdg.")
     lr: float = _training(1e-3, above=0, help="Step size of SGD.")
     momentum: float = _training(0.9, least=0, below=1, help="Momentum of SGD.")
-    weight_decay: float = _training(1e-4, least=0, help="λ of loss + (λ/2)‖parameters‖².")
+    weight_decay: float = _training(WEIGHT_DECAY, least=0, help="λ of loss + (λ/2)‖parameters‖².")
     penalty: float | None = _training(
         None,
         least=0,

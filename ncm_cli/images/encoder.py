@@ -1,4 +1,8 @@
-"""How an encoder is loaded, and what decides its features."""
+"""Loads encoders. A new kind is a key of `request.LIBRARIES`, with a loader in `network._LOADERS`.
+
+A prefix of a model's name that isn't a key there is taken for open_clip's. What decides an encoder's features
+is in its description and fingerprint.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an encoder is, what a user asks of one, and how pictures are made ready for it.
+"""The kinds of encoder, what a user asks of one, and how pictures are preprocessed for it.
 
 No torch is imported: processes that read images have copies of what is here.
 """
@@ -22,7 +22,10 @@ LIBRARIES = {
     "timm": ("timm", "torchvision", "pillow"),
     "open_clip": ("open_clip_torch", "timm", "torchvision", "pillow"),
 }
-"""The distributions whose version may move a feature, for each kind of encoder."""
+"""The kinds of encoder, each with the distributions whose version may move a feature.
+
+A kind is the prefix of a model's name (``timm:NAME``); names with any other prefix, or none, are open_clip's.
+`ncm_cli.images.network._LOADERS` has the loader of each kind but ``pixels``, which has no network."""
 
 
 @dataclass(frozen=True, kw_only=True)

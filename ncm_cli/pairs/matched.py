@@ -1,4 +1,7 @@
-"""Pairs without a table: rows of one id in two stores, or rows matched by `matching`."""
+"""Pairs without a table: rows with the same id in two stores, or rows matched by `matching`.
+
+Rows that find no partner by ``--same`` and ``--across`` are left out and counted.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""``ncm pairs``: matched rows -> differences, their spectrum and diagnostics, in a pair store.
+"""``ncm pairs``: makes pairs, leaves some out (`straddling`, `drop`), and writes the rest to a pair store.
 
 Pairs come from a table of matched ids, whose problems are all reported at once, from `matched` or from
-`texts`. Why pairs are left out: `straddling` for those of a training and a test row, `drop` for ``--drop``.
+`texts`. `straddling` leaves out pairs of a training and a test row, `drop` those that ``--drop`` names.
+`matched` leaves out rows that find no partner by ``--same`` and ``--across``; and ``ncm fit``, by
+``--overlap``, pairs of validation and test rows: `ncm_cli.probes.reading.read_usable_pairs`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from sklearn.utils.validation import _check_sample_weight, check_array, check_is
 from ncm_cli.blocks import Array
 from ncm_cli.errors import InputError
 from ncm_cli.probes.metrics import decide, probabilities
-from ncm_cli.solvers.methods import MAX_ITER
+from ncm_cli.solvers.methods import MAX_ITER, WEIGHT_DECAY
 from ncm_cli.solvers.path import fit_path
 from ncm_cli.solvers.projection import Spectrum, project, spectrum
 from ncm_cli.store.pairs import PairStore
@@ -54,7 +54,7 @@ class _Linear(BaseEstimator):
         rank: int | None = None,
         *,
         pairs: Pairs = None,
-        weight_decay: float = 1e-4,
+        weight_decay: float = WEIGHT_DECAY,
         tol: float = 1e-12,
         max_iter: int = MAX_ITER,
     ) -> None:

@@ -1,4 +1,7 @@
-"""Reads the problem that options name or that a probe was fitted on."""
+"""Reads rows and pairs into the problem that options name or that a probe was fitted on.
+
+`read_usable_pairs` leaves out pairs with a validation or test row, as ``--overlap`` says.
+"""
 
 from __future__ import annotations
 

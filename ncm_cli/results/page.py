@@ -1,6 +1,6 @@
 """The page of a report: one self-contained HTML file with pictures and plots.
 
-It is about one evaluation, the *subject*, beside all others. What the probe gets wrong is computed anew from
+It is about one evaluation, the *subject*, beside all others. What the probe gets wrong is computed again from
 the probe and the rows that the result names. Where a file is missing or has changed since, the page says so
 instead of showing it.
 """
@@ -57,11 +57,11 @@ SECTIONS = {
     "known": ("Known values", "Known values"),
     "made": ("How it was made",),
 }
-"""By anchor, in their order: heading, and prefixes of the names of its figures and the titles of its tables.
-Others are among the results."""
+"""By anchor, in page order: the heading, then the name and title prefixes of its figures and tables. Anything
+unmatched goes under "All results"."""
 
 MAX_TILES, MAX_GROUP_TILES, MAX_GALLERY = 24, 6, 72
-"""Pictures of a gallery; with a filter by group also those of each group; and of all together."""
+"""Most pictures in a gallery: from all rows, from each group if there is a group filter, and in total."""
 
 MAX_MATRIX = 20
 """Classes of a confusion matrix; of more classes, this number of the most frequent confusions is listed."""
@@ -156,7 +156,7 @@ class FileFinder(contextlib.ExitStack):
                 return Located(candidate, content)
             if candidate not in self._given[kind]:
                 why = f"the {kind} {candidate} has changed since"
-        return Located(path, why=f"{why}; name the right one beside the results")
+        return Located(path, why=f"{why}; pass the right file to ncm report along with the results")
 
 
 def written(source: Source) -> str:
@@ -229,10 +229,12 @@ def _name(source: Source) -> str:
 
 
 def _subject(evals: Sequence[Line], files: FileFinder) -> Source | None:
-    """The evaluation that the page is about: on rows its probe hasn't seen, of another method than ERM.
+    """The evaluation that the page is about; None without any.
 
-    Of several it is one of the line whose verdicts say that the pairs help, and whose bound fell most: no
-    test row decides that. (Bounds can't be compared: each is about rows that differ as its own pairs do.)
+    Preferred, in this order: rows that its probe hasn't seen, a method other than ERM, a rule that isn't an
+    oracle, most verdicts that the pairs help, the largest mean gain: so that test rows never influence the
+    choice. (Bounds themselves aren't comparable: each refers to rows that differ as that probe's own pairs
+    do.)
     """
 
     def rank(candidate: tuple[Line, Source]) -> tuple[Any, ...]:
@@ -249,7 +251,7 @@ def _subject(evals: Sequence[Line], files: FileFinder) -> Source | None:
 
 
 def _rival(subject: Source, evals: Sequence[Source]) -> Source | None:
-    """An evaluation of another probe on the same rows: of ERM and of the same seed, if there is one."""
+    """An evaluation of another probe on the same rows: of ERM and in the same folder, if there is one."""
 
     def rows(source: Source) -> tuple[Any, ...]:
         features = source.body.get("features") or {}
@@ -292,7 +294,8 @@ def _head(
     lead += f" chosen by {line.selection}" if line.rule not in ("", "only-candidate") else ""
     lead += f"; {subject.body.get('n', 0):,} rows of {subject.where}"
     if (seeds := len(line.sources) // len(wheres)) > 1:
-        lead += f"; mean ± standard deviation over {seeds} seeds, and what follows is of {subject.path}"
+        lead += f"; mean ± standard deviation over {seeds} seeds; "
+        lead += f"the rest of this page is about {subject.path}"
     verdict = (meta.get("selection") or {}).get("verdict")
     return {"lead": lead, "cards": cards, "verdict": verdict, "notes": notes}
 
@@ -364,7 +367,7 @@ def _answers_on(probe: Probe, store: FeatureStore, body: Mapping[str, Any]) -> A
 
 
 def _answers(source: Source, files: FileFinder, **other: str) -> Answers | str:
-    """The answers of an evaluation's probe, or of another one, for its rows; or why there are none."""
+    """The predictions of an evaluation's probe, or another one, on its rows; or why there are none."""
     probe, store = files.of(source, "probe", **other), files.of(source, "feature store")
     if probe.why or store.why:
         return probe.why or store.why
@@ -435,7 +438,7 @@ class _Galleries:
         )
         fixed, broken = theirs.surest(hits & ~others), self.answers.surest(others & ~hits)
         parts = {
-            "fixed": (f"Fixed: {len(fixed):,} rows that {name} gets wrong", fixed, theirs),
+            "fixed": (f"Fixed: {len(fixed):,} rows that only this probe gets right", fixed, theirs),
             "broken": (f"Broken: {len(broken):,} rows that only {name} gets right", broken, self.answers),
         }
         galleries = {
@@ -445,7 +448,8 @@ class _Galleries:
         return {"lead": lead, "galleries": galleries}
 
     def some(self, ranked: Codes, first: int = MAX_TILES, of_each: int = MAX_GROUP_TILES) -> Codes:
-        """The first of all rows and the first of each group, in their order."""
+        """The first ``first`` rows overall and the first ``of_each`` of each group, in ranked order, at most
+        `MAX_GALLERY`."""
         group, place = self.group(ranked), np.zeros(len(ranked), dtype=np.int64)
         for code in np.unique(group):
             place[group == code] = np.arange(int((group == code).sum()))
@@ -510,7 +514,8 @@ def _made(subject: Source | None, files: FileFinder) -> dict[str, Any]:
 
 
 def _shell_lines(subject: Source, files: FileFinder) -> list[str]:
-    """The commands that made the subject, as far as they are recorded; of a run, from its folder."""
+    """The commands that made the subject, as far as they are recorded; if it is of a run, with paths relative
+    to the run's folder."""
     found, store = files.of(subject, "probe"), files.of(subject, "feature store").content
     probe = Source(found.path, found.content.meta, subject.facts) if found.content else None
     pairs = files.of(probe, "pair store").content if probe else None

@@ -13,13 +13,14 @@ from ncm_cli.blocks import Array, Codes, Mask, blocks
 from ncm_cli.solvers.design import Design, score_slices
 
 JOINT_COLUMNS = 2500
-"""Up to this many columns times classes the Hessian of all classes together is factored."""
+"""Up to this many columns times classes, the joint Hessian of all classes is factored."""
 
 SHARED_COLUMNS = 4000
-"""Above this many columns only the Hessian's diagonal is used: a factor would not pay."""
+"""Above this many columns only the Hessian's diagonal is used: a full factorisation would cost more than it
+saves."""
 
 ROW_BLOCK = 4096
-"""Rows whose weighted copy is made at a time for a Hessian."""
+"""Rows that are copied and weighted at a time when a Hessian is computed."""
 
 MEMORY = 10
 """Curvature pairs that L-BFGS keeps."""
@@ -31,18 +32,18 @@ MAX_LINE_STEPS = 30
 """Most steps of a line search."""
 
 LEAST_START_SHARE = 0.3
-"""A start that had to be shrunk to less than this share says nothing about curvature."""
+"""If the start had to be scaled below this factor, the curvature is recomputed at the scaled start."""
 
 MIN_ITERATIONS = 3
-"""Iterations with one curvature before it may be taken anew."""
+"""Fewest iterations before the curvature may be recomputed."""
 
 FRESH_ITERATIONS = 5
-"""Iterations that a problem rarely exceeds with curvature taken near its solution."""
+"""With curvature computed near its solution, a problem rarely needs more iterations than this."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Solution:
-    """Coefficients (p, R, C) of R problems, zero beyond each one's columns, and how they were reached."""
+    """Coefficients (p, R, C) of R problems, zero for columns that a problem doesn't use, and convergence."""
 
     B: Array
     gradient_norm: Array
@@ -61,7 +62,7 @@ def _inverse_link(scores: Array) -> Array:
 class Curvature:
     """Approximate Hessians, one for each weight decay, that precondition every rank of a path.
 
-    - Two classes, or few columns and classes: the exact Hessian where it was taken.
+    - Two classes, or few columns and classes: the exact Hessian at the given scores.
     - More of them: each class has the curvature ``(1 - sum p^2) / (C - 1)``, the mean eigenvalue of
       ``diag(p) - p p^T`` off its null space.
     - Very many columns: that curvature's diagonal.
@@ -73,19 +74,22 @@ class Curvature:
         self._joint = C > 1 and p * C <= JOINT_COLUMNS
         self._diagonal = not self._joint and p > SHARED_COLUMNS
         self.cost = p * C * (C + 1) / 8 if self._joint else 1.0 if self._diagonal else p / 4
-        """The cost of taking the curvature, in iterations of a single problem."""
+        """The cost of computing the curvature, in iterations of a single problem."""
         self._factors: dict[float, Array] = {}
 
     def take(self, decays: Sequence[float], scores: Array | None) -> None:
-        """Take the curvature at ``scores`` (n, C), or at zero coefficients, for these weight decays."""
-        # At zero coefficients all rows are alike.
+        """Compute the curvature at ``scores`` (n, C), or at zero coefficients, for these weight decays."""
+        # With zero coefficients every row has the same scores, so one row is enough.
         scores = np.zeros((1, self._C)) if scores is None else scores
         curvature = self._of_all(scores) if self._joint else self._of_each(scores)
         for decay in decays:
             self._factors[decay] = self._factor(curvature, decay)
 
     def solve(self, G: Array, decays: Array, mask: Array) -> Array:
-        """Inverse approximate Hessians times gradients G (p, R, C); ``mask`` (p, R, 1) cuts the ranks."""
+        """Inverse approximate Hessians times gradients G (p, R, C).
+
+        ``mask`` (p, R, 1) zeroes the columns that a problem doesn't use.
+        """
         out = np.empty_like(G)
         for decay in np.unique(decays):
             same = np.flatnonzero(decays == decay)
@@ -105,15 +109,16 @@ class Curvature:
         return self._gram(spread)
 
     def _of_all(self, scores: Array) -> Array:
-        """Rows and columns by column of the design, and within it by class."""
+        """The joint Hessian, ordered by design column and, within a column, by class."""
         p, C, prob = self._p, self._C, _inverse_link(scores)
         full = np.empty((p, C, p, C))
         for c in range(C):
             full[:, c, :, c] = self._gram(prob[:, c] * (1 - prob[:, c]))
             for other in range(c):
                 full[:, c, :, other] = full[:, other, :, c] = -self._gram(prob[:, c] * prob[:, other])
-        # Adding a constant to all classes changes nothing, so that curvature is 0 there; gradients have no
-        # part in it, and any positive number makes the matrix invertible.
+        # Adding a constant to every class's score leaves the loss unchanged, so the Hessian is singular in
+        # that direction. Gradients have no component along it, so any positive value there makes the matrix
+        # invertible.
         full[np.arange(p), :, np.arange(p), :] += np.einsum("pcpc->", full) / (p * C * C)
         return full.reshape(p * C, p * C)
 
@@ -127,7 +132,7 @@ class Curvature:
         return total if self._turn is None else self._turn.T @ total @ self._turn
 
     def _factor(self, curvature: Array, decay: float) -> Array:
-        """Lower Cholesky factor of curvature plus weight decay; for a diagonal (p,), their sum."""
+        """Lower Cholesky factor of curvature plus weight decay; with only a diagonal (p,), the sum itself."""
         diagonal = curvature if self._diagonal else np.diagonal(curvature)
         # Flat directions (constant columns, weight decay 0) need some curvature to have an inverse.
         jitter = 1e-12 * max(float(diagonal.max()), 1e-100)
@@ -184,7 +189,7 @@ class LockStep:
         self.solution = Solution(nothing, np.zeros(len(R)), R < 0, np.zeros_like(R))
 
     def _start(self, B: Array) -> None:
-        """Start from the best multiple of B: without what was masked it may be far too sure of itself."""
+        """Start from the best multiple of B: with columns masked out, B's scores may be far too large."""
         self.B, self.scores = np.zeros_like(B), np.zeros((len(self.weights), *B.shape[1:]))
         if not B.any():
             return
@@ -199,7 +204,7 @@ class LockStep:
             self.curvature.take([float(decay)], self.scores[:, worst])
 
     def run(self, tolerance: float, max_iter: int) -> Solution:
-        """Solve all problems, to gradients of this Euclidean norm or in so many iterations."""
+        """Iterate until each gradient norm is at most ``tolerance``, or for ``max_iter`` iterations."""
         age, before = 0, self._norms()
         for iteration in range(max_iter + 1):
             norms = self._norms()
@@ -232,12 +237,12 @@ class LockStep:
         return (product.reshape(-1, R, C) / n + self.penalty * self.B) * self.mask
 
     def _refresh(self, before: Array, norms: Array, age: int, tolerance: float) -> bool:
-        """Take curvature anew for each weight decay where the iterations it saves are worth it.
+        """Recompute the curvature of each weight decay if that saves more iterations than it costs.
 
-        The problem furthest from its solution decides: at its rate since the last time it would need
-        ``left`` more iterations, against a few with its own curvature.
+        The problem furthest from its solution decides: at its convergence rate since the last recomputation
+        it needs ``left`` more iterations; after recomputing, about `FRESH_ITERATIONS`.
         """
-        # A few problems at once cost as much as eight: their products are bound by memory.
+        # Up to eight problems cost about the same, because their products are limited by memory bandwidth.
         price = self.curvature.cost / max(self.B.shape[1] * self.B.shape[2], 8)
         taken = False
         for decay in np.unique(self.decays):
@@ -336,7 +341,8 @@ class LockStep:
 
 
 def _next_step(t: Array, slope: Array, second: Array, low: Array, high: Array) -> Array:
-    """A Newton step kept inside the bracket, at most ten times longer; halfway where it would leave."""
+    """Newton's step if it stays inside the bracket and is at most ten times the current one, else a safe
+    point inside it."""
     with np.errstate(over="ignore"):
         newton = t - slope / np.maximum(second, 1e-300)
     longest = np.where(np.isfinite(high), high, 10 * t)

@@ -1,4 +1,4 @@
-"""The methods, their hyper-parameters, and the defaults of what solves them."""
+"""The methods and their hyper-parameters, with the defaults of weight decay, tolerance and the rest."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ SOLVERS = ("lbfgs", "adam")
 
 WEIGHT_DECAYS = {"lbfgs": "1e-4,1e-3,1e-2,1e-1,1", "adam": "1e-4"}
 """The weight decays that are tried when none are given, by solver."""
+
+WEIGHT_DECAY = 1e-4
+"""The default of a single weight decay: in `Config`, the estimators and ``ncm finetune``."""
 
 SOLVER_OPTIONS = {"lbfgs": ("tolerance", "max_iter"), "adam": ("lr", "epochs", "batch_size", "device")}
 """The options that only one solver reads."""
@@ -135,7 +138,7 @@ class Config:
     seed: int = 0
     """Decides the order of the rows and every draw."""
     lr: float = 1e-3
-    weight_decay: float = 1e-4
+    weight_decay: float = WEIGHT_DECAY
     """λ of mean loss + (λ/2)‖W‖²."""
     rank: int = 0
     """Leading columns of the basis that the weights of ncm may not use."""

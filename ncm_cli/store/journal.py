@@ -1,4 +1,4 @@
-"""Finished rows of an output that isn't finished: the images of an embedding, the chunks of a sweep.
+"""The rows completed so far of an output still being written: images of an embedding, chunks of a sweep.
 
 The folder ``.NAME.partial`` beside the output ``NAME`` holds ``journal.json`` (what is being made) and
 ``rows.log``, to which rows are appended. A row is::
@@ -7,11 +7,12 @@ The folder ``.NAME.partial`` beside the output ``NAME`` holds ``journal.json`` (
     facts: a JSON list, the row's id first        content: little-endian float32, or arrays as npz
 
 A process killed at any moment leaves at most one row half-written, at the end; it is dropped when the journal
-is opened again, and so is any row whose bytes have changed since, which is counted: they are made anew.
+is opened again. Rows whose bytes have changed are dropped and counted as well; all dropped rows are computed
+again.
 
 Processes that share one output's rows have a log each, ``rows.I-of-N.log``, and say in ``I-of-N.json`` what
 they share and whether they are done; each reads the rows of all. The folder and its key are made, compared
-and deleted under the output's writer lock, a log is written under its own.
+and deleted under the output's writer lock; a log is written under its own lock.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ FORMAT = "ncm-journal"
 VERSION = 2
 
 SYNC_SECONDS = 2.0
-"""Appended rows reach the disk at least this often, as long as rows are appended."""
+"""Appending syncs the log to the disk if the last sync was at least this long ago."""
 
 _MAGIC = b"NCMROW1\n"
 _HEAD = struct.Struct("<8sII16s")
@@ -88,7 +89,10 @@ def read_parts(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def refuse_busy_parts(output: Path | str, part: str = "*") -> None:
-    """A `BusyError` if a part is being written; who asks holds the output's lock, so that none is begun."""
+    """Raise `BusyError` if a part is being written.
+
+    The caller must hold the output's writer lock, so that no part can start meanwhile.
+    """
     for log in journal_folder(output).glob(f"rows.{part}.log"):
         with writer_lock(log, wait=0):
             pass
@@ -99,12 +103,11 @@ def _logs(folder: Path) -> list[Path]:
 
 
 def prepare(output: Path | str, key: Mapping[str, Any], *, replace: bool = False) -> bool:
-    """Make the folder of a journal, with its key, where there is none.
+    """Make the folder of a journal, with its key, if there is none.
 
-    ``key`` is JSON that says everything the rows depend on. Where it differs from that of the rows already
-    there, or theirs can't be read, they are deleted with ``replace``; without it, raises `MismatchError`
-    naming the fields, or `InputError`. Rows that are being written are never deleted. Returns whether some
-    were.
+    ``key`` is JSON that says everything the rows depend on. If the existing rows have another key, or an
+    unreadable one, ``replace`` deletes them; without it, raises `MismatchError` naming the fields, or
+    `InputError`. Rows that are being written are never deleted. Returns whether any rows were deleted.
     """
     folder, had_rows = journal_folder(output), False
     facts = folder / "journal.json"
@@ -117,7 +120,7 @@ def prepare(output: Path | str, key: Mapping[str, Any], *, replace: bool = False
                         "an interrupted run with other settings wrote here",
                         where=folder,
                         found=listing((f"{name}: {a!r} then, {b!r} now" for name, a, b in fields), limit=6),
-                        fix=f"use its settings to go on with it, or delete {folder} to start anew",
+                        fix=f"use the same settings to resume it, or delete {folder} to start over",
                     )
             except (InputError, MismatchError) as error:
                 had_rows = any(log.stat().st_size for log in _logs(folder))
@@ -195,8 +198,9 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
     def append(self, rows: Sequence[ImageFile], features: np.ndarray) -> None:
         """Add images with their features, float32 (n, d).
 
-        Once it returns they survive the end of this process, and within `SYNC_SECONDS` a power cut. Raises
-        `InputError` when the disk is full; the rows before are safe then.
+        Once it returns they survive the end of this process. They survive a power cut once they are synced:
+        by an append `SYNC_SECONDS` or more after the last sync, or by `close`. Raises `InputError` when the
+        disk is full; earlier rows are safe then.
         """
         features = np.ascontiguousarray(features, dtype="<f4")
         if features.ndim != 2 or len(features) != len(rows):
@@ -254,7 +258,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         log, offset = self._places[id]
         found, _ = _read_record(log, offset, os.fstat(log.fileno()).st_size)
         if found is None:
-            raise damaged(self.folder, f"a row at byte {offset:,} that was whole a while ago")
+            raise damaged(self.folder, f"a row at byte {offset:,} that was intact earlier in this run")
         return found
 
     def sync(self) -> None:
@@ -304,7 +308,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
 
 
 def _read_facts(folder: Path) -> dict[str, Any]:
-    path, fix = folder / "journal.json", f"delete the folder {folder}, and make anew what it held"
+    path, fix = folder / "journal.json", f"delete the folder {folder} and run the command again"
     found = read_document(path, FORMAT, VERSION, what="a journal", fix=fix)
     if not isinstance(found.get("key"), dict):
         raise InputError("not a journal", where=path, found="no key", fix=fix)

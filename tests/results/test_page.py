@@ -120,7 +120,7 @@ def test_files_are_found_by_what_they_hold(made: Path, tmp_path: Path) -> None:
     shutil.move(made.parent / "f.h5", tmp_path / "f.h5")
     try:
         store.rename(other)
-        assert "isn't there; name the right one beside the results" in found().why
+        assert "isn't there; pass the right file to ncm report along with the results" in found().why
         assert found(other).path == other
         assert run(["embed", str(moved / "images"), "--model", "pixels:4", "-o", str(store)]) == 0
         assert "has changed since" in found().why
@@ -163,7 +163,7 @@ def test_pages_without_rows_classes_or_evaluations(made: Path, tmp_path: Path) -
         assert f"Broken: {found.get('only_other_right', '')}" in text
     body = {name: value for name, value in read_result(made).items() if name not in HEADER}
     write_result(tmp_path / "gone.json", "eval", body | {"probe": body["probe"] | {"sha256": "0" * 64}})
-    assert "has changed since; name the right one beside the results" in _page(tmp_path / "gone.json").text
+    assert "has changed since; pass the right file" in _page(tmp_path / "gone.json").text
 
 
 @pytest.fixture(scope="module")
