@@ -250,7 +250,9 @@ def _check_values(table: Table, kept: list[str], label: str | None, numeric: tup
                 "something other than numbers",
                 f"leave it out of --numeric to read {name!r} as categories",
             )
-            if meant is not None:
+            if meant and (beyond := [i for i in wrong if not is_number(meant[values[i]] or "0")]):
+                wrong, what = beyond, "numbers that float64 can't hold"
+            elif meant is not None:
                 what, fix = _separators(table, meant)
             raise InputError(
                 f"column {name!r} holds {what}",

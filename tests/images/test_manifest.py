@@ -442,6 +442,7 @@ def test_decimal_commas_are_named_and_the_advice_works(tmp_path: Path, separator
         (["3,5", "0,125", "-1,2e-3"], "decimal commas", "write decimal points"),
         (["3,5", "1.5"], "decimal commas", "write decimal points"),
         (["3,5", "x"], "something other than numbers", "leave it out of --numeric"),
+        (["1e400", "3,5"], "numbers that float64 can't hold", "leave it out of --numeric"),
         (["1,00,000"], "something other than numbers", "leave it out of --numeric"),
     ],
 )
