@@ -16,7 +16,7 @@ from ncm_cli.images.weights import require_whole, tuned_facts
 from ncm_cli.results.options import InfoOptions
 from ncm_cli.store import hdf5, journal, pairs, probe, recognise
 from ncm_cli.store.columns import Column
-from ncm_cli.store.digests import damaged
+from ncm_cli.store.digests import MAKE_AGAIN, damaged
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import HEADER, read_json, read_result, sha256_file
 from ncm_cli.store.probe import TUNED
@@ -95,7 +95,7 @@ def describe(path: Path, options: InfoOptions, ui: Ui) -> dict[str, Any]:
     if options.verify and facts.get("damaged"):
         ui.reporter.warn(f"{facts['damaged']:,} rows are damaged and will be made again: {path}")
     elif options.verify and not sealed:
-        ui.reporter.warn(f"no digests, so changes can't be detected (make it again to have them): {path}")
+        ui.reporter.warn(f"no digests, so changes can't be detected ({MAKE_AGAIN}): {path}")
     files = [file for file in path.iterdir() if file.name[0] != "."] if path.is_dir() else [path]  # not locks
     size = sum(file.stat().st_size for file in files)
     verified = options.verify and sealed and not facts.get("damaged")

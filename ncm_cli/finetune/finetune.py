@@ -145,6 +145,8 @@ def _finished(options: FinetuneOptions, key: dict[str, Any], reporter: Reporter)
             for path in files:  # make knows what is up to date by its time alone
                 os.utime(path)
             _remove_unfinished(options.output, key)
+            if (file := unfinished_file(options.output)).exists():
+                reporter.note(f"{file} is what a run of other settings left; delete it if it isn't needed")
             return body | {"written": False}
     return None
 

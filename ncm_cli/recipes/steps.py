@@ -33,7 +33,7 @@ from ncm_cli.recipes.document import NUMBER, Mistakes, Node, Variables, scalar_v
 from ncm_cli.registry import BUILDERS, STEPS, options_of
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import relative
-from ncm_cli.store.outputs import STDOUT, check_place
+from ncm_cli.store.outputs import STDOUT, check_place, refuse_address
 from ncm_cli.store.tables import read_header
 
 REPORT, STATE = "report.json", ".ncm-run.json"
@@ -360,6 +360,7 @@ class Steps:
         if not (self._allow_outside or path.is_relative_to(self._out)):
             return f"{self._shown(path)} is outside the run's folder; ncm run --allow-outside writes there"
         try:
+            refuse_address(path.relative_to(self._out) if path.is_relative_to(self._out) else path)
             check_place(field, possible(path))
         except NcmError as error:
             return _message(error)

@@ -30,6 +30,7 @@ import numpy as np
 from ncm_cli import __version__
 from ncm_cli.errors import InputError
 from ncm_cli.store.digests import (
+    MAKE_AGAIN,
     TEXT_ERRORS,
     Texts,
     array_digest,
@@ -76,9 +77,7 @@ def reading(path: Path) -> Iterator[None]:
             raise  # no fault of the file
         text = one_line(error)
         if "truncated file" in text:
-            raise InputError(
-                "a file that was cut short", where=path, found=text, fix="make it again"
-            ) from error
+            raise InputError("a file that was cut short", where=path, found=text, fix=MAKE_AGAIN) from error
         raise damaged(path, text) from error
 
 
@@ -348,7 +347,7 @@ class RowReader:
         sizes = counts * self._bytes
         raw = b"".join(map(self._read, sizes.tolist(), at.tolist()))
         if len(raw) != sizes.sum():
-            raise InputError("a file that was cut short", where=self._path, fix="make it again")
+            raise InputError("a file that was cut short", where=self._path, fix=MAKE_AGAIN)
         return np.frombuffer(raw, self._dtype).reshape(-1, self._dim)
 
     def _read(self, size: int, offset: int) -> bytes:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ncm_cli.errors import InputError, UsageError
+from ncm_cli.errors import InputError, UsageError, as_written
 from ncm_cli.options import Field, fields_of, is_file
 from ncm_cli.store import hdf5
 from ncm_cli.store.files import refuse_no_file, relative
@@ -69,6 +69,7 @@ def check_outputs(options: Any) -> None:
     for field in fields_of(type(options)):
         output = getattr(options, field.name) if field.role == "output" else None
         if output is not None:
+            refuse_address(output)
             check_place(field, output)
             for path, kind in zip(field.all_files(output), field.writes, strict=False):
                 refuse_other(path, kind)
@@ -82,6 +83,13 @@ def check_place(field: Field, output: Path) -> None:
         for path in field.all_files(output):
             refuse_no_folder(path.parent)
             refuse_no_file(path)
+
+
+def refuse_address(output: Path) -> None:
+    """A `UsageError` for s3://bucket/f.h5 and the like: a folder here would be called ``s3:``."""
+    if "://" in (address := as_written(output)):
+        fix = "write to this machine, and copy what is made"
+        raise UsageError("outputs can't be written to an address", found=address, fix=fix)
 
 
 def refuse_no_folder(path: Path) -> None:

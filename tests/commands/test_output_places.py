@@ -109,6 +109,23 @@ def test_a_recipe_refuses_it_with_its_line(words: str, field: Field, place: str)
     assert (problem.line, problem.path) == (4 + [*given].index(field.name), f"steps[1].{step}.{field.name}")
 
 
+@pytest.mark.parametrize(("words", "field"), [*_outputs()])
+def test_an_address_is_no_output(words: str, field: Field, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was written to a folder called ``s3:``, and the message lost a slash."""
+    given = _given(words, field, "s3://bucket/out")
+    assert main.run([*words.split(), *command_words(options_of(words), given)]) == 2
+    assert f"found: {given[field.name]}" in capsys.readouterr().err
+    assert not Path("s3:").exists()
+
+
+def test_an_address_is_no_output_of_a_recipe() -> None:
+    step = "{source: m.csv, model: 'pixels:2', output: 's3://bucket/f.h5'}"
+    Path("r.yaml").write_text(f"name: x\nsteps:\n  - embed: {step}\n")
+    with pytest.raises(RecipeError, match="outputs can't be written to an address") as refused:
+        read_recipe(Path("r.yaml"), out=Path("out"), dry_run=True)
+    assert [problem.path for problem in refused.value.problems] == ["steps[1].embed.output"]
+
+
 def test_a_link_to_a_folder_that_is_not_there_yet_is_a_place_for_it() -> None:
     Path("link").symlink_to("target")
     assert main.run(["data", "digits", "-o", "link", "-q"]) == 0

@@ -23,6 +23,7 @@ from ncm_cli.progress import SILENT
 from ncm_cli.store.files import write_result
 from ncm_cli.store.outputs import check_outputs
 from ncm_cli.store.probe import TUNED
+from tests.world import Heard
 
 from .test_finetune import options_of
 
@@ -77,6 +78,10 @@ def test_the_same_command_removes_what_was_left(data: Path, tmp_path: Path) -> N
     body, file = work.finetune(given), work.unfinished_file(given.output)
     unfinished(file, body["key"])
     assert work.finetune(given)["written"] is False
+    unfinished(file, KEY)
+    assert work.finetune(given, reporter=(heard := Heard()))["written"] is False
+    assert "what a run of other settings left" in heard.notes[-1]
+    file.unlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         path.name for path in checkpoint_files(given.output)
     )

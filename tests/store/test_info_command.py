@@ -114,7 +114,10 @@ def test_verify_says_what_it_can_not_tell(
     log.write_bytes(log.read_bytes()[:-1] + b"x")
     for path, said in (
         (sealed, ""),
-        (store, "no digests, so changes can't be detected (make it again to have them)"),
+        (
+            store,
+            "no digests, so changes can't be detected (make it again, with --fresh where the command has it)",
+        ),
         (unfinished, "1 rows are damaged and will be made again"),
     ):
         assert run(["info", str(path), "--verify", "--json"]) == 0
