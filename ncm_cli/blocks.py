@@ -112,8 +112,8 @@ def joined(X: Features, other: Features) -> Features:
     return RowBlocks(read, np.arange(len(X) + len(other)), X.shape[1])
 
 
-def held(X: Features) -> NDArray[np.float64] | RowBlocks:
-    """The rows as a float64 array, or as row blocks where they exceed the memory budget."""
+def in_memory(X: Features) -> NDArray[np.float64] | RowBlocks:
+    """The rows as a float64 array, or as row blocks if they exceed the memory budget."""
     if isinstance(X, RowBlocks):
         return X
     if fits(*X.shape):

@@ -32,7 +32,7 @@ from ncm_cli.blocks import Array, Codes, Mask, chosen
 from ncm_cli.errors import InputError
 from ncm_cli.options import check
 from ncm_cli.probes import metrics
-from ncm_cli.probes.contest import held_out_rows
+from ncm_cli.probes.choose import untrained_rows
 from ncm_cli.probes.metrics import PairRows, Rows, joint
 from ncm_cli.probes.problem import Problem, Variant
 from ncm_cli.probes.reading import read_method_problem
@@ -190,7 +190,7 @@ class _CellSums:
         self.val, sizes = np.zeros(0, np.int64), self.codes
         if problem.cells and problem.members is not None and problem.val is not None:
             self.val = problem.val.codes["cell"]
-            apart = np.isin(problem.members.node, np.concatenate([fold.apart for fold in folds]))
+            apart = np.isin(problem.members.node, np.concatenate([fold.untrained_nodes for fold in folds]))
             cells = np.concatenate([problem.members.codes["cell"][apart], self.val[self.val >= 0]])
             self.codes, sizes = np.unique(cells, return_counts=True)
         self.sizes = sizes
@@ -293,7 +293,7 @@ class Runner:
             return history | {"diverged": np.zeros_like(converged), "unconverged": ~converged}
         rows = {name: self._rows(name, self.whole.scaling) for name in ("val", "test")}
         # Where no fold takes a training row away, what uses no pairs is on every fold what it is on all rows.
-        taken = any(np.isin(self.problem.train.node, fold.apart).any() for fold in folds)
+        taken = any(np.isin(self.problem.train.node, fold.untrained_nodes).any() for fold in folds)
         taken |= bool(folds and self.problem.cells)  # whose error is measured fold by fold
         pairs = None if taken else self._measured(seed)
 
@@ -340,7 +340,7 @@ class Runner:
         for fold in folds:
             training = self.problem.without(fold)
             val, pairs = self._rows("val", training.scaling), paired.members(fold.measured, training.scaling)
-            members, _ = held_out_rows(self.problem, fold, training)
+            members, _ = untrained_rows(self.problem, fold, training)
 
             def judge(
                 weight: Array,

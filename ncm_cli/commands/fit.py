@@ -6,9 +6,9 @@ from typing import Any
 
 from ncm_cli.console import Ui
 from ncm_cli.errors import listing
-from ncm_cli.probes.selection import choose
+from ncm_cli.probes.selection import best_candidate
 
-SHOWN = 24
+MAX_PATH_ROWS = 24
 """Longer paths are cut to the best weight decay of each rank, and then to this many ranks around it."""
 
 COLUMNS = {
@@ -104,17 +104,19 @@ def _worst_of(crossing: dict[str, Any]) -> str:
 def _thinned(body: dict[str, Any]) -> list[int]:
     """The best candidate of each rank when the path is long, and evenly spaced ranks when it still is."""
     path = body["path"]
-    if len(path) <= SHOWN or body["rule"] == "only-candidate":
+    if len(path) <= MAX_PATH_ROWS or body["rule"] == "only-candidate":
         return list(range(len(path)))
     by_rank: dict[int, list[int]] = {}
     for index, candidate in enumerate(path):
         by_rank.setdefault(candidate["rank"], []).append(index)
-    best = [own[choose([path[i] for i in own], body["rule"], body["task"])] for own in by_rank.values()]
+    best = [
+        own[best_candidate([path[i] for i in own], body["rule"], body["task"])] for own in by_rank.values()
+    ]
     best = sorted({*best, body["chosen"]}, key=lambda index: (path[index]["rank"], index))
-    if len(best) <= SHOWN + 1:
+    if len(best) <= MAX_PATH_ROWS + 1:
         return best
-    step = (len(best) - 1) / (SHOWN - 1)
-    picked = {round(i * step) for i in range(SHOWN)}
+    step = (len(best) - 1) / (MAX_PATH_ROWS - 1)
+    picked = {round(i * step) for i in range(MAX_PATH_ROWS)}
     return [index for i, index in enumerate(best) if i in picked or index == body["chosen"]]
 
 

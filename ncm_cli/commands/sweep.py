@@ -6,7 +6,7 @@ from typing import Any
 
 from ncm_cli.console import Ui
 
-SHOWN = {
+METRIC_TITLES = {
     "val_accuracy": "validation accuracy",
     "test_accuracy": "test accuracy",
     "test_worst_group": "test accuracy of the worst group",
@@ -21,7 +21,7 @@ def show(body: dict[str, Any], ui: Ui) -> None:
     options = body["options"]
     rows, rules = body["rows"], body["rules"]
     applied = [rule for rule, why in rules.items() if why is None]
-    for metric, title in SHOWN.items():
+    for metric, title in METRIC_TITLES.items():
         cells = {(row["method"], row["rule"]): _cell(row, metric) for row in rows}
         if any(cells.values()):
             spread = f"mean ± sd of {options['seeds']} seeds" if options["seeds"] > 1 else "one seed"

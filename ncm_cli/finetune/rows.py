@@ -23,13 +23,13 @@ from ncm_cli.images.source import read_source
 from ncm_cli.progress import Reporter
 from ncm_cli.store.columns import ImageFile
 from ncm_cli.store.digests import Texts, digest_of, printable
-from ncm_cli.store.rows import HeldRows
+from ncm_cli.store.rows import InMemoryRows
 
 HASHED_AT_ONCE = 8
 """Files whose digests are taken at once."""
 
 
-class ManifestRows(HeldRows):
+class ManifestRows(InMemoryRows):
     """The N rows of a manifest as the feature store has them in which they would be embedded.
 
     So all that is said of rows (splits, filters, groups, pairs, leaks between them) is read as ``ncm fit``

@@ -149,7 +149,7 @@ class Training:
             self.fold = problem.pairs.folds(options.folds, options.seed)[0]
         self.train = problem.rows()
         if self.fold is not None:
-            self.train = self.train.take(~np.isin(self.train.node, self.fold.apart))
+            self.train = self.train.take(~np.isin(self.train.node, self.fold.untrained_nodes))
         training = problem.training_set(self.train, None)
         self.objective = Objective(config_of(options), DeviceRows(training, network.device))
         self._place(rows)
@@ -194,10 +194,10 @@ class Training:
             members = np.stack([rows.positions(ids) for ids in (pairs.store.id_a, pairs.store.id_b)], axis=1)
         self.measured = members[self.fold.measured] if self.fold else members[:0]
         self.pairs = members[:0]
-        self.apart: RawRows | None = None
+        self.untrained: RawRows | None = None
         if self.fold is not None and problem.cells and problem.members is not None:
-            self.apart = problem.members.take(np.isin(problem.members.node, self.fold.apart))
-        self.apart_at = members[:0, 0] if self.apart is None else rows.positions(self.apart.ids)
+            self.untrained = problem.members.take(np.isin(problem.members.node, self.fold.untrained_nodes))
+        self.untrained_at = members[:0, 0] if self.untrained is None else rows.positions(self.untrained.ids)
         if pairs is not None and self.options.chosen_method == "ncm":
             self.pairs = members[pairs.usable & (self.fold.basis if self.fold else True)]
         self.reference = None
@@ -208,7 +208,7 @@ class Training:
     def needed(self) -> Codes:
         """The rows whose pictures are looked at."""
         pairs = (self.pairs.ravel(), self.measured.ravel())
-        return np.unique(np.concatenate([*self.at.values(), *pairs, self.apart_at]))
+        return np.unique(np.concatenate([*self.at.values(), *pairs, self.untrained_at]))
 
     def epoch(self, number: int, pictures: TrainingPictures, task: Task) -> Epoch:
         """Train on every row once; ``number`` counts from 1. What is random comes from it and the seed."""
@@ -291,7 +291,7 @@ class Training:
         self.module.eval()
         members = self.measured
         names = [part for part in ("val", "test") if part in self.at]
-        parts = [*(self.at[part] for part in names), self.apart_at, members[:, 0], members[:, 1]]
+        parts = [*(self.at[part] for part in names), self.untrained_at, members[:, 0], members[:, 1]]
         features = pictures.features(self.network, np.concatenate(parts)).astype(np.float64)
         own = np.split(features, np.cumsum([len(part) for part in parts])[:-1])
         pairs = PairRows(a=own[-2], b=own[-1]) if len(members) else None
@@ -303,7 +303,7 @@ class Training:
         found = {
             name: float(one[0]) for name, one in facts(weight[None], bias[None], **rows, pairs=pairs).items()
         }
-        if self.apart is not None:
+        if self.untrained is not None:
             found |= self._cell_facts(weight, bias, rows["val"], own[-3])
         found["val_answers"] = float(len(np.unique(decide(np.asarray(rows["val"].X) @ weight.T + bias))))
         for part, one in rows.items():
@@ -315,10 +315,11 @@ class Training:
         return found
 
     def _cell_facts(self, weight: Array, bias: Array, val: Rows, X: Array) -> Epoch:
-        """Error on held-out members X (q, width) and validation rows, every label × domain cell alike."""
-        assert self.apart is not None and self.problem.val is not None
-        cell = np.concatenate([self.problem.val.codes["cell"], self.apart.codes["cell"]])
-        y = np.concatenate([self.problem.val.y, self.apart.y])
+        """Error on members X (q, width) that the fold isn't trained on, and on validation rows, with every
+        label × domain cell weighted equally."""
+        assert self.untrained is not None and self.problem.val is not None
+        cell = np.concatenate([self.problem.val.codes["cell"], self.untrained.codes["cell"]])
+        y = np.concatenate([self.problem.val.y, self.untrained.y])
         rows = Rows(X=np.concatenate([np.asarray(val.X), X])[cell >= 0], y=y[cell >= 0])
         measured = cell_facts(*metrics.row_errors(weight[None], bias[None], rows), cell[cell >= 0])
         return {name: float(value[0]) for name, value in measured.items()}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.pairs.members import Members, Rows, repeated
+from ncm_cli.pairs.members import Members, Positions, repeated
 from ncm_cli.progress import Reporter
 from ncm_cli.solvers.folds import deal_sets
 from ncm_cli.solvers.projection import Spectrum
@@ -42,7 +42,7 @@ def diagnose(
     members: Members,
     labels: list[tuple[str, ...]],
     delta: NDArray[np.float32],
-    together: Rows,
+    together: Positions,
     spectrum: Spectrum,
     seed: int,
     reporter: Reporter,
@@ -110,7 +110,7 @@ def stands_out(times: Any, residual: Any) -> Any:
     return (times > MIN_TIMES) & (residual > MIN_RESIDUAL)
 
 
-def unexplained(delta: NDArray[np.floating], together: Rows, *, seed: int = 0) -> Array:
+def unexplained(delta: NDArray[np.floating], together: Positions, *, seed: int = 0) -> Array:
     """The share of each pair's difference that the others don't explain: (k,) in [0, 1], NaN for zero ones.
 
     The pairs are dealt into folds. Differences are scaled to unit length, so that a few long ones don't count
@@ -137,7 +137,7 @@ def unexplained(delta: NDArray[np.floating], together: Rows, *, seed: int = 0) -
     # With fewer pairs than dimensions, R of QR has the same angles in fewer dimensions.
     rows: NDArray[Any] = np.asarray(np.linalg.qr(delta.astype(np.float64), mode="r")) if k < d else delta
 
-    def unit(chosen: Rows) -> Iterator[tuple[Rows, Array]]:
+    def unit(chosen: Positions) -> Iterator[tuple[Positions, Array]]:
         for start in range(0, len(chosen), BLOCK_PAIRS):
             part = chosen[start : start + BLOCK_PAIRS]
             yield part, rows[:, part].astype(np.float64) / norms[part]

@@ -14,7 +14,7 @@ from ncm_cli.blocks import Features, chosen, joined
 from ncm_cli.errors import InputError, listing
 from ncm_cli.options import parse_names
 from ncm_cli.pairs import matching
-from ncm_cli.pairs.members import Members, Rows, Stores, repeated
+from ncm_cli.pairs.members import Members, Positions, Stores, repeated
 from ncm_cli.pairs.options import PairsOptions, parse_holdout
 from ncm_cli.probes.metrics import joint
 from ncm_cli.progress import Reporter
@@ -64,7 +64,7 @@ def _require_enough(wanted: int, available: int) -> None:
         )
 
 
-def _joint_codes(stores: Stores, names: str) -> tuple[Rows, Rows]:
+def _joint_codes(stores: Stores, names: str) -> tuple[Positions, Positions]:
     """Codes of the combined columns, the same in both stores; −1 where a value is missing."""
     rows = stores[0].rows
     columns = [np.zeros(rows + stores[1].rows, np.int64)]
@@ -78,7 +78,7 @@ def _joint_codes(stores: Stores, names: str) -> tuple[Rows, Rows]:
     return codes[:rows], codes[rows:]
 
 
-PartPairs = tuple[list[tuple[Rows, Rows]], dict[str, Any]]
+PartPairs = tuple[list[tuple[Positions, Positions]], dict[str, Any]]
 """The pairs of the fitted and of the held-out part, as positions in that part, and facts on the matching."""
 
 
@@ -105,7 +105,7 @@ class Matcher:
         self.reporter.note(f"matching among the rows of {where} (--where W for others)")
         return where
 
-    def _codes(self, names: str | None, rows: list[Rows]) -> Rows:
+    def _codes(self, names: str | None, rows: list[Positions]) -> Positions:
         if names is None:
             return np.zeros(sum(map(len, rows)), dtype=np.int64)
         codes = _joint_codes(self.stores, names)

@@ -12,7 +12,7 @@ from ncm_cli.blocks import Mask
 from ncm_cli.solvers.folds import components
 from ncm_cli.store.rows import FeatureRows
 
-Rows = NDArray[np.int64]
+Positions = NDArray[np.int64]
 Stores = tuple[FeatureRows, FeatureRows]
 
 
@@ -21,9 +21,9 @@ class Members:
     """Positions of both members of k pairs in their stores."""
 
     stores: Stores
-    """Of the first and of the second members; the same object twice for one store."""
-    a: Rows
-    b: Rows
+    """The stores of the first and of the second members; the same object twice if it is one store."""
+    a: Positions
+    b: Positions
     holdout: Mask | None = None
     """(k,) which pairs are held out; None until that is chosen."""
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -32,8 +32,8 @@ class Members:
     """Ids of the pairs of a training and a test row, left out or not."""
     dropped: tuple[tuple[str, str], ...] = ()
     """Ids of the pairs that ``--drop`` left out."""
-    nodes: Rows | None = None
-    """(N,) for pairs in one store: rows of one number belong together. None: each row by itself."""
+    nodes: Positions | None = None
+    """(N,) for pairs in one store: rows with the same number count as one. None: each row by itself."""
 
     def __len__(self) -> int:
         return len(self.a)
@@ -48,7 +48,7 @@ class Members:
         held = None if self.holdout is None else self.holdout[keep]
         return dataclasses.replace(self, a=self.a[keep], b=self.b[keep], holdout=held)
 
-    def components(self) -> Rows:
+    def components(self) -> Positions:
         """(k,) a number for each set of pairs that are connected by shared ids.
 
         An id names the same thing in both stores: an augmented view has the ids of its originals.
@@ -62,7 +62,7 @@ class Members:
         return components(self.a, np.where(same < 0, first.rows + self.b, same))
 
 
-def repeated(a: Rows, b: Rows, *, either_way: bool) -> Mask:
+def repeated(a: Positions, b: Positions, *, either_way: bool) -> Mask:
     """(k,) pairs that repeat an earlier one, also the other way round with ``either_way``."""
     keys = np.stack([np.minimum(a, b), np.maximum(a, b)]) if either_way else np.stack([a, b])
     again = np.ones(len(a), dtype=bool)

@@ -20,7 +20,7 @@ from ncm_cli.errors import InputError, listing, nearest
 from ncm_cli.options import check, given_flags
 from ncm_cli.pairs.diagnostics import diagnose
 from ncm_cli.pairs.matched import Matcher, same_id
-from ncm_cli.pairs.members import Members, Rows, Stores
+from ncm_cli.pairs.members import Members, Positions, Stores
 from ncm_cli.pairs.options import PairsOptions, parse_holdout
 from ncm_cli.pairs.texts import text_members
 from ncm_cli.progress import SILENT, Reporter
@@ -148,7 +148,7 @@ def find_members(options: PairsOptions, stores: Stores, reporter: Reporter) -> M
     return _from_table(table, options, stores)
 
 
-def hold_out(members: Members, component: Rows, options: PairsOptions, reporter: Reporter) -> Members:
+def hold_out(members: Members, component: Positions, options: PairsOptions, reporter: Reporter) -> Members:
     """Members with held-out pairs chosen, unless the table has chosen them.
 
     Pairs that share an id, directly or through others, go to the same side, so that no row of a held-out pair
@@ -281,7 +281,7 @@ def _from_table(table: Table, options: PairsOptions, stores: Stores) -> Members:
     ``01``), rows paired with themselves and marks in the held-out column that are neither yes nor no.
     """
     problems: list[tuple[int, str]] = []
-    positions: list[Rows] = []
+    positions: list[Positions] = []
     columns = ((options.a_col, "--a-col"), (options.b_col, "--b-col"))
     for (column, option), store in zip(columns, stores, strict=True):
         ids = table.column(column, option=option)
@@ -337,7 +337,7 @@ def _hint(name: str, known: Sequence[str]) -> str | None:
     return next((id for id in known if bare(id) == wanted), None) or nearest(name, known[:5000])
 
 
-def _labels(store: FeatureRows, rows: Rows) -> tuple[str, ...]:
+def _labels(store: FeatureRows, rows: Positions) -> tuple[str, ...]:
     """Labels of the rows; '' where the store has none."""
     if store.label_column is None:
         return ("",) * len(rows)

@@ -18,7 +18,7 @@ from ncm_cli.progress import Reporter
 from ncm_cli.store.columns import Column
 from ncm_cli.store.digests import without_view
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.rows import HeldRows
+from ncm_cli.store.rows import InMemoryRows
 
 
 def alternatives(options: PairsOptions) -> list[tuple[str, ...]]:
@@ -68,7 +68,7 @@ def text_members(options: PairsOptions, store: FeatureStore, reporter: Reporter)
     for pair in pairs:
         require_apart("a pair of prompts", pair, tokens[[place[text] for text in pair]], "--prompts")
     class_column = Column("class", codes, tuple(names))
-    prompts = HeldRows(Path("--prompts"), ids, {"class": class_column}, label_column="class")
+    prompts = InMemoryRows(Path("--prompts"), ids, {"class": class_column}, label_column="class")
     prompts.embedded(without_view(store.encoder), tower.encode(tokens))
     a, b = (prompts.positions(texts) for texts in zip(*pairs, strict=True))
     # Pairs of one class are held out together, whatever their prompts.

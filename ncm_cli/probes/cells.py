@@ -2,8 +2,8 @@
 
 Two different rows of one label are no counterfactuals: even a perfect probe of error e predicts them
 differently with probability 2e(1 − e), so that validation error + flip rate prefers a constant where labels
-are hard. But their members have labels: the error on those that a fold has apart, every cell alike, is a
-direct estimate of the error in a test domain where label and domain are independent.
+are hard. But their members have labels: the error on those that a fold isn't trained on, with every cell
+weighted equally, is a direct estimate of the error in a test domain where label and domain are independent.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import numpy as np
 from ncm_cli.blocks import blocks
 from ncm_cli.errors import InputError, listing
 from ncm_cli.probes.cells import unbalanced
-from ncm_cli.probes.contest import Contest, chosen_instead, crossfit
+from ncm_cli.probes.choose import Choice, chosen_instead, crossfit
 from ncm_cli.probes.crossfit import CrossFit, Estimate, error_estimate
 from ncm_cli.probes.metrics import decide
 from ncm_cli.probes.problem import Problem, Variant
@@ -33,83 +33,83 @@ LEAST_CELL_ROWS = 16
 """Training rows that a cell must have for enough pairs to be made of it."""
 
 
-def judged(
-    problem: Problem, contest: Contest, reporter: Reporter
-) -> tuple[Contest, Verdict | None, list[dict[str, Any]]]:
+def with_verdict(
+    problem: Problem, choice: Choice, reporter: Reporter
+) -> tuple[Choice, Verdict | None, list[dict[str, Any]]]:
     """Verdict and controls; where removing directions gains nothing the best control takes the pick's place.
 
     Where the rule didn't measure on folds, the pick and ERM are measured now.
     """
     if problem.pairs is None:
-        return contest, None, []
+        return choice, None, []
     options, store = problem.options, problem.pairs.store
     try:
         # Pairs that can't be cut say so again.
-        folds = contest.folds or tuple(problem.pairs.folds(options.folds, options.seed))
-        estimates = contest.estimates or crossfit(
+        folds = choice.folds or tuple(problem.pairs.folds(options.folds, options.seed))
+        estimates = choice.estimates or crossfit(
             problem,
             folds,
-            ranks=sorted({0, contest.best.rank}),
+            ranks=sorted({0, choice.best.rank}),
             decays=options.decays,
-            variants=(contest.variant,),
+            variants=(choice.variant,),
         )
-        return judge_choice(problem, contest, folds, estimates, reporter)
+        return judge_choice(problem, choice, folds, estimates, reporter)
     except InputError as error:
-        if contest.rule == "bound":
+        if choice.rule == "bound":
             raise
         why = f"{error.what} ({error.found})" if error.found else error.what
-        return contest, unmeasured((int(problem.pairs.usable.sum()), 0), why, about(store)), []
+        return choice, unmeasured((int(problem.pairs.usable.sum()), 0), why, about(store)), []
 
 
 def judge_choice(
-    problem: Problem, contest: Contest, folds: tuple[Fold, ...], estimates: CrossFit, reporter: Reporter
-) -> tuple[Contest, Verdict, list[dict[str, Any]]]:
-    """`judged`, once the folds are measured."""
+    problem: Problem, choice: Choice, folds: tuple[Fold, ...], estimates: CrossFit, reporter: Reporter
+) -> tuple[Choice, Verdict, list[dict[str, Any]]]:
+    """`with_verdict`, once the folds are measured."""
     assert problem.pairs is not None
     options, store = problem.options, problem.pairs.store
     if problem.val is None or estimates.constant is None:
-        return contest, unmeasured(estimates, "no validation rows", about(store)), []
-    with_controls, first = _with_controls(problem, contest, folds, estimates)
-    best = contest.best
-    pick = with_controls.best(best.rank, weight_decay=best.weight_decay, **contest.variant._asdict())
+        return choice, unmeasured(estimates, "no validation rows", about(store)), []
+    with_controls, first = _with_controls(problem, choice, folds, estimates)
+    best = choice.best
+    pick = with_controls.best(best.rank, weight_decay=best.weight_decay, **choice.variant._asdict())
     erm, control = with_controls.best(0, **first._asdict()), with_controls.best(0)
     case = Circumstances(
         answer=_answer(problem),
         about=about(store),
         against=", ".join(augmentations(store)),
-        least_score=contest.rule == "bound",
-        one_answer=one_answer(problem, contest) is not None,
+        least_score=choice.rule == "bound",
+        one_answer=one_answer(problem, choice) is not None,
         unlike=_unlike(store),
         advice=_advice(problem),
     )
     written = pick
     if (
-        contest.rule == "bound"
+        choice.rule == "bound"
         and best.rank > 0
-        and 0 in contest.ranks
+        and 0 in choice.ranks
         and verdict_code(with_controls, pick, erm, case, control)[0] in ("no-gain", "constant")
     ):
         kept = [i for i, candidate in enumerate(estimates.candidates) if candidate["rank"] == 0]
         without = estimates.pick(kept)
-        instead = chosen_instead(problem, contest, estimates.candidates[without])
+        instead = chosen_instead(problem, choice, estimates.candidates[without])
         # A constant is not written where the pick has a lower score.
         if (
             case.one_answer
             or one_answer(problem, instead) is None
             or estimates.gain(pick, without).value <= 0
         ):
-            written, contest = without, instead
+            written, choice = without, instead
     verdict = judge(with_controls, pick, erm, case, control=control, written=written)
     if (method := options.chosen_method) != "ncm":
         unused = unmeasured(estimates, f"{method} doesn't use them", about(store))
         verdict = dataclasses.replace(verdict, code=unused.code, text=unused.text)
     for warning in _doubts(problem, with_controls, written, erm):
         reporter.warn(warning)
-    return contest, verdict, _controls(problem, with_controls)
+    return choice, verdict, _controls(problem, with_controls)
 
 
 def _with_controls(
-    problem: Problem, contest: Contest, folds: tuple[Fold, ...], estimates: CrossFit
+    problem: Problem, choice: Choice, folds: tuple[Fold, ...], estimates: CrossFit
 ) -> tuple[CrossFit, Variant]:
     """The estimates with rank 0 of the variants that didn't compete; every candidate names its variant.
 
@@ -124,11 +124,11 @@ def _with_controls(
     first = problem.variants[0]
     weights = {first.upweighted} if options.named_upweight or not problem.upweight else {False, True}
     rows = {first.pair_rows} if options.pair_rows == "yes" or problem.extra is None else {False, True}
-    tried = set(problem.variants) if contest.rule == "bound" else {contest.variant}
+    tried = set(problem.variants) if choice.rule == "bound" else {choice.variant}
     solver = options.fold_solving
     if options.chosen_method != "ncm":
         solver = dataclasses.replace(solver, name="lbfgs")
-    parts = [named(estimates, contest.variant)]
+    parts = [named(estimates, choice.variant)]
     for variant in sorted(set(itertools.starmap(Variant, itertools.product(weights, rows))) - tried):
         control = crossfit(
             problem, folds, ranks=[0], decays=options.decays, variants=(variant,), solver=solver
@@ -237,26 +237,26 @@ def _shift_of(store: PairStore) -> str:
     return f"{store.strategy} pairs across {across}{f' with the same {same}' if same else ''}"
 
 
-def _answers(problem: Problem, contest: Contest) -> np.ndarray | None:
+def _answers(problem: Problem, choice: Choice) -> np.ndarray | None:
     """The classes (n,) that the choice gives the validation rows; None without classes or rows."""
     if problem.val is None or problem.regression or len(problem.val.ids) < 2:
         return None
-    best, scaling = contest.best, problem.whole(contest.variant).scaling
+    best, scaling = choice.best, problem.whole(choice.variant).scaling
     parts = (X @ best.weight.T + best.bias for _, X in blocks(scaling.apply(problem.val.X)))
     return np.concatenate([decide(logits) for logits in parts])
 
 
-def one_answer(problem: Problem, contest: Contest) -> str | None:
+def one_answer(problem: Problem, choice: Choice) -> str | None:
     """The class that the choice gives every validation row, if it is one alone."""
-    answers = _answers(problem, contest)
+    answers = _answers(problem, choice)
     if answers is None or len(np.unique(answers)) > 1:
         return None
     return problem.target.classes[int(answers[0])]
 
 
-def nearly_constant(problem: Problem, contest: Contest) -> str:
+def nearly_constant(problem: Problem, choice: Choice) -> str:
     """Words for a choice that gives nearly all validation rows one class which far fewer of them have."""
-    answers = _answers(problem, contest)
+    answers = _answers(problem, choice)
     if answers is None or problem.val is None:
         return ""
     code = int(np.bincount(answers).argmax())

@@ -1,4 +1,4 @@
-"""Cross-fitted estimates of candidates, with intervals, from folds of pairs that they weren't fitted on.
+"""Cross-fitted scores of candidates, with intervals: each fold of the pairs scores fits made without it.
 
 A flip rate on rows that were trained on is no estimate: features that interpolate flip none of them. So a
 candidate is fitted once for each fold of the pairs, on neither its pairs (in the basis) nor the rows of its
@@ -6,7 +6,8 @@ members (in training), and every measured pair counts once. Its validation error
 Estimates of such parts are cross-fitted (Chernozhukov et al. 2018, section 1).
 
 Three scores are made of these parts, see `ncm_cli.probes.rules.SCORES`: the bound, the same with the
-flips of random pairs across domains, and the error on held-out rows with every label × domain cell alike.
+flips of random pairs across domains, and the error on held-out rows with every label × domain cell weighted
+equally.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from ncm_cli.probes import metrics
 from ncm_cli.probes.metrics import Z95, PairRows, Rows, wilson
 from ncm_cli.probes.selection import (
     Candidate,
+    best_candidate,
     candidates_of,
     cell_facts,
-    choose,
     pair_facts,
     score_name,
     stacked,
@@ -32,7 +33,7 @@ from ncm_cli.probes.selection import (
 from ncm_cli.solvers.training_set import Fit
 
 LEAST_STANDARD_ERRORS = 0.5
-"""Paired standard errors by which removing directions must lower the cell error."""
+"""Removing directions must lower the cell error by at least this many paired standard errors."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,20 +49,20 @@ class Estimate:
 
 
 class FoldRows(NamedTuple):
-    """R probes that were fitted on what a fold leaves, and what they are judged by, scaled."""
+    """R probes fitted on a fold's training part, and the scaled rows and pairs that they are scored on."""
 
     fits: Sequence[Fit]
     val: Rows | None
     pairs: PairRows
-    """The fold's own."""
+    """The pairs that the fold measures."""
     members: Rows | None = None
-    """Labelled rows that are apart in this fold, their cells as groups (n, 1)."""
+    """Labelled rows that the fold isn't trained on, their cells as groups (n, 1)."""
     random: PairRows | None = None
-    """Random pairs of its labelled rows: see `ncm_cli.probes.cells.comparison_pairs`."""
+    """Random pairs of such rows: see `ncm_cli.probes.cells.comparison_pairs`."""
 
 
 class Scored(NamedTuple):
-    """A score and what it is made of: of each part, every row's or pair's share."""
+    """A score and its parts, with each row's or pair's contribution."""
 
     value: float
     parts: dict[str, Array]
@@ -76,24 +77,24 @@ class CrossFit:
     errors: Array | None
     """(R, n) mean over the folds of each validation row's error (or squared error)."""
     changes: Array
-    """(R, m) of each measured pair: 1 where its members are predicted differently, or the squared change."""
+    """(R, m) for each measured pair: 1 if its members are predicted differently, or the squared change."""
     unit: Codes
-    """(m,) one number for pairs that are connected by rows: they count as one in the intervals."""
+    """(m,) pairs connected by shared rows have the same number; they count as one in the intervals."""
     regression: bool
-    held_out: Array | None = None
-    """(R, q) error on each labelled member of matched pairs, by the fold that has it apart, and on each
-    validation row whose cell is known."""
+    cell_row_errors: Array | None = None
+    """(R, q) errors on the labelled members of matched pairs, each by the fold not trained on it, and on the
+    validation rows whose cell is known."""
     cell: Codes | None = None
-    """(q,) the cell of each of these rows."""
+    """(q,) the cells of these rows."""
     truth: Codes | None = None
     """(q,) their classes."""
     shares: Array | None = None
-    """(classes,) how frequent each class is among the training rows."""
+    """(classes,) the frequency of each class among the training rows."""
     constant: Scored | None = None
-    """Always the same answer, which no shift can change; None without validation rows."""
+    """The score of always giving the same answer, which no shift changes; None without validation rows."""
     random: Array | None = None
-    """(R, b) of random pairs: 1 where they are predicted differently. Within a cell for matched pairs; of one
-    class across domains for augmented ones, where they count in the score."""
+    """(R, b) for each random pair: 1 if its members are predicted differently. For matched pairs both are
+    from one cell; for augmented pairs of one class from different domains, and count in the score."""
 
     @classmethod
     def join(
@@ -106,10 +107,10 @@ class CrossFit:
         answer: float = 0,
         shares: Array | None = None,
     ) -> CrossFit:
-        """Judge each fold's R probes by the validation rows, its pairs and their members; put them together.
+        """Score each fold's R probes on the validation rows, its pairs and their members, and join the folds.
 
-        ``val_cell`` (n,) are the cells of the validation rows, −1 where unknown; ``answer`` is what
-        the constant answers: a class code or a value; ``shares`` (classes,) are those of the training rows.
+        ``val_cell`` (n,) has the cells of the validation rows, −1 if unknown; ``answer`` is the constant's
+        answer, a class code or a value; ``shares`` (classes,) is as in the class.
         """
         paths, by_rows, by_pairs, by_members, by_random, cells = [], [], [], [], [], []
         val: Rows | None = None
@@ -128,7 +129,7 @@ class CrossFit:
                 by_random.append(metrics.pair_shifts(*probes, fold.random, regression=regression)[0])
         changes, shifts = (np.concatenate(parts, axis=1) for parts in zip(*by_pairs, strict=True))
         facts = {"pair_mse" if regression else "flip_rate": changes.mean(axis=1)}
-        errors = losses = held_out = cell = truth = constant = random = None
+        errors = losses = cell_row_errors = cell = truth = constant = random = None
         if by_rows:
             errors, losses = (np.mean(parts, axis=0) for parts in zip(*by_rows, strict=True))
             error, loss, change = errors.mean(axis=1), losses.mean(axis=1), changes.mean(axis=1)
@@ -143,9 +144,11 @@ class CrossFit:
                 by_members.append((errors[:, known], losses[:, known]))
                 cells.append(val_cell[known])
                 truths.append(val.y[known])
-            held_out, own_losses = (np.concatenate(part, axis=1) for part in zip(*by_members, strict=True))
+            cell_row_errors, cell_row_losses = (
+                np.concatenate(part, axis=1) for part in zip(*by_members, strict=True)
+            )
             cell, truth = np.concatenate(cells), np.concatenate(truths)
-            facts |= cell_facts(held_out, own_losses, cell)
+            facts |= cell_facts(cell_row_errors, cell_row_losses, cell)
             missed = (truth != answer).astype(np.float64)
             every_cell = cell_facts(missed[None], missed[None], cell)["cell_error"]
             constant = Scored(float(every_cell[0]), {"cells": missed})
@@ -155,7 +158,7 @@ class CrossFit:
         if by_random and sum(part.shape[1] for part in by_random):
             random = np.concatenate(by_random, axis=1)
             flips = random.mean(axis=1)
-            if held_out is not None:
+            if cell_row_errors is not None:
                 facts["within_flip_rate"] = flips
             elif errors is not None:
                 guarded = errors.mean(axis=1) + np.maximum(flips, changes.mean(axis=1))
@@ -170,7 +173,7 @@ class CrossFit:
             changes=changes,
             unit=unit,
             regression=regression,
-            held_out=held_out,
+            cell_row_errors=cell_row_errors,
             constant=constant,
             cell=cell,
             truth=truth,
@@ -180,7 +183,7 @@ class CrossFit:
 
     @classmethod
     def merged(cls, parts: Sequence[CrossFit]) -> CrossFit:
-        """The candidates of several, measured on the same rows and pairs."""
+        """One `CrossFit` of the candidates of several, all measured on the same rows and pairs."""
         first = parts[0]
 
         def stack(name: str) -> Any:
@@ -190,7 +193,7 @@ class CrossFit:
         return dataclasses.replace(
             first,
             candidates=tuple(candidate for part in parts for candidate in part.candidates),
-            **{name: stack(name) for name in ("errors", "changes", "held_out", "random")},
+            **{name: stack(name) for name in ("errors", "changes", "cell_row_errors", "random")},
         )
 
     @property
@@ -210,33 +213,33 @@ class CrossFit:
 
     @property
     def score(self) -> str:
-        """The name of the score in force."""
+        """The name of the score that candidates are compared by."""
         return score_name(self.candidates[0], self.task)
 
     def best(self, rank: int | None = None, **setting: object) -> int:
-        """The candidate with the least score; of this rank, and with these other settings, if given."""
+        """The candidate with the least score, among those with this rank and these settings, if given."""
         wanted = setting if rank is None else {"rank": rank, **setting}
         matching = [
             index
             for index, candidate in enumerate(self.candidates)
             if all(candidate.get(name, False) == value for name, value in wanted.items())
         ]
-        return matching[choose([self.candidates[index] for index in matching], "bound", self.task)]
+        return matching[best_candidate([self.candidates[index] for index in matching], "bound", self.task)]
 
     def pick(self, among: Sequence[int]) -> int:
-        """The candidate with the least score among some; where all are equal, one of the smallest rank.
+        """The candidate with the least score among some; if all scores are equal, one of the smallest rank.
 
-        With every cell alike, removing directions must pay: a candidate of rank 0 stays where the least score
-        is lower than its own by less than `LEAST_STANDARD_ERRORS` standard errors.
+        When cells are weighted equally, removing directions must pay: the best candidate of rank 0 is kept
+        unless the least score is lower by more than `LEAST_STANDARD_ERRORS` standard errors.
         """
         if len({round(self.candidates[index][self.score], 12) for index in among}) == 1:
             smallest = min(self.candidates[index]["rank"] for index in among)
             among = [index for index in among if self.candidates[index]["rank"] == smallest]
-        least = among[choose([self.candidates[index] for index in among], "bound", self.task)]
+        least = among[best_candidate([self.candidates[index] for index in among], "bound", self.task)]
         kept = [index for index in among if self.candidates[index]["rank"] == 0]
         if self.cell is None or not kept or self.candidates[least]["rank"] == 0:
             return least
-        nothing = kept[choose([self.candidates[index] for index in kept], "bound", self.task)]
+        nothing = kept[best_candidate([self.candidates[index] for index in kept], "bound", self.task)]
         gain = self.gain(least, nothing)
         return least if gain.value > LEAST_STANDARD_ERRORS * (gain.high - gain.value) / Z95 else nothing
 
@@ -285,8 +288,8 @@ class CrossFit:
         return Estimate(*(float(end**2 if self.regression else end) for end in ends))
 
     def estimate(self, index: int) -> Estimate:
-        """The score in force of a candidate with its interval."""
-        if self.held_out is not None:
+        """A candidate's score with its interval."""
+        if self.cell_row_errors is not None:
             return self.cell_error(index)
         across = self.random_change(index)
         if across is not None and across.value > self.change(index).value:
@@ -294,25 +297,26 @@ class CrossFit:
         return self.bound(index)
 
     def cell_error(self, index: int) -> Estimate:
-        """Mean over the cells of the error on their rows; Wilson's interval of the rows that it is worth."""
-        assert self.held_out is not None and self.cell is not None
-        value, errors = float(self.candidates[index]["cell_error"]), self.held_out[index]
+        """Mean of the cells' error rates, with Wilson's interval for the effective number of rows."""
+        assert self.cell_row_errors is not None and self.cell is not None
+        value, errors = float(self.candidates[index]["cell_error"]), self.cell_row_errors[index]
         spread, worth = self._stratified_error(errors), self._worth
-        # At 0, 1, or without spread in any cell: as many as rows with one error rate in all cells.
+        # At 0 or 1, or without spread in any cell: the number if all cells had the same error rate.
         if spread > 0:
             worth = min(float(len(errors)), value * (1 - value) / spread**2)
         return Estimate(value, *wilson(value * worth, worth))
 
     @property
     def _worth(self) -> float:
-        """How many rows with one error rate in all cells are worth the rows of the cells."""
+        """The effective number of rows if all cells had the same error rate."""
         assert self.cell is not None
         sizes = np.unique(self.cell, return_counts=True)[1]
         return len(sizes) ** 2 / float((1 / sizes).sum())
 
     @property
-    def unseen(self) -> float:
-        """Upper end of how often candidates differ elsewhere that agree on all these pairs, or rows."""
+    def undetected_limit(self) -> float:
+        """Upper end of the 95 % Wilson interval for how often two candidates differ on new pairs (or rows) if
+        they agree on all measured ones."""
         return wilson(0, self.units if self.cell is None else self._worth)[1]
 
     def _stratified_error(self, values: Array) -> float:
@@ -322,10 +326,10 @@ class CrossFit:
         return float(np.sqrt(sum(part.var() / max(len(part) - 1, 1) for part in parts)) / len(parts))
 
     def scored(self, index: int) -> Scored:
-        """The score in force of a candidate."""
+        """A candidate's score with its parts."""
         value = float(self.candidates[index][self.score])
-        if self.held_out is not None:
-            return Scored(value, {"cells": self.held_out[index]})
+        if self.cell_row_errors is not None:
+            return Scored(value, {"cells": self.cell_row_errors[index]})
         assert self.errors is not None
         if self.random is not None and self.random[index].mean() > self.changes[index].mean():
             return Scored(value, {"rows": self.errors[index], "random": self.random[index]})
@@ -352,11 +356,11 @@ class CrossFit:
         return _normal(that.value - this.value, spread)
 
     def frequent_gain(self, index: int, other: int) -> Estimate | None:
-        """How much lower one candidate's error on held-out rows is than another's with classes as frequent as
-        in training, the domains of each alike; None without cells."""
-        if self.held_out is None or self.cell is None or self.truth is None or self.shares is None:
+        """How much lower one candidate's error on held-out rows is than another's, if classes are as frequent
+        as in training and domains equally frequent within a class; None without cells."""
+        if self.cell_row_errors is None or self.cell is None or self.truth is None or self.shares is None:
             return None
-        difference = self.held_out[other] - self.held_out[index]
+        difference = self.cell_row_errors[other] - self.cell_row_errors[index]
         parts = [(self.cell == code) for code in np.unique(self.cell)]
         labels = np.array([self.truth[part][0] for part in parts])
         weights = self.shares[labels] / np.bincount(labels, minlength=len(self.shares))[labels]

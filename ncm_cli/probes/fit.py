@@ -11,8 +11,14 @@ import numpy as np
 
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import check, given_flags
-from ncm_cli.probes.contest import ONLY_CANDIDATE, Contest, hold
-from ncm_cli.probes.controls import constant_fit, judged, nearly_constant, one_answer, variant_of_control
+from ncm_cli.probes.choose import ONLY_CANDIDATE, Choice, choose_probe
+from ncm_cli.probes.controls import (
+    constant_fit,
+    nearly_constant,
+    one_answer,
+    variant_of_control,
+    with_verdict,
+)
 from ncm_cli.probes.metrics import row_errors, summary, worst
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.problem import Problem, Variant
@@ -46,9 +52,9 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     problem = read_problem(options, oracle=options.select == "oracle", reporter=reporter)
     if options.save_controls is not None and problem.val is None:
         raise _no_controls("no validation rows")
-    contest, verdict, controls = judged(problem, hold(problem, reporter), reporter)
-    best, variant, whole = contest.best, contest.variant, problem.whole(contest.variant)
-    _warn(problem, contest, reporter)
+    choice, verdict, controls = with_verdict(problem, choose_probe(problem, reporter), reporter)
+    best, variant, whole = choice.best, choice.variant, problem.whole(choice.variant)
+    _warn(problem, choice, reporter)
     body = {
         "output": str(options.output),
         "method": method,
@@ -60,22 +66,22 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
         "weight_decay": best.weight_decay,
         "upweight": problem.upweight if variant.upweighted else None,
         "pair_rows": variant.pair_rows,
-        "rule": contest.rule,
-        "oracle": contest.rule == "oracle",
-        "note": contest.note,
-        "path": contest.candidates,
-        "chosen": contest.chosen,
+        "rule": choice.rule,
+        "oracle": choice.rule == "oracle",
+        "note": choice.note,
+        "path": choice.candidates,
+        "chosen": choice.chosen,
         "converged": best.converged,
         "train_rows": len(whole.X),
         "val_rows": 0 if problem.val is None else len(problem.val.ids),
         "pairs": whole.pairs,
         "held_out": 0 if problem.pairs is None else int(problem.pairs.held_out.sum()),
-        "folds": len(contest.folds),
+        "folds": len(choice.folds),
         "numerical_rank": whole.rank,
         "verdict": verdict and dataclasses.asdict(verdict),
         "controls": controls,
         "crossings": worst_groups(problem, whole, best),
-        "flags": flags_of(problem, contest.rule == "oracle"),
+        "flags": flags_of(problem, choice.rule == "oracle"),
     }
     probes = {options.output: _probe(problem, whole, variant, body, best)}
     if options.save_controls is not None:
@@ -106,11 +112,11 @@ def worst_groups(problem: Problem, training: TrainingSet, best: Fit) -> list[dic
     return crossings
 
 
-def _warn(problem: Problem, contest: Contest, reporter: Reporter) -> None:
+def _warn(problem: Problem, choice: Choice, reporter: Reporter) -> None:
     """Say when fits stopped short, and when the pick is nearly a constant or the last rank tried."""
-    options, answer = problem.options, one_answer(problem, contest)
-    best, count, last = contest.best, len(contest.candidates), max(contest.ranks)
-    missed = sum(not candidate["converged"] for candidate in contest.candidates)
+    options, answer = problem.options, one_answer(problem, choice)
+    best, count, last = choice.best, len(choice.candidates), max(choice.ranks)
+    missed = sum(not candidate["converged"] for candidate in choice.candidates)
     if (missed or not best.converged) and options.chosen_solver == "adam":
         reporter.warn(f"{missed} of {count} probes diverged: lower --lr")
     elif missed or not best.converged:
@@ -121,14 +127,14 @@ def _warn(problem: Problem, contest: Contest, reporter: Reporter) -> None:
         )
     if answer is not None:
         reporter.warn(f"the chosen probe says {answer!r} of every validation row: it is a constant")
-    elif words := nearly_constant(problem, contest):
+    elif words := nearly_constant(problem, choice):
         reporter.warn(f"{words}: it is nearly a constant")
-    if contest.rule == ONLY_CANDIDATE or best.rank != last or len(contest.ranks) < 2:
+    if choice.rule == ONLY_CANDIDATE or best.rank != last or len(choice.ranks) < 2:
         return
-    if last < contest.available:
+    if last < choice.available:
         reporter.warn(
-            f"rank {last} is the largest that was tried, of {contest.available} that these pairs allow: "
-            f"--rank 0:{contest.available} tries more"
+            f"rank {last} is the largest that was tried, of {choice.available} that these pairs allow: "
+            f"--rank 0:{choice.available} tries more"
         )
     else:
         reporter.note(

@@ -1,7 +1,7 @@
-"""What a fit is made from: training, validation and test rows, and pairs.
+"""The rows and pairs of a fit: training, validation and test rows, and pairs.
 
-`fit`, `sweep` and `bound` take a `TrainingSet` of one `Problem`: all rows and pairs for a final fit, or what
-a fold leaves.
+`fit`, `sweep` and `bound` take a `TrainingSet` from one `Problem`: all rows and pairs for a final fit, or a
+fold's training part.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from ncm_cli.store.roles import (
     group_weights,
 )
 
-SHOWN: dict[Role, str] = {"train": "training", "val": "validation", "test": "test"}
-"""The roles of rows in words."""
+ROLE_NAMES: dict[Role, str] = {"train": "training", "val": "validation", "test": "test"}
+"""The roles of rows, in words for messages."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Roles:
-    """Training, validation and test rows of the store."""
+    """The training, validation and test rows of a store."""
 
     where: dict[Role, str | None]
-    """The row filters in force; None where there is no such row."""
+    """The row filters; None for a role without rows."""
     rows: dict[Role, Mask]
-    """(N,) the rows that each selects."""
+    """(N,) the rows that each filter selects."""
     unused: str = ""
-    """A filter of rows that are neither training, validation nor test rows, quoted for a shell; for hints."""
+    """A filter for rows without a role, quoted for a shell; for hints."""
 
     @property
-    def apart(self) -> Mask:
+    def val_or_test(self) -> Mask:
         """(N,) the validation and test rows."""
         return self.rows["val"] | self.rows["test"]
 
@@ -55,11 +55,11 @@ class Roles:
 class Pairs:
     """The k pairs of a store, and which of them a fit may use.
 
-    ``usable`` (k,) are those whose members are no validation or test rows, ``held_out`` (k,) the usable ones
-    that the user holds out; ``overlapping`` counts the pairs that have such a member. ``row_a`` and ``row_b``
-    (k,) are the members' rows in the feature store, −1 for those that it lacks; ``node_a`` and ``node_b``
-    (k,) number them such that one image, by its bytes, has one number: that of `FeatureRows.content_nodes`,
-    or beyond these where the store lacks it.
+    ``overlapping`` counts the pairs with a validation or test row; ``usable`` (k,) are the pairs that
+    ``--overlap`` leaves, and ``held_out`` (k,) the usable ones that the user holds out. ``row_a`` and
+    ``row_b`` (k,) are the members' rows in the feature store, −1 for those that it lacks. ``node_a`` and
+    ``node_b`` (k,) are the members' nodes: a node is a number shared by rows of equal content, as in
+    `FeatureRows.content_nodes`; members that the store lacks have numbers above these.
     """
 
     store: PairStore
@@ -72,13 +72,13 @@ class Pairs:
     overlapping: int
 
     def members(self, which: Mask, scaling: Scaling) -> PairRows:
-        """Scaled members of some of the pairs."""
+        """The scaled members of the pairs in a mask."""
         return PairRows(
             a=scaling.apply(self.store.features_a[which]), b=scaling.apply(self.store.features_b[which])
         )
 
     def spectrum(self, which: Mask, scaling: Scaling) -> Spectrum:
-        """The singular spectrum of the scaled differences of some of the pairs."""
+        """The singular spectrum of the scaled differences of the pairs in a mask."""
         rows = self.members(which, scaling)
         raw = np.concatenate([self.store.features_a[which], self.store.features_b[which]])
         return spectrum((rows.a - rows.b).T, magnitude=scaling.magnitude(raw))
@@ -101,16 +101,20 @@ class Pairs:
             spread[usable] = mask
             return spread
 
-        return [Fold(of_all_pairs(fold.measured), of_all_pairs(fold.basis), fold.apart) for fold in folds]
+        return [
+            Fold(of_all_pairs(fold.measured), of_all_pairs(fold.basis), fold.untrained_nodes)
+            for fold in folds
+        ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RawRows:
     """Some rows of the store, features as stored (n, d).
 
-    ``y`` (n,) holds class codes or values; ``node`` (n,) which rows are one image; ``group`` (n, crossings)
-    the groups of ``--groups``; ``codes`` (n,) those of the columns that options such as ``upweight`` name, by
-    the option, and where domains are known ``domain`` and ``cell``, of label × domain; −1 is unknown.
+    ``y`` (n,) holds class codes or values, ``node`` (n,) the rows' nodes (see `Pairs`), ``group``
+    (n, crossings) the groups of ``--groups``. ``codes`` has codes (n,) by the option that names their
+    columns, such as ``upweight``, and, if domains are known, by ``domain`` and ``cell`` (label × domain);
+    −1 is unknown.
     """
 
     ids: Texts
@@ -150,7 +154,7 @@ class Variant(NamedTuple):
     """Which rows a candidate is trained on, and how they are weighted."""
 
     upweighted: bool = False
-    """Whether every group of ``--upweight``, or every label × domain cell, counts alike."""
+    """Whether every group of ``--upweight``, or every label × domain cell, is weighted equally."""
     pair_rows: bool = False
     """Whether the labelled rows of the pairs' members are trained on, too."""
 
@@ -163,13 +167,13 @@ class Problem:
     """The rows and pairs of a fit."""
 
     content_sha256: str
-    """The feature store's."""
+    """The digest of the feature store."""
     encoder: dict[str, Any]
     options: FitOptions
     roles: Roles
     target: Target
     train: RawRows
-    """Training rows, whose group codes are known whether or not they count: `rows` says what a fit is on."""
+    """Training rows, with group codes even where no variant uses them; a fit is on `rows`."""
     val: RawRows | None
     test: RawRows | None
     pairs: Pairs | None
@@ -181,18 +185,18 @@ class Problem:
     members: RawRows | None = None
     """Members of usable pairs whose label and domain are known."""
     cells: tuple[str, ...] = ()
-    """The columns of label × domain, where the pairs were matched by label across domains."""
+    """The columns that make label × domain cells, if the pairs were matched by label across domains."""
     upweight: str | None = None
-    """Columns whose combinations count alike where a `Variant` is up-weighted: of ``--upweight``, else the
-    cells, else of ``--groups``; None without any."""
+    """Columns whose combinations are weighted equally in an up-weighted `Variant`: those of ``--upweight``,
+    else of the cells, else of ``--groups``; None without any."""
     variants: tuple[Variant, ...] = (PLAIN,)
-    """The variants that compete; one where options leave no choice."""
+    """The variants to try; a single one if the options leave no choice."""
     label_column: str | None = None
-    """The store's own."""
+    """The store's label column."""
     spectra: dict[Fold, Spectrum] = dataclasses.field(default_factory=dict)
-    """The spectra of the pairs that each fold leaves, decomposed once."""
+    """For each fold, the spectrum of the pairs that it fits on; kept so that it is computed once."""
     latest: dict[Variant, TrainingSet] = dataclasses.field(default_factory=dict)
-    """The last training set of `whole`."""
+    """The training set that `whole` made last."""
 
     @property
     def regression(self) -> bool:
@@ -200,12 +204,12 @@ class Problem:
 
     @property
     def constant(self) -> float:
-        """The answer of a constant: the code of the training rows' commonest class, or their mean."""
+        """What a constant probe answers: the code of the training rows' commonest class, or their mean."""
         y = self.train.y
         return float(y.mean() if self.regression else np.bincount(y).argmax())
 
     def rows(self, variant: Variant | None = None) -> RawRows:
-        """The rows that a variant, or the first one, is trained on: if up-weighted, those in a group."""
+        """The rows that a variant (default: the first) is trained on: if up-weighted, those in a group."""
         variant, rows = variant or self.variants[0], self.train
         if variant.pair_rows and self.extra is not None:
             rows = rows.with_rows(self.extra)
@@ -217,7 +221,7 @@ class Problem:
         )
 
     def whole(self, variant: Variant | None = None) -> TrainingSet:
-        """All rows of a variant, or of the first one, and all usable pairs."""
+        """The training set of a variant (default: the first): all of its rows and all usable pairs."""
         variant = variant or self.variants[0]
         if variant not in self.latest:
             self.latest.clear()
@@ -226,9 +230,9 @@ class Problem:
         return self.latest[variant]
 
     def without(self, fold: Fold, variant: Variant | None = None) -> TrainingSet:
-        """The rows and pairs that a fold leaves, of a variant or of the first one."""
+        """The training set of a variant (default: the first) without a fold's rows and pairs."""
         rows = self.rows(variant)
-        left = rows.take(~np.isin(rows.node, fold.apart))
+        left = rows.take(~np.isin(rows.node, fold.untrained_nodes))
         if not len(left.ids) or (not self.regression and len(np.unique(left.y)) < 2):
             raise InputError(
                 "a fold of the pairs leaves fewer than two classes to train on",
@@ -245,12 +249,12 @@ class Problem:
         return dataclasses.replace(training, spectrum=self.spectra[fold], pairs=int(basis.sum()))
 
     def fold_scaling(self, fold: Fold) -> Scaling:
-        """The scaling of the training rows that a fold leaves; all variants share it and its directions."""
-        left = self.train.take(~np.isin(self.train.node, fold.apart))
+        """The scaling fitted on a fold's training rows; all variants share it, and thus the spectrum."""
+        left = self.train.take(~np.isin(self.train.node, fold.untrained_nodes))
         return fit_scaling(self.options.scaling, self.options.scale_factor, left.X)
 
     def training_set(self, rows: RawRows, pairs: Mask | None, scaling: Scaling | None = None) -> TrainingSet:
-        """Some training rows, and some of the pairs (k,); ``scaling`` only where it must not be fitted."""
+        """A training set of some rows and the pairs in a mask (k,); ``scaling`` if it isn't to be fitted."""
         scaling = scaling or fit_scaling(self.options.scaling, self.options.scale_factor, rows.X)
         return TrainingSet(
             scaling=scaling,
@@ -265,7 +269,7 @@ class Problem:
 
 
 def rows_digest(problem: Problem, variant: Variant | None = None) -> str:
-    """SHA-256 over a variant's rows in the order of their ids: ids, features, answers and weights."""
+    """SHA-256 over a variant's rows, sorted by id: ids, features, targets and weights."""
     rows = problem.rows(variant)
     codes = rows.codes.get("upweight")
     order = rows.ids.order

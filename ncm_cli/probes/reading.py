@@ -19,7 +19,7 @@ from ncm_cli.options import parse_names
 from ncm_cli.probes.cells import domain_columns, environment_columns, read_cells
 from ncm_cli.probes.options import FitOptions, RowOptions
 from ncm_cli.probes.problem import (
-    SHOWN,
+    ROLE_NAMES,
     Pairs,
     Problem,
     RawRows,
@@ -112,7 +112,7 @@ def read_problem(
         for role, mask in roles.rows.items():
             if roles.where[role] is None or (role == "test" and not oracle):
                 continue
-            known = _answered(store, target, mask, SHOWN[role], reporter)
+            known = _answered(store, target, mask, ROLE_NAMES[role], reporter)
             for option, values in codes.items() if role == "train" else ():
                 flag, names = f"--{option.replace('_', '-')}", named[option]
                 refusal = InputError(
@@ -122,12 +122,12 @@ def read_problem(
                 known = _rows_with(store, known, values >= 0, lacking, refusal, reporter)
             parts[role] = rows(known)
             if role != "train" and groups is not None:
-                _tell_groupless(parts[role], SHOWN[role], groups, reporter)
+                _tell_groupless(parts[role], ROLE_NAMES[role], groups, reporter)
         extra = _extra(store, roles, target, pairs, rows, bool(cells) or options.pair_rows == "yes")
         members = None
         if domains and pairs is not None:
             members = rows(
-                _member_rows(store, pairs) & target.known & (derived_codes["cell"] >= 0) & ~roles.apart
+                _member_rows(store, pairs) & target.known & (derived_codes["cell"] >= 0) & ~roles.val_or_test
             )
         return Problem(
             content_sha256=store.content_sha256,
@@ -203,7 +203,7 @@ def _variants(options: FitOptions, upweight: str | None, extra: RawRows | None) 
     """
     if options.upweight == "auto" and not upweight:
         raise InputError(
-            "--upweight auto, and nothing says which cells should count alike",
+            "--upweight auto, and nothing says which cells to weight equally",
             found="neither pairs that were matched by label across a column, nor --groups",
             fix="--groups label,domain, or --upweight label,domain",
         )
@@ -218,14 +218,14 @@ def _variants(options: FitOptions, upweight: str | None, extra: RawRows | None) 
     return tuple(Variant(weighted, added) for weighted in weights for added in rows)
 
 
-def _roles(store: FeatureRows, options: FitOptions, oracle: bool, apart: bool, reporter: Reporter) -> Roles:
+def _roles(store: FeatureRows, options: FitOptions, oracle: bool, tested: bool, reporter: Reporter) -> Roles:
     """The train, val and test masks by --train, --val and --test; refuses rows that are in two of them.
 
-    Without ``apart`` there are training rows only.
+    Without ``tested`` there are training rows only, and no validation or test rows.
     """
     none = np.zeros(store.rows, dtype=bool)
-    where = {role: getattr(options, role) or split_filter(store, role) for role in SHOWN}
-    if not apart:
+    where = {role: getattr(options, role) or split_filter(store, role) for role in ROLE_NAMES}
+    if not tested:
         where |= {"val": None, "test": None}
     if where["train"] is None:
         raise InputError(
@@ -250,7 +250,7 @@ def _roles(store: FeatureRows, options: FitOptions, oracle: bool, apart: bool, r
     elif (both := rows["test"] & rows["train"]).any():
         reporter.warn(f"{int(both.sum()):,} training rows are rows of {where['test']}")
         rows["test"] = rows["test"] & ~both
-    what = unrecognised(store, ["test"]) if apart and options.test is None else None
+    what = unrecognised(store, ["test"]) if tested and options.test is None else None
     unused = ""
     if what or where["val"] is None:
         unused = unused_filter(store, np.any(list(rows.values()), axis=0))
@@ -271,7 +271,7 @@ def _refuse_shared(store: FeatureRows, rows: dict[Role, Mask], role: Role, other
     shared = np.flatnonzero(rows[role] & rows[other])
     if shared.size:
         raise InputError(
-            f"{SHOWN[role]} rows that are {SHOWN[other]} rows as well",
+            f"{ROLE_NAMES[role]} rows that are {ROLE_NAMES[other]} rows as well",
             where=store.path,
             found=f"{len(shared):,} rows, such as {store.ids[shared[0]]!r}",
             expected="rows that play one part: the number would look better than it is",
@@ -281,10 +281,10 @@ def _refuse_shared(store: FeatureRows, rows: dict[Role, Mask], role: Role, other
 
 def _drop_copies(store: FeatureRows, roles: Roles, overlap: str, reporter: Reporter) -> int:
     """Leave training rows out whose image is byte-identical to a validation or test row's; how many are."""
-    train, apart, nodes = roles.rows["train"], roles.apart, store.content_nodes
-    copies = np.flatnonzero(train & store.copies_of(apart))
+    train, others, nodes = roles.rows["train"], roles.val_or_test, store.content_nodes
+    copies = np.flatnonzero(train & store.copies_of(others))
     if copies.size:
-        twin = np.flatnonzero(apart & (nodes == nodes[copies[0]]))[0]
+        twin = np.flatnonzero(others & (nodes == nodes[copies[0]]))[0]
         example = f"{store.ids[copies[0]]!r} is {store.ids[twin]!r}"
         what = f"{len(copies):,} training images are byte-identical to validation or test images ({example})"
         if not store.has_files:
@@ -418,7 +418,7 @@ def read_usable_pairs(
         )
 
     node_a, node_b = nodes_of(row_a, names_a), nodes_of(row_b, names_b)
-    copies = np.append(features.copies_of(roles.apart), False)  # a row of −1 is none
+    copies = np.append(features.copies_of(roles.val_or_test), False)  # a row of −1 is none
     leaking = copies[row_a] | copies[row_b]
     usable = np.ones(len(store.id_a), dtype=bool)
     if leaking.any():
@@ -473,7 +473,7 @@ def _extra(
     same = parse_names(str(pairs.store.options.get("same") or ""))
     if not labelled and target.name not in {store.label_column if name == "label" else name for name in same}:
         return None
-    mask = _member_rows(store, pairs) & target.known & ~roles.rows["train"] & ~roles.apart
+    mask = _member_rows(store, pairs) & target.known & ~roles.rows["train"] & ~roles.val_or_test
     return rows(mask) if mask.any() else None
 
 

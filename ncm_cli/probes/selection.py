@@ -46,7 +46,7 @@ RANKED = ("val_accuracy", "val_log_loss", "val_mse", "worst_group", "test_accura
 """The metrics of a candidate that rows give."""
 
 
-def choose(candidates: Sequence[Candidate], rule: str, task: str) -> int:
+def best_candidate(candidates: Sequence[Candidate], rule: str, task: str) -> int:
     """The index of the best candidate; ties go to the lower validation loss, then the lower rank.
 
     Raises `InputError` where what the rule needs is not known (no validation rows, pairs, groups, test rows).

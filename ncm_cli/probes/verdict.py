@@ -61,7 +61,7 @@ class Verdict:
     bound, erm_bound
         With their intervals, of the pick and of rank 0.
     cell_error, erm_cell_error
-        Error on held-out rows with every label × domain cell alike, likewise; of matched pairs.
+        Error on held-out rows with every label × domain cell weighted equally; only for matched pairs.
     worst_cell_error
         Of the pick, in the worst cell.
     within_flip_rate, across_flip_rate
@@ -263,7 +263,7 @@ def _most(estimates: CrossFit, nothing: int) -> float:
     removing = [i for i, candidate in enumerate(estimates.candidates) if candidate["rank"] > 0]
     most = max((estimates.gain(index, nothing).high for index in removing), default=0.0)
     if not estimates.regression:
-        most = max(most, estimates.unseen)
+        most = max(most, estimates.undetected_limit)
     return min(most, estimates.change(nothing).high) if estimates.score == "bound_01" else most
 
 
@@ -271,7 +271,7 @@ SCORE_WORDS = {
     "bound_01": "bound",
     "bound_mse": "bound",
     "guarded_bound": "bound",
-    "cell_error": "error on held-out rows (every cell alike)",
+    "cell_error": "error on held-out rows (every cell weighted equally)",
 }
 """Scores in words."""
 

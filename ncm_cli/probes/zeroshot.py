@@ -24,7 +24,7 @@ from ncm_cli.images.text import (
     require_apart,
 )
 from ncm_cli.options import check, parse_ranks
-from ncm_cli.probes.contest import ONLY_CANDIDATE, resolve_ranks
+from ncm_cli.probes.choose import ONLY_CANDIDATE, resolve_ranks
 from ncm_cli.probes.controls import about
 from ncm_cli.probes.crossfit import CrossFit, FoldRows
 from ncm_cli.probes.metrics import Rows
@@ -32,7 +32,7 @@ from ncm_cli.probes.options import ZeroshotOptions
 from ncm_cli.probes.problem import Pairs, Roles
 from ncm_cli.probes.reading import read_usable_pairs
 from ncm_cli.probes.record import pairs_record
-from ncm_cli.probes.selection import choose
+from ncm_cli.probes.selection import best_candidate
 from ncm_cli.probes.verdict import Circumstances, judge, unmeasured
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.solvers.folds import Fold, units
@@ -326,7 +326,7 @@ class _Removal(NamedTuple):
         unit = units(pairs.node_a, pairs.node_b, self.folds)
         estimates = CrossFit.join(parts, unit, regression=False, answer=self.answer)
         path = [candidate for candidate in estimates.candidates if candidate["rank"] in self.ranks]
-        chosen = choose(path, "bound", "classification") if self.several else 0
+        chosen = best_candidate(path, "bound", "classification") if self.several else 0
         pick = tried.index(path[chosen]["rank"])
         if self.val is None:
             why = f"no labelled validation rows; flip rate {estimates.change(0)} with nothing removed"

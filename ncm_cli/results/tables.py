@@ -190,7 +190,7 @@ def _choices(probes: Sequence[Source]) -> ReportTable:
     title = "Did the pairs help? (validation rows and pairs only)"
     note = "brackets are 95 % intervals"
     if "cell error" in (columns[i] for i in kept):
-        note += "; cell error: on held-out rows, every label × domain cell alike"
+        note += "; cell error: on held-out rows, with every label × domain cell weighted equally"
     rows = [[row[i] for i in kept] for row in rows]
     left = 4 + ("trained on" in (columns[i] for i in kept))
     return ReportTable(title, tuple(columns[i] for i in kept), rows, left, note)

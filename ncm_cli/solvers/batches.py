@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ncm_cli.blocks import Array, blocks, held
+from ncm_cli.blocks import Array, blocks, in_memory
 from ncm_cli.errors import InputError
 from ncm_cli.solvers.projection import complement
 from ncm_cli.solvers.training_set import TrainingSet
@@ -112,7 +112,7 @@ class DeviceRows:
 
     def __init__(self, training: TrainingSet, device: str) -> None:
         self.training, self.device = training, torch.device(device)
-        self._features = held(training.X)
+        self._features = in_memory(training.X)
         if not all(np.isfinite(rows).all() for _, rows in blocks(self._features)):
             raise InputError("the training features hold NaN or infinite values")
         self.n, self.dim = self._features.shape

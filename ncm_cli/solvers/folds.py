@@ -1,4 +1,4 @@
-"""Ways to cut pairs such that connected ones, which share a row directly or through others, stay together."""
+"""Cuts pairs into folds. Connected pairs, which share a row directly or through others, stay together."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ LARGEST_SET_SHARES = 2.0
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Fold:
-    """One part of k pairs to measure, and what is left to fit on."""
+    """Of k pairs, those to measure and those to fit on.
+
+    A *node* is a number shared by rows of equal content: a fold treats them as one row.
+    """
 
     measured: Mask
     """(k,) pairs whose members are compared."""
     basis: Mask
     """(k,) pairs that may span the basis: they share no row with the measured ones."""
-    apart: Codes
-    """(u,) the nodes of the rows that may not be trained on."""
+    untrained_nodes: Codes
+    """(u,) nodes of the rows that may not be trained on, the members of measured pairs among them."""
 
 
 def components(a: Codes, b: Codes) -> Codes:
@@ -92,15 +95,15 @@ def set_aside(a: Codes, b: Codes, held_out: Mask) -> list[Fold]:
 
     Raises `InputError` where none is left.
     """
-    apart = np.unique(np.concatenate([a[held_out], b[held_out]]))
-    basis = ~(np.isin(a, apart) | np.isin(b, apart))
+    untrained_nodes = np.unique(np.concatenate([a[held_out], b[held_out]]))
+    basis = ~(np.isin(a, untrained_nodes) | np.isin(b, untrained_nodes))
     if not basis.any():
         raise InputError(
             "every pair shares a row with the held-out pairs, so none is left for the basis",
             found=f"{len(a):,} pairs, {int(held_out.sum()):,} held out",
             fix="hold out pairs of other rows, or none: ncm pairs --holdout 0",
         )
-    return [Fold(held_out, basis, apart)]
+    return [Fold(held_out, basis, untrained_nodes)]
 
 
 def draw_sets(together: Codes, count: int, seed: int) -> Mask:

@@ -14,7 +14,7 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
-from ncm_cli.blocks import Array, Features, blocks, held
+from ncm_cli.blocks import Array, Features, blocks, in_memory
 from ncm_cli.errors import InputError
 from ncm_cli.solvers.design import Design
 from ncm_cli.solvers.lockstep import Curvature, LockStep, Solution
@@ -96,7 +96,7 @@ def fit_path(
     InputError
         Non-finite or huge features, non-finite targets, no rows, one class only, or a rank above m.
     """
-    rows = held(X)
+    rows = in_memory(X)
     if len(X) < X.shape[1]:  # the rows' span is smaller than they are
         rows = np.asarray(rows[:], np.float64)
     ranks = sorted({int(r) for r in ranks})

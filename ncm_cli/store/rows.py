@@ -21,7 +21,7 @@ from ncm_cli.store.digests import Texts, encode_text, fingerprint
 Self = TypeVar("Self", bound="FeatureRows")
 
 BLOCK_BYTES = 8 << 20
-"""Features that are read at once where a caller doesn't say how many rows."""
+"""Bytes of features that are read at once, unless a caller gives a number of rows."""
 
 
 class FeatureRows(abc.ABC):
@@ -30,13 +30,13 @@ class FeatureRows(abc.ABC):
     Attributes
     ----------
     path
-        Where they are from, for messages.
+        The file that the rows are from, for messages.
     rows, dim
         N and d.
     label_column, split_column
-        The names of the columns that play these parts.
+        The names of the columns with labels and splits; None if there is none.
     encoder, fingerprint
-        The description of what made the features, and SHA-256 over it.
+        The description of the encoder that made the features, and its SHA-256.
     """
 
     path: Path
@@ -81,7 +81,10 @@ class FeatureRows(abc.ABC):
 
     @functools.cached_property
     def content_nodes(self) -> NDArray[np.int64]:
-        """int64 (N,) the first row that is the same: whose features are, bit for bit."""
+        """int64 (N,) nodes: for each row, the first row whose features are the same bit for bit.
+
+        A node is a number shared by rows of equal content.
+        """
         keys = np.empty(self.rows, dtype="V16")
         for positions, features in self.blocks():
             keys[positions] = [hashlib.blake2b(row, digest_size=16).digest() for row in features]
@@ -89,14 +92,14 @@ class FeatureRows(abc.ABC):
         return np.asarray(first[number], np.int64)
 
     def copies_of(self, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """(N,) the rows of a mask (N,), and all others that are the same: see `content_nodes`."""
+        """(N,) the rows of a mask (N,), and all others of equal content: see `content_nodes`."""
         nodes = self.content_nodes
         return np.isin(nodes, nodes[rows])
 
     def own_column(self, name: str) -> str | None:
-        """The name of the column that is meant; None where there is none.
+        """The column's actual name; None if there is no such column.
 
-        ``label`` and ``split`` mean the columns that play these parts, whatever they are called.
+        ``label`` and ``split`` mean `label_column` and `split_column`, whatever these are called.
         """
         name = {"label": self.label_column, "split": self.split_column}.get(name) or name
         return name if name in self.columns else None
@@ -151,7 +154,7 @@ class FeatureRows(abc.ABC):
         return positions
 
     def close(self) -> None:  # noqa: B027
-        """Let go of the file, if there is one; what has been read stays usable."""
+        """Close the file, if there is one; what has been read stays usable."""
 
     def __enter__(self: Self) -> Self:
         return self
@@ -160,8 +163,8 @@ class FeatureRows(abc.ABC):
         self.close()
 
 
-class HeldRows(FeatureRows):
-    """Rows that are held in memory, such as prompts or a manifest's images."""
+class InMemoryRows(FeatureRows):
+    """Rows in memory, such as prompts or a manifest's images."""
 
     def __init__(
         self,
@@ -178,7 +181,7 @@ class HeldRows(FeatureRows):
         self.embedded({}, np.zeros((self.rows, 1), np.float32))
 
     def embedded(self, encoder: dict[str, Any], features: NDArray[np.float32]) -> None:
-        """Give the rows the (N, d) features of an encoder of this description; at first one zero a row."""
+        """Give the rows the (N, d) features that an encoder computed, and its description."""
         self.encoder, self.fingerprint = encoder, fingerprint(encoder)
         self.features, self.dim = features, features.shape[1]
 

@@ -228,7 +228,7 @@ def verdicts(job: Job) -> dict[str, Any]:
 def best(folder: Path, seed: int) -> dict[str, float]:
     """The best that any candidate of ``ncm fit``, fitted on all rows and pairs, gets in the test."""
     # Of other versions only the other parts run.
-    from ncm_cli.probes.contest import auto_ranks
+    from ncm_cli.probes.choose import auto_ranks
     from ncm_cli.probes.metrics import row_errors
     from ncm_cli.probes.reading import read_problem
     from ncm_cli.probes.selection import stacked

@@ -21,7 +21,7 @@ import warnings
 import numpy as np
 import scipy.special
 
-from ncm_cli.probes.contest import auto_ranks
+from ncm_cli.probes.choose import auto_ranks
 from ncm_cli.solvers.folds import deal
 from ncm_cli.solvers.methods import FOLD_TOLERANCE
 from ncm_cli.solvers.path import fit_path
@@ -89,7 +89,7 @@ def folds_against_path(n: int, d: int, runs: int) -> float:
         fit_path(X, y, 2, spectrum((X[a] - X[b]).T).basis, ranks, DECAYS)
         middle = time.process_time()
         for fold in dealt:
-            left = ~np.isin(np.arange(n), fold.apart)
+            left = ~np.isin(np.arange(n), fold.untrained_nodes)
             basis = spectrum((X[a] - X[b])[fold.basis].T).basis
             fit_path(X[left], y[left], 2, basis, ranks, DECAYS, tolerance=FOLD_TOLERANCE)
         ratios.append((time.process_time() - middle) / (middle - start))

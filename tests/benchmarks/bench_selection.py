@@ -26,13 +26,13 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
-from ncm_cli.probes.contest import Contest, crossfit, resolve_ranks
+from ncm_cli.probes.choose import Choice, crossfit, resolve_ranks
 from ncm_cli.probes.controls import judge_choice
 from ncm_cli.probes.crossfit import CrossFit
 from ncm_cli.probes.metrics import Z95, row_errors
 from ncm_cli.probes.options import FitOptions
 from ncm_cli.probes.reading import read_problem
-from ncm_cli.probes.selection import choose, stacked
+from ncm_cli.probes.selection import best_candidate, stacked
 from ncm_cli.progress import SILENT
 from ncm_cli.solvers.solve import train_path
 from ncm_cli.store.columns import Column
@@ -169,7 +169,7 @@ def outcome(features: Path, pairs: Path, scaling: str, seed: int) -> Outcome:
     picks = {name: rule(found) for name, rule in RULES.items()}
     pick = picks["least bound"]
     bound = found.bound(pick)
-    contest = Contest(
+    choice = Choice(
         rule="bound",
         note="",
         ranks=ranks,
@@ -181,7 +181,7 @@ def outcome(features: Path, pairs: Path, scaling: str, seed: int) -> Outcome:
         best=fits[pick],
         estimates=found,
     )
-    _, verdict, _ = judge_choice(problem, contest, contest.folds, found, SILENT)
+    _, verdict, _ = judge_choice(problem, choice, choice.folds, found, SILENT)
     return Outcome(
         errors={name: float(errors[index]) for name, index in picks.items()},
         best=float(errors.min()),
@@ -193,7 +193,7 @@ def outcome(features: Path, pairs: Path, scaling: str, seed: int) -> Outcome:
 
 def _within(found: CrossFit, sign: int) -> int:
     """The largest (or smallest) rank within a standard error of the least bound, at its least bound."""
-    least = choose(found.candidates, "bound", "classification")
+    least = best_candidate(found.candidates, "bound", "classification")
 
     def close(index: int) -> bool:
         gain = found.gain(least, index)
@@ -204,11 +204,11 @@ def _within(found: CrossFit, sign: int) -> int:
 
 
 RULES: dict[str, Callable[[CrossFit], int]] = {
-    "least bound": lambda found: choose(found.candidates, "bound", "classification"),
+    "least bound": lambda found: best_candidate(found.candidates, "bound", "classification"),
     "1 SE, larger rank": lambda found: _within(found, 1),
     "1 SE, smaller rank": lambda found: _within(found, -1),
     "log-loss bound": lambda found: int(np.argmin([c["log_loss_bound"] for c in found.candidates])),
-    "in-domain": lambda found: choose(found.candidates, "in-domain", "classification"),
+    "in-domain": lambda found: best_candidate(found.candidates, "in-domain", "classification"),
 }
 
 

@@ -104,5 +104,5 @@ def test_epochs_are_compared_by_the_cell_error_where_it_is_known() -> None:
     known = [(0.40, 0.30, 0.6), (0.35, 0.32, 0.6), (0.50, 0.30, 0.5)]
     names = ("bound_01", "cell_error", "cell_log_loss")
     history = [dict(zip(names, one, strict=True)) | {"val_log_loss": 0.1 * i} for i, one in enumerate(known)]
-    assert best_epochs(history)["bound"] == 2, "ties by the log loss with every cell alike"
+    assert best_epochs(history)["bound"] == 2, "ties by the log loss with every cell weighted equally"
     assert best_epochs([{**one, "cell_error": float("nan")} for one in history])["bound"] == 1

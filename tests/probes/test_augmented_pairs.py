@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ncm_cli.pairs.options import PairsOptions
 from ncm_cli.pairs.pairs import pairs
 from ncm_cli.probes.cells import comparison_pairs
-from ncm_cli.probes.contest import crossfit, held_out_rows
+from ncm_cli.probes.choose import crossfit, untrained_rows
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.metrics import PairRows
 from ncm_cli.probes.options import FitOptions
@@ -132,7 +132,7 @@ def test_without_domains_there_is_nothing_to_guard_with(views: Any) -> None:
 
 
 def test_flips_across_domains_are_of_held_out_rows(views: Any) -> None:
-    """One fold: its rows apart are not trained on, and their random pairs are what is counted."""
+    """One fold: its untrained rows are not in training, and their random pairs are what is counted."""
     made = views(2, "gray")
     options = FitOptions(
         features=made.folder / "a.h5", pairs=made.folder / "p.h5", output=made.folder / "p", rank="0,1"
@@ -145,7 +145,7 @@ def test_flips_across_domains_are_of_held_out_rows(views: Any) -> None:
     flips: list[np.ndarray] = []
     for fold in folds:
         part = problem.without(fold)
-        rows, random = held_out_rows(problem, fold, part)
+        rows, random = untrained_rows(problem, fold, part)
         assert rows is None and isinstance(random, PairRows)
         fits = train_path(part, options.fold_solving, **setting)
         told = [[(x @ one.weight[0] + one.bias[0] > 0) for x in (random.a, random.b)] for one in fits]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from ncm_cli.probes.contest import crossfit
+from ncm_cli.probes.choose import crossfit
 from ncm_cli.probes.crossfit import CrossFit, FoldRows
 from ncm_cli.probes.metrics import PairRows, Rows, wilson
 from ncm_cli.probes.options import FitOptions
@@ -65,7 +65,11 @@ def _reference(problem: Problem, folds: list[Any]) -> dict[tuple[int, float], di
         for decay in DECAYS:
             errors, losses, changes = [], [], []
             for fold in folds:
-                left = [row for row, node in enumerate(problem.train.node) if node not in set(fold.apart)]
+                left = [
+                    row
+                    for row, node in enumerate(problem.train.node)
+                    if node not in set(fold.untrained_nodes)
+                ]
                 Q = np.linalg.svd((a - b)[fold.basis].T, full_matrices=False)[0][:, :rank]
                 project = np.eye(X.shape[1]) - Q @ Q.T
                 rows, answers = X[left] @ project, y[left]

@@ -11,7 +11,7 @@ import pytest
 
 from ncm_cli.errors import InputError, MismatchError, UsageError
 from ncm_cli.options import check
-from ncm_cli.probes.contest import auto_ranks
+from ncm_cli.probes.choose import auto_ranks
 from ncm_cli.probes.evaluate import logits
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.metrics import decide
@@ -257,7 +257,7 @@ def test_pairs_that_cant_be_cut_into_folds_say_what_to_do(on_disk: Any) -> None:
 def test_several_candidates_need_validation_rows(on_disk: Any) -> None:
     X, y = on_disk.planted.rows(100, 0.9)
     path = on_disk.store("n.h5", X, {"label": [str(c) for c in y], "split": ["train"] * 100})
-    with pytest.raises(InputError, match="nothing to choose by") as refused:
+    with pytest.raises(InputError, match="can't choose among several combinations") as refused:
         run(on_disk, features=path)
     assert "--val" in str(refused.value)
     single = run(on_disk, features=path, rank="3", weight_decay="1e-2")

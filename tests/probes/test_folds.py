@@ -32,11 +32,11 @@ def check(folds: list[Fold], a: np.ndarray, b: np.ndarray) -> None:
         assert fold.basis.any()
         assert not (fold.measured & fold.basis).any()
         own = np.unique(np.concatenate([a[fold.measured], b[fold.measured]]))
-        assert np.isin(own, fold.apart).all(), "the rows of measured pairs are not trained on"
-        assert not np.isin(a[fold.basis], fold.apart).any()
-        assert not np.isin(b[fold.basis], fold.apart).any(), "no pair of the basis has such a row"
-    apart = np.concatenate([fold.apart for fold in folds])
-    assert len(np.unique(apart)) == len(apart), "a row is apart from one fold only"
+        assert np.isin(own, fold.untrained_nodes).all(), "the rows of measured pairs are not trained on"
+        assert not np.isin(a[fold.basis], fold.untrained_nodes).any()
+        assert not np.isin(b[fold.basis], fold.untrained_nodes).any(), "no pair of the basis has such a row"
+    untrained = np.concatenate([fold.untrained_nodes for fold in folds])
+    assert len(np.unique(untrained)) == len(untrained), "one fold only is not trained on a row"
 
 
 pairs_of_rows = st.lists(
@@ -150,8 +150,8 @@ def test_a_graph_that_hangs_together_is_cut_by_rows() -> None:
     assert len(folds) == 5
     measured = np.any([fold.measured for fold in folds], axis=0)
     assert 0.1 < measured.mean() < 0.3, "about one in five pairs has both rows in one part"
-    apart = np.concatenate([fold.apart for fold in folds])
-    assert sorted(apart.tolist()) == list(range(120)), "the rows are a partition"
+    untrained = np.concatenate([fold.untrained_nodes for fold in folds])
+    assert sorted(untrained.tolist()) == list(range(120)), "the rows are a partition"
     basis = np.mean([fold.basis.mean() for fold in folds])
     assert 0.5 < basis < 0.75, "a fold's basis has the pairs with neither row in it"
     # A pair across two parts waits aside in their two folds, and spans the basis of the others.
@@ -173,7 +173,7 @@ def test_held_out_pairs_are_one_fold_and_their_rows_are_in_nothing_else() -> Non
     (fold,) = set_aside(a, b, np.array([True, False, False, False]))
     assert fold.measured.tolist() == [True, False, False, False]
     assert fold.basis.tolist() == [False, True, False, True], "the third pair has a held-out row"
-    assert fold.apart.tolist() == [0, 10]
+    assert fold.untrained_nodes.tolist() == [0, 10]
     with pytest.raises(InputError, match="shares a row with the held-out pairs"):
         set_aside(a[[0, 2]], b[[0, 2]], np.array([True, False]))
 
@@ -217,11 +217,11 @@ def test_what_is_left_holds_neither_pairs_nor_rows_nor_copies_of_a_fold(problem:
             id for ids_ in (store.id_a, store.id_b) for id in np.array(ids_, dtype=object)[fold.measured]
         }
         copies = {"r0": "r40", "r40": "r0", "r3": "r70", "r70": "r3"}
-        apart = {*members, *(copies[id] for id in members if id in copies)} & set(ids)
-        assert apart
-        assert not trained & {ids[id].tobytes() for id in apart}
-        assert len(part.X) == len(ids) - len(apart), "and nothing else is left out"
-        seen += len(apart)
+        untrained = {*members, *(copies[id] for id in members if id in copies)} & set(ids)
+        assert untrained
+        assert not trained & {ids[id].tobytes() for id in untrained}
+        assert len(part.X) == len(ids) - len(untrained), "and nothing else is left out"
+        seen += len(untrained)
         deltas = (store.features_a - store.features_b)[fold.measured].astype(np.float64)
         assert part.spectrum is not None
         assert part.pairs == int(fold.basis.sum())

@@ -1,4 +1,4 @@
-"""Pairs that were matched by label: scored with every label × domain cell alike; weights and rows compete."""
+"""Pairs that were matched by label: scored with all cells weighted equally; group weights, pairs' rows."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import check
 from ncm_cli.pairs.options import PairsOptions
 from ncm_cli.pairs.pairs import pairs
-from ncm_cli.probes import contest
-from ncm_cli.probes.contest import crossfit
+from ncm_cli.probes import choose
+from ncm_cli.probes.choose import crossfit
 from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.fit import fit
 from ncm_cli.probes.options import EvalOptions, FitOptions
@@ -143,8 +143,8 @@ def test_hard_labels_do_not_end_in_a_constant(places: Any) -> None:
     assert flips["rank"] == 0, "and even then none is written"
 
 
-def apart_rows(problem: Problem, fold: Any) -> RawRows:
-    """Members that a fold has apart, found row by row from the pairs' ids."""
+def untrained_members(problem: Problem, fold: Any) -> RawRows:
+    """Members that a fold isn't trained on, found row by row from the pairs' ids."""
     assert problem.pairs is not None and problem.members is not None
     store = problem.pairs.store
     ids = {id for own in (store.id_a, store.id_b) for id in np.array(own, object)[fold.measured]}
@@ -165,8 +165,8 @@ def cell_reference(problem: Problem, folds: Any, variant: Variant, rank: int, de
     val, val_cell = np.asarray(problem.val.X, float), problem.val.codes["cell"]
     by_val, wrong, cells, flips = [], [], [], []
     for fold in folds:
-        apart = apart_rows(problem, fold)
-        left = ~np.isin(ids, np.array(list(apart.ids), object))
+        untrained = untrained_members(problem, fold)
+        left = ~np.isin(ids, np.array(list(untrained.ids), object))
         Q = np.linalg.svd(delta[fold.basis].T, full_matrices=False)[0][:, :rank]
         project = np.eye(X.shape[1]) - Q @ Q.T
         weights = None
@@ -176,8 +176,8 @@ def cell_reference(problem: Problem, folds: Any, variant: Variant, rank: int, de
         model = LogisticRegression(C=1 / (left.sum() * decay), tol=1e-12, max_iter=20_000)
         model.fit(X[left] @ project, y[left], sample_weight=weights)
         by_val.append(model.predict(val @ project) != problem.val.y)
-        wrong.append(model.predict(np.asarray(apart.X, float) @ project) != apart.y)
-        cells.append(apart.codes["cell"])
+        wrong.append(model.predict(np.asarray(untrained.X, float) @ project) != untrained.y)
+        cells.append(untrained.codes["cell"])
         told = [model.predict(x[fold.measured] @ project) for x in (store.features_a, store.features_b)]
         flips.append(told[0] != told[1])
     error = np.concatenate([*wrong, np.mean(by_val, axis=0)])
@@ -228,7 +228,7 @@ def test_the_interval_of_the_cell_error_covers() -> None:
         changes=np.zeros((draws, 1)),
         unit=np.arange(1),
         regression=False,
-        held_out=wrong,
+        cell_row_errors=wrong,
         cell=cell,
     )
     intervals = [found.cell_error(index) for index in range(draws)]
@@ -345,7 +345,7 @@ def test_what_can_not_be_tried_is_refused(places: Any) -> None:
     with pytest.raises(InputError, match="the pairs have no labelled rows outside training"):
         made.fit(pair_rows="yes")
     made.pairs(20, kind="counterfactual")
-    with pytest.raises(InputError, match="nothing says which cells should count alike"):
+    with pytest.raises(InputError, match="nothing says which cells to weight equally"):
         made.fit(upweight="auto")
     with pytest.raises(UsageError, match="--pair-rows yes needs pairs"):
         made.fit(pairs=None, pair_rows="yes")
@@ -360,18 +360,18 @@ def test_bound_refits_the_variant_that_was_chosen(
     made = places(200, 60, 60, 60)
     made.pairs(40, where="split=train|pool")
     # Whatever competes, this one is chosen.
-    hold = contest.hold
+    choose_probe = choose.choose_probe
 
-    def held(problem: Problem, reporter: Reporter) -> Any:
-        found = hold(problem, reporter)
+    def choose_variant(problem: Problem, reporter: Reporter) -> Any:
+        found = choose_probe(problem, reporter)
         pick = next(
             one
             for one in found.candidates
             if one["rank"] == 1 and Variant(one["upweighted"], one["pair_rows"]) == variant
         )
-        return contest.chosen_instead(problem, found, pick)
+        return choose.chosen_instead(problem, found, pick)
 
-    monkeypatch.setattr("ncm_cli.probes.fit.hold", held)
+    monkeypatch.setattr("ncm_cli.probes.fit.choose_probe", choose_variant)
     monkeypatch.setattr("ncm_cli.probes.controls.verdict_code", lambda *_: ("helps", ""))
     report = made.fit(rank="0,1,2", weight_decay="1e-2")
     assert (report["upweight"], report["pair_rows"]) == ("label,place" if variant[0] else None, variant[1])

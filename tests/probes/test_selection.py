@@ -8,7 +8,7 @@ import pytest
 from ncm_cli.errors import InputError
 from ncm_cli.probes.crossfit import CrossFit, FoldRows
 from ncm_cli.probes.metrics import PairRows, Rows, decide
-from ncm_cli.probes.selection import Candidate, choose, score_path
+from ncm_cli.probes.selection import Candidate, best_candidate, score_path
 from ncm_cli.solvers.training_set import Fit
 from ncm_cli.store.roles import group_weights
 
@@ -27,7 +27,7 @@ def test_rules_disagree_as_they_should() -> None:
         candidate(24, 0.60, 0.00, worst_group=0.4, test_accuracy=0.68),
     ]
     picks = {
-        rule: path[choose(path, rule, "classification")]["rank"]
+        rule: path[best_candidate(path, rule, "classification")]["rank"]
         for rule in ("in-domain", "bound", "worst-group", "oracle")
     }
     assert picks == {"in-domain": 0, "bound": 8, "worst-group": 16, "oracle": 24}
@@ -39,12 +39,12 @@ def test_ties_go_to_the_lower_log_loss_then_the_lower_rank() -> None:
         candidate(3, 0.6, 0.0, loss=0.55),
         candidate(2, 0.65, 0.05, 0.55),
     ]
-    assert path[choose(path, "bound", "classification")]["rank"] == 2
+    assert path[best_candidate(path, "bound", "classification")]["rank"] == 2
 
 
 def test_unknown_quantity_is_refused() -> None:
     with pytest.raises(InputError, match="needs worst_group"):
-        choose([candidate(0, 0.9, 0.0)], "worst-group", "classification")
+        best_candidate([candidate(0, 0.9, 0.0)], "worst-group", "classification")
 
 
 def test_decisions() -> None:

@@ -134,7 +134,7 @@ def test_beside_a_constant_with_nothing_removed_it_can_not_be_told() -> None:
 
 
 def test_group_weights_that_cost_a_frequent_class_are_no_reason_to_say_no_gain() -> None:
-    """Weights help with every cell alike; with nine of ten rows of class 0 they cost .14."""
+    """Weights help with every cell weighted equally; with nine of ten rows of class 0 they cost .14."""
     cell = np.tile([0, 1, 10, 11], 500)
     of_cell = np.arange(2000) // 4
     plain = ((cell >= 10) & (of_cell % 5 < 3)).astype(float)
@@ -150,7 +150,7 @@ def test_group_weights_that_cost_a_frequent_class_are_no_reason_to_say_no_gain()
         changes=np.zeros((3, 400)),
         unit=np.arange(400),
         regression=False,
-        held_out=np.stack([plain, weighted, weighted]),
+        cell_row_errors=np.stack([plain, weighted, weighted]),
         cell=cell,
         truth=cell // 10,
         shares=np.array([0.9, 0.1]),
@@ -159,8 +159,8 @@ def test_group_weights_that_cost_a_frequent_class_are_no_reason_to_say_no_gain()
     verdict = judge(found, 1, 0, CASE, control=1)
     assert verdict.code == "undecided", verdict.text
     assert "with classes as frequent as in training, plain training" in verdict.text
-    alike = dataclasses.replace(found, shares=np.array([0.5, 0.5]))
-    assert judge(alike, 1, 0, CASE, control=1).code == "no-gain"
+    equal = dataclasses.replace(found, shares=np.array([0.5, 0.5]))
+    assert judge(equal, 1, 0, CASE, control=1).code == "no-gain"
 
 
 counts = st.tuples(st.floats(0, 1), st.floats(0, 1))
@@ -557,7 +557,7 @@ def test_intervals_of_one_measured_pair_are_null_in_json(
 
 
 def test_classes_as_frequent_as_in_training_weigh_the_cells_of_a_gain() -> None:
-    """Every cell alike the pick is better by .1; with nine of ten rows of class 0 it is worse."""
+    """With cells weighted equally the pick is better by .1; with nine of ten rows of class 0 it is worse."""
     cell = np.repeat([0, 1, 10, 11], 50)
     truth = cell // 10
     erm, pick = np.zeros(200), np.zeros(200)
@@ -570,7 +570,7 @@ def test_classes_as_frequent_as_in_training_weigh_the_cells_of_a_gain() -> None:
         changes=np.zeros((2, 1)),
         unit=np.zeros(1, int),
         regression=False,
-        held_out=np.stack([erm, pick]),
+        cell_row_errors=np.stack([erm, pick]),
         cell=cell,
         truth=truth,
         shares=np.array([0.9, 0.1]),

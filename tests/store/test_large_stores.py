@@ -14,7 +14,7 @@ import ncm_cli.blocks
 import ncm_cli.solvers.batches
 from ncm_cli.baselines.options import SweepOptions
 from ncm_cli.baselines.sweep import sweep
-from ncm_cli.blocks import RowBlocks, held, joined
+from ncm_cli.blocks import RowBlocks, in_memory, joined
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.store.digests import Texts
 from ncm_cli.store.features import FeatureStore
@@ -128,7 +128,7 @@ def test_a_damaged_block_is_told_before_anything_is_fitted(world: Any, in_blocks
 def test_the_memory_budget_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCM_MEMORY_MIB", "lots")
     with pytest.raises(UsageError, match="no number of MiB"):
-        held(np.zeros((2, 2)))
+        in_memory(np.zeros((2, 2)))
 
 
 def test_texts_are_a_tuple_of_them() -> None:

@@ -1,4 +1,4 @@
-"""The choice among probes: which ranks, weight decays, group weights and rows compete, and which one wins."""
+"""Selecting a probe: which ranks, weight decays, group weights and rows are tried, and which is chosen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ncm_cli.probes.cells import comparison_pairs
 from ncm_cli.probes.crossfit import CrossFit, FoldRows
 from ncm_cli.probes.metrics import PairRows, Rows
 from ncm_cli.probes.problem import Problem, Variant
-from ncm_cli.probes.selection import Candidate, choose, score_path
+from ncm_cli.probes.selection import Candidate, best_candidate, score_path
 from ncm_cli.progress import Reporter
 from ncm_cli.solvers.folds import Fold, units
 from ncm_cli.solvers.methods import Solver
@@ -25,33 +25,36 @@ ONLY_CANDIDATE = "only-candidate"
 """The rule's name where there was one setting and so nothing to choose."""
 
 MOST_RANKS = 64
-"""``--rank auto`` tries every rank up to half of these, then ever wider steps, these at most."""
+"""The most ranks that ``--rank auto`` tries: every rank up to half this number, then geometrically spaced
+ones."""
 
 MOST_RANKS_OF_VARIANTS = {1: MOST_RANKS, 2: 32, 4: 24}
-"""`MOST_RANKS` by the number of variants: a fit takes at most 2.5 times as long with four of them."""
+"""`MOST_RANKS` for each number of variants, set so that four variants take at most 2.5 times as long as
+one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Contest:
+class Choice:
     """Which probes were tried, and the one that the rule chose."""
 
     rule: str
     note: str
     ranks: tuple[int, ...]
     available: int
-    """The largest rank that can be tried: of all pairs, or of those that a fold leaves."""
+    """The largest rank that can be tried: the rank of all pairs or, when ``bound`` selects for ncm, the
+    smallest rank left by any fold."""
     folds: tuple[Fold, ...]
     candidates: list[Candidate]
     chosen: int
     variant: Variant
-    """That of the chosen candidate."""
+    """The chosen candidate's."""
     best: Fit
-    """The choice's fit on all rows and pairs."""
+    """The chosen candidate, fitted on all rows and pairs."""
     estimates: CrossFit | None
-    """The folds' measurements, where the rule needs them."""
+    """What was measured on the folds, if the rule needs it."""
 
 
-def hold(problem: Problem, reporter: Reporter) -> Contest:
+def choose_probe(problem: Problem, reporter: Reporter) -> Choice:
     """Resolve rule, folds and ranks, fit, and choose."""
     options = problem.options
     method, solver, decays = options.chosen_method, options.chosen_solver, options.decays
@@ -88,13 +91,13 @@ def hold(problem: Problem, reporter: Reporter) -> Contest:
         pick = estimates.candidates[estimates.pick(among)]
         variant = variant_of(pick, variants[0])
         chosen, best = candidates.index(pick), _fitted(problem, pick, variant)
-        return Contest(rule, note, ranks, available, folds, candidates, chosen, variant, best, estimates)
+        return Choice(rule, note, ranks, available, folds, candidates, chosen, variant, best, estimates)
     with reporter.task("fitting", len(ranks) * total, unit="fits") as bar:
         fits = train_path(whole, options.solving, ranks=ranks, decays=decays, advance=bar.advance)
     val, test = (None if rows is None else rows.scaled(whole.scaling) for rows in (problem.val, problem.test))
     candidates = score_path(fits, val=val, test=test)
-    chosen = 0 if rule == ONLY_CANDIDATE else choose(candidates, rule, options.task)
-    return Contest(rule, note, ranks, available, folds, candidates, chosen, variants[0], fits[chosen], None)
+    chosen = 0 if rule == ONLY_CANDIDATE else best_candidate(candidates, rule, options.task)
+    return Choice(rule, note, ranks, available, folds, candidates, chosen, variants[0], fits[chosen], None)
 
 
 def _fitted(problem: Problem, candidate: Candidate, variant: Variant) -> Fit:
@@ -107,35 +110,35 @@ def _fitted(problem: Problem, candidate: Candidate, variant: Variant) -> Fit:
     )[0]
 
 
-def chosen_instead(problem: Problem, contest: Contest, pick: Candidate) -> Contest:
-    """The contest with this candidate chosen."""
-    variant = variant_of(pick, contest.variant)
+def chosen_instead(problem: Problem, choice: Choice, pick: Candidate) -> Choice:
+    """The choice with another candidate, ``pick``, chosen instead."""
+    variant = variant_of(pick, choice.variant)
     best = _fitted(problem, pick, variant)
-    return dataclasses.replace(contest, chosen=contest.candidates.index(pick), variant=variant, best=best)
+    return dataclasses.replace(choice, chosen=choice.candidates.index(pick), variant=variant, best=best)
 
 
 def variant_of(candidate: Candidate, otherwise: Variant) -> Variant:
-    """The variant of a candidate; the only one where none competed."""
+    """The candidate's variant; ``otherwise`` if only one variant was tried."""
     return Variant(
         candidate.get("upweighted", otherwise.upweighted), candidate.get("pair_rows", otherwise.pair_rows)
     )
 
 
 def resolve_rule(asked: str | None, problem: Problem, several: bool) -> tuple[str, str]:
-    """The selection rule in force, and a line that says why where it wasn't asked for.
+    """The selection rule to use, and a note explaining it if the user named none.
 
-    Raises `InputError` for several candidates where what the rule needs is missing.
+    Raises `InputError` if there are several candidates and what the rule needs is missing.
     """
     if asked != "oracle":
         if not several:
             return ONLY_CANDIDATE, ""
         if problem.val is None:
             raise InputError(
-                "several combinations of rank and weight decay, and nothing to choose by",
+                "can't choose among several combinations of rank and weight decay",
                 where=problem.options.features,
                 found="no validation rows",
                 fix=f"name some with --val W, such as --val {problem.roles.unused}, "
-                "or say one --rank and one --weight-decay",
+                "or give a single --rank and a single --weight-decay",
             )
     if asked is not None and asked != "bound":
         return asked, ""
@@ -145,7 +148,7 @@ def resolve_rule(asked: str | None, problem: Problem, several: bool) -> tuple[st
     if problem.regression:
         measured = "the bound on MSE from validation MSE and squared changes of pairs"
     elif problem.cells:
-        measured = f"the error on held-out rows, every {' × '.join(problem.cells)} cell alike"
+        measured = f"the error on held-out rows, with every {' × '.join(problem.cells)} cell weighted equally"
     elif problem.members is not None:
         measured = "validation error + flip rate of pairs, or of random ones across domains if larger"
     return "bound", "" if asked else f"choosing by {measured}, cross-fitted (--select bound)"
@@ -154,7 +157,7 @@ def resolve_rule(asked: str | None, problem: Problem, several: bool) -> tuple[st
 def resolve_ranks(
     text: str, method: str, available: int, reporter: Reporter, most: int = MOST_RANKS
 ) -> tuple[int, ...]:
-    """The ranks to try, of at most ``available``; raises `InputError` where none of those asked for is."""
+    """The ranks to try; raises `InputError` if every requested rank exceeds ``available``."""
     asked = parse_ranks(text)
     if method != "ncm":
         return (0,)
@@ -170,8 +173,8 @@ def resolve_ranks(
         )
     if len(possible) < len(asked):
         reporter.note(
-            f"ranks above {available}, the numerical rank of the pairs that a fold leaves to fit on, are "
-            f"skipped ({len(asked) - len(possible)} of {len(asked)})"
+            f"skipped {len(asked) - len(possible)} of {len(asked)} ranks: they exceed {available}, "
+            "the largest rank that the pairs allow"
         )
     return possible
 
@@ -194,7 +197,8 @@ def crossfit(
     solver: Solver | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> CrossFit:
-    """Fit every variant, rank and weight decay on what each fold leaves, and judge them by rows and pairs."""
+    """Fit every variant, rank and weight decay on each fold's training part, and score them on validation
+    rows and held-out pairs."""
     pairs, val = problem.pairs, problem.val
     assert pairs is not None
     variants = variants or problem.variants[:1]
@@ -202,7 +206,7 @@ def crossfit(
 
     def measured(fold: Fold, variant: Variant) -> FoldRows:
         training = problem.without(fold, variant)
-        # Where a fold's pairs have fewer directions than a rank asks for, all of them are removed.
+        # If a fold's pairs have fewer directions than the rank, all of them are removed.
         capped = [min(rank, training.rank) for rank in ranks]
         fits = train_path(
             training,
@@ -217,9 +221,9 @@ def crossfit(
             for rank, removed in zip(ranks, capped, strict=True)
             for decay in decays
         ]
-        judged = None if val is None else val.scaled(training.scaling)
-        members, random = held_out_rows(problem, fold, training)
-        return FoldRows(named, judged, pairs.members(fold.measured, training.scaling), members, random)
+        validation = None if val is None else val.scaled(training.scaling)
+        members, random = untrained_rows(problem, fold, training)
+        return FoldRows(named, validation, pairs.members(fold.measured, training.scaling), members, random)
 
     shared: dict[str, Any] = {"regression": problem.regression, "answer": problem.constant}
     if problem.cells:
@@ -237,17 +241,22 @@ def crossfit(
     return CrossFit.merged(parts)
 
 
-def held_out_rows(problem: Problem, fold: Fold, training: TrainingSet) -> tuple[Rows | None, PairRows | None]:
-    """The labelled rows that are apart in a fold, and random pairs of them: of matched pairs both, the random
-    ones within cells; of augmented pairs only random ones of a class across domains."""
+def untrained_rows(
+    problem: Problem, fold: Fold, training: TrainingSet
+) -> tuple[Rows | None, PairRows | None]:
+    """What a fold is scored by besides its pairs, from rows that it isn't trained on.
+
+    Pairs matched by label: those rows, and random pairs within a cell. Augmented pairs: None, and random
+    pairs of one class from different domains. (None, None) where no labels and domains are known.
+    """
     if problem.members is None:
         return None, None
-    apart = problem.members.take(np.isin(problem.members.node, fold.apart))
-    X = np.asarray(training.scaling.apply(apart.X)[:])
+    untrained = problem.members.take(np.isin(problem.members.node, fold.untrained_nodes))
+    X = np.asarray(training.scaling.apply(untrained.X)[:])
     a, b = comparison_pairs(
-        apart.y, apart.codes["domain"], across=not problem.cells, seed=problem.options.seed
+        untrained.y, untrained.codes["domain"], across=not problem.cells, seed=problem.options.seed
     )
     random = PairRows(a=X[a], b=X[b])
     if not problem.cells:
         return None, random
-    return Rows(X=X, y=apart.y, group=apart.codes["cell"][:, None]), random
+    return Rows(X=X, y=untrained.y, group=untrained.codes["cell"][:, None]), random
