@@ -24,25 +24,25 @@ BY_LABEL = ("random", "nearest", "iterative")
 """Strategies that pair different rows."""
 
 LEAST_MATCHED_SHARE = 0.95
-"""Share of the pairs whose members must have one label, and differ in a column, for a table to be matched by
-label across it."""
+"""A table counts as matched by label across a column if at least this share of its pairs have members of one
+label that differ in the column."""
 
 LEAST_MEMBERS_PER_CELL = 4
-"""Members that a cell must have on average for a column to be the domains of a table of pairs."""
+"""A column can be the domains of a table of pairs if its cells have at least this many members on average."""
 
 MOST_DOMAINS = 32
-"""Most values of a column that is taken as the domains without being named."""
+"""A column with more values is never taken as the domains unless it is named."""
 
 
 def domain_columns(
     store: FeatureRows, target: Target, pairs: PairStore, a: Codes, b: Codes
 ) -> tuple[str, ...]:
-    """The columns across which pairs were matched by label; none where they are counterfactuals.
+    """The columns across which pairs were matched by label; none if they are counterfactuals.
 
     Parameters
     ----------
     a, b : int64 (k,)
-        Rows of the members in the store, −1 for those that it lacks.
+        Positions of the members in the store, −1 for those that it lacks.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def domain_columns(
 
 
 def _present(store: FeatureRows, names: object) -> list[str]:
-    """The columns of an option of ``ncm pairs`` that the store has."""
+    """The columns that an option of ``ncm pairs`` names, as far as the store has them."""
     known = {"label": store.label_column, "split": store.split_column}
     return [name for name in parse_names(str(names or "")) if (known.get(name) or name) in store.columns]
 
@@ -99,9 +99,10 @@ def _told_apart(store: FeatureRows, target: Target, a: Codes, b: Codes) -> tuple
 def environment_columns(
     store: FeatureRows, target: Target, groups: str | None, rows: Mask
 ) -> tuple[str, ...]:
-    """The domains of some rows where pairs don't say them; none where the columns leave it open.
+    """The columns that tell the domains of some rows if the pairs don't; none if it isn't clear.
 
-    Those of ``--groups``, else ``domain``, else the only other column with 2 to `MOST_DOMAINS` categories.
+    They are the columns of ``--groups``, else ``domain``, else the only other column with 2 to
+    `MOST_DOMAINS` categories.
     """
     if not target.classes:
         return ()
@@ -121,10 +122,7 @@ def environment_columns(
 
 
 def read_cells(store: FeatureRows, target: Target, columns: Sequence[str]) -> dict[str, Codes]:
-    """(N,) codes of the store's rows: ``domain`` by these columns, and ``cell``, of label × domain.
-
-    −1 is unknown.
-    """
+    """Codes (N,) of rows, −1 if unknown: ``domain``, from these columns, and ``cell``, label × domain."""
     domain = make_groups(store, ",".join(columns)).codes[:, 0]
     width = int(domain.max(initial=0)) + 1
     return {
@@ -134,10 +132,11 @@ def read_cells(store: FeatureRows, target: Target, columns: Sequence[str]) -> di
 
 
 def comparison_pairs(label: Codes, domain: Codes, *, across: bool, seed: int) -> tuple[Codes, Codes]:
-    """Positions of random pairs of rows of one label, each row in one pair at most.
+    """Positions of random pairs of rows of one label, each row in at most one pair.
 
-    Their domain is the same, or with ``across`` another: rows in the order of domains, of each label, are
-    paired with those half of them further, and equal ones left out.
+    Both rows of a pair are of the same domain or, with ``across``, of different ones. For these, the rows of
+    a label are sorted by domain and the first half is paired with the second; pairs of one domain are
+    dropped.
     """
     rng = np.random.default_rng(seed)
     found_a: list[Codes] = [np.zeros(0, np.int64)]
@@ -156,7 +155,7 @@ def comparison_pairs(label: Codes, domain: Codes, *, across: bool, seed: int) ->
 
 
 def unbalanced(names: Sequence[str], counts: Sequence[int], times: float = 5.0) -> str:
-    """Words for pairs very unequal over classes, or none."""
+    """A description of pairs that are very unequal over classes; else empty."""
     most, least = int(np.argmax(counts)), int(np.argmin(counts))
     if len(counts) < 2 or counts[most] < times * max(counts[least], 1):
         return ""

@@ -25,12 +25,11 @@ ONLY_CANDIDATE = "only-candidate"
 """The rule's name where there was one setting and so nothing to choose."""
 
 MOST_RANKS = 64
-"""The most ranks that ``--rank auto`` tries: every rank up to half this number, then geometrically spaced
-ones."""
+"""The most ranks that ``--rank auto`` tries: every rank up to half this number, then in
+geometric steps."""
 
 MOST_RANKS_OF_VARIANTS = {1: MOST_RANKS, 2: 32, 4: 24}
-"""`MOST_RANKS` for each number of variants, set so that four variants take at most 2.5 times as long as
-one."""
+"""`MOST_RANKS` for each number of variants, set so that four take at most 2.5 times as long as one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

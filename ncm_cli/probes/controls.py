@@ -1,4 +1,7 @@
-"""The controls, which remove nothing or always give one answer, and the verdict on the chosen probe."""
+"""The controls that the chosen probe is compared with, and the verdict on it.
+
+Controls remove no directions, or always give the same answer.
+"""
 
 from __future__ import annotations
 
@@ -30,21 +33,22 @@ LEAST_ONE_SIDED_SHARE = 0.95
 """A probe is nearly constant if this share of the validation rows gets one answer that far fewer have."""
 
 LEAST_CELL_ROWS = 16
-"""Training rows that a cell must have for enough pairs to be made of it."""
+"""Fewest training rows of a cell that allow enough pairs."""
 
 
 def with_verdict(
     problem: Problem, choice: Choice, reporter: Reporter
 ) -> tuple[Choice, Verdict | None, list[dict[str, Any]]]:
-    """Verdict and controls; where removing directions gains nothing the best control takes the pick's place.
+    """The final choice, its verdict and the controls; if removing directions gains nothing, the choice is the
+    best candidate that removes none.
 
-    Where the rule didn't measure on folds, the pick and ERM are measured now.
+    If the rule didn't measure on folds, the pick and ERM are measured now.
     """
     if problem.pairs is None:
         return choice, None, []
     options, store = problem.options, problem.pairs.store
     try:
-        # Pairs that can't be cut say so again.
+        # For pairs that can't be cut into folds this raises the error again.
         folds = choice.folds or tuple(problem.pairs.folds(options.folds, options.seed))
         estimates = choice.estimates or crossfit(
             problem,
@@ -64,7 +68,7 @@ def with_verdict(
 def judge_choice(
     problem: Problem, choice: Choice, folds: tuple[Fold, ...], estimates: CrossFit, reporter: Reporter
 ) -> tuple[Choice, Verdict, list[dict[str, Any]]]:
-    """`with_verdict`, once the folds are measured."""
+    """`with_verdict`, from what was measured on the folds."""
     assert problem.pairs is not None
     options, store = problem.options, problem.pairs.store
     if problem.val is None or estimates.constant is None:
@@ -92,7 +96,7 @@ def judge_choice(
         kept = [i for i, candidate in enumerate(estimates.candidates) if candidate["rank"] == 0]
         without = estimates.pick(kept)
         instead = chosen_instead(problem, choice, estimates.candidates[without])
-        # A constant is not written where the pick has a lower score.
+        # A constant is not written if the pick has a lower score.
         if (
             case.one_answer
             or one_answer(problem, instead) is None
@@ -111,9 +115,10 @@ def judge_choice(
 def _with_controls(
     problem: Problem, choice: Choice, folds: tuple[Fold, ...], estimates: CrossFit
 ) -> tuple[CrossFit, Variant]:
-    """The estimates with rank 0 of the variants that didn't compete; every candidate names its variant.
+    """The estimates with the controls, and the variant of plain training.
 
-    The second is the variant of plain training.
+    Controls are candidates of rank 0, here of the variants that weren't tried. Every candidate of the
+    estimates names its variant.
     """
     options = problem.options
 
@@ -138,7 +143,7 @@ def _with_controls(
 
 
 def _controls(problem: Problem, estimates: CrossFit) -> list[dict[str, Any]]:
-    """Each control as a result has it: the constant, and the best candidate of rank 0 of each variant."""
+    """The controls as results record them: the constant, and each variant's best candidate of rank 0."""
     assert problem.val is not None and estimates.constant is not None
     val, nothing = problem.val.y, Estimate(0.0, 0.0, 0.0)
     errors = (val - problem.constant) ** 2 if problem.regression else (val != problem.constant).astype(float)
@@ -172,7 +177,7 @@ def _control(name: str, weight_decay: float | None, **measures: Estimate) -> dic
 
 
 def variant_of_control(problem: Problem, name: str) -> Variant:
-    """The variant of a control that removes nothing."""
+    """The variant of a control that removes nothing, by the control's name."""
     if name == "erm":
         return problem.variants[0]
     return Variant(upweighted="upweighted" in name, pair_rows="pair-rows" in name)
@@ -196,7 +201,7 @@ def _answer(problem: Problem) -> str:
 
 
 def _unlike(store: PairStore) -> tuple[int, int]:
-    """How many pairs have members of different labels, and of how many."""
+    """(number of pairs whose members have different labels, number of all pairs)."""
     labels = list(zip(store.label_a, store.label_b, strict=True))
     return sum(bool(a and b and a != b) for a, b in labels), len(labels)
 
@@ -209,7 +214,7 @@ def augmentations(store: PairStore) -> tuple[str, ...]:
 
 
 def about(store: PairStore) -> str:
-    """What a verdict on these pairs is about, in sentences."""
+    """The shift that a verdict on these pairs applies to, in sentences."""
     differ = f"This is about rows that differ from training rows as {_shift_of(store)} do"
     text = f"{differ}, and about no other shift."
     counts = Counter(label for label in store.label_a if label)
@@ -221,7 +226,7 @@ def about(store: PairStore) -> str:
 
 
 def _shift_of(store: PairStore) -> str:
-    """What the pairs differ in, in words, by how they were made."""
+    """The shift between the members of the pairs, in words, by how the pairs were made."""
     same, across = store.options.get("same"), store.options.get("across")
     if store.strategy == SAME_ID:
         views = ", ".join(augmentations(store))
@@ -238,7 +243,7 @@ def _shift_of(store: PairStore) -> str:
 
 
 def _answers(problem: Problem, choice: Choice) -> np.ndarray | None:
-    """The classes (n,) that the choice gives the validation rows; None without classes or rows."""
+    """The chosen probe's classes (n,) for the validation rows; None without classes or rows."""
     if problem.val is None or problem.regression or len(problem.val.ids) < 2:
         return None
     best, scaling = choice.best, problem.whole(choice.variant).scaling
@@ -247,7 +252,7 @@ def _answers(problem: Problem, choice: Choice) -> np.ndarray | None:
 
 
 def one_answer(problem: Problem, choice: Choice) -> str | None:
-    """The class that the choice gives every validation row, if it is one alone."""
+    """The class that the chosen probe predicts for every validation row; None if there are several."""
     answers = _answers(problem, choice)
     if answers is None or len(np.unique(answers)) > 1:
         return None
@@ -255,7 +260,7 @@ def one_answer(problem: Problem, choice: Choice) -> str | None:
 
 
 def nearly_constant(problem: Problem, choice: Choice) -> str:
-    """Words for a choice that gives nearly all validation rows one class which far fewer of them have."""
+    """A warning if nearly all validation rows get one class that far fewer of them have; else empty."""
     answers = _answers(problem, choice)
     if answers is None or problem.val is None:
         return ""
@@ -271,7 +276,7 @@ def nearly_constant(problem: Problem, choice: Choice) -> str:
 
 
 def _advice(problem: Problem) -> str:
-    """What to do about too few pairs where a rare cell allows no more."""
+    """What to do about too few pairs if a rare cell allows no more; else empty."""
     if not problem.cells:
         return ""
     cell = problem.train.codes["cell"]
@@ -286,7 +291,7 @@ def _advice(problem: Problem) -> str:
 
 
 def _doubts(problem: Problem, estimates: CrossFit, pick: int, erm: int) -> list[str]:
-    """Warnings: classes that the pairs lack, and flips across domains that augmented pairs don't lower."""
+    """Warnings: classes without pairs, and augmented pairs that don't lower the flips across domains."""
     assert problem.pairs is not None
     doubts, store, classes = [], problem.pairs.store, problem.target.classes
     counts = Counter(label for label in store.label_a if label)

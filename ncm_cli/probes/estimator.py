@@ -1,10 +1,9 @@
 """scikit-learn estimators of noisy counterfactual matching.
 
-Pairs come as their members, rows like those of X: two arrays ``(A, B)`` of shape (k, d), row i of B being
-the counterpart of row i of A, or a `PairStore`, of which those that aren't held out are taken. Differences
-alone are refused: no step of a pipeline could transform them as it transforms rows. Pipelines: ``ncm help
-api``. What rescales features behind a projection would bring back the rounding of what it removed: scalers
-come first.
+Pairs are given by their members, rows like those of X: two arrays ``(A, B)`` of shape (k, d), row i of B
+being the counterpart of row i of A, or a `PairStore`, whose held-out pairs are not used. Differences alone
+are refused, because steps of a pipeline couldn't transform them as they transform rows. Pipelines: see ``ncm
+help api``. Scalers must come before a projection: after it, they would magnify the rounding that it leaves.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ from ncm_cli.store.pairs import PairStore
 Pairs = tuple[ArrayLike, ArrayLike] | PairStore | None
 
 LEAST_PAIRS_COMPARED = 8
-"""Pairs needed to compare the spread of their members with that of X."""
+"""Fewest pairs whose members' spread is compared with the spread of X."""
 
 LARGEST_SPREAD_FACTOR = 2.0
-"""Pairs whose spread differs from that of X by more than this factor were scaled otherwise. Of pairs that
-weren't it is 1.05 to 1.27, of raw pairs beside standardised rows 3.1 to 7 (digits, MNIST's pixels, PACS by
-EfficientNet)."""
+"""Pairs whose spread differs from the spread of X by more than this factor were scaled differently. On
+digits, MNIST's pixels and PACS by EfficientNet the factor was 1.05 to 1.27 for pairs scaled like X, and 3.1
+to 7 for raw pairs with standardised rows."""
 
 
 class _Linear(BaseEstimator):
-    """What classifier and regressor share: parameters, pairs, decision function."""
+    """Base of classifier and regressor: parameters, pairs, decision function."""
 
     def __init__(
         self,
@@ -114,7 +113,7 @@ class NCMClassifier(ClassifierMixin, _Linear):
     ----------
     rank : int or None, default=None
         Directions to remove, at most the pairs' numerical rank. None: up to the largest gap in their
-        spectrum (all where there is none), 0 without pairs. The right rank depends on the noise: ``ncm fit``
+        spectrum (all if there is none), 0 without pairs. The right rank depends on the noise: ``ncm fit``
         chooses it by folds of pairs. Cross-validated accuracy prefers small ranks, since spurious features
         help in-domain.
     pairs : (A, B) or PairStore, default=None
@@ -137,8 +136,8 @@ class NCMClassifier(ClassifierMixin, _Linear):
     Notes
     -----
     In a Pipeline, steps before the classifier transform the pairs too if they are routed to it: see
-    ``ncm help api``. GridSearchCV passes pairs on whole. A warning says where the members of
-    pairs are spread otherwise than the rows, as raw ones beside scaled rows are.
+    ``ncm help api``. GridSearchCV passes on all pairs to every fit. A warning tells if the
+    members of pairs are spread differently from the rows, as raw pairs are from scaled rows.
 
     Examples
     --------
@@ -156,7 +155,7 @@ class NCMClassifier(ClassifierMixin, _Linear):
     def fit(
         self, X: ArrayLike, y: ArrayLike, pairs: Pairs = None, sample_weight: ArrayLike | None = None
     ) -> NCMClassifier:
-        """Fit on rows X (n, d) and classes y; ``pairs`` where they weren't given at construction."""
+        """Fit on rows X (n, d) and classes y; ``pairs`` replace those given at construction."""
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(labels)
         self.classes_, codes = np.unique(labels, return_inverse=True)
@@ -176,7 +175,7 @@ class NCMClassifier(ClassifierMixin, _Linear):
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Classes (n,)."""
-        codes = decide(self._scores(X))  # which says so where nothing is fitted yet
+        codes = decide(self._scores(X))  # which raises an error before `fit`
         return np.asarray(self.classes_[codes])
 
 
@@ -192,7 +191,7 @@ class NCMRegressor(RegressorMixin, _Linear):
     def fit(
         self, X: ArrayLike, y: ArrayLike, pairs: Pairs = None, sample_weight: ArrayLike | None = None
     ) -> NCMRegressor:
-        """Fit on rows X (n, d) and values y (n,); ``pairs`` where they weren't given at construction."""
+        """Fit on rows X (n, d) and values y (n,); ``pairs`` replace those given at construction."""
         rows, values = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         self._fit(rows, np.asarray(values, np.float64), 0, pairs, sample_weight)
         self.coef_, self.intercept_ = self.coef_[0], self.intercept_[0]
@@ -204,12 +203,12 @@ class NCMRegressor(RegressorMixin, _Linear):
 
 
 class SpuriousProjection(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
-    """Removes from features the top directions of pairs' differences: ``x - Q Q^T x``.
+    """Removes the top directions of pairs' differences from features: ``x - Q Q^T x``.
 
     Parameters
     ----------
     rank : int or None, default=None
-        Directions to remove; None: up to the largest gap in the spectrum, all where there is none.
+        Directions to remove; None: up to the largest gap in the spectrum, all if there is none.
     pairs : (A, B) or PairStore, default=None
         Pairs in the space of the rows that `transform` sees; or give them to `fit`. One of the two is needed.
 
@@ -226,7 +225,7 @@ class SpuriousProjection(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         self.pairs = pairs
 
     def fit(self, X: ArrayLike | None = None, y: object = None, pairs: Pairs = None) -> SpuriousProjection:
-        """Find the directions of the pairs; rows X (n, d) are only compared with these."""
+        """Find the directions of the pairs; rows X (n, d) are only used to check the pairs' spread."""
         rows = None if X is None else validate_data(self, X, dtype=np.float64)
         with _as_value_errors():
             if self.pairs is None and pairs is None:
@@ -241,14 +240,14 @@ class SpuriousProjection(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return self
 
     def transform(self, X: ArrayLike) -> Array:
-        """Rows (n, d) without what they have in these directions."""
+        """Rows (n, d) with these directions projected out."""
         check_is_fitted(self)
         return project(validate_data(self, X, reset=False, dtype=np.float64), self.basis_)
 
 
 @contextmanager
 def _as_value_errors() -> Iterator[None]:
-    """scikit-learn expects a `ValueError` for input that can't be used."""
+    """Turn errors into the `ValueError` that scikit-learn expects for unusable input."""
     try:
         yield
     except InputError as error:
@@ -282,7 +281,7 @@ def _directions(
 
 
 def _members(pairs: Any, X: Array | None) -> tuple[Array, Array]:
-    """Both members (k, d) of each pair; a warning where they can hardly be rows like those of X."""
+    """Both members (k, d) of each pair; warns if they seem to be scaled differently from X."""
     if isinstance(pairs, PairStore):
         pairs = (pairs.features_a[~pairs.holdout], pairs.features_b[~pairs.holdout])
     if not (isinstance(pairs, tuple | list) and len(pairs) == 2):

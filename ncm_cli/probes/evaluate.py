@@ -1,4 +1,4 @@
-"""``ncm eval``: how right a probe is, on average, by group, and against another one."""
+"""``ncm eval``: how accurate a probe is, on average, by group, and compared with another one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ncm_cli.store.roles import Groups, make_groups, read_target, split_filter
 from ncm_cli.store.rows import FeatureRows
 
 SEEN = {"train": ("training rows", "fitted on"), "val": ("validation rows", "chosen by")}
-"""Rows that a probe has seen: the mark beside its numbers, and what they were used for."""
+"""For rows that a probe has seen: the mark beside its numbers, and what the rows were used for."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Answers:
     rows: Codes
     """Their positions in the store."""
     truth: NDArray[Any]
-    """Class codes of the probe, or numbers for regression; so is ``predicted``."""
+    """Codes of the probe's classes, or numbers for regression; ``predicted`` likewise."""
     predicted: NDArray[Any]
     losses: Array
     """Log loss in nats, or squared errors for regression."""
@@ -50,21 +50,21 @@ class Answers:
 
     @property
     def right(self) -> Mask:
-        """Which predictions are exactly the truth."""
+        """(n,) whether each prediction equals the truth."""
         return self.predicted == self.truth
 
     @property
     def values(self) -> NDArray[Any]:
-        """What groups are measured by: hits (bool), or squared errors for regression."""
+        """(n,) hits (bool), or squared errors for regression, by which groups are compared."""
         return self.right if self.probe.classes else self.losses
 
     def surest(self, mask: Mask) -> Codes:
-        """Positions among the answers of those in a mask (n,), the surest first."""
+        """Positions of the answers in a mask (n,), the most confident first."""
         return np.flatnonzero(mask)[np.argsort(-self.confidence[mask], kind="stable")]
 
 
 class _Warnings(Reporter):
-    """Passes warnings on and keeps them, so that they stand in the result too."""
+    """Passes warnings on and keeps them for the result."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -82,16 +82,17 @@ def evaluate(
 
     Returns
     -------
-    The result's body, but for its rows. Of each group its columns' categories and `metrics.summary`; of each
-    crossing of ``--groups`` its worst group and adjusted average; ``overlap`` counts the rows that the probe
-    was fitted on (``train``) or chosen by (``val``); differences to ``comparison`` are this minus the other.
+    The result's body, without rows. Each group has its columns' categories and `metrics.summary`; each
+    crossing of ``--groups`` its worst group and adjusted average. ``overlap`` counts the rows that the probe
+    was fitted on (``train``) or chosen by (``val``). Differences in ``comparison`` are this probe minus the
+    other.
 
     Raises
     ------
     InputError
         Columns, filters or classes that aren't there, or no row.
     MismatchError
-        Features of another encoder than the probe's, or a result to compare with that is of other rows.
+        Features of another encoder than the probe's, or a result to compare with on other rows.
     """
     said, probe = _Warnings(reporter), read_probe(options.probe)
     with store or FeatureStore(options.features) as store:
@@ -115,7 +116,7 @@ def evaluate(
             theirs = _theirs(options, store, answers, target)
             comparison = _compare(options.compare, answers.values, theirs, groups, parts)
         reference, crossings = _crossings(options, probe, store, groups, table, said)
-        # With several crossings there are as many adjusted averages, and none of them is the one.
+        # With several crossings there are several adjusted averages, none of which is the overall one.
         scores = _scores(answers, crossings[0]["adjusted"] if len(crossings) == 1 else None)
         classes = np.unique(answers.predicted)
         if probe.classes and len(classes) == 1 and len(rows) > 1:
@@ -129,7 +130,7 @@ def evaluate(
         selection = probe.meta.get("selection") or {}
         ids = store.ids[rows]
         seen = {part: int(seen_rows(probe, part, ids).sum()) for part in ("train", "val")}
-        # Where there was no choice, but for what a mixture's probe was chosen by.
+        # A probe that wasn't chosen among several, unless it is part of a mixture.
         if len(selection.get("path") or ()) == 1 and not probe.meta.get("mixed_with"):
             seen["val"] = 0
         body: dict[str, Any] = {
@@ -161,7 +162,7 @@ def evaluate(
             "options": jsonable(options),
         }
         if options.output is not None:
-            # What a later comparison needs: which rows, and which are right, in the order of their ids.
+            # For later comparisons: which rows, and which of them are right, sorted by id.
             right = "".join("01"[hit] for hit in answers.values.tolist()) if probe.classes else None
             kept = {"ids_sha256": _ids_digest(store, rows), "right": right}
             write_result(options.output, "eval", body | {"rows": kept})
@@ -193,7 +194,7 @@ def logits(probe: Probe, X: np.ndarray) -> np.ndarray:
 
 
 def _target(options: EvalOptions, probe: Probe, store: FeatureRows) -> str:
-    """The column of true answers: as asked, or as when fitted; never another one in its place."""
+    """The target column: as requested, or as fitted; an error, never another column, if it isn't there."""
     if options.target is not None:
         return store.column(options.target).name
     name = store.own_column(probe.target)
@@ -208,7 +209,7 @@ def _target(options: EvalOptions, probe: Probe, store: FeatureRows) -> str:
 
 
 def _rows(store: FeatureRows, where: str | None, target: str, said: Reporter) -> tuple[np.ndarray, int]:
-    """Positions of the rows to evaluate, in the order of their ids, and how many had no true answer."""
+    """Positions of the rows to evaluate, sorted by id, and the number of rows left out without a target."""
     chosen = store.mask(where)
     known = categories_of(store.column(target)).codes >= 0
     missing = int((chosen & ~known).sum())
@@ -278,7 +279,7 @@ def _crossings(
     table: list[dict[str, Any]],
     reporter: Reporter,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The reference rows of the adjusted averages, and worst group and adjusted average of each crossing.
+    """The reference rows of the adjusted averages, and each crossing's worst group and adjusted average.
 
     The reference is ``--reference``, else the rows that the probe was trained on, else the training rows of
     the split column, as far as this store has them.
@@ -312,7 +313,7 @@ def _crossings(
 
 
 def _theirs(options: EvalOptions, store: FeatureRows, answers: Answers, target: str) -> Mask | Array:
-    """The hits or squared errors, on the same rows, of another probe or by its saved result."""
+    """Another probe's hits or squared errors on the same rows, computed or from its saved result."""
     hits, other = answers.values.dtype == bool, options.compare
     assert other is not None
     if recognise(other) == "result":
@@ -357,7 +358,7 @@ def _compare(
 
 
 def _saved(path: Path, store: FeatureRows, rows: Codes, target: str) -> Mask:
-    """Which of the rows were right by a saved result."""
+    """Which of the rows a saved result counts as right."""
     saved = read_result(path, kind="eval")
     kept = saved.get("rows") or {}
     right = kept.get("right")
@@ -387,7 +388,7 @@ def _saved(path: Path, store: FeatureRows, rows: Codes, target: str) -> Mask:
 
 
 def _ids_digest(store: FeatureRows, rows: np.ndarray) -> str:
-    """SHA-256 over the ids of rows, which are in the order of their ids."""
+    """SHA-256 over the ids of rows; the rows are sorted by id."""
     digest = hashlib.sha256()
     for text in map(str.encode, store.ids[rows]):
         digest.update(len(text).to_bytes(8, "little") + text)

@@ -33,15 +33,16 @@ from ncm_cli.store.probe import Probe, write_probe
 
 
 def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
-    """Fit the probes, choose one, write it, and return what ``--json`` prints: how it was chosen, from what.
+    """Fit the probes, choose one, write it, and return what ``--json`` prints.
 
-    ``pairs`` are those that span the basis, ``held_out`` of them by the user while the choice was made, and
-    ``folds`` those that candidates were measured on; without pairs there is no ``verdict``.
+    In it ``pairs`` counts the pairs that span the final basis, ``held_out`` those among them that the user
+    held out while the choice was made, and ``folds`` the folds that candidates were measured on. Without
+    pairs there is no ``verdict``.
 
     Raises
     ------
     InputError
-        Rows, labels, pairs or ranks that can't be used, or several candidates and nothing to choose by.
+        Rows, labels, pairs or ranks that can't be used, or several candidates without validation rows.
     MismatchError
         Features and pairs of different encoders.
     """
@@ -96,7 +97,7 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
 
 
 def worst_groups(problem: Problem, training: TrainingSet, best: Fit) -> list[dict[str, Any]]:
-    """The worst group of the validation rows in each crossing of ``--groups``, as ``ncm eval`` has them."""
+    """The worst group of the validation rows in each crossing of ``--groups``, as ``ncm eval`` records it."""
     val, groups = problem.val, problem.groups
     if val is None or groups is None:
         return []
@@ -113,7 +114,7 @@ def worst_groups(problem: Problem, training: TrainingSet, best: Fit) -> list[dic
 
 
 def _warn(problem: Problem, choice: Choice, reporter: Reporter) -> None:
-    """Say when fits stopped short, and when the pick is nearly a constant or the last rank tried."""
+    """Warn if fits didn't converge, or if the pick is nearly a constant or the last rank tried."""
     options, answer = problem.options, one_answer(problem, choice)
     best, count, last = choice.best, len(choice.candidates), max(choice.ranks)
     missed = sum(not candidate["converged"] for candidate in choice.candidates)
@@ -173,7 +174,7 @@ def _no_controls(why: str) -> InputError:
 
 
 def _control_probes(folder: Path, problem: Problem, body: dict[str, Any]) -> dict[Path, Probe]:
-    """Each control as a probe, fitted on all of its rows, by its file: NAME.safetensors."""
+    """The controls as probes fitted on all of their rows, by file: NAME.safetensors."""
     if not body["controls"]:
         raise _no_controls(body["verdict"]["text"])
     solver, probes = problem.options.solving, {}
@@ -188,7 +189,7 @@ def _control_probes(folder: Path, problem: Problem, body: dict[str, Any]) -> dic
             if decay is None
             else train_path(training, solver, ranks=[0], decays=[decay])[0]
         )
-        # The constant had no others to be chosen among; the others' weight decays had.
+        # The constant was the only one of its kind; the others' weight decays were chosen.
         only = {"path": [{"rank": 0, "weight_decay": 0.0, "converged": True}], "rule": ONLY_CANDIDATE}
         record = {
             "method": name,

@@ -48,7 +48,7 @@ def joint(codes: Codes) -> Codes:
 def decide(logits: Array) -> Codes:
     """int64 (...): class codes of logits (..., C).
 
-    One logit speaks for class 1, and one of exactly 0 goes to class 0; of more, the first of the largest.
+    A single logit above 0 means class 1, else class 0. With more, the first of the largest decides.
     """
     if logits.shape[-1] == 1:
         return (logits[..., 0] > 0).astype(np.int64)
@@ -61,8 +61,8 @@ def row_log_loss(logits: Array, y: Codes) -> Array:
     Parameters
     ----------
     logits
-        (n, 1): the logit of class 1 against class 0. (n, C) with C > 1: softmax logits. Or those of many
-        probes, (n, R, C), for losses (n, R).
+        (n, 1): the logit of class 1 against class 0. (n, C) with C > 1: softmax logits. For R
+        probes: (n, R, C), with losses (n, R).
     y
         (n,) class codes.
     """
@@ -95,17 +95,17 @@ def margins(logits: Array) -> Array:
 
 
 def r2(predicted: Array, y: Array) -> float | None:
-    """1 − squared error / squared deviation from the mean; None where the target is constant."""
+    """1 − squared error / squared deviation from the mean; None if the target is constant."""
     total = mean((np.full(len(y), mean(y)) - y) ** 2)
     return None if total == 0 else 1 - mean((predicted - y) ** 2) / total
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """Scaled features (n, d) with what they should be predicted as.
+    """Scaled features (n, d) with targets.
 
-    ``y`` (n,) holds class codes, or float targets for regression; ``group`` (n, crossings) a group of each
-    crossing for each row, −1 for none.
+    ``y`` (n,) holds class codes, or float targets for regression; ``group`` (n, crossings) the group of each
+    row in each crossing, −1 for none.
     """
 
     X: Features
@@ -141,8 +141,8 @@ def row_errors(weight: Array, bias: Array, rows: Rows) -> tuple[Array, Array]:
 def pair_shifts(weight: Array, bias: Array, pairs: PairRows, *, regression: bool) -> tuple[Array, Array]:
     """(changes (R, m), shifts (R, m)) of R probes over m pairs.
 
-    A change is 1 where the two members are predicted differently, for regression the squared difference of
-    the predictions. A shift is ``|W delta|^2``, the squared distance of the members' logits.
+    A change is 1 if the two members are predicted differently, else 0; for regression it is the squared
+    difference of the predictions. A shift is ``|W delta|^2``, the squared distance of the members' logits.
     """
     changes, shifts = (np.empty((len(weight), len(pairs.a))) for _ in range(2))
     for probes, logits in _logits(weight, bias, np.concatenate([pairs.a, pairs.b])):
@@ -164,12 +164,12 @@ def _logits(weight: Array, bias: Array, X: NDArray[np.floating]) -> Iterator[tup
 
 
 class Measure(NamedTuple):
-    """One number of ``ncm eval``: its words in the table, and what it is of all rows."""
+    """One number of ``ncm eval``: its name in the table, and how it is computed from all rows."""
 
     text: str
     of: Callable[[Any], float | None] | None = None
-    """Of (n,) arrays ``predicted``, ``truth``, ``values`` (hits, or squared errors) and ``losses``; None for
-    an average over groups, `adjusted_average`."""
+    """Takes an object with arrays (n,) ``predicted``, ``truth``, ``values`` (hits, or squared errors) and
+    ``losses``. None for an average over groups, which `adjusted_average` computes."""
 
 
 MEASURES = {
@@ -187,7 +187,7 @@ MEASURES = {
         "adjusted_mse": Measure("adjusted mean squared error"),
     },
 }
-"""By task, under their names in the result's JSON."""
+"""The measures of each task, by their names in the result's JSON."""
 
 
 def wilson(right: float, n: float, z: float = Z95) -> tuple[float, float]:
@@ -206,9 +206,9 @@ def wilson(right: float, n: float, z: float = Z95) -> tuple[float, float]:
 
 
 def summary(values: Array | Mask) -> dict[str, Any]:
-    """A group's entry in a result: n and, of hits (bool), accuracy with its interval; of squared errors, mse.
+    """A group's entry in a result: n and, for hits (bool), accuracy with interval, for squared errors mse.
 
-    Without a row all but n is None.
+    Without rows everything but n is None.
     """
     n, value = len(values), mean(values) if len(values) else None
     if values.dtype != bool:
@@ -218,9 +218,9 @@ def summary(values: Array | Mask) -> dict[str, Any]:
 
 
 def worst(table: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The entry of lowest accuracy or highest mse, without interval; None where no group has a row.
+    """The entry with the lowest accuracy or highest mse, without its interval; None if no group has rows.
 
-    Of equal ones the largest is taken, as the surest, and of those the first.
+    Of equal ones the largest group is taken, and of equally large ones the first.
     """
     present = [entry for entry in table if entry["n"]]
     sign, name = (1, "accuracy") if table and "accuracy" in table[0] else (-1, "mse")
@@ -236,7 +236,7 @@ def adjusted_average(table: Sequence[dict[str, Any]], reference: Codes) -> tuple
     Parameters
     ----------
     table
-        Entries as by `summary`.
+        Entries as `summary` makes them.
     reference
         (groups,) rows of each group in the reference.
 
@@ -257,9 +257,9 @@ def adjusted_average(table: Sequence[dict[str, Any]], reference: Codes) -> tuple
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """Two-sided p-value of the exact McNemar test: the discordant rows as fair coin flips.
+    """Two-sided p-value of the exact McNemar test, in which discordant rows are fair coin flips.
 
-    McNemar (1947), Psychometrika 12; the exact binomial form. 1 where no row is discordant.
+    McNemar (1947), Psychometrika 12; the exact binomial form. 1 if no row is discordant.
     """
     n, k = only_first + only_second, min(only_first, only_second)
     if n == 0 or 2 * k >= n:
@@ -299,12 +299,12 @@ class Paired:
 
     n: int
     difference: float
-    """Accuracy of this one minus that of the other."""
+    """Accuracy of the first probe minus accuracy of the second."""
     ci_low: float
     ci_high: float
     """95 % interval of the difference."""
     p_value: float
-    """McNemar's exact test, two-sided, of equal accuracy."""
+    """Of McNemar's exact test, two-sided, for equal accuracy."""
     only_this_right: int
     only_other_right: int
 
@@ -319,9 +319,9 @@ def compare(this: Mask, other: Mask) -> Paired:
 
 
 def mean_difference(first: Array, second: Array) -> tuple[float, float | None, float | None]:
-    """Mean of first − second over the rows (n,), and Student's 95 % interval of it.
+    """Mean of first − second over the rows (n,), and its 95 % interval by Student's t.
 
-    From one row, which says nothing of how rows vary, the interval is None.
+    The interval is (None, None) for a single row, which doesn't show how rows vary.
     """
     # Imported here: it takes longer than everything else that a quick command does.
     from scipy.special import stdtrit

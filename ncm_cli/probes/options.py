@@ -46,7 +46,7 @@ _training = functools.partial(option, group="Training")
 
 
 def parse_method(text: str) -> str:
-    """``ncm`` or ``erm``; of another method that there is, the command that trains it is named."""
+    """``ncm`` or ``erm``; for another existing method the error names the command that trains it."""
     if text in FIT_METHODS:
         return text
     if text in METHODS:
@@ -90,7 +90,7 @@ class RowOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoreOptions:
-    """What ``ncm fit`` and ``ncm sweep`` read and write."""
+    """The files that ``ncm fit`` and ``ncm sweep`` read and write."""
 
     features: Path = option(help="Feature store with the rows.", role="input", flags=("-f",))
     pairs: Path | None = option(
@@ -118,7 +118,7 @@ class FitOptions(TrainingOptions):
         ("--envs", "--erase", "--penalty", "--anneal", "--eta", "--meta-lr", "--p-sel", "--alpha"),
         SWEPT.format("METHOD"),
     )
-    """The command in place of options that are no longer here."""
+    """Options of earlier versions, with the command that replaces each."""
 
     method: str | None = option(
         None,
@@ -197,7 +197,7 @@ class FitOptions(TrainingOptions):
 
     @property
     def fold_solving(self) -> Solver:
-        """The solver of the fits of folds: its tolerance is looser, unless ``--tolerance`` is given."""
+        """The solver for fits on folds: its tolerance is looser unless ``--tolerance`` is given."""
         tolerance = FOLD_TOLERANCE if self.tolerance == TOLERANCE else self.tolerance
         return dataclasses.replace(self.solving, tolerance=tolerance)
 
@@ -222,7 +222,7 @@ class FitOptions(TrainingOptions):
         return self._open(self.pair_rows)
 
     def _open(self, asked: str | None) -> bool:
-        """Whether an option leaves a choice open that is made by folds of the pairs."""
+        """Whether an option leaves a choice open to be made on folds of the pairs."""
         if self.pairs is None or self.select not in (None, "bound") or self.task == "regression":
             return False
         return asked == "auto" or (asked is None and self.method is None and self._several)

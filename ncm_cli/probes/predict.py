@@ -36,16 +36,17 @@ SCORES_AT_ONCE = 1 << 20
 """Rows times classes: with thousands of classes the scores are much larger than the features."""
 
 _Part = tuple[Sequence[str], list[str], np.ndarray]
-"""Some of the rows, in order: ids, why each that failed did (else blank), and the features of the others."""
+"""Some rows in order: their ids, the reasons of failures (blank for the others), and the features of those
+that didn't fail."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictReport:
-    """What was written."""
+    """Counts of the rows written."""
 
     output: Path
     rows: int
-    """Rows predicted, failed ones not counted."""
+    """Rows predicted, without failed ones."""
     failed: list[tuple[str, str]]
     """(id, reason) of images that couldn't be used."""
     classes: dict[str, int]
@@ -57,8 +58,8 @@ def predict(
 ) -> PredictReport:
     """Predict the rows of a store or images, and write them as CSV, in order, as they come.
 
-    A file appears whole or not at all. An image that can't be used gets a row with the reason, and
-    nothing else.
+    A file appears whole or not at all. An image that can't be used gets a row with nothing but its id and the
+    reason.
 
     Parameters
     ----------
@@ -105,7 +106,7 @@ def predict(
 def _parts(
     options: PredictOptions, probe: Probe, reporter: Reporter, stack: contextlib.ExitStack
 ) -> tuple[Iterable[_Part], int, str]:
-    """The rows to predict, how many and of what; what is wrong is said before anything is written."""
+    """The rows to predict, their number and their unit; raises errors before anything is written."""
     source = options.source
     if not source.is_dir():
         with require_file(source).open("rb") as stream:
@@ -136,7 +137,7 @@ def _parts(
 
 
 def _cells(probe: Probe, features: np.ndarray, every: bool) -> Iterator[list[str | float]]:
-    """The columns between id and reason of each row, with all probabilities if ``every``."""
+    """The columns of each row between id and reason, with the probabilities of all classes if ``every``."""
     step = max(1, SCORES_AT_ONCE // max(len(probe.classes), 1))
     for start in range(0, len(features), step):
         scores = logits(probe, features[start : start + step])
@@ -145,7 +146,7 @@ def _cells(probe: Probe, features: np.ndarray, every: bool) -> Iterator[list[str
             continue
         shares, margins = metrics.probabilities(scores), metrics.margins(scores)
         for row, code, margin in zip(shares, metrics.decide(scores).tolist(), margins, strict=True):
-            # Nine digits: all that float32 features can mean.
+            # Nine digits: the precision of float32 features.
             yield [
                 probe.classes[code],
                 *(f"{value:.9g}" for value in (row[code], margin, *(row if every else ()))),
@@ -163,7 +164,7 @@ def find_images(source: Path) -> list[ImageFile]:
         return [ImageFile(printable(name), f"{base}/{name}") for name in walk_images(source)[0]]
     with source.open("rb") as stream:
         head = stream.read(HEAD_BYTES)
-    # By content or, for a damaged one, by name.
+    # Recognised by content, or by name if it is damaged.
     if sniff(head) in PICTURES or source.suffix.lower() in IMAGE_SUFFIXES:
         return [ImageFile(source.name, base)]
     manifest = read_manifest(source, ColumnNames(), root=None, images_only=True)
@@ -174,7 +175,7 @@ def find_images(source: Path) -> list[ImageFile]:
 def _encoded(
     options: PredictOptions, probe: Probe, files: list[ImageFile], reporter: Reporter
 ) -> Iterator[_Part]:
-    """Features of the images by the probe's encoder, batch by batch; the first item loads the encoder."""
+    """Features of the images, batch by batch, from the probe's encoder, which the first item loads."""
     request = _request(options, probe)
     start_loading(request, reporter)
     encoder = load_encoder(request, device=options.device, reporter=reporter)
@@ -192,7 +193,7 @@ def _encoded(
 
 
 def _request(options: PredictOptions, probe: Probe) -> EncoderRequest:
-    """The encoder to load: by the probe's description and, for the weights, by its store or network."""
+    """The encoder to load, by the probe's description; its store or network says where the weights are."""
     described = probe.encoder
     if described.get("kind") not in LIBRARIES:
         raise InputError(
@@ -206,7 +207,7 @@ def _request(options: PredictOptions, probe: Probe) -> EncoderRequest:
     made_with: dict[str, Any] = {"pretrained": data.get("checkpoint")}
     path = (data.get("features") or {}).get("path")
     if not options.pretrained and path and Path(path).is_file():
-        # The store may be another one by now.
+        # The store may have been replaced.
         with contextlib.suppress(NcmError), FeatureStore(path) as store:
             made_with = dict(store.options) if store.fingerprint == probe.fingerprint else {}
     return request_of(described, made_with, pretrained=options.pretrained, where=options.probe)

@@ -66,13 +66,15 @@ def read_problem(
     Parameters
     ----------
     columns
-        Of other options than ``upweight`` whose training rows need a value, by the option: see `RawRows`.
+        Columns in which training rows need a value, by the option that names them: see `RawRows.codes`. Those
+        of ``upweight`` needn't be given.
     compared_with
-        A probe to compare a fit on this problem with: its classes are used, and nothing is kept apart.
+        A probe to compare a fit on this problem with: its classes are used, and there are no validation or
+        test rows.
     store
-        The rows, where they are open already; with an empty encoder they take any pairs of their ids.
+        The rows, if they are open already; with an empty encoder they accept pairs of any encoder.
     pair_store
-        The pairs, where they are read already.
+        The pairs, if they are read already.
     """
     with store or FeatureStore(options.features) as store:
         nodes = store.content_nodes
@@ -158,10 +160,10 @@ def read_method_problem(
     features: Path,
     store: FeatureRows | None = None,
 ) -> Problem:
-    """The problem of ``ncm sweep`` or ``ncm finetune``, where no choice of rows or group weights is open.
+    """The problem of ``ncm sweep`` or ``ncm finetune``, which don't choose among rows and group weights.
 
-    ``columns`` name other options whose training rows need a value. Raises `InputError` without validation
-    rows.
+    ``columns`` are options that name columns in which training rows need a value. Raises `InputError` without
+    validation rows.
     """
     names = (field.name for field in dataclasses.fields(RowOptions) if field.name != "upweight")
     given = {name: getattr(options, name) for name in ("pairs", "output", "scaling", "scale_factor", *names)}
@@ -186,7 +188,7 @@ def _domains(
 ) -> tuple[tuple[str, ...], bool]:
     """The columns of domains, and whether the pairs were matched by label across them.
 
-    Of augmented pairs they are those of the training rows.
+    For augmented pairs: the columns of the training rows' domains.
     """
     if pairs is None:
         return (), False
@@ -197,9 +199,10 @@ def _domains(
 
 
 def _variants(options: FitOptions, upweight: str | None, extra: RawRows | None) -> tuple[Variant, ...]:
-    """The variants that compete: both ways of each choice that is open and possible, else the one way.
+    """The variants to try: with and without group weights, and the pairs' rows, unless an option decides.
 
-    Raises `InputError` for ``auto`` and ``yes`` where nothing is known.
+    Raises `InputError` for ``--upweight auto`` without cells or groups, and for ``--pair-rows yes`` without
+    such rows.
     """
     if options.upweight == "auto" and not upweight:
         raise InputError(
@@ -280,7 +283,7 @@ def _refuse_shared(store: FeatureRows, rows: dict[Role, Mask], role: Role, other
 
 
 def _drop_copies(store: FeatureRows, roles: Roles, overlap: str, reporter: Reporter) -> int:
-    """Leave training rows out whose image is byte-identical to a validation or test row's; how many are."""
+    """Leave out training rows that are copies of validation or test rows; returns the number of copies."""
     train, others, nodes = roles.rows["train"], roles.val_or_test, store.content_nodes
     copies = np.flatnonzero(train & store.copies_of(others))
     if copies.size:
@@ -296,7 +299,7 @@ def _drop_copies(store: FeatureRows, roles: Roles, overlap: str, reporter: Repor
 
 
 def _keeps(overlap: str, refusal: InputError, without: str, reporter: Reporter) -> bool:
-    """Whether ``--overlap`` keeps what a refusal names; it is raised for ``error``, and else said."""
+    """Whether ``--overlap`` keeps what ``refusal`` names; ``error`` raises it, other values report it."""
     if overlap == "error":
         raise refusal
     kept = overlap == "keep"
@@ -326,9 +329,9 @@ def _target(store: FeatureRows, options: FitOptions, train_rows: Mask) -> Target
 def _rows_with(
     store: FeatureRows, rows: Mask, known: Mask, lacking: str, refusal: NcmError, reporter: Reporter
 ) -> Mask:
-    """The rows of a mask that have a value; how many have none is said, and a mask of none is refused.
+    """The rows of a mask that have a value; reports how many have none, and refuses a mask without any.
 
-    A row without a value takes no part: it must not become a group of its own in silence.
+    A row without a value takes no part: it must not silently become a group of its own.
     """
     missing = np.flatnonzero(rows & ~known)
     if missing.size:
@@ -383,11 +386,12 @@ def read_usable_pairs(
     reporter: Reporter,
     store: PairStore | None = None,
 ) -> Pairs:
-    """Read the pair store, unless it is read, check that it belongs to the features, and bar leaking pairs.
+    """Read the pair store, check that it belongs to the features, and leave out pairs by ``--overlap``.
 
-    Members are looked up by id in the feature store that is used now, whenever the pairs were made. Of text
-    pairs each class is a node, so that folds measure classes that they have left out whole. What ``ncm
-    pairs`` left out itself: `pairs.pairs.straddling`.
+    Pairs are left out if a member is a validation or test row, or a copy of one. (``ncm pairs`` has already
+    left out some: `pairs.pairs.straddling`.) Members are looked up by id in the feature store that is used
+    now, whenever the pairs were made. Each class of text pairs is one node, so that a fold leaves out whole
+    classes. ``store`` is the pair store if it is read already.
     """
     store, nodes = store or read_pairs(path), features.content_nodes
     if features.encoder:
@@ -451,7 +455,7 @@ def read_usable_pairs(
 
 
 def _member_rows(store: FeatureRows, pairs: Pairs) -> Mask:
-    """(N,) the rows of the store that are members of usable pairs; of copies the first."""
+    """(N,) the rows of the store that are members of usable pairs; of several copies only the first."""
     members = np.concatenate([pairs.node_a[pairs.usable], pairs.node_b[pairs.usable]])
     mask = np.zeros(store.rows, dtype=bool)
     mask[members[members < store.rows]] = True
@@ -466,8 +470,10 @@ def _extra(
     rows: Callable[[Mask], RawRows],
     labelled: bool,
 ) -> RawRows | None:
-    """The pairs' own rows outside training, where they have labels that making the pairs took, or are to be
-    trained on (``labelled``)."""
+    """Labelled members of pairs that are neither training, validation nor test rows; None if there are none.
+
+    Their labels are used only if the pairs were matched by them, or with ``labelled``.
+    """
     if pairs is None:
         return None
     same = parse_names(str(pairs.store.options.get("same") or ""))
@@ -480,13 +486,13 @@ def _extra(
 def reread_problem(
     probe: Probe, features: Path, pairs: Path | None, *, where: str | None = None, reporter: Reporter
 ) -> Problem:
-    """The problem that a probe was fitted on, read again; or with ``where``, that of other training rows.
+    """The problem that a probe was fitted on, read again; with ``where``, on other training rows.
 
     Raises
     ------
     MismatchError
-        The probe doesn't say what it was fitted on, ``fit`` doesn't have its method, or rows or pairs are not
-        those it was fitted on.
+        The probe doesn't record what it was fitted on, ``fit`` doesn't have its method, or rows or pairs
+        aren't those that it was fitted on.
     """
     recorded: Mapping[str, Any] = probe.meta.get("options") or {}
     data: Mapping[str, Any] = probe.meta.get("data") or {}

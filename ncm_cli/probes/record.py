@@ -15,7 +15,7 @@ from ncm_cli.store.probe import Probe, record_ids
 
 
 def flags_of(problem: Problem, oracle: bool) -> list[str]:
-    """Warnings that go with this probe's numbers wherever they are shown."""
+    """Warnings to show wherever this probe's numbers are shown."""
     flags = ["ORACLE: chosen by looking at the test rows"] if oracle else []
     if problem.options.overlap == "keep":
         if problem.copies:
@@ -26,7 +26,7 @@ def flags_of(problem: Problem, oracle: bool) -> list[str]:
 
 
 def pairs_record(pairs: Pairs, path: Path | None, rank: int) -> dict[str, Any]:
-    """The record of pairs of a numerical rank, and of how many of them are used."""
+    """The record of the pairs: their file, numerical rank, and how many of them are used."""
     return {
         "path": str(path),
         "content_sha256": pairs.store.content_sha256,
@@ -64,7 +64,7 @@ def origin_of(problem: Problem, training: TrainingSet, variant: Variant) -> dict
 def probe_of(
     problem: Problem, training: TrainingSet, best: Fit, record: Mapping[str, Any], origin: Mapping[str, Any]
 ) -> Probe:
-    """A probe fitted on a part of a problem; ``record`` says how, and ``origin`` is `origin_of` both."""
+    """A probe fitted on ``training``; ``record`` says how, and `origin_of` makes ``origin``."""
     scaling, spectrum = training.scaling, training.spectrum
     meta = {
         "encoder": problem.encoder,

@@ -1,20 +1,20 @@
-"""The selection rules of ``ncm fit``, ``ncm sweep`` and ``ncm finetune``, and what each looks at."""
+"""The selection rules of ``ncm fit``, ``ncm sweep`` and ``ncm finetune``, and the metric of each."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 SCORES = ("cell_error", "guarded_bound", "bound_01")
-"""The scores of the rule ``bound``: the first that is known is minimised."""
+"""The scores of the rule ``bound``, which minimises the first that is known."""
 
 
 class Rule(NamedTuple):
-    """What a selection rule looks at, and whether the least (1) or the greatest (-1) is best."""
+    """The metric of a selection rule, and whether the least (1) or the greatest (-1) is best."""
 
     metric: str
     sign: int
     missing: str
-    """Why it isn't known, where it isn't."""
+    """The reason to give if the metric isn't known."""
 
     @property
     def oracle(self) -> bool:
@@ -30,10 +30,10 @@ RULES: dict[str, Rule] = {
     "oracle-worst-group": Rule("test_worst_group", -1, "there are no --test rows with --groups"),
 }
 TIE_BREAKERS = {"cell_error": "cell_log_loss"}
-"""The metric that breaks ties of a score, where it isn't the validation loss."""
+"""The metric that breaks ties of a score, if it isn't the validation loss."""
 
 REGRESSION_METRICS = {"val_accuracy": "val_mse", "bound_01": "bound_mse", "test_accuracy": "test_mse"}
-"""The metrics of rules for regression, where the least is always best."""
+"""The metrics that rules use for regression, for which the least is always best."""
 
 FINETUNE_RULES = ("bound", *(name for name in RULES if name != "bound"))
 """The rules of ``ncm finetune``, in the order of its help."""

@@ -21,35 +21,36 @@ from ncm_cli.probes.rules import REGRESSION_METRICS, RULES, SCORES, TIE_BREAKERS
 from ncm_cli.solvers.training_set import Fit
 
 Candidate = dict[str, Any]
-"""One setting and what is finite and known of it, as in the ``path`` of a result.
+"""A combination of settings with its known, finite metrics, as in the ``path`` of a result.
 
 - ``rank``, ``weight_decay``, and whether it ``converged``.
-- ``val_accuracy``, ``val_log_loss``, or ``val_mse``: on the validation rows; for the rule ``bound`` means
-  over the folds. ``worst_group``: lowest accuracy among their groups (highest MSE).
+- ``val_accuracy``, ``val_log_loss``, or ``val_mse``: on the validation rows; means over the folds for the
+  rule ``bound``. ``worst_group``: the lowest accuracy (highest MSE) of a group of these rows.
 - ``flip_rate``: share of the measured pairs whose members are predicted differently; ``bound_01`` is
   ``1 - val_accuracy + flip_rate``. For regression ``pair_mse``, the mean squared difference between the
   predictions for a pair's members, and ``bound_mse``, ``(sqrt(val_mse) + sqrt(pair_mse))^2``: by Minkowski's
-  inequality the test domain's MSE is at most that.
+  inequality the test domain's MSE is at most ``bound_mse``.
 - ``log_loss_bound``: ``val_log_loss + L sqrt(mean |W delta|^2)`` over the measured pairs, L = 1 for two
   classes and sqrt(2) for more (softmax cross-entropy is sqrt(2)-Lipschitz in the logits). Not used to
   select: shrinking the weights drives it to log 2.
-- ``cell_error``: of pairs that were matched by label, the mean over label × domain cells of the error on
-  their held-out members and on the validation rows; ``worst_cell_error`` and ``cell_log_loss`` likewise.
-  ``within_flip_rate``: the flip rate of random pairs of a cell, which no domain explains.
-- ``across_flip_rate``: of augmented pairs whose rows have domains, the flip rate of random pairs of a class
-  across domains; ``guarded_bound`` is validation error + the larger of the two flip rates.
-- ``upweighted``, ``pair_rows``: the `Variant`, where several compete.
-- ``test_accuracy`` or ``test_mse``: only known to the oracle.
+- For pairs matched by label: ``cell_error``, the mean of the label × domain cells' error rates on the pairs'
+  members, each by the fold not trained on it, and the validation rows; ``worst_cell_error`` and
+  ``cell_log_loss`` on the same rows; ``within_flip_rate``, the flip rate of random pairs within a cell, which
+  domains don't explain.
+- For augmented pairs whose rows have domains: ``across_flip_rate``, the flip rate of random pairs of one
+  class from different domains; ``guarded_bound``, validation error + the larger of the two flip rates.
+- ``upweighted``, ``pair_rows``: the `Variant`, if several are tried.
+- ``test_accuracy`` or ``test_mse``: only with the rule ``oracle``.
 """
 
 RANKED = ("val_accuracy", "val_log_loss", "val_mse", "worst_group", "test_accuracy", "test_mse")
-"""The metrics of a candidate that rows give."""
+"""The metrics that `score_path` gives a candidate, from validation and test rows."""
 
 
 def best_candidate(candidates: Sequence[Candidate], rule: str, task: str) -> int:
     """The index of the best candidate; ties go to the lower validation loss, then the lower rank.
 
-    Raises `InputError` where what the rule needs is not known (no validation rows, pairs, groups, test rows).
+    Raises `InputError` if what the rule needs is not known (no validation rows, pairs, groups, test rows).
     """
     name, sign, _ = RULES[rule]
     if task == "regression":
@@ -70,7 +71,7 @@ def best_candidate(candidates: Sequence[Candidate], rule: str, task: str) -> int
 
 
 def score_name(known: Container[str], task: str = "classification") -> str:
-    """The metric of the rule ``bound``, of those that are known."""
+    """The metric that the rule ``bound`` uses, given the names of the known ones."""
     if task == "regression":
         return REGRESSION_METRICS[RULES["bound"].metric]
     return next((name for name in SCORES if name in known), RULES["bound"].metric)
@@ -84,7 +85,7 @@ def stacked(fits: Sequence[Fit]) -> tuple[Array, Array]:
 def row_facts(weight: Array, bias: Array, name: str, rows: Rows) -> dict[str, Array]:
     """Metrics of R probes on rows, (R,) each: ``NAME_accuracy`` and ``NAME_log_loss``, or ``NAME_mse``.
 
-    With groups also ``NAME_worst_group``, and of each of several crossings ``NAME_worst_group_1`` ...
+    With groups also ``NAME_worst_group``; with several crossings ``NAME_worst_group_1`` ... for each.
     """
     errors, losses = metrics.row_errors(weight, bias, rows)
     mean, regression = errors.mean(axis=1), rows.y.dtype.kind == "f"
@@ -101,7 +102,7 @@ def row_facts(weight: Array, bias: Array, name: str, rows: Rows) -> dict[str, Ar
 
 
 def pair_facts(error: Array, loss: Array, change: Array, shift: Array, n_logits: int) -> dict[str, Array]:
-    """Flip rate and bounds of classifiers by the names of `Candidate`, elementwise."""
+    """Flip rate and bounds of classifiers, elementwise, under the names in `Candidate`."""
     return {
         "flip_rate": change,
         "bound_01": error + change,
@@ -110,7 +111,7 @@ def pair_facts(error: Array, loss: Array, change: Array, shift: Array, n_logits:
 
 
 def cell_facts(errors: Array, losses: Array, cell: Codes) -> dict[str, Array]:
-    """Means over cells of errors and log losses (R, q) of rows, by the names of `Candidate`."""
+    """Cell errors and log losses from errors and losses (R, q) of rows, under the names in `Candidate`."""
     parts = [cell == code for code in np.unique(cell)]
     by_cell, loss_by_cell = (
         np.stack([values[:, part].mean(axis=1) for part in parts]) for values in (errors, losses)
@@ -150,7 +151,7 @@ def score_path(fits: Sequence[Fit], *, val: Rows | None = None, test: Rows | Non
 
 
 def candidates_of(fits: Sequence[Fit], facts: dict[str, Array]) -> list[Candidate]:
-    """A candidate for each fit, with facts (R,) by name; rounding of shares is taken off at 1e-15."""
+    """A candidate for each fit, with facts (R,) by name, rounded to 15 digits as shares are."""
     return [
         {"rank": fit.rank, "weight_decay": fit.weight_decay, "converged": fit.converged}
         | {name: round(float(values[i]), 15) for name, values in facts.items() if np.isfinite(values[i])}
@@ -159,7 +160,7 @@ def candidates_of(fits: Sequence[Fit], facts: dict[str, Array]) -> list[Candidat
 
 
 def worst_group_error(errors: Array, group: Codes) -> Array:
-    """(R,) the highest mean among the groups of rows, (n,) or (n, crossings); −1 is no group."""
+    """(R,) the highest group mean of errors (R, n); ``group`` is (n,) or (n, crossings), −1 for no group."""
     codes = group if group.ndim == 2 else group[:, None]
     parts = [(codes == code).any(axis=1) for code in np.unique(codes[codes >= 0])]
     return np.max([errors[:, part].mean(axis=1) for part in parts], axis=0)

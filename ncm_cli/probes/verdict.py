@@ -15,13 +15,13 @@ LOW_FLIP_RATE = 0.05
 """A flip rate below this leaves little to gain."""
 
 LEAST_GAIN = 0.01
-"""A gain of the score below this, one answer in a hundred, is none that anybody would notice."""
+"""A smaller gain of the score, less than one answer in a hundred, is none that anybody would notice."""
 
 LEAST_GAIN_SHARE = 0.05
-"""For regression, the same as a share of the bound at rank 0."""
+"""For regression: a gain below this share of the bound at rank 0 is none."""
 
 NO_GAIN_FACTOR = 2.0
-"""A possible gain below this many least gains counts as none."""
+"""A possible gain below this multiple of the least gain counts as none."""
 
 VERDICTS = {
     "helps": "The pairs help",
@@ -51,28 +51,29 @@ class Verdict:
         answer; ``too-few``: too few independent pairs; ``undecided``: the interval is wider than the gain;
         ``unmeasured``: no validation rows, or pairs that can't be divided into folds.
     text
-        The same in a sentence, with what was measured at rank 0 and now.
+        The verdict in a sentence, with the measurements at rank 0 and of the pick.
     reasons
-        Why they don't, or may not, help, by the path; in ``text`` too.
+        Why the pairs don't help, or may not, judged by all candidates; part of ``text``.
     about
-        Which shift it is about.
+        The shift that the verdict applies to.
     score
-        What candidates were compared by: see `ncm_cli.probes.rules.SCORES`.
+        The name of the score that candidates were compared by: see `ncm_cli.probes.rules.SCORES`.
     bound, erm_bound
-        With their intervals, of the pick and of rank 0.
+        The bound of the pick and of ERM, with intervals.
     cell_error, erm_cell_error
-        Error on held-out rows with every label × domain cell weighted equally; only for matched pairs.
+        The error of the pick and of ERM on held-out rows, with every label × domain cell weighted equally and
+        with intervals; only for matched pairs.
     worst_cell_error
-        Of the pick, in the worst cell.
+        The error of the pick in its worst cell.
     within_flip_rate, across_flip_rate
-        Flip rate of the pick on random pairs of one cell (matched pairs), or of one class across domains
-        (augmented pairs), and with ``erm_`` of rank 0.
+        The pick's flip rate on random pairs: within a cell (matched pairs), or within a class and across
+        domains (augmented pairs). With ``erm_``: ERM's.
     gain
         How much lower the pick's score is than ERM's, paired.
     control, control_gain
-        The best candidate that removes nothing, and how much lower the pick's score is than its.
+        The best candidate that removes nothing, and how much lower the pick's score is.
     constant_error
-        The score of always the same answer.
+        The score of a probe that always gives the same answer.
     """
 
     code: str
@@ -115,7 +116,7 @@ class Circumstances:
     answer
         The constant's answer in words.
     about
-        What the verdict is about: a sentence.
+        The shift that the verdict applies to, in sentences.
     against
         The augmentations of the pairs, such as ``blur:0.05``.
     least_score
@@ -123,9 +124,9 @@ class Circumstances:
     one_answer
         Whether the final fit tells all validation rows the same.
     unlike
-        How many pairs have members of different labels, and of how many.
+        (number of pairs whose members have different labels, number of all pairs).
     by_score
-        The option that chooses by the score.
+        The option that selects by the score.
     advice
         What to do about too few pairs.
     """
@@ -149,10 +150,10 @@ def judge(
     control: int | None = None,
     written: int | None = None,
 ) -> Verdict:
-    """The verdict on candidate ``pick`` against candidate ``erm``: plain training, nothing removed.
+    """The verdict on candidate ``pick``, compared with candidate ``erm``: plain training, nothing removed.
 
-    ``control`` is the best candidate of rank 0, if another: training on other rows or with group weights.
-    ``written`` is the candidate that is written instead of the pick.
+    ``control`` is the best candidate of rank 0: it may be another, trained on other rows or with group
+    weights. ``written`` is the candidate that is written to the probe file; it may differ from the pick.
     """
     if estimates.errors is None or estimates.constant is None:
         return unmeasured(estimates, "no validation rows", case.about)
@@ -225,7 +226,7 @@ def verdict_code(
     removing = estimates.candidates[pick]["rank"] > 0
     fall = gain.value if removing else 0.0
     if estimates.score == "bound_01" and estimates.errors is not None:
-        # What remains of the gain without validation error is the pairs' own part.
+        # The gain apart from validation error comes from the pairs.
         fall = min(fall, gain.value - (estimates.error(erm).value - estimates.error(pick).value))
     if removing and fall >= least and gain.low > 0 and over_constant.low > 0:
         frequent = estimates.frequent_gain(pick, erm)
@@ -254,11 +255,11 @@ def verdict_code(
 
 
 def _most(estimates: CrossFit, nothing: int) -> float:
-    """The most that removing directions could gain on a candidate of rank 0.
+    """The most by which removing directions could lower the score of candidate ``nothing``, of rank 0.
 
-    The highest upper end of the fall of the score over all candidates that remove some, and no less than how
-    often candidates may differ that agree on all pairs; of the bound at most the upper end of the flip rate,
-    by which alone it can fall.
+    This is the highest upper limit of the gain among all candidates that remove directions, and at least
+    `CrossFit.undetected_limit`. For the 0-1 bound it is at most the upper limit of the flip rate: only the
+    flips can fall.
     """
     removing = [i for i, candidate in enumerate(estimates.candidates) if candidate["rank"] > 0]
     most = max((estimates.gain(index, nothing).high for index in removing), default=0.0)
@@ -273,7 +274,7 @@ SCORE_WORDS = {
     "guarded_bound": "bound",
     "cell_error": "error on held-out rows (every cell weighted equally)",
 }
-"""Scores in words."""
+"""The scores in words."""
 
 
 def _measured(estimates: CrossFit, index: int) -> tuple[str, str]:
@@ -285,7 +286,7 @@ def _measured(estimates: CrossFit, index: int) -> tuple[str, str]:
 
 
 def _change(estimates: CrossFit, pick: int, erm: int) -> str:
-    """From plain training to the pick, in words."""
+    """The change from plain training to the pick, in words."""
     flips, right = _measured(estimates, erm)
     now, still = (part.rsplit(" ", 1)[1] for part in _measured(estimates, pick))
     random = estimates.random_change(erm), estimates.random_change(pick)
@@ -337,7 +338,7 @@ def _beside(estimates: CrossFit, pick: int, control: int) -> str:
 
 
 def _reasons(estimates: CrossFit, erm: int, code: str, case: Circumstances) -> tuple[str, ...]:
-    """Why the pairs don't help, by the candidates of all ranks."""
+    """Why the pairs don't help, judged by the candidates of all ranks."""
     flips, reasons = estimates.changes.mean(axis=1), []
     whole_path, by_flips = case.least_score, estimates.cell is None
     fewest = int(flips.argmin())
@@ -356,7 +357,7 @@ def _reasons(estimates: CrossFit, erm: int, code: str, case: Circumstances) -> t
 
 
 def unmeasured(estimates: CrossFit | tuple[int, int], why: str, about: str) -> Verdict:
-    """The verdict where the score can't be measured; ``estimates`` may be (number of pairs, of units)."""
+    """The verdict if the score can't be measured; ``estimates`` may be (number of pairs, number of units)."""
     pairs, units = estimates if isinstance(estimates, tuple) else (estimates.pairs, estimates.units)
     return Verdict(
         code="unmeasured",

@@ -46,7 +46,7 @@ from ncm_cli.store.roles import Role, Target, read_target, split_filter
 from ncm_cli.store.rows import FeatureRows
 
 FOLDS = 5
-"""Parts of the pairs, each measured without its directions: as many as ``ncm fit`` has."""
+"""Folds of the pairs, as in ``ncm fit``: each is measured with the directions of the others removed."""
 
 
 def zeroshot(options: ZeroshotOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
@@ -78,10 +78,10 @@ def zeroshot(options: ZeroshotOptions, *, reporter: Reporter = SILENT) -> dict[s
                 found=listing(without),
                 expected="text such as 'a photo of a {}', a file with one a line, or openai",
             )
-        # Cosines need rows of unit length. A stored row is one, or is made one when the probe is applied.
+        # Cosines need rows of unit length: stored rows are, or the probe normalises them when it is applied.
         scaling = Scaling("none" if store.encoder.get("normalize") else "norm")
         meta = _record(options, store, scaling, other) | {"prompts": prompts, "words": words}
-        # What can be refused is, before a model is loaded and reads texts, which may take hours.
+        # Refuse whatever can be refused before a model is loaded and reads texts, which may take hours.
         removal = (
             None if options.pairs is None else _read_pairs(options, store, scaling, answers, meta, reporter)
         )
@@ -118,7 +118,7 @@ def zeroshot(options: ZeroshotOptions, *, reporter: Reporter = SILENT) -> dict[s
 def _record(
     options: ZeroshotOptions, store: FeatureRows, scaling: Scaling, other: Probe | None
 ) -> dict[str, Any]:
-    """The probe's record before it is made; the mixture has seen the rows that the other probe has."""
+    """The record of a probe that is still to be made; a mixture has seen the rows of the other probe, too."""
     encoder, before = without_view(store.encoder), {} if other is None else other.meta
     selection = {"rule": ONLY_CANDIDATE, "chosen": 0, "path": [_only(0)], "verdict": None}
     seen, choice = dict(before.get("rows") or {}), before.get("selection") or {}
@@ -151,9 +151,9 @@ def _only(rank: int) -> dict[str, Any]:
 def _answers(
     store: FeatureRows, target: str, classes: tuple[str, ...], *, named: bool, reporter: Reporter
 ) -> Target | None:
-    """The store's answers as codes of these classes; None where it has no such column, and none was named.
+    """The store's targets as codes of these classes; None if it has no label column and none was named.
 
-    Raises `InputError` for fewer than two classes, or where no row is of any: names must be the column's.
+    Raises `InputError` for fewer than two classes, or if no row is of any: names must be the column's.
     """
     if len(classes) < 2:
         raise InputError("a classifier needs two classes or more", found=listing(classes))
@@ -179,8 +179,8 @@ def _answers(
 def from_prompts(tower: TextTower, prompts: list[str], words: dict[str, str]) -> tuple[Array, Array]:
     """Weights (C, d) and biases (C,), both float64, of a probe on rows of unit length; C = 1 for two classes.
 
-    A bias that all classes share (SigLIP's) changes no probability among them. ``words`` are those of each
-    class. Raises `InputError` for two classes of which a prompt says the same to the model.
+    A bias that all classes share (SigLIP's) changes no probability among them. ``words`` has each class's
+    words in prompts. Raises `InputError` for two classes that the model can't tell apart in a prompt.
     """
     texts = [filled(prompt, name) for name in words.values() for prompt in prompts]
     tokens = tower.tokens(texts)
@@ -197,7 +197,7 @@ def _unit(rows: Array) -> Array:
 
 
 def _require_mixable(path: Path | None, probe: Probe, store: FeatureRows, classes: tuple[str, ...]) -> None:
-    """Refuse a probe whose weights aren't of these classes and of rows of unit length, as prompts' are."""
+    """Refuse a probe to mix with that has other classes, or wasn't fitted on rows of unit length."""
     require_same_encoder(path, probe.encoder, store.path, store.encoder, ignore_view=True)
     if probe.classes != classes:
         raise MismatchError(
@@ -217,7 +217,7 @@ def _require_mixable(path: Path | None, probe: Probe, store: FeatureRows, classe
 
 
 def _without(weight: Array, basis: Array) -> Array:
-    """Weights (C, d) without directions (d, r): exactly 0 where no more than rounding of features is left."""
+    """Weights (C, d) without directions (d, r): exactly 0 if only rounding of features is left."""
     left = project(weight, basis)
     return left * (np.linalg.norm(left) > FEATURE_EPS * np.linalg.norm(weight))
 
@@ -230,10 +230,10 @@ def _read_pairs(
     meta: dict[str, Any],
     reporter: Reporter,
 ) -> _Removal:
-    """``--pairs``, the ranks to choose among, and the rows to choose by, which are added to ``meta``.
+    """``--pairs``, the ranks to choose among and the rows to choose by; records the pairs in ``meta``.
 
-    Raises `InputError` for ranks that the pairs don't have, or several of them and no labelled rows: flips
-    alone prefer whatever always answers the same.
+    Raises `InputError` for ranks that the pairs don't have, or for several ranks without labelled rows: flips
+    alone prefer a constant probe.
     """
     assert options.pairs is not None
     where: dict[Role, str | None] = {"train": None, "val": options.val or split_filter(store, "val")}
@@ -283,16 +283,16 @@ def _read_pairs(
 
 
 class _Removal(NamedTuple):
-    """The pairs, the ranks to choose among and the rows to choose by, known before there are weights."""
+    """The pairs, the ranks to choose among and the rows to choose by, read before weights are computed."""
 
     pairs: Pairs
     scaling: Scaling
     whole: Spectrum
     folds: list[Fold]
     left: list[Spectrum]
-    """The spectra of the pairs that each fold leaves."""
+    """For each fold, the spectrum of the pairs outside it."""
     why: str
-    """Why there is no fold, where there is none."""
+    """Why there are no folds, if there are none."""
     ranks: tuple[int, ...]
     several: bool
     val: Rows | None
@@ -301,10 +301,10 @@ class _Removal(NamedTuple):
     classes: tuple[str, ...]
 
     def choose(self, fit: Fit) -> dict[str, Any]:
-        """The record of the choice of the rank.
+        """Choose the rank, and return the record of the choice.
 
-        Several ranks are chosen among by validation error + flip rate, as in ``ncm fit``: a pair's flips are
-        counted with the directions of the others removed.
+        The choice is by validation error + flip rate, as in ``ncm fit``: flips of a fold's pairs are counted
+        with the directions of the other pairs removed.
         """
         pairs, shift = self.pairs, about(self.pairs.store)
         if not self.folds:
@@ -312,7 +312,7 @@ class _Removal(NamedTuple):
             return {"chosen": 0, "path": [_only(self.ranks[0])], "verdict": dataclasses.asdict(verdict)}
         tried = sorted({0, *self.ranks})
 
-        def without(basis: Array, rank: int) -> Fit:  # of a basis of fewer directions, all
+        def without(basis: Array, rank: int) -> Fit:  # a basis of fewer directions is removed whole
             return dataclasses.replace(fit, rank=rank, weight=_without(fit.weight, basis[:, :rank]))
 
         parts = (

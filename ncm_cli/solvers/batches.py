@@ -1,4 +1,4 @@
-"""The rows that training steps see: batches of an epoch, and the training rows on the device.
+"""The rows that training steps use: batches of an epoch, and the training rows on the device.
 
 Shapes: ``be`` is (rows of the batch, environments).
 """
@@ -20,18 +20,18 @@ from ncm_cli.solvers.projection import complement
 from ncm_cli.solvers.training_set import TrainingSet
 
 MOST_READ = 8192
-"""Rows that are read at once where features aren't in memory: 35 MB of width 512."""
+"""Rows that are read at once if features aren't in memory: 35 MB at width 512."""
 
 
 def generator_of(seed: int, stream: int) -> torch.Generator:
-    """A generator of its own for each (seed, stream), so that one use never shifts another."""
+    """A separate generator for each (seed, stream), so that one use never shifts another."""
     generator = torch.Generator()
     generator.manual_seed(int(np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0] >> 1))
     return generator
 
 
 def epoch_order(strata: Tensor | None, n: int, generator: torch.Generator) -> Tensor:
-    """A random order of ``n`` rows in which every stratum (n,), if there are such, is spread evenly.
+    """A random order of ``n`` rows in which every stratum, by the codes ``strata`` (n,), is spread evenly.
 
     Each stratum is shuffled and its rows are laid out at even distances with a random offset each, so
     that any stretch of the order holds every environment in proportion (to one row or so). A plain
@@ -56,7 +56,7 @@ def epoch_batches(
 ) -> Iterator[Tensor]:
     """The rows of each batch of an epoch that passes over every row once.
 
-    At most ``batch_size`` rows a batch (0: all of them), the sizes equal to one row.
+    A batch has at most ``batch_size`` rows (0: all rows); sizes differ by at most one.
     """
     order = epoch_order(strata, n, generator)
     count = 1 if batch_size <= 0 else math.ceil(n / batch_size)
@@ -67,9 +67,9 @@ def epoch_batches(
 def drawn_batches(
     strata: Tensor | None, n: int, batch_size: int, generator: torch.Generator
 ) -> Iterator[Tensor]:
-    """DomainBed's: ``batch_size`` rows of each stratum, drawn with replacement, one stratum after another.
+    """DomainBed's batches: ``batch_size`` rows of each stratum, drawn with replacement, stratum by stratum.
 
-    As many batches as hold ``n`` rows. ``batch_size`` 0 is all rows in their order.
+    There are as many batches as are needed for ``n`` rows. ``batch_size`` 0: all rows, in order.
     """
     if batch_size <= 0:
         yield torch.arange(n)
@@ -86,7 +86,7 @@ def drawn_batches(
 def partners(primary: Tensor, secondary: Tensor, draws: Tensor) -> Tensor:
     """(B,) for each row a random one with the same ``primary`` and another ``secondary`` code (B,).
 
-    ``draws`` (B,) are uniform in [0, 1). Rows that have no such partner are their own.
+    ``draws`` (B,) are uniform in [0, 1). A row without such a partner is its own.
     """
     width = int(secondary.max()) + 1
     cells = primary * width + secondary
@@ -106,8 +106,8 @@ def partners(primary: Tensor, secondary: Tensor, draws: Tensor) -> Tensor:
 class DeviceRows:
     """The training rows on the device, in float64, with what batches need.
 
-    In float32 the rounding of a gradient that should be zero (the bias's first one, where classes are
-    balanced) is noise of which Adam makes full steps; in float64 it drowns in Adam's ε.
+    In float32 a gradient that should be zero (the bias's first one if classes are balanced) is rounding
+    noise, which Adam turns into full steps; in float64 the noise is far below Adam's ε.
     """
 
     def __init__(self, training: TrainingSet, device: str) -> None:
@@ -116,7 +116,7 @@ class DeviceRows:
         if not all(np.isfinite(rows).all() for _, rows in blocks(self._features)):
             raise InputError("the training features hold NaN or infinite values")
         self.n, self.dim = self._features.shape
-        # Padded to a multiple of 16 with zeros, which matrix products like.
+        # Padded with zeros to a multiple of 16, with which matrix products are faster.
         self.width = -(-(self.dim + 1) // 16) * 16
         self.labels = torch.as_tensor(np.asarray(training.y), dtype=torch.int64)
         hot = self._hot(self.labels, training.n_classes) if training.logits > 1 else self._column(training.y)
@@ -134,7 +134,7 @@ class DeviceRows:
         if "environments" in self.codes and not self.codes["environments"].any():
             raise InputError("the training rows hold one environment only", expected="at least two")
         self.members = {name: self._hot(codes) for name, codes in self.codes.items()}
-        """(n, E) the parts of each grouping, one-hot."""
+        """For each grouping, its parts (n, E), one-hot."""
         self.members["pooled"] = self._column(np.ones(self.n))
         self.weights = None if training.weights is None else self._column(training.weights)
 
@@ -146,17 +146,17 @@ class DeviceRows:
 
     @property
     def strata(self) -> Tensor | None:
-        """(n,) codes of the environments, which each batch holds in proportion; None without.
+        """(n,) codes of the environments, which each batch holds in proportion; None without environments.
 
-        Classes and groups are not spread: batches with every class in its exact share take away the sampling
-        noise of irm's and vrex's penalties. On ColoredMNIST's pixels irm's best test accuracy was then .52,
-        and .70 without, where .68 is published.
+        Classes and groups are not spread: batches with every class in its exact share would remove the
+        sampling noise of irm's and vrex's penalties. On ColoredMNIST's pixels irm's best test accuracy was
+        .52 with it and .70 without (published: .68).
         """
         return self.codes.get("environments")
 
     @cached_property
     def turn(self) -> Tensor | None:
-        """(width, width): of rows that aren't in memory and so aren't rotated, what weights are instead."""
+        """(width, width) the rotation of weights, if rows aren't in memory and so aren't rotated."""
         if isinstance(self._features, np.ndarray):
             return None
         turn = torch.eye(self.width, dtype=torch.float64)
@@ -164,7 +164,7 @@ class DeviceRows:
         return turn.to(self.device)
 
     def read(self, chosen: Tensor, rotated: bool) -> Tensor:
-        """(b, width) rows, given or in coordinates [basis, complement], then 1 for the bias, then zeros."""
+        """(b, width) rows, as given or in coordinates [basis, complement], a 1 for the bias, and zeros."""
         if isinstance(self._features, np.ndarray):
             return (self._rotated if rotated else self._given).index_select(0, chosen.to(self.device))
         return self._padded(np.asarray(self._features[chosen.numpy()], np.float64))
@@ -191,14 +191,14 @@ class DeviceRows:
 
 
 class Batch:
-    """One step's rows, shared by all configurations of a seed; each part is made when it is first asked for.
+    """One step's rows, shared by all configurations of a seed; each part is computed when first used.
 
     Parameters
     ----------
     chosen
         (B,) int64 positions of the rows.
     mix, visit
-        What draws LISA's partners and Fish's order of environments (None: in order).
+        Generators for LISA's partners and for Fish's order of environments (None: in order).
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class Batch:
         """(B, 1, C), as in `DeviceRows`."""
 
     def features(self, rotated: bool = False, within: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
-        """Features of the batch, or of rows ``within`` it; in parts where they aren't in memory."""
+        """Features of the batch, or of the rows ``within`` it; in parts if they aren't in memory."""
         rotated = rotated and self._rows.turn is None
         if self._rows.turn is None or len(self._chosen) <= MOST_READ:
             if rotated not in self._whole:
@@ -226,7 +226,8 @@ class Batch:
             yield part, self._rows.read(chosen[part], rotated)
 
     def shares(self, grouping: str, upweighted: bool) -> Tensor:
-        """(B, E): each row's share in its part's risk; columns sum to 1, or 0 where the batch has no such.
+        """(B, E): each row's share in its part's risk; columns sum to 1, or to 0 for a part without rows
+        here.
 
         Groupings: ``pooled``, ``environments``, ``dro``, and ``halves`` (B, 2E): each environment's first,
         third, ... row in the batch, then the others.

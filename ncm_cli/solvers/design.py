@@ -12,25 +12,26 @@ from numpy.typing import NDArray
 from ncm_cli.blocks import Array, Features, Mask, RowBlocks, blocks, slices
 
 BLOCK_SCORES = 1 << 18
-"""Scores that are worked on at a time: 2 MB, so that what is made of them stays in the cache."""
+"""Scores that are processed at a time: 2 MB, so that intermediate results stay in the cache."""
 
 
 def score_slices(rows: Features, scores: int) -> Iterator[slice]:
-    """All rows in blocks of few enough for `BLOCK_SCORES`, where a row has so many scores."""
+    """All rows in blocks of at most `BLOCK_SCORES` scores, if each row has ``scores`` of them."""
     return slices(rows, BLOCK_SCORES // scores)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Design:
-    """Rows in rotated, centred coordinates, and what they should be predicted as.
+    """Rows in rotated, centred coordinates, with their targets.
 
-    Rows that don't fit into memory are centred as they are read, and not rotated: coefficients are instead.
+    Rows that don't fit into memory are centred as they are read; instead of the rows, coefficients are
+    rotated.
     """
 
     A: Features
-    """(n, p): [ones (for classes),] complement, basis reversed; of rows in blocks (n, q): [ones,] centred."""
+    """(n, p): [ones (for classes),] complement, basis reversed. For row blocks (n, q): [ones,] centred."""
     turn: Array | None
-    """(q, p): what coefficients of rows in blocks are multiplied by; None for an array."""
+    """(q, p): the matrix that coefficients are multiplied by for row blocks; None for an array."""
     rotation: Array | None
     """(d, q): complement, basis reversed; None means the identity."""
     mean: Array
@@ -38,9 +39,9 @@ class Design:
     targets: Mask | Array
     """bool (n, C), C = 1 for two classes; for regression float64 (n, 1), centred."""
     offset: Array | None
-    """(1,) mean of the targets of a regression."""
+    """(1,) the mean of a regression's targets."""
     weights: Array
-    """(n,) of the rows, mean 1."""
+    """(n,) the rows' weights, of mean 1."""
 
     @classmethod
     def rotate(
@@ -101,7 +102,7 @@ class Design:
         return len(self.A), self.A.shape[1] if self.turn is None else self.turn.shape[1]
 
     def leading(self, p: int) -> tuple[Features, Array | None]:
-        """The rows, and the turn, for the first p coefficients."""
+        """The rows, and ``turn``, for the first p coefficients."""
         if self.turn is None:
             return self.A[:, :p], None  # type: ignore[index]
         return self.A, self.turn[:, :p]
@@ -117,7 +118,7 @@ class Design:
         return scores.reshape(len(A), *B.shape[1:])
 
     def back(self, p: int, size: int, residual: Callable[[slice], Array]) -> Array:
-        """``A^T r`` (p, size), of residuals that are made for some rows at a time."""
+        """``A^T r`` (p, size) for residuals r, which are computed for a block of rows at a time."""
         A, turn = self.leading(p)
         product = np.zeros((A.shape[1], size))
         for part in score_slices(A, size):

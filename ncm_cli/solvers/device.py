@@ -14,15 +14,16 @@ from ncm_cli.progress import Reporter
 
 
 def choose_device(asked: str, precision: str, reporter: Reporter) -> str:
-    """``cpu`` or ``cuda:N`` for what was asked (``auto``, ``cpu``, ``cuda``, ``cuda:N``); says which.
+    """``cpu`` or ``cuda:N``, for ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; reports which.
 
-    Raises InputError where CUDA is asked for and there is none, or fp16 on a CPU: never a silent CPU run.
+    Raises `InputError` if CUDA is asked for and there is none, or for fp16 on a CPU: it never falls back on
+    the CPU silently.
     """
     import torch
 
     index = parse_device(asked).partition(":")[2]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a driver too old warns; the outcome is said below
+        warnings.simplefilter("ignore")  # an old driver warns; the outcome is reported below
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if asked.startswith("cuda") and count <= int(index or 0):
         raise InputError(
@@ -30,14 +31,14 @@ def choose_device(asked: str, precision: str, reporter: Reporter) -> str:
             found=f"{count} CUDA devices",
             fix="--device cpu, or --device auto to take CUDA only where there is some",
         )
-    # Of the processes that torchrun starts on a machine each takes a device of its own.
+    # Each process that torchrun starts on a machine takes a device of its own.
     index = index or str(int(os.environ.get("LOCAL_RANK") or 0) % max(count, 1))
     device = "cpu" if asked == "cpu" or count == 0 else f"cuda:{int(index)}"
     if device == "cpu" and precision == "fp16":
         what = "--precision fp16 needs CUDA, and the device is the CPU"
         raise InputError(what, fix="--precision bf16, or fp32")
     if device != "cpu" and os.environ.get("LOCAL_RANK"):
-        torch.cuda.set_device(device)  # or pinned memory takes some of the first device as well
+        torch.cuda.set_device(device)  # otherwise pinned memory uses the first device as well
     name = f"{device} ({torch.cuda.get_device_name(device)})" if device != "cpu" else "cpu"
     reporter.note(f"device: {name}, {precision}")
     return device
@@ -45,7 +46,7 @@ def choose_device(asked: str, precision: str, reporter: Reporter) -> str:
 
 @contextlib.contextmanager
 def exact(device: str, precision: str) -> Iterator[None]:
-    """Arithmetic as ``precision`` says: fp32 means fp32 (no TF32), the others are autocast."""
+    """Compute in ``precision``: fp32 means fp32 (no TF32), the others are autocast."""
     import torch
 
     with contextlib.ExitStack() as stack:
@@ -55,7 +56,7 @@ def exact(device: str, precision: str) -> Iterator[None]:
             try:
                 stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
                 torch.set_float32_matmul_precision("highest")
-            except RuntimeError:  # someone set torch's newer switch, which forbids the older one
+            except RuntimeError:  # torch's newer switch was set, which forbids the older one
                 matmul: Any = torch.backends.cuda.matmul
                 stack.callback(setattr, matmul, "fp32_precision", matmul.fp32_precision)
                 matmul.fp32_precision = "ieee"
@@ -67,9 +68,10 @@ def exact(device: str, precision: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_random_numbers() -> Iterator[None]:
-    """Leave a network's parameters as memory is, where weights will replace them all: a second for a ViT-B.
+    """Leave a network's parameters uninitialised, as weights will replace them all; saves a second for a
+    ViT-B.
 
-    Whoever loads them checks that none is missing. All else that a module draws is drawn.
+    The loader checks that no weight is missing. Modules still draw whatever isn't a parameter.
     """
     import torch
     from torch.overrides import TorchFunctionMode
@@ -97,6 +99,6 @@ def own_random_numbers(seed: int) -> Iterator[None]:
 
 
 def is_short_of_memory(error: Exception) -> bool:
-    """Whether memory is what an error is about, of Python, of torch's CPU, of CUDA or of its libraries."""
+    """Whether an error says that memory ran out: in Python, in torch on a CPU, in CUDA or its libraries."""
     words = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
     return isinstance(error, MemoryError) or any(said in str(error) for said in words)

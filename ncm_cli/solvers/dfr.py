@@ -4,12 +4,12 @@ It is the variant on validation rows (DFR^Val_Tr, section 4), as in the authors'
 random subsets in which every group has as many rows as the smallest, on each a logistic regression with an ℓ1
 penalty, which liblinear puts on the intercept too, and the average of weights and intercepts.
 
-C is chosen on one subset of half of the validation rows, with features standardised by that subset, by what
-it says of the other half. Test rows get the mean of `SUBSETS` subsets of all validation rows with that C,
-standardised by the training rows. What differs from the authors' code moves the test rows' worst-group
-accuracy by less than .005: the halves are drawn group by group, so that none lacks a group; liblinear's
-tolerance is 1e-8 (theirs, 1e-4, leaves weights up to 1e-2 off); more than two classes are fitted one against
-the rest.
+C is chosen on one half of the validation rows, by a fit on one subset of the other half with features
+standardised by that subset. The final probe is the mean of fits with that C on `SUBSETS` subsets of
+all validation rows, standardised by the training rows. Differences from the authors' code change the test
+rows' worst-group accuracy by less than .005: the halves are drawn group by group, so that none lacks a group;
+liblinear's tolerance is 1e-8 (theirs, 1e-4, leaves weights up to 1e-2 off); more than two classes are fitted
+one against the rest.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from ncm_cli.solvers.batches import generator_of
 from ncm_cli.solvers.training_set import Fit
 
 SUBSETS = 20
-"""Balanced subsets that are averaged for the test rows, as in the authors' code."""
+"""Balanced subsets that are averaged in the final probe, as in the authors' code."""
 
 SPLIT_STREAM, DRAW_STREAM = 10, 11
-"""Streams of random numbers of one seed (0 to 2 are the trainer's)."""
+"""Streams of random numbers for a seed; the trainer uses 0 to 2."""
 
 LIBLINEAR_TOLERANCE, LIBLINEAR_MAX_ITER = 1e-8, 1000
-"""Weights are then within about 1e-6 of the solution, after some 30 iterations."""
+"""With these, weights are within about 1e-6 of the solution after some 30 iterations."""
 
 
 def halves(groups: Codes, seed: int) -> tuple[Codes, Codes]:
@@ -75,14 +75,14 @@ def fit_dfr(
     Parameters
     ----------
     subsets
-        How many balanced subsets are drawn and averaged.
+        Number of balanced subsets that are drawn and averaged.
     scale_by
-        (m, d) the rows that say how features are standardised; None: each subset's own.
+        (m, d) rows by which features are standardised; None: each subset by itself.
 
     Raises
     ------
     InputError
-        A balanced subset lacks a class: groups that say nothing of the labels.
+        A balanced subset lacks a class: the groups don't depend on the labels.
     """
     from sklearn.preprocessing import StandardScaler
 
@@ -115,7 +115,7 @@ def fit_dfr(
 
 
 def _subsets(groups: Codes, seed: int, count: int) -> Codes:
-    """(count, G·n_min) positions: as many random rows of every group as the smallest has."""
+    """(count, G·n_min) positions: from each group as many random rows as the smallest has."""
     generator = generator_of(seed, DRAW_STREAM)
     members = [np.flatnonzero(groups == group) for group in np.unique(groups)]
     smallest = min(len(rows) for rows in members)
@@ -131,7 +131,7 @@ def _solve(X: Array, y: Codes, n_classes: int, C: float, scaler: Any) -> Fit:
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
-    # scikit-learn renamed what asks for ℓ1 in 1.8.
+    # scikit-learn 1.8 renamed the parameter for ℓ1.
     old = LogisticRegression().get_params()["penalty"] == "l2"
     l1: dict[str, Any] = {"penalty": "l1"} if old else {"l1_ratio": 1.0}
     model = LogisticRegression(
@@ -139,7 +139,7 @@ def _solve(X: Array, y: Codes, n_classes: int, C: float, scaler: Any) -> Fit:
     )
     weights, biases, iterations = [], [], 0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # said by ``converged``
+        warnings.simplefilter("ignore", ConvergenceWarning)  # ``converged`` tells it
         for positive in (1,) if n_classes == 2 else range(n_classes):
             model.fit(scaler.transform(X), y == positive)
             weights.append(model.coef_[0])

@@ -51,8 +51,8 @@ def deal(a: Codes, b: Codes, count: int, seed: int) -> list[Fold]:
 
     ``a`` and ``b`` (k,) are the nodes of their members; rows with the same content are one node. Pairs that
     share a row, directly or through others, stay together. Larger sets are split by rows: a pair with both
-    rows in one part is measured with that part; a pair across two parts is never measured, and spans the
-    basis of the folds that have neither row.
+    rows in one part is measured with that part; a pair across two parts is never measured, and is used for
+    the basis of the folds that have neither row.
 
     Raises `InputError` for fewer than two sets of pairs that share no row.
     """
@@ -93,7 +93,7 @@ def deal(a: Codes, b: Codes, count: int, seed: int) -> list[Fold]:
 def set_aside(a: Codes, b: Codes, held_out: Mask) -> list[Fold]:
     """One fold of the pairs that a user holds out; pairs that share a row with them leave the basis.
 
-    Raises `InputError` where none is left.
+    Raises `InputError` if no pair is left for the basis.
     """
     untrained_nodes = np.unique(np.concatenate([a[held_out], b[held_out]]))
     basis = ~(np.isin(a, untrained_nodes) | np.isin(b, untrained_nodes))

@@ -1,4 +1,4 @@
-"""LEACE: features from which a column can no longer be told linearly (Belrose et al. 2023).
+"""LEACE: erases a column from features, so that no linear probe can predict it (Belrose et al. 2023).
 
 The eraser x − L R (x − μ) is affine, so a probe on erased features is a probe on the features themselves.
 """
@@ -17,10 +17,11 @@ from ncm_cli.blocks import Array, Features, applied, blocks, moments
 from ncm_cli.errors import InputError
 
 LEAST_CORRELATION = 1e-8
-"""The least correlation with the column that is erased: above float64's rounding, below what a row shows."""
+"""Correlations below this aren't erased: above float64's rounding, below the effect of a single row."""
 
 LARGEST_GAP = 1e-6
-"""Standard deviations: far more than `LEAST_CORRELATION` leaves, far less than a probe could use."""
+"""Largest remaining difference of means that isn't warned of, in standard deviations: far more than
+`LEAST_CORRELATION` leaves, far less than a probe could use."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,18 +37,19 @@ class Eraser:
         return applied(X, lambda rows: rows - ((rows - self.mean) @ self.right.T) @ self.left.T)
 
     def fold(self, weight: Array, bias: Array) -> tuple[Array, Array]:
-        """The probe on given features equal to (``weight`` (..., C, d), ``bias`` (..., C)) on erased ones."""
+        """The probe on original features that equals ``weight`` (..., C, d), ``bias`` (..., C) on erased
+        ones."""
         through = weight @ self.left
         return weight - through @ self.right, bias + through @ (self.right @ self.mean)
 
 
 def fit_eraser(X: Features, codes: NDArray[np.integer]) -> Eraser:
-    """The eraser of a categorical column, of codes (n,), that changes the features (n, d) least.
+    """The eraser of a categorical column with codes (n,) that changes the features (n, d) least.
 
-    It takes the difference of the values' means out of the features, whatever its size. "Least" is meant in
-    mean square under a covariance of the features that is shrunk towards an isotropic one (the package's
-    default): not quite the least-squares eraser of these rows, but one that holds up where there are few rows
-    for the dimensions. A warning says where a difference stays.
+    It removes the differences between the values' mean features, whatever their size. "Least" is in mean
+    square, under a covariance of the features that is shrunk towards an isotropic one (the package's
+    default). This isn't quite the least-squares eraser of these rows, but it works with few rows for the
+    dimensions. A warning tells if a difference remains.
 
     Raises
     ------
@@ -77,7 +79,7 @@ def fit_eraser(X: Features, codes: NDArray[np.integer]) -> Eraser:
     for part, rows in blocks(X):
         fitter.update(torch.from_numpy((rows - mean) / size), torch.from_numpy(indicators[part]))
     eraser = Eraser(fitter.eraser.proj_left.numpy(), fitter.eraser.proj_right.numpy(), mean)
-    # The largest difference of a value's mean from all rows', in the features' standard deviations.
+    # The largest difference between the mean of a value's rows and of all rows, in standard deviations.
     sums = sum(
         (hot[part].T @ rows for part, rows in blocks(eraser.apply(X))), np.zeros((hot.shape[1], X.shape[1]))
     )

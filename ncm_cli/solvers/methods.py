@@ -25,12 +25,12 @@ SOLVER_OPTIONS = {"lbfgs": ("tolerance", "max_iter"), "adam": ("lr", "epochs", "
 """The options that only one solver reads."""
 
 TOLERANCE = 1e-8
-"""Gradient norm to reach, as a share of the rows' root mean square norm: probabilities then agree with the
-exact ones to about 2e-6."""
+"""Gradient norm to reach, relative to the rows' root mean square norm. Probabilities are then within about
+2e-6 of exact ones."""
 
 FOLD_TOLERANCE = 1e-5
-"""The same for the fits of folds where ``--tolerance`` isn't given. They are judged by their decisions; their
-probabilities are then within about 2e-3 of exact ones."""
+"""`TOLERANCE` for fits on folds, unless ``--tolerance`` is given. Only their decisions count; probabilities
+are then within about 2e-3 of exact ones."""
 
 MAX_ITER = 1000
 
@@ -86,9 +86,9 @@ HYPER: dict[str, Hyper] = {
     "alpha": Hyper("2", "2", open_low=True),
     "C": Hyper(_DFR_C, _DFR_C, open_low=True),
 }
-"""What each is: see `Config`. Published spaces are covered (lr 1e-5..1e-3 for ColoredMNIST, 1e-2 for PACS;
-fish's step 1e-4..1e-1 there, 0.05..0.5 in DomainBed), so that no method lacks the values that suited it.
-dfr's C are its authors'."""
+"""The ranges, search spaces and grids of hyper-parameters; `Config` says what each one is. They cover
+published spaces (lr 1e-5..1e-3 for ColoredMNIST, 1e-2 for PACS; fish's step 1e-4..1e-1 there, 0.05..0.5 in
+DomainBed). dfr's values of C are those of its authors."""
 
 
 class Method(NamedTuple):
@@ -125,23 +125,24 @@ UPWEIGHT = "+upweight"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """One configuration: a method, its hyper-parameters and a seed; those that it doesn't have are ignored.
+    """One configuration: a method, its hyper-parameters and a seed. Hyper-parameters of other methods are
+    ignored.
 
-    A value outside the range that `HYPER` gives raises `UsageError`.
+    A value outside its range in `HYPER` raises `UsageError`.
     """
 
     method: str = "erm"
     upweighted: bool = False
-    """Whether rows count by the groups of ``--upweight``."""
+    """Whether the groups of ``--upweight`` are weighted equally."""
     trial: int = 0
-    """Its number in a sweep; the same hyper-parameters with another seed are the same trial."""
+    """The configuration's number in a sweep; the same for equal hyper-parameters with other seeds."""
     seed: int = 0
-    """Decides the order of the rows and every draw."""
+    """The seed of the rows' order and of every random draw."""
     lr: float = 1e-3
     weight_decay: float = WEIGHT_DECAY
     """λ of mean loss + (λ/2)‖W‖²."""
     rank: int = 0
-    """Leading columns of the basis that the weights of ncm may not use."""
+    """Number of leading directions that ncm removes."""
     penalty: float = 1.0
     """Weight of the penalty of irm, vrex and matchdg."""
     anneal: int = 0
@@ -149,7 +150,7 @@ class Config:
     eta: float = 1e-2
     """Step size of groupdro's group weights."""
     meta_lr: float = 0.5
-    """Step of fish towards its inner weights."""
+    """Step size of fish towards its inner weights."""
     p_sel: float = 0.5
     """Probability that lisa mixes within labels."""
     alpha: float = 2.0

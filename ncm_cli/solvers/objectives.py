@@ -48,7 +48,7 @@ class Erm:
     def __init__(self, configs: Sequence[Config], rows: DeviceRows, *, domainbed: bool) -> None:
         self.upweighted, self.domainbed = configs[0].upweighted, domainbed
         self.scale = rows.targets.new_ones(len(configs))
-        """(R,) what each objective is multiplied by, weight decay included."""
+        """(R,) the factor of each objective, weight decay included."""
 
     def residual_(self, logits_brc: Tensor, batch: Batch) -> None:
         """Replace the logits by ∂objective/∂logits."""
@@ -56,7 +56,7 @@ class Erm:
         residual.mul_(batch.shares("pooled", self.upweighted)[:, :, None])
 
     def begin(self, step: int) -> Tensor | None:
-        """(R,) bool: the configurations whose penalties begin at this step; None without."""
+        """(R,) bool: the configurations whose penalties begin at this step; None if there are none."""
         return None
 
 
@@ -105,7 +105,8 @@ class Irm(_Annealed):
             curve = logits.mul_(p).mul_(1 - p)
         else:
             curve = logits.sub_((logits * p).sum(-1, keepdim=True)).mul_(p)
-        # The derivative of Σ_e D_e² with respect to each slope; of Σ_e D_e D'_e it is the other half's slope.
+        # The derivative of Σ_e D_e² with respect to each slope; for Σ_e D_e D'_e it is the other half's
+        # slope.
         outer_er = slope_er.roll(len(slope_er) // 2, 0) if self.domainbed else 2 * slope_er
         scale = self.scale / present
         on_slope = (slopes_be @ (outer_er * (self._beta * scale)))[..., None]
@@ -152,8 +153,8 @@ class Lisa(Erm):
     At each step a configuration mixes within labels across domains with probability ``p_sel``, else within
     a domain across labels; λ ~ Beta(α, α) for each row. Logits of a linear model mix as the features do, so
     no mixed features are made. Partners come from the batch; a row that has none stays as it is. The mixed
-    row keeps the weight of row i. The authors' code for subpopulation shifts draws as many rows from every
-    (label, domain) cell: that is what upweighting by these two columns does.
+    row keeps the weight of row i. The authors' code for subpopulation shifts draws equally many rows from
+    every (label, domain) cell; upweighting by these two columns has that effect.
 
     Its configurations are sorted by ``p_sel`` and have one ``alpha``.
     """
@@ -166,7 +167,7 @@ class Lisa(Erm):
 
     def residual_(self, logits_brc: Tensor, batch: Batch) -> None:
         strategy, intra_label, intra_domain = batch.mixing
-        # One draw a row whatever the strategy, so that a configuration's draws don't depend on others'.
+        # One draw per row with either strategy, so that a configuration's draws don't depend on others'.
         weights = torch.from_numpy(self._draws.beta(self._alpha, self._alpha, len(logits_brc)))
         share = batch.shares("pooled", self.upweighted)[:, :, None]
         mix = weights.to(logits_brc)[:, None, None]
@@ -191,4 +192,4 @@ class Lisa(Erm):
 
 
 OBJECTIVES: dict[str, type[Erm]] = {"irm": Irm, "vrex": Vrex, "groupdro": GroupDro, "lisa": Lisa}
-"""The data terms that aren't erm's."""
+"""The data terms of methods other than erm."""

@@ -26,23 +26,23 @@ LARGEST_FEATURE = 1e100
 """Features beyond this would overflow in sums of squares."""
 
 CHUNK_ELEMENTS = 4_000_000
-"""Scores (rows × problems × classes) held at once: 32 MB an array."""
+"""Most scores (rows × problems × classes) in memory at once: 32 MB an array."""
 
 BLOCKED_ELEMENTS = 32_000_000
-"""`CHUNK_ELEMENTS` for rows in blocks, which are read twice an iteration: 256 MB an array, at most three."""
+"""`CHUNK_ELEMENTS` for row blocks, which are read twice per iteration: at most three arrays of 256 MB."""
 
 FIRST_RANKS = 8
-"""Ranks that are solved side by side at first: so few start near nothing, so many cost as much as one."""
+"""Ranks in the first chunk: few, as they start far from their solutions; eight cost about as much as one."""
 
 STALE_ITERATIONS = 8
-"""A chunk that took more iterations than this on average makes the next one take the curvature anew."""
+"""If a chunk took more iterations than this on average, the curvature is recomputed for the next one."""
 
 SLOW_ITERATIONS = 60
-"""A chunk with a fit that took more makes the next one smaller: each fit then has curvature of its own."""
+"""If a fit of a chunk took more iterations than this, the next chunk is smaller."""
 
 
 Solutions = Iterator[tuple[list[tuple[int, float]], Solution]]
-"""(rank, weight decay) of some problems, and their solution."""
+"""The (rank, weight decay) of some problems, and their solution."""
 
 
 def fit_path(
@@ -97,7 +97,7 @@ def fit_path(
         Non-finite or huge features, non-finite targets, no rows, one class only, or a rank above m.
     """
     rows = in_memory(X)
-    if len(X) < X.shape[1]:  # the rows' span is smaller than they are
+    if len(X) < X.shape[1]:  # the rows span fewer dimensions than they have
         rows = np.asarray(rows[:], np.float64)
     ranks = sorted({int(r) for r in ranks})
     decays = list(dict.fromkeys(float(decay) for decay in weight_decays))
@@ -161,7 +161,7 @@ def _check(
 def _ridge(design: Design, ranks: list[int], decays: list[float]) -> Solutions:
     """All ranks at once for each weight decay: one factorisation and two triangular solves.
 
-    Weight decay 0 gives least squares, of dependent columns the solution of least norm up to rounding.
+    Weight decay 0 gives least squares; for dependent columns, the solution of least norm up to rounding.
     """
     y = design.targets[:, 0]
     n, p = design.shape

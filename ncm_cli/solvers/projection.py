@@ -19,21 +19,21 @@ from ncm_cli.errors import InputError
 from ncm_cli.solvers.methods import SCALINGS
 
 SMALL_ELEMENTS = 4_000_000
-"""Entries of the largest matrix up to which one thread is used.
+"""One thread is used if the largest matrix has at most this many entries.
 
 An exact rank path is thousands of products of a few milliseconds, between which OpenBLAS's threads spin. On
-two busy cores a path on 2,000 × 100 rows took 15 times the processor time of one thread, on 5,000 × 512 three
-times.
+two busy cores, several threads took 15 times the processor time of one on 2,000 × 100 rows, and three times
+on 5,000 × 512.
 """
 
 FEATURE_EPS = float(np.finfo(np.float32).eps)
-"""Relative rounding of features on disk (float32, 1.2e-7); differences can't be known better than that."""
+"""Relative rounding of features on disk (float32, 1.2e-7), which limits the precision of differences."""
 
 GRAM_RATIO = 4
-"""With more than this many pairs a dimension, the d×d Gram matrix is decomposed instead of ``delta``."""
+"""With more pairs per dimension than this, the d×d Gram matrix is decomposed instead of ``delta``."""
 
 GRAM_BLOCK = 8192
-"""Columns of ``delta`` that are turned to float64 at a time for the Gram matrix."""
+"""Columns of ``delta`` that are converted to float64 at a time for the Gram matrix."""
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def blas_threads(elements: int) -> Iterator[None]:
 
 
 def svd(matrix: Array, *, full_matrices: bool = False) -> tuple[Array, Array, Array]:
-    """``numpy.linalg.svd``, with LAPACK's slower ``gesvd`` where its ``gesdd`` fails.
+    """``numpy.linalg.svd``, with LAPACK's slower ``gesvd`` if its ``gesdd`` fails.
 
     ``gesdd`` may report "did not converge" for finite matrices with many equal or tiny singular values,
     such as what is left of a matrix after a projection; ``gesvd`` handles those.
@@ -76,14 +76,14 @@ class Spectrum:
     singular_values: Array
     """float64 (m,), in descending order, m = min(d, k)."""
     basis: Array
-    """float64 (d, m): orthonormal columns, of which only the first ``rank`` mean anything."""
+    """float64 (d, m): orthonormal columns; only the first ``rank`` are above the noise."""
     rank: int
-    """How many singular values are above ``tolerance``."""
+    """Number of singular values above ``tolerance``."""
     tolerance: float
     """The noise floor, in the features' unit (see `spectrum`)."""
     gap: int
     """The r <= rank with the largest ratio ``s_r / s_{r+1}`` (values under the tolerance count as the
-    tolerance); 0 where there is none: the end of the spectrum is no gap."""
+    tolerance); 0 if there is none: the end of the spectrum is no gap."""
 
 
 def spectrum(delta: NDArray[np.floating], *, magnitude: float = 0.0, eps: float = FEATURE_EPS) -> Spectrum:
@@ -94,7 +94,7 @@ def spectrum(delta: NDArray[np.floating], *, magnitude: float = 0.0, eps: float 
     delta : (d, k)
         One difference a column. k may be 0.
     magnitude
-        Root mean square entry of the pairs' members, where known. Rounding features of that size to
+        Root mean square entry of the pairs' members, if known. Rounding features of that size to
         float32 leaves a noise matrix of spectral norm about ``eps/2 * sqrt(2) * magnitude * (sqrt(d) +
         sqrt(k))`` in ``delta``, which matters when members are large and their differences small.
     eps
@@ -149,7 +149,7 @@ def spectrum(delta: NDArray[np.floating], *, magnitude: float = 0.0, eps: float 
 
 
 def project(X: NDArray[np.floating], basis: Array) -> Array:
-    """Rows X (n, d) in float64 without the directions of ``basis`` (d, r): ``X - (X Q) Q^T``."""
+    """Rows X (n, d) with the directions of ``basis`` (d, r) projected out, in float64: ``X - (X Q) Q^T``."""
     rows: Array = np.asarray(X, np.float64)
     return rows - (rows @ basis) @ basis.T if basis.shape[1] else rows.copy()
 
@@ -159,7 +159,7 @@ def complement(basis: Array) -> Array:
     d, r = basis.shape
     if r == 0:
         return np.eye(d)
-    # Imported here: it takes longer than everything that a quick command does.
+    # Imported here: it takes longer than everything else that a quick command does.
     import scipy.linalg
 
     full = scipy.linalg.qr(basis, mode="full", check_finite=False)[0]
@@ -187,7 +187,7 @@ class Scaling:
     scale: Array | None = None
 
     def apply(self, X: Features) -> Any:
-        """Scaled rows, float64 (n, d), of an array an array. A row of zeros stays zero under ``norm``."""
+        """Scaled rows, float64 (n, d); an array for an array. A row of zeros stays zero under ``norm``."""
         return applied(X, self._scaled)
 
     def _scaled(self, X: NDArray[np.floating]) -> Array:
@@ -200,7 +200,7 @@ class Scaling:
         return rows
 
     def magnitude(self, X: NDArray[np.floating]) -> float:
-        """Root mean square entry in the scaled unit, before centring: what rounding is relative to."""
+        """Root mean square entry in the scaled unit, before centring; rounding is relative to it."""
         if not len(X):
             return 0.0
         unit = np.asarray(X, np.float64) / self.scale if self.scale is not None else self.apply(X)

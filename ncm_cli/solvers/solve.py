@@ -1,4 +1,4 @@
-"""Fits the probes of every rank and weight decay, by the solver asked for."""
+"""Fits probes for every rank and weight decay, with the solver that was chosen."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def train_path(
     shared = {"seed": solver.seed, "lr": solver.lr, "upweighted": training.weights is not None}
     return train(
         [
-            # Of rank 0 this is erm, to the last bit.
+            # With rank 0 this equals erm bit for bit.
             Config(method="ncm", rank=rank, weight_decay=decay, **shared)  # type: ignore[arg-type]
             for rank in ranks
             for decay in decays

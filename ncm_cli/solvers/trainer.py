@@ -31,12 +31,13 @@ from ncm_cli.solvers.training_set import Fit, TrainingSet
 class Schedule:
     """How all configurations of a run are trained.
 
-    ``papers`` or ``domainbed``: in whose form, and so what a published setting means; ``ncm help methods``
-    says how they differ. For all methods of ``papers`` alike, as in ``ncm fit``: two classes have one logit
+    ``protocol``, ``papers`` or ``domainbed``, decides what a published setting means; ``ncm help methods``
+    says how they differ. With ``papers``, for all methods and as in ``ncm fit``: two classes have one logit
     (as in irm's code), the bias isn't decayed (irm's code decays it), and an epoch passes over every row
     once, each batch holding the environments in proportion. In ``domainbed`` (Gulrajani and Lopez-Paz 2021) a
-    batch holds ``batch_size`` rows of *each* environment, an epoch is as many batches as hold n rows, and
-    what DomainBed doesn't have (ncm, lisa, matchdg, leace) takes its logits, optimiser and batches.
+    batch holds ``batch_size`` rows of *each* environment, an epoch is as many batches as are needed for n
+    rows, and methods that DomainBed doesn't have (ncm, lisa, matchdg, leace) use its logits, optimiser and
+    batches.
 
     Two logits with (lr, λ) equal one logit with (2·lr, λ/2): from zero, w₁ = −w₀ = w/2 all along, and w₁ has
     the gradient, decay included, that w has with λ/2; so w moves twice as far (a penalty on pairs halves as λ
@@ -50,14 +51,14 @@ class Schedule:
 
     @property
     def domainbed(self) -> bool:
-        """Whether the form is DomainBed's."""
+        """Whether the protocol is DomainBed's."""
         return self.protocol == "domainbed"
 
 
 class Adam:
-    """Adam (Kingma and Ba 2015, algorithm 1) with β = (0.9, 0.999), ε = 1e-8, as ``torch.optim.Adam`` has it.
+    """Adam (Kingma and Ba 2015, algorithm 1) with β = (0.9, 0.999), ε = 1e-8, as in ``torch.optim.Adam``.
 
-    Over a matrix whose rows have their own learning rates and weight decays, so that many configurations take
+    The rows of the matrix have their own learning rates and weight decays, so that many configurations take
     their step in a handful of passes.
 
     Parameters
@@ -96,20 +97,20 @@ class Adam:
         self.parameters.addcmul_(denominator, self.lr * root / (1 - beta_1**self._age), value=-1)
 
     def reset(self, rows: Tensor) -> None:
-        """Forget the rows' moments, and start their bias correction anew."""
+        """Reset the rows' moments and their bias correction."""
         for state in (self._age, self._mean, self._square):
             state[rows] = 0
 
 
 def _place(config: Config) -> tuple[int, str, bool, float, float]:
-    """Sort key of configurations: the kind of weights, what those of one objective share, and ``p_sel``."""
+    """Sort key of configurations: the kind of weights, then what one objective shares, then ``p_sel``."""
     alone = 2 if config.method == "fish" else 1 if config.method == "ncm" and config.rank else 0
     alpha = config.alpha if config.method == "lisa" else 0.0
     return alone, config.method, config.upweighted, alpha, config.p_sel
 
 
 class SharedWeights:
-    """The weights of configurations that a batch moves by one product: of all methods but fish.
+    """The weights of configurations that a batch updates by one product: of all methods but fish.
 
     Configurations of one objective lie side by side (they come sorted by `_place`), so that it sees a slice
     of the logits. All train in the given coordinates, whether there are pairs or not, except `ncm` of rank 1
@@ -146,7 +147,7 @@ class SharedWeights:
             self._keep = (torch.arange(int(ranks.max()), device=ranks.device) >= ranks).to(ranks.dtype)
 
     def _per_row(self, name: str) -> Tensor:
-        """(R·C, 1) float64: a hyper-parameter, one entry a logit."""
+        """(R·C, 1) float64: a hyper-parameter, one entry per logit."""
         values = self._flat.new_tensor([getattr(config, name) for config in self._configs])
         return values.repeat_interleave(self._logits)[:, None]
 
@@ -180,7 +181,7 @@ class SharedWeights:
         return rows, padded, 2 * (self._per_row("penalty")[rows] / self._twofold) * moments
 
     def gradient(self, batch: Batch, step: int) -> Tensor:
-        """(R·C, width) gradients of the objectives without weight decay, which it rescales.
+        """(R·C, width) gradients of the objectives without weight decay; the decay's factor is updated.
 
         The same buffer at every call.
         """
@@ -209,14 +210,14 @@ class SharedWeights:
         return logits
 
     def _back(self, residual: Tensor, features: Iterator[tuple[slice, Tensor]]) -> None:
-        """Make the gradient of rows' residuals (B, R·C)."""
+        """Compute the gradient from rows' residuals (B, R·C)."""
         for part, rows in features:
             self._gradient.addmm_(residual[part].T, rows, beta=int(part.start > 0))
         if self._turn is not None:
             self._gradient.copy_(self._gradient @ self._turn)
 
     def _adapt(self, block: slice, objective: Erm, beginning: Tensor) -> None:
-        """Where a penalty begins, restart the optimiser (domainbed) or divide the decay too (papers)."""
+        """When a penalty begins, restart the optimiser (domainbed) or rescale the decay too (papers)."""
         rows = slice(block.start * self._logits, block.stop * self._logits)
         if self._domainbed:
             self.adam.reset(rows.start + beginning.repeat_interleave(self._logits).nonzero()[:, 0])
@@ -233,7 +234,7 @@ class FishWeights(SharedWeights):
     """Fish (Shi et al. 2022, algorithm 1).
 
     A step clones the weights, takes one optimiser step on each environment's rows of the batch in random
-    order (DomainBed: in order), and then moves by ``meta_lr`` towards where that led: θ ← θ + ε(θ̃ − θ). The
+    order (DomainBed: in order), and then moves by ``meta_lr`` towards the result: θ ← θ + ε(θ̃ − θ). The
     inner optimiser keeps its state between steps, as DomainBed's does; weight decay acts in the inner steps.
     """
 
@@ -256,8 +257,8 @@ class FishWeights(SharedWeights):
 
 
 Observer = Callable[[int, list[int], Any, Any], None]
-"""Told of an epoch (from 1), the positions of the R configurations of one seed, and their (R, C, d) weights
-and (R, C) biases, float64, in the given coordinates."""
+"""Called with the epoch (from 1), the positions of the R configurations of one seed, and their weights
+(R, C, d) and biases (R, C), float64, in the given coordinates."""
 
 
 def train(
@@ -284,7 +285,7 @@ def train(
     Raises
     ------
     InputError
-        Where a method needs environments or pairs that ``part`` lacks, or a rank is beyond the basis.
+        A method needs environments or pairs that ``part`` lacks, or a rank is beyond the basis.
     """
     schedule = schedule or Schedule()
     _check(configs, training)
@@ -298,7 +299,7 @@ def train(
             (FishWeights if kind == 2 else SharedWeights)(list(family), rows, schedule)
             for kind, family in kinds
         ]
-        # A stream of random numbers for each use.
+        # Each use has its own stream of random numbers.
         draw, mix, visit = (generator_of(seed, stream) for stream in range(3))
         steps = 0
         for epoch in range(1, schedule.epochs + 1):

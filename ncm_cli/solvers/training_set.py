@@ -17,10 +17,10 @@ from ncm_cli.solvers.projection import Scaling, Spectrum
 class TrainingSet:
     """Scaled rows to train on, X (n, d) and y (n,), and the spectrum of the pairs that span the basis.
 
-    ``y`` are class codes 0..n_classes − 1, or values. ``weights`` (n,) are those of up-weighted training:
-    every group of the part counts alike. ``codes`` are as in `RawRows`: of environments ``envs``, of
-    groupdro's groups, if they are others, ``dro_groups``. ``pairs`` counts those that span the basis, and
-    without any there is no ``spectrum``.
+    ``y`` are class codes 0..n_classes − 1, or values. ``weights`` (n,) weight every group equally in
+    up-weighted training. ``codes`` are as in `RawRows`: ``envs`` for environments, and ``dro_groups`` for
+    groupdro's groups if they differ. ``pairs`` is the number of pairs that span the basis; without pairs
+    ``spectrum`` is None.
     """
 
     X: Features
@@ -39,7 +39,7 @@ class TrainingSet:
 
     @property
     def moments(self) -> Array:
-        """(rank,) mean over pairs of (basisᵀδ)² = σ²/k: what matchdg penalises."""
+        """(rank,) mean over pairs of (basisᵀδ)² = σ²/k, which matchdg penalises."""
         return (
             np.zeros(0)
             if self.spectrum is None
@@ -48,17 +48,17 @@ class TrainingSet:
 
     @property
     def rank(self) -> int:
-        """The numerical rank of the pairs, 0 without."""
+        """The numerical rank of the pairs; 0 without pairs."""
         return self.spectrum.rank if self.spectrum else 0
 
     def basis(self, rank: int | None = None) -> Array:
-        """(d, rank) the first directions of the pairs, or all; none without pairs."""
+        """(d, rank) the first ``rank`` directions of the pairs, by default all; (d, 0) without pairs."""
         return np.zeros((self.X.shape[1], 0)) if self.spectrum is None else self.spectrum.basis[:, :rank]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fit:
-    """One probe: of a path, or trained by steps."""
+    """One fitted probe: part of an exact path, or trained by steps."""
 
     rank: int
     weight_decay: float
@@ -67,7 +67,7 @@ class Fit:
     bias: Array
     """float64 (C,)."""
     converged: bool = True
-    """Whether the gradient norm met the tolerance; of a probe trained by steps, whether it is finite."""
+    """Whether the gradient norm met the tolerance; for a probe trained by steps, whether it is finite."""
     iterations: int = 0
     gradient_norm: float = float("nan")
-    """Euclidean norm of the gradient of the mean loss plus penalty, where it was measured."""
+    """Euclidean norm of the gradient of the mean loss plus penalty; NaN if it wasn't measured."""
