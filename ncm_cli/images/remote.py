@@ -111,11 +111,13 @@ def file_system(path: str) -> tuple[Any, str]:
         return cast(tuple[Any, str], fsspec.core.url_to_fs(path, **_bounds(scheme)))
     except Exception as error:  # file systems raise what they like
         what = f"{scheme}:// can't be read by a path alone: {reason_of(error)}"
-        raise InputError(what, where=path) from None
+        raise InputError(what, where=path) from (error if _is_late(error) else None)
 
 
 def _bounds(scheme: str) -> dict[str, Any]:
     """The options of a file system that keep it from waiting for ever, beside the user's own ones."""
+    if scheme == "ftp":
+        return {"timeout": MAX_ANSWER_SECONDS}
     if not is_web(f"{scheme}://"):
         return {}
     import aiohttp
@@ -271,21 +273,29 @@ def _call(system: Any, name: str, *args: Any) -> Any:
 
 def info(path: str) -> dict[str, Any]:
     """What a file system tells of a file without reading it; raises what file systems do."""
-    system, name = file_system(path)
-    return cast(dict[str, Any], _patiently(path, lambda: _call(system, "info", name)))
+
+    def work() -> dict[str, Any]:
+        system, name = file_system(path)  # some connect to their server here
+        return cast(dict[str, Any], _call(system, "info", name))
+
+    return _patiently(path, work)
 
 
 def open_remote(path: str) -> BinaryIO:
     """A file to be read from any place of it, some `PIECE_BYTES` at a time."""
-    system, name = file_system(path)
-    return cast(BinaryIO, _patiently(path, lambda: system.open(name, "rb", block_size=PIECE_BYTES)))
+
+    def work() -> BinaryIO:
+        system, name = file_system(path)
+        return cast(BinaryIO, system.open(name, "rb", block_size=PIECE_BYTES))
+
+    return _patiently(path, work)
 
 
 def download(path: str) -> bytes:
     """The bytes of a picture; raises what file systems do, and ValueError for more than `MAX_BYTES`."""
-    system, name = file_system(path)
 
     def work() -> bytes:
+        system, name = file_system(path)
         if is_web(path):
             return cast(bytes, system.cat_file(name))
         data = cast(bytes, system.cat_file(name, 0, MAX_BYTES + 1))
@@ -302,12 +312,16 @@ def list_remote(folder: str) -> list[str]:
     Names are those that the folder on disk has: without what stands for a folder in object stores, and
     without links of an index that lead elsewhere.
     """
-    system, name = file_system(folder)
-    name = name.rstrip("/")
     if is_web(folder):
-        return _index(system, quote(name, safe=_SAFE))
-    found = _listing(folder, lambda: _files(system, name))
-    return [path for path in (path[len(name) :].lstrip("/") for path in found) if not is_hidden(path)]
+        system, name = file_system(folder)
+        return _index(system, quote(name.rstrip("/"), safe=_SAFE))
+
+    def work() -> list[str]:
+        system, name = file_system(folder)
+        name = name.rstrip("/")
+        return [path[len(name) :].lstrip("/") for path in _files(system, name)]
+
+    return [path for path in _listing(folder, work) if not is_hidden(path)]
 
 
 def is_hidden(name: str) -> bool:
@@ -319,6 +333,8 @@ def _listing(folder: str, work: Callable[[], T]) -> T:
     """What ``work`` finds in a folder; an `InputError` says which folder can't be read."""
     try:
         return _patiently(folder, work)
+    except InputError:
+        raise
     except Exception as error:  # file systems raise what they like
         raise InputError("a remote folder can't be read", where=folder, found=reason_of(error)) from error
 

@@ -6,6 +6,7 @@ import contextlib
 import html
 import logging
 import resource
+import socket
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -267,6 +268,20 @@ def test_a_server_that_never_answers_is_given_up_with_a_word(
     with pytest.raises(DecodeError, match="a moment ago"):
         fetch(f"{address}/silent/b.jpg")  # it isn't waited for again and again
     assert time.monotonic() - before < 0.5
+
+
+def test_a_silent_server_of_files_is_given_up_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, caplog.at_level(logging.WARNING):
+        address = f"ftp://127.0.0.1:{silent.getsockname()[1]}/x"
+        with pytest.raises(InputError, match="a remote folder can't be read") as error:
+            list_remote(address)
+        assert error.value.found == "no answer within 1 s"
+        for _ in range(2):
+            with pytest.raises(DecodeError, match="no answer within 1 s"):
+                fetch(f"{address}.png")
+        with pytest.raises(DecodeError, match="a moment ago"):
+            fetch(f"{address}.png")
+    assert caplog.messages and all(f"waiting for {address}" in text for text in caplog.messages)
 
 
 @pytest.mark.parametrize("kind", ["429", pytest.param("503", marks=pytest.mark.slow)])
