@@ -1,4 +1,5 @@
-"""The configurations of a sweep, and what each rule picks: a checkpoint of each, then hyper-parameters."""
+"""The configurations of a sweep, and the picks: each rule chooses a checkpoint of each, then
+hyper-parameters."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ from ncm_cli.store.files import Shown, jsonable
 from ncm_cli.store.hdf5 import H5Reader, reading, writing
 
 MOST_CHUNK_LOGITS = 512
-"""Most logits (configurations × C) that train side by side: enough to fill matrix products, and little work
-to lose when a sweep is killed."""
+"""Most logits (configurations × C) that train side by side: enough for efficient matrix products, and few
+enough that a killed sweep loses little work."""
 
 MOST_CONFIGS = 1_000_000
 
@@ -42,7 +43,7 @@ def plan_configs(options: SweepOptions, *, available_rank: int, reporter: Report
     UsageError
         Too many configurations.
     InputError
-        No rank asked for is available.
+        No requested rank is available.
     """
     methods, searches = options.chosen_methods, options.searches
     known = {hyper for name, _ in methods for hyper in METHODS[name].hyper}
@@ -79,7 +80,7 @@ def plan_configs(options: SweepOptions, *, available_rank: int, reporter: Report
 
 
 def _capped(space: Space, method: str, most: int, reporter: Reporter) -> Space:
-    """Ranks above the pairs' numerical rank are left out, with a note."""
+    """The space without ranks above the pairs' numerical rank; a note tells if some are left out."""
     values = tuple(value for value in space.values if value <= most)
     capped = dataclasses.replace(space, values=values, high=min(space.high, most))
     if not values and (space.values or capped.low > capped.high):
@@ -107,7 +108,7 @@ def _draws(name: str, space: Space, options: SweepOptions) -> list[float]:
 
 
 def chunks(configs: Sequence[Config], logits: int) -> list[list[int]]:
-    """Positions of the configurations that are trained together: of one seed and one way of training."""
+    """Positions of the configurations that train together: those of one seed and one kind of weights."""
     families: dict[tuple[int, str], list[int]] = {}
     for i, config in enumerate(configs):
         kind = config.method if config.method in ("dfr", "leace") else ""
@@ -133,22 +134,22 @@ METRICS = (
     "test_log_loss",
     "test_worst_group",
 )
-"""In the order of the tables; those that can't be known are NaN. The bounds and the flip rate are those of
-the folds of pairs, the others those of the fit on all rows and pairs."""
+"""The metrics in the order of the tables; NaN if not known. Bounds and flip rate are measured on the folds of
+pairs, the others on the fit to all rows and pairs."""
 
 
 def metric_names(crossings: int) -> tuple[str, ...]:
-    """`METRICS`; where ``--groups`` has several crossings, also the worst group of each one, numbered."""
+    """`METRICS`; with several crossings of ``--groups`` also the worst group of each one, numbered."""
     numbers = range(1, crossings + 1) if crossings > 1 else ()
     return (*METRICS, *(f"{part}_worst_group_{number}" for part in ("val", "test") for number in numbers))
 
 
 def _keys(history: History, rule: Rule) -> tuple[Array, Array]:
-    """The rule's quantity (..., least best) and the loss that decides ties; infinite where not known."""
+    """The rule's metric, the least being best, and the loss that breaks ties; infinite if not known."""
     known = {name for name, epochs in history.items() if np.isfinite(epochs).any()}
     metric = score_name(known) if rule == RULES["bound"] else rule.metric
     values, losses = rule.sign * history[metric], history[TIE_BREAKERS.get(metric, "val_log_loss")]
-    # To 1e-12, below which it is rounding.
+    # Differences below 1e-12 are rounding.
     scores = np.where(np.isfinite(values), np.round(values, 12), np.inf)
     return scores, np.where(np.isfinite(losses), losses, np.inf)
 
@@ -164,7 +165,7 @@ def best_checkpoints(history: History, rule: Rule) -> Codes:
     Returns
     -------
     NDArray
-        (...) checkpoint, −1 where the rule has nothing to look at.
+        (...) checkpoint, −1 if the rule's metric isn't known.
     """
     scores, losses = _keys(history, rule)
     first = np.lexsort((losses, scores))[..., 0]
@@ -176,15 +177,15 @@ class Pick:
     """The trial that a rule chose for one method."""
 
     row: int
-    """Its place among the trials."""
+    """The trial's position among the trials."""
     checkpoints: tuple[int, ...]
-    """One for each seed."""
+    """The best checkpoint of each seed."""
     values: Array
-    """(seeds, metrics) at those checkpoints."""
+    """(seeds, metrics) at these checkpoints."""
 
     @property
     def mean(self) -> Array:
-        """(metrics,)."""
+        """(metrics,) mean over seeds."""
         return np.asarray(self.values.mean(axis=0), np.float64)
 
     @property
@@ -193,7 +194,7 @@ class Pick:
         if len(self.values) < 2:
             return np.full(self.values.shape[1], np.nan)
         sd = np.asarray(self.values.std(axis=0, ddof=1), np.float64)
-        # Equal values differ from their mean by its rounding.
+        # Equal values may differ from their mean by rounding.
         return np.where(sd < 1e-12, 0.0, sd)
 
 
@@ -210,8 +211,8 @@ def pick_trial(history: History, diverged: Mask, rule: Rule) -> Pick | None:
     Returns
     -------
     Pick or None
-        None where the rule can't judge any trial. Ties go to the lower validation log loss, then the
-        earlier trial.
+        None if the rule's metric isn't known for any trial. Ties go to the lower validation log loss, then
+        the earlier trial.
     """
     chosen = best_checkpoints(history, rule)
     able = np.flatnonzero(~diverged.any(axis=1) & (chosen >= 0).all(axis=1))
@@ -234,15 +235,15 @@ def pick_trial(history: History, diverged: Mask, rule: Rule) -> Pick | None:
 
 
 LARGEST_ROUNDING = 1e-9
-"""Nats: far more than the order of the rows changes in a full batch, far less than other batches do."""
+"""In nats. The order of the rows in a full batch changes losses by far less, other batches by far more."""
 
 
 def choose_by_rules(
     options: SweepOptions, configs: Sequence[Config], table: SweepTable
 ) -> tuple[list[dict[str, Any]], dict[str, str | None], list[str]]:
-    """What each rule picks of each method, why a rule was left out, and the methods that no seed varies.
+    """Each rule's picks for each method, why a rule was left out, and the methods that no seed varies.
 
-    Of these every configuration has one result for all seeds, but for the folds of pairs.
+    Configurations of the latter have the same results for all seeds, except on the folds of pairs.
     """
     rows: list[dict[str, Any]] = []
     rules = {name: _why_not(rule, table, options) for name, rule in RULES.items()}
@@ -286,7 +287,7 @@ def _epoch(config: Config, checkpoint: int) -> int | None:
 
 
 def _why_not(rule: Rule, table: SweepTable, options: SweepOptions) -> str | None:
-    """Why a rule can't be applied, None if it can."""
+    """Why a rule can't be applied; None if it can."""
     if table.diverged.all():
         return "every configuration diverged"
     if np.isfinite(table.metrics[rule.metric]).any():
@@ -301,19 +302,19 @@ class SweepTable(Shown):
     """n configurations, in the order in which they were planned."""
 
     method: tuple[str, ...]
-    """(n) names, with ``+upweight`` where it was."""
+    """(n) names, with ``+upweight`` if up-weighted."""
     trial: np.ndarray
     """int64 (n,)."""
     seed: np.ndarray
     """int64 (n,)."""
     hyper: dict[str, np.ndarray]
-    """float64 (n,) for each hyper-parameter, NaN where the method has none of that name."""
+    """float64 (n,) for each hyper-parameter, NaN if the method doesn't have it."""
     diverged: np.ndarray
     """bool (n,): a weight became NaN or infinite."""
     epochs: np.ndarray
-    """int64 (E,): the checkpoints. Methods that aren't trained by steps have their numbers at the first."""
+    """int64 (E,): the checkpoints. Methods that aren't trained by steps have their values at the first."""
     metrics: dict[str, np.ndarray]
-    """float64 (n, E) for each metric, NaN where not known."""
+    """float64 (n, E) for each metric, NaN if not known."""
     options: dict[str, Any]
 
 

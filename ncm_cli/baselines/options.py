@@ -14,7 +14,7 @@ from ncm_cli.probes.options import TrainingOptions
 from ncm_cli.solvers.methods import HYPER, METHODS, UPWEIGHT
 
 PROTOCOLS = ("papers", "domainbed")
-"""Whose form of the methods: see `ncm_cli.solvers.trainer.Schedule`."""
+"""The authors whose form of the methods is used: see `ncm_cli.solvers.trainer.Schedule`."""
 
 
 def lacking(method: str, options: Any) -> Iterator[UsageError]:
@@ -77,7 +77,7 @@ _training = functools.partial(option, group="Training")
 
 
 def table_files(output: Path) -> tuple[Path, ...]:
-    """All files that a sweep writes of ``-o NAME.EXT``; another output is itself."""
+    """All files that a sweep writes for ``-o NAME.EXT``; for another ending only the output itself."""
     if output.suffix not in TABLE_SUFFIXES:
         return (output,)
     return tuple(output.with_suffix(suffix) for suffix in TABLE_SUFFIXES)

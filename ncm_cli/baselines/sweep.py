@@ -1,9 +1,9 @@
-"""``ncm sweep``: many methods, hyper-parameters and seeds in one batched run, and what each rule picks.
+"""``ncm sweep``: many methods, hyper-parameters and seeds in one batched run, and the picks of each rule.
 
-Every configuration is trained on all rows and pairs and, for the bound, on what each fold of the pairs
-leaves, as in ``ncm fit``. Each seed has its own batches and its own folds.
+Every configuration is trained on all rows and pairs and, for the bound, on the training part of each fold of
+the pairs, as in ``ncm fit``. Each seed has its own batches and its own folds.
 
-Of ``-o NAME.EXT`` three files come: ``NAME.csv`` (one row for each configuration and rule, at the checkpoint
+``-o NAME.EXT`` writes three files: ``NAME.csv`` (one row for each configuration and rule, at the checkpoint
 that the rule picks), ``NAME.h5`` (all checkpoints), and ``NAME.json`` (the picks, for ``ncm report``).
 """
 
@@ -52,12 +52,12 @@ from ncm_cli.store.tables import write_csv
 Facts = Mapping[str, Array]
 """Metrics of R probes, (R,) by name."""
 Judge = Callable[[Array, Array], Facts]
-"""Metrics of R probes, by their weights (R, C, d) and biases (R, C)."""
+"""Computes metrics of R probes from weights (R, C, d) and biases (R, C)."""
 Advance = Callable[[int], None]
-"""Told of configurations × epochs that are done."""
+"""Called with the number of configurations × epochs just finished."""
 
 FOLD_SUMS = ("error", "log_loss", "flips", "shift")
-"""The measurements of a fold: means over the validation rows, sums over the fold's pairs."""
+"""The measurements on a fold: means over the validation rows, sums over the fold's pairs."""
 
 
 def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
@@ -68,19 +68,20 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, An
     dict
         The body of ``NAME.json``. Its ``rows`` are, for each method and rule, ``method, rule, oracle, trial,
         hyper_parameters, seeds, epochs, metrics`` (means over seeds), ``sd`` (their standard deviations) and
-        ``values`` (one for each seed); ``rules`` has for each why it could not be applied (None: it was).
+        ``values`` (one for each seed); ``rules`` has the reason why each rule could not be applied, None if
+        it was.
 
     Raises
     ------
     UsageError
-        Options that can't be met, or too many configurations.
+        Options that can't be used, or too many configurations.
     InputError
         Rows, columns, pairs or ranks that can't be used; another process writing the same output.
     MismatchError
         Features and pairs of different encoders.
     """
     check(options)
-    # Whichever of the files was named, all are written: one has the lock and the journal.
+    # All files are written, whichever was named; one of them has the lock and the journal.
     output = options.output.with_suffix(".json")
     with writer_lock(output):
         runner = Runner(options, reporter)
@@ -130,7 +131,7 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, An
             ".csv": lambda path: write_csv(path, list(columns), zip(*columns.values(), strict=True)),
             ".json": lambda path: write_result(path, "sweep", body),
         }
-        # The named output comes last: where it is, the others are.
+        # The named output is written last: if it exists, so do the others.
         for path in sorted(table_files(options.output), key=lambda path: path == options.output):
             writers[path.suffix](path)
         journal.discard()
@@ -138,7 +139,7 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, An
 
 
 def _key(options: SweepOptions, runner: Runner) -> dict[str, Any]:
-    """What finished chunks depend on."""
+    """The journal's key: everything that finished chunks depend on."""
     import torch
 
     free = ("output", "save_probes", "features", "pairs", "device")
@@ -180,9 +181,10 @@ def _finished(
 
 
 class _CellSums:
-    """Error and log loss on the held-out rows of each label × domain cell, summed fold by fold.
+    """Errors and log losses in each label × domain cell, summed fold by fold.
 
-    They are the members that a fold has apart and, as means over the folds, the validation rows.
+    The rows are each fold's members of pairs that it isn't trained on and, as means over the folds, the
+    validation rows.
     """
 
     def __init__(self, problem: Problem, folds: Sequence[Fold]) -> None:
@@ -199,7 +201,7 @@ class _CellSums:
     def of(
         self, errors: Array, losses: Array, own_errors: Array, own_losses: Array, members: Rows
     ) -> dict[str, Array]:
-        """Sums by name, (R,), of errors and losses on validation rows (R, n) and a fold's members (R, q)."""
+        """Sums (R,) by name, from errors and losses on validation rows (R, n) and a fold's members (R, q)."""
         assert members.group is not None
         by_val, by_member = (
             (cell[:, None] == self.codes).astype(np.float64) for cell in (self.val, members.group[:, 0])
@@ -211,7 +213,7 @@ class _CellSums:
         return dict(zip(self.names, np.concatenate(sums, axis=1).T, strict=True))
 
     def facts(self, sums: Facts) -> dict[str, Array]:
-        """Means over the cells of the means in each one; nothing without cells."""
+        """Means over the cells of each cell's mean; empty without cells."""
         if not len(self.codes):
             return {}
         means_of_cells: dict[str, Array] = {}
@@ -222,12 +224,12 @@ class _CellSums:
 
 
 class Runner:
-    """Trains and judges configurations on one problem and on what folds of its pairs leave.
+    """Trains and measures configurations, on one problem and on the training parts of its folds.
 
     Raises
     ------
     InputError
-        Rows, columns or pairs that can't be used; no validation rows, or rows with two parts to play.
+        Rows, columns or pairs that can't be used; no validation rows, or rows with two roles.
     """
 
     def __init__(self, options: SweepOptions, reporter: Reporter) -> None:
@@ -238,7 +240,7 @@ class Runner:
         self.problem = read_method_problem(options, columns, reporter, features=options.features)
         self.whole = self.problem.whole()
         self.folds: dict[int, list[Fold]] = {}
-        """The folds of each seed; empty without pairs, or where the bound isn't asked for."""
+        """The folds of each seed; empty without pairs, or if the bound isn't asked for."""
         ranks = [self.whole.rank]
         if self.problem.pairs is not None and options.folds:
             try:
@@ -249,15 +251,15 @@ class Runner:
                 error.fix = "more pairs, or pairs of rows that are not trained on; or --folds 0: no bound"
                 raise
         self.rank = min(ranks)
-        """The largest rank that every fold's pairs have, 0 without."""
+        """The largest rank that every fold's pairs have; 0 without pairs."""
         groups = self.problem.groups
         self.metrics = metric_names(0 if groups is None else len(groups.crossings))
         self.device = choose_device(options.device, "fp64", reporter)
         self._origins: dict[bool, dict[str, Any]] = {}
-        """The record of the rows, up-weighted or not, made once: it reads every row."""
+        """The record of the rows, by whether they are up-weighted; kept because making it reads every row."""
 
     def data(self) -> dict[str, Any]:
-        """What the result was made from."""
+        """The record of the rows and pairs that the result was made from."""
         options, problem, where = self.options, self.problem, self.problem.roles.where
         return {
             "features": str(options.features),
@@ -292,7 +294,7 @@ class Runner:
             advance(len(configs) * self.options.epochs * (1 + len(folds)))
             return history | {"diverged": np.zeros_like(converged), "unconverged": ~converged}
         rows = {name: self._rows(name, self.whole.scaling) for name in ("val", "test")}
-        # Where no fold takes a training row away, what uses no pairs is on every fold what it is on all rows.
+        # If no fold leaves out a training row, a method without pairs has the same fit on every fold.
         taken = any(np.isin(self.problem.train.node, fold.untrained_nodes).any() for fold in folds)
         taken |= bool(folds and self.problem.cells)  # whose error is measured fold by fold
         pairs = None if taken else self._measured(seed)
@@ -315,7 +317,7 @@ class Runner:
         return history | {"diverged": diverged, "unconverged": np.zeros_like(diverged)}
 
     def _rows(self, name: str, scaling: Scaling) -> Rows | None:
-        """The ``val`` or ``test`` rows, scaled; None where the sweep has none."""
+        """The ``val`` or ``test`` rows, scaled; None if the sweep has none."""
         rows = getattr(self.problem, name)
         return None if rows is None else rows.scaled(scaling)
 
@@ -330,7 +332,7 @@ class Runner:
     def _judge_folds(
         self, folds: Sequence[Fold], configs: Sequence[Config], advance: Advance
     ) -> tuple[dict[str, Array], Mask]:
-        """Metrics (R, epochs) of configurations trained on what each fold leaves, and diverged (R,)."""
+        """Metrics (R, epochs) of configurations trained on each fold's training part, and diverged (R,)."""
         paired = self.problem.pairs
         assert paired is not None
         cells = _CellSums(self.problem, folds)
@@ -373,7 +375,7 @@ class Runner:
         names: Sequence[str],
         advance: Advance,
     ) -> tuple[dict[str, NDArray[Any]], Mask]:
-        """Train on a part, judge after every epoch: (R, epochs) by name, and diverged (R,)."""
+        """Train on a training set and measure after every epoch: (R, epochs) by name, and diverged (R,)."""
         history = {name: np.full((len(configs), self.options.epochs), np.nan) for name in names}
         diverged = np.zeros(len(configs), dtype=bool)
 
@@ -391,7 +393,7 @@ class Runner:
     def _train(
         self, training: TrainingSet, configs: Sequence[Config], epochs: int, observe: Any, advance: Advance
     ) -> None:
-        """Train on a part, and show the weights, on the given features, after every epoch."""
+        """Train on a training set, passing on the weights (for features as given) after every epoch."""
         from ncm_cli.solvers.trainer import Schedule, train
 
         seen = observe
@@ -405,7 +407,7 @@ class Runner:
                 observe(epoch, indices, *eraser.fold(weight, bias))
 
         train(
-            # The rank at most that of the part's pairs.
+            # The rank is at most the rank of this training set's pairs.
             [dataclasses.replace(config, rank=min(config.rank, training.rank)) for config in configs],
             training,
             Schedule(epochs=epochs, batch_size=self.options.batch_size, protocol=self.options.protocol),  # type: ignore[arg-type]
@@ -415,9 +417,10 @@ class Runner:
         )
 
     def _judge_dfr(self, configs: Sequence[Config]) -> tuple[dict[str, NDArray[Any]], Mask]:
-        """Fit half of the validation rows and judge on the other half; fit all for the test rows.
+        """Fit dfr on half of the validation rows and measure on the other half; fit all rows for the test
+        rows.
 
-        It trains on no row of a pair, so that flips are measured on all folds' pairs at once.
+        No row of a pair is trained on, so that flips are measured on all folds' pairs at once.
         """
         from ncm_cli.solvers.dfr import halves
 
@@ -437,7 +440,7 @@ class Runner:
         return history, np.asarray(converged.all(axis=0))
 
     def _dfr(self, configs: Sequence[Config], half: Codes | None = None) -> list[Fit]:
-        """The probes that are tested, or those of one half of the validation rows, by which C is chosen."""
+        """The probes for the test rows or, with ``half``, those that choose C, fitted on that half."""
         from ncm_cli.solvers.dfr import SUBSETS, fit_dfr
 
         val, codes = self._grouped()
@@ -450,7 +453,7 @@ class Runner:
         return fit_dfr(val.X[rows], val.y[rows], codes[rows], n_classes, Cs, seed=seed, **how)
 
     def _grouped(self) -> tuple[Rows, Codes]:
-        """The validation rows that are in a group, and the code of each one's."""
+        """The validation rows that are in a group, and the codes of their groups."""
         val = self._rows("val", self.whole.scaling)
         assert val is not None and val.group is not None
         codes = joint(val.group)
@@ -460,9 +463,9 @@ class Runner:
     def probes(
         self, configs: Sequence[Config], wanted: Sequence[tuple[int, int | None]]
     ) -> dict[tuple[int, int | None], Fit]:
-        """Some of the probes that `run` judged, by position and epoch: trained again, to the same bits.
+        """Some of the probes that `run` measured, by position and epoch, trained again with identical bits.
 
-        The whole chunk is, since the width of a matrix product decides its last bits.
+        The whole chunk is trained, since the last bits depend on the width of a matrix product.
         """
         if configs[0].method == "dfr":
             fits = self._dfr([configs[i] for i, _ in wanted])
@@ -480,7 +483,7 @@ class Runner:
         return trained
 
     def probe(self, config: Config, fit: Fit, selection: dict[str, Any]) -> Probe:
-        """A pick's probe with its record, as ``ncm fit`` writes them."""
+        """The probe of a pick with its record, as ``ncm fit`` writes them."""
         options, problem = self.options, self.problem
         upweight = options.upweight if config.upweighted else None
         if config.upweighted not in self._origins:
@@ -500,7 +503,7 @@ class Runner:
                 "protocol": options.protocol,
             }
         if config.method in ("erm", "ncm") and options.protocol == "papers":
-            # What ncm fit would be told, so that ncm bound can fit it again.
+            # The options that ncm fit would have, so that ncm bound can fit the probe again.
             numbers = {"weight_decay": repr(config.weight_decay), "rank": str(fit.rank), "lr": config.lr}
             resolved |= {"solver": "adam", "epochs": fit.iterations, **numbers}
         record = {
@@ -526,7 +529,7 @@ def save_probes(
     parts: list[list[int]],
     rows: list[dict[str, Any]],
 ) -> None:
-    """Write what each rule picks of each method as a probe for each seed, with its record."""
+    """Write each rule's picks for each method as probes, one for each seed, with their records."""
     options = runner.options
     position = {(config.label, config.trial, config.seed): i for i, config in enumerate(configs)}
     picks: list[tuple[int, int | None, str, dict[str, Any]]] = []

@@ -19,23 +19,23 @@ Array = NDArray[np.float64]
 FOLDS = 5
 PASSES = 3
 KEPT_SHARE = 0.75
-"""The pairs that the others explain best, which explain all pairs in the next pass."""
+"""The share of the pairs, those that the others explain best, by which the next pass explains all pairs."""
 
 FLOORS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
-"""Candidates for the least variance of differences of unit length in any direction."""
+"""Candidates for λ, the least variance in any direction of differences of unit length."""
 
 BLOCK_PAIRS = 8192
 """Pairs that are converted to float64 at a time."""
 
 MAX_NAMED = 1000
-"""Pairs that one diagnostic names; its count is of all of them."""
+"""Most pairs that one diagnostic names; its count includes all."""
 
 MIN_SUSPECTS = 0.15
-"""The least share of the pairs in the list of likely wrong matches."""
+"""The list of likely wrong matches has at least this share of the pairs."""
 
 MIN_TIMES, MIN_RESIDUAL = 2.0, 0.1
-"""Of a pair that stands out: the length of its unexplained part over the median's, and over its own length.
-The second keeps rounding from counting where the others explain all pairs."""
+"""A pair stands out if its unexplained part is at least this many times as long as the median's, and at least
+this share of its own length. The latter ignores rounding if the others explain all pairs."""
 
 
 def diagnose(
@@ -106,7 +106,8 @@ def _listed(ids: Sequence[tuple[str, str]], count: int) -> dict[str, Any]:
 
 
 def stands_out(times: Any, residual: Any) -> Any:
-    """Whether pairs stand out, by their unexplained part's length over the median's and over their own."""
+    """Whether pairs stand out, by their unexplained length over the median's (``times``) and over their
+    own."""
     return (times > MIN_TIMES) & (residual > MIN_RESIDUAL)
 
 
@@ -114,7 +115,7 @@ def unexplained(delta: NDArray[np.floating], together: Positions, *, seed: int =
     """The share of each pair's difference that the others don't explain: (k,) in [0, 1], NaN for zero ones.
 
     The pairs are dealt into folds. Differences are scaled to unit length, so that a few long ones don't count
-    more, and modelled as draws from N(0, S + λ I), S being the second moment of those in the *other* folds.
+    more, and modelled as draws from N(0, S + λ I), where S is the second moment in the *other* folds.
     A pair's share is the root of ``λ δᵀ (S + λ I)⁻¹ δ / ‖δ‖²``: for small λ the part of its length outside
     the span of the others. λ is the value of `FLOORS` with the highest likelihood.
 

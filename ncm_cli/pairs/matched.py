@@ -23,7 +23,7 @@ from ncm_cli.store.rows import FeatureRows
 
 
 def same_id(options: PairsOptions, stores: Stores, reporter: Reporter) -> Members:
-    """The rows of one id in both stores."""
+    """Pairs of rows with the same id in both stores."""
     rows = np.flatnonzero(stores[0].mask(options.where))
     partner = stores[1].positions(stores[0].ids[rows])
     in_both = partner >= 0
@@ -65,7 +65,7 @@ def _require_enough(wanted: int, available: int) -> None:
 
 
 def _joint_codes(stores: Stores, names: str) -> tuple[Positions, Positions]:
-    """Codes of the combined columns, the same in both stores; −1 where a value is missing."""
+    """Codes of the combined columns, equal in both stores for equal values; −1 if a value is missing."""
     rows = stores[0].rows
     columns = [np.zeros(rows + stores[1].rows, np.int64)]
     for name in parse_names(names):
@@ -79,7 +79,7 @@ def _joint_codes(stores: Stores, names: str) -> tuple[Positions, Positions]:
 
 
 PartPairs = tuple[list[tuple[Positions, Positions]], dict[str, Any]]
-"""The pairs of the fitted and of the held-out part, as positions in that part, and facts on the matching."""
+"""The pairs of the fitted and of the held-out part, as positions in each part, and facts on the matching."""
 
 
 class Matcher:
@@ -98,7 +98,7 @@ class Matcher:
         self._tell_unmatchable()
 
     def _where(self, store: FeatureRows) -> str | None:
-        """``--where``; without it the training rows, so that no pair has a row that probes are tested on."""
+        """``--where``, by default the training rows, so that no pair has a row that probes are tested on."""
         options, where = self.options, split_filter(store, "train")
         if options.where is not None or options.straddling == "keep" or where is None:
             return options.where
@@ -112,7 +112,7 @@ class Matcher:
         return np.concatenate([of_store[part] for of_store, part in zip(codes, rows, strict=False)])
 
     def _tell_unmatchable(self) -> None:
-        """Warn of the values of ``--same`` that can't be paired; an error if none can."""
+        """Warn of values of ``--same`` whose rows can't be paired; raises an error if none can."""
         options, same = self.options, self.pool.same
         alone = self.pool.unmatchable()
         texts = []
@@ -154,7 +154,7 @@ class Matcher:
         return Members(self.stores, self.rows[a], self.rows[b], np.repeat([False, True], counts), facts)
 
     def _fraction(self, wanted: float) -> float:
-        """The share of the rows to hold out, with some to spare for a number of pairs."""
+        """The share of the rows to hold out; for a number of pairs with some to spare."""
         if wanted < 1:
             return float(wanted)
         n = int((self.side == 0).sum())
@@ -163,12 +163,12 @@ class Matcher:
         if wanted >= expected:
             found = f"about {expected} pairs"
             raise InputError(f"--holdout {wanted} leaves no pair for the basis", found=found)
-        # Not every row of a cell finds a partner; surplus pairs are left out again.
+        # Not every row of a cell finds a partner; surplus pairs are dropped later.
         spare = 1.0 if self.options.count else 1.3
         return min(spare * wanted / expected, 0.9)
 
     def _counts(self, wanted: float, fitted: int, held: int) -> tuple[int, int]:
-        """How many of the fitted and of the held-out pairs to keep."""
+        """The numbers of fitted and of held-out pairs to keep."""
         total = self.options.count
         goal = int(wanted)
         if wanted < 1:

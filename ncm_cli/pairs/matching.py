@@ -1,4 +1,4 @@
-"""Making pairs: at random, by the nearest neighbour, or by MatchDG's alternation.
+"""Makes pairs: at random, by nearest neighbours, or by MatchDG's alternation.
 
 Rows live in *cells*: a cell holds the rows of one value of the ``same`` columns and one value of
 the ``across`` columns, in one of two stores. Rows of two cells can be paired when ``same`` agrees
@@ -15,8 +15,8 @@ Here the features stay frozen and the representation is linear, so each fit has 
    learning with spectral contrastive loss, eq. 6) over matched (x, x⁺) and unrelated (x, x'): B Bᵀ
    is the best positive approximation, of rank ``dims``, of Σ^{-1/2} C Σ^{-1/2}, where Σ is the
    covariance of the matched rows and C the symmetrised cross-covariance of the matches. Directions
-   in which matched rows are alike are kept, and those that differ between domains have negative
-   eigenvalues and drop out.
+   in which matched rows agree are kept; those that differ between domains have negative eigenvalues and are
+   dropped.
 3. Every base row is matched with the nearest row of its class in each other domain, in f. Back to 2, until at
    most `MAX_CHANGED` of the matches change or ``rounds`` is reached.
 
@@ -42,10 +42,10 @@ Advance = Callable[[int], None]
 
 BLOCK_ROWS = 1024
 BLOCK_COLUMNS = 8192
-"""Similarities held at once: 1024 × 8192 float32 are 32 MiB."""
+"""Candidates that are compared at a time: 1024 × 8192 similarities in float32 are 32 MiB."""
 
 SHORTLIST = 4
-"""Candidates by float32 similarity that are ranked again in float64, which separates close ones."""
+"""The most similar candidates in float32 that are ranked again in float64, which tells close ones apart."""
 
 MAX_CHANGED = 0.01
 """The alternation has converged when at most this share of the matches changes in a round."""
@@ -78,7 +78,7 @@ class Pool:
         return dataclasses.replace(self, same=self.same[rows], across=self.across[rows], side=self.side[rows])
 
     def cells(self) -> Iterator[list[Positions]]:
-        """For each value of ``same``, in order, the rows (ascending) of each of its cells."""
+        """For each value of ``same``, in order, its cells: their rows, ascending."""
         order = np.lexsort((self.across, self.side, self.same))
         keys = np.stack([self.same, self.side, self.across])[:, order]
         cells = np.split(order, np.flatnonzero((np.diff(keys, axis=1) != 0).any(axis=0)) + 1)
@@ -86,7 +86,8 @@ class Pool:
             yield list(group)
 
     def most_pairs(self) -> Positions:
-        """(values of ``same``,) the most pairs of each, with every row in at most one.
+        """(values of ``same``,) the largest possible number of pairs of each value, with every row in at most
+        one.
 
         That is the number of rows outside the largest set in which no two can be paired (Kőnig's theorem):
         one store, or one value of ``across`` in both. With one store it is also at most half of the rows.
@@ -103,7 +104,7 @@ class Pool:
         return np.minimum(most, n - largest)
 
     def unmatchable(self) -> Positions:
-        """One row of each value of ``same`` whose rows can't be paired with each other."""
+        """One row for each value of ``same`` whose rows can't be paired."""
         return np.unique(self.same, return_index=True)[1][self.most_pairs() == 0]
 
 
@@ -121,7 +122,7 @@ def random_pairs(pool: Pool, rng: np.random.Generator) -> tuple[Positions, Posit
     everything = np.full(len(rows), len(rows))
     if pool.two_sided:
         left, right = rows[pool.side[rows] == 0], rows[pool.side[rows] == 1]
-        # How many rows of the second store may be a row's partner.
+        # The number of rows of the second store that may be a row's partner.
         partners = np.bincount(group[right], minlength=len(rows))[group]
         partners -= np.bincount(cell[right], minlength=len(rows))[cell]
         a = _take(left, group, cell, everything if pool.any_across else partners, most)
@@ -138,7 +139,7 @@ def random_pairs(pool: Pool, rng: np.random.Generator) -> tuple[Positions, Posit
 
 
 def _rank(codes: Positions) -> Positions:
-    """(n,) how many earlier entries have the same code."""
+    """(n,) the number of earlier entries with the same code."""
     order = np.argsort(codes, kind="stable")
     counts = np.bincount(codes)
     rank = np.empty(len(codes), dtype=np.int64)
@@ -149,7 +150,7 @@ def _rank(codes: Positions) -> Positions:
 def _take(
     rows: Positions, group: Positions, cell: Positions, of_cell: Positions, of_group: Positions
 ) -> Positions:
-    """The first ``of_group`` rows of each group, of them at most ``of_cell`` of each cell; group by group."""
+    """The first ``of_group`` rows of each group, with at most ``of_cell`` from each cell, group by group."""
     rows = rows[_rank(cell[rows]) < of_cell[rows]]
     rows = rows[_rank(group[rows]) < of_group[rows]]
     return rows[np.argsort(group[rows], kind="stable")]
@@ -238,7 +239,7 @@ def nearest_rows(
         distance = 1 - (exact * keys).sum(axis=2)
     distance[where < 0] = np.inf
     least = distance.min(axis=1)
-    # Equal up to the rounding of unit rows to float32: the first row wins, whatever the block sizes.
+    # For distances equal up to float32 rounding the first row is taken, whatever the block sizes.
     tied = (distance <= least[:, None] + 1e-12) & (where >= 0)
     first = np.where(tied, where, len(rows)).min(axis=1)
     return np.where(np.isfinite(least), first, -1), least
@@ -252,9 +253,9 @@ def nearest_pairs(
     Parameters
     ----------
     rows
-        (n, d) of `normalized_rows` with the same ``metric``.
+        (n, d) from `normalized_rows` with the same ``metric``.
     anchors
-        Rows to find neighbours of; by default all (with two stores: all of the first).
+        Rows to find neighbours for; by default all (with two stores: all of the first).
     advance
         Called with the number of anchors done.
 
@@ -272,8 +273,8 @@ def nearest_pairs(
         if pool.two_sided:
             everyone = everyone[pool.side[everyone] == 1]
         for block in (queries[part] for part in slices(queries, BLOCK_ROWS)):
-            # Queries are sorted by code. Small cells in one block share their candidates: gathering some for
-            # each would cost more than the distances.
+            # Queries are sorted by code. Small cells in one block share candidates: gathering each cell's own
+            # would cost more than the distances.
             alike = codes[block[0]] == codes[block[-1]]
             others = everyone[codes[everyone] != codes[block[0]]] if alike else everyone
             if len(others):

@@ -36,10 +36,10 @@ from ncm_cli.store.rows import FeatureRows
 from ncm_cli.store.tables import Table, read_table
 
 MAX_PROBLEMS = 50
-"""Problems that one error lists."""
+"""Most problems that one error lists."""
 
 MAX_HINTS = 5
-"""Unknown ids of a column that get a suggestion: each one takes a pass over every id of the store."""
+"""Most unknown ids in a column that get a suggestion: each takes a pass over all ids of the store."""
 
 
 def pairs(options: PairsOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def _pairs(
 
 
 def _source(store: FeatureRows) -> dict[str, Any]:
-    """What a pair store records of a feature store, the augmentation of a view included."""
+    """The record of a feature store in a pair store, with the augmentation if it is a view."""
     view = (store.encoder.get("view") or {}).get("augment")
     return {"path": str(store.path), "content_sha256": store.content_sha256} | (
         {"augment": view} if view else {}
@@ -149,7 +149,7 @@ def find_members(options: PairsOptions, stores: Stores, reporter: Reporter) -> M
 
 
 def hold_out(members: Members, component: Positions, options: PairsOptions, reporter: Reporter) -> Members:
-    """Members with held-out pairs chosen, unless the table has chosen them.
+    """Members with held-out pairs chosen, unless the table chooses them.
 
     Pairs that share an id, directly or through others, go to the same side, so that no row of a held-out pair
     is in the basis.
@@ -189,7 +189,7 @@ def drop(members: Members, path: Path) -> Members:
     ids = members.ids()
     known = {*ids, *members.straddlers}
     listed = list(zip(table.column("id_a"), table.column("id_b"), strict=True))
-    # In one store a pair reads the same either way round; in two stores that may be another pair.
+    # In one store the order of a pair's ids doesn't matter; in two stores (b, a) may be another pair.
     either_way = members.stores[0] is members.stores[1]
     wanted = {pair for pair in listed if pair in known}
     wanted |= {(b, a) for a, b in listed if (b, a) in known and (either_way or (a, b) not in known)}
@@ -212,7 +212,7 @@ def straddling(members: Members, options: PairsOptions, reporter: Reporter) -> M
     """Members without the pairs of a training and a test row, whose ids are kept; or an error.
 
     A row whose file is byte for byte that of a test row counts as a test row too. Without a split column no
-    pair straddles; a warning says where the column's values aren't recognised.
+    pair straddles; a warning tells if the column's values aren't recognised.
     """
     store, test, rule = members.stores[0], options.test, options.straddling
     if test is None and (what := unrecognised(store, ["train", "test"])):
@@ -262,7 +262,7 @@ def _sides(store: FeatureRows, test: str | None) -> tuple[Mask, Mask]:
         tests = store.mask(test)
         train = train & ~tests
         if not train.any():
-            # Without a split that is named train, all rows but the test rows are training rows.
+            # If no split is named train, all rows but the test rows are training rows.
             train = ~tests
     nodes = store.content_nodes
     return train, tests | (train & np.isin(nodes, nodes[tests]))
@@ -321,7 +321,7 @@ def _from_table(table: Table, options: PairsOptions, stores: Stores) -> Members:
 
 
 def _lines(texts: Sequence[str]) -> str:
-    """Texts below one another, of more than `MAX_PROBLEMS` the first."""
+    """Texts on separate lines, at most the first `MAX_PROBLEMS`."""
     rest = f"\n    and {len(texts) - MAX_PROBLEMS} more" if len(texts) > MAX_PROBLEMS else ""
     return "".join(f"\n    {text}" for text in texts[:MAX_PROBLEMS]) + rest
 
@@ -338,7 +338,7 @@ def _hint(name: str, known: Sequence[str]) -> str | None:
 
 
 def _labels(store: FeatureRows, rows: Positions) -> tuple[str, ...]:
-    """Labels of the rows; '' where the store has none."""
+    """Labels of the rows; '' if the store has none."""
     if store.label_column is None:
         return ("",) * len(rows)
     column = store.columns[store.label_column]

@@ -22,9 +22,9 @@ from ncm_cli.store.rows import InMemoryRows
 
 
 def alternatives(options: PairsOptions) -> list[tuple[str, ...]]:
-    """Sets of templates that differ only in the setting: those between ``|`` of one ``--prompts``.
+    """Sets of templates that differ only in the setting; ``|`` separates the templates of one ``--prompts``.
 
-    Templates without ``|`` make one set together. Raises `InputError` for a set of one, or one given twice.
+    All templates without ``|`` together are one set. Raises `InputError` for a set of one, or a repeated one.
     """
     lines = [[part.strip() for part in prompt.split("|")] for prompt in read_prompts(options.prompts)]
     alone = [prompt for (prompt, *more) in lines if not more]

@@ -448,8 +448,10 @@ class _Galleries:
         return {"lead": lead, "galleries": galleries}
 
     def some(self, ranked: Codes, first: int = MAX_TILES, of_each: int = MAX_GROUP_TILES) -> Codes:
-        """The first ``first`` rows overall and the first ``of_each`` of each group, in ranked order, at most
-        `MAX_GALLERY`."""
+        """The first ``first`` rows overall and the first ``of_each`` of each group, in ranked order.
+
+        At most `MAX_GALLERY`.
+        """
         group, place = self.group(ranked), np.zeros(len(ranked), dtype=np.int64)
         for code in np.unique(group):
             place[group == code] = np.arange(int((group == code).sum()))

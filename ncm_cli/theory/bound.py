@@ -1,8 +1,8 @@
 """``ncm bound``: the theorem's bound on the test-domain risk of a probe, term by term.
 
-Along ranks or numbers of pairs, and for an oracle, probes are fitted again. A refit is of the problem that
-``ncm fit`` recorded: its rows, pairs, scaling, weights, method and solver. At the probe's own rank it is the
-probe.
+For ``--ranks``, ``--pair-counts`` and an oracle, probes are fitted again: on the problem that ``ncm fit``
+recorded, with its rows, pairs, scaling, weights, method and solver. At the probe's own rank the refit equals
+the probe.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from ncm_cli.theory.options import BoundOptions, parse_grid
 
 
 def bound(options: BoundOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
-    """Compute all terms of Theorem 1 and its corollaries for a saved probe: the body of the result file.
+    """Compute all terms of Theorem 1 and its corollaries for a saved probe; returns the body of the result.
 
     Raises
     ------
     InputError
         No labelled oracle pairs, oracle pairs the wrong way round, or no rows for Term I.
     MismatchError
-        Files of different encoders, pairs that the probe wasn't fitted with, or clean pairs that aren't
+        Files of different encoders, pairs that the probe wasn't fitted with, or clean pairs other than
         those of ``--pairs``.
     UsageError
         ``--ranks``, ``--pair-counts`` or ``--clean-pairs`` without ``--pairs``, or |I| above the dimension.
@@ -65,9 +65,9 @@ class Measured:
 
     terms: theorem.Terms
     logits: tuple[Array, Array]
-    """Those of the test rows and of their twins, (n, C)."""
+    """The logits of the test rows and of their twins, (n, C) each."""
     losses: tuple[Array, Array, Array | None]
-    """Of the test rows, of their twins, and of the training rows where Term I is taken on them."""
+    """The losses on the test rows, on their twins, and on the training rows if Term I is on these."""
     zero_one: dict[str, float] | None
     """None for regression."""
 
@@ -77,7 +77,7 @@ class Measured:
 
 
 class _Judged:
-    """A probe, what it is measured on, and what was fitted; each part of the result is a method.
+    """A probe, the pairs and rows to measure it on, and refits; each part of the result is a method.
 
     ``test`` and ``twin`` (n, d) are the members of the oracle pairs, scaled as the probe says, with the
     ``answers`` (n,) that both share: class codes in the probe's order, or numbers.
@@ -102,7 +102,7 @@ class _Judged:
         return store
 
     def _read_oracle_pairs(self) -> None:
-        """The oracle pairs with answers by the test row's id, else as the pair store has them."""
+        """Read the oracle pairs, with targets by the test row's id, else as the pair store has them."""
         path, probe, reporter = self.options.oracle_pairs, self.probe, self.reporter
         store = self._pairs(path)
         self._require_test_rows_first(path, store)
@@ -133,7 +133,7 @@ class _Judged:
         self.test_ids = [name for name, labelled in zip(store.id_a, known, strict=True) if labelled]
 
     def _require_test_rows_first(self, path: Path, store: PairStore) -> None:
-        """Refuse pairs the wrong way round; warn of rows the probe was trained on, as far as is known."""
+        """Refuse pairs the wrong way round; warn of rows known to be trained on."""
         test = (self.probe.meta.get("data") or {}).get("test") or split_filter(self.features, "test")
         turned = 0 if test is None or self._among(test, store.id_a) else self._among(test, store.id_b)
         if turned:
@@ -151,7 +151,7 @@ class _Judged:
             )
 
     def _among(self, where: str, ids: Sequence[str]) -> int:
-        """How many of the ids are rows of the filter; 0 if it was written for another store."""
+        """The number of ids among the rows of a filter; 0 if it was written for another store."""
         try:
             mask = self.features.mask(where)
         except NcmError:
@@ -160,7 +160,7 @@ class _Judged:
         return int(mask[positions[positions >= 0]].sum())
 
     def _answers(self, ids: Sequence[str], labels: Sequence[str]) -> Target:
-        """Answers by id in the store; of ids that it lacks, by the label that the pair store keeps."""
+        """Targets by id in the store; for ids that it lacks, by the label in the pair store."""
         classes, target = self.probe.classes, self.target
         code = {name: index for index, name in enumerate(classes)}
 
@@ -253,7 +253,7 @@ class _Judged:
         }
 
     def _training_rows(self, where: str) -> tuple[Features, NDArray]:
-        """The labelled rows of ``--train``, scaled, and their answers."""
+        """The labelled rows of ``--train``, scaled, and their targets."""
         chosen = self.features.mask(where)
         labelled = chosen & self.target.known
         rows, known, name = int(chosen.sum()), int(labelled.sum()), self.target.name
@@ -286,7 +286,7 @@ class _Judged:
         return Measured(terms, (test, twin), (test_loss, twin_loss, train_loss), errors)
 
     def _noise(self, terms: theorem.Terms) -> dict[str, Any]:
-        """The noise corollary, clean pairs being matched with the fit's by their ids."""
+        """The noise corollary; clean pairs are matched with the fit's by their ids."""
         path, pairs = self.options.clean_pairs, self.problem.pairs if self.problem else None
         if path is None or pairs is None:
             return theorem.no_noise_corollary("no clean pairs are given (--clean-pairs with --pairs)")
@@ -322,7 +322,7 @@ class _Judged:
         ranks: Sequence[int],
         advance: Callable[[int], None] | None = None,
     ) -> list[dict[str, Any]]:
-        """Rows of refits at these ranks, by the probe's method (ERM where the problem has no pairs)."""
+        """The rows of refits at these ranks, by the probe's method (ERM if the problem has no pairs)."""
         meta = self.probe.meta
         fits = train_path(
             training,
@@ -334,7 +334,7 @@ class _Judged:
         return [self._row(fit, training) for fit in fits]
 
     def _paths(self) -> dict[str, Any]:
-        """``path`` along ranks, its ``summary``, and ``pair_counts``: empty where they aren't asked for."""
+        """``path`` along ranks, its ``summary``, and ``pair_counts``; without those that aren't asked for."""
         path: list[dict[str, Any]] = []
         counts: list[dict[str, Any]] = []
         options, problem = self.options, self.problem
@@ -359,7 +359,7 @@ class _Judged:
         return {"path": path, "summary": _summary(path), "pair_counts": counts}
 
     def _possible(self, asked: str, most: int, why: str) -> list[int]:
-        """The numbers of a grid that are at most ``most``; a note says why others are skipped."""
+        """The numbers of a grid that are at most ``most``; a note tells why others are skipped."""
         grid = parse_grid(asked)
         if max(grid) > most:
             self.reporter.note(why)
@@ -380,7 +380,7 @@ class _Judged:
         }
 
     def _oracle(self, where: str, probe_measured: Measured) -> dict[str, Any]:
-        """The test risk of a probe that is trained on other rows of the test domain, nothing removed."""
+        """The test risk of a probe trained on other rows of the test domain, with nothing removed."""
         positions = self.features.positions(self.test_ids)
         test_rows = positions[positions >= 0]
         shared = test_rows[self.features.mask(where)[test_rows]]
@@ -396,17 +396,17 @@ class _Judged:
         training = problem.training_set(problem.rows(), None, scaling_of(self.probe))
         row = self._refit(problem, training, [0])[0]
         error = row["test_error"]
-        # By how much its test accuracy is above the bounded probe's.
+        # The difference of its test accuracy and the bounded probe's.
         gap = probe_measured.zero_one["test_error"] - error if probe_measured.zero_one else None
         known = {"where": where, "train_rows": len(training.X), "test_risk": row["test_risk"]}
         return {**known, "test_error": error, "gap": gap}
 
 
 def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, float | int | None] | None:
-    """A rank path in a few numbers; None without classes or ranks.
+    """A summary of a rank path; None without classes or ranks.
 
-    ``bound_rank`` is the rank at the least 0-1 bound. ``in_domain_rise`` is by how much the in-domain
-    accuracy (on the twins) ever rises from one rank to a larger one.
+    ``bound_rank`` is the rank with the least 0-1 bound. ``in_domain_rise`` is the largest increase of the
+    in-domain accuracy (on the twins) from one rank to a larger one.
     """
     if not rows or rows[0]["test_error"] is None:
         return None

@@ -15,7 +15,7 @@ _estimates = functools.partial(option, group="Estimates")
 
 
 def parse_grid(text: str) -> tuple[int, ...]:
-    """``0:40`` or ``5,10,20``: as `parse_ranks`, but ``auto`` has no meaning here."""
+    """``0:40`` or ``5,10,20``: like `parse_ranks`, but without ``auto``."""
     grid = parse_ranks(text)
     if grid is None:
         raise UsageError("a grid is needed here", found=repr(text), expected="0:40, or 0:64:8, or 5,10,20")
@@ -24,7 +24,7 @@ def parse_grid(text: str) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BoundOptions:
-    """What ``ncm bound`` reads, estimates and writes."""
+    """The options of ``ncm bound``."""
 
     probe: Path = argument(help="The probe whose test-domain risk is bounded.", role="input")
     features: Path = option(

@@ -4,7 +4,7 @@ Notation: a pair is a test row x₊ and its twin x₋ in a training domain, δ =
 eigenpairs (Q, λ) in descending order, Q̃_r the removed directions, W the probe's weights (θ for one logit).
 A bias is part of the logits and cancels in every difference of logits.
 
-What carries risk from twins to test rows, for a row with label y:
+How each loss carries risk from twins to test rows, for a row with label y:
 
 logistic
     ℓ(z) = log(1 + exp(−yz)) has |ℓ'| ≤ 1, so ℓ(θᵀx₊) ≤ ℓ(θᵀx₋) + |θᵀδ|; Jensen: mean |θᵀδ| ≤ √(θᵀMθ).
@@ -16,7 +16,7 @@ cross-entropy
 squared
     (a + b)² ≤ 2a² + 2b² gives ℓ(θᵀx₊) ≤ 2ℓ(θᵀx₋) + 2(θᵀδ)².
 
-In all three, W Q̃_r = 0 gives tr(W M Wᵀ) = ‖W (I − Q̃Q̃ᵀ) M^½‖²_F ≤ ‖W‖²_F · σ_max((I − Q̃Q̃ᵀ) Q Λ^½)², the
+For all three, W Q̃_r = 0 gives tr(W M Wᵀ) = ‖W (I − Q̃Q̃ᵀ) M^½‖²_F ≤ ‖W‖²_F · σ_max((I − Q̃Q̃ᵀ) Q Λ^½)², the
 square of ‖W‖_F ‖Q̃_{r,⊥}ᵀQ‖_Λ (for one logit ‖W‖_F = ‖θ‖).
 
 Two steps of the paper's proof are written as equalities and are inequalities in general: the squared
@@ -26,25 +26,25 @@ first |I|, so that the inequalities hold on data whose M has a tail; |I| only de
 
 The bound in terms of the pairs' noise, by Wedin's sin Θ theorem (paper, Corollary 3 and Lemma 2).
 
-Intervals. Shares of pairs have Wilson's interval, and their sum Newcombe's: a resample of 0 errors in n is 0
-again, and would claim certainty. All other quantities are smooth functions of means over pairs (of losses,
-and of δδᵀ through M's eigenpairs). A resample of the pairs only re-weights those means, and M's quantities
-follow it to first order (in the subspace distance the eigenvectors' own turning too), for a dot product each:
+Intervals. Shares of pairs have Wilson's interval, and their sum Newcombe's: resampling would claim certainty
+for 0 errors in n. All other quantities are smooth functions of means over pairs (of losses, and of δδᵀ
+through M's eigenpairs). Resampling the pairs only re-weights those means. To first order (for the subspace
+distance including the eigenvectors' rotation) M's quantities are then dot products:
 
 - σ_max((I − Q̃Q̃ᵀ)M^½)² = vᵀMv and λ_j = q_jᵀMq_j, at the maximiser v and the eigenvectors q of the sample;
 - dist² = 1 − σ_min(Q̃_sᵀQ_s)² with singular vectors (u, w) of σ_min, where
   dσ_min = Σ_{i≤s<j} w_i (q_jᵀQ̃_s u) q_jᵀ dM q_i / (λ_i − λ_j).
 
-What that leaves out is a bias. A maximum over directions is larger in a sample than in the population, and
-larger again in a resample of the sample: so the percentiles of resamples that decompose their own M lie too
-high by twice the bias, and those of the first order by once. The difference of the two on a few resamples
-(`EXACT_RESAMPLES`) estimates it, and it is subtracted from every resample (Efron, Tibshirani 1993, An
+This leaves a bias. A maximum over directions is larger in a sample than in the population, and larger again
+in a resample of the sample. So percentiles of resamples that decompose their own M are too high by twice the
+bias, and first-order ones by once. The difference of the two on a few resamples (`EXACT_RESAMPLES`) estimates
+the bias, which is subtracted from every resample (Efron, Tibshirani 1993, An
 introduction to the bootstrap, chapter 10).
 
-With next to all that is spurious removed, nominal 95 % intervals of the misalignment hold the truth in .97 to
-.91 of data sets of 60 to 400 pairs in 10 dimensions, without the bias subtracted in .82 to .94; with a clear
-largest shift left in .88 to .94 either way. With two spurious directions of 2 and 3 in noise of .3, removed
-to .01, they do in .85 to .88, and without it in .26 to .42.
+With nearly all spurious directions removed, nominal 95 % intervals of the misalignment cover the true value
+in .97 to .91 of data sets of 60 to 400 pairs in 10 dimensions, and without subtracting the bias in .82 to
+.94. With a clear largest shift left they do in .88 to .94 either way. With two spurious directions of size 2
+and 3 in noise of .3, removed to .01, they do in .85 to .88, and without subtracting the bias in .26 to .42.
 
 What remains: one correction removes one order. Where many eigenvalues nearly coincide in the direction of the
 maximum, and pairs are not many more than dimensions, misalignment, λ_{s+1}, dist and the bound stay too high,
@@ -67,18 +67,18 @@ from ncm_cli.probes.metrics import decide, newcombe, row_log_loss, wilson
 from ncm_cli.solvers.projection import spectral_norm, svd
 
 SPURIOUS_TOLERANCE = 1e-6
-"""λ counts towards |I| above this share of λ₁: a typical shift of a thousandth of the largest."""
+"""|I| counts the λ above this share of λ₁, which is a typical shift of a thousandth of the largest."""
 
 RELATIVE_ROUNDING = 1e-9
 """Relative slack for `holds`: both sides are sums of float64 numbers, equal for perfect pairs."""
 
 BLOCK_ROWS = 4096
-"""Rows of differences held at a time: 16 MiB for 512 dimensions."""
+"""Differences that are processed at a time: 16 MiB for 512 dimensions."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Loss:
-    """How a shift of the logits bounds a change of one loss."""
+    """How much a shift of the logits can change a loss."""
 
     name: str
     term_1_factor: float
@@ -91,7 +91,7 @@ class Loss:
     """(logits (n, C), target (n,)) -> loss of each row (n,)."""
 
     def penalty(self, shift: Any) -> Any:
-        """How much a root mean square shift of the logits (a number or an array) adds to the risk."""
+        """The amount that a root mean square shift of the logits (a number or an array) adds to the bound."""
         return self.constant * shift**self.power
 
 
@@ -171,7 +171,7 @@ class Terms:
     theta_m_theta: float
     """θᵀMθ, or tr(W M Wᵀ)."""
     root_bound: float
-    """Term I with the shift √(θᵀMθ) itself: the step of the proof before Term II."""
+    """Term I plus the penalty of the shift √(θᵀMθ): the proof's step before Term II."""
     misalignment: float
     term_2: float
     distance: float
@@ -181,7 +181,7 @@ class Terms:
     misalignment_upper: float
     """λ₁ dist² + λ_{s+1}, an upper bound of misalignment²."""
     term_2_upper: float
-    """Term II with that upper bound in it."""
+    """Term II computed from ``misalignment_upper``."""
     bound: float
     upper_bound: float
     erm_bound: float
@@ -260,7 +260,7 @@ more than 1e-3 turns by less than this."""
 
 
 def no_noise_corollary(reason: str) -> dict[str, Any]:
-    """`noise_corollary` where nothing is known of the clean pairs."""
+    """`noise_corollary` without clean pairs."""
     names = ("value", "bound", "epsilon_norm", "sigma_s", "sigma_s_next", "condition_limit", "clean_rank")
     return {"applicable": False, **dict.fromkeys((*names, "clean_distance")), "reasons": [reason]}
 
@@ -276,13 +276,13 @@ def noise_corollary(
     Parameters
     ----------
     noisy, clean : float64 (d, k)
-        Differences, column by column those of one pair.
+        Differences; column j of both is of the same pair.
 
     Returns
     -------
     ``applicable``, and ``reasons`` when it isn't; ``value``, ‖θ‖(2√λ₁‖ε‖/(σ_s − σ_{s+1}) + √λ_{s+1}) in the
-    loss's units, and ``bound``, which adds Term I (None for s = 0); ``condition_limit``, which σ₁(ε) must not
-    be above; ``clean_distance``, dist of the clean pairs' top-s subspace and M's.
+    loss's units, and ``bound``, which adds Term I (None for s = 0); ``condition_limit``, the largest σ₁(ε)
+    for which it holds; ``clean_distance``, dist of the clean pairs' top-s subspace and M's.
     """
     directions, sigma, _ = svd(clean)
     clean_rank = int(np.sum(sigma > math.sqrt(SPURIOUS_TOLERANCE) * sigma[0]))
@@ -332,11 +332,11 @@ def noise_corollary(
 CONFIDENCE_LEVEL = 0.95
 
 MOST_WEIGHTS = 4_000_000
-"""Weights (replicates × pairs) held at a time: 32 MiB."""
+"""Weights (replicates × pairs) in memory at a time: 32 MiB."""
 
 EXACT_RESAMPLES = 5
-"""Resamples whose M is decomposed. The bias is the mean over them of the difference of two values of one
-resample, which varies little: with 32 of them, coverage is the same to .03."""
+"""Resamples whose M is decomposed. The bias is their mean difference between the exact and the first-order
+value, which varies little: with 32 resamples, coverage changes by at most .03."""
 
 Interval = tuple[float, float]
 
@@ -370,15 +370,15 @@ def intervals(
     replicates: int,
     seed: int,
 ) -> dict[str, Interval]:
-    """95 % intervals of each quantity that is estimated from n pairs, by name; none from one pair.
+    """95 % intervals, by name, of each quantity that is estimated from n pairs; none for a single pair.
 
     Parameters
     ----------
     terms
-        What `theorem` said of weight, basis and moment, the second moment of ``differences`` (n, d).
+        The result of `theorem` for weight, basis and moment, the second moment of ``differences`` (n, d).
     losses
-        Of the test rows (n,), of their twins (n,), and of the training rows (N,) when Term I is taken on
-        them: these are resampled on their own.
+        Losses on the test rows (n,), their twins (n,) and, if Term I is on training rows, these (N,), which
+        are resampled by themselves.
     """
     if len(differences) < 2:
         return {}
@@ -403,7 +403,7 @@ def intervals(
     roots = np.column_stack([np.sqrt(drawn[:, :3]), np.sqrt(1 - np.clip(cosine, 0, 1) ** 2)])
     estimate = [terms.misalignment, math.sqrt(terms.lambda_1), math.sqrt(terms.lambda_s_next), terms.distance]
     if terms.misalignment <= RELATIVE_ROUNDING * math.sqrt(terms.lambda_1):
-        # Nothing of the pairs is left in, nor in any resample of them; what is computed is rounding.
+        # The basis removes the pairs' differences, and those of any resample, up to rounding.
         roots[:, 0] = decomposed[:, 0] = 0.0
     bias = (decomposed - roots[: len(exact)]).mean(axis=0) + roots.mean(axis=0) - estimate
     roots, (shift, test_risk) = np.maximum(roots - bias, 0), drawn[:, 4:6].T
@@ -416,7 +416,8 @@ def intervals(
 
 
 def _influence(differences: NDArray, weight: Array, basis: Array, moment: SecondMoment, s: int) -> Array:
-    """(n, 5) what each pair adds to n times (vᵀMv, λ₁, λ_{s+1}, σ_min before centring, tr(WMWᵀ))."""
+    """(n, 5) each pair's contribution to n times (vᵀMv, λ₁, λ_{s+1}, σ_min before centring,
+    tr(WMWᵀ))."""
     _, direction = misalignment(moment, basis)
     following = moment.vectors[:, s : s + 1] if s < len(moment.values) else np.zeros((len(direction), 1))
     probes = np.hstack([direction[:, None], moment.vectors[:, :1], following])
@@ -430,7 +431,7 @@ def _influence(differences: NDArray, weight: Array, basis: Array, moment: Second
 
 
 def _turning(basis: Array, moment: SecondMoment, s: int) -> Array:
-    """w_i (q_jᵀQ̃_s u) / (λ_i − λ_j) for j > s (rows) and i ≤ s (columns); directions with no M are rigid."""
+    """w_i (q_jᵀQ̃_s u) / (λ_i − λ_j) for j > s (rows) and i ≤ s (columns); 0 where M has no gap."""
     later = moment.vectors[:, s:]
     if s == 0 or later.shape[1] == 0:
         return np.zeros((later.shape[1], s))
@@ -451,7 +452,7 @@ def _weights(rng: np.random.Generator, replicates: int, n: int) -> Iterator[Arra
 
 
 def _exact(differences: NDArray, weights: Array, basis: Array, s: int) -> Array:
-    """(4,) misalignment, √λ₁, √λ_{s+1} and dist of the pairs re-weighted by (n,), which sum to 1."""
+    """(4,) misalignment, √λ₁, √λ_{s+1} and dist for pairs weighted by ``weights`` (n,), which sum to 1."""
     drawn = np.flatnonzero(weights)
     scale = np.sqrt(weights[drawn] * len(drawn))
     moment = second_moment(differences[drawn] * scale[:, None])
@@ -464,7 +465,7 @@ def _exact(differences: NDArray, weights: Array, basis: Array, s: int) -> Array:
 def _quantities(
     loss: Loss, norm: float, roots: Array, shift: Array, test_risk: Array, term_1: Array
 ) -> dict[str, Array]:
-    """Every quantity in each of B resamples; ``roots`` (B, 4) as of `_exact`, ``shift`` of tr(WMWᵀ)."""
+    """Every quantity in each of B resamples; ``roots`` (B, 4) as from `_exact`, ``shift`` from tr(WMWᵀ)."""
     aligned, first, following, distance = roots.T
     distance = np.minimum(distance, 1)
     in_domain = loss.term_1_factor * term_1
