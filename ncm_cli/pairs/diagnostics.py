@@ -106,8 +106,7 @@ def _listed(ids: Sequence[tuple[str, str]], count: int) -> dict[str, Any]:
 
 
 def stands_out(times: Any, residual: Any) -> Any:
-    """Whether pairs stand out, by their unexplained length over the median's (``times``) and over their
-    own."""
+    """Whether pairs stand out, by unexplained length over the median's (``times``) and over their own."""
     return (times > MIN_TIMES) & (residual > MIN_RESIDUAL)
 
 

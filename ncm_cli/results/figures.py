@@ -1,4 +1,4 @@
-"""The figures of a report: what is drawn of its sources, and under which names."""
+"""The figures of a report: which ones are drawn from its sources, and their names."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _curves(paths: Sequence[Sequence[dict[str, Any]]], key: str) -> Curves:
 
 
 def _titles(lines: Sequence[Line]) -> list[str]:
-    """The lines' labels, with the selection rule where only that differs."""
+    """The lines' labels, with the selection rule if only the rule differs."""
     labels = [line.label for line in lines]
     return [
         f"{line.label}, {line.selection}" if labels.count(line.label) > 1 else line.label for line in lines
@@ -95,7 +95,7 @@ def _titles(lines: Sequence[Line]) -> list[str]:
 
 
 def references_of(lines: Sequence[Line]) -> References:
-    """The straight lines, each where all lines share it: what isn't repeated has no mean."""
+    """The reference lines; only values that all lines share have one."""
 
     def shared(value: Callable[[Source], float | None]) -> float | None:
         means = [mean.mean for line in lines if (mean := Mean.of(map(value, line.sources)))]
@@ -139,7 +139,7 @@ def _probe_figures(lines: Sequence[Line]) -> Iterator[Plot]:
             picks = {(body["rank"], body["selection"]["rule"]) for body in bodies}
             rank, rule = picks.pop()
             mark = f"{rule}, {ORACLE}" if bodies[0]["selection"].get("oracle") else rule
-            # Where the seeds' choices differ, the least mean bound is marked.
+            # If the seeds chose different ranks, the rank with the least mean bound is marked.
             chosen = None if picks else (rank, f"chosen ({mark}): r = {rank}")
             plot = accuracy_plot(
                 f"rank-path-{_slug(title)}",
@@ -229,7 +229,7 @@ def _dot(same: Sequence[Mapping[str, Any]]) -> Spread:
 def _spectrum_figure(sources: Sources) -> Iterator[Plot]:
     spectra: dict[str, Array] = {}
     for path, store in sources.pairs:
-        # Stores of one name, as from several seeds, differ little, so the first one is drawn.
+        # Stores with the same name, as from several seeds, differ little, so only the first is drawn.
         if len(store.singular_values) > 1:
             spectra.setdefault(path.stem, store.singular_values)
     if spectra:

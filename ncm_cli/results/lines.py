@@ -1,4 +1,4 @@
-"""What a report is made from: results, probes and stores, and repeated results as lines."""
+"""Reads what a report is about: results, probes and stores, and groups repeated results into lines."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import read_probe
 
 ORACLE = "ORACLE"
-"""Marks what was chosen by or trained on test rows."""
+"""Marks probes that were chosen by test rows or trained on them."""
 
 SUFFIXES = (".json", ".h5", ".safetensors")
-"""Of the files in a folder that reports read."""
+"""The suffixes of files that reports read from a folder."""
 
 RESULTS = ("eval", "bound", "sweep", "finetune", "run")
 """The kinds of results that reports are made from."""
@@ -40,7 +40,7 @@ class Source:
 
     @property
     def where(self) -> str:
-        """The rows that an eval is of."""
+        """The rows that were evaluated."""
         return self.body.get("where") or "all rows"
 
     def label(self, by: str) -> str:
@@ -61,7 +61,7 @@ class Sources:
     bounds: list[Source] = dataclasses.field(default_factory=list)
     sweeps: list[Source] = dataclasses.field(default_factory=list)
     finetunes: list[Source] = dataclasses.field(default_factory=list)
-    """Evaluations of their weights are among the evals."""
+    """Results of ``ncm finetune``; evaluations of their weights are among the evals."""
     runs: list[Source] = dataclasses.field(default_factory=list)
     probes: list[Source] = dataclasses.field(default_factory=list)
     pairs: list[tuple[Path, PairStore]] = dataclasses.field(default_factory=list)
@@ -69,7 +69,7 @@ class Sources:
     """Feature stores, for a page's rows and pictures."""
 
     def histories(self) -> Iterator[tuple[Source, SweepTable]]:
-        """Each sweep with its table of all checkpoints, if that is beside it.
+        """Each sweep with its table of all checkpoints, if the table lies beside it.
 
         Raises `MismatchError` if a killed sweep has replaced only one of the two.
         """
@@ -137,10 +137,10 @@ def _read_one(path: Path, sources: Sources, *, named: bool) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a table or plot: in each of its columns, repetitions of one result."""
+    """One line of a table or plot, with repetitions of one result in each column."""
 
     label: str
-    """With what distinguishes it from other lines of this name."""
+    """The name, and what distinguishes the line from others with this name."""
     rule: str
     """How the probe was chosen; empty if that isn't known."""
     oracle: bool

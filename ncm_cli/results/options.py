@@ -14,7 +14,7 @@ BY = ("method", "probe", "pairs", "file")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """What ``ncm report`` reads and how it shows it."""
+    """The options of ``ncm report``: what it reads and how it shows it."""
 
     results: tuple[Path, ...] = argument(
         help="Results (.json) of eval, bound, sweep and run, probes, pair stores, or folders of them;"

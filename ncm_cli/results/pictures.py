@@ -25,7 +25,7 @@ from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import TEXT, PairStore
 
 MAX_SUSPICIOUS, MAX_NEXT = 200, 24
-"""Pairs of one store that are shown: suspicious ones, and those that follow in the ranking."""
+"""Most pairs of one store that are shown: suspicious ones, and the next in the ranking."""
 
 PAIR_SIDE = 144
 """Pixels along a pair's pictures: details matter there."""
@@ -39,7 +39,7 @@ FLAGS = {
     "identical": "the members have the same features",
     "repeated": "listed more than once: dropping it drops every copy",
 }
-"""Diagnostics that name pairs, and how each is worded for one pair."""
+"""Diagnostics that name pairs, and the words of each for one pair."""
 
 _LOSSY: tuple[str, dict[str, Any]] = (
     ("WEBP", {"quality": 75, "method": 4}) if features.check("webp") else ("JPEG", {"quality": 80})

@@ -1,4 +1,4 @@
-"""How figures are drawn, as files and for a page; lines also differ in grey level, marker and dashes."""
+"""Draws figures, as files and for a page. Lines differ in grey level, marker and dashes as well as colour."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Curves = dict[str, Array]
 """Quantities along one axis: ``x`` (points,), the others (repetitions, points), NaN where unknown."""
 
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#7F7F7F", "#CC79A7", "#8C510A")
-"""Okabe and Ito's, which colour-blind readers can tell apart; neighbours differ in grey level too."""
+"""Okabe and Ito's colours, which colour-blind readers can tell apart; neighbours differ in grey level."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 DASHES = ((0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2)), (0, (4, 2, 1, 2, 1, 2)))
@@ -83,7 +83,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "png": {"dpi": 180, "metadata": {"Software": None}},
     "svg": {"metadata": {"Date": None}},
 }
-"""Without dates, so that the same data give the same bytes."""
+"""Metadata without dates, so that the same data give the same bytes."""
 
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
@@ -94,10 +94,10 @@ class Plot(NamedTuple):
     """One figure of a report."""
 
     name: str
-    """Of the file, without suffix: the kind, and what distinguishes it from others of that kind."""
+    """The file's name without suffix: the kind of figure, and what distinguishes it from others."""
     title: str
     text: str
-    """What it shows, for readers who can't see it."""
+    """A description for readers who can't see the figure."""
     figure: Figure
 
     def files(self, folder: Path) -> list[Path]:
@@ -164,7 +164,7 @@ def drawable(text: str, most: int = 60) -> str:
 
 
 def _marker(index: int) -> str:
-    """Lines of the same colour have different ones."""
+    """The marker of a line; lines of the same colour have different ones."""
     return MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]
 
 
@@ -271,7 +271,7 @@ class References(NamedTuple):
     erm: float | None = None
     spurious_dim: int | None = None
     chosen: tuple[float, str] | None = None
-    """Its x and its label; None for that of the least 0-1 bound."""
+    """The x and the label of the chosen rank; None for the rank with the least 0-1 bound."""
 
 
 def _upright(axes: Axes, x: float, text: str, *, colour: str = GREY, level: int = 0) -> None:
@@ -295,7 +295,7 @@ def _upright(axes: Axes, x: float, text: str, *, colour: str = GREY, level: int 
 def _lines(
     axes: Axes, curves: Curves, looks: dict[str, tuple[str, int, str]], of: Callable[[Array], Array]
 ) -> None:
-    """Draw ``of`` each quantity in ``looks``, which give its (label, index, style)."""
+    """Draw ``of`` each quantity in ``looks``, which has its (label, index, style)."""
     for name, (label, index, style) in looks.items():
         line(axes, curves["x"], of(curves[name]), index=index, style=style, label=label)
 
@@ -309,7 +309,7 @@ def accuracy_plot(
     words: tuple[str, str] = ("in-domain", "test domain"),
     regression: bool = False,
 ) -> Plot:
-    """Accuracy (MSE) against ``key``: of one label with its 0-1 bound, of several in a colour each."""
+    """Accuracy (MSE) against ``key``: of one label with its 0-1 bound, or of several in their own colours."""
     several, of = len(lines) > 1, np.asarray if regression else _accuracy
     measure = "MSE" if regression else "accuracy"
     said = []
@@ -412,7 +412,7 @@ def spectrum_plot(name: str, spectra: Mapping[str, Array]) -> Plot:
 
 
 Dots = Mapping[str, Mapping[Any, Spread]]
-"""By series, and then by group or method."""
+"""Values by series, and then by group or method."""
 
 
 def dot_plot(name: str, title: str, panels: Mapping[str, Dots], rows: Mapping[Any, str], head: str) -> Plot:
@@ -460,17 +460,17 @@ def dot_plot(name: str, title: str, panels: Mapping[str, Dots], rows: Mapping[An
 
 
 def _reach(dot: Spread) -> tuple[float, float]:
-    """How far a share's deviation or interval reaches below and above it, within 0 and 1."""
+    """The extent of a share's deviation or interval below and above it, within 0 and 1."""
     low, high = dot.low, dot.high
     if dot.sd is not None:
         low, high = max(dot.mean - dot.sd, 0), min(dot.mean + dot.sd, 1)
-    # A result written elsewhere may have an interval that its value lies outside of.
+    # In a result written elsewhere the value may lie outside its interval.
     down = 0.0 if low is None else max(dot.mean - low, 0.0)
     return down, 0.0 if high is None else max(high - dot.mean, 0.0)
 
 
 def convergence_plot(name: str, epochs: Array, runs: Mapping[str, Mapping[str, Array]], what: str) -> Plot:
-    """Accuracy of each method along training: validation and, where known, test and its worst group."""
+    """Accuracy of each method during training: validation and, if known, test and its worst group."""
     titles = {"val_accuracy": "validation", "test_accuracy": "test", "test_worst_group": "test, worst group"}
     known = [key for key in titles if any(np.isfinite(run.get(key, np.nan)).any() for run in runs.values())]
     with styled_figure(1.2 + 3.6 * len(known), 3.6, ncols=len(known), squeeze=False) as (figure, grid):

@@ -1,6 +1,6 @@
 """Which results are repetitions of one another, and what distinguishes those that aren't.
 
-A mean is over results that differ only in a declared seed and in what that seed may change. In a run of a
+Means are over results that differ only in a declared seed and in what that seed may change. In a run of a
 recipe the seed is the matrix variable ``seed``, and it may change every file that the recipe makes. Elsewhere
 it is the ``--seed`` of the probe's fit, and it may change only the probe: other features are other data. A
 seed's result that is given twice counts once.
@@ -28,21 +28,22 @@ SEED = "seed"
 """The matrix variable and the option that declare a repetition."""
 
 NEUTRAL = frozenset({"compare", "explain", SEED})
-"""Options that change no averaged number, as outputs don't: a bound's seed is only for its intervals."""
+"""Options that change no averaged number, like the output. (A bound's seed only changes intervals.)"""
 
 WHERE = "--where"
 
 _FIT = "fit "
-"""Prefix of facts about the probe. They separate lines even across columns: a line is of one probe."""
+"""Prefix of facts about the probe. They separate lines even across columns: a line is about one probe."""
 
 _STATE, _REPORT = ".ncm-run.json", "report.json"
-"""A run's records of its files: updated after each job, with files of earlier settings; and the last one."""
+"""A run's records of its files: one updated after each job, with files of earlier settings; and the final
+one."""
 
 _DESCRIBING = (
     *HEADER,
     *("probe", "features", "options", "comparison", "warnings", "rows", "intervals", "bootstrap"),
 )
-"""The fields of a result that aren't its numbers."""
+"""The fields of a result that don't hold measurements."""
 
 M = TypeVar("M", bound="Mean")
 
@@ -57,7 +58,7 @@ class Mean:
 
     @classmethod
     def of(cls: type[M], values: Iterable[float | None]) -> M | None:
-        """Over the values that are known; None when there is none."""
+        """The mean over the known values; None if there are none."""
         known = [float(value) for value in values if value is not None]
         if not known:
             return None
@@ -70,7 +71,7 @@ class Mean:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Input:
-    """A file that was read, identified by its digest or, where none is recorded, by its path."""
+    """A file that was read, identified by its digest or, if none is recorded, by its path."""
 
     path: str
     digest: str | None = None
@@ -86,17 +87,17 @@ class Facts:
     seed: str | None
     """The declared seed, if any."""
     fixed: Mapping[str, Any]
-    """What all repetitions share."""
+    """The facts that all repetitions share."""
     seeded: Mapping[str, Any]
-    """What the seed may change: equal for results of one seed."""
+    """The facts that the seed may change; equal for results of one seed."""
 
 
 Made = Mapping[str, tuple[str, Mapping[str, str]]]
-"""Files of a run, relative to its folder if inside it, to the step and the matrix cell that made them."""
+"""The step and matrix cell that made each file of a run; files are relative to its folder if inside it."""
 
 
 class _Recorder:
-    """Collects what a result records of its making; knows the run that made it, if one did."""
+    """Collects the facts that a result records; knows the run that made it, if one did."""
 
     def __init__(self, file: Path, written: str | None, run: tuple[Path, Made] | None) -> None:
         """``written`` is the file's path as its command was given it."""
@@ -114,7 +115,7 @@ class _Recorder:
         self.seeded: dict[str, Any] = {}
 
     def result(self, body: Mapping[str, Any], options: Mapping[str, Any]) -> Probe | None:
-        """Take the facts of a result but for its probe's; returns the probe, if it is still the same one."""
+        """Collect a result's facts, except about its probe; returns the probe if it is unchanged."""
         known = body.get("probe") or {}
         path, digest = known.get("path") or options.get("probe"), known.get("sha256")
         resolved = {name: body.get(name, options.get(name)) for name in ("where", "target")}
@@ -138,7 +139,7 @@ class _Recorder:
         return probe
 
     def probe(self, probe: Probe) -> str | None:
-        """Take the facts of a probe; returns the seed of its fit."""
+        """Collect a probe's facts; returns the seed of its fit."""
         fitted, command = probe.meta.get("options") or {}, str(probe.meta.get("command") or "fit")
         self._options(command, fitted, probe.meta.get("data") or {}, _FIT)
         # A run may make its encoder too: from synthetic data, or with random weights. finetune always does.
@@ -149,7 +150,7 @@ class _Recorder:
     def _options(
         self, command: str, given: Mapping[str, Any], files: Mapping[str, Any], prefix: str = ""
     ) -> None:
-        """Take a command's options; ``files`` has the digests of its inputs."""
+        """Collect a command's options; ``files`` has the digests of its inputs."""
         roles = {}
         if command in STEPS:
             roles = {field.name: field.role for field in fields_of(options_of(command))}
@@ -167,12 +168,12 @@ class _Recorder:
                 self.seeded[key], self.fixed[key] = content, self._maker(value)
 
     def _inside(self, path: str) -> str | None:
-        """The name within the run's folder of a path that the command was given."""
+        """A path that the command was given, relative to the run's folder."""
         known = self._base is not None and path.startswith(self._base)
         return path.removeprefix(self._base or "") if known else None
 
     def _maker(self, path: str) -> str | None:
-        """The step, and the cell without the seed, that made a file or a folder around it."""
+        """The step, and the matrix cell without the seed, that made a file or a folder around it."""
         inside = self._inside(path)
         for name in () if inside is None else (inside, *map(str, PurePath(inside).parents)):
             if name in self._made:
@@ -240,13 +241,13 @@ T = TypeVar("T", bound=HasFacts)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Repetitions(Generic[T]):
-    """Results that are repetitions of one another, at most one of each seed in a column."""
+    """Repetitions of one result, at most one for each seed in a column."""
 
     differs: dict[str, str]
-    """What distinguishes them from the others, as briefly as possible; empty if there are no others."""
+    """The fewest facts that distinguish them from the others; empty if there are no others."""
     members: list[T]
     again: list[T]
-    """Results of the same seed and column as a member, left out."""
+    """Results left out because another has the same seed and column."""
 
 
 def repetitions(results: Sequence[T], column: Callable[[T], Hashable] | None = None) -> list[Repetitions[T]]:
@@ -307,14 +308,14 @@ def _key(value: Any) -> Hashable:
 
 
 def _differences(sets: Sequence[Sequence[HasFacts]], skipped: set[str]) -> list[dict[str, str]]:
-    """For each set, what distinguishes it from the others: the first facts that do, no more than needed."""
+    """For each set, the facts that distinguish it from the others, no more than needed."""
     differences: list[dict[str, str]] = [{} for _ in sets]
     keys: list[tuple[Hashable, ...]] = [() for _ in sets]
     for name, values in _candidates(sets, skipped):
         finer = [(*key, _key(value)) for key, value in zip(keys, values, strict=True)]
         for index, text in enumerate(_texts(values)):
             split = len({new for new, old in zip(finer, keys, strict=True) if old == keys[index]}) > 1
-            # That an option isn't given has to be said; that a cell has no such variable doesn't.
+            # Options that aren't given are named; matrix variables that a cell doesn't have aren't.
             if split and (values[index] is not None or not name.isidentifier()):
                 differences[index][name] = text
         keys = finer
@@ -322,7 +323,7 @@ def _differences(sets: Sequence[Sequence[HasFacts]], skipped: set[str]) -> list[
 
 
 def _candidates(sets: Sequence[Sequence[HasFacts]], skipped: set[str]) -> Iterator[tuple[str, list[Any]]]:
-    """Facts with one value for each set: of the cell, the run, other fixed and seeded ones, the file."""
+    """Facts with one value for each set: the cell, the run, other fixed and seeded facts, then the file."""
 
     def single(part: str, wanted: Callable[[str], bool]) -> Iterator[tuple[str, list[Any]]]:
         facts = [[getattr(result.facts, part) for result in members] for members in sets]

@@ -1,4 +1,4 @@
-"""The tables of a report: their type, and one for each kind of result."""
+"""The tables of a report, by kind of result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ncm_cli.results.repetitions import Mean
 INTERVALS = "brackets are 95 % intervals over rows"
 
 TIE = 5e-4
-"""Values less than this apart look the same with three decimals, so all of them are bold."""
+"""Values closer than this look the same with three decimals, so all of them are bold."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def _evals(lines: Sequence[Line]) -> ReportTable:
 
 
 def measured(sources: Iterable[Source], where: str, name: str) -> Spread | None:
-    """A number that evals measured on the rows ``where``, by its name in the result; a group's accuracy."""
+    """A number (or a group's accuracy) from evals on the rows ``where``, by its name in the result."""
     bodies = [source.body for source in sources if source.where == where]
     values = [body.get(name) for body in bodies]
     numbers = [value.get("accuracy") if isinstance(value, dict) else value for value in values]
@@ -166,7 +166,7 @@ def _embolden(rows: Sequence[Row], first: int, lower: Sequence[bool], may_win: S
 
 
 def _choices(probes: Sequence[Source]) -> ReportTable:
-    """For each probe with a verdict, what was measured when it was chosen, beside its controls."""
+    """For each probe with a verdict, the measurements when it was chosen, with its controls."""
     rows = []
     for probe in probes:
         selection = probe.body.get("selection") or {}
@@ -211,7 +211,7 @@ _BOUND = {
     "0-1 bound": ("zero_one", "bound", "zero_one_bound"),
     "test error": ("zero_one", "test_error", "test_error"),
 }
-"""Heading to name in a bound's result, the name within that, and the name of its interval."""
+"""For each heading: the name in a bound's result, the name inside it, and the name of its interval."""
 
 
 def _bounds(lines: Sequence[Line], by: str) -> ReportTable:

@@ -37,8 +37,8 @@ class Eraser:
         return applied(X, lambda rows: rows - ((rows - self.mean) @ self.right.T) @ self.left.T)
 
     def fold(self, weight: Array, bias: Array) -> tuple[Array, Array]:
-        """``weight`` (..., C, d) and ``bias`` (..., C) on erased features, as a probe on original
-        features."""
+        """A probe, ``weight`` (..., C, d) and ``bias`` (..., C), on erased features as one on the
+        original."""
         through = weight @ self.left
         return weight - through @ self.right, bias + through @ (self.right @ self.mean)
 

@@ -16,8 +16,7 @@ JOINT_COLUMNS = 2500
 """Up to this many columns times classes, the joint Hessian of all classes is factored."""
 
 SHARED_COLUMNS = 4000
-"""Above this many columns only the Hessian's diagonal is used: a full factorisation would cost more than it
-saves."""
+"""Above this many columns only the diagonal is used: a full factorisation would cost more than it saves."""
 
 ROW_BLOCK = 4096
 """Rows that are copied and weighted at a time when a Hessian is computed."""

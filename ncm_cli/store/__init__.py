@@ -1,4 +1,4 @@
-"""Every file of ours, and which of our formats a file has, told by its content."""
+"""Files in the formats of ncm, and which of these a file has, told by its content."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ncm_cli.store.sniff import HEAD_BYTES, sniff
 Kind = Literal["features", "pairs", "probe", "checkpoint", "result", "sweep", "data", "journal"]
 
 _KINDS: tuple[Kind, ...] = ("features", "pairs", "sweep", "result", "data")
-"""Those that say ``ncm-KIND`` where all can read it."""
+"""Kinds of files that state their format, ``ncm-KIND``, in plain sight."""
 
 
 def recognise(path: Path | str) -> Kind:
-    """The kind of a file or folder of ours.
+    """The kind of a file or folder that ncm wrote.
 
-    Raises `InputError` for anything else; for the name of a store whose making was interrupted it says so.
+    Raises `InputError` for anything else; it tells if the path is a store whose making was interrupted.
     """
     from ncm_cli.store import hdf5, journal
     from ncm_cli.store.probe import TUNED, safetensors_metadata

@@ -16,14 +16,14 @@ from ncm_cli.options import Term, parse_names, where_text
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """A categorical column: ``codes`` int32 (N,) into ``categories``, −1 where the row has no value."""
+    """A categorical column: ``codes`` int32 (N,) into ``categories``, −1 for a row without a value."""
 
     name: str
     codes: np.ndarray
     categories: tuple[str, ...]
 
     def text(self) -> list[str]:
-        """The category of each row, "" where it is missing."""
+        """The category of each row, "" if it is missing."""
         names = (*self.categories, "")
         return [names[code] for code in self.codes.tolist()]
 
@@ -52,7 +52,7 @@ class Column:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class NumericColumn:
-    """A numeric column: ``values`` float64 (N,), NaN where the row has no value."""
+    """A numeric column: ``values`` float64 (N,), NaN for a row without a value."""
 
     name: str
     values: np.ndarray
@@ -86,7 +86,7 @@ AnyColumn = Column | NumericColumn
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Files:
-    """The image file of each row: what it takes to tell whether it has changed."""
+    """The image file of each row, with the facts that show whether it has changed."""
 
     path: Sequence[str]
     size: np.ndarray
@@ -112,7 +112,7 @@ class FailedRow:
 
 
 def check_columns(columns: Sequence[AnyColumn], rows: int) -> None:
-    """Refuse columns whose length, codes or names are off."""
+    """Refuse columns whose length, codes or names are wrong."""
     for column in columns:
         if wrong := _fault(column, rows):
             what, found, expected = wrong

@@ -1,4 +1,4 @@
-"""Digests of JSON, arrays and texts, the encoder's fingerprint among them; and the texts of many rows."""
+"""Digests of JSON, arrays and texts, such as an encoder's fingerprint; and compact texts of many rows."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from ncm_cli.errors import InputError, MismatchError, listing
 
 MAX_JSON_DEPTH = 100
-"""Deepest nesting of JSON that is read: far more than any file of ours has, and safe for all that walk it."""
+"""Deepest nesting of JSON that is read: far deeper than any file that ncm writes, and safe for recursion."""
 
 ABSENT = "(absent)"
-"""Stands for a field that only the other description has."""
+"""The value of a field that only the other description has."""
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
     """The value of JSON from a file, whoever made it; ``options`` are those of `json.loads`.
 
-    Raises ValueError for what isn't JSON, and for what is nested deeper than `MAX_JSON_DEPTH`.
+    Raises ValueError for text that isn't JSON or is nested deeper than `MAX_JSON_DEPTH`.
     """
     try:
         found = json.loads(text, **options)
@@ -46,7 +46,7 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
 def canonical_json(value: Any) -> str:
     """JSON in one form only: sorted keys, no blanks, shortest floats, no NaN.
 
-    Raises ValueError or TypeError for what JSON can't say.
+    Raises ValueError or TypeError for values that JSON can't represent.
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
@@ -83,7 +83,7 @@ def differing_fields(
 
 
 OTHER_WEIGHTS = "--pretrained FILE names the weights that the features were made with"
-"""What to do where the encoder that is loaded isn't that of the features."""
+"""What to do if the loaded encoder isn't the one that made the features."""
 
 
 def require_same_encoder(
@@ -119,17 +119,17 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 MAX_TEXT_BYTES = 4096
-"""Longest id, path or category: what file systems allow a path to have."""
+"""Longest id, path or category: the limit of file systems for a path."""
 
 MAX_STORE_COLUMNS = 5_000
-"""Most columns of a store: each is up to three objects of HDF5's, of which a reader takes 20,000."""
+"""Most columns of a store: each is up to three HDF5 objects, and a reader accepts 20,000."""
 
 TEXT_ERRORS = "surrogateescape"
 """File names that aren't UTF-8 survive a round trip."""
 
 
 MAKE_AGAIN = "make it again, with --fresh where the command has it"
-"""What to do with a file that can't be used; without --fresh some commands refuse to replace it."""
+"""What to do about a file that can't be used; without --fresh some commands refuse to replace it."""
 
 
 def damaged(path: Path, found: str) -> InputError:
@@ -144,7 +144,7 @@ def damaged(path: Path, found: str) -> InputError:
 
 
 def require_few_columns(count: int, where: Path | str) -> None:
-    """Refuse more columns than a store takes."""
+    """Refuse more columns than a store can have."""
     if count > MAX_STORE_COLUMNS:
         raise InputError(
             "more columns than a store takes",
@@ -202,7 +202,7 @@ def is_utf8(text: str) -> bool:
 def encode_text(items: Sequence[str], what: str, *, any_bytes: bool = False) -> list[bytes]:
     """UTF-8 bytes of each text; refuses NUL, lone surrogates and texts over 4,096 bytes.
 
-    With ``any_bytes`` surrogates that stand for bytes of file names become these.
+    With ``any_bytes``, surrogates that stand for bytes of file names become those bytes.
     """
     encoded = []
     for position, item in enumerate(items):
@@ -224,10 +224,10 @@ def encode_text(items: Sequence[str], what: str, *, any_bytes: bool = False) -> 
 
 
 class Texts(Sequence[str]):
-    """The texts of n rows (ids, paths, digests), in a quarter of the memory that as many str take.
+    """The texts of n rows (ids, paths, digests), in a quarter of the memory of n str.
 
-    A slice, positions or a mask select others; equal to a tuple of the same. ``raw`` (n,) is an array of
-    NumPy's type ``S``: UTF-8, padded with NUL. Its order is that of the str.
+    Indexing with a slice, positions or a mask gives `Texts`; they equal a tuple of the same texts. ``raw``
+    (n,) is an array of NumPy's type ``S``: UTF-8, padded with NUL, which sorts like str.
     """
 
     def __init__(self, raw: np.ndarray) -> None:
@@ -281,12 +281,12 @@ class Texts(Sequence[str]):
 
     @property
     def repeat(self) -> bool:
-        """Whether a text is there twice."""
+        """Whether any text occurs twice."""
         ordered = self.raw[self.order]
         return bool((ordered[1:] == ordered[:-1]).any())
 
     def positions(self, texts: Iterable[str]) -> NDArray[np.int64]:
-        """int64 (m,): where each text is, the first of equal ones; −1 where it isn't."""
+        """int64 (m,): the position of each text, the first of equal ones; −1 if it isn't there."""
         wanted = np.array([*map(_utf8, texts)], dtype="S")
         if not len(self):
             return np.full(len(wanted), -1)
@@ -295,7 +295,7 @@ class Texts(Sequence[str]):
         return np.where((at < len(self)) & (self.raw[found] == wanted), found, -1)
 
     def same(self) -> NDArray[np.int64]:
-        """int64 (n,): the first position of each one's text; a blank one's is its own."""
+        """int64 (n,): for each text, the first position of an equal one; a blank text has its own."""
         ordered = self.raw[self.order]
         starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
         first = np.empty(len(self), np.int64)
@@ -304,7 +304,7 @@ class Texts(Sequence[str]):
 
 
 def _utf8(text: str) -> bytes:
-    """A text's bytes as stored; those of a text that can't be stored are no stored text's."""
+    """A text's bytes as stored; for a text that can't be stored, bytes that no stored text has."""
     try:
         return text.encode("utf-8", TEXT_ERRORS)
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""The feature store: one embedding a row, its columns, its files, and the encoder that made it."""
+"""The feature store: an embedding for each row, with columns, image files, and the encoder."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FORMAT = "ncm-features"
 VERSION = 1
 
 MAX_DIM = 4 << 20
-"""Widest features: a row has to fit a chunk of HDF5's."""
+"""Widest features: a row has to fit into an HDF5 chunk."""
 
 _MAX_REASON_CHARACTERS = 500
 
@@ -193,7 +193,7 @@ def refuse_not_finite(
 
 
 def _rechunked(blocks: Iterator[np.ndarray], rows: int) -> Iterator[np.ndarray]:
-    """The same rows in blocks of exactly ``rows``, but for the last."""
+    """The rows of ``blocks`` in blocks of exactly ``rows`` rows, except the last."""
     kept: list[np.ndarray] = []
     have = 0
     for block in blocks:
@@ -275,7 +275,7 @@ class FeatureStore(Shown, FeatureRows):
     dtype
         ``float32`` or ``float16`` on disk; features are always returned as float32.
     encoder, fingerprint
-        The encoder's description, and SHA-256 over it.
+        The encoder's description, and its SHA-256.
 
     Examples
     --------
@@ -297,7 +297,7 @@ class FeatureStore(Shown, FeatureRows):
 
     @classmethod
     def open(cls, path: Path | str) -> FeatureStore:
-        """The same, as files are opened."""
+        """Open a store for reading."""
         return cls(path)
 
     def _read_header(self) -> None:
@@ -329,7 +329,7 @@ class FeatureStore(Shown, FeatureRows):
 
     def _computed_content(self) -> str:
         digests = self._h5.digests
-        if digests is None:  # another program's: all that counts is read, which tells their digests
+        if digests is None:  # written by another program: read everything to compute the digests
             _ = self.ids, *self.columns.values()
             hashes = np.stack([_block_digest(self._block(index)) for index in range(self._blocks)])
             digests = {**self._h5.found, "feature_sha256": array_digest(hashes)}
@@ -355,7 +355,7 @@ class FeatureStore(Shown, FeatureRows):
 
     @functools.cached_property
     def request(self) -> dict[str, Any]:
-        """What was asked of the encoder, as ``ncm embed`` compares it before it goes on."""
+        """The request to the encoder, which ``ncm embed`` compares before it resumes."""
         return dict(self._h5.json("request"))
 
     @functools.cached_property
@@ -384,9 +384,9 @@ class FeatureStore(Shown, FeatureRows):
 
     @functools.cached_property
     def content_nodes(self) -> NDArray[np.int64]:
-        """int64 (N,) the first row that is the same: whose image file is, byte for byte.
+        """int64 (N,) nodes: for each row, the first row whose image file is the same byte for byte.
 
-        Features that were made elsewhere have no files: there rows with the very same features are the same.
+        Features made elsewhere have no files: there the first row with identical features.
         """
         if self.has_files:
             return self._h5.texts("sha256", rows=self.rows).same()
@@ -394,7 +394,7 @@ class FeatureStore(Shown, FeatureRows):
 
     @property
     def has_files(self) -> bool:
-        """Whether rows are of image files, with their digests; features made elsewhere aren't."""
+        """Whether rows have image files with digests; features made elsewhere don't."""
         return "sha256" in self._h5
 
     def read(self, rows: np.ndarray | Sequence[int] | None = None) -> np.ndarray:
@@ -419,9 +419,9 @@ class FeatureStore(Shown, FeatureRows):
         return features
 
     def rows_of(self, rows: np.ndarray) -> Features:
-        """The features of ``rows`` as `read` gives them; too many for the memory budget in blocks, as stored.
+        """The features of ``rows`` as `read` gives them, or as row blocks if they exceed the memory budget.
 
-        These are checked now, and are read from this very file even after it was closed or replaced.
+        Blocks are checked now, and are read from this file even after it was closed or replaced.
         """
         positions = self._positions(rows)
         if fits(len(positions), self.dim) or not RowReader.can(self._features):
@@ -467,9 +467,9 @@ class FeatureStore(Shown, FeatureRows):
         return block
 
     def verify(self, advance: Callable[[int], None] = lambda rows: None) -> None:
-        """Read everything back against its digests; raises `InputError` at the first thing that is off.
+        """Read everything back against its digests; raises `InputError` for the first fault.
 
-        ``advance`` is told the number of rows read, block by block.
+        ``advance`` is called with the number of rows read, block by block.
         """
         for positions, _ in self.blocks():
             advance(len(positions))

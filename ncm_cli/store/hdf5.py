@@ -48,7 +48,7 @@ from ncm_cli.store.schema import misfit
 from ncm_cli.store.sniff import HEAD_BYTES, sniff
 
 CHUNK_BYTES = 1 << 20
-"""Size of a chunk: what is read, checked and kept in memory at a time."""
+"""Size of a chunk, which is read, checked and kept in memory as a whole."""
 
 MAX_CHUNK_BYTES = 64 << 20
 """Largest chunk or single value: HDF5 holds a whole one in memory."""
@@ -59,12 +59,12 @@ MAX_OBJECTS = 20_000
 MAX_GROUP_DEPTH = 4
 
 MAX_READ_RATIO = 2
-"""Rows between the wanted ones are read too, as long as that is at most so many times as much."""
+"""Rows between the wanted ones are read too if that reads at most this many times as many rows."""
 
 _FILTERS = (h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_SHUFFLE)
 
 READ_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, AttributeError)
-"""What h5py raises on damaged files; HDF5 has no class of its own for that."""
+"""The exceptions that h5py raises on damaged files; it has no class of its own for them."""
 
 
 @contextlib.contextmanager
@@ -74,7 +74,7 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except READ_ERRORS as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            raise  # no fault of the file
+            raise  # not the file's fault
         text = one_line(error)
         if "truncated file" in text:
             raise InputError("a file that was cut short", where=path, found=text, fix=MAKE_AGAIN) from error
@@ -119,7 +119,7 @@ def _names(file: h5py.File, path: Path) -> dict[str, None]:
 
 
 def _fault_of_type(array: Any, name: str) -> str | None:
-    """What is wrong with an object that isn't a group or an array of plain numbers or text."""
+    """The fault of an object that isn't a group or an array of plain numbers or text; else None."""
     if isinstance(array, h5py.Group):
         return "is nested too deeply" if name.count("/") >= MAX_GROUP_DEPTH else None
     if not isinstance(array, h5py.Dataset):
@@ -132,7 +132,7 @@ def _fault_of_type(array: Any, name: str) -> str | None:
 
 
 def _fault_of_storage(array: h5py.Dataset, file_bytes: int) -> str | None:
-    """What is wrong with an array that lies elsewhere, is packed, or claims more than the file holds."""
+    """The fault of an array that lies elsewhere, is packed, or is larger than the file; else None."""
     if array.shape in (None, ()):
         return "is a single value, not an array"
     if array.is_virtual or array.external:
@@ -161,7 +161,7 @@ def _attributes(file: h5py.File, path: Path) -> dict[str, Any]:
     for name in file.attrs:
         kind = file.attrs.get_id(name)
         if kind.dtype.kind == "O":
-            # Damage there is seen by no checksum, and can keep HDF5 busy for ever.
+            # No checksum covers these, and damage there can keep HDF5 busy for ever.
             what = f"root attribute {name!r} of variable length, which lies in a heap of text"
             raise _hostile(path, what, fix="write it with a fixed length: numpy.bytes_(TEXT)")
         plain = kind.dtype.kind in "iuS" and kind.shape in ((), (1,))
@@ -173,7 +173,7 @@ def _attributes(file: h5py.File, path: Path) -> dict[str, Any]:
 
 
 def root_attributes(path: Path) -> dict[str, Any]:
-    """The root attributes of an HDF5 file as text and integers; nothing else is believed or read."""
+    """The root attributes of an HDF5 file as text and integers; nothing else is read."""
     # Never a lock: a reader must not hinder a writer, and some file systems have no locks.
     with reading(path), h5py.File(path, "r", locking=False) as file:
         return _attributes(file, path)
@@ -182,8 +182,8 @@ def root_attributes(path: Path) -> dict[str, Any]:
 class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
     """An HDF5 file of one of our formats, opened for reading, with every part checked before it is used.
 
-    ``attrs`` holds the root attributes as text and numbers, ``digests`` what the file says of its arrays, or
-    None where another program wrote it without, and ``found`` the digests of the arrays that have been read.
+    ``attrs`` holds the root attributes as text and numbers, ``digests`` the recorded digests of the arrays
+    (None if another program wrote none), and ``found`` the digests of the arrays that have been read.
     """
 
     def __init__(self, path: Path | str, format_name: str, version: int, *, what: str) -> None:
@@ -229,7 +229,7 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
 
     @functools.cached_property
     def encoder(self) -> dict[str, Any]:
-        """The description of the encoder of the features in the file."""
+        """The description of the encoder that made the features."""
         try:
             found = dict(parse_json(self.attrs["encoder"]))
         except (KeyError, ValueError, TypeError) as error:
@@ -358,10 +358,10 @@ class RowReader:
 
 
 class Sink(io.FileIO):
-    """A file for h5py whose methods never raise; ``error`` is what went wrong first.
+    """A file for h5py whose methods never raise; ``error`` is the first error.
 
-    HDF5 crashes the process when a write fails below it, as on a full disk. So it goes on in memory until it
-    has closed the file, and only then the error gets out.
+    HDF5 crashes the process if a write fails, as on a full disk. So writing continues in memory until HDF5
+    has closed the file; only then is the error raised.
     """
 
     def __init__(self, path: Path) -> None:
@@ -451,7 +451,7 @@ class H5Writer:
 
     @contextlib.contextmanager
     def _careful(self) -> Iterator[None]:
-        """HDF5 calls that nothing may interrupt; raises what went wrong with the file meanwhile."""
+        """A block of HDF5 calls that nothing may interrupt; raises the file's error afterwards."""
         with _interrupts_later():
             yield
         if self._sink.error is not None:

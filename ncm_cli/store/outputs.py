@@ -57,7 +57,7 @@ KINDS = {
     # 180 dots an inch, which no camera says; matplotlib's own name.
     "plot": ("a plot", r"\x89PNG.{29}\0\0\0\x09pHYs\0\0\x1b\xaf\0\0\x1b\xaf|<\?xml.*matplotlib"),
 }
-"""What commands write: in words, and a pattern of its first bytes."""
+"""The kinds of files that commands write: words, and a pattern of the first bytes."""
 
 
 def check_outputs(options: Any) -> None:

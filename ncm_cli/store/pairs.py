@@ -28,13 +28,13 @@ VERSION = 2
 """Version 1 also held ``delta`` and the left singular vectors ``basis``, which follow from the members."""
 
 TEXT = "text"
-"""The strategy of pairs whose members are prompts, named by their ids: they have no row and no picture."""
+"""The strategy of pairs of prompts: the ids are the prompts, and there are no rows or pictures."""
 
 SAME_ID = "same-id"
-"""The strategy of pairs of one id in two stores: a row and its view, or one thing measured twice."""
+"""The strategy that pairs rows with the same id in two stores: a row and its view, or two measurements."""
 
 COUNTERFACTUAL, MATCHED = "counterfactual", "matched"
-"""What pairs are, in their option ``kind``: one thing seen twice, or two different rows of one label."""
+"""Values of the option ``kind``: pairs of one thing seen twice, or of two different rows of one label."""
 
 
 class _Options(TypedDict, total=False):
@@ -92,18 +92,18 @@ class PairStore(Shown):
     id_a: tuple[str, ...]
     id_b: tuple[str, ...]
     label_a: tuple[str, ...]
-    """The label of each pair's first member, "" where unknown."""
+    """The label of each pair's first member, "" if unknown."""
     label_b: tuple[str, ...]
     holdout: np.ndarray
     """bool (k,): pairs kept out of the spectrum, for choosing the rank."""
     singular_values: np.ndarray
-    """float64 (m,), descending, of the ``delta`` columns that aren't held out; m is their numerical rank."""
+    """float64 (m,), descending: those of the pairs that aren't held out; m is their numerical rank."""
     strategy: str
     options: dict[str, Any]
     encoder: dict[str, Any]
     fingerprint: str
     sources: list[dict[str, Any]]
-    """``path`` and ``content_sha256`` of each feature store."""
+    """The ``path`` and ``content_sha256`` of each feature store."""
     diagnostics: dict[str, Any]
     created: str = ""
     ncm_version: str = __version__

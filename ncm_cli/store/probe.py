@@ -30,7 +30,7 @@ FORMAT = "ncm-probe"
 VERSION = 1
 
 TUNED = "ncm-finetuned"
-"""The format of what `ncm finetune` writes: a timm model's state, its classifier ``representation`` wide."""
+"""The format of checkpoints of `ncm finetune`: the state of a timm model, ``representation`` wide."""
 
 LARGEST_SKEW = 1e-6
 """Largest ‖weight @ basis‖ over ‖weight‖: float64 rounding stays far below, a forgotten fold far above."""
@@ -50,13 +50,13 @@ class Probe(Shown):
     basis: np.ndarray
     """float64 (d, r): the directions removed; r = 0 is ERM."""
     singular_values: np.ndarray
-    """float64 (m,): of the pairs that made the basis; empty without pairs."""
+    """float64 (m,): singular values of the pairs that made the basis; empty without pairs."""
     mean: np.ndarray | None = None
     """float64 (d,), of standard scaling only."""
     scale: np.ndarray | None = None
     """float64 (d,), of standard scaling only."""
     classes: tuple[str, ...]
-    """In the order of the logits; with two, the logit speaks for the second. Empty for regression."""
+    """In the order of the logits; of two classes, the single logit is the second's. Empty for regression."""
     task: str
     """``classification`` or ``regression``."""
     target: str
@@ -97,7 +97,7 @@ class Probe(Shown):
 
     @functools.cached_property
     def sha256(self) -> str:
-        """SHA-256 over what decides its predictions: equal for equal probes, whenever and wherever made."""
+        """SHA-256 over all that decides predictions: equal for equal probes, whenever and wherever made."""
         return digest_of(
             {
                 "tensors": {name: array_digest(values) for name, values in self.tensors().items()},
@@ -111,7 +111,7 @@ class Probe(Shown):
 
 
 def record_ids(ids: Iterable[str]) -> str:
-    """Ids as text for a probe's ``meta["rows"]``: eight bytes of each one's digest, in ascending order."""
+    """Ids as text for a probe's ``meta["rows"]``: eight bytes of each id's digest, in ascending order."""
     return base64.b64encode(np.sort(_keys(ids)).tobytes()).decode("ascii")
 
 
@@ -121,7 +121,7 @@ def seen_rows(probe: Probe, part: str, ids: Iterable[str]) -> np.ndarray:
 
 
 def _recorded(text: str) -> np.ndarray:
-    """What `record_ids` made a text of; a `ValueError` for any other text."""
+    """The digests in a text by `record_ids`; raises `ValueError` for any other text."""
     return np.frombuffer(base64.b64decode(text, validate=True), dtype="<u8")
 
 
@@ -134,7 +134,7 @@ def write_probe(path: Path | str, probe: Probe) -> None:
     """Write a probe atomically.
 
     Raises `InputError` for shapes that don't agree, numbers that aren't finite, and weights that the
-    projection isn't folded into; `UsageError` where another file is that isn't a probe.
+    projection isn't folded into; `UsageError` if the path is a file that isn't a probe.
     """
     from safetensors.numpy import save
 
@@ -204,7 +204,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def safetensors_metadata(path: Path | str) -> dict[str, str]:
-    """The metadata in a safetensors file, whoever wrote it; empty for what can't be read."""
+    """The metadata in a safetensors file by any program; empty if it can't be read."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -284,7 +284,7 @@ def _scaling_fault(probe: Probe) -> tuple[str, object, object] | None:
 
 
 _OPSET = 13
-"""ONNX operator set: of 2020, read by every runtime in use."""
+"""The ONNX operator set of 2020, which every runtime in use reads."""
 
 
 def export_npz(path: Path, probe: Probe) -> None:
@@ -298,8 +298,8 @@ def export_npz(path: Path, probe: Probe) -> None:
 def export_sklearn(path: Path, probe: Probe) -> None:
     """Scikit-learn's fitted attributes, as npz.
 
-    ``coef_`` (C, d), ``intercept_`` (C,) and ``classes_`` of a classifier; of a regression of one target
-    ``coef_`` (d,) and ``intercept_`` (). The feature scaling is folded in, except dividing each row by its
+    ``coef_`` (C, d), ``intercept_`` (C,) and ``classes_`` for a classifier; ``coef_`` (d,) and ``intercept_``
+    () for a regression. The feature scaling is folded in, except dividing each row by its
     norm, which ``normalize_rows`` asks for.
     """
     weight, bias, normalize_rows = folded(probe)
@@ -313,9 +313,9 @@ def export_sklearn(path: Path, probe: Probe) -> None:
 def export_onnx(path: Path, probe: Probe) -> None:
     """A graph from ``features`` float32 (n, d) to ``logits`` (n, C) and, for classes, ``probabilities``.
 
-    Probabilities have a column a class. Inside everything is float64, as in ncm: of a feature whose mean is
-    far above its deviation, float32 would lose what tells the classes. Raises `InputError` without the
-    optional package ``onnx``.
+    Probabilities have a column a class. Inside everything is float64, as in ncm:
+    float32 would lose the differences of a feature whose mean is far above its deviation. Raises `InputError`
+    without the optional package ``onnx``.
     """
     try:
         import onnx
@@ -329,7 +329,7 @@ def export_onnx(path: Path, probe: Probe) -> None:
     nodes, rows = [helper.make_node("Cast", ["features"], ["rows"], to=TensorProto.DOUBLE)], "rows"
     if normalize_rows:
         nodes.append(helper.make_node("ReduceL2", [rows], ["norm"], axes=[1], keepdims=1))
-        # A row of zeros stays one, as in ncm's own scaling.
+        # A row of zeros stays zero, as in ncm's own scaling.
         nodes.append(helper.make_node("Max", ["norm", "tiny"], ["positive_norm"]))
         nodes.append(helper.make_node("Div", [rows, "positive_norm"], ["unit_rows"]))
         rows = "unit_rows"

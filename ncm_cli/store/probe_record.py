@@ -1,4 +1,4 @@
-"""What a probe records of how it was made: the types of what is read of its ``meta``."""
+"""The types of a probe's ``meta``, which records how it was made, as far as it is read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 class _Estimate(TypedDict):
     value: float
     low: float | None
-    """None, as of the upper end, where it is infinite."""
+    """None if it is infinite, as for the upper end."""
     high: float | None
 
 
@@ -41,7 +41,7 @@ class _Candidate(_Fitted, total=False):
 
 
 class _Epoch(TypedDict):
-    """One of ``ncm finetune``."""
+    """An epoch of ``ncm finetune``."""
 
     epoch: int
 
@@ -104,7 +104,7 @@ class _Selection(_Rule, total=False):
 
 
 class _Options(TypedDict, total=False):
-    """What is read of them, by ``ncm bound`` for one."""
+    """The options that are read again, for instance by ``ncm bound``."""
 
     features: str
     pairs: str | None
@@ -172,7 +172,7 @@ class _Made(TypedDict):
 
 
 class Record(_Made, total=False):
-    """The whole record: what is read of it. What isn't required may be absent, and there may be more."""
+    """The fields of the record that are read. Those not required may be absent, and there may be others."""
 
     scaling: _Scaling | None
     command: str

@@ -1,4 +1,4 @@
-"""The types of what results hold, by kind: of all that is read of them."""
+"""The types of results, by kind, as far as they are read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 
 class Head(TypedDict):
-    """What every result says."""
+    """The fields of every result."""
 
     kind: str
     ncm_version: str
@@ -100,7 +100,7 @@ class _EvalOptions(TypedDict, total=False):
 
 
 class Eval(TypedDict, total=False):
-    """What ``ncm eval`` writes."""
+    """The result of ``ncm eval``."""
 
     n: int
     accuracy: float | None
@@ -216,7 +216,7 @@ class _BoundOptions(TypedDict, total=False):
 
 
 class Bound(TypedDict, total=False):
-    """What ``ncm bound`` writes."""
+    """The result of ``ncm bound``."""
 
     loss: str
     rank: int
@@ -302,7 +302,7 @@ class _TrainingOptions(TypedDict, total=False):
 
 
 class Sweep(TypedDict, total=False):
-    """What ``ncm sweep`` writes."""
+    """The result of ``ncm sweep``."""
 
     output: str
     rows: list[_Picked]
@@ -340,7 +340,7 @@ class _FinetuneData(TypedDict, total=False):
 
 
 class Finetune(TypedDict, total=False):
-    """What ``ncm finetune`` writes."""
+    """The result of ``ncm finetune``."""
 
     history: dict[str, list[float | None]]
     output: str
@@ -409,7 +409,7 @@ class _Provenance(TypedDict, total=False):
 
 
 class Run(TypedDict, total=False):
-    """What ``ncm run`` writes."""
+    """The result of ``ncm run``."""
 
     rows: list[dict[str, Any]]
     expect: list[_Verdict]
@@ -417,4 +417,4 @@ class Run(TypedDict, total=False):
 
 
 SCHEMAS: dict[str, Any] = {"eval": Eval, "bound": Bound, "sweep": Sweep, "finetune": Finetune, "run": Run}
-"""By the kind of a result."""
+"""The type of each kind of result."""

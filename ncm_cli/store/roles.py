@@ -1,6 +1,6 @@
-"""What the columns of rows mean: groups, splits and targets.
+"""The meaning of columns: groups, splits and targets.
 
-Every command asks here, so that none protects rows that another one doesn't know.
+Every command uses these, so that all protect the same rows.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _NO_CLASSES = "--task regression in ncm fit, or name a column of classes with --
 
 
 MAX_LISTED_COMBINATIONS = 256
-"""Up to so many combinations all are listed; beyond, those that occur in the store."""
+"""Up to this number of combinations all are listed; beyond, only those that occur in the store."""
 
 
 MAX_NUMERIC_GROUPS = 200
-"""Distinct values up to which a numeric column is taken as groups."""
+"""Most distinct values of a numeric column that can make groups."""
 
 
 ROLE_NAMES: dict[Role, frozenset[str]] = {
@@ -43,7 +43,7 @@ ROLE_NAMES: dict[Role, frozenset[str]] = {
     "val": frozenset({"val", "valid", "validation", "validate", "dev", "development", "eval", "evaluation"}),
     "test": frozenset({"test", "testing", "tst", "heldout", "holdout"}),
 }
-"""Spellings of each role, in lower case and without what stands between letters."""
+"""Spellings of each role, in lower case and with letters only."""
 
 
 _ROLE_WORDS = {"train": "training", "val": "validation", "test": "test"}
@@ -56,17 +56,17 @@ class Groups:
     Attributes
     ----------
     columns
-        Of all crossings.
+        The columns of all crossings.
     crossings
-        The columns of each one.
+        The columns of each crossing.
     keys
         One category a column for each group, "" for a column that its crossing doesn't have. The groups of
         one crossing stand together.
     crossing : int64 (groups,)
-        Which crossing each group is of.
+        The crossing of each group.
     codes : int64 (N, crossings)
-        The group of each row of the store in each crossing, −1 where a column has no value: such a row is in
-        no group of it.
+        The group of each row of the store in each crossing; −1 for a row without a value in one of its
+        columns.
     """
 
     columns: tuple[str, ...]
@@ -80,12 +80,12 @@ class Groups:
         return {column: value for column, value in zip(self.columns, self.keys[index], strict=True) if value}
 
     def lacking(self, codes: Codes) -> Iterator[tuple[str, int]]:
-        """Each crossing's columns, and how many of the rows with these codes (n, crossings) it leaves out."""
+        """Each crossing's columns, and how many rows with these codes (n, crossings) aren't in its groups."""
         for columns, crossed in zip(self.crossings, codes.T, strict=True):
             yield ",".join(columns), int((crossed < 0).sum())
 
     def sizes(self, rows: NDArray[np.bool_]) -> Codes:
-        """(groups,) rows of each group among those of a mask."""
+        """(groups,) the number of rows in a mask that are in each group."""
         chosen = self.codes[rows]
         return np.bincount(chosen[chosen >= 0], minlength=len(self.keys))
 
@@ -123,7 +123,7 @@ def make_groups(store: FeatureRows, names: str) -> Groups:
 
 
 def _combinations(columns: tuple[Column, ...]) -> tuple[list[tuple[str, ...]], Codes]:
-    """The combinations of columns, and which one each row has (N,), −1 where a value is missing."""
+    """The combinations of columns, and each row's combination (N,), −1 if a value is missing."""
     codes = np.stack([column.codes.astype(np.int64) for column in columns])
     known = (codes >= 0).all(axis=0)
     sizes = [len(column.categories) for column in columns]
@@ -175,7 +175,7 @@ def role_of(value: str) -> Role | None:
 
 
 def split_column(store: FeatureRows) -> Column | None:
-    """The store's split column, a numeric one by its digits; None where it has none."""
+    """The store's split column, a numeric one as text; None if it has none."""
     has_split = "split" in store.columns or store.split_column is not None
     return categories_of(store.column("split")) if has_split else None
 
@@ -187,13 +187,13 @@ def split_values(store: FeatureRows) -> dict[str, Role | None]:
 
 
 def split_filter(store: FeatureRows, role: Role) -> str | None:
-    """The row filter of a role's rows, such as ``split=train|training``; None where the store has none."""
+    """The filter for a role's rows, such as ``split=train|training``; None if the store has no such rows."""
     values = [value for value, known in split_values(store).items() if known == role]
     return where_text(store.split_column or "split", *values) if values else None
 
 
 def unused_filter(store: FeatureRows, used: NDArray[np.bool_]) -> str:
-    """A filter of rows that aren't ``used`` (N,), if possible by the split column; quoted for a shell."""
+    """A filter for rows that aren't ``used`` (N,), if possible by the split column; quoted for a shell."""
     split = split_column(store)
     for column in [split] if split else store.columns.values():
         if isinstance(column, Column) and column.name != store.label_column:
@@ -219,14 +219,14 @@ def unrecognised(store: FeatureRows, roles: Iterable[Role]) -> str | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """The answers of all rows of a store."""
+    """The targets of all rows of a store."""
 
     name: str
     """The column."""
     classes: tuple[str, ...]
     """In the order of the codes; empty for regression."""
     y: NDArray[Any]
-    """int64 (N,) codes, −1 where missing or not among ``classes``; or float64 (N,), NaN where missing."""
+    """int64 (N,) codes, −1 if missing or not among ``classes``; or float64 (N,), NaN if missing."""
 
     @property
     def known(self) -> NDArray[np.bool_]:
@@ -235,7 +235,7 @@ class Target:
 
 
 def read_target(store: FeatureRows, name: str, classes: Sequence[str] | None) -> Target:
-    """The column ``name`` as codes among ``classes``, or as numbers where ``classes`` is None.
+    """The column ``name`` as codes among ``classes``, or as numbers if ``classes`` is None.
 
     Raises `InputError` for a column that isn't there, numbers where classes are wanted, or text that is no
     number.
@@ -257,7 +257,7 @@ def classes_among(store: FeatureRows, name: str, rows: NDArray[np.bool_]) -> tup
 
 
 def label_name(store: FeatureRows) -> str:
-    """The store's label column; `InputError` where it has none."""
+    """The store's label column; raises `InputError` if it has none."""
     if store.label_column is None:
         fix = f"--target COLUMN, one of: {listing(store.columns)}"
         raise InputError("the feature store has no label", where=store.path, fix=fix)

@@ -64,7 +64,7 @@ class FeatureRows(abc.ABC):
 
     @property
     def has_files(self) -> bool:
-        """Whether rows are of image files, with their digests; features made elsewhere aren't."""
+        """Whether rows have image files with digests; features made elsewhere don't."""
         return False
 
     @abc.abstractmethod

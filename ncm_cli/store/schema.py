@@ -1,4 +1,4 @@
-"""Which types the values of a JSON document have, so that only its reader need ask.
+"""Checks the types in a JSON document, so that only its reader needs to check them.
 
 A schema is a type as Python writes it: ``str``, ``bool``, ``int``, ``float`` (any number), None, ``Any``, a
 union, ``list[T]``, ``dict[str, T]``, or a ``TypedDict``, beside whose names there may be others.
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 _SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
-"""What no text holds; the others of its kind stand for bytes of file names that aren't UTF-8."""
+"""Surrogates that no text may hold; the others stand for bytes of file names that aren't UTF-8."""
 
 _hints = functools.cache(get_type_hints)
 
@@ -38,7 +38,7 @@ def misfit(value: Any, schema: Any, name: str = "") -> tuple[str, Any, str] | No
     items: Iterable[tuple[Any, Any, Any]]
     if get_origin(schema) in (Union, types.UnionType):
         faults = [misfit(value, alternative, name) for alternative in get_args(schema)]
-        # Of several alternatives the fault of the one that fits furthest.
+        # For a union, report the fault of the alternative that fits furthest.
         return None if None in faults else max(faults, key=lambda fault: len(fault[0]) if fault else 0)
     if isinstance(value, dict) and (schema is Any or get_origin(schema) is dict or is_typeddict(schema)):
         lacking = sorted(set(getattr(schema, "__required_keys__", ())) - value.keys())

@@ -1,4 +1,4 @@
-"""What a file is, told by its first bytes."""
+"""Tells the kind of a file by its first bytes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from typing import NamedTuple
 
 HEAD_BYTES = 512
-"""As many bytes tell every kind."""
+"""The number of bytes that is enough to tell every kind."""
 
 
 class _Kind(NamedTuple):
     words: str
     pattern: str
-    """Of the first bytes, as Latin-1. The first kind that fits is taken."""
+    """Matches the first bytes, as Latin-1. The first kind that fits is taken."""
 
 
 _KINDS = {
@@ -45,7 +45,7 @@ _KINDS = {
 }
 
 _TEXT = ("LFS", "PDF", "SVG", "HTML", "XML", "PostScript")
-"""Before these blanks and a byte order mark may stand, and case doesn't count."""
+"""Kinds that blanks and a byte order mark may precede, and whose case doesn't matter."""
 
 PICTURES = frozenset({"JPEG", "PNG", "GIF", "BMP", "TIFF", "JPEG2000", "WEBP", "AVIF", "PPM"})
 """The pictures that are decoded, by Pillow's names of the formats."""
