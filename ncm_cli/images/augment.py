@@ -93,4 +93,4 @@ _TRANSFORMS: dict[str, Transform] = {
     "rotate": _rotate,
     "crop": _crop,
 }
-"""What each of `ncm_cli.images.options.AUGMENTATIONS` does."""
+"""The function of each of `ncm_cli.images.options.AUGMENTATIONS`."""

@@ -1,4 +1,4 @@
-"""An open_clip configuration that comes from a file: what it says, and what it may ask for.
+"""Reads open_clip configurations from files, and refuses what they may not ask for.
 
 It may name no other model or tokenizer to fetch, no file to read and no code to run, and no network that the
 weights beside it can't fill. What is built of it is told by a network on torch's ``meta`` device, which takes
@@ -49,7 +49,7 @@ def read_clip_config(path: Path, *, hub: bool) -> tuple[dict[str, Any], dict[str
 
 
 def read_config_parts(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The same parts, checked as far as is possible without importing a library.
+    """The parts of `read_clip_config`, checked as far as is possible without importing a library.
 
     Raises `InputError` for what is no configuration, and for one of more layers than any network has.
     """

@@ -143,7 +143,7 @@ def _tokenizer(request: EncoderRequest, source: ClipSource) -> Any:
 
 
 def find_clip(request: EncoderRequest) -> ClipSource:
-    """What to build and load; raises all errors of names, tags, paths and configurations."""
+    """The source of a requested model; raises all errors about names, tags, paths and configurations."""
     model, example = request.model, "a checkpoint file"
     kind, _, place = model.partition(":")
     if kind == "hf-hub":
@@ -290,7 +290,7 @@ def _load_checkpoint(model: Any, path: Path, name: str, reporter: Reporter) -> l
 
 
 def warn_on_activation(tower: torch.nn.Module, source: ClipSource, reporter: Reporter) -> None:
-    """Warn where the weights were trained with the other activation, or may have been.
+    """Warn if the weights were, or may have been, trained with the other activation.
 
     OpenAI trained CLIP with QuickGELU, x·sigmoid(1.702 x). The weights have the same names and shapes as with
     GELU, so loading them under a plain-GELU name gives plausible, worse features without an error.

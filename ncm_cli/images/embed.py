@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from ncm_cli.images.arrays import ArraySource
 
 MAX_WAIT_SECONDS = 60.0
-"""How long a shard that begins waits for others that do, and for one that joins."""
+"""How long a starting shard waits for other starting shards, and for one that writes the store."""
 
 _COMPARED_FIELDS = ("kind", "model", "precision", "normalize", "view", "intensity_range", "decode")
 """Fields of a request that can't differ between two requests for the same features."""
@@ -70,12 +70,12 @@ _COMPARED_FIELDS = ("kind", "model", "precision", "normalize", "view", "intensit
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedReport:
-    """What a run made.
+    """The outcome of a run.
 
     Attributes
     ----------
     rows, dim
-        Of the store.
+        Rows and width of the store.
     new, reused, removed
         Rows encoded in this run or the interrupted one before it, rows taken from a store, and rows of the
         old store that the manifest no longer has.
@@ -84,7 +84,7 @@ class EmbedReport:
     written
         False when the store already was what it should be.
     seconds, images_per_second
-        Of the whole run, and while images were read and encoded (None when none were).
+        Duration of the whole run, and the rate while images were read and encoded (None if none were).
     device
         None when no model was needed.
     shard, unfinished

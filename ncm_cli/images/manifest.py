@@ -1,4 +1,4 @@
-"""What is to be embedded: ids, image files and columns; here from a table."""
+"""The manifest of rows to embed: ids, image files and columns. Here it is read from a table."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ColumnNames:
 
     @classmethod
     def of(cls, options: SourceChoice) -> ColumnNames:
-        """What the options of a command that reads images say."""
+        """The column names that the options of a command name."""
         return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})
 
     def resolved(self, columns: Sequence[str], *, with_files: bool) -> ColumnNames:

@@ -16,12 +16,12 @@ _ACTIVATIONS = frozenset(
     {"GELU", "GELUTanh", "QuickGELU", "ReLU", "ReLU6", "SiLU", "Swish", "Mish", "Hardswish", "HardSwish"}
     | {"ELU", "LeakyReLU", "PReLU", "Tanh"}
 )
-"""By class name: timm and open_clip have classes of their own beside torch's."""
+"""Activations by class name, as timm and open_clip have their own classes beside torch's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model with its weights, as its library makes it, and what the description says of it (``facts``).
+    """A model with its weights, as its library makes it, and the ``facts`` for its description.
 
     ``encode`` maps (B, 3, H, W) float32 to (B, dim), with (H, W) the ``size``; ``transform`` is the model's
     own published preprocessing, to (3, H, W) float32. ``shortest`` is the side that it gives a picture's

@@ -1,4 +1,4 @@
-"""Encoders that run on torch: how a model of timm or open_clip is run, and its library imported."""
+"""Encoders that run on torch: imports timm or open_clip, and runs their models."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class TorchEncoder:
         return int(self.encode(list(black)).shape[1])
 
     def batch(self, items: Sequence[np.ndarray]) -> torch.Tensor:
-        """(B, 3, H, W) float32 on the device: what the model's own transform gives for each picture.
+        """(B, 3, H, W) float32 on the device: each picture after the model's own transform.
 
         8-bit items are sent on as they are, and scaled and normalised there: on the CPU to the very bits of
         torchvision's ``ToTensor`` and ``Normalize``, whose operations these are.
@@ -272,4 +272,4 @@ def _keep_freed_memory() -> None:
 
 
 _LOADERS = {"timm": load_timm, "open_clip": load_open_clip}
-"""By an encoder's kind."""
+"""The loader of each kind of encoder."""

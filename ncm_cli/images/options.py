@@ -108,11 +108,11 @@ class Shard:
 
     @property
     def part(self) -> str:
-        """Its name in file names."""
+        """The shard's name in file names."""
         return f"{self.index}-of-{self.count}"
 
     def of(self, batches: Sequence[T]) -> Sequence[T]:
-        """Its share of a run's batches: neighbours, whose files are likely to lie together."""
+        """The shard's batches: consecutive ones, whose files are likely to lie together."""
         start, stop = (len(batches) * index // self.count for index in (self.index, self.index + 1))
         return batches[start:stop]
 
@@ -216,7 +216,7 @@ class SourceOptions:
 
 
 class SourceChoice(Protocol):
-    """Those options, and two that some of these commands don't have: columns of numbers, and an array."""
+    """`SourceOptions`, and two that some of these commands don't have: numeric columns, and an array."""
 
     @property
     def source(self) -> Path: ...
@@ -350,7 +350,7 @@ def parse_classes(text: str) -> dict[str, str]:
 
 
 def words_for(name: str) -> str:
-    """What a class is called in prompts where nothing else is said."""
+    """The words for a class in prompts, unless others are given."""
     return name.replace("_", " ")
 
 

@@ -30,7 +30,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _MEMBER = re.compile(r"(.+?\.tar)#(.+)@(\d+)", re.IGNORECASE | re.DOTALL)
 
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "Last-Modified", "last_modified", "updated", "created")
-"""What file systems call the facts by which a changed file is told."""
+"""Names in file systems for facts that show whether a file has changed."""
 
 MAX_EXPANDED = 100_000
 """Files that braces may stand for."""

@@ -46,7 +46,7 @@ MIN_SECONDS_FOR_PROCESSES = 4.0
 """Seconds that one core would read for, from which on processes are started, which takes each .2 s."""
 
 IMAGE_SECONDS, BYTE_SECONDS = 1.5e-3, 2.5e-8
-"""What an image and each byte of its file take to read, roughly: JPEG photographs on a current core."""
+"""Rough times to read an image and each byte of its file: JPEG photographs on a current core."""
 
 MAX_TONE_LEVELS = 16
 """Levels of 256 that count as black, or as white: samples of 12 bits that are taken for 16 have no others."""
@@ -59,7 +59,7 @@ Read = Callable[[Sequence[ImageFile]], list["ReadImage"]]
 
 @dataclass(frozen=True, slots=True)
 class ReadImage:
-    """What reading one image gave: the ``item`` that the encoder takes, or the ``reason`` why there is none.
+    """The outcome of reading one image: the ``item`` for the encoder, or the ``reason`` why there is none.
 
     ``file`` is of the very bytes that were decoded. ``note`` tells something about an image that is used all
     the same, such as an animation; ``tone`` is ``black`` or ``white`` where a picture has hardly anything
@@ -186,7 +186,7 @@ class _ReaderProcess:
             raise self._end(files) from None
 
     def read(self, files: Sequence[ImageFile]) -> list[ReadImage]:
-        """What became of each file, in order."""
+        """The outcome for each file, in order."""
         self._ask(files, files)
         try:
             images, shape, dtype = self._connection.recv()
@@ -223,7 +223,7 @@ class _ReaderProcess:
 
 
 def serve(descriptor: int) -> None:
-    """What a reader process does: read the images that it is asked for until the socket closes."""
+    """The work of a reader process: read the images that it is asked for until the socket closes."""
     connection, stream = Connection(descriptor), socket.socket(fileno=os.dup(descriptor))
     threading.Thread(target=_end_with, args=(descriptor,), daemon=True).start()
     with contextlib.suppress(EOFError, ConnectionError):

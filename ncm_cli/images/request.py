@@ -30,13 +30,13 @@ A kind is the prefix of a model's name (``timm:NAME``); names with any other pre
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderRequest:
-    """What a user asks for.
+    """The encoder that a user asks for.
 
     ``model`` is ``pixels:SIZE``, ``timm:NAME``, an open_clip name, ``local-dir:FOLDER``, ``hf-hub:ORG/REPO``,
     or the path of an open_clip model configuration (``.json``). ``pretrained`` is an open_clip tag, a
     checkpoint file, ``default`` for timm, or None; pixels have no weights, and folders and repositories bring
     their own. ``precision`` (fp32, bf16, fp16) is how the network computes; features are float32 whatever it
-    is. ``normalize`` divides each row by its Euclidean norm. ``seed`` is of ``augment`` and of
+    is. ``normalize`` divides each row by its Euclidean norm. ``seed`` is used by ``augment`` and
     ``random_init``. ``intensity_range`` are the samples that are black and white in images of more than 8
     bits; None takes what files declare. ``decode`` is ``exact``, or ``fast`` where large JPEG files may be
     decoded at a reduced size. ``image_size`` is the side of the pictures that a timm model sees, if not its
@@ -62,7 +62,7 @@ class EncoderRequest:
 
     @property
     def weights(self) -> str | None:
-        """The weights that are meant: the default model's default tag, and None where none apply."""
+        """The weights to load: for the default model its default tag; None if no weights apply."""
         without = self.model.startswith(("pixels:", "local-dir:", "hf-hub:"))
         if without or self.random_init:
             return None
@@ -71,12 +71,12 @@ class EncoderRequest:
         )
 
     def describe(self, **facts: Any) -> dict[str, Any]:
-        """An encoder's description: ``facts`` and what every kind shares."""
+        """An encoder's description: ``facts`` and the fields that all kinds share."""
         shared = {"decode_policy": DECODE_POLICY, "normalize": self.normalize}
         return {"precision": self.precision, **facts, **shared} | self.views()
 
     def views(self) -> dict[str, Any]:
-        """What is asked of the pictures, where it is: an augmentation, a range of samples, fast decoding."""
+        """The options about pictures that were given: an augmentation, a range of samples, fast decoding."""
         chain, span = parse_augment(self.augment), self.intensity_range
         view = {"view": {"augment": canonical(chain), "seed": self.seed}} if chain else {}
         fast = {"decode": self.decode} if self.decode != "exact" else {}
@@ -99,10 +99,10 @@ class EncoderRequest:
 def request_of(
     encoder: Mapping[str, Any], options: Mapping[str, Any], *, pretrained: str | None, where: object
 ) -> EncoderRequest:
-    """What to load for more features like those that an ``encoder`` is described for.
+    """The request that loads the encoder with this description, to make more features like its own.
 
-    ``options`` are those with which the features were made, where they are known: they say where the weights
-    are, unless ``pretrained`` does: a file, a tag, or the folder of a ``local-dir:`` model. Raises
+    ``options`` are those with which the features were made, if known. They say where the weights are, unless
+    ``pretrained`` does: a file, a tag, or the folder of a ``local-dir:`` model. Raises
     `InputError`, about ``where``, if no model is named.
     """
     model, precision = options.get("model") or encoder.get("model"), encoder.get("precision") or "fp32"

@@ -1,4 +1,4 @@
-"""Texts as features: prompts through the text tower of the model that a store's features were made by."""
+"""Turns prompts into features, by the text tower of the model that made a store's features."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ncm_cli.images.network import TorchEncoder
 
 TEXT_BATCH = 256
-"""Texts that are encoded at once."""
+"""Texts that are encoded at a time."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

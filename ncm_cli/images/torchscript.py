@@ -32,7 +32,7 @@ _STORAGES = {
 """The dtype of each of torch's names for a storage."""
 
 _OPCODES = b"\x80.(c\x81RQqrhjN\x88\x89JKM\x8aGXt\x85\x86\x87)]ae}su"
-"""What TorchScript's own writer uses of pickle, beside BUILD: nothing whose memory a few bytes can fill."""
+"""The pickle opcodes that TorchScript's writer uses, beside BUILD: with none can a few bytes fill memory."""
 
 _MAX_MODULES = 100_000
 
@@ -54,7 +54,7 @@ class _Reader(pickle._Unpickler):
         self._storages: dict[str, torch.Tensor] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        """What stands for a name; torch's reader would import or compile it."""
+        """A placeholder for a name; torch's reader would import or compile it."""
         if module == "__torch__" or module.startswith("__torch__."):
             return _Module
         known: dict[tuple[str, str], Any] = {

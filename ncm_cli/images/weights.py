@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ncm_cli.images.request import EncoderRequest
 
 _ALWAYS_ALLOWED_BYTES, _MAX_RATIO = 64 << 20, 8
-"""What an archive may unpack to: so many bytes in any case, else so many times its size."""
+"""Limits of an archive's unpacked size: this many bytes in any case, else this many times its size."""
 
 _TUNED_FACTS = {"ncm_format", "ncm_format_version", "model", "representation", "image_size", DIGEST}
 """What a checkpoint of ``ncm finetune`` says of itself. A digest under another name would be none."""
@@ -52,7 +52,7 @@ _TUNED_FACTS = {"ncm_format", "ncm_format_version", "model", "representation", "
 CHECKPOINT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar", ".th")
 
 MIN_REMEMBERED_BYTES = 1 << 25
-"""Bytes from which a file's digest takes long enough to be remembered by later runs."""
+"""Least size in bytes of files whose digest is remembered for later runs."""
 
 _NO_FOLDER = {errno.ENOENT, errno.ENOTDIR, errno.EEXIST}
 _CACHE_ERRORS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC} | _NO_FOLDER)
@@ -361,7 +361,7 @@ def require_keys(missing: Iterable[str], unexpected: Iterable[str], *, path: Pat
 
 
 def pickled_object(error: pickle.UnpicklingError) -> str:
-    """What kind of object a file holds that would need unpickling; torch's own text advises to load it."""
+    """The kind of object in a file that would need unpickling. (torch's own message advises to load it.)"""
     named = re.search(r"GLOBAL (\S+)", str(error))
     return f"an object of {named[1]}" if named else "an unreadable object"
 

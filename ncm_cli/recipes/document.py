@@ -27,13 +27,13 @@ MAX_VALUES = 20_000
 levels."""
 
 MAX_FILLED = 200_000
-"""Values, and lines of text, of all steps in all cells with their variables filled in."""
+"""Most values, and lines of text, in all steps of all cells with their variables filled in."""
 
 MAX_NESTED = 40
-"""Variables in one another."""
+"""Deepest nesting of variables in one another."""
 
 MAX_CELLS = 10_000
-"""Combinations of the matrix's values."""
+"""Most combinations of the matrix's values."""
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 NUMBER = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -139,7 +139,7 @@ class Node:
     """A value and its place."""
 
     value: Any
-    """Of a scalar; a list of nodes; or a dict of nodes by key."""
+    """The value of a scalar, a list of nodes, or a dict of nodes by key."""
     line: int
     text: str = ""
     """A scalar as it is written."""
@@ -171,7 +171,7 @@ class Node:
         )
 
     def kind(self) -> str:
-        """Its kind in words, for a message."""
+        """The node's kind in words, for a message."""
         if isinstance(self.value, list | dict):
             return "a list" if isinstance(self.value, list) else "a mapping"
         names: dict[type, str] = {bool: "true or false", int: "a number", float: "a number", str: "text"}

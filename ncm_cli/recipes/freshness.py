@@ -43,8 +43,8 @@ NamedFile = tuple[str, str]
 
 
 Stamp = dict[str, Any]
-"""What decides whether a job is up to date: ``inputs``, the digest of each one's contents, and ``options``,
-the digest of everything else."""
+"""Decides whether a job is up to date: ``inputs`` has the digest of each input's contents, ``options`` the
+digest of everything else."""
 
 
 class State:

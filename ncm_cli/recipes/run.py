@@ -84,7 +84,7 @@ class Summary:
     method: str
     rule: str | None
     cell: dict[str, str]
-    """And the options that tell this line from others of the same method and cell."""
+    """The matrix cell, and options that tell this line from others of the same method and cell."""
     seeds: int
     rank: Mean | None
     columns: dict[str, Mean | None]
@@ -337,7 +337,7 @@ def _shell_escape(character: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunReport:
-    """What a run did, and its results."""
+    """The outcome of a run, and its results."""
 
     recipe: Recipe
     ran: tuple[str, ...]
@@ -355,7 +355,7 @@ class RunReport:
         return sum(comparison.state == MISSED for comparison in self.comparisons)
 
     def to_json(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
+        """The output of ``--json``."""
         out = self.recipe.out
         said = {"recipe": self.recipe.name, "out": out, "report": out / REPORT, "ran": self.ran}
         said |= {"up_to_date": self.skipped, "seconds": self.seconds}

@@ -37,7 +37,7 @@ from ncm_cli.store.outputs import STDOUT, check_place, refuse_address
 from ncm_cli.store.tables import read_header
 
 REPORT, STATE = "report.json", ".ncm-run.json"
-"""What a run writes itself: what it found, and what its steps have read and written."""
+"""Files that a run writes itself: its report, and the record of what steps have read and written."""
 
 Columns = tuple[str, ...]
 
