@@ -23,7 +23,7 @@ BUDGET = "NCM_MEMORY_MIB"
 """The environment variable that sets the memory budget of features, in MiB."""
 
 BUDGET_MIB = 256
-"""By default 65,536 rows of width 512. A fit holds up to five such arrays."""
+"""The default budget, of each array: 65,536 rows of width 512. A fit has up to five such arrays."""
 
 BLOCK_BYTES = 4 << 20
 """A block in float64: small enough to stay in the processor's cache, large enough for matrix products."""

@@ -1,4 +1,5 @@
-"""What a terminal shows: tables, progress, errors, a spectrum as text. The only module that uses rich."""
+"""Lays out what a terminal shows: tables, progress, errors, a spectrum as text. The only module that uses
+rich."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ _CONTROL = {
 } | {code: f"\\u{code:04x}" for code in (0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))}
 
 _UNSEEN = {code: f"\\u{code:04x}" for code in _CONTROL if code >= 0x7F}
-"""Those that JSON doesn't escape itself, escaped as JSON does."""
+"""Control characters that JSON doesn't escape by itself, with escapes in JSON's form."""
 
 MAX_LINE = 1_000
 """Characters of a line of a message and of a cell: names in a file from elsewhere may be of any length."""

@@ -215,7 +215,7 @@ def parse_device(text: str) -> str:
 
 
 COLUMN_METAVARS = ("COLUMN", "COLUMNS", "WHERE")
-"""What an option shows that takes a column, columns between commas, or a row filter."""
+"""The value in the help of options that take a column, columns between commas, or a row filter."""
 
 REQUIRED: Any = dataclasses.MISSING
 
@@ -252,7 +252,7 @@ class Field:
     paths by it and know from it when a step is up to date. ``name-or-input``: text that is either a name (of
     weights) or a file that is read."""
     writes: tuple[str, ...] = ()
-    """Of an output: the kinds of its ``files``, as `ncm_cli.store.outputs` knows them; none for a folder."""
+    """The kinds of files of an output, as named in `ncm_cli.store.outputs`; none for a folder."""
     files: Callable[[Path], tuple[Path, ...]] | None = None
     """All files that are written of the one that is named, if more than that."""
     parse: Callable[[str], object] | None = None

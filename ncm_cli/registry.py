@@ -155,7 +155,8 @@ TOPICS = {
     "contributing": "how the code is laid out, and how to add to it",
     "reference": "every option of every command",
 }
-"""What ``ncm help NAME`` shows: the file ``help/NAME.md``. In the order in which people need them."""
+"""The topics of ``ncm help NAME``, which shows the file ``help/NAME.md``. In the order in which people need
+them."""
 
 STEPS = tuple(name for name, command in COMMANDS.items() if command.work)
 """The steps that a recipe may hold."""
@@ -199,6 +200,6 @@ def builder_of(options: Any) -> tuple[str, Callable[..., Any]]:
 
 
 def at_address(address: str | None) -> Any:
-    """What ``module:name`` is, the module below ``ncm_cli``."""
+    """The object at an address ``module:name``, with the module below ``ncm_cli``."""
     module, _, name = (address or "").partition(":")
     return getattr(importlib.import_module(f"ncm_cli.{module}"), name)

@@ -17,7 +17,7 @@ HEADINGS = {"oracle": "ORACLE", "oracle-worst-group": "ORACLE worst"}
 
 
 def show(body: dict[str, Any], ui: Ui) -> None:
-    """What each rule picks, as tables."""
+    """Show each rule's picks, as tables."""
     options = body["options"]
     rows, rules = body["rows"], body["rules"]
     applied = [rule for rule, why in rules.items() if why is None]

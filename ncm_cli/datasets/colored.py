@@ -277,7 +277,7 @@ def build_digits(options: DigitsOptions, folder: Path, reporter: Reporter) -> di
 
 
 def _load_digits() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """What scikit-learn's ``load_digits`` returns: pixels (1797, 64) from 0 to 16, and digits (1797,).
+    """The result of scikit-learn's ``load_digits``: pixels (1797, 64) from 0 to 16, and digits (1797,).
 
     Its file is read without importing scikit-learn, which takes longer than all the rest.
     """

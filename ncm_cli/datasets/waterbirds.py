@@ -40,7 +40,7 @@ NAMES = {
     "place_file": ("place_filename",),
     "cf": ("cf",),
 }
-"""What a row of metadata.csv says, and the columns that may hold it; the last three may be absent."""
+"""Fields of metadata.csv, and the columns that may hold each; the last three may be absent."""
 
 VALUES = {
     "label": {"0": "landbird", "1": "waterbird"},
@@ -59,7 +59,7 @@ VALUES = {
 }
 
 UNPAIRED = ("", "-1", "nan", "none")
-"""What the column ``cf`` has for rows without a twin."""
+"""The value of the column ``cf`` for rows without a twin."""
 
 COLUMNS = ("id", "path", "label", "place", "split", "cf")
 
@@ -75,10 +75,10 @@ BACKGROUNDS = {"land": ("bamboo_forest", "forest/broadleaf"), "water": ("ocean",
 """The categories of Places that stand for each kind."""
 
 MAX_PLACE_PIXELS, MAX_PICTURE_BYTES = 1 << 24, 1 << 26
-"""Of a picture of Places, and of any file."""
+"""Largest picture of Places, and largest file of any picture."""
 
 MAX_BIRD_PIXELS = 1 << 22
-"""Of a bird; CUB's have 500 × 500 at most. Pasting takes a hundred bytes for each."""
+"""Largest picture of a bird; CUB's have 500 × 500 at most. Pasting takes a hundred bytes per pixel."""
 
 HOME = {"landbird": "land", "waterbird": "water"}
 OTHER = {"land": "water", "water": "land"}

@@ -107,7 +107,7 @@ def finetune(options: FinetuneOptions, *, reporter: Reporter = SILENT) -> dict[s
 
 
 def _key(options: FinetuneOptions, rows: ManifestRows) -> dict[str, Any]:
-    """What the result depends on."""
+    """Everything that the result depends on."""
     kept = {name: value for name, value in jsonable(options).items() if name not in NOT_IN_KEY}
     return {
         "options": kept | {"method": options.chosen_method, "rule": options.chosen_rule},

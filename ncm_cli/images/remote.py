@@ -52,7 +52,7 @@ BUSY_STATUS = (429, 503)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 _SAFE = "%/:?#[]@!$&'()*+,;=~"
-"""What stays as it is in an address whose other characters are escaped."""
+"""Characters that aren't escaped in an address."""
 
 _TAG = re.compile(r"<a\s[^<>]*>", re.IGNORECASE)
 _HREF = re.compile(r"""\shref\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""", re.IGNORECASE)
@@ -97,7 +97,7 @@ def require_installed(path: str) -> None:
 
 
 def file_system(path: str) -> tuple[Any, str]:
-    """What reads a path, and the path as it takes it; an `InputError` says why nothing does."""
+    """The file system for a path, and the path in its form; raises `InputError` if there is none."""
     require_installed(path)
     scheme = path.partition("://")[0].lower()
     path = scheme + path[len(scheme) :]
@@ -263,7 +263,7 @@ def _busy(error: Exception, pause: float) -> float | None:
 
 
 def _call(system: Any, name: str, *args: Any) -> Any:
-    """What a method of a file system gives, or TimeoutError where it takes too long."""
+    """The result of a file system's method; raises TimeoutError if it takes too long."""
     if not getattr(system, "async_impl", False):
         return getattr(system, name)(*args)
     from fsspec.asyn import sync
@@ -272,7 +272,7 @@ def _call(system: Any, name: str, *args: Any) -> Any:
 
 
 def info(path: str) -> dict[str, Any]:
-    """What a file system tells of a file without reading it; raises what file systems do."""
+    """The facts that a file system has on a file, without reading it; raises the file system's errors."""
 
     def work() -> dict[str, Any]:
         system, name = file_system(path)  # some connect to their server here
@@ -330,7 +330,7 @@ def is_hidden(name: str) -> bool:
 
 
 def _listing(folder: str, work: Callable[[], T]) -> T:
-    """What ``work`` finds in a folder; an `InputError` says which folder can't be read."""
+    """The result of ``work`` on a folder; raises `InputError` with the folder's name if it can't be read."""
     try:
         return _patiently(folder, work)
     except InputError:

@@ -168,7 +168,7 @@ class CentreCrop:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """What makes a decoded picture an item of a batch. It holds no model: reader processes have a copy.
+    """Turns a decoded picture into an item of a batch. It holds no model: reader processes have a copy.
 
     ``steps`` are applied one after another to the augmented picture; ``shortest`` is the side that they give
     its shorter edge, or None where they can't enlarge much.

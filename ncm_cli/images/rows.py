@@ -179,7 +179,7 @@ class RowPlan:
 
 @dataclass
 class Tally:
-    """What a run did: rows encoded, the time it took, rows that failed by their id, what was noticed."""
+    """The work of a run: rows encoded, the time it took, failed rows by id, and observations."""
 
     encoded: int = 0
     seconds: float = 0.0
@@ -207,7 +207,7 @@ class Tally:
         return _spanning(self.undeclared) if self.undeclared else None
 
     def say(self, reporter: Reporter) -> None:
-        """What a person should know of the pictures as a whole."""
+        """Notes about the pictures as a whole."""
         if self.noted:
             reporter.warn(f"{len(self.noted)} images are used in part: {listing(self.noted)}")
         if self.undeclared:

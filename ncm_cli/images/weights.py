@@ -47,7 +47,7 @@ _ALWAYS_ALLOWED_BYTES, _MAX_RATIO = 64 << 20, 8
 """Limits of an archive's unpacked size: this many bytes in any case, else this many times its size."""
 
 _TUNED_FACTS = {"ncm_format", "ncm_format_version", "model", "representation", "image_size", DIGEST}
-"""What a checkpoint of ``ncm finetune`` says of itself. A digest under another name would be none."""
+"""The metadata of a checkpoint of ``ncm finetune``; a digest has to have just this name."""
 
 CHECKPOINT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar", ".th")
 

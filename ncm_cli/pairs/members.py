@@ -27,7 +27,7 @@ class Members:
     holdout: Mask | None = None
     """(k,) which pairs are held out; None until that is chosen."""
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """What the strategy reports, for the diagnostics."""
+    """The strategy's report, for the diagnostics."""
     straddlers: tuple[tuple[str, str], ...] = ()
     """Ids of the pairs of a training and a test row, left out or not."""
     dropped: tuple[tuple[str, str], ...] = ()

@@ -60,7 +60,7 @@ class Job:
     kind: str
     """The subcommand: ``embed``, ``fit`` ..., or ``data``."""
     builder: str | None = None
-    """Of ``data`` steps."""
+    """The data set of a ``data`` step."""
     cell: dict[str, str]
     """The matrix variables that the step uses, with their values here as the recipe writes them."""
     options: Any = None
@@ -85,7 +85,7 @@ class Job:
 
     @property
     def key(self) -> str:
-        """The same for machines: unique in a recipe, and stable between runs."""
+        """The job's key in records: unique in a recipe, and stable between runs."""
         return json.dumps([self.step, self.cell], ensure_ascii=False)
 
 
@@ -233,7 +233,7 @@ class Steps:
     _dry_run: bool
     _allow_outside: bool
     names: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Of all steps, also of those with mistakes; each with its line."""
+    """The names of all steps, those with mistakes too, each with its line."""
     missing: dict[str, None] = dataclasses.field(default_factory=dict)
     """Inputs that aren't there, in a dry run, where that is no mistake."""
     _drafts: list[_Draft] = dataclasses.field(default_factory=list)
@@ -367,7 +367,7 @@ class Steps:
         return ""
 
     def _why_taken(self, draft: _Draft, name: str, other: _Draft) -> str:
-        """What is wrong where an option names what another draft writes."""
+        """The mistake in an option that names a path that another draft writes."""
         job = draft.job
         if other.job.step != job.step:
             return f"also written by {other.job.title}"

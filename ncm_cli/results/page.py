@@ -175,7 +175,7 @@ def _caption(answers: Answers, index: int) -> str:
 def _context(
     files: FileFinder, evals: Sequence[Line], bounds: Sequence[Line], by: str, reporter: Reporter
 ) -> dict[str, Any]:
-    """What the template shows: the head, and every section that isn't empty."""
+    """The template's variables: the head, and every section that isn't empty."""
     sources, context = files.sources, dict[str, Any]()
     subject = _subject(evals, files)
 

@@ -41,7 +41,7 @@ FULL_DISK_WORDS = {
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "the file is larger than this system allows (ulimit -f, or the file system's own limit)",
 }
-"""What a refused write means, by errno."""
+"""The reason of a refused write, by errno."""
 
 _ABANDONED_AFTER = 24 * 3600
 """Seconds without a write after which a temporary file of another host is taken for a left-over."""

@@ -83,7 +83,7 @@ def write_part(output: Path | str, part: str, **facts: Any) -> None:
 
 
 def read_parts(folder: Path) -> dict[str, dict[str, Any]]:
-    """What each part of the journal in a folder recorded last, by name."""
+    """The latest record of each part of the journal in a folder, by the part's name."""
     found = {path.stem: path for path in sorted(folder.glob("*-of-*.json"))}
     return {part: read_document(path, FORMAT, VERSION, what="a part") for part, path in found.items()}
 

@@ -84,7 +84,7 @@ MAX_FIELD_CHARACTERS = 131_072
 
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n|\Z)")
 _SAYS_SEPARATOR = re.compile(r'"?sep=(\S|\t)"?\1* *', re.IGNORECASE)
-"""What Excel writes and reads as the first line."""
+"""The first line by which Excel states the separator."""
 
 _IMAGE_NAME = re.compile(r".+\.(png|jpe?g|webp|bmp|tiff?|gif)", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
