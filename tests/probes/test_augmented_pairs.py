@@ -131,7 +131,7 @@ def test_without_domains_there_is_nothing_to_guard_with(views: Any) -> None:
     assert not made.doubts
 
 
-def test_flips_across_domains_are_of_held_out_rows(views: Any) -> None:
+def test_flips_across_domains_are_of_untrained_rows(views: Any) -> None:
     """One fold: its untrained rows are not in training, and their random pairs are what is counted."""
     made = views(2, "gray")
     options = FitOptions(
