@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib
 import os
 import sys
@@ -219,11 +220,19 @@ _COMPILER = "torch._dynamo.utils"
 
 
 def import_library(kind: str) -> None:
-    """Import torch and the library of an encoder's kind, without torch's compiler."""
-    with _IMPORTING:
+    """Import torch and the library of an encoder's kind, without torch's compiler.
+
+    The garbage collector is off meanwhile: it would traverse all that modules define,
+    which takes .2 s.
+    """
+    with _IMPORTING, contextlib.ExitStack() as stack:
+        if gc.isenabled():
+            stack.callback(gc.enable)
+            gc.disable()
         importlib.import_module("torch")
-        with _compiler_put_off() if _COMPILER not in sys.modules else contextlib.nullcontext():
-            importlib.import_module(kind)
+        if _COMPILER not in sys.modules:
+            stack.enter_context(_compiler_put_off())
+        importlib.import_module(kind)
 
 
 @contextlib.contextmanager
