@@ -1,1 +1,1 @@
-"""One module a command: ``run(options, ui)`` does it by one call and shows the result."""
+"""One module a command: ``show(found, ui)`` shows its result; ``run(options, ui)`` also does the work."""
