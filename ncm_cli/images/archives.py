@@ -21,7 +21,7 @@ from ncm_cli.errors import InputError, UsageError, listing
 from ncm_cli.images.folder import looks_like_image
 from ncm_cli.images.manifest import ID_COLUMN, ColumnNames, Manifest, NamedRows, absolute_text, manifest_of
 from ncm_cli.images.paths import expanded, file_facts, open_file
-from ncm_cli.images.remote import is_hidden, reason_of, word_for
+from ncm_cli.images.remote import is_hidden, log_long_wait, reason_of
 from ncm_cli.images.tar import content, members
 from ncm_cli.store.digests import MAX_TEXT_BYTES, printable
 from ncm_cli.store.files import one_line
@@ -115,7 +115,7 @@ class _Archive:
         self._files: dict[str, tarfile.TarInfo] = {}
         self._entries: dict[str, dict[str, str] | ValueError] = {}
         try:
-            with word_for(path), open_file(path) as stream:
+            with log_long_wait(path), open_file(path) as stream:
                 self._scan(stream)
         except Exception as error:  # file systems raise what they like
             raise self._unreadable(error) from None

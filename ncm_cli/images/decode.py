@@ -2,8 +2,8 @@
 
 The policy has a version that is part of every encoder fingerprint:
 
-* the content decides the format, never the extension; formats that other programs must help to draw (EPS,
-  WMF), that have no signature (TGA, PCX) or that hold no picture are left out;
+* the content decides the format, never the extension; formats that need other programs (EPS, WMF), have no
+  signature (TGA, PCX) or hold no picture aren't read;
 * the EXIF orientation is applied; a broken EXIF block and ICC profiles are ignored, as torchvision, timm and
   open_clip do;
 * every mode becomes 8-bit RGB *before* anything is resized: RGB, grey, palette, CMYK, YCbCr and HSV by
@@ -11,8 +11,8 @@ The policy has a version that is part of every encoder fingerprint:
   grey by its high byte, as Pillow reads 16-bit colour;
 * deep samples are scaled by what the file declares or the user says, never by the picture's own extremes;
 * the first frame of an animation is used, with a note;
-* JPEG files may be decoded at a reduced size, where that is asked for (``--decode fast``);
-* whatever isn't a whole picture raises `DecodeError`: a partial or grey-filled one is never returned.
+* JPEG files may be decoded at a reduced size, on request (``--decode fast``);
+* an incomplete picture raises `DecodeError`: a partial or grey-filled one is never returned.
 
 TIFF files are read in `tiff`. The functions may be called from several threads at once.
 """
@@ -32,27 +32,20 @@ from typing import Any, BinaryIO
 from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.ExifTags import Base as Tag
 
-from ncm_cli.images.samples import (
-    DecodeError,
-    Span,
-    check_size,
-    open_as,
-    to_rgb,
-)
+from ncm_cli.images.samples import DecodeError, Span, check_size, open_as, to_rgb
 from ncm_cli.images.tiff import decode_tiff
 from ncm_cli.store.files import one_line
 from ncm_cli.store.sniff import HEAD_BYTES, PICTURES, WORDS, sniff
 
 DECODE_POLICY = 1
-"""Version of the policy above, deep TIFF samples apart. A change that can move a feature raises it."""
+"""Version of the policy above, except for deep TIFF samples. A change that can alter a feature raises it."""
 
 SAMPLE_POLICY = 2
 """Version of how deep TIFF samples are read.
 
 It is part of a request's key, not of the fingerprint: 8-bit stores are valid whatever it is, and rows of TIFF
-files that were read under another one are made again.
+files that were read under another version are made again.
 """
-
 
 MAX_BYTES = 1 << 30
 """Files above 1 GiB are refused before they are read: no picture within `MAX_PIXELS` needs that much."""
@@ -62,10 +55,9 @@ _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 _TURNS = dict(zip(range(2, 9), (0, 3, 1, 5, 4, 6, 2), strict=True))
 """EXIF orientation to Pillow's `Image.Transpose`."""
 
-
 MIN_REDUCED_SCALE = 2.5
-"""Least side of a reduced JPEG, in sides of what the model sees: features have a cosine above .999 to the
-exact ones even of pictures full of detail, at twice the side .998."""
+"""Least side of a reduced JPEG, relative to the model's input. Even for detailed pictures, the cosine between
+reduced and exact features is above .999; at a scale of 2 it is .998."""
 
 
 def decode(
@@ -81,28 +73,28 @@ def decode(
         The samples that become black and white, in grey PNG and all TIFF files of more than 8 bits; None
         takes what the file declares.
     side
-        The side that the picture is going to be resized to, where a JPEG may be decoded at a reduced size.
+        The side that the picture will be resized to, if a JPEG may be decoded at a reduced size.
 
     Returns
     -------
     PIL.Image.Image
-        Mode RGB, loaded, independent of the file. ``image.info`` has at most ``note``, where something was
-        left out (such as the later frames of an animation), ``declared``, the least and greatest sample
-        value that the file states where these count, and ``box``, which is to be resized where a picture
-        of a reduced size ends within its last column or row.
+        Mode RGB, loaded, independent of the file. ``image.info`` has at most these keys: ``note`` if
+        something was left out (such as the later frames of an animation); ``declared``, the least and
+        greatest sample value that the file declares, if they were used; ``box``, the part to resize if a
+        picture of reduced size ends within its last column or row.
 
     Raises
     ------
     DecodeError
-        For a missing, unreadable, empty, foreign, damaged, truncated or over-limit file, and for samples
-        whose meaning nobody states.
+        For a missing, unreadable, empty, damaged, truncated or too large file, a file that is no picture,
+        and samples whose range neither the file nor ``span`` states.
     """
     data = bytes(source) if isinstance(source, bytes | bytearray | memoryview) else read_bytes(source)
     kind = sniff(data[:HEAD_BYTES])
     if kind not in PICTURES:
         raise DecodeError(_describe_foreign(data, kind))
     assert kind is not None
-    with _pillow_errors(kind), _own_rules():
+    with _pillow_errors(kind), _strict_pillow():
         _require_whole(kind, data)
         image = decode_tiff(data, span) if kind == "TIFF" else _plain(kind, data, span, side)
         info = image.info
@@ -132,7 +124,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
             if size > MAX_BYTES:
                 raise DecodeError(f"file of {size:,} bytes, over the limit of {MAX_BYTES:,}")
             data: bytes | None = stream.read()
-            if data is None:  # what the kernel makes up, and has nothing of now
+            if data is None:  # a file of the kernel (such as in /proc) that has no data yet
                 raise DecodeError("no regular file")
             return data
     except FileNotFoundError:
@@ -143,14 +135,14 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         raise DecodeError("no permission to read the file") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
-            raise  # no fault of the picture
+            raise  # too many open files: the picture isn't to blame
         raise DecodeError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except MemoryError:
         raise DecodeError("not enough memory to read the file") from None
 
 
 def _describe_foreign(data: bytes, kind: str | None) -> str:
-    """One line that says what a file is, other than a picture that is decoded."""
+    """One line that says what a file is that can't be decoded."""
     if not data:
         return "the file is empty (0 bytes)"
     if not data.strip(b"\0"):
@@ -169,7 +161,7 @@ def _pillow_errors(kind: str) -> Iterator[None]:
     """Turn whatever a Pillow plugin raises on a damaged file into a `DecodeError`.
 
     Plugins raise OSError, SyntaxError, ValueError, EOFError, struct.error, OverflowError, IndexError and
-    more on hostile bytes, so the net is wide; it spans their calls only.
+    more on hostile bytes, so every `Exception` is caught; only calls of plugins stand inside.
     """
     try:
         yield
@@ -179,42 +171,42 @@ def _pillow_errors(kind: str) -> Iterator[None]:
         raise DecodeError(f"not enough memory to decode this {kind} file") from None
     except Exception as error:
         text = one_line(error, 280) or type(error).__name__
-        # Pillow's own words for that name the stream in memory.
+        # Pillow's message would name the stream in memory.
         text = "its header can't be read" if isinstance(error, UnidentifiedImageError) else text
         raise DecodeError(f"damaged {kind} file: {text}") from error
 
 
-_SWITCH = threading.Lock()
-_inside: list[tuple[bool, int | None]] = []
-"""One entry for each picture that is being decoded: Pillow's switches as they were before the first."""
+_SWITCHES_LOCK = threading.Lock()
+_saved_switches: list[tuple[bool, int | None]] = []
+"""One entry for each picture being decoded: Pillow's switches as they were before the first of them."""
 
 
 @contextmanager
-def _own_rules() -> Iterator[None]:
+def _strict_pillow() -> Iterator[None]:
     """Set Pillow's global switches while any picture is decoded, and restore them afterwards.
 
-    Any library may have set them so that missing rows come out grey, or that the limit of pixels is another.
+    Another library may have set them so that missing rows are filled with grey, or changed the pixel limit.
     """
-    with _SWITCH:
+    with _SWITCHES_LOCK:
         now = (ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS)
-        _inside.append(_inside[0] if _inside else now)
+        _saved_switches.append(_saved_switches[0] if _saved_switches else now)
         ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = False, None
     try:
         yield
     finally:
-        with _SWITCH:
-            before = _inside.pop()
-            if not _inside:
+        with _SWITCHES_LOCK:
+            before = _saved_switches.pop()
+            if not _saved_switches:
                 ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = before
 
 
 def _plain(kind: str, data: bytes, span: Span | None, side: int | None) -> Image.Image:
-    """A picture of any format but TIFF as RGB, not turned yet; ``info`` has its orientation, note and box."""
+    """A picture of any format but TIFF as RGB, not yet turned; ``info`` has orientation, note and box."""
     with open_as(kind, data) as opened:
         check_size(*opened.size)
-        try:  # the further pictures of a JPEG are previews, or the other eye's
+        try:  # further pictures in a JPEG are previews, or the second half of a stereo pair
             animated = kind != "JPEG" and getattr(opened, "is_animated", False)
-        except Exception:  # a damaged later frame doesn't spoil the first
+        except Exception:  # a damaged later frame: the first one can be used
             animated = False
         orientation = exif_orientation(_exif_block(opened.info))
         box = _reduce(opened, side, orientation) if kind == "JPEG" and side else None
@@ -228,8 +220,8 @@ def _plain(kind: str, data: bytes, span: Span | None, side: int | None) -> Image
 def _reduce(opened: Any, side: int, orientation: int) -> tuple[float, ...] | None:
     """Have a JPEG decoded at a half, a quarter or an eighth of its sides, if `MIN_REDUCED_SCALE` allows it.
 
-    Returns the box that is the picture, where it ends within the last column or row. A picture that will be
-    turned has no such box: it is reduced only where the sides can be divided.
+    Returns the box of the picture if it ends within the last column or row. A picture that will be turned
+    is reduced only if its sides are divisible, since a box couldn't be turned with it.
     """
     width, height = opened.size
     for factor in (8, 4, 2):
@@ -277,7 +269,7 @@ def _require_whole(kind: str, data: bytes) -> None:
 
 
 def _check_png(data: bytes) -> None:
-    """Chunks in order and whole, checksums right, IEND there (PNG specification, sections 5.3 to 5.6)."""
+    """Check that chunks are complete, checksums right and IEND there (PNG specification, 5.3 to 5.6)."""
     position, seen_data = 8, False
     while position + 8 <= len(data):
         (length,) = struct.unpack_from(">L", data, position)
@@ -287,7 +279,7 @@ def _check_png(data: bytes) -> None:
             break
         (stored,) = struct.unpack_from(">L", data, end)
         critical = not name[0] & 0x20
-        # After the pixels only critical chunks matter; before them Pillow and libpng look at all.
+        # After the pixels only critical chunks matter; before them Pillow and libpng check every chunk.
         if (critical or not seen_data) and zlib.crc32(memoryview(data)[position + 4 : end]) != stored:
             raise DecodeError(f"damaged PNG file: wrong checksum in chunk {name.decode('latin-1')!r}")
         if name == b"IEND" and not seen_data:
@@ -300,9 +292,9 @@ def _check_png(data: bytes) -> None:
 
 
 def _check_gif(data: bytes) -> None:
-    """Blocks up to the trailer (GIF89a, section 27); a cut animation is a cut file."""
+    """Check that the blocks reach the trailer (GIF89a, section 27), even if only a later frame is cut."""
 
-    def table(flags_at: int) -> int:  # bytes of the colour table that these flags announce
+    def table(flags_at: int) -> int:  # bytes of the colour table that the flags announce
         flags = data[flags_at] if flags_at < len(data) else 0
         return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
 
@@ -310,7 +302,7 @@ def _check_gif(data: bytes) -> None:
     while position < len(data):
         block = data[position]
         if block not in (0x21, 0x2C):
-            return  # the trailer, or bytes between blocks: the decoder's business
+            return  # the trailer, or stray bytes, which the decoder checks
         position += 2 if block == 0x21 else 11 + table(position + 9)
         while position < len(data) and data[position]:
             position += 1 + data[position]

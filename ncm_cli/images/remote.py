@@ -1,7 +1,7 @@
-"""Files behind a scheme, such as s3:// and https://, through fsspec, whose file systems are installed apart.
+"""Files with a scheme, such as s3:// and https://, through fsspec; its file systems are installed separately.
 
-A server may be slow, silent, busy or endless: the time that it is waited for and the bytes that are taken
-from it are bounded here. After ten seconds a line is logged.
+A server may be slow, silent or busy, or send data without end: both the wait and the number of bytes are
+bounded here. After ten seconds a line is logged.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from ncm_cli.images.decode import MAX_BYTES
 from ncm_cli.store.files import one_line
 
 MAX_ANSWER_SECONDS = 60.0
-"""How long a server is waited for: until it answers, between two pieces, and where it says that it's busy."""
+"""Longest wait for a server: for its answer, between two pieces of it, and while it says that it's busy."""
 
 NOTICE_SECONDS = 10.0
-"""After how long the log says what is waited for."""
+"""A wait longer than this is logged."""
 
 MAX_SILENT_REQUESTS = 3
-"""Requests in a row without an answer after which a server isn't asked again for `MAX_ANSWER_SECONDS`."""
+"""After so many unanswered requests in a row, a server isn't asked again for `MAX_ANSWER_SECONDS`."""
 
 MIN_BYTES_PER_SECOND = 1024
-"""Bytes a second that a picture has to come with, once `MAX_ANSWER_SECONDS` are over."""
+"""Slowest download of a picture that is accepted after `MAX_ANSWER_SECONDS`."""
 
 PIECE_BYTES, LARGE_BYTES = 1 << 18, 1 << 23
-"""Bytes that are read at once; and the size beyond which only one picture at a time is downloaded."""
+"""Bytes of one read; and the size above which only one picture at a time is downloaded."""
 
 MAX_FOLDERS, MAX_FOLDER_DEPTH = 100_000, 64
-"""Folders of a web server that are read, and levels of them: an index may have no end."""
+"""Most folders of a web server that are read, and their greatest depth: indexes can link without end."""
 
 MAX_INDEX_BYTES = 1 << 26
-"""Bytes of a page of HTML."""
+"""Largest HTML page that is read."""
 
 BUSY_STATUS = (429, 503)
 
@@ -58,17 +58,19 @@ _TAG = re.compile(r"<a\s[^<>]*>", re.IGNORECASE)
 _HREF = re.compile(r"""\shref\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""", re.IGNORECASE)
 
 _FOLDER_SUFFIX = "_$folder$"
-"""The end of the empty keys by which Hadoop stands for folders."""
+"""Suffix of the empty keys that Hadoop writes for folders."""
 
 _log = logging.getLogger(__name__)
-_said: dict[str, float] = {}
-_silent: dict[str, tuple[int, float]] = {}
+_next_notice: dict[str, float] = {}
+"""When the log may mention a server again."""
+_unanswered: dict[str, tuple[int, float]] = {}
+"""For each server, unanswered requests in a row, and the time of the last."""
 
 T = TypeVar("T")
 
 
 class TooSlowError(Exception):
-    """A server that sends, but hardly anything."""
+    """A server that sends fewer than `MIN_BYTES_PER_SECOND`."""
 
 
 def reason_of(error: BaseException) -> str:
@@ -85,7 +87,7 @@ def is_web(path: str) -> bool:
 
 
 def require_installed(path: str) -> None:
-    """An `InputError` where nothing that reads such a path is installed."""
+    """Raise `InputError` if no file system for a path's scheme is installed."""
     scheme = path.partition("://")[0].lower()
     try:
         import fsspec
@@ -104,18 +106,18 @@ def file_system(path: str) -> tuple[Any, str]:
     try:
         import fsspec
 
-        if scheme == "ftp":  # what its instances close at their end, connected or not
+        if scheme == "ftp":  # instances close this attribute when deleted, even if they never connected
             fsspec.get_filesystem_class(scheme).ftp = io.BytesIO()
-        if "::" in path:  # to fsspec, paths inside one another
+        if "::" in path:  # fsspec would chain file systems
             return fsspec.filesystem(scheme), path
         return cast(tuple[Any, str], fsspec.core.url_to_fs(path, **_bounds(scheme)))
-    except Exception as error:  # file systems raise what they like
+    except Exception as error:  # file systems raise errors of any class
         what = f"{scheme}:// can't be read by a path alone: {reason_of(error)}"
         raise InputError(what, where=path) from (error if _is_late(error) else None)
 
 
 def _bounds(scheme: str) -> dict[str, Any]:
-    """The options of a file system that keep it from waiting for ever, beside the user's own ones."""
+    """Options that keep a file system from waiting for ever, with those that the user has configured."""
     if scheme == "ftp":
         return {"timeout": MAX_ANSWER_SECONDS}
     if not is_web(f"{scheme}://"):
@@ -137,10 +139,10 @@ def _bounded_response() -> type:
     large = asyncio.Lock()
 
     class BoundedResponse(aiohttp.ClientResponse):
-        """An answer of which no more is taken than was asked for, or than pictures and indexes have."""
+        """A response whose body is bounded by the requested range, or by the limits of pages and pictures."""
 
         async def read(self) -> bytes:
-            """The body, or ValueError where it has no end or is too slow."""
+            """The body; raises what `_grows_large` does."""
             if self._body is None:
                 most = MAX_INDEX_BYTES if self.content_type == "text/html" else MAX_BYTES
                 if asked := re.fullmatch(r"bytes=(\d+)-(\d+)", self.request_info.headers.get("Range", "")):
@@ -148,12 +150,12 @@ def _bounded_response() -> type:
                 try:
                     self._body = await self._bounded(most)
                 except BaseException:
-                    self.close()  # or it would be waited for, perhaps without end
+                    self.close()  # otherwise the rest would be awaited, perhaps for ever
                     raise
             return await super().read()
 
         async def text(self, *args: Any, **more: Any) -> str:
-            """The links of a page alone, each written as fsspec expects it."""
+            """Only the links of a page, in the form that fsspec's pattern matches."""
             return _links(await super().text(*args, **more))
 
         async def _bounded(self, most: int) -> bytes:
@@ -168,12 +170,13 @@ def _bounded_response() -> type:
 
 
 def _links(page: str) -> str:
-    """The links of a page in one form: fsspec's own pattern takes hours where a tag has no end.
+    """The links of a page, rewritten in one form.
 
-    Nor does it know links without quotation marks, or with others in them, or names that begin with http.
+    fsspec's own pattern takes hours on unclosed tags. It also misses links without quotation marks or with
+    quotation marks inside, and file names that begin with http.
     """
-    found = (_HREF.search(tag) for tag in _TAG.findall(page))
-    links = (next(filter(None, link.groups()), "").strip() for link in found if link)
+    matches = (_HREF.search(tag) for tag in _TAG.findall(page))
+    links = (next(filter(None, match.groups()), "").strip() for match in matches if match)
     links = (f"./{link}" if link.startswith("http") and "://" not in link else link for link in links)
     return "\n".join(
         f'<a href="{link.replace(chr(34), "%22").replace(chr(39), "%27")}">' for link in links if link
@@ -181,14 +184,14 @@ def _links(page: str) -> str:
 
 
 def _grows_large(kept: io.BytesIO, piece: bytes, start: float, most: int) -> bool:
-    """Add a piece of a file, begun at ``start``; whether it is the one that makes it `LARGE_BYTES`.
+    """Add a piece of a download that began at ``start``; True if this piece takes it past `LARGE_BYTES`.
 
     Raises ValueError for too many bytes, `TooSlowError` for too few a second.
     """
     before = kept.tell()
     got, seconds = before + kept.write(piece), time.monotonic() - start
     if got > most:
-        kept.close()  # an error keeps what was there when it was raised
+        kept.close()  # the error's traceback would keep it in memory
         raise ValueError(f"more than {most:,} bytes, the limit")
     if seconds > MAX_ANSWER_SECONDS and got < MIN_BYTES_PER_SECOND * seconds:
         raise TooSlowError(f"{got:,} bytes in {seconds:.0f} s, which is too slow")
@@ -196,13 +199,13 @@ def _grows_large(kept: io.BytesIO, piece: bytes, start: float, most: int) -> boo
 
 
 @contextlib.contextmanager
-def word_for(path: str) -> Iterator[None]:
-    """Log a line if the block takes more than `NOTICE_SECONDS`, once a minute for each server."""
+def log_long_wait(path: str) -> Iterator[None]:
+    """Log a line if the block takes more than `NOTICE_SECONDS`, at most once a minute for each server."""
     server = urlsplit(path).netloc
 
     def say() -> None:
-        if time.monotonic() >= _said.get(server, 0.0):
-            _said[server] = time.monotonic() + MAX_ANSWER_SECONDS
+        if time.monotonic() >= _next_notice.get(server, 0.0):
+            _next_notice[server] = time.monotonic() + MAX_ANSWER_SECONDS
             _log.warning("waiting for %s: no end after %.0f s", path, NOTICE_SECONDS)
 
     timer = threading.Timer(NOTICE_SECONDS, say)
@@ -214,43 +217,43 @@ def word_for(path: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _patiently(path: str, work: Callable[[], T]) -> T:
-    """What ``work`` gives; where the server says that it is busy, it is asked again as it says.
+def _with_retries(path: str, work: Callable[[], T]) -> T:
+    """The result of ``work``, called again while the server says that it is busy.
 
-    Raises TimeoutError where it doesn't answer, at once where it didn't answer a moment ago either.
+    Raises TimeoutError if the server doesn't answer, at once if `MAX_SILENT_REQUESTS` just got no answer.
     """
     server = urlsplit(path).netloc
-    silent, last = _silent.get(server, (0, 0.0))
-    if silent >= MAX_SILENT_REQUESTS and time.monotonic() < last + MAX_ANSWER_SECONDS:
+    count, last = _unanswered.get(server, (0, 0.0))
+    if count >= MAX_SILENT_REQUESTS and time.monotonic() < last + MAX_ANSWER_SECONDS:
         raise TimeoutError(f"no answer from {server} a moment ago")
     until, pause = time.monotonic() + MAX_ANSWER_SECONDS, 1.0
-    with word_for(path):
+    with log_long_wait(path):
         while True:
             try:
-                found = work()
+                result = work()
             except Exception as error:
                 late, wait, now = _is_late(error), _busy(error, pause), time.monotonic()
                 if late or (wait is not None and now + wait > until):
-                    _silent[server] = (_silent.get(server, (0, 0.0))[0] + 1, now)
+                    _unanswered[server] = (_unanswered.get(server, (0, 0.0))[0] + 1, now)
                 if late and not isinstance(error, TooSlowError):
                     raise TimeoutError(f"no answer within {MAX_ANSWER_SECONDS:.0f} s") from None
                 if wait is None or now + wait > until:
                     raise
             else:
-                _silent.pop(server, None)
-                return found
+                _unanswered.pop(server, None)
+                return result
             time.sleep(wait)
             pause *= 2
 
 
 def _is_late(error: BaseException) -> bool:
-    # Before Python 3.11 that of asyncio, which aiohttp and fsspec raise, is another one.
+    # Before Python 3.11, asyncio.TimeoutError, which aiohttp and fsspec raise, was another class.
     kinds = (TimeoutError, asyncio.TimeoutError, TooSlowError)
     return any(isinstance(cause, kinds) for cause in (error, error.__cause__))
 
 
 def _busy(error: Exception, pause: float) -> float | None:
-    """The seconds after which a busy server may be asked again, ``pause`` where it doesn't say; else None."""
+    """Seconds until a busy server may be asked again, ``pause`` if it doesn't say; None if it isn't busy."""
     for cause in (error, error.__cause__):
         if getattr(cause, "status", None) in BUSY_STATUS:
             wait = str((getattr(cause, "headers", None) or {}).get("Retry-After", "")).strip()
@@ -272,27 +275,27 @@ def _call(system: Any, name: str, *args: Any) -> Any:
 
 
 def info(path: str) -> dict[str, Any]:
-    """The facts that a file system has on a file, without reading it; raises the file system's errors."""
+    """The file system's metadata of a file, which isn't read; raises the file system's errors."""
 
     def work() -> dict[str, Any]:
         system, name = file_system(path)  # some connect to their server here
         return cast(dict[str, Any], _call(system, "info", name))
 
-    return _patiently(path, work)
+    return _with_retries(path, work)
 
 
 def open_remote(path: str) -> BinaryIO:
-    """A file to be read from any place of it, some `PIECE_BYTES` at a time."""
+    """A seekable file, read in blocks of `PIECE_BYTES`."""
 
     def work() -> BinaryIO:
         system, name = file_system(path)
         return cast(BinaryIO, system.open(name, "rb", block_size=PIECE_BYTES))
 
-    return _patiently(path, work)
+    return _with_retries(path, work)
 
 
 def download(path: str) -> bytes:
-    """The bytes of a picture; raises what file systems do, and ValueError for more than `MAX_BYTES`."""
+    """The bytes of a picture; raises the file system's errors, and ValueError for more than `MAX_BYTES`."""
 
     def work() -> bytes:
         system, name = file_system(path)
@@ -303,18 +306,18 @@ def download(path: str) -> bytes:
             raise ValueError(f"more than {MAX_BYTES:,} bytes, the limit")
         return data
 
-    return _patiently(path, work)
+    return _with_retries(path, work)
 
 
 def list_remote(folder: str) -> list[str]:
-    """The files in a folder with a scheme, at any depth, by their names from it on; no hidden ones.
+    """The files in a remote folder, at any depth, by their names relative to it; no hidden ones.
 
-    Names are those that the folder on disk has: without what stands for a folder in object stores, and
-    without links of an index that lead elsewhere.
+    The same names as for a copy on disk: markers of folders in object stores, and links of an index that
+    lead elsewhere, are left out.
     """
     if is_web(folder):
         system, name = file_system(folder)
-        return _index(system, quote(name.rstrip("/"), safe=_SAFE))
+        return _linked_files(system, quote(name.rstrip("/"), safe=_SAFE))
 
     def work() -> list[str]:
         system, name = file_system(folder)
@@ -325,22 +328,22 @@ def list_remote(folder: str) -> list[str]:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file, or a folder that it lies in, is hidden."""
+    """Whether a file or one of its folders is hidden."""
     return any(part.startswith(".") and part not in (".", "..") for part in name.split("/"))
 
 
 def _listing(folder: str, work: Callable[[], T]) -> T:
     """The result of ``work`` on a folder; raises `InputError` with the folder's name if it can't be read."""
     try:
-        return _patiently(folder, work)
+        return _with_retries(folder, work)
     except InputError:
         raise
-    except Exception as error:  # file systems raise what they like
+    except Exception as error:  # file systems raise errors of any class
         raise InputError("a remote folder can't be read", where=folder, found=reason_of(error)) from error
 
 
 def _files(system: Any, folder: str) -> list[str]:
-    """The files in a folder; of an object store not the empty ones that stand for folders."""
+    """The files in a folder, without the empty ones that represent folders in object stores."""
     found = system.find(folder, detail=True) if system.isdir(folder) else {}
     folders = {parent for name in found for parent in map(str, PurePosixPath(name).parents)}
     return [
@@ -351,8 +354,8 @@ def _files(system: Any, folder: str) -> list[str]:
     ]
 
 
-def _index(system: Any, url: str) -> list[str]:
-    """The files in a folder of a web server, by the links of its index and those of its folders."""
+def _linked_files(system: Any, url: str) -> list[str]:
+    """The files in a folder of a web server, found by the links of its index and of its folders' indexes."""
     names, waiting, seen = set[str](), [(url, "")], {url}
     while waiting:
         folder, prefix = waiting.pop()
@@ -363,7 +366,7 @@ def _index(system: Any, url: str) -> list[str]:
             written = html.unescape(entry["name"]).rstrip("/")
             link = urlsplit(written)
             name = posixpath.normpath(unquote(link.path.removeprefix(start), errors="surrogateescape"))
-            # Queries sort an index; with a scheme, or up, links lead elsewhere.
+            # Links with a query sort the index; those with a scheme, or upwards, lead elsewhere.
             if link.query or link.fragment or _SCHEME.match(written[len(folder) + 1 :]):
                 continue
             if name.startswith(("/", "..")) or name == "." or is_hidden(name):

@@ -1,6 +1,6 @@
-"""From images to rows: where each row's features come from, and making those that are missing.
+"""From images to rows: where each row's features come from, and encoding those that are missing.
 
-Finished rows are durable while it goes.
+Each batch of finished rows is written to the journal at once, so an interrupted run can go on.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from ncm_cli.store.journal import Journal
 from ncm_cli.store.sniff import HEAD_BYTES, sniff
 
 BLOCK_BYTES = 1 << 20
-"""Features gathered at once when the store is written."""
+"""Bytes of features in one block when the store is written."""
 
 MIN_TONE_SHARE = 0.9
-"""Share of a run's images from which a tone counts as the whole data set's."""
+"""From this share of images that are nearly all black, or all white, a note says so."""
 
 LOOKUPS_AT_ONCE = 16
-"""Remote files that are looked up at once."""
+"""Number of concurrent lookups of remote files."""
 
 NEW, OLD, OTHER, DONE, FAILED = 0, 1, 2, 3, 4
-"""Where a row's features come from: nowhere yet, the existing output, ``--reuse``, this run or one before;
-or that there are none, since a finished shard found that its image can't be used."""
+"""Where a row's features come from: not made yet, the existing output, ``--reuse``, or the journal of this or
+an earlier run. A `FAILED` row has none: a finished shard found that its image can't be used."""
 
 
 class RowPlan:
-    """Where each of the N rows of a manifest comes from, and its file, as the features belong to it.
+    """For each of the N rows of a manifest: where its features come from, and the file they are made from.
 
     ``source`` int8 (N,) is `NEW`, `OLD`, `OTHER`, `DONE` or `FAILED`; ``position`` int64 (N,) the row within
     that store, −1 for `DONE`, whose rows are found by id. A file's digest is blank where it isn't known yet.
@@ -56,11 +56,11 @@ class RowPlan:
         self._hashed: dict[int, str] = {}
 
     def pending(self) -> list[int]:
-        """The rows whose features must be made, in manifest order."""
+        """The rows whose features are still to be made, in manifest order."""
         return np.flatnonzero(self.source == NEW).tolist()
 
     def take(self, row: int, source: int, position: int, sha256: str) -> None:
-        """Row ``row`` has the features of row ``position`` of ``source``."""
+        """Use the features of row ``position`` of ``source`` for row ``row``."""
         self.source[row], self.position[row] = source, position
         self.files[row] = self.files[row]._replace(sha256=sha256)
 
@@ -73,7 +73,7 @@ class RowPlan:
         return self._hashed[row]
 
     def _usable(self, store: FeatureStore) -> list[int]:
-        """The pending rows that a store could have: TIFF files were perhaps read by another policy."""
+        """The pending rows that a store can supply: no TIFF files if its sample policy is another."""
         rows = self.pending()
         if store.request.get("encoder", {}).get("sample_policy") == SAMPLE_POLICY:
             return rows
@@ -89,9 +89,9 @@ class RowPlan:
         return False
 
     def take_unchanged(self, old: FeatureStore, *, verify: bool, reporter: Reporter) -> None:
-        """Take the rows whose file is the one that the existing output's row was made from.
+        """Take rows of the existing output whose files haven't changed.
 
-        Path, size and time decide; where they differ, or with ``verify``, the content does.
+        Path, size and time decide; if path or time differs, or with ``verify``, the content does.
         """
         if (files := old.files) is None:
             return
@@ -114,7 +114,7 @@ class RowPlan:
                 task.advance()
 
     def _look_up(self, pairs: Sequence[tuple[int, int]], old: Files, reporter: Reporter) -> None:
-        """Ask for the facts of remote files that an old store has too; a size that isn't told is taken on."""
+        """Look up size and time of remote files that the old store has, too; its size if there is none."""
         asked = ((row, at, self.files[row]) for row, at in pairs if self.files[row].size < 0)
         pairs = [(row, at) for row, at, file in asked if is_remote(file.path) and file.path == old.path[at]]
         with (
@@ -128,7 +128,10 @@ class RowPlan:
                 task.advance()
 
     def take_equal(self, other: FeatureStore, reporter: Reporter) -> None:
-        """Take the rows of ``--reuse`` of equal content; an augmented view is drawn from the id as well."""
+        """Take rows of ``--reuse`` whose files have the same content.
+
+        For augmented views the ids must be equal too, since the view is drawn from the id.
+        """
         if (files := other.files) is None:
             return
         view = "view" in other.encoder
@@ -150,27 +153,26 @@ class RowPlan:
                 task.advance()
 
     def take_finished(self, journal: Journal, rows: Sequence[int], *, verify: bool) -> None:
-        """Take what an interrupted run has finished of ``rows``, as far as the files are still the same."""
+        """Take those of ``rows`` that an interrupted run has finished and whose files haven't changed."""
         for row in rows if journal.rows else ():
-            found = journal.lookup(self.files[row].id)
-            if found is None:
+            finished = journal.lookup(self.files[row].id)
+            if finished is None:
                 continue
-            # What a run has read a while ago isn't asked for again.
-            remote = found.path == self.files[row].path and is_remote(found.path)
-            if remote:
-                self.files[row] = found
-            same = not verify and found[:4] == self.files[row][:4]
-            if same or self.digest(row) == found.sha256:
-                self.take(row, DONE, -1, found.sha256)
+            # Remote files that the run has read aren't looked up again.
+            if finished.path == self.files[row].path and is_remote(finished.path):
+                self.files[row] = finished
+            same = not verify and finished[:4] == self.files[row][:4]
+            if same or self.digest(row) == finished.sha256:
+                self.take(row, DONE, -1, finished.sha256)
 
-    def take_failed(self, told: Iterable[Sequence[Any]]) -> dict[str, FailedRow]:
-        """The pending rows that finished shards ``told`` of, as far as the files are still the same, by id.
+    def take_failed(self, reported: Iterable[Sequence[Any]]) -> dict[str, FailedRow]:
+        """Mark the pending rows that finished shards ``reported`` as failed; returns them by id.
 
-        Each is told as id, path, size, time and reason.
+        Each is reported as (id, path, size, time, reason), and counts if the file hasn't changed.
         """
         rows = {self.files[row].id: row for row in self.pending()}
         failed = {}
-        for id, path, size, mtime_ns, reason in told:
+        for id, path, size, mtime_ns, reason in reported:
             if (row := rows.get(id)) is not None and self.files[row][:4] == (id, path, size, mtime_ns):
                 self.source[row] = FAILED
                 failed[id] = FailedRow(id, printable(path), reason)
@@ -179,7 +181,7 @@ class RowPlan:
 
 @dataclass
 class Tally:
-    """The work of a run: rows encoded, the time it took, failed rows by id, and observations."""
+    """Totals of a run: rows encoded, seconds, failed rows by id, and observations about the images."""
 
     encoded: int = 0
     seconds: float = 0.0
@@ -190,24 +192,24 @@ class Tally:
     undeclared: list[tuple[float, float]] = field(default_factory=list)
 
     def fail(self, image: ReadImage, reason: str) -> None:
-        """An image that can't be used."""
+        """Record that an image can't be used."""
         file = image.file
         self.failed[file.id] = FailedRow(file.id, printable(file.path), reason)
         self.undeclared += [image.undeclared] if image.undeclared else []
 
     def take(self, images: Sequence[ReadImage]) -> None:
-        """Images that were read, whatever came of them."""
+        """Count images that were read, usable or not."""
         self.encoded += len(images)
         self.noted += [f"{image.file.id}: {image.note}" for image in images if image.note]
         self.tones.update(image.tone for image in images if image.item is not None)
         self.declared.update(image.declared for image in images if image.declared)
 
     def range_advice(self) -> str | None:
-        """The option that takes all samples whose range no file declares; None where there are none."""
+        """The option that covers all images without a declared range; None if there are none."""
         return _spanning(self.undeclared) if self.undeclared else None
 
     def say(self, reporter: Reporter) -> None:
-        """Notes about the pictures as a whole."""
+        """Report what the images have in common."""
         if self.noted:
             reporter.warn(f"{len(self.noted)} images are used in part: {listing(self.noted)}")
         if self.undeclared:
@@ -244,9 +246,9 @@ def make_features(
     dtype: str,
     reporter: Reporter,
 ) -> Tally:
-    """Encode the rows of ``batches`` that are still pending, each durable before it counts as done.
+    """Encode the rows of ``batches`` that are still pending, batch by batch, into the journal.
 
-    Every batch keeps the place it has in an uninterrupted run, so that the features are the same bits.
+    A row counts as done once the journal has it. Rows stay in the batches of an uninterrupted run.
     """
     tally = Tally()
     left = [[row for row in batch if plan.source[row] == NEW] for batch in batches]
@@ -274,16 +276,16 @@ def make_features(
 
 
 def faults(features: np.ndarray, dtype: np.dtype, unit: bool) -> list[str]:
-    """Why each row of (n, d) can't be stored as ``dtype``; blank for one that can.
+    """Why each row of (n, d) can't be stored as ``dtype``; "" for a row that can.
 
-    Zero rows are refused where all are to have length 1 (``unit``).
+    With ``unit``, rows must have length 1, so zero rows are refused.
     """
     finite = np.isfinite(features).all(axis=1)
     with np.errstate(over="ignore", invalid="ignore"):
         fits = np.isfinite(features.astype(dtype)).all(axis=1)
-    found = np.where(fits, "", f"too large for {dtype} (--dtype float32)")
-    found = np.where(unit & ~features.any(axis=1), "zero and can't be scaled to unit length", found)
-    return np.where(finite, found, "not finite").tolist()
+    reasons = np.where(fits, "", f"too large for {dtype} (--dtype float32)")
+    reasons = np.where(unit & ~features.any(axis=1), "zero and can't be scaled to unit length", reasons)
+    return np.where(finite, reasons, "not finite").tolist()
 
 
 def gathered(
@@ -294,7 +296,7 @@ def gathered(
     dim: int,
     task: Task,
 ) -> Iterator[np.ndarray]:
-    """float32 (b, dim) blocks of ``rows``, in order, each row from where the plan says."""
+    """float32 (b, dim) blocks of ``rows``, in order, each row read from its source in the plan."""
     step = max(1, BLOCK_BYTES // (4 * dim))
     for start in range(0, len(rows), step):
         part = np.asarray(rows[start : start + step])

@@ -1,7 +1,7 @@
 """The members of a tar archive, read header by header; nothing is unpacked.
 
-Archives are written by strangers: headers need their checksum, their size is bounded, and an archive that
-ends early is reported.
+Archives aren't trusted: checksums of headers are verified, their size is bounded, and an archive that ends
+early is reported.
 """
 
 from __future__ import annotations
@@ -15,26 +15,28 @@ from typing import BinaryIO, cast
 from ncm_cli.store.digests import TEXT_ERRORS, printable
 
 MAX_HEADER_BYTES, MAX_DIGITS = 1 << 20, 256
-"""Most bytes of an extended header, and most digits in a row there: they cost the library quadratic time."""
+"""Largest extended header, and longest run of digits in it, for which `tarfile` takes quadratic time."""
 
 MAX_PADDING_BYTES = 1 << 26
-"""Most bytes of zeros behind an archive that are searched for another archive."""
+"""Most zeros after an archive that are skipped in search of another one."""
 
 _PIECE_BYTES = 1 << 23
-"""Bytes of a member that are asked for at once: what a server sends is kept until all of it is there."""
+"""Bytes of one read of a member: a server's answer is held in memory until it is complete."""
 
 _MAX_SIZE = (1 << 63) - 1
-"""The largest size of a member: a header can state one that no file has."""
+"""The largest size of a member: a header can state a size that no file can have."""
 
 _ZEROS = bytes(1 << 20)
 
 
 def members(archive: BinaryIO, offset: int = 0) -> Generator[tarfile.TarInfo, None, str]:
-    """Everything in a tar archive but folders, from a header on; also of archives that follow in one file.
+    """Everything in a tar archive but folders, from the header at ``offset`` on.
 
-    Bytes of a name that aren't UTF-8 are escaped as Python does (`printable` shows them).
-    Returns why the archive may not be whole, and a blank where it is.
-    Raises ValueError or `tarfile.TarError` for what is no archive, is compressed, or has a broken header.
+    Archives that follow in the same file are read as well. Bytes of a name that aren't UTF-8 are surrogates
+    (`printable` shows them).
+
+    Returns why the archive may be incomplete, "" if it is complete. Raises ValueError or `tarfile.TarError`
+    if it isn't an archive, is compressed, or has a broken header.
     """
     size, ended, problem = archive.seek(0, io.SEEK_END), False, ""
     while offset < size:
@@ -49,12 +51,12 @@ def members(archive: BinaryIO, offset: int = 0) -> Generator[tarfile.TarInfo, No
             elif offset == empty + tarfile.BLOCKSIZE:
                 problem = "it ends after the first of the two empty blocks that close an archive"
             continue
-        member = _plain(head, offset)
+        member = _plain_member(head, offset)
         if member is None:
-            member, offset = _any(archive, offset)
+            member, offset = _tarfile_member(archive, offset)
         else:
             offset = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-        member.name.encode("utf-8", TEXT_ERRORS)  # the library gives other names too
+        member.name.encode("utf-8", TEXT_ERRORS)  # raises for other surrogates, which tarfile may return
         if not member.isdir():
             yield member
         if member.isreg() and member.offset_data + member.size > size:
@@ -63,7 +65,7 @@ def members(archive: BinaryIO, offset: int = 0) -> Generator[tarfile.TarInfo, No
 
 
 def _after_zeros(archive: BinaryIO, offset: int, size: int) -> int:
-    """Where the next block that isn't empty begins, or the size of the file if there is none."""
+    """The offset of the next block that isn't empty; the file's size if there is none."""
     archive.seek(offset)
     for start in range(offset, min(size, offset + MAX_PADDING_BYTES), len(_ZEROS)):
         data = archive.read(len(_ZEROS))
@@ -75,8 +77,8 @@ def _after_zeros(archive: BinaryIO, offset: int, size: int) -> int:
     return size
 
 
-def _plain(head: bytes, offset: int) -> tarfile.TarInfo | None:
-    """The file that a plain header tells of, as nearly all do: ten times as fast as by the library."""
+def _plain_member(head: bytes, offset: int) -> tarfile.TarInfo | None:
+    """The member of a plain header, ten times as fast as `tarfile`; None for any other header."""
     if head[257:262] != b"ustar" or head[156:157] not in b"0\0" or head[345]:
         return None
     name = head[:100].partition(b"\0")[0].decode("utf-8", TEXT_ERRORS)
@@ -90,8 +92,8 @@ def _plain(head: bytes, offset: int) -> tarfile.TarInfo | None:
     return member
 
 
-def _any(archive: BinaryIO, offset: int) -> tuple[tarfile.TarInfo, int]:
-    """The member at an offset, by the library, and where the next one begins."""
+def _tarfile_member(archive: BinaryIO, offset: int) -> tuple[tarfile.TarInfo, int]:
+    """The member at an offset, read by `tarfile`, and the offset of the next one."""
     archive.seek(offset)
     with tarfile.open(
         fileobj=cast(BinaryIO, _Headers(archive)), mode="r:", encoding="utf-8", errors=TEXT_ERRORS
@@ -103,13 +105,13 @@ def _any(archive: BinaryIO, offset: int) -> tuple[tarfile.TarInfo, int]:
 
 
 class _Headers:
-    """An archive of which only headers are read, as the library doesn't bound what it takes for one."""
+    """An archive whose headers are bounded, which `tarfile` doesn't do."""
 
     def __init__(self, archive: BinaryIO) -> None:
         self.seek, self.tell, self._archive = archive.seek, archive.tell, archive
 
     def read(self, size: int) -> bytes:
-        """The next bytes, or ValueError for more than a header has."""
+        """The next bytes; ValueError if they are more than a header may have."""
         if not 0 <= size <= MAX_HEADER_BYTES:
             raise ValueError(f"a header of {size:,} bytes")
         data = self._archive.read(size)
@@ -119,7 +121,7 @@ class _Headers:
 
 
 def content(archive: BinaryIO, member: tarfile.TarInfo, most: int) -> bytes:
-    """The bytes of a member; ValueError for more than ``most``, and where the archive ends within it."""
+    """The bytes of a member; ValueError if they are more than ``most`` or the archive ends within them."""
     if member.size > most:
         raise ValueError(f"{printable(member.name)} has {member.size:,} bytes, over the limit of {most:,}")
     archive.seek(member.offset_data)

@@ -1,8 +1,8 @@
-"""TIFF files: what their tags say that a sample means (TIFF 6.0, sections 3, 8, 18 and 19).
+"""TIFF files, whose samples are scaled as their tags say (TIFF 6.0, sections 3, 8, 18 and 19).
 
-Unsigned samples of up to 8 bits, and 16-bit colour over its full range, are Pillow's to convert; everything
-else is scaled here by the least and greatest sample value that the file states, else by what its bits hold
-where samples are unsigned and have at most 16.
+Pillow converts unsigned samples of up to 8 bits, and 16-bit colour over its full range. Other samples are
+scaled here, by the least and greatest value that the file declares; without these, unsigned samples of up to
+16 bits are scaled by the range of their type.
 """
 
 from __future__ import annotations
@@ -32,21 +32,19 @@ from ncm_cli.images.samples import (
 _UNSIGNED, _UNDEFINED = 1, 4
 """Values of TIFF's SampleFormat."""
 
-
 _EXTRA_ALPHA = {1: "a", 2: "A"}
-"""Values of ExtraSamples for alpha, premultiplied or not, and how Pillow's modes for it end."""
-
+"""Values of ExtraSamples for alpha, premultiplied or not, each with the last letter of Pillow's mode."""
 
 _COLOURS = frozenset({"RGB", "RGBA", "CMYK"})
-
 
 _NUMBERS = {"u": "unsigned", "i": "signed", "f": "floating-point"}
 
 
 def decode_tiff(data: bytes, span: Span | None) -> Image.Image:
-    """The first page as RGB; ``span`` is what counts for deep samples instead of the tags.
+    """The first page as RGB; deep samples are scaled by ``span`` instead of the tags, if it is given.
 
-    Its ``info`` has the ``orientation`` that is left to apply, a ``note``, and the ``declared`` range.
+    The image's ``info`` has the ``orientation`` that must still be applied, a ``note``, and the ``declared``
+    range.
     """
     opened: Any = None
     page: Any = None
@@ -57,25 +55,26 @@ def decode_tiff(data: bytes, span: Span | None) -> Image.Image:
         page = _page(data, "its header can't be read" if unread else str(error))
     tags: Mapping[int, Any] = opened.tag_v2 if page is None else {tag.code: tag.value for tag in page.tags}
     check_size(tags[Tag.ImageWidth], tags[Tag.ImageLength])
-    others = _others(tags)
-    bits, kinds = max(_many(tags, Tag.BitsPerSample, 1)), set(_many(tags, Tag.SampleFormat, _UNSIGNED))
+    extra_channels = _extra_channels(tags)
+    bits = max(_values(tags, Tag.BitsPerSample, 1))
+    kinds = set(_values(tags, Tag.SampleFormat, _UNSIGNED))
     deep = bits > 8 or not kinds <= {_UNSIGNED, _UNDEFINED}
     full = 2**bits - 1 if kinds == {_UNSIGNED} and bits <= 16 else None
     declared = _declared(tags, kinds == {_UNSIGNED}, full) if deep else None
     wanted = span or declared if deep else None
-    if page is None and _misread(opened, deep, data[:1] == b"M", wanted):
+    if page is None and _needs_tifffile(opened, deep, data[:1] == b"M", wanted):
         page = _page(data, "Pillow would misread its samples")
     several = len(page.parent.pages) > 1 if page is not None else opened.is_animated
     if page is not None:
-        image = _shown(_samples(page), tags, bits, full, wanted)
+        image = _scaled_rgb(_samples(page), tags, bits, full, wanted)
     else:
-        opened.info.pop("xmp", None)  # its orientation doesn't count
-        opened.load()  # and turn it
+        opened.info.pop("xmp", None)  # load() turns the image, without a tag by XMP's orientation
+        opened.load()
         if deep and opened.mode not in _COLOURS:
-            image = _shown(_pillows(opened, kinds), tags, bits, full, wanted)
+            image = _scaled_rgb(_pillow_samples(opened, kinds), tags, bits, full, wanted)
         else:
             image = to_rgb(opened, "TIFF")
-    notes = [f"{others} channels beside its colours are left out"] if others else []
+    notes = [f"{extra_channels} channels beside its colours are left out"] if extra_channels else []
     notes += ["several pages: only the first page is used"] if several else []
     image.info = {
         "orientation": None if page is None else tags.get(Tag.Orientation),
@@ -85,23 +84,27 @@ def decode_tiff(data: bytes, span: Span | None) -> Image.Image:
     return image
 
 
-def _many(tags: Mapping[int, Any], tag: int, *default: Any) -> tuple[Any, ...]:
+def _values(tags: Mapping[int, Any], tag: int, *default: Any) -> tuple[Any, ...]:
     value = tags.get(tag, default)
     return tuple(value) if isinstance(value, tuple | list | np.ndarray) else (value,)
 
 
 def _declared(tags: Mapping[int, Any], unsigned: bool, full: int | None) -> Span | None:
-    """The least and greatest sample value that a file states; None where that is all that its bits hold."""
-    low = _many(tags, Tag.SMinSampleValue) or _many(tags, Tag.MinSampleValue) or ((0,) if unsigned else ())
-    high = _many(tags, Tag.SMaxSampleValue) or _many(tags, Tag.MaxSampleValue) or ((full,) if full else ())
+    """The least and greatest sample value that a file declares; None for the full range of its bits."""
+    low = (
+        _values(tags, Tag.SMinSampleValue) or _values(tags, Tag.MinSampleValue) or ((0,) if unsigned else ())
+    )
+    high = (
+        _values(tags, Tag.SMaxSampleValue) or _values(tags, Tag.MaxSampleValue) or ((full,) if full else ())
+    )
     found = (float(min(low)), float(max(high))) if low and high else (0.0, 0.0)
     usable = found[0] < found[1] and math.isfinite(found[1] - found[0])
     return found if usable and found != (0, full) else None
 
 
-def _others(tags: Mapping[int, Any]) -> int:
-    """How many channels are neither colours nor alpha; beside grey they are refused."""
-    extra = _many(tags, Tag.ExtraSamples)
+def _extra_channels(tags: Mapping[int, Any]) -> int:
+    """The number of channels that are neither colours nor alpha; `DecodeError` if a grey picture has any."""
+    extra = _values(tags, Tag.ExtraSamples)
     if tags.get(Tag.PhotometricInterpretation, 0) not in (0, 1):
         return extra.count(0)
     others = int(tags.get(Tag.SamplesPerPixel, 1)) - 1 - sum(kind in _EXTRA_ALPHA for kind in extra)
@@ -110,18 +113,18 @@ def _others(tags: Mapping[int, Any]) -> int:
     return 0
 
 
-def _misread(opened: Any, deep: bool, big_endian: bool, wanted: Span | None) -> bool:
-    """Whether Pillow opens a file of which it then gives other samples, or fewer bits than a range needs."""
+def _needs_tifffile(opened: Any, deep: bool, big_endian: bool, wanted: Span | None) -> bool:
+    """Whether Pillow would return wrong samples, or fewer bits than scaling by ``wanted`` needs."""
     if opened.tag_v2.get(Tag.PlanarConfiguration, 1) == 2 and (deep or opened.mode in {"LA", "La", "PA"}):
         return True
     if opened.mode in _COLOURS:
         return wanted is not None
-    # libtiff has put the bytes of compressed samples in order; Pillow does it again.
+    # libtiff swaps the bytes of compressed samples, and Pillow swaps them again.
     return big_endian and opened.mode in {"I", "F"} and opened.tag_v2.get(Tag.Compression, 1) != 1
 
 
-def _pillows(image: Image.Image, kinds: set[int]) -> np.ndarray:
-    """(H, W, 1) samples of a grey picture as the file has them: Pillow's types forget the sign."""
+def _pillow_samples(image: Image.Image, kinds: set[int]) -> np.ndarray:
+    """(H, W, 1) samples of a grey picture, with the sign of the file's type, which Pillow's modes lose."""
     values = np.asarray(image)
     if image.mode == "L":
         values = values.view(np.int8)
@@ -131,7 +134,7 @@ def _pillows(image: Image.Image, kinds: set[int]) -> np.ndarray:
 
 
 def _page(data: bytes, problem: str) -> Any:
-    """The first page by tifffile, for what Pillow doesn't open or would cut to 8 bits."""
+    """The first page by tifffile, for files that Pillow can't open, misreads or reduces to 8 bits."""
     try:
         import tifffile
     except ImportError:
@@ -143,7 +146,7 @@ def _page(data: bytes, problem: str) -> Any:
 
 
 def _samples(page: Any) -> np.ndarray:
-    """(H, W, C) samples of tifffile's page; missing strips, which it would fill, are refused."""
+    """(H, W, C) samples of tifffile's page; `DecodeError` for missing strips, which tifffile would fill."""
     if 0 in page.databytecounts or len(page.dataoffsets) < math.prod(page.chunked):
         raise DecodeError("truncated TIFF file: some of its strips or tiles are missing")
     if page.nbytes > 16 * MAX_PIXELS:
@@ -154,18 +157,18 @@ def _samples(page: Any) -> np.ndarray:
     return np.moveaxis(values, 0, -1) if page.axes == "SYX" else values.reshape(*values.shape[:2], -1)
 
 
-def _shown(
+def _scaled_rgb(
     values: np.ndarray, tags: Mapping[int, Any], bits: int, full: int | None, wanted: Span | None
 ) -> Image.Image:
     """(H, W, C) samples as RGB: scaled by the range that is ``wanted``, or else from 0 to ``full``."""
-    photometric, extra = tags.get(Tag.PhotometricInterpretation), _many(tags, Tag.ExtraSamples)
+    photometric, extra = tags.get(Tag.PhotometricInterpretation), _values(tags, Tag.ExtraSamples)
     colours = 1 if photometric in (0, 1) else 3
     what = f"{bits}-bit {_NUMBERS[values.dtype.kind]}"
     if photometric not in (0, 1, 2) or values.shape[2] < colours:
         raise DecodeError(f"{what} samples, read as grey and RGB only: its photometric code is {photometric}")
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise DecodeError("it holds values that are not finite")
-    if not extra and values.shape[2] == 4:  # left out by many writers, and taken for alpha by Pillow too
+    if not extra and values.shape[2] == 4:  # many writers leave the tag out; Pillow assumes alpha, too
         extra = (2,)
     alpha = [colours + at for at, kind in enumerate(extra) if kind in _EXTRA_ALPHA][:1]
     if alpha and (wanted or not full):

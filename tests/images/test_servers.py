@@ -41,8 +41,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec = pytest.importorskip("fsspec")
     monkeypatch.setattr(remote, "MAX_ANSWER_SECONDS", 1.0)
     monkeypatch.setattr(remote, "NOTICE_SECONDS", 0.2)
-    monkeypatch.setattr(remote, "_said", {})
-    monkeypatch.setattr(remote, "_silent", {})
+    monkeypatch.setattr(remote, "_next_notice", {})
+    monkeypatch.setattr(remote, "_unanswered", {})
     fsspec.get_filesystem_class("http").clear_instance_cache()
 
 
