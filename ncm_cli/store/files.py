@@ -1,12 +1,12 @@
-"""Files that appear whole or not at all, one writer at a time; JSON without NaN, and documents of ours in it.
+"""Atomic writes and locks of outputs; JSON without NaN, and the JSON documents of ncm.
 
 A file is written under a temporary name beside it, synced and renamed. The lock of an output is a file
-``.NAME.lock`` beside it, whose exclusive creation every file system has. It says which process holds it: one
-that a killed process left is told by its id, or by the system's lock of the file where it was in another
-container of this host, and moved away.
+``.NAME.lock`` beside it, made by exclusive creation, which every file system has. It names the process that
+holds it, so that the lock of a killed process is recognised and removed: by the process id, or in another
+container of this host by the system's lock on the file.
 
-A document says what it is, and carries a digest of all that it says. A result is one with a schema for what
-eval, bound, sweep and their like find out.
+A document states its format and carries a digest of its contents. A result is a document of eval, bound,
+sweep or another command, with a schema.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ FULL_DISK_WORDS = {
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "the file is larger than this system allows (ulimit -f, or the file system's own limit)",
 }
-"""The reason of a refused write, by errno."""
+"""Why a write failed, by errno."""
 
 _ABANDONED_AFTER = 24 * 3600
-"""Seconds without a write after which a temporary file of another host is taken for a left-over."""
+"""Seconds without a write after which a temporary file of another host is removed."""
 
 _LOCK_WAIT = 1.0
-"""Seconds that a lock is waited for which another process is letting go of."""
+"""Seconds to wait for a lock that another process may be about to release."""
 
 _MAX_LOCK_BYTES = 1 << 16
-"""Most bytes that are read of a lock file; none has as many."""
+"""Most bytes read from a lock file; every lock file is smaller."""
 
 _NAMELESS_AFTER = 30.0
-"""Age in seconds from which a lock file without a name was left by a process killed while it wrote it."""
+"""Seconds after which a lock file that names no process counts as left by a process killed in writing it."""
 
 RESULT_FORMAT = "ncm-result"
 RESULT_VERSION = 2
@@ -61,11 +61,11 @@ RESULT_VERSION = 2
 DIGEST = "content_sha256"
 
 HEADER = ("ncm_format", "ncm_format_version", DIGEST, "kind", "ncm_version", "created")
-"""Names of a result that aren't its body's."""
+"""Names in a result that belong to the header, not to the body."""
 
 
 def pid_namespace() -> str:
-    """8 hex digits that stand for this host and this container on it, within which process ids are unique."""
+    """8 hex digits that identify this host and container, within which process ids are unique."""
     namespace = ""
     with contextlib.suppress(OSError):
         namespace = str(Path("/proc/self/ns/pid").readlink())
@@ -73,7 +73,7 @@ def pid_namespace() -> str:
 
 
 def start_time(pid: int) -> str:
-    """The kernel's start time of a process, by which a reused id is noticed; "" where it isn't known."""
+    """The kernel's start time of a process, which reveals a reused id; "" if it isn't known."""
     return _state_and_start(pid)[1]
 
 
@@ -89,7 +89,7 @@ def is_dead(pid: int, started: str) -> bool:
     except OSError:  # another user's
         pass
     state, now = _state_and_start(pid)
-    # Z: killed, and not yet asked about by its parent, which in some containers never does.
+    # Z: ended, but its parent hasn't waited for it, which some containers never do.
     return state in ("Z", "X") or bool(started and now and started != now)
 
 
@@ -103,20 +103,20 @@ def _state_and_start(pid: int) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def atomic_path(path: Path | str) -> Iterator[Path]:
-    """A temporary path in the folder of ``path``, renamed onto it when the block ends well.
+    """A temporary path in the folder of ``path``, renamed to ``path`` at the end of the block.
 
-    What is at ``path`` stays as it was until the rename, and for good when the block raises (then the
-    temporary file is removed). What killed writers of ``path`` left is removed. Missing parent folders are
-    made. A link is followed: the file that it names is replaced, not the link.
+    The file at ``path`` is unchanged until the rename. If the block raises, it stays and the temporary file
+    is removed. Temporary files of killed writers are removed. Missing parent folders are made. A link is
+    followed: its target is replaced, not the link.
 
-    Raises `InputError` when the disk is full, and when ``path`` is a folder, a device or a circle of links.
+    Raises `InputError` if the disk is full, or if ``path`` is a folder, a device or a circle of links.
     """
     target = _writable_target(Path(path))
     remove_leftovers(target)
     temporary = _temporary(target)
     try:
         with full_disk_is_an_input_error(target):
-            # Created by this process, so that the name is its own and the umask applies.
+            # Created here, so that no other process has the name and the umask applies.
             os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
             yield temporary
             with contextlib.suppress(OSError):
@@ -129,7 +129,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
 
 
 def _temporary(target: Path) -> Path:
-    """A name beside a file that `remove_leftovers` knows again, and that says who made it."""
+    """A temporary name beside a file that names this process and that `remove_leftovers` recognises."""
     pid = os.getpid()
     made_by = f"{pid_namespace()}-{pid}-{start_time(pid)}-{secrets.token_hex(4)}"
     return target.with_name(f".{_short(target.name)}.{made_by}.tmp")
@@ -163,7 +163,7 @@ def _writable_target(path: Path) -> Path:
 
 
 def refuse_no_file(path: Path) -> None:
-    """Refuse to write where a folder, a device or a circle of links is; commands ask before they work."""
+    """Refuse an output that is a folder, a device or a circle of links; called before any work."""
     with contextlib.suppress(FileNotFoundError):
         try:
             mode = path.stat().st_mode
@@ -180,21 +180,21 @@ def refuse_no_file(path: Path) -> None:
 
 
 def _short(name: str) -> str:
-    # A name may have 255 bytes on most file systems, and the target's may have all of them.
+    # Most file systems limit a name to 255 bytes, and the target's may be that long.
     raw = os.fsencode(name)
     return name if len(raw) <= 180 else raw[:180].decode(sys.getfilesystemencoding(), "ignore")
 
 
 def remove_leftovers(path: Path | str) -> None:
-    """Delete the temporary files that killed writers of ``path`` or its lock left; none that may be at work.
+    """Delete temporary files that killed writers of ``path`` or its lock left; none of a running writer.
 
-    Whether a process of this host or container is still there can be asked. One of another, or of an earlier
-    version, which didn't say where it ran, counts as ended after a day without a write.
+    The system knows whether a process of this host and container still runs. Files of other hosts, and of
+    earlier versions, which don't record the host, are deleted after a day without a write.
     """
     target = Path(os.path.realpath(path))
     names = "|".join(re.escape(_short(path.name)) for path in (target, lock_path(target)))
     made_by = r"(?:([0-9a-f]{8})-(\d+)-(\d*)|\d+)-[0-9a-f]{8}\.tmp"
-    # Versions before 0.6 moved a lock away under a name that doesn't say who did.
+    # Versions before 0.6 moved a lock to a name without the process.
     moved = re.escape(lock_path(target).name) + r"\.[0-9a-f]{8}"
     pattern = re.compile(rf"\.(?:{names})\.{made_by}|{moved}")
     with contextlib.suppress(OSError), os.scandir(target.parent) as entries:
@@ -216,8 +216,8 @@ def _sync(path: Path, flags: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Put a folder's entries on the disk, where the system can."""
-    # Windows and some network file systems can't open or sync a folder; the rename is atomic even there.
+    """Sync a folder's entries to the disk, if the system can."""
+    # Windows and some network file systems can't; renames are atomic even there.
     with contextlib.suppress(OSError):
         _sync(folder, os.O_RDONLY)
 
@@ -231,14 +231,14 @@ def write_bytes(path: Path | str, data: bytes) -> None:
 def write_json(path: Path | str, value: Any) -> None:
     """Write JSON atomically; NaN and infinities are a ValueError (see `jsonable`)."""
     text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
-    # File names that aren't UTF-8 hold lone surrogates, which JSON escapes like Python.
+    # File names that aren't UTF-8 hold lone surrogates; JSON and Python escape them in the same way.
     write_bytes(path, (text + "\n").encode("utf-8", "backslashreplace"))
 
 
 def read_json(path: Path | str, *, limit: int = 1 << 30) -> Any:
     """The value in a JSON file of at most ``limit`` bytes, without NaN tokens.
 
-    Raises `InputError` for a file that isn't there, is too large, or isn't JSON.
+    Raises `InputError` if the file is missing, too large or not JSON.
     """
     path = require_file(path)
     if (size := path.stat().st_size) > limit:
@@ -256,14 +256,14 @@ def _finite(token: str) -> float:
 
 
 def now() -> str:
-    """The time in UTC, to the second, as ISO 8601."""
+    """The time in UTC as ISO 8601, to the second."""
     return datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0).isoformat()
 
 
 def jsonable(value: Any) -> Any:
     """``value`` in JSON's own types: arrays as lists, dataclasses as objects, NaN and infinities as null.
 
-    An object with a method ``to_json`` is what that says. Raises TypeError for what has no such form.
+    An object's method ``to_json`` is used if it has one. Raises TypeError for any other type.
     """
     if hasattr(value, "to_json"):
         return jsonable(value.to_json())
@@ -293,9 +293,9 @@ def write_document(path: Path | str, format_name: str, version: int, body: Mappi
 def read_document(
     path: Path | str, format_name: str, version: int, *, what: str, fix: str = MAKE_AGAIN
 ) -> dict[str, Any]:
-    """The whole document.
+    """The document in a file, header included.
 
-    Raises `InputError` for another file or version, and for one whose `DIGEST` isn't that of its contents.
+    Raises `InputError` for another format or version, and for contents that don't match their `DIGEST`.
     """
     path = Path(path)
     found = read_json(path)
@@ -321,7 +321,7 @@ def _digest(document: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` with 1.0 as 1: other programs that rewrite a document may turn one into the other."""
+    """``value`` with 1 for 1.0, since other programs that rewrite a document may exchange them."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -330,10 +330,10 @@ def _plain(value: Any) -> Any:
 
 
 def write_result(path: Path | str, kind: str, body: Mapping[str, Any]) -> None:
-    """Write ``body`` atomically under a header that says what it is.
+    """Write a result atomically: a header with its kind, version and time, and ``body``.
 
-    Floats keep full precision; NaN and infinities become null. Raises ValueError if the body has a name that
-    the header needs.
+    Floats keep full precision; NaN and infinities become null. Raises ValueError if the body uses a name of
+    the header.
     """
     clash = [name for name in HEADER if name in body]
     if clash:
@@ -343,7 +343,10 @@ def write_result(path: Path | str, kind: str, body: Mapping[str, Any]) -> None:
 
 
 def read_result(path: Path | str, *, kind: str | None = None, fix: str = MAKE_AGAIN) -> dict[str, Any]:
-    """A result file's header and body as one object; refuses another kind and what `read_document` does."""
+    """Header and body of a result file as one object.
+
+    Raises `InputError` for another kind, a value that misfits the schema, and what `read_document` refuses.
+    """
     found = read_document(path, RESULT_FORMAT, RESULT_VERSION, what="a result", fix=fix)
     if wrong := misfit(found, Head) or misfit(found, SCHEMAS.get(found["kind"], Any)):
         name, value, words = wrong
@@ -360,15 +363,15 @@ def read_result(path: Path | str, *, kind: str | None = None, fix: str = MAKE_AG
 
 
 class Shown:
-    """In a notebook: the tables by which `ncm info` describes the file."""
+    """Shown in a notebook as the tables by which `ncm info` describes the file."""
 
     def _repr_html_(self) -> str:
-        # By address, as commands are: what shows things lies above the things.
+        # By address, since the package of what is shown can't import the one that shows it.
         return str(at_address("notebook:html")(self))
 
 
 def require_file(path: Path | str) -> Path:
-    """``path``, checked to be a regular file that isn't empty."""
+    """``path``; `InputError` if it isn't a regular file or is empty."""
     path = Path(path)
     try:
         facts = path.stat()
@@ -391,7 +394,7 @@ def relative(path: Path, folder: Path) -> Path:
 
 
 def one_line(error: object, limit: int = 200) -> str:
-    """An exception's text on one line, cut to a length that a person reads."""
+    """An exception's text on one line, cut to ``limit`` characters."""
     text = " ".join(str(error).split())
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
@@ -406,7 +409,7 @@ def sha256_file(path: Path | str) -> str:
 
 
 def lock_path(output: Path | str) -> Path:
-    """Where the lock of an output is."""
+    """The path of an output's lock."""
     output = Path(output)
     return output.with_name(f".{output.name}.lock")
 
@@ -417,17 +420,17 @@ class BusyError(InputError):
 
 @contextlib.contextmanager
 def writer_lock(output: Path | str, *, wait: float | None = None) -> Iterator[None]:
-    """Hold the right to write ``output`` while the block runs.
+    """Hold the lock of ``output`` while the block runs.
 
-    Raises `BusyError`, naming process and host, when another process has it for longer than ``wait`` seconds
-    (None: as long as it takes to change hands). The lock of a process that is no more is taken over.
+    Raises `BusyError`, naming process and host, if another process holds it for longer than ``wait`` seconds
+    (None: `_LOCK_WAIT`). The lock of a process that has ended is taken over.
     """
     path = lock_path(_writable_target(Path(output)))
     deadline = time.monotonic() + (_LOCK_WAIT if wait is None else wait)
     with full_disk_is_an_input_error(path):
         while (held := _created(path)) is None:
-            with contextlib.suppress(FileNotFoundError):  # it is released in between
-                content = _said(path)
+            with contextlib.suppress(FileNotFoundError):  # it was released in the meantime
+                content = _lock_content(path)
                 if _is_left(path, content, time.time() - path.stat().st_mtime):
                     _remove_left(path, content)
                 elif time.monotonic() > deadline:
@@ -444,13 +447,13 @@ def writer_lock(output: Path | str, *, wait: float | None = None) -> Iterator[No
 def holds_lock(output: Path | str) -> bool:
     """Whether this process is writing ``output``."""
     with contextlib.suppress(OSError, InputError):
-        holder = _holder(_said(lock_path(os.path.realpath(output))))
+        holder = _holder(_lock_content(lock_path(os.path.realpath(output))))
         return holder is not None and (holder["pid"], holder["place"]) == (os.getpid(), pid_namespace())
     return False
 
 
 def _created(path: Path) -> BinaryIO | None:
-    """Make a lock file that names this process, and keep it open; None if there is one."""
+    """Make a lock file that names this process, and keep it open; None if the file exists."""
     pid, since = os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S %z")
     me = {
         "pid": pid,
@@ -471,11 +474,11 @@ def _created(path: Path) -> BinaryIO | None:
         file.close()
         raise
     if not kept:
-        file.close()  # where there are no such locks, an open file may not be removed
+        file.close()  # systems without such locks (Windows) don't remove open files
     return file
 
 
-def _said(path: Path) -> bytes:
+def _lock_content(path: Path) -> bytes:
     """The contents of a lock file; an `InputError` for a pipe or device, which must not be opened."""
     if not stat.S_ISREG(path.lstat().st_mode):
         what = "something that isn't a lock file is where an output's lock goes"
@@ -485,7 +488,7 @@ def _said(path: Path) -> bytes:
 
 
 def _system_lock(file: BinaryIO) -> bool:
-    """Take the system's lock of a file, which lasts as long as this process keeps the file open."""
+    """Take the system's lock on a file, held until this process closes the file; False if that fails."""
     try:
         import fcntl
 
@@ -496,11 +499,11 @@ def _system_lock(file: BinaryIO) -> bool:
 
 
 def _holder(content: bytes) -> dict[str, Any] | None:
-    """The holder that a lock file names; None where it can't be read."""
+    """The process that a lock file names; None if it can't be read."""
     try:
-        found = {"place": "", "kept": False, **parse_json(content)}
-        texts = {name: str(found[name]) for name in ("place", "host", "started", "since")}
-        return {"pid": int(found["pid"]), "kept": found["kept"] is True, **texts}
+        holder = {"place": "", "kept": False, **parse_json(content)}
+        texts = {name: str(holder[name]) for name in ("place", "host", "started", "since")}
+        return {"pid": int(holder["pid"]), "kept": holder["kept"] is True, **texts}
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -512,7 +515,7 @@ def _is_left(path: Path, content: bytes, age: float) -> bool:
         return age > _NAMELESS_AFTER
     if holder["place"] == pid_namespace():
         return is_dead(holder["pid"], holder["started"])
-    # A container that was killed and began again can't ask for the processes that it had.
+    # A restarted container doesn't see its former processes, but their locks of the system are free.
     if not holder["kept"] or holder["host"] != socket.gethostname():
         return False
     with path.open("r+b") as file:
@@ -521,11 +524,11 @@ def _is_left(path: Path, content: bytes, age: float) -> bool:
 
 def _remove_left(path: Path, content: bytes) -> None:
     """Remove a lock file that a dead process left."""
-    # The move is atomic, so of two processes that found it one gets it. Should the file have been replaced in
-    # between by a living process's, it is put back.
+    # The move is atomic: of two processes only one succeeds. If a running process has replaced the file in
+    # the meantime, it is put back.
     aside = _temporary(path)
     path.rename(aside)
-    if _said(aside) != content:
+    if _lock_content(aside) != content:
         with contextlib.suppress(OSError):
             os.link(aside, path)
     aside.unlink()

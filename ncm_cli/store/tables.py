@@ -1,6 +1,7 @@
-"""Tables of text. Read: CSV and TSV as people save them, refused by row where they can't be read.
+"""Tables of text: CSV and TSV.
 
-Written: one header line, one line end, one way to write a number.
+The reader takes the variants that people save, and names the row that it can't read. The writer has one form:
+a header line, one line end, one way to write a number.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from ncm_cli.store.sniff import HEAD_BYTES, WORDS, sniff
 
 
 class CsvWriter:
-    """Writes rows to a stream as they come, after the header."""
+    """Writes a header and then rows to a stream."""
 
     def __init__(self, stream: IO[str], columns: Sequence[str]) -> None:
         self._csv = csv.writer(stream, lineterminator="\n")
-        # Python 3.12 and earlier quote no carriage return, which readers take for the end of the line.
+        # Python 3.12 and earlier don't quote carriage returns, which readers take for the end of the line.
         self._quoting = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_ALL)
         self._columns = len(columns)
         self.row(columns)
 
     def row(self, values: Iterable[Any]) -> None:
-        """One row, as long as the header: None and NaN are empty, floats have all their digits."""
+        """Write a row as long as the header: None and NaN are empty, floats have all their digits."""
         cells = [_cell(value) for value in values]
         assert len(cells) == self._columns
         returns = any(isinstance(cell, str) and "\r" in cell for cell in cells)
@@ -44,7 +45,7 @@ class CsvWriter:
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
-    """A whole table."""
+    """A table as CSV text."""
     stream = io.StringIO()
     writer = CsvWriter(stream, columns)
     for row in rows:
@@ -53,7 +54,7 @@ def csv_text(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
 
 
 def write_csv(path: Path | str, columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Write a whole table atomically."""
+    """Write a table atomically."""
     write_bytes(path, csv_text(columns, rows).encode("utf-8"))
 
 
@@ -68,23 +69,23 @@ def _cell(value: Any) -> Any:
 
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
-"""The separators told apart, in the order of preference when several fit equally well."""
+"""The separators, in order of preference when several fit equally well."""
 
 BLANK = " "
-"""The separator of lists whose columns stand apart by one blank or more."""
+"""The separator of lists whose columns are separated by one or more blanks."""
 
 SAMPLE_RECORDS = 50
-"""Records read to tell the separator: enough to see a pattern, few enough to cost nothing."""
+"""Records from which the separator is determined."""
 
 MAX_TABLE_COLUMNS = 100_000
-"""Most columns of a table; with more it is nearly always one that lies on its side, or a matrix."""
+"""Most columns of a table; a wider one is nearly always transposed, or a matrix."""
 
 MAX_FIELD_CHARACTERS = 131_072
-"""Characters in one field; a longer one is nearly always a quotation mark that is never closed."""
+"""Most characters in a field; in a longer one a quotation mark is nearly always left open."""
 
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n|\Z)")
-_SAYS_SEPARATOR = re.compile(r'"?sep=(\S|\t)"?\1* *', re.IGNORECASE)
-"""The first line by which Excel states the separator."""
+_SEPARATOR_LINE = re.compile(r'"?sep=(\S|\t)"?\1* *', re.IGNORECASE)
+"""The first line in which Excel states the separator."""
 
 _IMAGE_NAME = re.compile(r".+\.(png|jpe?g|webp|bmp|tiff?|gif)", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
@@ -100,7 +101,7 @@ _SAVED_INDEX = re.compile(r"Unnamed: \d+(_level_\d+)?")
 
 _BINARY = {"HDF5", "safetensors", "zip", "npy", "pickle", "JPEG", "PNG", "TIFF", "JPEG2000", "ICO", "gzip"}
 _BINARY |= {"Parquet", "Excel", "PDF", "LFS"}
-"""Kinds of files that no table's first characters are."""
+"""Kinds of files whose signature is no text that a table may begin with."""
 
 _UTF16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 
@@ -114,15 +115,15 @@ class Table:
     path
         The file, for messages.
     columns
-        The names of the header; those without a name (a saved index) are left out.
+        The names in the header; columns without a name (a saved index) are left out.
     values
         One list of text for each column, all of the same length. Blanks around a value are dropped.
     line_numbers
         The line of the file on which each row begins; the header is line 1 of an ordinary file.
     delimiter
-        The separator found.
+        The separator.
     notes
-        What was found around the table and is worth a line.
+        Remarks for messages, such as lines taken for comments.
     """
 
     path: Path
@@ -146,7 +147,7 @@ class Table:
         return f"row {index + 1} (line {self.line_numbers[index]})"
 
     def column(self, name: str, *, option: str | None = None) -> list[str]:
-        """The values of one column; a name that isn't there is an `InputError` listing those that are.
+        """The values of one column; `InputError` that lists the columns if there is none of this name.
 
         ``option`` is the command-line option that chooses the column, for the hint.
         """
@@ -171,36 +172,36 @@ class Table:
         (header,) = self.columns
         words = len(header.split())
         for i, value in enumerate(self.values[header] if words > 1 else ()):
-            if (found := len(value.split())) != words:
+            if (count := len(value.split())) != words:
                 row = self.row_name(i)
-                return f"{words} words in the header and {found} in {row}; write a comma between the columns"
+                return f"{words} words in the header and {count} in {row}; write a comma between the columns"
         return f"there are no {'s, '.join(DELIMITERS.values())}s in the header"
 
 
 def read_table(path: str | os.PathLike[str], *, what: str = "manifest") -> Table:
     """Read a CSV or TSV file with a header.
 
-    Ids and everything else stay text: ``001``, ``01`` and ``1`` are three values, ``NA`` and ``null`` are
-    words. The separator is found (comma, semicolon, tab, vertical bar, or blanks alone), a byte order mark
-    and any of the three line endings are accepted, empty lines are skipped, quoted fields may hold line
-    breaks. A column without a name (a saved pandas index) is ignored. Above the header may stand comments
-    that start with ``#``, Excel's ``sep=;``, and the number of rows as in CelebA's lists.
+    All values stay text: ``001``, ``01`` and ``1`` are three values, ``NA`` and ``null`` are words. The
+    separator is detected (comma, semicolon, tab, vertical bar, or blanks alone), a byte order mark and any of
+    the three line endings are accepted, empty lines are skipped, and quoted fields may hold line breaks. A
+    column without a name (a saved pandas index) is ignored. The header may follow comments that start with
+    ``#``, Excel's ``sep=;``, and the number of rows, as in CelebA's lists.
 
     Raises
     ------
     InputError
         No such file, not UTF-8, no header or no rows, a repeated column name, a row with too few or too
-        many fields, a quotation mark that is never closed, another number of rows than the one above the
-        header.
+        many fields, a quotation mark that is never closed, or a number of rows that differs from the one
+        above the header.
     """
-    source = _opened(Path(path), what)
+    source = _open_source(Path(path), what)
     lists: list[list[str]] = [[] for _ in source.kept]
     lines: list[int] = []
-    # Labels and domains repeat: one object for each distinct text keeps long tables small.
+    # Labels and domains repeat: sharing equal texts saves memory.
     seen: dict[str, str] = {}
     for line, record in itertools.islice(source.every_record(), 1, None):
         if len(record) != len(source.header):
-            raise _ragged(source, record, len(lines), line)
+            raise _wrong_length(source, record, len(lines), line)
         for values, index in zip(lists, source.kept, strict=True):
             value = record[index].strip(" \t")
             values.append(seen.setdefault(value, value))
@@ -226,15 +227,15 @@ def read_table(path: str | os.PathLike[str], *, what: str = "manifest") -> Table
 
 def read_header(path: Path) -> tuple[str, ...]:
     """The names of a table's columns, as `read_table` gives them."""
-    return tuple(_opened(path, "table").kept.values())
+    return tuple(_open_source(path, "table").kept.values())
 
 
 def plain_numbers(values: Iterable[str]) -> dict[str, str] | None:
-    """Numbers as people write them -> as programs do: ``0,5`` -> ``0.5``, ``12,500.75`` -> ``12500.75``.
+    """Maps numbers as people write them to Python's form: ``0,5`` to ``0.5``, ``12,500.75`` to ``12500.75``.
 
-    Commas are decimal, with points between thousands, or the other way round. The values of a column are
-    read in one way if only one can read them all, else each by itself. "" stands for a number that may be
-    two, as ``12,500``. None where one is no number at all.
+    Either commas are decimal and points separate thousands, or the other way round. If only one of these
+    reads all values, it is used; otherwise each value is read by itself, and an ambiguous one, such as
+    ``12,500``, gives "". Returns None if a value isn't a number.
     """
     distinct = dict.fromkeys(values)
     ways = [{value: read(value) for value in distinct} for read in (_with_points, _with_commas)]
@@ -268,11 +269,11 @@ class _Source:
     Attributes
     ----------
     data
-        From the header on.
+        The file's contents from the header on.
     skipped
-        Lines before it.
+        The number of lines before the header.
     count
-        How many rows there are, where a line above the header says so.
+        The number of rows that a line above the header states; None if there is no such line.
     """
 
     path: Path
@@ -285,7 +286,7 @@ class _Source:
 
     @cached_property
     def kept(self) -> dict[int, str]:
-        """The columns that have a name, by their place."""
+        """The columns that have a name, by position."""
         return {i: name for i, name in enumerate(self.header) if name and not _SAVED_INDEX.fullmatch(name)}
 
     @property
@@ -293,7 +294,7 @@ class _Source:
         return {**DELIMITERS, BLANK: "blank"}.get(self.delimiter, repr(self.delimiter)) + "s"
 
     def every_record(self) -> Iterator[tuple[int, list[str]]]:
-        """(first line, fields) of each record, the header's too; lines that are empty are left out."""
+        """(first line, fields) of each record, the header included; empty lines are skipped."""
         lines: Iterator[str] = io.TextIOWrapper(io.BytesIO(self.data), encoding="utf-8", newline="")
         if self.delimiter == BLANK:
             lines = (line.strip().replace("\t", BLANK) + "\n" for line in lines)
@@ -316,12 +317,12 @@ class _Source:
                 yield first, record
 
     def lengths(self, delimiter: str) -> list[int]:
-        """Fields in each of the first records, the header's first."""
+        """The number of fields in each of the first records, the header's first."""
         records = replace(self, delimiter=delimiter).every_record()
         return [len(record) for _, record in itertools.islice(records, SAMPLE_RECORDS + 1)]
 
 
-def _opened(path: Path, what: str) -> _Source:
+def _open_source(path: Path, what: str) -> _Source:
     data = _read_bytes(path, what)
     _require_text(data, path, what)
     source, stated_separator, last_comment = _without_preamble(path, data.removeprefix(codecs.BOM_UTF8))
@@ -338,7 +339,7 @@ def _opened(path: Path, what: str) -> _Source:
         )
     source = _separated(source, stated_separator)
     if last_comment is not None:
-        # A line that starts with # and has the table's columns is its header: ``#id,path,label``.
+        # A line that starts with # and has the table's number of columns is its header: ``#id,path,label``.
         names, *rows = last_comment.lengths(source.delimiter)
         if not last_comment.data.startswith(b"# ") and names > 1 and rows[:1] == [names]:
             source = _separated(last_comment, None)
@@ -346,13 +347,13 @@ def _opened(path: Path, what: str) -> _Source:
 
 
 def _without_preamble(path: Path, data: bytes) -> tuple[_Source, str | None, _Source | None]:
-    """(from the header on, separator that a line ``sep=;`` says, from the last comment before it on)"""
+    """(source from the header on, separator from a line ``sep=;``, source from the last comment on)"""
     stated_separator, comments, count = None, list[tuple[int, int]](), None
     for number, match in enumerate(_LINE.finditer(data), start=1):
         line = match[0].decode("utf-8").strip("\ufeff\r\n")
         text = line.strip("\ufeff \t")
-        if found := _SAYS_SEPARATOR.fullmatch(line):
-            stated_separator = found[1]
+        if separator_line := _SEPARATOR_LINE.fullmatch(line):
+            stated_separator = separator_line[1]
         elif text.startswith("#"):
             comments.append((number, match.start()))
         elif (
@@ -376,7 +377,7 @@ def _without_preamble(path: Path, data: bytes) -> tuple[_Source, str | None, _So
 
 
 def _are_names(data: bytes) -> bool:
-    """Whether the next line has several columns: then a number alone above it counts the rows."""
+    """Whether the next line has several columns, so that a number alone above it is the number of rows."""
     text = data.lstrip().splitlines()[:1]
     return any(separator.encode() in line for line in text for separator in (*DELIMITERS, BLANK))
 
@@ -384,13 +385,13 @@ def _are_names(data: bytes) -> bool:
 def _read_bytes(path: Path, what: str) -> bytes:
     try:
         facts = path.stat()
-        # A pipe of the shell's, <(...), has a writer; one that lies in a folder may have none for ever.
+        # A pipe of the shell, <(...), has a writer; a named pipe may never get one.
         piped = stat.S_ISFIFO(facts.st_mode) and str(path).startswith(("/dev/", "/proc/"))
         if not (piped or stat.S_ISREG(facts.st_mode)):
             kind = "folder" if stat.S_ISDIR(facts.st_mode) else "device or pipe"
             raise InputError(f"the {what} is a {kind}", where=path, expected="a CSV or TSV file")
         if not (piped or facts.st_size):
-            return b""  # what the kernel tells in such a file may never come
+            return b""  # reading a file of the kernel (such as in /proc) may never end
         with path.open("rb") as stream:
             head = stream.read(HEAD_BYTES)
             if (file_kind := sniff(head)) is not None and file_kind in _BINARY:
@@ -411,7 +412,7 @@ def _require_text(data: bytes, path: Path, what: str) -> None:
         try:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            # The position counts from behind a byte order mark, which the decoder has taken off.
+            # The decoder removes a byte order mark and doesn't count it.
             start = error.start + (3 if data.startswith(codecs.BOM_UTF8) else 0)
             line = _line_of(data[:start].decode("utf-8", "replace"))
             place = f"byte 0x{data[start]:02x} at position {start}, line {line}"
@@ -444,10 +445,10 @@ def _line_of(before: str) -> int:
 
 
 def _separated(source: _Source, stated: str | None) -> _Source:
-    """With the separator that splits the first records most evenly; of equal ones, into the most fields.
+    """The source with the separator that splits the first records most evenly, and then into the most fields.
 
-    Where nothing splits the header the table has a single column, and any separator will do that the rows
-    don't have: those that all have it equally often have something else above them, which is refused.
+    If no separator splits the header, the table has a single column. A separator that all rows have equally
+    often is then chosen all the same, so that the header is refused.
     """
     if stated is not None and source.lengths(stated)[:1] > [1]:
         return replace(source, delimiter=stated)
@@ -464,7 +465,7 @@ def _separated(source: _Source, stated: str | None) -> _Source:
     if splitting:
         return replace(source, delimiter=max(splitting, key=lambda d: (alike[d], counts[d][0])))
     header, *rows = counts[BLANK]
-    # One more than the header in every row: in CelebA's lists and in what R writes the first has no name.
+    # CelebA's lists and tables from R have no name for the first column: one field more in every row.
     if header > 1 and rows and set(rows) in ({header}, {header + bool(source.count or problem)}):
         return replace(source, delimiter=BLANK)
     if problem:
@@ -474,12 +475,12 @@ def _separated(source: _Source, stated: str | None) -> _Source:
 
 
 def _named(source: _Source) -> _Source:
-    """With the header's names, and the columns that have one."""
+    """The source with the names in its header; refuses repeated names, and a header without any."""
     records = source.every_record()
     _, header = next(records, (0, []))
     header = [name.strip("\ufeff").strip() for name in header]
     if source.count and len(header) + 1 == len(next(records, (0, []))[1]):
-        # CelebA's lists have no name for the files in front.
+        # CelebA's lists have no name for the first column, the files.
         header = ["id", *header]
         source = replace(source, notes=(*source.notes, "the first column has no name: 'id' is taken"))
     source = replace(source, header=tuple(header))
@@ -496,7 +497,7 @@ def _named(source: _Source) -> _Source:
     return source
 
 
-def _ragged(source: _Source, record: list[str], index: int, line: int) -> InputError:
+def _wrong_length(source: _Source, record: list[str], index: int, line: int) -> InputError:
     header, fix = source.header, "put quotation marks around a value that holds the separator"
     if record[0].startswith("#"):
         fix = f"if line {line} is a comment: sed '{line}d' OLD > NEW"
@@ -516,7 +517,7 @@ def _ragged(source: _Source, record: list[str], index: int, line: int) -> InputE
 
 
 def _header_alone(source: _Source) -> InputError | None:
-    """The error where all rows have one number of fields, and the header another."""
+    """The error if all rows have the same number of fields, but the header has another."""
     (first, header), *rows = source.every_record()
     fields = {len(record) for _, record in rows}
     if len(rows) < 2 or len(fields) > 1:
