@@ -1,4 +1,4 @@
-"""Commands and files from Python; notebooks show them as the tables of a terminal."""
+"""Runs commands and opens files from Python; notebooks show both as the tables of a terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WITH_TABLES = ("pairs", "fit", "eval", "bound", "sweep", "finetune")
 
 
 class Result(dict[str, Any]):
-    """The result of a command as ``--json`` prints it; in a notebook the tables of a terminal.
+    """The result of a command as ``--json`` prints it, shown in a notebook as tables.
 
     ``kind`` is the command's name.
     """
@@ -44,12 +44,12 @@ class Result(dict[str, Any]):
 
 
 def load(path: Path | str) -> FeatureStore | PairStore | Probe | SweepTable | Result:
-    """Open any file of ours, whatever it is called; ``type`` and a notebook say what it is.
+    """Open any file that ncm writes; its contents decide what it is, not its name.
 
-    Results, what a checkpoint says of itself and the marker of a data set are a `Result`, with a ``kind``.
+    Results, the facts of a checkpoint and the marker of a data set are a `Result`, with a ``kind``.
 
-    Raises `InputError` for another file, a damaged one, and the folder of unfinished work, `UsageError` for
-    what is no path.
+    Raises `InputError` for a damaged file, a file that ncm doesn't write and a folder of unfinished work, and
+    `UsageError` for a ``path`` of another type.
 
     Examples
     --------
@@ -85,14 +85,13 @@ def load(path: Path | str) -> FeatureStore | PairStore | Probe | SweepTable | Re
 
 
 def run(command: str, /, **given: Any) -> Result:
-    """Do what ``ncm COMMAND`` does, and return what ``--json`` prints.
+    """Run ``ncm COMMAND``, and return what ``--json`` prints.
 
     Options have their long names, with underscores: ``ncm fit --weight-decay 1e-2`` is
-    ``run("fit", weight_decay=1e-2)``. Several values are a list, or text between commas. Progress, notes and
-    warnings go to standard error.
+    ``run("fit", weight_decay=1e-2)``. Several values are a list, or text separated by commas. Progress, notes
+    and warnings go to standard error.
 
-    Raises `UsageError` for an option that isn't there or a value that it doesn't take, and what the command
-    raises.
+    Raises `UsageError` for an unknown option or a value that it doesn't take, and the command's own errors.
 
     Examples
     --------
@@ -116,7 +115,7 @@ def run(command: str, /, **given: Any) -> Result:
 
 
 def html(shown: Any) -> str:
-    """The tables of a terminal for a store, a probe, a sweep's table or a result."""
+    """A store, a probe, a sweep's table or a result as HTML: the tables of a terminal."""
     text = ""
     if isinstance(shown, Result) and shown.kind in WITH_TABLES:
         show = screen_of(shown.kind).show

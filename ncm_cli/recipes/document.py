@@ -1,6 +1,6 @@
-"""A recipe's text as nodes with line numbers, its variables, and the list of all mistakes.
+"""A recipe's text as nodes with line numbers, its variables, and the list of its mistakes.
 
-PyYAML parses; scalars have the types of YAML 1.2, where ``no`` is text and ``1e-3`` a number.
+PyYAML parses the text; scalars have the types of YAML 1.2, in which ``no`` is text and ``1e-3`` a number.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ MAX_SHOWN = 40
 MAX_BYTES = 1 << 18
 MAX_DEPTH = 20
 MAX_VALUES = 20_000
-"""Bounds of a file that is read as a recipe. Values behind aliases count each time; people write at most five
-levels."""
+"""Bounds of a recipe file. Values behind aliases count each time; recipes have some five levels."""
 
 MAX_FILLED = 200_000
-"""Most values, and lines of text, in all steps of all cells with their variables filled in."""
+"""Most values, and lines of text, in all steps of all cells after their variables are filled in."""
 
 MAX_NESTED = 40
-"""Deepest nesting of variables in one another."""
+"""Deepest nesting of variables."""
 
 MAX_CELLS = 10_000
 """Most combinations of the matrix's values."""
@@ -50,7 +49,7 @@ _TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "seq", "map")}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mistake:
-    """One mistake; ``line`` is 1-based, 0 for the command line."""
+    """A mistake in a recipe; ``line`` counts from 1, and is 0 for the command line."""
 
     line: int
     path: str
@@ -58,7 +57,7 @@ class Mistake:
 
 
 class RecipeError(InputError):
-    """A recipe that can't be run, with all its mistakes."""
+    """The error for a recipe with mistakes, which lists them all."""
 
     title = "bad recipe"
 
@@ -74,7 +73,6 @@ class RecipeError(InputError):
             text = f"{mistake.path}: {mistake.what}" if mistake.path else mistake.what
             if 0 < mistake.line <= len(self._source):
                 snippet = self._source[mistake.line - 1].strip()
-                # Long enough to recognise the line.
                 text += f"\n      | {snippet[:100]}{' ...' if len(snippet) > 100 else ''}"
             shown.append((f"line {mistake.line}" if mistake.line else "at", text))
         left = len(self.problems) - MAX_SHOWN
@@ -82,7 +80,7 @@ class RecipeError(InputError):
 
 
 class _Loader(yaml.BaseLoader):
-    """Refuses documents that would take much time or memory to read."""
+    """A YAML loader that refuses deep or large documents before they take much time or memory."""
 
     depth = values = 0
 
@@ -95,7 +93,7 @@ class _Loader(yaml.BaseLoader):
 
 
 def refuse_size(depth: int, values: int, mark: yaml.Mark) -> None:
-    """A `yaml.MarkedYAMLError` for a document that is too deep or has too many values."""
+    """Raise `yaml.MarkedYAMLError` if a document is too deep or has too many values."""
     if depth > MAX_DEPTH + 1:
         raise yaml.MarkedYAMLError(problem=f"nested more than {MAX_DEPTH} deep", problem_mark=mark)
     if values > MAX_VALUES:
@@ -113,13 +111,13 @@ class Mistakes:
         self._found.append(Mistake(line, path, what))
 
     def expected(self, node: Node, path: str, what: str) -> None:
-        """A value of another kind."""
+        """Add that a value is of another kind."""
         self.add(node.line, path, f"expected {what}, found {node.kind()}")
 
     def unknown(self, line: int, path: str, kind: str, name: str, known: Iterable[str]) -> None:
-        """A name that isn't there, with the nearest that is, or all of them."""
+        """Add that a name is unknown, with the nearest known name, or all of them."""
         names = list(known)
-        close = nearest(name, names) if len(self._found) < MAX_SHOWN else None  # which is slow
+        close = nearest(name, names) if len(self._found) < MAX_SHOWN else None  # slow, and not shown
         hint = f"did you mean {close!r}?" if close else f"known: {', '.join(names) or 'none'}"
         self.add(line, path, f"no {kind} named {name!r}; {hint}")
 
@@ -136,15 +134,15 @@ class Mistakes:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Node:
-    """A value and its place."""
+    """A value in a recipe, and its place."""
 
     value: Any
     """The value of a scalar, a list of nodes, or a dict of nodes by key."""
     line: int
     text: str = ""
-    """A scalar as it is written."""
+    """A scalar as written."""
     base: Path | None = None
-    """The folder to which a relative path belongs; None: the recipe's."""
+    """The folder from which a relative path starts; None for the recipe's."""
     keys: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """The line of each key of a mapping."""
 
@@ -155,16 +153,16 @@ class Node:
 
     @property
     def is_unresolved(self) -> bool:
-        """Whether its variable has no value, which is a mistake in the list already."""
+        """Whether its variable has no value; that mistake has been added already."""
         return self.value is None and "${" in self.text
 
     @property
     def items(self) -> list[Node]:
-        """The nodes of a list; any other node alone."""
+        """The nodes of a list; for any other node, the node itself."""
         return self.value if isinstance(self.value, list) else [self]
 
     def renamed(self, name_of: Callable[[str], str]) -> Node:
-        """A mapping with its keys renamed."""
+        """The mapping with its keys renamed."""
         values = {name_of(key): value for key, value in self.value.items()}
         return dataclasses.replace(
             self, value=values, keys={name_of(key): line for key, line in self.keys.items()}
@@ -179,9 +177,9 @@ class Node:
 
 
 def scalar_value(text: str) -> str | int | float | bool | None:
-    """The value of a plain scalar by YAML 1.2's core schema, without octal and hexadecimal.
+    """The value of a plain scalar by YAML 1.2's core schema, without octal and hexadecimal numbers.
 
-    A number beyond float64 or 20 digits stays text: ``6e1234`` isn't infinity.
+    Numbers beyond float64, and whole numbers of 20 characters or more, stay text: ``6e1234`` isn't infinity.
     """
     if text in _CONSTANTS:
         return _CONSTANTS[text]
@@ -191,11 +189,11 @@ def scalar_value(text: str) -> str | int | float | bool | None:
 
 
 def parse(text: str, mistakes: Mistakes, *, base: Path | None = None) -> Node | None:
-    """The document in ``text``; None after a mistake in its syntax.
+    """The document in ``text``; None if there is a syntax error, which is added to ``mistakes``.
 
-    With ``base`` the text is from the command line: paths are relative to it, and all nodes have line 0.
+    Text with a ``base`` is from the command line: paths are relative to ``base``, and all nodes have line 0.
     """
-    # In a flow mapping a plain ${name} would end at its brace: the parser gets other characters.
+    # In a flow mapping a plain ${name} would end at its brace, so braces are replaced for the parser.
     hidden = _VARIABLE.sub(lambda match: f"${_OPEN}{match[1]}{_CLOSE}", text)
     values = 0
 
@@ -247,7 +245,7 @@ class Variables:
     """The variables of a recipe, expanded once, and its matrix."""
 
     def __init__(self, mistakes: Mistakes, root: Mapping[str, Node], sets: Iterable[str]) -> None:
-        """The recipe's values, replaced by a variant's, and these by those of ``--set``."""
+        """Values of a variant override the recipe's, and those of ``--set`` override both."""
         self._mistakes = mistakes
         self._left = MAX_FILLED
         self.plain = self._mapping(root.get("vars"), "vars")
@@ -314,10 +312,10 @@ class Variables:
         return list(values.values())
 
     def fill(self, node: Node, path: str, cell: Mapping[str, Node], within: tuple[str, ...] = ()) -> Node:
-        """A node with every variable replaced; those of the matrix stay that the cell doesn't have.
+        """A node with its variables replaced, except for matrix variables that ``cell`` doesn't have.
 
-        ``within`` names the variables that are being filled. A recipe that has more than `MAX_FILLED` filled
-        in is a `RecipeError` at once.
+        ``within`` names the variables that are being filled. Raises `RecipeError` at once if more than
+        `MAX_FILLED` values are filled in.
         """
         self._spend(1, node, path)
         if isinstance(node.value, dict):
@@ -354,7 +352,7 @@ class Variables:
     def _looked_up(
         self, name: str, line: int, path: str, cell: Mapping[str, Node], within: tuple[str, ...]
     ) -> Node:
-        """The value of a variable; null, which is unresolved, after a mistake."""
+        """The value of a variable; an unresolved node (null) if it has none, and the mistake is added."""
         if name in cell:
             return cell[name]
         unfilled = f"${{{name}}}"
@@ -386,7 +384,7 @@ class Variables:
 
 
 def _moved(node: Node, line: int) -> Node:
-    """A variable's value with the line of its use, where mistakes in it are reported."""
+    """A variable's value with the line of its use, on which mistakes in it are reported."""
     if isinstance(node.value, list):
         return Node([_moved(item, line) for item in node.value], line)
     return node if isinstance(node.value, dict) else dataclasses.replace(node, line=line)

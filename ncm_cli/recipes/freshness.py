@@ -1,8 +1,8 @@
-"""When a job has to run again: its options, the contents of its inputs, or a format version has changed.
+"""Decides when a job has to run again: its options, its inputs' contents or a format version have changed.
 
 One state file in the run's folder records what finished jobs read and wrote. Contents are compared by
 SHA-256. A file isn't read again while its size, device, inode, mtime and ctime are unchanged, if both times
-were at least `SETTLED_NS` old when it was read: rewriting a file sets its ctime, which no program can set
+were at least `SETTLED_NS` old when it was read. Rewriting a file sets its ctime, which no program can set
 back, and the age ensures that the new ctime differs from the old one (git's index has the same rule).
 """
 
@@ -31,7 +31,7 @@ FORMAT = "ncm-run-state"
 VERSION = 3
 
 SETTLED_NS = 10 * 10**9
-"""The coarsest file times are 2 s (FAT); the rest allows for clocks of file servers."""
+"""10 s. The coarsest file times are 2 s (FAT); the rest allows for clocks of file servers."""
 
 NEUTRAL = {("embed", name) for name in ("workers", "batch_size", "max_failures", "fresh")} | {
     ("finetune", name) for name in ("workers", "fresh")
@@ -43,14 +43,14 @@ NamedFile = tuple[str, str]
 
 
 Stamp = dict[str, Any]
-"""Decides whether a job is up to date: ``inputs`` has the digest of each input's contents, ``options`` the
-digest of everything else."""
+"""What a job depends on: ``inputs`` has the digest of each input's contents, ``options`` the digest of
+everything else. A job with the stamp of its last run is up to date."""
 
 
 class State:
     """The run folder's record of what its jobs have read and written, saved before and after each job.
 
-    Raises `InputError` for a record that can't be read: it says which files are the run's.
+    Raises `InputError` for a record that can't be read, since it says which files the run has made.
     """
 
     def __init__(self, out: Path, reporter: Reporter = SILENT) -> None:
@@ -59,7 +59,7 @@ class State:
         self._digests: dict[str, list[str]] = {}
         self._seen: dict[str, str] = {}
         self.is_new = not self._path.exists()
-        """Whether nothing was run into this folder before."""
+        """Whether this is the first run in this folder."""
         if not self.is_new:
             try:
                 record = read_document(self._path, FORMAT, VERSION, what="the record of a run")
@@ -77,7 +77,7 @@ class State:
         write_document(self._path, FORMAT, VERSION, {"jobs": self._jobs, "digests": self._digests})
 
     def made(self, path: Path) -> bool:
-        """Whether the run made what is at a path, unchanged since where that is outside its folder."""
+        """Whether the run made the file at a path; outside the run's folder, it must also be unchanged."""
         name = self._name(path)
         for facts in self._jobs.values():
             if name in facts.get("claims", ()):
@@ -87,12 +87,12 @@ class State:
         return False
 
     def stamp(self, job: Job) -> Stamp:
-        """The job's stamp as things are now: its inputs must be there."""
+        """The job's current stamp; its inputs must exist."""
         images = _named_images(job)
         inputs = {}
         for name, paths in sorted(job.inputs.items()):
             for number, path in enumerate(paths):
-                # Of a folder of images, or a root of relative paths, only the images count.
+                # In a folder of images, or a root of relative paths, only the images count.
                 if images is None or not path.is_dir():
                     inputs[f"{name}[{number}]"] = self.digest(path)
         if images is not None:
@@ -101,7 +101,7 @@ class State:
         return {"options": self._options_digest(job), "inputs": inputs}
 
     def why_stale(self, job: Job, stamp: Stamp) -> str | None:
-        """Why the job has to run; None when it is up to date."""
+        """Why the job has to run; None if it is up to date."""
         facts = self.facts(job)
         reasons = {
             "not run yet": not facts,
@@ -117,13 +117,13 @@ class State:
         return next((f"{path.name} was changed" for path in changed), None)
 
     def starting(self, job: Job) -> None:
-        """Record that a job starts: what it writes until it is killed is the run's, but not up to date."""
+        """Record that a job starts: if it is killed, its outputs belong to the run, but aren't up to date."""
         claims = [self._name(path) for path in job.written]
         self._jobs.setdefault(job.key, {}).update(unfinished=True, claims=claims)
         self.save()
 
     def finished(self, job: Job, stamp: Stamp, **facts: Any) -> None:
-        """Record a job that has just run, and save."""
+        """Record a finished job, and save."""
         self._seen.clear()
         outputs = {self._name(path): self.digest(path) for path in job.written if path.exists()}
         self._jobs[job.key] = {**stamp, "outputs": outputs, **facts}
@@ -134,7 +134,7 @@ class State:
         return self._jobs.get(job.key, {})
 
     def digest(self, path: Path) -> str:
-        """Digest of a file's or folder's contents, taken again after each job."""
+        """Digest of a file's or folder's contents, computed once between two jobs."""
         folder = path.is_dir()
         return self._digest(str(path), list(_walk(str(path))) if folder else [("", str(path))], folder=folder)
 
@@ -156,7 +156,7 @@ class State:
         return cached[1]
 
     def _remote_versions(self, files: list[NamedFile]) -> dict[str, str]:
-        """Size and version of each remote file; empty where its server tells no version."""
+        """Size and version of each remote file as text; "" if its server gives no version."""
         from ncm_cli.images.rows import LOOKUPS_AT_ONCE
 
         remote, versions = sorted({path for _, path in files if is_remote(path)}), dict[str, str]()
@@ -195,9 +195,9 @@ class State:
 
 
 def _walk(folder: str, prefix: str = "", above: frozenset[str] = frozenset()) -> Iterator[NamedFile]:
-    """A folder's files by their names relative to it, sorted; links are followed.
+    """A folder's files with their names relative to it, sorted; links are followed.
 
-    Without hidden files, and without data set markers, which hold the time at which the data set was made.
+    Hidden files are left out, and so are markers of data sets, which hold the time of making.
     """
     here = os.path.realpath(folder)
     with contextlib.suppress(OSError):
@@ -212,9 +212,9 @@ def _walk(folder: str, prefix: str = "", above: frozenset[str] = frozenset()) ->
 
 
 def _signature(files: list[NamedFile], versions: dict[str, str]) -> tuple[str, int]:
-    """(digest of the files' names, sizes, inodes, times or ``versions``; their latest time in ns)
+    """(digest of the files' names, sizes, inodes, and times or ``versions``; their latest time in ns)
 
-    Remote files without a version are read each time: they have another signature each time.
+    A remote file without a version changes the digest each time, so that it is read again.
     """
     digest, changed = hashlib.sha256(), 0
     for name, path in files:
@@ -260,7 +260,7 @@ def _named_images(job: Job) -> list[NamedFile] | None:
 
 
 def _source_of(path: str) -> str:
-    """The file whose change is an image's: of an image in a remote archive, the archive."""
+    """The file that is compared for an image: for an image in a remote archive, the archive."""
     if not is_remote(path):
         return path
     path = archive_of(path)

@@ -1,4 +1,4 @@
-"""Reads a recipe file: variables, steps, the closing table and known values, and lists every mistake."""
+"""Reads a recipe file (variables, steps, closing table, known values), or lists all its mistakes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expectation:
-    """A published or known value, and which results to compare with it."""
+    """A published or known value, and the results to compare with it."""
 
     metric: str
-    """A name in an eval or bound result, dotted for inner ones; ``worst_group`` is its accuracy."""
+    """A name in an eval or bound result, dotted if nested; ``worst_group`` is the worst group's accuracy."""
     filters: dict[str, str]
     """``where``, ``method``, ``rule``, ``step`` or matrix variables: the results to average."""
     applies: bool
-    """Whether the value is for the run's variables, such as its model."""
+    """Whether the value is meant for the run's variables, such as its model."""
     value: float | None = None
     tolerance: float | None = None
     min: float | None = None
@@ -61,7 +61,7 @@ class Recipe:
     """Columns of the closing table: heading to row filter."""
     expect: tuple[Expectation, ...]
     missing: tuple[str, ...] = ()
-    """Inputs that aren't there, each with its line; in a dry run alone."""
+    """Missing inputs, each with its line; only in a dry run."""
 
     def name_of(self, path: Path) -> str:
         """A path, relative to the run's folder if it is in it."""
@@ -81,18 +81,18 @@ def read_recipe(
     Parameters
     ----------
     out
-        The run's folder, relative to the current one, as paths in ``sets`` are; ``runs/NAME`` if None.
+        The run's folder, ``runs/NAME`` if None. Like paths in ``sets``, it is relative to the current folder.
     sets
         ``name=value`` texts: YAML values for variables, matrix variables and variants.
     dry_run
-        Inputs that aren't there are listed, and no mistake: the shell lines don't depend on them.
+        Missing inputs are listed and aren't mistakes, since the shell lines don't depend on them.
     allow_outside
         Steps may write outside the run's folder.
 
     Raises
     ------
     RecipeError
-        With every mistake: its line, key path and the nearest valid key.
+        All mistakes, each with its line, key path and the nearest valid key.
     """
     raw = _read(file)
     text = raw.decode("utf-8-sig")
@@ -140,7 +140,7 @@ def _read(file: Path) -> bytes:
     if (size := file.stat().st_size) > MAX_BYTES:
         expected = f"at most {MAX_BYTES:,}"
         raise InputError("this isn't a recipe", where=file, found=f"{size:,} bytes", expected=expected)
-    raw = file.read_bytes() if size else b""  # files of the kernel have no size, and reading may not end
+    raw = file.read_bytes() if size else b""  # reading a file of the kernel, whose size is 0, may never end
     try:
         raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -159,7 +159,7 @@ def _plain(node: Node) -> Any:
 
 
 def _table(node: Node | None, variables: Variables, mistakes: Mistakes) -> dict[str, str]:
-    """Heading to row filter of the closing table."""
+    """The columns of the closing table: heading to row filter."""
     if node is None:
         return DEFAULT_TABLE
     node = variables.fill(node, "table", {})
@@ -201,7 +201,7 @@ METRICS = (
     *(field.name for field in fields(Terms) if field.name != "loss"),
     *("test_risk", "slack", "zero_one", "noise_corollary", "summary", "oracle", "estimates"),
 )
-"""Numbers in results of ``eval`` and ``bound``, and what dotted ones begin with (``zero_one.flip_rate``)."""
+"""Numbers in results of ``eval`` and ``bound``, and first parts of names such as ``zero_one.flip_rate``."""
 
 
 def _expectation(
@@ -225,7 +225,7 @@ def _expectation(
             cells = [cell.text for cell in variables.matrix.get(key, ())]
             number = scalar_value(value.text)
             same = [text for text in cells if scalar_value(text) == number and not isinstance(number, str)]
-            if same and value.text not in cells:  # cells go by their text
+            if same and value.text not in cells:  # cells are compared as text
                 mistakes.add(line, inner, f"the matrix writes this value as {same[0]!r}; write it likewise")
         elif isinstance(value.value, int | float) and not isinstance(value.value, bool):
             numbers[key] = float(value.value)
@@ -244,7 +244,7 @@ def _expectation(
     for what in [what for what, applies in wrong.items() if applies]:
         mistakes.add(node.line, path, what)
     metric, source = texts.pop("metric", ""), texts.pop("source", "")
-    # Variables outside the matrix pick no results: the value is for runs with these values.
+    # Variables outside the matrix don't select results; they say for which runs the value is meant.
     needed = {key: texts.pop(key) for key in list(texts) if key in variables.plain and key not in _FILTERS}
     given = {key: variables.plain[key] for key in needed}
     applies = all(given[key].is_scalar and given[key].text == text for key, text in needed.items())

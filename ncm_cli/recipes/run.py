@@ -1,4 +1,4 @@
-"""Runs a recipe's jobs in order, in this process; their results beside known values; their shell lines."""
+"""Runs a recipe's jobs in order, in this process; compares results with known values; prints shell lines."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from ncm_cli.store.probe import read_probe
 REPRODUCED, MISSED, NOT_RUN = "reproduced", "missed", "not run"
 
 SLACK = 1e-9
-"""Added to a tolerance, so that .85 against .84 within .01 isn't missed by rounding."""
+"""Added to a tolerance, so that rounding doesn't make .85 miss .84 ± .01."""
 
 SOME_ROWS_FAILED = 5
-"""The exit code of a run of which some step had more rows that failed than were allowed."""
+"""The exit code of a run in which more rows of a step failed than are allowed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,37 +40,37 @@ class CellResult:
     """One result: a probe on some rows, in one cell of the matrix."""
 
     kind: str
-    """``eval`` or ``bound``; what a sweep evaluated counts as ``eval``."""
+    """``eval`` or ``bound``; results of a sweep or finetune count as ``eval``."""
     rank: int | None
     cell: dict[str, str]
     metrics: dict[str, Any]
     facts: Facts
-    """With ``step``, ``method``, ``rule`` and ``--where`` (tidied), by which expectations pick results."""
+    """With ``step``, ``method``, ``rule`` and ``--where`` (tidied), by which expectations select results."""
     grouped: bool
     """Whether ``--groups`` was given; without it the worst group is the worst class."""
     swept: bool = False
-    """Whether it is the pick of a rule, from a sweep or a finetune."""
+    """Whether it is a rule's choice in a sweep or a finetune."""
     oracle: bool
-    """Whether the rows that it is measured on were used to choose."""
+    """Whether the rows that it is measured on were used for choosing."""
     seen: int = 0
     """How many of the rows were also used in training or for choosing."""
 
     def metric(self, name: str) -> float | None:
-        """A metric by its name in the result, dotted for inner ones."""
+        """A metric by its name in the result, dotted if nested; None if there is no such number."""
         value: Any = self.metrics
         for part in ("worst_group.accuracy" if name == "worst_group" else name).split("."):
             value = value.get(part) if isinstance(value, dict) else None
         return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
     def fits(self, filters: Mapping[str, str]) -> bool:
-        """Whether an expectation's filters pick it."""
+        """Whether an expectation's filters select this result."""
         names = {**self.cell, **self.facts.fixed, "rank": str(self.rank)}
         return all(
             self.is_on(text) if name == "where" else names.get(name) == text for name, text in filters.items()
         )
 
     def is_on(self, where: str) -> bool:
-        """Whether its rows are those of a filter, in which matrix variables may stand."""
+        """Whether its rows are those of a filter, which may contain matrix variables."""
         for name, value in self.cell.items():
             where = where.replace(f"${{{name}}}", value)
         return bool(self.facts.fixed[WHERE] == _tidy(where))
@@ -78,23 +78,23 @@ class CellResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """A line of the closing table: one method in one cell, over results that differ in their seeds alone."""
+    """A line of the closing table: one method in one cell, averaged over results that differ only in seed."""
 
     step: str
     method: str
     rule: str | None
     cell: dict[str, str]
-    """The matrix cell, and options that tell this line from others of the same method and cell."""
+    """The matrix cell, and options in which this line differs from others of the same method and cell."""
     seeds: int
     rank: Mean | None
     columns: dict[str, Mean | None]
     """Accuracy by heading of the recipe's table."""
     worst_group: Mean | None
-    """On the last column's rows, where ``--groups`` was given."""
+    """On the last column's rows, if ``--groups`` was given."""
     swept: bool
     """Whether it is from a sweep or a finetune, whose methods share one step."""
     oracle: bool
-    """Whether test rows were used to choose."""
+    """Whether test rows were used for choosing."""
     seen: bool
     """Whether rows of the last column were also used in training or for choosing."""
 
@@ -109,7 +109,7 @@ class Comparison:
 
 
 def outcome(recipe: Recipe) -> tuple[list[Summary], list[Comparison]]:
-    """Read the results that are there."""
+    """The lines of the closing table and the comparisons, from the results that exist."""
 
     def line(result: CellResult) -> tuple[Any, ...]:
         names = (result.facts.fixed[name] for name in ("step", "method", "rule"))
@@ -191,12 +191,12 @@ def _picked(job: Job, path: Path, run: tuple[Path, Made]) -> Iterator[CellResult
 
 
 def _with_names(facts: Facts, names: dict[str, Any]) -> Facts:
-    """Facts with the names by which expectations pick results, which then tell results apart, too."""
+    """Facts with the names by which expectations select results; results that differ in them differ."""
     return dataclasses.replace(facts, fixed={**facts.fixed, **names})
 
 
 def _tidy(where: str) -> str:
-    """A filter without the blanks that don't matter."""
+    """A filter without blanks around its terms."""
     return "&".join(part.strip() for part in where.split("&"))
 
 
@@ -205,7 +205,7 @@ def _without_seed(cell: dict[str, str]) -> dict[str, str]:
 
 
 def _headings(recipe: Recipe, result: CellResult) -> list[str]:
-    """The columns of the closing table that have a result."""
+    """The columns of the closing table to which a result belongs."""
     return [heading for heading, where in recipe.columns.items() if result.is_on(where)]
 
 
@@ -235,7 +235,7 @@ def _summary(recipe: Recipe, results: list[CellResult], differs: dict[str, str])
 
 
 def _compared(expectation: Expectation, results: Iterable[CellResult]) -> Iterator[Comparison]:
-    """One comparison; several where the expectation fits results that are no repetitions of one another."""
+    """One comparison for each set of repetitions that the expectation selects; `NOT_RUN` if there is none."""
     fitting = [
         result
         for result in results
@@ -271,7 +271,7 @@ PACKAGES = (
 
 
 def versions() -> dict[str, str | None]:
-    """Python's and the packages' versions; None for what isn't installed."""
+    """Versions of Python and the packages; None if a package isn't installed."""
     installed: dict[str, str | None] = {"python": platform.python_version(), **dict.fromkeys(PACKAGES)}
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -280,7 +280,7 @@ def versions() -> dict[str, str | None]:
 
 
 def _write_report(recipe: Recipe, state: State, rows: list[Summary], comparisons: list[Comparison]) -> None:
-    """Write the outcome, and the recipe, step, options, seed and input digests of every file."""
+    """Write the outcome, and for every file its step, options, seed, and digests of it and its inputs."""
     files = [
         {
             "file": recipe.name_of(path),
@@ -308,7 +308,7 @@ def _write_report(recipe: Recipe, state: State, rows: list[Summary], comparisons
 
 
 def shell_lines(recipe: Recipe, jobs: Sequence[Job]) -> list[str]:
-    """Lines for bash that do the same as the jobs and write the same files."""
+    """Lines for bash that do the jobs' work and write the same files."""
     here = Path.cwd()
     out = relative(recipe.out, here)
     lines = [f"cd {shlex.quote(str(here))}", f"mkdir -p {shlex.quote(str(out))}"]
@@ -321,7 +321,7 @@ def shell_lines(recipe: Recipe, jobs: Sequence[Job]) -> list[str]:
 
 
 def _shell_word(text: str) -> str:
-    """A word for bash; characters that a terminal would obey are escaped."""
+    """A word for bash; control characters are escaped."""
     if text.isprintable():
         return shlex.quote(text)
     escaped = (
@@ -434,7 +434,7 @@ def _refuse_foreign(recipe: Recipe, jobs: Sequence[Job], state: State) -> None:
 def _refreshed(
     job: Job, recipe: Recipe, state: State, label: str, force: bool, reporter: Reporter
 ) -> str | None:
-    """Run a job if it is stale; returns the reason, None if it is up to date."""
+    """Run a job if it is stale; returns why it was, or None if it is up to date."""
     for path in job.read:
         if not path.exists():
             raise InputError(
@@ -446,7 +446,7 @@ def _refreshed(
     why = "forced" if force else state.why_stale(job, stamp)
     if why is None:
         reporter.detail(f"{label}: up to date")
-        # Times at least those of the inputs, by which make knows that it is up to date.
+        # make compares times: outputs must not be older than inputs.
         newest = max(path.stat().st_mtime_ns for path in (recipe.file, *job.read) if path.exists())
         for path in job.written:
             if path.exists() and path.stat().st_mtime_ns < newest:
@@ -455,9 +455,9 @@ def _refreshed(
     reporter.note(f"{label}{'' if why == 'not run yet' else f' ({why})'}")
     kept = {"embed": ("options",), "finetune": ("options", "inputs")}.get(job.kind, ())
     if any(state.facts(job).get(name) not in (None, stamp[name]) for name in kept):
-        # The output is of an earlier version of the recipe: without --fresh the command would refuse.
+        # The output was made with other settings: without --fresh the command would refuse it.
         options = dataclasses.replace(options, fresh=True)
-    # By default embed takes an image of the same size and time for unchanged.
+    # By default embed considers an image of the same size and time unchanged.
     more = {"verify": True} if job.kind == "embed" else {}
     state.starting(job)
     for path in job.outputs.values():

@@ -1,6 +1,7 @@
-"""The steps of a recipe: a job for each cell of the matrix, the files between them, and the columns in these.
+"""The steps of a recipe as jobs, one for each cell of the matrix.
 
-Options are checked by the declarations that the command line uses, files and columns before anything runs.
+Before anything runs, options are checked by the declarations that the command line uses, and so are the files
+that steps pass on to one another and their columns.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ REPORT, STATE = "report.json", ".ncm-run.json"
 Columns = tuple[str, ...]
 
 ALIASES = ("label", "split")
-"""Names that every feature store understands: its own label and split column, whatever these are called."""
+"""Names for a feature store's label and split columns, whatever these are called."""
 
 MAX_JOBS = 20_000
-"""Steps, one for each cell, of a recipe."""
+"""Most jobs of a recipe."""
 
 _PAIRS = ("id_a", "id_b")
 _EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
@@ -62,24 +63,24 @@ class Job:
     builder: str | None = None
     """The data set of a ``data`` step."""
     cell: dict[str, str]
-    """The matrix variables that the step uses, with their values here as the recipe writes them."""
+    """The matrix variables that the step uses, with their values in this cell as the recipe writes them."""
     options: Any = None
-    """The options dataclass of the subcommand, with usable paths."""
+    """The options of the subcommand, with paths resolved."""
     inputs: dict[str, tuple[Path, ...]] = dataclasses.field(default_factory=dict)
     """Files and folders that are read, absolute, by option."""
     outputs: dict[str, Path] = dataclasses.field(default_factory=dict)
-    """The file or folder that an option names to be written, absolute."""
+    """Files and folders that options name as outputs, absolute, by option."""
     written: tuple[Path, ...] = ()
-    """Every file and folder that it writes; beside the table of a sweep others of its name."""
+    """All files and folders that are written: a sweep, for example, writes more than its named table."""
 
     @property
     def read(self) -> list[Path]:
-        """Every file and folder that is read."""
+        """All files and folders that are read."""
         return [path for paths in self.inputs.values() for path in paths]
 
     @property
     def title(self) -> str:
-        """The step and its cell, for people."""
+        """The step and its cell, for messages."""
         cell = ", ".join(f"{name} {value}" for name, value in self.cell.items())
         return f"{self.step} ({cell})" if cell else self.step
 
@@ -92,9 +93,9 @@ class Job:
 def read_options(
     options: type, node: Node, path: str, path_of: Callable[[Field, Node, str], Path], mistakes: Mistakes
 ) -> tuple[Any | None, SimpleNamespace]:
-    """The options of one step, None after a mistake; and those without a mistake, for further checks.
+    """The options of one step, None if there is a mistake; and the correct ones alone, for further checks.
 
-    In the second, options with a mistake have their defaults, and required ones None.
+    In the second, an option with a mistake has its default, and None if it is required.
     """
     fields = {field.name: field for field in fields_of(options)}
     values: dict[str, Any] = {}
@@ -103,7 +104,7 @@ def read_options(
         if (field := fields.get(name)) is None:
             mistakes.unknown(node.keys[name], f"{path}.{name}", "option", name, fields)
             right = False
-        elif value.value is not None:  # nothing written is the default, so that a variable can leave it out
+        elif value.value is not None:  # null means the default, so that a variable can leave an option out
             checked = []
             for item in value.items if field.repeated else [value]:
                 try:
@@ -123,7 +124,7 @@ def read_options(
     defaults = {name: None if field.required else field.default for name, field in fields.items()}
     complete = options(**values) if right else None
     for refusal in refusals(complete):
-        # The line is that of the first key that the message names.
+        # Reported at the first key that the message names.
         named = {flag.replace("-", "_") for flag in re.findall(r"--([a-z][a-z-]*)", str(refusal))}
         name = next((name for name in node.keys if name in named), "")
         mistakes.add(node.keys.get(name, node.line), f"{path}.{name}".rstrip("."), _message(refusal))
@@ -131,7 +132,7 @@ def read_options(
 
 
 def _checked(field: Field, node: Node, path: str, path_of: Callable[[Field, Node, str], Path]) -> Any:
-    """One value with the type and the checks of the command line."""
+    """One value, converted and checked as on the command line."""
     value, expected = node.value, _EXPECTED[field.type]
     if isinstance(value, list | dict):
         several = " or a list of them" if field.repeated else ""
@@ -144,8 +145,8 @@ def _checked(field: Field, node: Node, path: str, path_of: Callable[[Field, Node
     elif field.type is Path:
         value = path_of(field, node, path)
     else:
-        # Text options take numbers as they were written: rank: 16, and a label that is 1. Only a file's name
-        # becomes a path, which would lose repeated slashes.
+        # Text options take numbers as written: rank: 16, or a label 1. Text that names no file isn't made
+        # a path, which would lose repeated slashes.
         named = path_of(field, node, path) if field.role == "name-or-input" else Path(node.text)
         value = node.text if named == Path(node.text) else str(named)
     check_value(field, value)
@@ -158,7 +159,7 @@ def _message(error: NcmError) -> str:
 
 
 def _why(field: Field, text: str) -> str:
-    """Why a value that looks right is of another type."""
+    """The reason why a value that looks right has another type; "" if there is none to give."""
     if field.type is bool:
         return "; write true or false" if text.lower() in ("yes", "no", "on", "off") else ""
     bare = text.lstrip("+-")
@@ -171,7 +172,7 @@ def _why(field: Field, text: str) -> str:
 
 
 def built_columns(job: Job) -> dict[str, Columns]:
-    """The columns of the tables and feature stores that a builder makes, by file name."""
+    """The columns of each table or feature store that a builder writes, by file name."""
     from ncm_cli.datasets import colored, image_folder, waterbirds
 
     digits = {"pairs.csv": (*_PAIRS, "holdout", "wrong"), "oracle_pairs.csv": _PAIRS}
@@ -195,12 +196,12 @@ def _named_columns(field: Field, value: Any) -> Iterable[str]:
     values = value if field.repeated else (value,)
     if field.metavar != "COLUMNS":
         return tuple(values)
-    # Crossings of --groups stand between semicolons.
+    # Semicolons separate the crossings of --groups.
     return parse_names(",".join(values).replace(";", ","))
 
 
 def _columns_in(file: Path) -> Columns | None:
-    """The columns of a table or feature store; None where it can't be read, which the step itself reports."""
+    """The columns of a table or feature store; None if it can't be read, which the step itself reports."""
     with contextlib.suppress(NcmError):
         return read_header(file) if file.is_file() else None
     with contextlib.suppress(NcmError), FeatureStore(file) as store:
@@ -214,7 +215,7 @@ class _Draft:
 
     job: Job
     kind: type | None
-    """The class of its options; None where the step or its builder isn't known."""
+    """The class of its options; None for an unknown step or builder."""
     options: Node
     """With variables filled in."""
     as_written: Node
@@ -233,19 +234,19 @@ class Steps:
     _dry_run: bool
     _allow_outside: bool
     names: dict[str, int] = dataclasses.field(default_factory=dict)
-    """The names of all steps, those with mistakes too, each with its line."""
+    """The line of every step by name, those with mistakes included."""
     missing: dict[str, None] = dataclasses.field(default_factory=dict)
-    """Inputs that aren't there, in a dry run, where that is no mistake."""
+    """Missing inputs in a dry run, in which they aren't mistakes."""
     _drafts: list[_Draft] = dataclasses.field(default_factory=list)
     _writers: dict[Path, int] = dataclasses.field(default_factory=dict)
-    """The first draft, by its place, that writes a path."""
+    """For each written path, the index of the first draft that writes it."""
     _around: dict[Path, int] = dataclasses.field(default_factory=dict)
-    """The first that writes something in a folder."""
+    """For each folder, the index of the first draft that writes something in it."""
     _known: dict[Path, Columns | None] = dataclasses.field(default_factory=dict)
-    """The columns of tables and feature stores that were looked at."""
+    """The columns of each table and feature store, as far as they have been read or derived."""
 
     def read(self, node: Node | None, line: int) -> list[Job]:
-        """Every job, in the order of the steps; within one step, in the matrix's order."""
+        """All jobs, in the order of the steps; within one step, in the order of the matrix."""
         if node is None or not isinstance(node.value, list) or not node.value:
             found = "nothing" if node is None else "an empty list" if node.value == [] else node.kind()
             what = f"expected a list with one entry for each step, found {found}"
@@ -262,7 +263,7 @@ class Steps:
         ]
 
     def _draft(self, item: Node, path: str) -> None:
-        """Take in one step, for each cell of the matrix variables that it uses."""
+        """Draft the jobs of one step, one for each cell of the matrix variables that it uses."""
         if not isinstance(item.value, dict):
             self._mistakes.expected(item, path, "a step such as  - fit: {features: features.h5, ...}")
             return
@@ -275,7 +276,7 @@ class Steps:
             self._mistakes.add(item.line, path, what)
         if len(kinds or strange) != 1:
             return
-        # Of a step with an unknown name the outputs count: those who read them are right.
+        # An unknown step is drafted for its outputs, so that steps that read them aren't reported.
         (kind,) = kinds or strange
         options = item.value[kind]
         if not isinstance(options.value, dict):
@@ -298,7 +299,7 @@ class Steps:
                 else:
                     line = filled.keys.get("builder", node.line)
                     self._mistakes.unknown(line, f"{path}.data.builder", "builder", builder, BUILDERS)
-            fields = fields_of(taken or options_of("eval"))  # of a step that isn't known, its output counts
+            fields = fields_of(taken or options_of("eval"))  # eval: for the output of an unknown step
             named = ((field, filled.value.get(field.name)) for field in fields if field.role == "output")
             outputs = {
                 field: self._in_out(node)
@@ -331,7 +332,7 @@ class Steps:
         return node.text
 
     def _claim(self, number: int, draft: _Draft) -> None:
-        """Note what a draft writes, which no draft before it may."""
+        """Register the outputs of a draft, which no earlier draft may write."""
         for field, named in draft.outputs.items() if draft.kind else ():
             writers = ((path, self._writer(path)) for path in field.all_files(named))
             taken = [(path, self._drafts[other]) for path, other in writers if other is not None]
@@ -348,12 +349,12 @@ class Steps:
                 self._around.setdefault(folder, number)
 
     def _writer(self, path: Path) -> int | None:
-        """The draft that writes a path, the folder it lies in, or what lies in it."""
+        """The index of the first draft that writes a path, a folder around it, or something in it."""
         around = (self._writers[place] for place in (path, *path.parents) if place in self._writers)
         return next(around, self._around.get(path))
 
     def _misplaced(self, field: Field, path: Path) -> str:
-        """Why nothing may be written to a path; empty where it may."""
+        """Why nothing may be written to a path; "" if it may."""
         reserved = [self._out / name for name in (REPORT, STATE)]
         if self._out.is_relative_to(path) or any(path.is_relative_to(file) for file in reserved):
             return f"{self._shown(path)} is the run's own"
@@ -367,7 +368,7 @@ class Steps:
         return ""
 
     def _why_taken(self, draft: _Draft, name: str, other: _Draft) -> str:
-        """The mistake in an option that names a path that another draft writes."""
+        """Why an option's path collides with that of another draft."""
         job = draft.job
         if other.job.step != job.step:
             return f"also written by {other.job.title}"
@@ -382,7 +383,7 @@ class Steps:
         fields, entries = fields_of(kind), dict(draft.options.value)
         for field in fields:
             if field.repeated and field.role == "input" and field.name in entries:
-                # ``seed*/result.json`` names the outputs that match it.
+                # A pattern such as ``seed*/result.json`` stands for the matching outputs of earlier steps.
                 patterns = entries[field.name]
                 matches = [match for item in patterns.items for match in self._matches(item, number)]
                 entries[field.name] = dataclasses.replace(patterns, value=matches)
@@ -397,7 +398,7 @@ class Steps:
             except UsageError:
                 if field.role != "name-or-input":
                     raise
-                return Path(node.text)  # longer than a path can be, as prompts are
+                return Path(node.text)  # text too long for a path, such as a prompt
             if files:
                 inputs[field.name] = (*inputs.get(field.name, ()), *files)
             return shown
@@ -409,12 +410,12 @@ class Steps:
         return job
 
     def _located(self, field: Field, node: Node, key_path: str, number: int) -> tuple[Path, list[Path]]:
-        """The path that an input's option names, as a command line would give it; and its files."""
+        """The path of an input as a command line would give it, and its files."""
         if is_remote(node.text):
             return Path(node.text), []
         path = possible(self._in_out(node))
         outside = _clean((node.base or self._recipe_folder) / expand_home(node.text))
-        # What --set names is relative to the current folder, if it is there.
+        # A path from --set is relative to the current folder if it exists there.
         by_set = node.base is not None and possible(outside).exists()
         writer = None if by_set else self._writer(path)
         if writer is None:
@@ -450,9 +451,9 @@ class Steps:
         return [Node(name, item.line, name) for name in names] or [item]
 
     def _check_columns(self, job: Job, fields: Iterable[Field], draft: _Draft) -> None:
-        """Check the columns that one job names, in the order of the steps, and remember those it makes.
+        """Check the columns that a job's options name, and remember those that the job makes.
 
-        The job's options may be those without a mistake.
+        Options with a mistake have their defaults.
         """
 
         def place(name: str) -> tuple[int, str]:
@@ -476,7 +477,7 @@ class Steps:
                 self._known[output] = self._embedded(job)
 
     def _columns_of(self, job: Job, option: str) -> Columns | None:
-        """The columns of what an option names; None where they can't be known yet."""
+        """The columns of the file that an option names; None if they aren't known yet."""
         if option == "layout" or (option == "source" and getattr(job.options, "layout", None)):
             return tuple(job.options.layout.split("/"))
         file, *more = job.inputs.get(option) or (None,)
@@ -500,5 +501,5 @@ class Steps:
 
 
 def _clean(path: Path) -> Path:
-    """``..`` and ``.`` taken out by name alone, so that links stay links."""
+    """The path without ``..`` and ``.``, removed by text alone so that links aren't followed."""
     return Path(os.path.normpath(path))
