@@ -1,6 +1,6 @@
-"""The options of a command from what a command line or Python gives, checked before any work.
+"""Builds a command's options from the values that a command line or Python gives, and checks them.
 
-Recipes read theirs with lines and all mistakes at once, by the same checks (`recipes.steps`).
+Recipes use the same checks, but report all mistakes at once, with their lines (`recipes.steps`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ncm_cli.errors import UsageError
 from ncm_cli.options import Field, at_home, check, fields_of, possible
 from ncm_cli.store.outputs import check_outputs
 
-TAKES: dict[type, tuple[Any, str]] = {
+_ACCEPTED: dict[type, tuple[Any, str]] = {
     float: (numbers.Real, "a number"),
     int: (numbers.Integral, "a whole number"),
     bool: (bool, "True or False"),
@@ -24,20 +24,20 @@ TAKES: dict[type, tuple[Any, str]] = {
 
 
 def options_from(options: type, given: Mapping[str, Any]) -> Any:
-    """The options of a command with what a command line or Python gives; None is what isn't given.
+    """The options of a command with the ``given`` values; None and [] stand for the default.
 
-    Raises `UsageError` for values that they don't take, alone or together, and what `check_outputs` raises.
+    Raises `UsageError` for values that can't be used, alone or together, and what `check_outputs` raises.
     """
     fields = [field for field in fields_of(options) if given.get(field.name) not in (None, [])]
-    checked = check(options(**{field.name: _taken(field, given[field.name]) for field in fields}))
+    checked = check(options(**{field.name: _converted(field, given[field.name]) for field in fields}))
     check_outputs(checked)
     return checked
 
 
-def _taken(field: Field, value: Any) -> Any:
-    """A value as the option's field has it; of several where it takes one, the text between commas."""
+def _converted(field: Field, value: Any) -> Any:
+    """A value converted to the type of its field; several values for a single field are joined by commas."""
     items = list(value) if isinstance(value, list | tuple) else [value]
-    wanted, words = TAKES.get(field.type, (object, ""))
+    wanted, words = _ACCEPTED.get(field.type, (object, ""))
     if not all(isinstance(item, wanted) for item in items):
         raise UsageError(f"{field.name} takes {words}", found=repr(value))
     typed = [at_home(field, field.type(item)) for item in items]

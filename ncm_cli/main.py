@@ -40,16 +40,16 @@ PICTURE = r"""
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
 
-_SPACE = "free some space and run the same command again"
-_RIGHT = "another place, or the right to read or write there"
-_MEMORY = "fewer rows (--where), a smaller --batch-size, or a higher ulimit -v if there is one"
+_FREE_SPACE = "free some space and run the same command again"
+_GET_PERMISSION = "another place, or the right to read or write there"
+_SAVE_MEMORY = "fewer rows (--where), a smaller --batch-size, or a higher ulimit -v if there is one"
 
 EXPECTED_OS_ERRORS = {
-    errno.ENOSPC: ("the disk is full", _SPACE),
-    errno.EDQUOT: ("the disk quota is used up", _SPACE),
+    errno.ENOSPC: ("the disk is full", _FREE_SPACE),
+    errno.EDQUOT: ("the disk quota is used up", _FREE_SPACE),
     errno.ENOENT: ("no such file or folder", None),
-    errno.EACCES: ("permission denied", _RIGHT),
-    errno.EPERM: ("permission denied", _RIGHT),
+    errno.EACCES: ("permission denied", _GET_PERMISSION),
+    errno.EPERM: ("permission denied", _GET_PERMISSION),
     errno.EEXIST: ("a file where a folder is expected", "another place to write to, or move that file away"),
     errno.EISDIR: ("a folder where a file is expected", None),
     errno.ENOTDIR: ("a file where a folder is expected", None),
@@ -57,11 +57,10 @@ EXPECTED_OS_ERRORS = {
     errno.ENAMETOOLONG: ("the file name is too long", None),
     errno.EMFILE: ("too many files are open", "ulimit -n with a larger number, or fewer --workers"),
     errno.ENFILE: ("too many files are open on this machine", None),
-    errno.ENOMEM: ("out of memory", _MEMORY),
+    errno.ENOMEM: ("out of memory", _SAVE_MEMORY),
     errno.EAGAIN: ("the system gives no more processes or threads", "end some, or a higher ulimit -u"),
 }
-"""What the system may refuse, and what to do about it. Any other `OSError` is a bug."""
-
+"""Refusals of the system by errno: in words, and the advice. Any other `OSError` is a bug."""
 
 _LIBRARY_WORDS = {
     "Too many open files": errno.EMFILE,
@@ -71,10 +70,10 @@ _LIBRARY_WORDS = {
     "bad_alloc": errno.ENOMEM,
     "can't start new thread": errno.EAGAIN,
 }
-"""Words in errors of other kinds, such as libraries raise where the system refuses something."""
+"""Words in errors that libraries raise if the system refuses something, and the errno that they mean."""
 
 _START_BYTES, _THREAD_BYTES, _MAX_THREADS = 256 << 20, 64 << 20, 64
-"""Address space that numpy and scipy need, and more for each of OpenBLAS's threads."""
+"""Address space that numpy and scipy need, what each thread of OpenBLAS adds, and its most threads."""
 
 
 def _version(asked: bool) -> None:
@@ -84,9 +83,9 @@ def _version(asked: bool) -> None:
 
 
 def build_app(only: str | None = None) -> typer.Typer:
-    """The command tree; with ``only``, the options of just that command are loaded.
+    """The command tree; with ``only``, only that command's options are loaded.
 
-    The others are then listed by name and summary alone, which keeps ``ncm --help`` quick.
+    The other commands then have just a name and a summary, which keeps ``ncm --help`` quick.
     """
     app = typer.Typer(
         name="ncm",
@@ -126,9 +125,9 @@ def build_app(only: str | None = None) -> typer.Typer:
 
 
 def _add(app: typer.Typer, name: str, command: Command, options: type, module: str) -> None:
-    """One command: its work, and ``show(found, ui)`` of its module.
+    """Add a command, which does its work and calls ``show(result, ui)`` of its ``module``.
 
-    In place of both a module may have ``run(options, ui)``, which returns an exit code or None.
+    Instead of both, a module may have ``run(options, ui)``, which returns an exit code or None.
     """
     fields = fields_of(options)
 
@@ -150,7 +149,7 @@ def _add(app: typer.Typer, name: str, command: Command, options: type, module: s
         else:
             screen.show(result, ui)
 
-    parameters = [*map(_parameter, fields), *_shared(command.json)]
+    parameters = [*map(_parameter, fields), *_shared_parameters(command.json)]
     invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     invoke.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     examples, _, more = examples_of(name if name == module else f"{module} {name}").partition("\nNext:")
@@ -191,7 +190,7 @@ def _parameter(field: Field) -> inspect.Parameter:
     choices = f" ({' | '.join(field.choices)})" if field.choices else ""
     shown: dict[str, Any] = {"help": (field.help + choices).replace("[", "\\["), "metavar": field.metavar}
     if field.type is Path:
-        # What can't be read is bad input, as what isn't there; click would call it a usage error.
+        # An unreadable file is bad input, like a missing one; click would call it a usage error.
         shown |= {"show_default": not field.required, "readable": False}
     kind: Any = field.type
     default = inspect.Parameter.empty if field.required else field.default
@@ -217,7 +216,7 @@ def _keyword(name: str, kind: Any, shown: Any, default: Any) -> inspect.Paramete
     )
 
 
-def _shared(json: bool) -> Iterator[inspect.Parameter]:
+def _shared_parameters(json: bool) -> Iterator[inspect.Parameter]:
     """The options that every command has."""
     options = {
         "quiet": ("Only warnings, errors and what --json prints.", "--quiet", "-q"),
@@ -230,8 +229,8 @@ def _shared(json: bool) -> Iterator[inspect.Parameter]:
             yield _keyword(name, bool, shown, False)
 
 
-def _named(argv: list[str]) -> str | None:
-    """The command that a command line names, "" for none; None for shell completion, which needs all."""
+def _command_in(argv: list[str]) -> str | None:
+    """The command that a command line names, "" if none; None for shell completion, which needs them all."""
     if "_NCM_COMPLETE" in os.environ:
         return None
     return next((word for word in argv if not word.startswith("-")), "")
@@ -240,16 +239,16 @@ def _named(argv: list[str]) -> str | None:
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its exit code (`ncm help troubleshooting` lists them)."""
     _guard_streams()
-    # Schedulers and torchrun send SIGTERM: like Ctrl-C it releases locks and keeps finished rows.
+    # Schedulers and torchrun send SIGTERM. Handled like Ctrl-C, it releases locks and keeps finished rows.
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     code = run(sys.argv[1:] if argv is None else argv)
     try:
         sys.stdout.flush()
-    except (NcmError, OSError):  # stdout is closed: Python would complain at exit about what is left to write
+    except (NcmError, OSError):  # stdout is closed: Python would complain at exit about unwritten output
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.stdout.flush()
-    gc.freeze()  # without it the collections at exit traverse all of torch's modules: most of a second
+    gc.freeze()  # otherwise the collections at exit traverse all of torch's modules, for most of a second
     sys.exit(code)
 
 
@@ -258,26 +257,26 @@ def run(argv: list[str]) -> int:
     if argv[:1] == ["help"] and argv[1:2] != [] and argv[1] in COMMANDS.keys() - TOPICS:
         argv = [*argv[1:], "--help"]
     try:
-        with warnings.catch_warnings(record=True) as held:
-            result = build_app(only=_named(argv))(args=argv, prog_name="ncm", standalone_mode=False)
+        with warnings.catch_warnings(record=True) as recorded:
+            result = build_app(only=_command_in(argv))(args=argv, prog_name="ncm", standalone_mode=False)
         sys.stdout.flush()
-        # Libraries' warnings are shown at the end, and not at all before an error, which they would bury.
-        for warning in held:
+        # Libraries' warnings are shown at the end, but not if there is an error, which they would bury.
+        for warning in recorded:
             warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
     except NcmError as error:
-        return _refused(error)
+        return _print_refusal(error)
     except (KeyboardInterrupt, typer.Abort):
         result = INTERRUPTED
     except BrokenPipeError:
         return 0  # the reader of stdout has closed it
     except SystemExit as error:
-        # typer exits with 1 where the reader of the help has closed the pipe.
+        # typer exits with 1 if the reader of the help has closed the pipe.
         if isinstance(error.__context__, BrokenPipeError):
             return 0
         raise
     except Exception as error:
-        if refusal := _of_the_system(error):
-            return _refused(refusal)
+        if refusal := _system_refusal(error):
+            return _print_refusal(refusal)
         # Some versions of typer have their own copy of click; usage errors of both have these attributes.
         if not (hasattr(error, "format_message") and hasattr(error, "exit_code")):
             raise
@@ -288,15 +287,15 @@ def run(argv: list[str]) -> int:
             return UsageError.exit_code
         moved = getattr(options_of("fit"), "moved", {}) if command == "ncm fit" else {}
         fix = moved.get(getattr(error, "option_name", None), f"{command} --help")
-        return _refused(UsageError(message, fix=fix))
+        return _print_refusal(UsageError(message, fix=fix))
     # Some versions of typer return the exit code of an interrupt and print nothing.
     if result == INTERRUPTED:
         print("interrupted: run the same command again to go on", file=sys.stderr)
     return result if isinstance(result, int) else 0
 
 
-def _of_the_system(error: Exception) -> NcmError | None:
-    """The error for what the system refused, where ``error`` comes of that; None for any other."""
+def _system_refusal(error: Exception) -> NcmError | None:
+    """The `NcmError` for an error by which the system refused something; None for any other error."""
     if isinstance(error, OSError) and error.errno in EXPECTED_OS_ERRORS:
         what, fix = EXPECTED_OS_ERRORS[error.errno]
         return NcmError(what, where=error.filename, found=error.strerror, fix=fix)
@@ -310,7 +309,7 @@ def _of_the_system(error: Exception) -> NcmError | None:
     return None
 
 
-def _refused(error: NcmError) -> int:
+def _print_refusal(error: NcmError) -> int:
     from ncm_cli.console import print_error
 
     print_error(error.title, error.what, error.lines())
@@ -318,7 +317,7 @@ def _refused(error: NcmError) -> int:
 
 
 class _Stdout(io.FileIO):
-    """Standard output whose errors name it: an `OSError` could be of any file."""
+    """Standard output whose errors say so; an `OSError` could come from any file."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -334,21 +333,22 @@ class _Stdout(io.FileIO):
 
 
 def _guard_streams() -> None:
-    """Standard streams for a process that was started without some of them (``>&-``, some daemons).
+    """Replace missing standard streams of a process (``>&-``, some daemons).
 
-    Each closed descriptor is opened on the null device: another file with its number would receive what
-    libraries print. Writing to a closed standard output is an error; to a closed stderr it is dropped.
+    Each closed descriptor is opened on the null device; otherwise the next opened file would get its number,
+    and receive what libraries print. Writing to a closed standard output is an error; a closed stderr drops
+    what is written.
     """
     for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, mode)  # gets the lowest number that is free: this one
+            os.open(os.devnull, mode)  # gets the lowest free number, which is this one
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     kept: dict[str, Any] = {"encoding": "utf-8"}
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # As Python's own stream, but an unbuffered one is flushed at each line.
+        # Like Python's own stream, but an unbuffered one is flushed after each line.
         kept = {"encoding": sys.stdout.encoding, "errors": sys.stdout.errors}
         kept["line_buffering"] = sys.stdout.line_buffering or sys.stdout.write_through
     sys.stdout = io.TextIOWrapper(io.BufferedWriter(_Stdout(1, "w", closefd=False)), **kept)

@@ -34,17 +34,17 @@ class Term:
 
 
 _QUOTED = re.compile(r'((?:^|[&|=])\s*)("(?:[^"]|"")*")(?=\s*(?:$|[&|=]|!=))')
-"""A name or a value between quotation marks, and what is before it."""
+"""A name or a value between quotation marks, and the text before it."""
 
 _PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")
-"""What stands for a quoted one while the rest is split."""
+"""Stands for a quoted name or value while the rest is split."""
 
 
 def parse_where(text: str) -> tuple[Term, ...]:
     """The terms of a row filter (``split=test & place!=land|water``), all of which a row must meet.
 
-    Between quotation marks a name or a value may hold what else has a meaning, and a quotation mark itself
-    as two: ``split="train|a"``. An empty text is no term. Raises `UsageError` for text that isn't terms
+    Names and values with special characters stand between quotation marks (``split="train|a"``), a quotation
+    mark within them is doubled. An empty text has no terms. Raises `UsageError` for text that isn't terms
     joined by ``&``.
     """
     quoted: list[str] = []
@@ -76,7 +76,7 @@ def parse_where(text: str) -> tuple[Term, ...]:
 
 
 def where_text(column: str, *values: str, negated: bool = False) -> str:
-    """The row filter of a column's values, names quoted where the filter needs it.
+    """The row filter for a column's values; names and values are quoted if need be.
 
     In a message that suggests it to a user, `shlex.quote` keeps its ``&`` and ``|`` from the shell.
     """
@@ -89,12 +89,12 @@ def _item(text: str) -> str:
 
 
 MAX_GRID = 100_000
-"""Values of a grid: more than the dimensions of any embedding."""
+"""Most values of a grid: more than any embedding has dimensions."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Space:
-    """The values that a number may take: a list, or without ``values`` a range."""
+    """The values that a number may take: the list ``values``, or a range if that is empty."""
 
     text: str
     values: tuple[float, ...] = ()
@@ -103,7 +103,7 @@ class Space:
     log: bool = False
 
     def at(self, share: float, *, whole: bool) -> float:
-        """The value at ``share`` in [0, 1) of the space; whole numbers are rounded."""
+        """The value at the fraction ``share`` in [0, 1) of the space, rounded if ``whole``."""
         if self.values:
             return self.values[int(share * len(self.values))]
         if self.log:
@@ -119,7 +119,7 @@ FORMS = "log:1e-5:1e-3, lin:0:1, 2:24 (whole numbers), 1e-3,1e-2 (a list) or 0.1
 def parse_space(
     text: str, *, whole: bool = False, what: str = "a search space", expected: str = FORMS
 ) -> Space:
-    """The one grammar of numbers, `FORMS`; raises `UsageError` that ``what`` can't be read."""
+    """Parse numbers in one of the `FORMS`; raises `UsageError` that ``what`` can't be read."""
     try:
         kind, _, rest = text.partition(":")
         if kind in ("log", "lin"):
@@ -133,7 +133,7 @@ def parse_space(
             if not count:
                 return space
             shares = [i / max(int(count[0]) - 1, 1) for i in range(min(int(count[0]), MAX_GRID + 1))]
-            # Twelve digits: 0.001 rather than the 0.0010000000000000002 that logarithms make of it.
+            # Twelve digits, so that logarithms give 0.001, not 0.0010000000000000002.
             values = [float(f"{space.at(share, whole=whole):.12g}") for share in shares]
         else:
             space, values = Space(text=text), []
@@ -156,7 +156,7 @@ def parse_space(
 def parse_numbers(
     text: str, *, what: str = "numbers", expected: str = "1e-3, or 1e-4,1e-3,1e-2, or log:1e-4:1:5"
 ) -> tuple[float, ...]:
-    """The values of a space that has them: ``1e-3``, ``1e-4,1e-2`` or ``log:1e-4:1:5``."""
+    """Numbers or a grid: ``1e-3``, ``1e-4,1e-2`` or ``log:1e-4:1:5``; `UsageError` for a range."""
     space = parse_space(text, what=what, expected=expected)
     if not space.values:
         raise UsageError(f"{what} that can't be read", found=repr(text), expected=expected)
@@ -176,12 +176,12 @@ def parse_ranks(text: str) -> tuple[int, ...] | None:
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """``label,place``: names between commas, blanks around them dropped."""
+    """Names separated by commas, such as ``label,place``, without the blanks around them."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def parse_crossings(text: str) -> tuple[tuple[str, ...], ...]:
-    """``label,male;label,black``: names between commas, crossings of them between semicolons."""
+    """Crossings separated by semicolons, their names by commas, such as ``label,male;label,black``."""
     crossings = tuple(names for part in text.split(";") if (names := parse_names(part)))
     if not crossings:
         raise UsageError(
@@ -203,7 +203,7 @@ parse_batch_size = partial(_parse_auto, least=1, what="--batch-size")
 """Images in a batch; None for ``auto``."""
 
 parse_workers = partial(_parse_auto, least=0, what="--workers")
-"""Images read at once, by threads or processes; None for ``auto``."""
+"""Number of threads or processes that read images; None for ``auto``."""
 
 
 def parse_device(text: str) -> str:
@@ -215,7 +215,7 @@ def parse_device(text: str) -> str:
 
 
 COLUMN_METAVARS = ("COLUMN", "COLUMNS", "WHERE")
-"""The value in the help of options that take a column, columns between commas, or a row filter."""
+"""Metavars of options that take a column, columns separated by commas, or a row filter."""
 
 REQUIRED: Any = dataclasses.MISSING
 
@@ -224,40 +224,40 @@ AnyPath = TypeVar("AnyPath", str, Path)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Field:
-    """One option: what the command line, recipes and Python need to know of it."""
+    """One option, as declared for the command line, recipes and Python."""
 
     name: str
     type: type
-    """``str``, ``int``, ``float``, ``bool`` or ``Path``: of each item where ``repeated``."""
+    """``str``, ``int``, ``float``, ``bool`` or ``Path``; the type of each item if ``repeated``."""
     optional: bool
     repeated: bool
     default: Any
     help: str
     positional: bool = False
     flags: tuple[str, ...] = ()
-    """Short forms beside the long option, such as ``("-o",)``."""
+    """Short forms of the option, such as ``("-o",)``."""
     group: str = "Options"
     """The heading under which ``--help`` lists it."""
     metavar: str | None = None
-    """What ``--help`` shows for the value. `COLUMN_METAVARS` say that the option names columns, and recipes
-    check them before anything runs."""
+    """The value's name in ``--help``. With one of `COLUMN_METAVARS` the option names columns, which recipes
+    check before anything runs."""
     columns_of: str | None = None
-    """The option whose file has these columns: without it ``features``, or ``source`` where there is none."""
+    """The option whose file has these columns; by default ``features``, or ``source`` without that option."""
     joined: bool = False
-    """Whether crossings of columns may be given several times on a command line, joined by semicolons."""
+    """Whether the option may be repeated on a command line, its crossings then joined by semicolons."""
     choices: tuple[str, ...] = ()
-    """The values allowed, checked on the command line and in recipes alike."""
+    """The allowed values; any if empty."""
     role: Literal["value", "input", "output", "name-or-input"] = "value"
-    """``input`` for a file or folder that is read, ``output`` for one that is written: recipes resolve the
-    paths by it and know from it when a step is up to date. ``name-or-input``: text that is either a name (of
-    weights) or a file that is read."""
+    """``input`` for a file or folder that is read, ``output`` for one that is written. Recipes resolve these
+    paths and compare their contents to decide whether a step is up to date. ``name-or-input`` is text that is
+    either a name (of weights) or a file that is read."""
     writes: tuple[str, ...] = ()
     """The kinds of files of an output, as named in `ncm_cli.store.outputs`; none for a folder."""
     files: Callable[[Path], tuple[Path, ...]] | None = None
-    """All files that are written of the one that is named, if more than that."""
+    """Maps an output to all files that are written, if there are several."""
     parse: Callable[[str], object] | None = None
-    """For text with a small grammar: called once to check it before any work starts; the field keeps the
-    text. Row filters have theirs by their metavar."""
+    """Checks text with a grammar of its own before any work; the field keeps the text. `option` sets it for
+    row filters and crossings."""
     least: float | None = None
     above: float | None = None
     most: float | None = None
@@ -277,7 +277,7 @@ class Field:
         return self.role == "output" and not self.writes
 
     def all_files(self, output: Path) -> tuple[Path, ...]:
-        """All files that are written where ``output`` is named."""
+        """All files that are written for an ``output``."""
         return self.files(output) if self.files else (output,)
 
 
@@ -287,11 +287,11 @@ BOUNDS = {
     "most": ("at most", operator.le),
     "below": ("below", operator.lt),
 }
-"""Bounds of a number: in words, and the comparison (number, bound) that must hold."""
+"""Bounds of a number: in words, and the comparison of number and bound that must hold."""
 
 
 def option(default: Any = REQUIRED, **facts: Any) -> Any:
-    """A field that is a long option, with what `Field` says of it; without a default it is required."""
+    """A dataclass field for a long option, required if it has no default; ``facts`` are fields of `Field`."""
     if facts.get("joined"):
         facts["parse"] = parse_crossings
     if facts.get("metavar") == "WHERE":
@@ -300,7 +300,7 @@ def option(default: Any = REQUIRED, **facts: Any) -> Any:
 
 
 def argument(default: Any = REQUIRED, **facts: Any) -> Any:
-    """A field that is a positional argument on the command line and a plain key in a recipe."""
+    """A dataclass field for a positional argument, which in a recipe is a key like any other."""
     return option(default, positional=True, **facts)
 
 
@@ -333,7 +333,7 @@ def _fields_of(options: Any) -> tuple[Field, ...]:
 
 
 def possible(path: Path | str, error: type[NcmError] = UsageError) -> Path:
-    """The path; an error for one that no file system takes: too long, or with a zero byte."""
+    """The path; raises ``error`` if no file system can have it: it is too long, or holds a zero byte."""
     try:
         Path(path).lstat()
     except (OSError, ValueError) as why:
@@ -344,20 +344,20 @@ def possible(path: Path | str, error: type[NcmError] = UsageError) -> Path:
 
 
 def at_home(field: Field, value: Any) -> Any:
-    """The value of an option; of a path ``~`` and ``~user`` are expanded, as in a shell.
+    """The value of an option; if it is a path, ``~`` and ``~user`` are expanded.
 
-    Shells leave ``--output=~/x`` and ``"~/x"`` as they are.
+    Shells don't do that in ``--output=~/x`` and ``"~/x"``.
     """
     return value if field.role == "value" and field.type is not Path else expand_home(value)
 
 
 def expand_home(path: AnyPath) -> AnyPath:
-    """A path with ``~`` and ``~user`` at its start expanded; an unknown user's stays as it is."""
+    """A path with ``~`` or ``~user`` at its start expanded; it stays unchanged for an unknown user."""
     return type(path)(os.path.expanduser(path))  # noqa: PTH111 (pathlib raises for an unknown user)
 
 
 def check_value(field: Field, item: Any) -> None:
-    """Raise `UsageError` if an option doesn't take a value, which may be one of several."""
+    """Raise `UsageError` if an option doesn't take a value; of a repeated option, one of its values."""
     if field.role == "output" and str(item) == "-" != str(field.default):
         raise UsageError(f"{field.flag} can't be standard output", found="-", fix=f"{field.flag} NAME")
     if field.choices and item not in field.choices:
@@ -378,7 +378,7 @@ def check_value(field: Field, item: Any) -> None:
 
 
 def refusals(options: Any) -> Iterator[UsageError]:
-    """Why these options can't be used together, without a look at files; the class's own ``refusals``."""
+    """Why these options can't be used together, by their own ``refusals`` if they have it; reads no files."""
     if hasattr(options, "refusals"):
         yield from options.refusals()
 
@@ -400,7 +400,7 @@ def check(options: Any) -> Any:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file; False for text that is too long for a name, such as a prompt."""
+    """Whether a file exists; False for text that is too long for a name, such as a prompt."""
     try:
         return path.is_file()
     except OSError as error:
@@ -410,17 +410,14 @@ def is_file(path: Path) -> bool:
 
 
 def given_flags(options: Any, names: Iterable[str]) -> list[str]:
-    """The flags of ``names`` whose values aren't the defaults, for warnings that they have no effect."""
+    """The flags of ``names`` whose values aren't the default, for warnings that they have no effect."""
     wanted = set(names)
     fields = (field for field in fields_of(type(options)) if field.name in wanted)
     return [field.flag for field in fields if getattr(options, field.name) != field.default]
 
 
 def command_words(options: type, values: Mapping[str, Any]) -> list[str]:
-    """The arguments of a command line that gives these values.
-
-    Options with their default are left out, and values for options that the class doesn't have.
-    """
+    """Arguments of a command line for these values; defaults, and names that aren't options, are left out."""
     positional: list[str] = []
     flagged: list[str] = []
     for field in fields_of(options):
@@ -433,13 +430,13 @@ def command_words(options: type, values: Mapping[str, Any]) -> list[str]:
             else:
                 flagged += [word for text in _texts(field, value) for word in (field.flag, text)]
     if any(text.startswith("-") for text in positional):
-        # After -- nothing is taken for an option.
+        # Arguments after -- aren't options.
         return [*flagged, "--", *positional]
     return [*positional, *flagged]
 
 
 def _texts(field: Field, value: Any) -> list[str]:
-    """A value as words of a command line, one for each of several values."""
+    """The words of a value on a command line, one for each value of a repeated option."""
     if value is None or value is REQUIRED:
         return []
     return [str(item) for item in (value if field.repeated else (value,))]
