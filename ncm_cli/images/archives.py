@@ -1,8 +1,8 @@
-"""Tar archives of samples, as WebDataset writes them, or of a folder of images, as the rows of an embedding.
+"""Reads a manifest from tar archives: of samples, as WebDataset writes them, or of a folder of images.
 
-Files of one name up to its first dot are a sample: ``00012.jpg``, ``00012.cls``, ``00012.json``. Archives
-where no image has a ``.cls`` or ``.json`` are read like the folder that they were made of. Only headers and
-labels are read here; an image is read where it lies.
+Files with the same name up to the first dot are a sample: ``00012.jpg``, ``00012.cls``, ``00012.json``. If no
+image has a ``.cls`` or ``.json``, the archives are read like the folder that they were made from. Only
+headers and labels are read here; images are read later, by their offsets.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from ncm_cli.store.digests import MAX_TEXT_BYTES, printable
 from ncm_cli.store.files import one_line
 
 MAX_ENTRY_BYTES = 1 << 24
-"""Bytes of a ``.json`` or ``.cls`` member, of which columns take a few thousand."""
+"""Largest ``.json`` or ``.cls`` member; a column takes a few thousand bytes."""
 
 MAX_LINKS = 40
-"""Links from one to the next that are followed, as many as Linux does."""
+"""Longest chain of links that is followed, as in Linux."""
 
 _IMAGE = "__url__"
-"""WebDataset's name for a sample's place; no entry of a sample's own has it."""
+"""WebDataset's name for a sample's address, which is no entry of a sample."""
 
 _META = re.compile(r"__[^/]*__($|/)")
 
 
 def read_archives(source: str, names: ColumnNames) -> Manifest:
-    """The images in the archives that ``source`` stands for; ids are ``ARCHIVE/NAME``.
+    """The images in the archives that ``source`` names, perhaps with braces; ids are ``ARCHIVE/NAME``.
 
-    Columns are ``cls``, which is the label where no other is, and the entries of the JSON members that are
+    Columns are ``cls``, which is the label if there is no other, and the entries of JSON members that are
     text, numbers, true or false. A note counts what is left out; a warning names archives that may be cut.
 
     Raises
@@ -59,34 +59,36 @@ def read_archives(source: str, names: ColumnNames) -> Manifest:
             changed.append(file_facts(path)[1])
         except InputError:
             raise
-        except Exception as error:  # file systems raise what they like
+        except Exception as error:  # file systems raise errors of any class
             missing.append(f"{path}: {reason_of(error)}")
     if missing:
         raise InputError(f"{len(missing)} of {len(paths)} archives can't be read", found=listing(missing))
     archives = [_Archive(path) for path in paths]
     as_folder = not any(archive.has_samples() for archive in archives)
-    found = [(archive, image) for archive in archives for image in archive.images(as_folder=as_folder)]
+    images = [(archive, image) for archive in archives for image in archive.images(as_folder=as_folder)]
     left = sum((archive.left for archive in archives), Counter[str]())
     left_out = listing(f"{what} ({count:,})" for what, count in left.most_common())
     cut = [f"{archive.path}: {archive.problem}" for archive in archives if archive.problem]
-    if not found:
+    if not images:
         what = "; ".join([f"other things: {left_out}" if left else "no files", *cut])
         raise InputError("no images in the archives", where=source, found=what)
     notes = [f"left out of the archives: {left_out}"] if left else []
-    rows = [image.entries for _, image in found]
-    if as_folder and (folders := _folders([image.name for _, image in found])):
+    rows = [image.entries for _, image in images]
+    if as_folder and (folders := _folders([image.name for _, image in images])):
         rows = [{"label": printable(folder)} for folder in folders]
         notes.append("the folders' names are the labels")
     columns = tuple(dict.fromkeys(name for row in rows for name in row))
     values = {name: [row.get(name, "") for row in rows] for name in columns}
-    values[ID_COLUMN] = [printable(f"{archive.stem}/{image.key}") for archive, image in found]
-    values[_IMAGE] = [f"{archive.path}#{image.member.name}@{image.member.offset}" for archive, image in found]
+    values[ID_COLUMN] = [printable(f"{archive.stem}/{image.key}") for archive, image in images]
+    values[_IMAGE] = [
+        f"{archive.path}#{image.member.name}@{image.member.offset}" for archive, image in images
+    ]
     table = NamedRows(Path(source), tuple(values), values, range(len(rows)), ",", tuple(notes))
     label = names.label_col or ("cls" if "cls" in columns and "label" not in columns else None)
     times = dict(zip(paths, changed, strict=True))
     files = [
         (path, image.member.size, times[archive.path])
-        for path, (archive, image) in zip(values[_IMAGE], found, strict=True)
+        for path, (archive, image) in zip(values[_IMAGE], images, strict=True)
     ]
     names = replace(names, id_col=ID_COLUMN, path_col=_IMAGE, label_col=label)
     manifest = manifest_of(table, names, files=files)
@@ -98,7 +100,7 @@ def read_archives(source: str, names: ColumnNames) -> Manifest:
 
 @dataclass(frozen=True)
 class _Image:
-    """An image by its ``key``, the id without the archive, and where it lies."""
+    """An image: its ``key`` (the id without the archive), its name, where it lies, and its entries."""
 
     key: str
     name: str
@@ -107,7 +109,7 @@ class _Image:
 
 
 class _Archive:
-    """The members of an archive by name, links followed; ``left`` counts by kind what isn't used."""
+    """The members of an archive by name, links resolved; ``left`` counts unused members by kind."""
 
     def __init__(self, path: str) -> None:
         self.path, self.stem = path, path.rpartition("/")[2].rpartition(".")[0]
@@ -117,7 +119,7 @@ class _Archive:
         try:
             with log_long_wait(path), open_file(path) as stream:
                 self._scan(stream)
-        except Exception as error:  # file systems raise what they like
+        except Exception as error:  # file systems raise errors of any class
             raise self._unreadable(error) from None
 
     def _unreadable(self, error: Exception) -> InputError:
@@ -154,21 +156,21 @@ class _Archive:
                 self._read_entries(name, target, stream)
 
     def _read_entries(self, name: str, member: tarfile.TarInfo, stream: BinaryIO) -> None:
-        """Read a class or JSON member; an error in it is raised only where a sample needs it."""
+        """Read a class or JSON member; an error in it is raised only if an image needs it."""
         suffix = _suffix(name)
         if suffix in (".cls", ".json"):
             try:
                 data = content(stream, member, MAX_ENTRY_BYTES)
                 text = data.decode("utf-8")
-                found = {"cls": text} if suffix == ".cls" else json.loads(text)
-                if not isinstance(found, dict):
+                entries = {"cls": text} if suffix == ".cls" else json.loads(text)
+                if not isinstance(entries, dict):
                     raise ValueError("no object")
-                self._entries[name] = self._flat(found)
+                self._entries[name] = self._flat(entries)
             except (ValueError, RecursionError) as error:
                 self._entries[name] = ValueError(f"{printable(name)}: {one_line(error)}")
 
     def _flat(self, entries: dict[str, Any]) -> dict[str, str]:
-        """The entries of a sample that a column takes, as text."""
+        """The entries that can be columns, as text."""
         texts = {}
         for name, value in entries.items():
             text = json.dumps(value) if isinstance(value, bool) else str(value).strip()
@@ -187,10 +189,10 @@ class _Archive:
         return any(_stem(name) in owners for name in self._entries)
 
     def images(self, *, as_folder: bool) -> Iterator[_Image]:
-        """The images in the order of the archive, or of their names where it is read like a folder.
+        """The images in the order of the archive, or of their names if it is read like a folder.
 
-        The only image of a sample has the sample's key. Of several, one that is named like the sample stands
-        for it, with those that have a class or JSON member of their own; otherwise each is a row.
+        A sample's only image has the sample's key. If one of several is named like the sample, only that one
+        is used, and those with a class or JSON member of their own; otherwise all are used.
         """
         samples: dict[str, list[str]] = {}
         for name in sorted(self._files) if as_folder else self._files:
@@ -225,31 +227,31 @@ class _Archive:
                     self.left["further images of samples" if looks_like_image(name) else _kind(name)] += 1
 
     def _joined(self, names: Sequence[str]) -> dict[str, str]:
-        """The entries of some members, the later ones first."""
+        """The entries of some members; later ones override earlier ones."""
         joined: dict[str, str] = {}
         if twice := [name for name, count in Counter(map(str.lower, names)).items() if count > 1]:
             raise self._unreadable(ValueError(f"{printable(twice[0])} twice in one sample"))
         for name in names:
-            found = self._entries[name]
-            if isinstance(found, ValueError):
-                raise self._unreadable(found)
-            joined |= found
+            entries = self._entries[name]
+            if isinstance(entries, ValueError):
+                raise self._unreadable(entries)
+            joined |= entries
         return joined
 
 
 def _target(member: tarfile.TarInfo, known: dict[str, tarfile.TarInfo]) -> tarfile.TarInfo | None:
-    """The plain file that a member is, or that its links lead to; None where there is none."""
-    found: tarfile.TarInfo | None = member
+    """The plain file that a member is or links to; None if there is none."""
+    target: tarfile.TarInfo | None = member
     for _ in range(MAX_LINKS):
-        if found is None or not (found.issym() or found.islnk()):
+        if target is None or not (target.issym() or target.islnk()):
             break
-        folder = posixpath.dirname(found.name) if found.issym() else ""
-        found = known.get(posixpath.normpath(posixpath.join(folder, found.linkname)))
-    return found if found is not None and found.isreg() and not found.issparse() else None
+        folder = posixpath.dirname(target.name) if target.issym() else ""
+        target = known.get(posixpath.normpath(posixpath.join(folder, target.linkname)))
+    return target if target is not None and target.isreg() and not target.issparse() else None
 
 
 def _key(name: str) -> str:
-    """A name up to the first dot behind its folders."""
+    """A path up to the first dot in its file name."""
     folder, slash, base = name.rpartition("/")
     return folder + slash + base.partition(".")[0]
 
@@ -267,7 +269,7 @@ def _kind(name: str) -> str:
 
 
 def _folders(names: Iterable[str]) -> list[str] | None:
-    """The folder of each image below those that hold all images; None unless exactly one level is left."""
+    """Each image's folder below the folders that all share; None unless that is exactly one level."""
     folders = [posixpath.normpath(name).split("/")[:-1] for name in names]
     levels = enumerate(zip(*folders, strict=False))
     shared = next((at for at, level in levels if len(set(level)) > 1), min(map(len, folders)))

@@ -1,4 +1,4 @@
-"""Turns prompts into features, by the text tower of the model that made a store's features."""
+"""Encodes prompts with the text tower of the model that made a store's features."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from ncm_cli.images.network import TorchEncoder
 
 TEXT_BATCH = 256
-"""Texts that are encoded at a time."""
+"""Texts in a batch."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextTower:
-    """The text tower beside the image tower that made a store's features.
+    """The text tower that belongs to the image tower of a store's features.
 
-    A classifier's logits are ``logit_scale`` times the cosine of picture and text, plus ``logit_bias`` where
-    the model has one.
+    A classifier's logits are ``logit_scale`` times the cosine of picture and text, plus ``logit_bias`` if the
+    model has one.
     """
 
     request: EncoderRequest
@@ -46,16 +46,13 @@ class TextTower:
     reporter: Reporter
 
     def tokens(self, texts: Sequence[str]) -> NDArray[np.int64]:
-        """(n, length): what the model reads of each text.
-
-        A text that is longer than that is cut, and the first one is named.
-        """
+        """int64 (n, length): the tokens of each text; warns if a text is cut to the model's length."""
         tokens, cut = [], ""
         for start in range(0, len(texts), TEXT_BATCH):
             part = list(texts[start : start + TEXT_BATCH])
             tokens.append(self.tokenizer(part))
             length = tokens[0].shape[1]
-            # With twice the length, a text that fits is followed by padding: one value.
+            # At twice the length, the second half of a text that fits is padding, a single value.
             beyond = self.tokenizer(part, context_length=2 * length)[:, length:]
             longer = (beyond != beyond[:, -1:]).any(dim=1).nonzero()
             cut = cut or (part[int(longer[0])] if len(longer) else "")
@@ -64,9 +61,9 @@ class TextTower:
         return np.concatenate(tokens)
 
     def encode(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        """(n, d): ``encode_text`` of the tokens in order, rows of unit length where the store's are.
+        """float32 (n, d): ``encode_text`` of the tokens, with rows of unit length if the store's have it.
 
-        In fp32, in whatever precision the pictures were encoded.
+        Computed in fp32, whatever the precision of the store's features.
         """
         import torch
 
@@ -84,7 +81,7 @@ class TextTower:
 
 
 def require_apart(what: str, names: Sequence[str], tokens: NDArray[np.int64], where: str) -> None:
-    """Refuse what the model reads as the same: two of ``names`` with the same row of ``tokens``."""
+    """Refuse two of ``names`` with the same row of ``tokens``, since the model can't tell them apart."""
     first: dict[bytes, str] = {}
     for name, row in zip(names, tokens, strict=True):
         other = first.setdefault(row.tobytes(), name)
@@ -107,7 +104,7 @@ def load_text_tower(store: FeatureStore, options: TextOptions, reporter: Reporte
     InputError
         An encoder without text, weights without a text tower, or what `load_encoder` raises.
     MismatchError
-        What is loaded isn't the encoder of the features: weights, activation or another field differs.
+        The loaded encoder isn't the one of the features: weights, activation or another field differs.
     """
     described = store.encoder
     if described.get("kind") != "open_clip":
@@ -158,9 +155,9 @@ def load_text_tower(store: FeatureStore, options: TextOptions, reporter: Reporte
 def read_classes(
     options: TextOptions, store: FeatureStore, target: str | None, known: Sequence[str] = ()
 ) -> dict[str, str]:
-    """The classes in order, and the words for each: as asked, else those ``known``, else a column's.
+    """The classes in order, and the words for each: from the options, else ``known``, else of a column.
 
-    Raises `InputError` where nothing says them, or two have the same words.
+    Raises `InputError` if there are none, or if two have the same words.
     """
     if options.classes is not None:
         found = parse_classes(options.classes)
@@ -198,26 +195,26 @@ def _read_class_map(path: Path) -> dict[str, str]:
 
 
 def read_prompts(prompts: Sequence[str]) -> list[str]:
-    """The texts of ``--prompts``, each once: each is one, or a file with one a line, or ``openai``."""
-    found: list[str] = []
+    """The distinct texts of ``--prompts``: each value is a text, a file of texts, or ``openai``."""
+    texts: list[str] = []
     for prompt in prompts:
         if prompt == OPENAI_TEMPLATES:
             import open_clip
 
-            found += [template("{}") for template in open_clip.OPENAI_IMAGENET_TEMPLATES]
+            texts += [template("{}") for template in open_clip.OPENAI_IMAGENET_TEMPLATES]
         elif "{" in prompt or not is_file(Path(prompt)):
-            found.append(prompt)
+            texts.append(prompt)
         else:
             try:
                 lines = require_file(prompt).read_text(encoding="utf-8-sig").splitlines()
             except UnicodeDecodeError as error:
                 raise InputError("prompts that aren't UTF-8 text", where=prompt, found=error) from error
-            found += [parse_prompt(line.strip()) for line in lines if line.strip()]
-    if not found:
+            texts += [parse_prompt(line.strip()) for line in lines if line.strip()]
+    if not texts:
         raise InputError("no prompts", where=f"--prompts {listing(prompts)}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(texts))
 
 
 def filled(template: str, words: str) -> str:
-    """A template with the words for a class in its place."""
+    """A template with the words for a class filled in."""
     return template.replace("{class}", "{}").replace("{}", words)

@@ -1,8 +1,7 @@
-"""Which weights a request names, by content, and what a checkpoint file holds.
+"""The weights that a request names, identified by content, and the contents of checkpoint files.
 
-Nothing is unpickled freely, and no code of a file is run: safetensors, ``torch.load(weights_only=True)``, and
-the tensors of TorchScript archives. What other libraries raise while they fetch or read weights becomes one
-`InputError` here, and nowhere else.
+No code from a file is run: only safetensors, ``torch.load(weights_only=True)`` and the tensors of TorchScript
+archives are read. Errors of other libraries while weights are fetched or read become `InputError` only here.
 """
 
 from __future__ import annotations
@@ -44,24 +43,24 @@ if TYPE_CHECKING:
     from ncm_cli.images.request import EncoderRequest
 
 _ALWAYS_ALLOWED_BYTES, _MAX_RATIO = 64 << 20, 8
-"""Limits of an archive's unpacked size: this many bytes in any case, else this many times its size."""
+"""Limit of an archive's unpacked size: so many bytes, plus so many times the archive's size."""
 
 _TUNED_FACTS = {"ncm_format", "ncm_format_version", "model", "representation", "image_size", DIGEST}
-"""The metadata of a checkpoint of ``ncm finetune``; a digest has to have just this name."""
+"""The metadata of a checkpoint of ``ncm finetune``. Others are refused: one may be a misspelt digest."""
 
 CHECKPOINT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar", ".th")
 
 MIN_REMEMBERED_BYTES = 1 << 25
-"""Least size in bytes of files whose digest is remembered for later runs."""
+"""Size in bytes from which a file's digest is remembered for later runs."""
 
 _NO_FOLDER = {errno.ENOENT, errno.ENOTDIR, errno.EEXIST}
 _CACHE_ERRORS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC} | _NO_FOLDER)
 
 
 def request_facts(request: EncoderRequest) -> dict[str, Any]:
-    """The part of a request's key that says which weights and configuration, by content where they are local.
+    """The weights and configuration in a request's key, by content if they are local.
 
-    A path that isn't there counts by its text: loading it will say what is wrong.
+    A missing path is taken as text; loading it reports the error.
     """
     named, model = request.weights, request.model
     found: dict[str, Any] = {"weights": digest(named) if named and names_a_file(named) else named}
@@ -77,23 +76,23 @@ def request_facts(request: EncoderRequest) -> dict[str, Any]:
 
 
 def digest(path: str | Path) -> dict[str, Any]:
-    """Size in bytes and SHA-256 of a file, remembered while its size and times of change stay the same."""
+    """Size in bytes and SHA-256 of a file, remembered as long as its size, mtime and ctime are the same."""
     path = Path(path).expanduser().absolute()
     now = path.stat()
-    # Programs that copy or unpack files may set mtime, but never ctime.
+    # Programs that copy or unpack files may set mtime, but can't set ctime.
     return {"size": now.st_size, "sha256": _sha256(path, now.st_size, now.st_mtime_ns, now.st_ctime_ns)}
 
 
 @lru_cache(maxsize=64)
 def _sha256(path: Path, *state: int) -> str:
-    """SHA-256 of a file in this ``state``, its size first; a large one's is kept in the user's cache."""
-    if not state[0]:  # the kernel's files have no size, and may never end
+    """SHA-256 of a file in this ``state`` (size and times), kept in the user's cache if the file is large."""
+    if not state[0]:  # a file of the kernel has size 0, and reading it may never end
         return hashlib.sha256().hexdigest()
     if state[0] < MIN_REMEMBERED_BYTES:
         return sha256_file(path)
     cache: Path | None = None
     known: dict[str, Any] = {}
-    with contextlib.suppress(OSError, RuntimeError, NcmError):  # what can't be read is made anew
+    with contextlib.suppress(OSError, RuntimeError, NcmError):  # an unreadable cache is written anew
         named = Path(os.environ.get("XDG_CACHE_HOME", ""))
         cache = (named if named.is_absolute() else Path.home() / ".cache") / "ncm" / "digests.json"
         known = read if isinstance(read := read_json(cache), dict) else {}
@@ -109,7 +108,7 @@ def _sha256(path: Path, *state: int) -> str:
 
 
 def state_sha256(state: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 over a module's tensors: names, dtypes, shapes and bytes, in order of name."""
+    """SHA-256 over a module's tensors in order of name: names, dtypes, shapes and bytes."""
     import torch
 
     total = hashlib.sha256()
@@ -136,11 +135,11 @@ def looks_like_a_path(pretrained: str) -> bool:
 def chosen_weights(
     request: EncoderRequest, name: str, tags: Collection[str], example: str
 ) -> Path | str | None:
-    """The checkpoint file or the tag that a request names; None for random weights, which must be asked for.
+    """The checkpoint file or tag that a request names; None for random weights, if they are asked for.
 
-    ``name`` is what the model is called in messages, ``example`` what could be named. Of the ``tags`` that
-    the model has, ``LAION2b-s34b`` finds ``laion2b_s34b``. Raises `InputError` for no weights, a folder, a
-    missing file, a file that is no checkpoint, and an unknown tag.
+    ``name`` is the model's name in messages, ``example`` an example of weights. Case and hyphens in one of
+    the model's ``tags`` don't matter: ``LAION2b-s34b`` is ``laion2b_s34b``. Raises `InputError` for no
+    weights, a folder, a missing file, a file that is no checkpoint, and an unknown tag.
     """
     if request.random_init:
         return None
@@ -186,7 +185,7 @@ def chosen_weights(
 
 
 def checkpoint_kind(path: Path) -> str:
-    """``safetensors``, ``torchscript``, ``torch`` or ``numpy``, by content; or an InputError."""
+    """``safetensors``, ``torchscript``, ``torch`` or ``numpy``, by content; `InputError` for other files."""
     with require_file(path).open("rb") as stream:
         head = stream.read(HEAD_BYTES)
     kind = sniff(head)
@@ -224,7 +223,7 @@ def _members(path: Path) -> list[zipfile.ZipInfo]:
 
 
 def require_stored(path: Path) -> None:
-    """Refuse an archive of torch's whose tensors are compressed or lie in one another: it writes neither."""
+    """Refuse an archive of torch with compressed or overlapping tensors, which torch never writes."""
     members = [member for member in _members(path) if re.search(r"(^|/)data(\.pkl$|/)", member.filename)]
     packed = [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]
     if packed or sum(member.file_size for member in members) > path.stat().st_size:
@@ -234,7 +233,7 @@ def require_stored(path: Path) -> None:
 
 
 def refuse_bomb(path: Path, members: Iterable[zipfile.ZipInfo]) -> None:
-    """Refuse an archive that would fill memory: what it unpacks to bears no relation to its size."""
+    """Refuse an archive whose unpacked size is out of proportion to its own, since it could fill memory."""
     unpacked = sum(member.file_size for member in members)
     if unpacked > _ALWAYS_ALLOWED_BYTES + _MAX_RATIO * path.stat().st_size:
         raise InputError(
@@ -247,9 +246,9 @@ def refuse_bomb(path: Path, members: Iterable[zipfile.ZipInfo]) -> None:
 
 
 def require_own_numbers(path: Path) -> None:
-    """Raise ValueError where a tensor in a file of ``torch.save`` repeats its numbers to be larger.
+    """Raise ValueError if a tensor in a file of ``torch.save`` is larger than its storage.
 
-    Whatever makes such a one whole would fill memory.
+    Such a tensor repeats its numbers by strides; a copy of it could fill memory.
     """
     import torch
 
@@ -268,7 +267,7 @@ def require_own_numbers(path: Path) -> None:
 
 
 def tensors(path: Path, model: str) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint by name, on the CPU, with the wrappers of training scripts taken off."""
+    """The tensors of a checkpoint by name, on the CPU, without the wrappers of training scripts."""
     import torch
     from timm.models import load_state_dict
 
@@ -282,7 +281,7 @@ def tensors(path: Path, model: str) -> dict[str, torch.Tensor]:
             require_own_numbers(path)
         try:
             named = load_state_dict(str(path), weights_only=True)
-        except AttributeError:  # timm asks whatever there is for its names
+        except AttributeError:  # timm takes any object for a mapping
             held = type(torch.load(path, map_location="cpu", weights_only=True)).__name__
             raise ValueError(f"it holds a {held}, not named tensors") from None
         if not named:
@@ -291,9 +290,9 @@ def tensors(path: Path, model: str) -> dict[str, torch.Tensor]:
 
 
 def write_tuned(path: Path, module: torch.nn.Module, facts: Mapping[str, Any]) -> None:
-    """Write a network's state as safetensors, with its digest and ``facts`` (JSON) in its metadata.
+    """Write a network's state as safetensors, with its digest and ``facts`` as JSON in the metadata.
 
-    They are one entry of it: safetensors writes several in another order each time, and so other bytes.
+    The metadata has one entry, since safetensors writes several in a different order each time.
     """
     from safetensors.torch import save
 
@@ -304,9 +303,9 @@ def write_tuned(path: Path, module: torch.nn.Module, facts: Mapping[str, Any]) -
 
 
 def tuned_facts(source: str | Path | None) -> dict[str, Any]:
-    """The facts of a checkpoint that `write_tuned` wrote; empty for all else that may name weights.
+    """The facts of a checkpoint that `write_tuned` wrote; empty for any other source of weights.
 
-    Raises `InputError` for facts that can't be.
+    Raises `InputError` for facts that `write_tuned` doesn't write.
     """
     if source is None or not names_a_file(str(source)):
         return {}
@@ -319,7 +318,7 @@ def tuned_facts(source: str | Path | None) -> dict[str, Any]:
         width, side = facts["representation"], facts["image_size"]
         if strange := facts.keys() - _TUNED_FACTS:
             raise ValueError(f"facts named {listing(sorted(strange))}")
-        # The file holds a layer to the representation; more of it would only take memory.
+        # The file holds a layer of this width, so the width can't exceed the file's size.
         if type(width) is not int or not 1 <= width <= path.stat().st_size:
             raise ValueError(f"a representation of {width!r}")
         if side is not None and type(side) is not int:
@@ -332,9 +331,9 @@ def tuned_facts(source: str | Path | None) -> dict[str, Any]:
 def require_whole(
     path: Path, facts: Mapping[str, Any], state: Mapping[str, torch.Tensor] | None = None
 ) -> None:
-    """InputError where a checkpoint's contents don't match their digest; versions before 0.6 wrote none.
+    """Raise `InputError` if a checkpoint's contents don't match their digest; versions before 0.6 wrote none.
 
-    ``state`` are the tensors that were read of it; without them they are read here.
+    ``state`` has the checkpoint's tensors if they have been read; otherwise they are read here.
     """
     from safetensors.torch import load_file
 
@@ -348,7 +347,7 @@ def _tuned_sha256(facts: Mapping[str, Any], state: Mapping[str, torch.Tensor]) -
 
 
 def require_keys(missing: Iterable[str], unexpected: Iterable[str], *, path: Path, model: str) -> None:
-    """InputError that lists tensors which only the model or only the checkpoint has, where there are any."""
+    """Raise `InputError` if there are tensors that only the model or only the checkpoint has."""
     missing, unexpected = list(missing), list(unexpected)
     if missing or unexpected:
         raise InputError(
@@ -361,20 +360,20 @@ def require_keys(missing: Iterable[str], unexpected: Iterable[str], *, path: Pat
 
 
 def pickled_object(error: pickle.UnpicklingError) -> str:
-    """The kind of object in a file that would need unpickling. (torch's own message advises to load it.)"""
+    """The kind of object that a file would unpickle, without torch's advice to load it all the same."""
     named = re.search(r"GLOBAL (\S+)", str(error))
     return f"an object of {named[1]}" if named else "an unreadable object"
 
 
 @contextlib.contextmanager
 def reading_checkpoint(path: Path, model: str) -> Iterator[None]:
-    """Turn what readers of checkpoints raise on foreign files into an InputError that names the file."""
+    """Turn what readers of checkpoints raise on foreign files into an `InputError` with the file's name."""
     try:
         yield
     except InputError:
         raise
-    except Exception as error:  # readers of foreign tensors raise a dozen kinds, assertions among them
-        for pickled in (error, error.__cause__):  # timm advises to load it all the same
+    except Exception as error:  # readers of checkpoints raise many kinds of errors, assertions included
+        for pickled in (error, error.__cause__):  # timm raises an error of its own from it
             if isinstance(pickled, pickle.UnpicklingError):
                 scripted = checkpoint_kind(path) == "torchscript"
                 raise InputError(
@@ -395,16 +394,16 @@ def reading_checkpoint(path: Path, model: str) -> Iterator[None]:
 
 
 def plain_words(error: Exception) -> str:
-    """The start of a library's message on one line without colours, or its kind where it has none."""
+    """The start of a library's message on one line without colours, or the error's class if it is empty."""
     return one_line(re.sub(r"\x1b\[[0-9;]*m", "", str(error)), 500) or type(error).__name__
 
 
 @contextlib.contextmanager
 def fetching(what: str, option: str, cache: str | Path | None = None) -> Iterator[None]:
-    """Turn any failure of a download into one InputError; libraries raise dozens of kinds of it.
+    """Turn any failure of a download into `InputError`; libraries raise dozens of classes.
 
-    ``option`` is what asks for it, and ``cache`` the folder that keeps it, if not the hub's. The hub client's
-    own words are left out, logged or raised: they advise for programs.
+    ``option`` names the option that causes the download, ``cache`` its folder if it isn't the hub's. The hub
+    client's log lines and messages are dropped, since their advice is for programmers.
     """
     from huggingface_hub import constants
 
@@ -444,9 +443,9 @@ def fetching(what: str, option: str, cache: str | Path | None = None) -> Iterato
 
 
 def hub_file(repository: str, filenames: Sequence[str]) -> Path:
-    """The first of several files that a Hugging Face repository has: from the cache, else downloaded.
+    """The first of ``filenames`` that a Hugging Face repository has, from the cache or downloaded.
 
-    Without a connection the hub client retries for most of a minute, so the connection is tried once first.
+    Without a connection the hub client retries for most of a minute, so the connection is tested first.
     """
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 

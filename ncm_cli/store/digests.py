@@ -1,4 +1,4 @@
-"""Digests of JSON, arrays and texts, such as an encoder's fingerprint; and compact texts of many rows."""
+"""Digests of JSON, arrays and texts, such as an encoder's fingerprint; and compact columns of texts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from ncm_cli.errors import InputError, MismatchError, listing
 
 MAX_JSON_DEPTH = 100
-"""Deepest nesting of JSON that is read: far deeper than any file that ncm writes, and safe for recursion."""
+"""Deepest nesting of JSON that is read: deeper than in any file of ncm, and safe for recursion."""
 
 ABSENT = "(absent)"
 """The value of a field that only the other description has."""
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
-    """The value of JSON from a file, whoever made it; ``options`` are those of `json.loads`.
+    """The value of JSON from an untrusted file; ``options`` are those of `json.loads`.
 
     Raises ValueError for text that isn't JSON or is nested deeper than `MAX_JSON_DEPTH`.
     """
@@ -83,7 +83,7 @@ def differing_fields(
 
 
 OTHER_WEIGHTS = "--pretrained FILE names the weights that the features were made with"
-"""What to do if the loaded encoder isn't the one that made the features."""
+"""The advice if the loaded encoder isn't the one that made the features."""
 
 
 def require_same_encoder(
@@ -125,11 +125,10 @@ MAX_STORE_COLUMNS = 5_000
 """Most columns of a store: each is up to three HDF5 objects, and a reader accepts 20,000."""
 
 TEXT_ERRORS = "surrogateescape"
-"""File names that aren't UTF-8 survive a round trip."""
-
+"""How text is encoded and decoded, so that file names that aren't UTF-8 are kept."""
 
 MAKE_AGAIN = "make it again, with --fresh where the command has it"
-"""What to do about a file that can't be used; without --fresh some commands refuse to replace it."""
+"""The advice for a file that can't be used; without --fresh some commands refuse to replace it."""
 
 
 def damaged(path: Path, found: str) -> InputError:
@@ -191,7 +190,7 @@ def text_digest(items: Sequence[bytes] | np.ndarray) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text has a form in UTF-8: names of files may hold bytes that have none."""
+    """Whether a text can be encoded in UTF-8; file names with undecodable bytes can't."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -224,7 +223,7 @@ def encode_text(items: Sequence[str], what: str, *, any_bytes: bool = False) -> 
 
 
 class Texts(Sequence[str]):
-    """The texts of n rows (ids, paths, digests), in a quarter of the memory of n str.
+    """A column of n texts (ids, paths, digests), in a quarter of the memory of n str.
 
     Indexing with a slice, positions or a mask gives `Texts`; they equal a tuple of the same texts. ``raw``
     (n,) is an array of NumPy's type ``S``: UTF-8, padded with NUL, which sorts like str.
@@ -271,12 +270,12 @@ class Texts(Sequence[str]):
         return None
 
     def joined(self, other: Texts) -> Texts:
-        """These texts, then others."""
+        """These texts, followed by the others."""
         return Texts(np.concatenate([self.raw, other.raw]))
 
     @functools.cached_property
     def order(self) -> NDArray[np.int64]:
-        """(n,) positions in the order of the texts; of equal ones the first comes first."""
+        """(n,) positions that sort the texts; equal texts keep their order."""
         return np.argsort(self.raw, kind="stable")
 
     @property
@@ -286,7 +285,7 @@ class Texts(Sequence[str]):
         return bool((ordered[1:] == ordered[:-1]).any())
 
     def positions(self, texts: Iterable[str]) -> NDArray[np.int64]:
-        """int64 (m,): the position of each text, the first of equal ones; −1 if it isn't there."""
+        """int64 (m,): the first position of each of ``texts``; −1 if it isn't in the column."""
         wanted = np.array([*map(_utf8, texts)], dtype="S")
         if not len(self):
             return np.full(len(wanted), -1)
@@ -295,7 +294,7 @@ class Texts(Sequence[str]):
         return np.where((at < len(self)) & (self.raw[found] == wanted), found, -1)
 
     def same(self) -> NDArray[np.int64]:
-        """int64 (n,): for each text, the first position of an equal one; a blank text has its own."""
+        """int64 (n,): for each row, the first position of the same text; its own position if it is blank."""
         ordered = self.raw[self.order]
         starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
         first = np.empty(len(self), np.int64)
@@ -304,7 +303,7 @@ class Texts(Sequence[str]):
 
 
 def _utf8(text: str) -> bytes:
-    """A text's bytes as stored; for a text that can't be stored, bytes that no stored text has."""
+    """A text's bytes as stored; for a text that can't be stored, bytes that equal no stored text's."""
     try:
         return text.encode("utf-8", TEXT_ERRORS)
     except UnicodeEncodeError:
@@ -312,5 +311,5 @@ def _utf8(text: str) -> bytes:
 
 
 def printable(name: str) -> str:
-    """``name`` with the bytes that aren't UTF-8 as ``\\xe9``: how such a file is named in a store."""
+    """``name`` with bytes that aren't UTF-8 as ``\\xe9``, the form in which a store names such a file."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -1,9 +1,9 @@
-"""HDF5 files whose every byte is accounted for: written so that a full disk is an error, checked before read.
+"""HDF5 files with digests: parts are checked before use, and a full disk while writing is an error.
 
 A file of ours has checksummed metadata (the format of HDF5 1.10), Fletcher-32 on every array, fixed-length
-UTF-8 text, and digests of its own: the array ``digests`` holds a JSON object from array name to SHA-256, the
+UTF-8 text, and further digests: the array ``digests`` holds a JSON object from array name to SHA-256, the
 root attribute ``digests_sha256`` covers it, and ``header_sha256`` covers all other root attributes. A file of
-another program may lack the digests; links elsewhere, odd types and huge claims are refused.
+another program may lack the digests. Links, unusual types, and sizes larger than the file are refused.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from ncm_cli.store.schema import misfit
 from ncm_cli.store.sniff import HEAD_BYTES, sniff
 
 CHUNK_BYTES = 1 << 20
-"""Size of a chunk, which is read, checked and kept in memory as a whole."""
+"""Size of a chunk, the unit in which HDF5 reads, checks and caches."""
 
 MAX_CHUNK_BYTES = 64 << 20
-"""Largest chunk or single value: HDF5 holds a whole one in memory."""
+"""Largest chunk or single value that is read, since HDF5 holds it in memory."""
 
 MAX_ATTRIBUTES = 200
 MAX_ATTRIBUTE_BYTES = 60_000
@@ -59,12 +59,12 @@ MAX_OBJECTS = 20_000
 MAX_GROUP_DEPTH = 4
 
 MAX_READ_RATIO = 2
-"""Rows between the wanted ones are read too if that reads at most this many times as many rows."""
+"""Rows between the wanted ones are read too, if the total is at most so many times the number wanted."""
 
 _FILTERS = (h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_SHUFFLE)
 
 READ_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, AttributeError)
-"""The exceptions that h5py raises on damaged files; it has no class of its own for them."""
+"""Exceptions that h5py raises on damaged files."""
 
 
 @contextlib.contextmanager
@@ -74,7 +74,7 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except READ_ERRORS as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            raise  # not the file's fault
+            raise  # too many open files: the file isn't to blame
         text = one_line(error)
         if "truncated file" in text:
             raise InputError("a file that was cut short", where=path, found=text, fix=MAKE_AGAIN) from error
@@ -89,9 +89,10 @@ def _hostile(path: Path, found: str, fix: str | None = None) -> InputError:
 
 
 def _names(file: h5py.File, path: Path) -> dict[str, None]:
-    """Groups and arrays, those of a group in the order in which they were written.
+    """The names of groups and arrays, within each group in the order in which they were written.
 
-    Refuses links other than hard ones, cycles, deep or endless trees, and all but groups and plain arrays.
+    Refuses links other than hard ones, cycles, deep or huge trees, and objects that aren't groups or plain
+    arrays.
     """
     seen = {h5py.h5o.get_info(file.id).addr}
     names: dict[str, None] = {}
@@ -102,24 +103,24 @@ def _names(file: h5py.File, path: Path) -> dict[str, None]:
             name, link = f"{prefix}{leaf}", group.get(leaf, getlink=True)
             if not is_utf8(leaf):
                 raise _hostile(path, f"a name that isn't UTF-8: {ascii(name)[:100]}")
-            if not isinstance(link, h5py.HardLink):  # nothing is opened through another one
+            if not isinstance(link, h5py.HardLink):  # never followed, since it may lead to another file
                 kind = "an external" if isinstance(link, h5py.ExternalLink) else "a soft"
                 raise _hostile(path, f"{name!r} is {kind} link")
-            found = group[leaf]
-            address = h5py.h5o.get_info(found.id).addr
-            if fault := "is linked twice" if address in seen else _fault_of_type(found, name):
+            member = group[leaf]
+            address = h5py.h5o.get_info(member.id).addr
+            if fault := "is linked twice" if address in seen else _fault_of_type(member, name):
                 raise _hostile(path, f"{name!r} {fault}")
             seen.add(address)
             names[name] = None
             if len(names) > MAX_OBJECTS:
                 raise _hostile(path, f"over {MAX_OBJECTS:,} objects")
-            if isinstance(found, h5py.Group):
-                pending.append((f"{name}/", found))
+            if isinstance(member, h5py.Group):
+                pending.append((f"{name}/", member))
     return names
 
 
 def _fault_of_type(array: Any, name: str) -> str | None:
-    """The fault of an object that isn't a group or an array of plain numbers or text; else None."""
+    """The fault of an object that is neither a group nor an array of numbers or text; None if it is one."""
     if isinstance(array, h5py.Group):
         return "is nested too deeply" if name.count("/") >= MAX_GROUP_DEPTH else None
     if not isinstance(array, h5py.Dataset):
@@ -132,7 +133,7 @@ def _fault_of_type(array: Any, name: str) -> str | None:
 
 
 def _fault_of_storage(array: h5py.Dataset, file_bytes: int) -> str | None:
-    """The fault of an array that lies elsewhere, is packed, or is larger than the file; else None."""
+    """The fault of an array that lies in other files, is compressed or exceeds the file; None for others."""
     if array.shape in (None, ()):
         return "is a single value, not an array"
     if array.is_virtual or array.external:
@@ -152,7 +153,7 @@ def _fault_of_storage(array: h5py.Dataset, file_bytes: int) -> str | None:
 
 
 def _attributes(file: h5py.File, path: Path) -> dict[str, Any]:
-    """The root attributes as text and integers, none without ``ncm_format``; refuses other types."""
+    """The root attributes as text and integers, empty without ``ncm_format``; refuses other types."""
     if "ncm_format" not in file.attrs:
         return {}
     if len(file.attrs) > MAX_ATTRIBUTES:
@@ -161,7 +162,7 @@ def _attributes(file: h5py.File, path: Path) -> dict[str, Any]:
     for name in file.attrs:
         kind = file.attrs.get_id(name)
         if kind.dtype.kind == "O":
-            # No checksum covers these, and damage there can keep HDF5 busy for ever.
+            # No checksum covers these, and damage in them can make HDF5 loop for ever.
             what = f"root attribute {name!r} of variable length, which lies in a heap of text"
             raise _hostile(path, what, fix="write it with a fixed length: numpy.bytes_(TEXT)")
         plain = kind.dtype.kind in "iuS" and kind.shape in ((), (1,))
@@ -174,16 +175,16 @@ def _attributes(file: h5py.File, path: Path) -> dict[str, Any]:
 
 def root_attributes(path: Path) -> dict[str, Any]:
     """The root attributes of an HDF5 file as text and integers; nothing else is read."""
-    # Never a lock: a reader must not hinder a writer, and some file systems have no locks.
+    # Without a lock: a reader must not block a writer, and some file systems have no locks.
     with reading(path), h5py.File(path, "r", locking=False) as file:
         return _attributes(file, path)
 
 
 class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
-    """An HDF5 file of one of our formats, opened for reading, with every part checked before it is used.
+    """An HDF5 file of ncm, opened for reading; every part is checked before it is used.
 
-    ``attrs`` holds the root attributes as text and numbers, ``digests`` the recorded digests of the arrays
-    (None if another program wrote none), and ``found`` the digests of the arrays that have been read.
+    ``attrs`` holds the root attributes as text and integers, ``digests`` the recorded digests of the arrays
+    (None if another program wrote none), and ``found`` the digests of the arrays read so far.
     """
 
     def __init__(self, path: Path | str, format_name: str, version: int, *, what: str) -> None:
@@ -242,12 +243,12 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
         return name in self._names
 
     def members(self, group: str) -> list[str]:
-        """Names in a group, in the order in which they were written; none if there is no such group."""
+        """Names in a group, in the order in which they were written; empty if there is no such group."""
         inside = (name.rpartition("/") for name in self._names)
         return [leaf for parent, _, leaf in inside if parent == group]
 
     def dataset(self, name: str, *, ndim: int, kinds: str) -> h5py.Dataset:
-        """A checked array whose numpy kind is one of ``kinds``, not yet read."""
+        """An array that is checked but not yet read; its numpy kind is one of ``kinds``."""
         with reading(self.path):
             found = self._file.get(name)
             if not isinstance(found, h5py.Dataset):
@@ -261,7 +262,7 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
     def array(
         self, name: str, dtype: Any, *, shape: tuple[int | None, ...], kinds: str | None = None
     ) -> np.ndarray:
-        """A whole numeric array, verified, as ``dtype``; None in ``shape`` stands for any length."""
+        """A numeric array, read and verified, as ``dtype``; None in ``shape`` stands for any length."""
         dtype = np.dtype(dtype)
         found = self.dataset(name, ndim=len(shape), kinds=kinds or dtype.kind)
         if any(want not in (None, have) for want, have in zip(shape, found.shape, strict=True)):
@@ -272,7 +273,7 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
         return values
 
     def texts(self, name: str, *, rows: int | None = None, any_bytes: bool = False) -> Texts:
-        """The texts of many rows, verified; UTF-8, unless ``any_bytes``, as paths may have, are allowed."""
+        """A column of texts, read and verified; UTF-8 unless ``any_bytes`` is set, as for paths."""
         found = self.dataset(name, ndim=1, kinds="S")
         if rows not in (None, found.shape[0]):
             raise damaged(self.path, f"{name} of {found.shape[0]:,} rows, expected {rows:,}")
@@ -285,9 +286,9 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
             return texts
 
     def json(self, name: str, schema: Any = dict[str, Any]) -> Any:
-        """A JSON document kept as an array of bytes, verified; an empty list or object if there is none.
+        """A JSON document stored as an array of bytes, verified; an empty list or object if there is none.
 
-        ``schema`` is its type, as `misfit` takes it.
+        ``schema`` is its type, in the form that `misfit` takes.
         """
         if name not in self:
             return [] if get_origin(schema) is list else {}
@@ -313,9 +314,9 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
 
 
 class RowReader:
-    """Reads rows (b, d) of an array at positions (b,) straight from the file, with nothing kept in memory.
+    """Reads rows (b, d) of an array at positions (b,) directly from the file, without a cache.
 
-    HDF5 would read and check a whole chunk for each row. Rows near each other are read as one stretch.
+    HDF5 would read and check a whole chunk for each row. Rows near each other are read together.
     """
 
     def __init__(self, path: Path, array: h5py.Dataset) -> None:
@@ -329,7 +330,7 @@ class RowReader:
 
     @staticmethod
     def can(array: h5py.Dataset) -> bool:
-        """Whether the array's bytes lie in the file row by row, as we write them."""
+        """Whether the array is stored row by row, as `H5Writer` does."""
         return bool(array.chunks) and array.chunks[1] == array.shape[1] and not array.shuffle
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
@@ -337,12 +338,12 @@ class RowReader:
         if last - first > MAX_READ_RATIO * len(positions):
             return self._rows(positions, np.ones(len(positions), np.int64))
         edges = np.array([first, *range(first - first % self._step + self._step, last, self._step)])
-        found = self._rows(edges, np.diff([*edges, last]))
-        whole = len(positions) == len(found) and (np.diff(positions) == 1).all()
-        return found if whole else found[positions - first]
+        rows = self._rows(edges, np.diff([*edges, last]))
+        whole = len(positions) == len(rows) and (np.diff(positions) == 1).all()
+        return rows if whole else rows[positions - first]
 
     def _rows(self, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """The rows of stretches, each within one chunk."""
+        """The rows of runs of ``counts`` rows from ``starts`` on, each within one chunk."""
         at = self._offsets[starts // self._step] + starts % self._step * self._bytes
         sizes = counts * self._bytes
         raw = b"".join(map(self._read, sizes.tolist(), at.tolist()))
@@ -358,7 +359,7 @@ class RowReader:
 
 
 class Sink(io.FileIO):
-    """A file for h5py whose methods never raise; ``error`` is the first error.
+    """A file for h5py whose methods never raise; ``error`` holds the first error.
 
     HDF5 crashes the process if a write fails, as on a full disk. So writing continues in memory until HDF5
     has closed the file; only then is the error raised.
@@ -382,10 +383,10 @@ class Sink(io.FileIO):
         return len(raw)
 
     def readinto(self, buffer: Any) -> int:
-        """Read at the position what was written there, zeros beyond."""
+        """Read at the position: what was written there, or zeros."""
         into, at = memoryview(buffer).cast("B"), self.tell()
         into[:] = bytes(len(into))
-        with self._kept_going():
+        with self._recorded_error():
             super().readinto(into)
         for start, data in self._unwritten:
             first, last = max(start, at), min(start + len(data), at + len(into))
@@ -394,13 +395,13 @@ class Sink(io.FileIO):
         return len(into)
 
     def truncate(self, size: int | None = None) -> int:
-        """Set the size."""
-        with self._kept_going():
+        """Set the size of the file."""
+        with self._recorded_error():
             super().truncate(size)
         return size or 0
 
     @contextlib.contextmanager
-    def _kept_going(self) -> Iterator[None]:
+    def _recorded_error(self) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
@@ -426,7 +427,7 @@ def _interrupts_later() -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(path: Path | str, format_name: str, version: int) -> Iterator[H5Writer]:
-    """Write an HDF5 file of one of our formats atomically, digests and header when the block ends well."""
+    """Write an HDF5 file of ncm atomically; header and digests are written at the end of the block."""
     with atomic_path(path) as temporary, contextlib.closing(H5Writer(temporary)) as writer:
         writer.attrs |= {"ncm_format": format_name, "ncm_format_version": version}
         writer.attrs |= {"ncm_version": __version__, "created": now()}
@@ -435,10 +436,10 @@ def writing(path: Path | str, format_name: str, version: int) -> Iterator[H5Writ
 
 
 class H5Writer:
-    """Writes the arrays of one file and, last, its header and digests.
+    """Writes the arrays of a file and, last, its header and digests.
 
-    ``attrs`` is to be filled with text and integers; None is left out. A full disk raises OSError, with the
-    file closed properly.
+    The caller adds root attributes to ``attrs``: text and integers; None is left out. A full disk raises
+    OSError, and the file can still be closed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -446,12 +447,12 @@ class H5Writer:
         self.digests: dict[str, str] = {}
         self._sink = Sink(path)
         with self._careful():
-            # The format of HDF5 1.10 checksums all metadata, and is read by everything since 2016.
+            # The format of HDF5 1.10 has checksums for all metadata; libraries since 2016 read it.
             self._file = h5py.File(self._sink, "w", libver=("v110", "v110"), track_order=True)
 
     @contextlib.contextmanager
     def _careful(self) -> Iterator[None]:
-        """A block of HDF5 calls that nothing may interrupt; raises the file's error afterwards."""
+        """Run HDF5 calls without interruption by Ctrl-C; raises the file's error afterwards."""
         with _interrupts_later():
             yield
         if self._sink.error is not None:
@@ -460,7 +461,7 @@ class H5Writer:
     def create(
         self, name: str, shape: tuple[int, ...], dtype: Any, chunk_rows: int | None = None
     ) -> h5py.Dataset:
-        """An empty checksummed array, to be filled by `put`; its group is made if need be."""
+        """An empty array with checksums, to be filled by `put`; its group is made if need be."""
         group, _, leaf = name.rpartition("/")
         facts: dict[str, Any] = {}
         if 0 not in shape:
@@ -474,18 +475,18 @@ class H5Writer:
             return parent.create_dataset(leaf, shape=shape, dtype=dtype, **facts)
 
     def put(self, dataset: h5py.Dataset, start: int, values: np.ndarray) -> None:
-        """Fill the rows of an array from ``start`` on."""
+        """Write rows of an array from ``start`` on."""
         with self._careful():
             dataset[start : start + len(values)] = values
 
     def array(self, name: str, values: np.ndarray) -> None:
-        """A numeric array (booleans included)."""
+        """Write a numeric array (booleans included)."""
         little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
         self.put(self.create(name, little.shape, little.dtype), 0, little)
         self.digests[name] = array_digest(little)
 
     def text(self, name: str, items: Sequence[str], *, what: str, any_bytes: bool = False) -> None:
-        """Texts as fixed-length UTF-8, padded with NUL; with ``any_bytes`` also file names that aren't."""
+        """Write texts as fixed-length UTF-8, padded with NUL; ``any_bytes`` allows file names that aren't."""
         encoded = encode_text(items, what, any_bytes=any_bytes)
         width = max(map(len, encoded), default=1) or 1
         dtype = h5py.string_dtype("utf-8", width)
@@ -496,7 +497,7 @@ class H5Writer:
         self.digests[name] = text_digest(encoded)
 
     def json(self, name: str, value: Any) -> None:
-        """A JSON document, as bytes."""
+        """Write a JSON document, as bytes."""
         text = json.dumps(value, allow_nan=False, ensure_ascii=True)
         self.array(name, np.frombuffer(text.encode("ascii"), dtype=np.uint8))
 
