@@ -1,9 +1,8 @@
-"""``ncm embed``: images, or features made elsewhere, to a feature store.
+"""``ncm embed``: writes a feature store from images, or from features made elsewhere.
 
-It can be killed at any moment, repeated, extended, or shared between processes. Shards take whole batches,
-so features are bit-identical to those of one process. Each shard has a log of its own in the output's journal
-and records there when it is done; none waits for another. The one that finds all of them done writes the
-store.
+A run can be killed at any moment, repeated, extended, or shared between processes. Shards take whole batches,
+so features are bit-identical to those of one process. Each shard has its own log in the output's journal, and
+records there that it is done; no shard waits for another. The last one to finish writes the store.
 """
 
 from __future__ import annotations
@@ -23,12 +22,7 @@ import numpy as np
 from ncm_cli.errors import InputError, MismatchError, as_written, listing
 from ncm_cli.images.encoder import load_encoder, request_key, start_loading
 from ncm_cli.images.manifest import Manifest
-from ncm_cli.images.options import (
-    EmbedOptions,
-    Shard,
-    parse_intensity_range,
-    parse_shard,
-)
+from ncm_cli.images.options import EmbedOptions, Shard, parse_intensity_range, parse_shard
 from ncm_cli.images.paths import is_remote
 from ncm_cli.images.reading import read_image
 from ncm_cli.images.request import Encoder, EncoderRequest, Preprocess, unit_rows
@@ -62,10 +56,10 @@ if TYPE_CHECKING:
     from ncm_cli.images.arrays import ArraySource
 
 MAX_WAIT_SECONDS = 60.0
-"""How long a starting shard waits for other starting shards, and for one that writes the store."""
+"""Longest wait of a starting shard for other starting shards, and for one that writes the store."""
 
 _COMPARED_FIELDS = ("kind", "model", "precision", "normalize", "view", "intensity_range", "decode")
-"""Fields of a request that can't differ between two requests for the same features."""
+"""Fields of a request that are equal in all requests for the same features."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,19 +71,19 @@ class EmbedReport:
     rows, dim
         Rows and width of the store.
     new, reused, removed
-        Rows encoded in this run or the interrupted one before it, rows taken from a store, and rows of the
+        Rows encoded in this run or an interrupted one before it, rows taken from a store, and rows of the
         old store that the manifest no longer has.
     failed
         The images without features, and why.
     written
-        False when the store already was what it should be.
+        False if the store was already up to date.
     seconds, images_per_second
         Duration of the whole run, and the rate while images were read and encoded (None if none were).
     device
-        None when no model was needed.
+        None if no model was needed.
     shard, unfinished
-        The shard that was made, if it was one, and those that are still to be made: there is no store, or
-        the one that is there is still the old one. All the rest is of this shard.
+        For a run of one shard: that shard, and the unfinished ones. Until there are none, the new store isn't
+        written, and the other fields describe the shard.
     """
 
     path: str
@@ -112,16 +106,16 @@ class EmbedReport:
 
     @property
     def too_many_failed(self) -> bool:
-        """Whether more images failed than were allowed. A shard alone can't know that."""
+        """Whether more images failed than allowed; a shard alone can't know that."""
         return self.shard is None and len(self.failed) > self.max_failures
 
 
 def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = SILENT) -> EmbedReport:
-    """Make or bring up to date the feature store ``options.output``.
+    """Make or update the feature store ``options.output``.
 
-    Rows that the existing store, ``--reuse`` or an interrupted run already has are taken as they are; only
-    the others are read and encoded. The store is replaced at the end, in one step. An unchanged store stays.
-    With ``shard`` a part of the rows is made and kept beside the output, which the last shard writes.
+    Rows that the existing store, ``--reuse`` or an interrupted run already has are taken from there; only the
+    others are read and encoded. The store is replaced at the end, in one step, if it has changed. With
+    ``shard`` a part of the rows is made and kept beside the output; the last shard writes the store.
 
     Parameters
     ----------
@@ -133,7 +127,7 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
     UsageError
         Options that don't go together.
     InputError
-        A manifest, image list, array, model or output that can't be used; no image that could be embedded.
+        A manifest, image list, array, model or output that can't be used; no image could be embedded.
     MismatchError
         The output, an unfinished run or ``--reuse`` has other settings.
     """
@@ -145,9 +139,7 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
         raise InputError("no such folder", where=f"--root {root}")
     refuse_no_file(output)
     refuse_replacing(options)
-    with reporter.task(
-        f"reading {as_written(options.source)}", unit="images"
-    ):  # a bar at once, where people look on
+    with reporter.task(f"reading {as_written(options.source)}", unit="images"):
         manifest = read_source(options)
     shard, part, encoder = parse_shard(options.shard), None, None
     for note in manifest.notes:
@@ -168,7 +160,7 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
         except BusyError:
             if part is None:
                 raise
-            return part  # whose shard it is will join them, or does
+            return part  # the process that has the lock joins the shards
         remove_leftovers(output)
         if options.from_array is not None:
             from ncm_cli.images.arrays import open_array
@@ -200,7 +192,7 @@ def of_rank(options: EmbedOptions) -> EmbedOptions:
 
 
 class ShardLog:
-    """One shard's place in the journal of an output, whose lock is held until ``stack`` is closed."""
+    """The log of one shard in the journal of an output; its lock is held until ``stack`` is closed."""
 
     def __init__(
         self, output: Path, shard: Shard, key: dict[str, Any], stack: contextlib.ExitStack, *, replace: bool
@@ -214,7 +206,7 @@ class ShardLog:
             write_part(output, shard.part, plan="", done=False)
 
     def begin(self, plan: str) -> None:
-        """Record the ``plan`` of all shards, a digest; a `MismatchError` if one at work has another."""
+        """Record the ``plan`` (a digest) of this shard; `MismatchError` if a running shard has another."""
         self._plan = plan
         with writer_lock(self.output, wait=MAX_WAIT_SECONDS):
             write_part(self.output, self.shard.part, plan=plan, done=False)
@@ -231,7 +223,7 @@ class ShardLog:
                     ) from None
 
     def end(self, failed: Sequence[Sequence[Any]]) -> tuple[str, ...]:
-        """Record that this shard is done but for the ``failed`` images; returns the unfinished shards."""
+        """Record that this shard is done, except for ``failed`` images; returns the unfinished shards."""
         write_part(self.output, self.shard.part, plan=self._plan, done=True, failed=failed)
         logs = read_parts(journal_folder(self.output))
         done = {part for part, log in logs.items() if log["done"] and log["plan"] == self._plan}
@@ -241,7 +233,7 @@ class ShardLog:
 
 @dataclass
 class _ImageRun:
-    """One run over images: finds what is there and what is missing, makes it, and writes the store."""
+    """A run over images: finds which rows are missing, encodes them, and writes the store."""
 
     options: EmbedOptions
     manifest: Manifest
@@ -256,13 +248,13 @@ class _ImageRun:
         asked = {name: value for name, value in vars(options).items() if name in names}
         asked["intensity_range"] = parse_intensity_range(span) if span else None
         self.request = EncoderRequest(**asked)
-        # A new store needs the model almost always.
+        # A new store nearly always needs the model.
         there = options.output.exists() or options.reuse
         self.loading = self.encoder is None and bool(options.fresh or not there)
         if self.loading:
             start_loading(self.request, self.reporter)
         self.key = json.loads(canonical_json(request_key(self.request)))
-        self.journal_key = {"encoder": self.key}  # the type on disk plays no part in float32 rows
+        self.journal_key = {"encoder": self.key}  # without dtype: the journal's rows are float32
         self.part = None
         if shard := parse_shard(options.shard):
             replace = options.fresh
@@ -279,10 +271,9 @@ class _ImageRun:
             raise InputError(what, where=path, found=found, fix=fix) from error
 
     def _open_old(self, path: Path) -> FeatureStore:
-        """The store that is to be brought up to date.
+        """The store to update.
 
-        Settings that can be compared without loading a model are compared here, so that a wrong model name
-        costs no download.
+        Settings that need no model are compared here, so that a wrong model name causes no download.
         """
         store = self._opened(
             path, "the output is there and isn't a feature store that can be brought up to date"
@@ -304,7 +295,7 @@ class _ImageRun:
         return store
 
     def run(self) -> dict[str, Any]:
-        """Bring the store up to date; returns the facts for the report."""
+        """Update the store; returns the facts for the report."""
         # An unfinished run of other settings is refused before a model is loaded.
         journal = self._journal()
         plan = self._plan()
@@ -326,7 +317,7 @@ class _ImageRun:
         }
 
     def run_part(self, started: float) -> EmbedReport:
-        """Make the rows of one shard, where any are missing."""
+        """Make the missing rows of one shard."""
         assert self.part is not None
         plan, tally = self._plan(), Tally()
         unfinished: tuple[str, ...] = ()
@@ -353,7 +344,7 @@ class _ImageRun:
         )
 
     def _plan(self) -> RowPlan:
-        """Which rows the existing stores have, and which are missing."""
+        """The plan of which rows the existing stores have, and which are missing."""
         assert self.manifest.files is not None
         self.description = self._describe()
         plan = RowPlan(self.manifest.files)
@@ -364,18 +355,18 @@ class _ImageRun:
         return plan
 
     def _journal(self) -> Journal:
-        """The finished rows of an interrupted run; a journal that stays empty is removed again."""
+        """The journal, with rows that an interrupted run has finished; removed at the end if it is empty."""
         journal = Journal.open(self.options.output, self.journal_key, replace=self.options.fresh)
         self.stack.enter_context(journal)
         self.stack.callback(lambda: None if journal.rows else journal.discard())
         return journal
 
     def _made_by_us(self, store: FeatureStore | None) -> bool:
-        """Whether a store was made by an equal request, so that its rows are valid without the model."""
+        """Whether a store was made by an equal request, so that its rows can be used without the model."""
         return store is not None and store.request.get("encoder") == self.key
 
     def _describe(self) -> dict[str, Any]:
-        """The encoder's description, loading the model only where no store tells it."""
+        """The encoder's description, from a store made by an equal request, else from the model."""
         stores = [store for store in (self.old, self.other) if store is not None]
         known = [store.encoder for store in stores if self._made_by_us(store)]
         description = known[0] if known else self._load().description
@@ -392,7 +383,7 @@ class _ImageRun:
         return self.encoder
 
     def _still_bad(self, plan: RowPlan) -> Tally:
-        """The failures, if all missing rows failed before and still can't be decoded; without a model."""
+        """The failures, if all missing rows failed before and still can't be decoded; needs no model."""
         tally, failed = Tally(), {row.id for row in self.old.failed} if self.old is not None else set()
         preprocess = Preprocess(self.request, (np.asarray,))
         if self.encoder is None and failed.issuperset(plan.files[row].id for row in plan.pending()):
@@ -405,7 +396,7 @@ class _ImageRun:
 
     def _make(self, plan: RowPlan, journal: Journal) -> Tally:
         encoder, rows = self._load(), plan.pending()
-        # An equal request gave this before; the model that loads now may be another.
+        # The description may come from a store, and the model that is loaded now may differ.
         require_same(self.options.output, self.description, encoder.description)
         size = parse_batch_size(self.options.batch_size) or encoder.batch_size
         batches: Sequence[list[int]] = [rows[start : start + size] for start in range(0, len(rows), size)]
@@ -432,7 +423,7 @@ class _ImageRun:
         return tally
 
     def _write(self, plan: RowPlan, journal: Journal, tally: Tally) -> bool:
-        """Write the store; False where it would hold what it already holds."""
+        """Write the store; returns False if it is up to date."""
         ids = self.manifest.ids
         rows = [row for row, id in enumerate(ids) if id not in tally.failed]
         failed = tuple(tally.failed[id] for id in ids if id in tally.failed)
@@ -445,12 +436,12 @@ class _ImageRun:
             )
         files = Files.of([plan.files[row] for row in rows])
         if self._made_by_us(self.old) and self._is_unchanged(plan, rows, files, failed):
-            os.utime(self.options.output)  # make knows what is up to date by its time alone
+            os.utime(self.options.output)  # make compares times
             return False
         dim = next(source.dim for source in (self.encoder, self.old, self.other) if source is not None)
         with self.reporter.task("writing", len(rows)) as task:
             blocks = gathered(plan, rows, {OLD: self.old, OTHER: self.other}, journal, dim, task)
-            facts = _told(self.options, self.description, self.key)
+            facts = _provenance(self.options, self.description, self.key)
             kept = self.manifest.kept(rows)
             write_features(
                 self.options.output, blocks=blocks, dim=dim, files=files, failed=failed, **kept, **facts
@@ -460,7 +451,7 @@ class _ImageRun:
     def _is_unchanged(
         self, plan: RowPlan, rows: list[int], files: Files, failed: Sequence[FailedRow]
     ) -> bool:
-        """Whether writing would give the existing store again, apart from its time and options."""
+        """Whether a new store would equal the existing one, apart from its time and options."""
         old, kept = self.old, self.manifest.kept(rows)
         assert old is not None
         columns, roles = kept["columns"], (kept["label_column"], kept["split_column"])
@@ -474,7 +465,7 @@ class _ImageRun:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Whether two columns, or two sets of file records, hold the same."""
+    """Whether two columns, or two sets of file records, are equal."""
 
     def same(x: Any, y: Any) -> bool:
         if isinstance(x, np.ndarray):
@@ -485,14 +476,14 @@ def _alike(a: Any, b: Any) -> bool:
     return bool(names) and all(same(getattr(a, name), getattr(b, name)) for name in names)
 
 
-def _told(options: EmbedOptions, description: dict[str, Any], key: dict[str, Any]) -> dict[str, Any]:
-    """The facts that a store records about its making."""
+def _provenance(options: EmbedOptions, description: dict[str, Any], key: dict[str, Any]) -> dict[str, Any]:
+    """How a store was made, as `write_features` records it."""
     request = {"encoder": key, "dtype": options.dtype}
     return {"encoder": description, "options": jsonable(options), "request": request, "dtype": options.dtype}
 
 
 def require_same(path: Path, there: dict[str, Any], asked: dict[str, Any]) -> None:
-    """Raise the `MismatchError` that names the fields in which a store differs from what is asked."""
+    """Raise `MismatchError` with the fields in which a store differs from what is asked for, if any."""
 
     def short(value: Any) -> str:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
@@ -515,8 +506,8 @@ def _from_array(
 ) -> dict[str, Any]:
     """Write a store from a matrix with rows in manifest order; returns the facts for the report.
 
-    Its fingerprint records the name given; without one, the matrix's own digest, so that stores of unknown
-    origin are never taken for each other's.
+    The fingerprint covers the given name of the encoder, or else the matrix's digest, so that features of
+    unknown origin never pass for those of the same encoder.
     """
     if source.rows != len(manifest):
         raise InputError(
@@ -536,7 +527,8 @@ def _from_array(
             require_same(options.output, dict(old.encoder) | there, description | asked)
     with reporter.task("writing", source.rows) as task:
         blocks = _usable_blocks(source, manifest, options, task)
-        facts, kept = _told(options, description, description), manifest.kept(range(source.rows))
+        kept = manifest.kept(range(source.rows))
+        facts = _provenance(options, description, description)
         write_features(options.output, blocks=blocks, dim=source.dim, **kept, **facts)
     outcome = {"new": source.rows, "reused": 0, "removed": 0, "written": True}
     return outcome | {"images_per_second": None, "device": None}
@@ -545,7 +537,7 @@ def _from_array(
 def _usable_blocks(
     source: ArraySource, manifest: Manifest, options: EmbedOptions, task: Task
 ) -> Iterator[np.ndarray]:
-    """The blocks, normalised if asked for. After a first bad row the rest is only searched for more."""
+    """The blocks, normalised if asked for; after a bad row the rest is only checked for others."""
     bad: dict[str, list[str]] = {}
     start = 0
     for block in source.blocks():

@@ -1,4 +1,4 @@
-"""The manifest of rows to embed: ids, image files and columns. Here it is read from a table."""
+"""The manifest of rows to embed (ids, image files and columns), and reading it from a table."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ from ncm_cli.store.columns import Column, ImageFile, NumericColumn
 from ncm_cli.store.digests import MAX_TEXT_BYTES, require_few_columns
 from ncm_cli.store.tables import Table, plain_numbers, read_table
 
-# Names may be bytes here, and a stat a row must stay cheap, so this module keeps to os.path.
+# Names may be bytes, and there is one stat call for each row, so this module uses os.path.
 # ruff: noqa: PTH100, PTH116, PTH118, PTH206
 
 MAX_SHOWN_FILES = 100
-"""Missing files named in one message; more than that says little."""
+"""Most missing files named in a message."""
 
 MAX_FRACTIONS = 20
-"""More distinct fractions than this in a label column are a measurement, not classes."""
-
+"""A label column with more distinct fractions holds measurements, not classes."""
 
 FileFacts = tuple[str, int, int]
-"""Path, size in bytes and time in nanoseconds of a file, −1 and 0 where they aren't known."""
+"""Path, size in bytes and time in nanoseconds of a file; size −1 and time 0 if they aren't known."""
 
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _BETWEEN_DIGITS = re.compile("[0-9],[0-9]")
@@ -41,7 +40,7 @@ _BETWEEN_DIGITS = re.compile("[0-9],[0-9]")
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnNames:
-    """The names of a table's columns by role; None stands for the default name, where the table has it."""
+    """The names of a table's columns by role; None for the default name, if the table has it."""
 
     id_col: str | None = None
     path_col: str | None = None
@@ -55,7 +54,7 @@ class ColumnNames:
         return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})
 
     def resolved(self, columns: Sequence[str], *, with_files: bool) -> ColumnNames:
-        """The names with the defaults that a table has; the id is the path where need be."""
+        """The names with defaults filled in, if the table has them; the path stands in for the id."""
 
         def default(name: str) -> str | None:
             return name if name in columns else None
@@ -70,13 +69,13 @@ class ColumnNames:
         )
 
     def chosen(self) -> list[tuple[str, str]]:
-        """Each option that names a column, and the column."""
+        """(option, column) for each option that names a column."""
         roles = [("--label-col", self.label_col), ("--split-col", self.split_col)]
         numeric = [("--numeric", name) for name in self.numeric]
         return [(option, name) for option, name in roles if name] + numeric
 
     def kept(self, columns: Sequence[str]) -> list[str]:
-        """The columns of a table that the store keeps, once the names are resolved."""
+        """The columns of a table that the store keeps; these names must be resolved."""
         roles, keys = {self.label_col, self.split_col, *self.numeric}, {self.id_col, self.path_col}
         return [name for name in columns if name in roles or name not in keys]
 
@@ -85,10 +84,10 @@ class ColumnNames:
 class Manifest:
     """The rows to embed, in order; ``ids`` are unique and not blank.
 
-    ``files``, in the same order and without digests, is None when features come from an array; ``text`` has
-    one list for each column, blank where a value is missing; ``numeric`` are the columns that hold numbers.
-    ``notes`` say what was decided on the way, ``warnings`` what is probably a mistake in the table or in the
-    names of the folders.
+    ``files``, in the same order and without digests, is None if the features come from an array. ``text`` has
+    a list for each column, in which missing values are "". ``numeric`` names the columns that hold numbers.
+    ``notes`` say which columns were chosen, ``warnings`` what is probably a mistake in the table or in names
+    of folders.
     """
 
     source: Path
@@ -105,7 +104,7 @@ class Manifest:
         return len(self.ids)
 
     def kept(self, rows: Sequence[int]) -> dict[str, Any]:
-        """Some rows as a store keeps them."""
+        """Some rows as arguments of `write_features`."""
         roles = {"label_column": self.label_column, "split_column": self.split_column}
         return {"ids": [self.ids[row] for row in rows], "columns": self.columns(rows), **roles}
 
@@ -125,11 +124,11 @@ class Manifest:
 
 
 ID_COLUMN = "__key__"
-"""The column of ids of what is in no table: WebDataset's name, which no entry of a sample has."""
+"""The id column of folders and archives: WebDataset's name, which is no entry of a sample."""
 
 
 class NamedRows(Table):
-    """Rows that messages name by their ids: of a folder or an archive."""
+    """Rows of a folder or an archive, which messages name by id."""
 
     def row_name(self, index: int) -> str:
         """The row's id."""
@@ -137,12 +136,12 @@ class NamedRows(Table):
 
 
 def is_number(text: str) -> bool:
-    """Whether text is a finite decimal number (``nan``, ``1_000`` and ``0x1`` are words)."""
+    """Whether text is a finite decimal number; ``nan``, ``1_000`` and ``0x1`` aren't."""
     return bool(_NUMBER.fullmatch(text)) and math.isfinite(float(text))
 
 
 def ordered_categories(values: Sequence[str]) -> tuple[str, ...]:
-    """The distinct values that aren't blank: in numeric order if all are numbers, otherwise sorted."""
+    """The distinct values that aren't blank, in numeric order if all are numbers, otherwise as text."""
     distinct = {value for value in values if value}
     if all(map(is_number, distinct)):
         return tuple(sorted(distinct, key=lambda text: (float(text), text)))
@@ -152,13 +151,13 @@ def ordered_categories(values: Sequence[str]) -> tuple[str, ...]:
 def read_manifest(
     path: Path, names: ColumnNames, *, root: Path | None, with_files: bool = True, images_only: bool = False
 ) -> Manifest:
-    """Read a table and look its image files up; with ``images_only`` its other columns don't matter.
+    """Read a table and look up its image files; ``images_only`` ignores other columns.
 
     Raises
     ------
     InputError
-        The table can't be read, a column isn't there, an id is blank or repeated, a label is blank or a
-        measurement, image files are missing (all are listed).
+        The table can't be read, a column is missing, an id is blank or repeated, a label is blank or a
+        measurement, or image files are missing (all are listed).
     """
     base = absolute_text(root if root is not None else path.parent) if with_files else None
     return manifest_of(read_table(path), names, base=base, images_only=images_only)
@@ -172,7 +171,7 @@ def manifest_of(
     files: Sequence[FileFacts] | None = None,
     images_only: bool = False,
 ) -> Manifest:
-    """The rows of a table, whose files are known, or named from ``base`` on; without either it has none."""
+    """The manifest of a table; its files are ``files``, or found by its paths from ``base`` on, or none."""
     path, notes, with_files = table.path, [*table.notes], base is not None or files is not None
     unnamed = names.id_col is None and "id" not in table.columns
     names = names.resolved(table.columns, with_files=with_files)
@@ -203,7 +202,7 @@ def manifest_of(
 
 
 def check_ids(ids: list[str], table: Table, name: str) -> None:
-    """Refuse blank, repeated and overlong ids, all of them at once."""
+    """Refuse blank, repeated and overlong ids."""
     where = f"{table.path}, column {name!r}"
     _check_lengths(table, [name], "choose another column with --id-col")
     blank = [table.row_name(i) for i, value in enumerate(ids) if not value]
@@ -225,7 +224,7 @@ def check_ids(ids: list[str], table: Table, name: str) -> None:
 
 
 def _check_lengths(table: Table, names: Sequence[str], fix: str) -> None:
-    """Refuse text that no store takes, before any work."""
+    """Refuse text that is too long for a store."""
     for name in names:
         for i, value in enumerate(table.values[name]):
             if 4 * len(value) > MAX_TEXT_BYTES < len(value.encode()):
@@ -239,7 +238,7 @@ def _check_lengths(table: Table, names: Sequence[str], fix: str) -> None:
 
 
 def _check_values(table: Table, kept: list[str], label: str | None, numeric: tuple[str, ...]) -> None:
-    """Refuse words in numeric columns, blank labels, and measurements where classes are meant."""
+    """Refuse words in numeric columns, blank labels, and measurements in the label column."""
     _check_lengths(table, kept, "shorten it, or leave that column out of the table")
     for name in numeric:
         values = table.values[name]
@@ -271,7 +270,7 @@ def _check_values(table: Table, kept: list[str], label: str | None, numeric: tup
             found=listing(blank),
             fix="fill them in, or embed the rows without a label from a manifest of their own",
         )
-    # 0.0 and 1.0 are classes, and so are a few half stars; 0.13, 0.52 ... are a regression target.
+    # 0.0 and 1.0 are classes, and so are 0.5, 1.5 ...; 0.13, 0.52 ... are a regression target.
     distinct = set(values)
     meant = plain_numbers(distinct)
     if label in numeric or meant is None or not all(is_number(value or "0") for value in meant.values()):
@@ -290,7 +289,7 @@ def _check_values(table: Table, kept: list[str], label: str | None, numeric: tup
 
 
 def _separators(table: Table, meant: dict[str, str]) -> tuple[str, str]:
-    """Which separators are in numbers that programs can't read, and what to do."""
+    """The kind of separators in a column's numbers, in words, and the advice."""
     doubtful = [value for value, number in meant.items() if not number]
     if doubtful:
         value = doubtful[0]
@@ -302,7 +301,7 @@ def _separators(table: Table, meant: dict[str, str]) -> tuple[str, str]:
     if any(value.replace(",", ".") != number for value, number in changed.items()):
         examples = (f"{number} for {value!r}" for value, number in changed.items())
         return "separators of thousands", f"write numbers without them: {listing(examples, 3)}"
-    # A command changes every column, and would change the separators of a table with commas.
+    # The sed command changes all columns, and would change commas that separate columns.
     safe = table.delimiter != ","
     for values in table.values.values():
         if touched := {value for value in values if _BETWEEN_DIGITS.search(value)}:
@@ -315,16 +314,16 @@ def _separators(table: Table, meant: dict[str, str]) -> tuple[str, str]:
 def alike_categories(
     text: dict[str, list[str]], label: str | None, others: Collection[str | None]
 ) -> tuple[str, ...]:
-    """A warning for each column with categories that differ in case, blanks or Unicode form alone.
+    """A warning for each column with categories that differ only in case, blanks or Unicode form.
 
-    Columns of free text, with another value in most rows, have none unless they are the label.
+    Columns of free text, whose values are mostly distinct, are skipped unless they are the label.
     """
 
-    def folded(value: str) -> str:  # without case, blanks, invisible characters and differences of form
+    def folded(value: str) -> str:  # without case, blanks, invisible characters and Unicode forms
         form = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", value).casefold())
         return "".join(c for c in form if not c.isspace() and unicodedata.category(c) != "Cf")
 
-    def told_apart(values: Sequence[str]) -> str:  # what looks the same by its code points
+    def told_apart(values: Sequence[str]) -> str:  # by code points if they look the same
         visible = {unicodedata.normalize("NFKC", value) for value in values}
         return " and ".join(ascii(value) if len(visible) < len(values) else repr(value) for value in values)
 
@@ -359,16 +358,15 @@ def absolute_text(path: str | os.PathLike[str]) -> str:
 def find_files(
     paths: Sequence[str], base: str, row_name: Callable[[int], str], where: Path
 ) -> list[FileFacts]:
-    """Look every path up before any work starts.
+    """Look up all files before any work, except those with a scheme, whose errors come when they are read.
 
-    Those with a scheme are not: reading them says what is wrong. A relative path starts from ``base``.
-    Backslashes are tried as slashes, and the path is tried in both Unicode normal forms, since a manifest
-    written on one system is often read on another.
+    A relative path starts from ``base``. Backslashes are tried as slashes, and paths in both Unicode normal
+    forms, since a manifest written on one system is often read on another.
 
     Raises
     ------
     InputError
-        Some are blank, missing, folders or no regular files: all of them are listed.
+        Some paths are blank, missing, folders or no regular files (all are listed).
     """
     found: list[FileFacts] = []
     problems: list[str] = []
@@ -405,7 +403,7 @@ def find_files(
 
 
 def _spellings(path: str, base: str) -> Iterator[str]:
-    """The names of a file to try, the likely and cheap one first."""
+    """The names to try for a file, the most likely one first."""
     slashed = [path.replace("\\", "/")] if "\\" in path and os.sep == "/" else []
     for spelling in (path, *slashed):
         forms = (
@@ -413,5 +411,5 @@ def _spellings(path: str, base: str) -> Iterator[str]:
         )
         for name in dict.fromkeys((spelling, *forms)):
             written = os.path.join(base, name)
-            # Behind a link to a folder, ".." isn't what the text says, so such a path is kept.
+            # After a link to a folder, ".." isn't the folder before it in the text, so such a path is kept.
             yield written if ".." in written.split(os.sep) else os.path.normpath(written)

@@ -1,7 +1,7 @@
-"""The bytes behind a path: of a file, of a member of a tar archive, or of what a scheme such as s3:// names.
+"""Reads what a path names: a file, a member of a tar archive, or a remote file with a scheme such as s3://.
 
-A path with a scheme is read through fsspec, whose file systems are installed apart. A member of an archive is
-``ARCHIVE.tar#MEMBER@OFFSET``: so it is read without a look at the others.
+A path with a scheme is read through fsspec, whose file systems are installed separately. A member of an
+archive is ``ARCHIVE.tar#MEMBER@OFFSET``, so that it is read without reading the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ncm_cli.images.remote import download, info, is_web, open_remote, reason_of
 from ncm_cli.images.samples import DecodeError
 from ncm_cli.images.tar import content, members
 
-# Names may be bytes here, and a stat a row must stay cheap, so this module keeps to os.path.
+# Names may be bytes, and there is one stat call for each row, so this module uses os.path.
 # ruff: noqa: PTH116
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
@@ -30,10 +30,10 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _MEMBER = re.compile(r"(.+?\.tar)#(.+)@(\d+)", re.IGNORECASE | re.DOTALL)
 
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "Last-Modified", "last_modified", "updated", "created")
-"""Names in file systems for facts that show whether a file has changed."""
+"""Names under which file systems report whether a file has changed."""
 
 MAX_EXPANDED = 100_000
-"""Files that braces may stand for."""
+"""Most paths for which braces may stand."""
 
 
 def native(path: str) -> str | bytes:
@@ -49,7 +49,7 @@ def is_remote(path: str) -> bool:
 
 
 def expanded(pattern: str) -> list[str]:
-    """The texts that ``{000..099}`` and ``{a,b}`` stand for, also nested; leading zeros are kept.
+    """The texts that a pattern with ``{000..099}`` or ``{a,b}``, also nested, stands for; leading zeros stay.
 
     Raises `InputError` for more than `MAX_EXPANDED`.
     """
@@ -75,7 +75,7 @@ def _expanded(pattern: str) -> Iterator[str]:
 
 
 def local_path(path: str) -> str | None:
-    """The path of a file on this machine, also one with file://; None for any other scheme."""
+    """The path without file://; None if it has another scheme."""
     if not is_remote(path):
         return path
     scheme, _, rest = path.partition("://")
@@ -83,29 +83,29 @@ def local_path(path: str) -> str | None:
 
 
 def within(folder: str, name: str) -> str:
-    """The path of a file in a folder; for web servers its name is percent-encoded."""
+    """The path of a file in a folder; for web servers the name is percent-encoded."""
     if is_web(folder):
         name = quote(name, errors="surrogateescape")
     return f"{folder}/{name}"
 
 
 def open_file(path: str) -> BinaryIO:
-    """A regular file, or one with a scheme, to be read from any place of it."""
+    """A regular file, or one with a scheme, opened for reading; seekable."""
     local = local_path(path)
     return open_remote(path) if local is None else open_regular(native(local))
 
 
 def archive_of(path: str) -> str:
-    """The file that has to be there for a path to be read: the archive of a member, or the path."""
+    """The archive of a member; any other path as it is."""
     found = _MEMBER.fullmatch(path)
     return found[1] if found else path
 
 
 def file_facts(path: str) -> tuple[int, int]:
-    """(size, time in ns) of a file or archive now; raises the file system's own errors.
+    """(size, time in ns) of a file or archive; raises the file system's own errors.
 
-    Of a remote file the time is a number that changes with what its file system tells of it, 0 where it tells
-    nothing; so the size is −1.
+    For a remote file the time is a digest of its version, 0 if the file system reports none; an unknown size
+    is −1.
     """
     path = archive_of(path)
     local = local_path(path)
@@ -119,15 +119,15 @@ def file_facts(path: str) -> tuple[int, int]:
 
 
 def look_up(path: str) -> tuple[int, int]:
-    """`file_facts`; −1 and 0 where they can't be had: reading the file says why."""
+    """`file_facts`; −1 and 0 after an error, which reading the file will report."""
     try:
         return file_facts(path)
-    except Exception:  # file systems raise what they like
+    except Exception:  # file systems raise errors of any class
         return -1, 0
 
 
 def fetch(path: str) -> bytes:
-    """The bytes of an image, or `DecodeError` with the reason why they can't be had."""
+    """The bytes of an image; `DecodeError` with the reason if they can't be read."""
     found, local = _MEMBER.fullmatch(path), local_path(path)
     if found is None and local is not None:
         return read_bytes(os.fsdecode(native(local)))
@@ -137,7 +137,7 @@ def fetch(path: str) -> bytes:
         raise
     except FileNotFoundError:
         raise DecodeError("no such file") from None
-    except Exception as error:  # file systems raise what they like
+    except Exception as error:  # file systems raise errors of any class
         raise DecodeError(f"cannot be read: {reason_of(error)}") from None
 
 

@@ -1,9 +1,9 @@
 """Reads images ahead of the encoder, in order and with bounded memory, by threads or by processes.
 
 A few images are read by threads. Many are read by processes, since the threads of one interpreter share its
-lock. A reader process is a new interpreter that holds no model and imports no torch; it is asked for a few
-images at a time over a socket, and sends back what it found and the items, as they are in memory. It ends
-when this process does, whatever ended it, since the socket then closes.
+lock. A reader process is a new interpreter without a model or torch. It receives requests for a few images
+over a socket, and sends back the outcomes and the raw memory of the items. It ends with this process, however
+that ends, since the socket then closes.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from ncm_cli.store.columns import ImageFile
 from ncm_cli.store.digests import printable
 
 MAX_THREADS, MAX_PROCESSES = 8, 32
-"""Readers of ``auto``, cores allowing: more threads only wait for each other, more processes for the GPU."""
+"""Most readers of ``auto``: more threads would wait for each other, more processes for the GPU."""
 
 IMAGES_PER_REQUEST = 16
-"""Images that a process is asked for at once: some 50 ms of work, beside which asking costs nothing."""
+"""Images in a request to a reader process: some 50 ms of work, so that the request itself costs little."""
 
 MIN_SECONDS_FOR_PROCESSES = 4.0
-"""Seconds that one core would read for, from which on processes are started, which takes each .2 s."""
+"""Reading time on one core from which processes are used; starting one takes .2 s."""
 
 IMAGE_SECONDS, BYTE_SECONDS = 1.5e-3, 2.5e-8
-"""Rough times to read an image and each byte of its file: JPEG photographs on a current core."""
+"""Approximate times to read an image, and each byte of its file (JPEG photographs on a current core)."""
 
 MAX_TONE_LEVELS = 16
-"""Levels of 256 that count as black, or as white: samples of 12 bits that are taken for 16 have no others."""
+"""Levels of 256 that count as black, or as white: 12-bit samples read as 16-bit ones are all below this."""
 
 REMOTE_READERS = 32
-"""Threads of ``auto`` where files come over a network: they wait for it most of their time."""
+"""Threads of ``auto`` for files on a network, for which they wait most of the time."""
 
 Read = Callable[[Sequence[ImageFile]], list["ReadImage"]]
 
@@ -61,10 +61,10 @@ Read = Callable[[Sequence[ImageFile]], list["ReadImage"]]
 class ReadImage:
     """The outcome of reading one image: the ``item`` for the encoder, or the ``reason`` why there is none.
 
-    ``file`` is of the very bytes that were decoded. ``note`` tells something about an image that is used all
-    the same, such as an animation; ``tone`` is ``black`` or ``white`` where a picture has hardly anything
-    else; ``declared`` and ``undeclared`` are the range of samples that the file states, and that which it
-    holds and doesn't state.
+    ``file`` describes the bytes that were decoded. ``note`` is a remark about an image that is used all the
+    same, such as an animation. ``tone`` is ``black`` or ``white`` for a picture that has hardly anything
+    else. ``declared`` is the range of samples that the file states; if it states none but needs one,
+    ``undeclared`` is the range of the samples themselves.
     """
 
     file: ImageFile
@@ -82,12 +82,12 @@ def read_image(file: ImageFile, preprocess: Preprocess) -> ReadImage:
         return ReadImage(file, None, reason="its name isn't UTF-8: rename it, as names are stored as UTF-8")
     file = ImageFile(file.id, file.path)
     try:
-        # The time is read before the bytes, so that a change in between is noticed later.
+        # The time is read before the bytes, so that a change in between is noticed in the next run.
         try:
             _, mtime_ns = file_facts(file.path)
-        except TimeoutError as error:  # it would be waited for once more
+        except TimeoutError as error:  # fetching would wait once more
             raise DecodeError(f"cannot be read: {error}") from None
-        except Exception:  # reading it says why
+        except Exception:  # fetching reports the reason
             mtime_ns = 0
         data = fetch(file.path)
         file = ImageFile(file.id, file.path, len(data), mtime_ns, hashlib.sha256(data).hexdigest())
@@ -101,7 +101,7 @@ def read_image(file: ImageFile, preprocess: Preprocess) -> ReadImage:
 
 
 def _tone_of(image: Image.Image) -> str:
-    """``black`` or ``white`` for a picture that is nearly nothing else at 256 places, otherwise blank."""
+    """``black`` or ``white`` if all of 256 sampled pixels are nearly so, otherwise ""."""
     lows, highs = zip(*image.resize((16, 16), Image.Resampling.NEAREST).getextrema(), strict=True)
     return "black" if max(highs) < MAX_TONE_LEVELS else "white" if min(lows) >= 256 - MAX_TONE_LEVELS else ""
 
@@ -116,7 +116,7 @@ def read_ahead(
 ) -> Iterator[ReadImage]:
     """The images in the order of the files, at most ``window`` of them read ahead.
 
-    Raises `InputError` where a reader process ends before it is told to.
+    Raises `InputError` if a reader process ends unexpectedly.
     """
     if workers == 0:
         yield from (read_image(file, preprocess) for file in files)
@@ -128,7 +128,7 @@ def read_ahead(
             read = stack.enter_context(_reader_processes(workers, preprocess))
         else:
             read = lambda part: [read_image(file, preprocess) for file in part]  # noqa: E731
-        # With processes, a thread does no more than wait for one of them.
+        # With processes, each thread only waits for one of them.
         pool = ThreadPoolExecutor(workers, thread_name_prefix="read-image")
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
         while part := list(itertools.islice(rest, size)):
@@ -141,14 +141,14 @@ def read_ahead(
 
 @contextlib.contextmanager
 def _reader_processes(count: int, preprocess: Preprocess) -> Iterator[Read]:
-    """A function that has images read by one of ``count`` processes, for as many threads to call."""
+    """A function that reads images in one of ``count`` processes; as many threads may call it at once."""
     free: queue.SimpleQueue[_ReaderProcess] = queue.SimpleQueue()
 
     def read(files: Sequence[ImageFile]) -> list[ReadImage]:
         process = free.get()
         try:
             return process.read(files)
-        finally:  # one that has ended goes back too, or a thread would wait for it for ever
+        finally:  # a process that has ended goes back too, or a thread would wait for ever
             free.put(process)
 
     with contextlib.ExitStack() as stack:
@@ -158,12 +158,12 @@ def _reader_processes(count: int, preprocess: Preprocess) -> Iterator[Read]:
 
 
 class _ReaderProcess:
-    """A process that reads images, seen from here."""
+    """A reader process, as the parent uses it."""
 
     def __init__(self, preprocess: Preprocess) -> None:
         self._socket, theirs = socket.socketpair()
         self._connection = Connection(os.dup(self._socket.fileno()))
-        # It has this process's modules, but not its main one, which may be anybody's script.
+        # The child imports from the same paths, but doesn't run this process's main script.
         program = (
             f"import sys; sys.path[:] = {sys.path!r}; "
             f"from ncm_cli.images.reading import serve; serve({theirs.fileno()})"
@@ -174,7 +174,7 @@ class _ReaderProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is for this process to see
+                start_new_session=True,  # only this process receives Ctrl-C
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
             )
         self._ask(preprocess, ())
@@ -203,7 +203,7 @@ class _ReaderProcess:
         return [image if image.item is None else replace(image, item=next(rest)) for image in images]
 
     def _end(self, files: Sequence[ImageFile]) -> InputError:
-        """The error of a process that ended by itself."""
+        """The error for a process that ended unexpectedly."""
         code = self._process.wait()
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return InputError(
@@ -215,7 +215,7 @@ class _ReaderProcess:
         )
 
     def close(self) -> None:
-        """End the process; it has nothing to lose."""
+        """Kill the process, which has nothing to save."""
         self._process.kill()
         self._process.wait()
         self._connection.close()
@@ -223,7 +223,7 @@ class _ReaderProcess:
 
 
 def serve(descriptor: int) -> None:
-    """The work of a reader process: read the images that it is asked for until the socket closes."""
+    """The main function of a reader process: read the requested images until the socket closes."""
     connection, stream = Connection(descriptor), socket.socket(fileno=os.dup(descriptor))
     threading.Thread(target=_end_with, args=(descriptor,), daemon=True).start()
     with contextlib.suppress(EOFError, ConnectionError):
@@ -240,7 +240,7 @@ def serve(descriptor: int) -> None:
 def _end_with(descriptor: int) -> None:
     """End this process as soon as the other end of a socket is closed, even in the middle of an image."""
     waiting = select.poll()
-    waiting.register(descriptor, 0)  # what is left is that it is closed
+    waiting.register(descriptor, 0)  # no events but that the socket is closed
     waiting.poll()
     os._exit(0)
 
@@ -251,10 +251,9 @@ def cores() -> int:
 
 
 def choose_readers(workers: int | None, files: Sequence[ImageFile]) -> tuple[int, bool]:
-    """How many readers, None being ``auto``, and whether they are processes, which pay with many images."""
-    cores_of_rank = max(
-        1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    )  # torchrun's, one rank a device
+    """(number of readers, whether they are processes); None chooses by cores and images."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)  # torchrun: one rank for each device
+    cores_of_rank = max(1, cores() // ranks)
     seconds = sum(IMAGE_SECONDS + BYTE_SECONDS * file.size for file in files)
     processes = (
         workers != 0
@@ -271,17 +270,17 @@ def choose_readers(workers: int | None, files: Sequence[ImageFile]) -> tuple[int
 def encode_batches(
     encoder: Encoder, batches: Sequence[Sequence[ImageFile]], *, workers: int | None
 ) -> Iterator[tuple[list[ReadImage], np.ndarray]]:
-    """The images of each batch, and the (b, d) float32 features of those that have an item, in order.
+    """The images of each batch, and float32 (b, d) features of those that have an item, in order.
 
-    The next images are read meanwhile. What is in a batch is the caller's choice and is kept, failures apart:
-    a matrix product may round differently in batches of other sizes, and a resumed run must give the bits of
-    an uninterrupted one.
+    The next images are read in the meantime. Batches stay as the caller has chosen them, apart from failures:
+    matrix products may round differently in batches of other sizes, and a resumed run must give the same bits
+    as an uninterrupted one.
     """
     files = [file for batch in batches for file in batch]
     count, processes = choose_readers(workers, files)
     window = max(map(len, batches), default=0) + 2 * count * (IMAGES_PER_REQUEST if processes else 1)
     images = read_ahead(files, encoder.preprocess, workers=count, window=window, processes=processes)
-    # A GPU has the next batch before it's asked for the last one's features; a CPU gains nothing by that.
+    # A GPU gets the next batch before the features of the last one are fetched; a CPU gains nothing by that.
     ahead, waiting = int(encoder.device != "cpu"), deque[tuple[list[ReadImage], Callable[[], np.ndarray]]]()
     with contextlib.closing(images):  # type: ignore[type-var]
         for batch in batches:
