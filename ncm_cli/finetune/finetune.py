@@ -1,4 +1,4 @@
-"""``ncm finetune``: what is trained, going on after a kill, and the files that come of it."""
+"""``ncm finetune``: trains a network, goes on after a kill, and writes checkpoint, head and results."""
 
 from __future__ import annotations
 
@@ -49,30 +49,29 @@ from ncm_cli.store.probe import Probe, read_probe, record_ids, write_probe
 from ncm_cli.store.roles import Role
 
 NOT_IN_KEY = ("source", "root", "pairs", "output", "model", "pretrained", "device", "workers", "fresh")
-"""Options that the result doesn't depend on, or only by their files' contents."""
-
+"""Options on which the result doesn't depend, or only by the contents of the files that they name."""
 
 _MAGIC = b"ncm-finetune-unfinished-1"
 
 
 def unfinished_file(output: Path) -> Path:
-    """Where a run that isn't finished keeps what its next epoch depends on."""
+    """The file in which an unfinished run keeps its state after each epoch."""
     return output.with_name(f".{output.name}.partial")
 
 
 def finetune(options: FinetuneOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     """Train a network, and write the epoch that the rule picks: checkpoint, head and results.
 
-    After each epoch everything is kept in one file beside the output, so that the same command goes on after
-    a kill, on a CPU to the very bits of a run that wasn't. A finished result of the same settings, rows,
-    pictures and pairs stays as it is.
+    After each epoch the state is written to a file beside the output, so that the same command goes on after
+    a kill; on a CPU the result then has the same bits as without it. A finished result of the same settings,
+    rows, pictures and pairs isn't changed.
 
     Returns
     -------
     dict
-        The body of ``NAME.json``: ``history`` has every epoch; ``rules`` what each rule picks, None
-        where it can't; ``evals`` the results of ``ncm eval`` for the kept weights on validation and test
-        rows. Beside it ``written``: False where all was there.
+        The body of ``NAME.json``: ``history`` has every epoch; ``rules`` the choice of each rule, None if it
+        has none; ``evals`` the results of ``ncm eval`` for the kept weights on validation and test rows. Also
+        ``written``, False if the result was there already.
 
     Raises
     ------
@@ -107,7 +106,7 @@ def finetune(options: FinetuneOptions, *, reporter: Reporter = SILENT) -> dict[s
 
 
 def _key(options: FinetuneOptions, rows: ManifestRows) -> dict[str, Any]:
-    """Everything that the result depends on."""
+    """Everything on which the result depends."""
     kept = {name: value for name, value in jsonable(options).items() if name not in NOT_IN_KEY}
     return {
         "options": kept | {"method": options.chosen_method, "rule": options.chosen_rule},
@@ -129,7 +128,7 @@ def _refusal(path: Path, there: dict[str, Any], asked: dict[str, Any], what: str
 
 
 def _finished(options: FinetuneOptions, key: dict[str, Any], reporter: Reporter) -> dict[str, Any] | None:
-    """The result, if it is there and whole; one of other settings is refused."""
+    """The existing result, None if it is missing or damaged; `MismatchError` if it has other settings."""
     checkpoint, probe, result = files = checkpoint_files(options.output)
     if options.fresh or not result.exists():
         return None
@@ -142,7 +141,7 @@ def _finished(options: FinetuneOptions, key: dict[str, Any], reporter: Reporter)
             body["probe"]["sha256"],
         ):
             reporter.note(f"{options.output} is up to date")
-            for path in files:  # make knows what is up to date by its time alone
+            for path in files:  # make compares times
                 os.utime(path)
             _remove_unfinished(options.output, key)
             if (file := unfinished_file(options.output)).exists():
@@ -152,17 +151,17 @@ def _finished(options: FinetuneOptions, key: dict[str, Any], reporter: Reporter)
 
 
 def _read_problem(options: FinetuneOptions, rows: ManifestRows, reporter: Reporter) -> Problem:
-    """The rows and pairs, read as ``ncm fit`` reads them."""
+    """The rows and pairs, read as by ``ncm fit``; refuses pairs whose pictures aren't in the source."""
     columns = ("envs", "dro_groups")
     problem = read_method_problem(options, columns, reporter, features=options.source, store=rows)
     if (pairs := problem.pairs) is not None:
         members = ((pairs.store.id_a, pairs.row_a), (pairs.store.id_b, pairs.row_b))
-        strange = dict.fromkeys(id for ids, at in members for id, row in zip(ids, at, strict=True) if row < 0)
-        if strange:
+        absent = dict.fromkeys(id for ids, at in members for id, row in zip(ids, at, strict=True) if row < 0)
+        if absent:
             raise InputError(
-                f"{len(strange):,} members of pairs aren't in the source, so their pictures can't be found",
+                f"{len(absent):,} members of pairs aren't in the source, so their pictures can't be found",
                 where=options.pairs,
-                found=listing(strange),
+                found=listing(absent),
                 expected=f"ids of {options.source}",
             )
     return problem
@@ -171,7 +170,7 @@ def _read_problem(options: FinetuneOptions, rows: ManifestRows, reporter: Report
 def _run(
     training: Training, pictures: TrainingPictures, key: dict[str, Any], reporter: Reporter
 ) -> tuple[list[Epoch], dict[str, Any]]:
-    """Train what is missing of the epochs; their history, and the weights that the rule picks."""
+    """Train the missing epochs; returns the history of all epochs, and the weights that the rule picks."""
     options, file = training.options, unfinished_file(training.options.output)
     history: list[Epoch] = []
     best: dict[str, Any] = {}
@@ -202,7 +201,7 @@ def _run(
             )
             if best_epochs(history)[options.chosen_rule] == number - 1:
                 best = training.copy()
-            # By way of memory: torch's own writer says nothing of a full disk but an assertion of C++.
+            # Saved in memory first: on a full disk torch's writer raises only an assertion of C++.
             kept = io.BytesIO()
             torch.save({"key": key, "history": history, "best": best, **training.state()}, kept)
             with atomic_path(file) as temporary, temporary.open("wb") as stream:
@@ -212,12 +211,12 @@ def _run(
 
 
 def _head(data: bytes | memoryview, key: dict[str, Any]) -> bytes:
-    """The line before the state of an unfinished run: the digests of the state and of its key."""
+    """The first line of an unfinished run's file: the digests of its state and its key."""
     return b"%s %s %s\n" % (_MAGIC, hashlib.sha256(data).hexdigest().encode(), digest_of(key).encode())
 
 
 def _remove_unfinished(output: Path, key: dict[str, Any]) -> None:
-    """Remove what a run of these settings left, which is finished; another's stays."""
+    """Remove the unfinished run of these settings, but not one of other settings."""
     file = unfinished_file(output)
     if file.is_file():
         with file.open("rb") as stream:
@@ -227,14 +226,14 @@ def _remove_unfinished(output: Path, key: dict[str, Any]) -> None:
 
 
 def _unfinished(file: Path, key: dict[str, Any], options: FinetuneOptions) -> dict[str, Any] | None:
-    """The state of an unfinished run of these settings; None where ``--fresh`` replaces another's."""
+    """The state of an unfinished run of these settings; None if ``--fresh`` replaces a run of others."""
     try:
         head, _, data = require_file(file).read_bytes().partition(b"\n")
         if head.split()[:-1] != _head(data, key).split()[:-1]:
             raise ValueError("contents that don't match their digest")
         state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         there = state["key"]
-    except Exception as error:  # torch has a dozen kinds for a file that isn't its own
+    except Exception as error:  # torch raises errors of many classes on foreign files
         if options.fresh:
             return None
         what = "what an unfinished run left can't be read"
@@ -255,12 +254,12 @@ def _write(
     best: dict[str, Any],
     reporter: Reporter,
 ) -> dict[str, Any]:
-    """Write checkpoint and head, measured as ``ncm embed`` and ``ncm eval`` would; the result's body."""
+    """Write checkpoint and head, and evaluate them like ``ncm embed`` and ``ncm eval``; the result's body."""
     options, problem, picks = training.options, training.problem, best_epochs(history)
     rule, chosen = options.chosen_rule, picks[options.chosen_rule]
     checkpoint, probe_file, result = checkpoint_files(options.output)
     training.take(best)
-    # Weights that are a checkpoint of ours say what size they take, where nothing else is asked for.
+    # The image size is the option's, else that of the checkpoint of ncm finetune that training began with.
     side = options.image_size or tuned_facts(options.pretrained).get("image_size")
     tuned = {"model": options.model, "representation": options.representation, "image_size": side}
     write_tuned(checkpoint, training.module, tuned)
@@ -330,7 +329,7 @@ def _probe(training: Training, encoder: dict[str, Any], history: list[Epoch], ch
             "folds": 0 if training.fold is None else 1,
             "groups": options.groups,
             "chosen": chosen,
-            "path": [{"epoch": at + 1, **one} for at, one in enumerate(history)],
+            "path": [{"epoch": at + 1, **metrics} for at, metrics in enumerate(history)],
         },
         "flags": flags_of(problem, oracle),
         "options": jsonable(options) | {name: where[name] for name in ("train", "val")},
@@ -343,7 +342,7 @@ def _probe(training: Training, encoder: dict[str, Any], history: list[Epoch], ch
     }
     rows = {"train": training.train, "val": problem.val}
     origin = {
-        "rows": {name: record_ids(one.ids) for name, one in rows.items() if one is not None},
+        "rows": {name: record_ids(part.ids) for name, part in rows.items() if part is not None},
         "data": {
             "checkpoint": str(options.output),
             "source": {"path": str(options.source), "content_sha256": problem.content_sha256},

@@ -27,7 +27,7 @@ _run = partial(option, group="Running")
 
 
 def parse_timm(text: str) -> str:
-    """``timm:NAME``; the name is known to timm."""
+    """``timm:NAME``; timm itself checks the name later."""
     if not text.startswith("timm:"):
         raise UsageError(
             "a network that ncm finetune doesn't train",
@@ -49,10 +49,10 @@ class FinetuneOptions(RowOptions, SourceOptions):
 
     numeric: ClassVar = ()
     from_array: ClassVar = None
-    """As `EmbedOptions` have them: what is read is images, and every column is of categories."""
+    """Fixed options of `EmbedOptions`: images are read, and all columns are categorical."""
     scaling: ClassVar = "none"
     scale_factor: ClassVar = 1.0
-    """As `TrainingOptions` have them: representations are taken as they are."""
+    """Fixed options of `TrainingOptions`: representations aren't scaled."""
 
     pairs: Path | None = option(
         None, help="Pair store: its pairs' images are found by id in the source.", role="input", flags=("-p",)
@@ -149,9 +149,8 @@ class FinetuneOptions(RowOptions, SourceOptions):
 
     @property
     def chosen_penalty(self) -> float:
-        """``--penalty``, or the method's own; 0 for a method without."""
-        own = PENALTIES.get(self.chosen_method, 0.0)
-        return own if self.penalty is None else self.penalty
+        """``--penalty``, or the method's default; 0 for a method without a penalty."""
+        return PENALTIES.get(self.chosen_method, 0.0) if self.penalty is None else self.penalty
 
     def refusals(self) -> Iterator[UsageError]:
         """Why these options can't be used together."""

@@ -1,4 +1,4 @@
-"""The rows that a network is trained on, read like those of a feature store, and their pictures."""
+"""The rows on which a network is trained, read like those of a feature store, and their pictures."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from ncm_cli.store.digests import Texts, digest_of, printable
 from ncm_cli.store.rows import InMemoryRows
 
 HASHED_AT_ONCE = 8
-"""Files whose digests are taken at once."""
+"""Number of files whose digests are computed concurrently."""
 
 
 class ManifestRows(InMemoryRows):
-    """The N rows of a manifest as the feature store has them in which they would be embedded.
+    """The N rows of a manifest with the interface of a feature store made from it.
 
-    So all that is said of rows (splits, filters, groups, pairs, leaks between them) is read as ``ncm fit``
-    reads it. The features are given once a network has made them.
+    So splits, filters, groups, pairs and leaks between rows are handled by the same code as in ``ncm fit``.
+    Features are added once a network has computed them.
     """
 
     has_files = True
@@ -44,19 +44,19 @@ class ManifestRows(InMemoryRows):
         roles = {"label_column": manifest.label_column, "split_column": manifest.split_column}
         super().__init__(manifest.source, manifest.ids, columns, **roles)
         self.image_files = manifest.files
-        self.content_nodes = Texts(np.array([one.encode() for one in sha256], dtype="S")).same()
+        self.content_nodes = Texts(np.array([digest.encode() for digest in sha256], dtype="S")).same()
         text = {name: list(values) for name, values in manifest.text.items()}
         self.content_sha256 = digest_of([manifest.ids, text, list(sha256)])
 
     def forget_others(self, target: str, known: Mask) -> None:
-        """Take a column's values from rows whose class wasn't trained: they have no answer."""
+        """Remove a column's values from rows that aren't ``known``, whose class wasn't trained."""
         column = self.categorical(target)
         codes = np.where(known, column.codes, -1).astype(np.int32)
         self.columns = {**self.columns, column.name: dataclasses.replace(column, codes=codes)}
 
 
 def read_rows(options: FinetuneOptions, reporter: Reporter) -> ManifestRows:
-    """The rows that the source lists; every file is read once, for its digest."""
+    """The rows of the source; every file is read once for its digest."""
     with reporter.task(f"reading {as_written(options.source)}", unit="images"):
         manifest = read_source(options)
     for note in manifest.notes:
@@ -76,22 +76,22 @@ def read_rows(options: FinetuneOptions, reporter: Reporter) -> ManifestRows:
 
 
 def _digest(path: str) -> str:
-    """SHA-256 of a file; blank where it can't be read, which reading its picture will say."""
+    """SHA-256 of a file; "" if it can't be read, which reading its picture will report."""
     with contextlib.suppress(DecodeError):
         return hashlib.sha256(fetch(path)).hexdigest()
     return ""
 
 
 class TrainingPictures:
-    """The pictures of some rows, as a network's preprocessing leaves them.
+    """The preprocessed pictures of some rows.
 
-    They are decoded once and kept, if they fit the memory budget (8 bits a sample); else they are decoded
-    whenever they are asked for.
+    If they fit the memory budget (8 bits a sample) they are decoded once and kept, otherwise they are decoded
+    each time.
 
     Raises
     ------
     InputError
-        Some can't be used: all of them, with the reasons.
+        Some pictures can't be used; all are listed, with the reasons.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class TrainingPictures:
     def batches(
         self, parts: Sequence[Codes], preprocess: Preprocess | None = None
     ) -> Iterator[list[np.ndarray]]:
-        """The pictures of each part, in order; read anew with a ``preprocess`` of another augmentation."""
+        """The pictures of each part, in order; read again if ``preprocess`` has another augmentation."""
         if self._kept is not None and preprocess is None:
             yield from (list(self._kept[self._place[part]]) for part in parts)
             return
@@ -151,7 +151,7 @@ class TrainingPictures:
                 yield [_item(next(images)) for _ in part]
 
     def features(self, encoder: Encoder, rows: Codes) -> NDArray[np.float32]:
-        """float32 (n, d) of rows, in order."""
+        """float32 (n, d) features of ``rows``, in order."""
         size = encoder.batch_size
         parts = [rows[start : start + size] for start in range(0, len(rows), size)]
         return np.concatenate([encoder.encode(items) for items in self.batches(parts)])

@@ -1,9 +1,9 @@
-"""Trains a network end to end, by the objectives of ``ncm sweep`` or with pairs as a penalty.
+"""Trains a network end to end, by the objectives of ``ncm sweep``, perhaps with a penalty on pairs.
 
-The network is timm's, whose classifier becomes a linear layer to the representation; a linear head makes
-logits of that. The data term is one of `ncm_cli.solvers.objectives`: its derivative by the logits is what
-goes back through the network. ncm and matchdg add penalty · the mean squared difference of the
-representations of pairs, a mean over pairs and over the representation's width.
+The network is timm's; its classifier is replaced by a linear layer to the representation, and a linear head
+maps that to logits. The data term is one of `ncm_cli.solvers.objectives`, whose derivative with respect to
+the logits is propagated back through the network. ncm and matchdg add penalty · the mean squared difference
+of the representations of pairs, a mean over pairs and the representation's width.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from ncm_cli.solvers.methods import Config
 from ncm_cli.solvers.objectives import OBJECTIVES, Erm, log_losses
 
 Epoch = dict[str, float]
-"""The metrics after an epoch, by names of `METRICS` and a few more; unknown ones are left out."""
+"""The metrics after an epoch, by names of `METRICS` and a few more, without those that aren't known."""
 
 
 def config_of(options: FinetuneOptions) -> Config:
-    """The method and its hyper-parameters, as ``ncm sweep`` has them."""
+    """The method and its hyper-parameters, in the form of ``ncm sweep``."""
     names = ("lr", "weight_decay", "anneal", "eta", "seed")
     return Config(
         method=options.chosen_method,
@@ -65,10 +65,10 @@ def network_request(options: FinetuneOptions) -> EncoderRequest:
 
 
 class Objective:
-    """The loss of a step: a scalar whose gradient is the method's, and the terms that are reported.
+    """The loss of a step: a scalar with the method's gradient, and the terms that are reported.
 
-    Irm's penalty is not divided, as `ncm_cli.solvers.objectives` does for Adam, to whose steps the size of
-    a gradient doesn't matter: ``lr`` is SGD's step for mean_e R_e + penalty · the squared slopes.
+    For irm the loss is mean_e R_e + penalty · the squared slopes, not divided by the penalty as
+    `ncm_cli.solvers.objectives` does for Adam, whose steps don't depend on the size of the gradient.
     """
 
     def __init__(self, config: Config, rows: DeviceRows) -> None:
@@ -79,14 +79,14 @@ class Objective:
     def __call__(
         self, logits: Tensor, batch: Batch, pairs: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
-        """The scalar to go back from, and (2,) the mean log loss and the pairs' mean squared difference.
+        """The scalar to differentiate, and (2,) the mean log loss and the pairs' mean squared difference.
 
         Parameters
         ----------
         logits
             (B, C) of the batch's rows.
         pairs
-            (m, width) representations of the first and of the second members.
+            (m, width) representations of the first and the second members.
         """
         self.data_term.begin(self.steps)
         self.steps += 1
@@ -114,7 +114,7 @@ class Objective:
 
 
 def pair_batches(pairs: Codes, size: int, steps: int, generator: torch.Generator) -> list[Codes]:
-    """``size`` of the (k, 2) pairs for each step (all of fewer), each as often as any other or once more."""
+    """Up to ``size`` of the (k, 2) pairs for each step; uses of two pairs differ by 1 at most."""
     size = min(size, len(pairs))
     shuffled = [
         torch.randperm(len(pairs), generator=generator) for _ in range(-(-size * steps // len(pairs)))
@@ -124,14 +124,14 @@ def pair_batches(pairs: Codes, size: int, steps: int, generator: torch.Generator
 
 
 class Training:
-    """A network in training: what an epoch does, and what is known after it.
+    """A network in training: runs epochs, and measures the network after each.
 
     Attributes
     ----------
     network
-        timm's, as an `Encoder`: what it gives is the representation.
+        timm's network as an `Encoder` of representations.
     head
-        The linear layer from there to the logits.
+        The linear layer from representations to logits.
     """
 
     module: Any
@@ -169,7 +169,7 @@ class Training:
         self.scaler = torch.amp.GradScaler(kind, enabled=options.precision == "fp16")
 
     def _require_size(self) -> None:
-        """Refuse pictures of a size that the network can't take, before they are read."""
+        """Refuse a size of pictures that the network can't take, before pictures are read."""
         height, width = self.network.model.size
         blank = torch.zeros(1, 3, height, width, device=self.network.device)
         try:
@@ -183,7 +183,7 @@ class Training:
             ) from error
 
     def _place(self, rows: ManifestRows) -> None:
-        """Where everything is among the rows of the manifest, and what each group is of."""
+        """Find the positions of rows and pairs in the manifest, and the sizes of groups in training."""
         problem, pairs = self.problem, self.problem.pairs
         self.at = {"train": rows.positions(self.train.ids)}
         for part, known in (("val", problem.val), ("test", problem.test)):
@@ -206,12 +206,12 @@ class Training:
 
     @property
     def needed(self) -> Codes:
-        """The rows whose pictures are looked at."""
+        """The rows whose pictures are needed."""
         pairs = (self.pairs.ravel(), self.measured.ravel())
         return np.unique(np.concatenate([*self.at.values(), *pairs, self.untrained_at]))
 
     def epoch(self, number: int, pictures: TrainingPictures, task: Task) -> Epoch:
-        """Train on every row once; ``number`` counts from 1. What is random comes from it and the seed."""
+        """Train on every row once; ``number`` counts from 1 and, with the seed, determines what is random."""
         options, order = self.options, generator_of(self.options.seed, 2 * number)
         batches = list(
             epoch_batches(self.objective.rows.strata, len(self.train.ids), options.batch_size, order)
@@ -225,7 +225,7 @@ class Training:
         self.module.train()
         device = self.network.device
         with torch.random.fork_rng(devices=[] if device == "cpu" else [device]):
-            torch.manual_seed(int(order.initial_seed() >> 1))  # what layers such as dropout draw
+            torch.manual_seed(int(order.initial_seed() >> 1))  # for layers such as dropout
             stream = pictures.batches(parts, self._augmented(number))
             for chosen, items in zip(batches, stream, strict=True):
                 total += self._step(items, chosen) * len(chosen)
@@ -234,7 +234,7 @@ class Training:
         return {"train_loss": loss} | ({"pair_difference": difference} if len(beside[0]) else {})
 
     def _beside(self, steps: int, generator: torch.Generator) -> list[Codes]:
-        """The (m, 2) pairs beside each batch; matchdg's are random ones of a class in two domains."""
+        """The (m, 2) pairs for each batch; matchdg's are random pairs of a class from two domains."""
         method, pairs = self.options.chosen_method, self.pairs
         if method == "matchdg":
             labels, domains = (
@@ -280,43 +280,44 @@ class Training:
         return terms
 
     def probe(self) -> tuple[Array, Array]:
-        """(C, width) and (C,): the head as a probe's weight and bias."""
+        """The head as a probe's weight (C, width) and bias (C,)."""
         weight, bias = (
             parameter.detach().cpu().double().numpy() for parameter in (self.head.weight, self.head.bias)
         )
         return weight, bias
 
     def measure(self, pictures: TrainingPictures) -> Epoch:
-        """Metrics of the network on validation and test rows and held-out pairs."""
+        """Metrics of the network on validation rows, test rows and held-out pairs."""
         self.module.eval()
         members = self.measured
         names = [part for part in ("val", "test") if part in self.at]
         parts = [*(self.at[part] for part in names), self.untrained_at, members[:, 0], members[:, 1]]
         features = pictures.features(self.network, np.concatenate(parts)).astype(np.float64)
-        own = np.split(features, np.cumsum([len(part) for part in parts])[:-1])
-        pairs = PairRows(a=own[-2], b=own[-1]) if len(members) else None
+        split_features = np.split(features, np.cumsum([len(part) for part in parts])[:-1])
+        pairs = PairRows(a=split_features[-2], b=split_features[-1]) if len(members) else None
         rows = {}
-        for part, X in zip(names, own, strict=False):
+        for part, X in zip(names, split_features, strict=False):
             known: Any = getattr(self.problem, part)
             rows[part] = Rows(X=X, y=known.y, group=known.group)
         weight, bias = self.probe()
-        found = {
-            name: float(one[0]) for name, one in facts(weight[None], bias[None], **rows, pairs=pairs).items()
+        epoch = {
+            name: float(values[0])
+            for name, values in facts(weight[None], bias[None], **rows, pairs=pairs).items()
         }
         if self.untrained is not None:
-            found |= self._cell_facts(weight, bias, rows["val"], own[-3])
-        found["val_answers"] = float(len(np.unique(decide(np.asarray(rows["val"].X) @ weight.T + bias))))
+            epoch |= self._cell_facts(weight, bias, rows["val"], split_features[-3])
+        epoch["val_answers"] = float(len(np.unique(decide(np.asarray(rows["val"].X) @ weight.T + bias))))
         for part, one in rows.items():
             if self.reference is not None and one.group is not None:
                 right = metrics.row_errors(weight[None], bias[None], one)[0][0] == 0
                 table = [metrics.summary(right[one.group[:, 0] == i]) for i in range(len(self.reference))]
                 average, _ = metrics.adjusted_average(table, self.reference)
-                found |= {} if average is None else {f"{part}_adjusted_accuracy": average}
-        return found
+                epoch |= {} if average is None else {f"{part}_adjusted_accuracy": average}
+        return epoch
 
     def _cell_facts(self, weight: Array, bias: Array, val: Rows, X: Array) -> Epoch:
-        """Error on members X (q, width) that the fold isn't trained on, and on validation rows, with every
-        label × domain cell weighted equally."""
+        """Error on validation rows and on members X (q, width) on which the fold isn't trained, with all
+        label × domain cells weighted equally."""
         assert self.untrained is not None and self.problem.val is not None
         cell = np.concatenate([self.problem.val.codes["cell"], self.untrained.codes["cell"]])
         y = np.concatenate([self.problem.val.y, self.untrained.y])
@@ -325,7 +326,7 @@ class Training:
         return {name: float(value[0]) for name, value in measured.items()}
 
     def state(self) -> dict[str, Any]:
-        """All that the next epoch depends on."""
+        """Everything on which the next epoch depends."""
         return {
             "network": self.module.state_dict(),
             "head": self.head.state_dict(),
@@ -347,7 +348,7 @@ class Training:
         self.head.load_state_dict(weights["head"])
 
     def copy(self) -> dict[str, Any]:
-        """Network and head as they are now, on the CPU."""
+        """A copy of network and head on the CPU."""
         return {
             name: {key: value.detach().to("cpu", copy=True) for key, value in module.state_dict().items()}
             for name, module in (("network", self.module), ("head", self.head))
@@ -355,9 +356,9 @@ class Training:
 
 
 def best_epochs(history: Sequence[Epoch]) -> dict[str, int]:
-    """The epoch (from 0) that each rule picks; −1 where it has nothing to look at.
+    """The epoch (from 0) that each rule picks; −1 if its metrics aren't known.
 
-    Of the rule ``bound`` epochs with one answer for all validation rows are the last choice.
+    The rule ``bound`` picks an epoch with one answer for all validation rows only if all are like that.
     """
     known = {name: np.array([epoch.get(name, math.nan) for epoch in history]) for name in METRICS}
     constant = np.array([epoch.get("val_answers", 2) < 2 for epoch in history])
