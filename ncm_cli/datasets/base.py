@@ -1,4 +1,4 @@
-"""``ncm data``: a data set's folder is made beside its final place, and renamed when it is complete."""
+"""``ncm data``: makes a data set's folder beside its final place, and renames it when it is complete."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ncm_cli.store.journal import journal_folder
 from ncm_cli.store.tables import read_table
 
 MARKER = "dataset.json"
-"""Says that a folder is a builder's, so that the builder may replace it."""
+"""The file that marks a folder as made by a builder, so that a builder may replace it."""
 
 FORMAT = "ncm-data"
 FORMAT_VERSION = 1
 
 
 def data(options: Any, *, reporter: Reporter = SILENT) -> dict[str, Any]:
-    """Make the data set to which the class of ``options`` belongs; what ``--json`` prints.
+    """Make the data set to which the class of ``options`` belongs; returns what ``--json`` prints.
 
-    An earlier folder of any builder is replaced, unless something else was put into it; so are empty ones.
-    A builder ``(options, folder, reporter)`` fills a folder and says how many ``rows`` it has, and
-    in ``counts`` what to show: the title of a table, and its rows.
+    An empty folder is replaced, and so is an earlier one of any builder, unless other files were put into it.
+    A builder ``(options, folder, reporter)`` fills a folder; it returns the number of ``rows`` and in
+    ``counts`` a table to show, its title and rows.
     """
     check(options)
     name, build = builder_of(options)
@@ -55,22 +55,22 @@ def data(options: Any, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     return {"builder": name, "output": str(output), "files": files, "seed": options.seed, **facts}
 
 
-def _strangers_below(output: Path) -> set[str]:
-    """The files in folders of an earlier data set that its manifest doesn't name, and links."""
+def _unlisted(output: Path) -> set[str]:
+    """Files in folders of an earlier data set that aren't in its manifest."""
     folders = [path for path in output.iterdir() if path.is_dir() and not path.is_symlink()]
-    found = {str(path.relative_to(output)) for folder in folders for path in folder.rglob("*")}
-    if not found:
+    paths = {str(path.relative_to(output)) for folder in folders for path in folder.rglob("*")}
+    if not paths:
         return set()
     named = {PurePath(path) for path in read_table(output / "manifest.csv").column("path")}
     known = {str(folder) for path in named for folder in (path, *path.parents)}
-    return found - known
+    return paths - known
 
 
 @contextmanager
 def _complete(output: Path, builder: str, options: dict[str, Any]) -> Iterator[Path]:
-    """A new folder that becomes ``output`` when the block ends without an error.
+    """A new folder that becomes ``output`` if the block ends without an error.
 
-    One builder of ``output`` at a time; what a killed one left is removed.
+    Only one builder works on ``output`` at a time; leftovers of a killed one are removed.
     """
     output = Path(os.path.realpath(output))
     if Path.cwd().is_relative_to(output):
@@ -103,7 +103,7 @@ def _complete(output: Path, builder: str, options: dict[str, Any]) -> Iterator[P
 
 
 def _refuse_foreign(output: Path) -> None:
-    """Refuse an output that holds anything which no builder wrote: replacing it would lose that."""
+    """Refuse an output with anything that no builder wrote, since replacing it would lose that."""
     if not output.exists():
         return
     if not output.is_dir():
@@ -113,7 +113,7 @@ def _refuse_foreign(output: Path) -> None:
         known = {MARKER, *marker["entries"]} if marker["ncm_format"] == FORMAT else set()
     except (InputError, KeyError, TypeError):
         known = set()
-    others = {path.name for path in output.iterdir()} - known or _strangers_below(output)
+    others = {path.name for path in output.iterdir()} - known or _unlisted(output)
     if others:
         raise InputError(
             "the output folder holds other files",

@@ -1,11 +1,11 @@
 """IRM's ColoredMNIST protocol, on MNIST's own files or on the 1,797 8×8 digits that scikit-learn ships.
 
 Arjovsky et al., Invariant Risk Minimization (2019), section 6: the label says whether the digit is below 5,
-and is wrong for a quarter of the images; the colour says the label, but for 10 % and 20 % of the images of
-the two training domains and 90 % of the test domain.
+and is wrong for a quarter of the images. The colour agrees with the label, except for 10 % and 20 % of the
+images in the two training domains, and for 90 % in the test domain.
 
 Test digits never occur in training, validation or pairs. Pairs to learn from are made of training digits,
-held-out pairs of digits that are neither in training nor in validation.
+held-out pairs of digits that are in neither training nor validation.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from ncm_cli.progress import Reporter
 from ncm_cli.store.tables import write_csv
 
 FOLDERS = ("", "raw", "MNIST/raw")
-"""Where the files may lie in the folder that is given: torchvision nests them."""
+"""Subfolders in which the files may lie: torchvision nests them."""
 
 MNIST_SIDE = 28
-"""Of MNIST's images."""
+"""Side of MNIST's images."""
 
 MAX_IDX_BYTES = 250_000 * MNIST_SIDE**2
-"""Bytes of the largest IDX file that is read: MNIST's has 60,000 images, its largest kin 240,000."""
+"""Largest IDX file that is read: MNIST's has 60,000 images, the largest similar data set's 240,000."""
 
 COLORS = ("red", "green")
 HELD, TWIN, ORACLE = "held", "twin", "oracle"
-"""Splits beside train, val and test: digits of held-out pairs, every pair's second member, and the second
+"""Splits besides train, val and test: first members of held-out pairs, second members of pairs, and second
 members of oracle pairs."""
 
 COLUMNS = ("id", "path", "label", "split", "domain", "color", "digit")
@@ -63,10 +63,10 @@ def find_idx(folder: Path, name: str) -> Path:
 
 
 def read_idx(path: Path, dims: int) -> npt.NDArray[np.uint8]:
-    """An array of unsigned bytes with ``dims`` dimensions. No more is read than the header says.
+    """The array in an IDX file: uint8 with ``dims`` dimensions.
 
-    Raises `InputError` for a damaged gzip file, another type, another number of dimensions, more than
-    `MAX_IDX_BYTES` bytes, and a length that differs from what the header says.
+    Raises `InputError` for a damaged gzip file, another type or number of dimensions, more than
+    `MAX_IDX_BYTES` bytes, and a length other than the header's. No more is read than the header states.
     """
     start = 4 + 4 * dims
     try:
@@ -121,7 +121,7 @@ def read_split(folder: Path, stem: str) -> tuple[npt.NDArray[np.uint8], npt.NDAr
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One image of the data set: a digit (by its place in the source) in a colour."""
+    """One image of the data set: a digit, by its position in the source, in a colour."""
 
     id: str
     source: int
@@ -142,7 +142,7 @@ class Picture:
 
 @dataclass(slots=True)
 class Coloring:
-    """Every picture, and the pairs between them by id."""
+    """All pictures, and the pairs between them by id."""
 
     rows: list[Picture] = field(default_factory=list)
     pairs: list[tuple[str, str, int, int]] = field(default_factory=list)
@@ -165,8 +165,8 @@ def plan(
     digits : (n,)
         The digit shown by each source image.
     train, test
-        Places of the images of the training domains and of the test domain; disjoint. The training images
-        are dealt to the domains in turn, so their order should be random.
+        Positions of the images of the training domains and of the test domain; disjoint. The training images
+        go to the domains in turn, so their order should be random.
     """
     coloring, flips = Coloring(), parse_numbers(options.flips)
 
@@ -200,7 +200,7 @@ def plan(
 def _add_pairs(
     coloring: Coloring, split: str, count: int, wrong_fraction: float, rng: np.random.Generator
 ) -> None:
-    """Pairs of ``count`` pictures of a split with the same digit, or a wrong one, in the other colour."""
+    """Pair ``count`` pictures of a split with the same digit, or a wrong one, in the other colour."""
     rows = [row for row in coloring.rows if row.split == split]
     if count > len(rows):
         raise UsageError(
@@ -216,7 +216,7 @@ def _add_pairs(
 
 
 def _add_oracle(coloring: Coloring, count: int, flips: Sequence[float], rng: np.random.Generator) -> None:
-    """Test pictures with themselves as a training domain, drawn at random, would have coloured them."""
+    """Pair ``count`` test pictures with the same digit, coloured as in a random training domain."""
     rows = [row for row in coloring.rows if row.split == "test"]
     for index in rng.permutation(len(rows))[:count]:
         row, domain = rows[index], int(rng.integers(len(flips)))
@@ -237,7 +237,7 @@ def paint(gray: npt.NDArray[np.uint8], rows: Sequence[Picture]) -> Iterator[npt.
 def _write(
     coloring: Coloring, gray: npt.NDArray[np.uint8], folder: Path, reporter: Reporter, *, packed: bool = False
 ) -> dict[str, Any]:
-    """The tables and the images; ``packed``, their red and green pixels in [0, 1] as one float32 array."""
+    """Write tables and images; with ``packed`` the red and green pixels in [0, 1] as one float32 array."""
     kept = [i for i, name in enumerate(COLUMNS) if name != "path" or not packed]
     cells = ([row.cells()[i] for i in kept] for row in coloring.rows)
     write_csv(folder / "manifest.csv", [COLUMNS[i] for i in kept], cells)
@@ -252,7 +252,7 @@ def _write(
         (folder / "images").mkdir()
         with reporter.task("coloured digits", total=len(coloring.rows), unit="images") as task:
             for row, image in zip(coloring.rows, paint(gray, coloring.rows), strict=True):
-                # Level 1 of zlib: ten thousands of tiny files are written, and size hardly differs.
+                # Fast compression: there are tens of thousands of tiny files, which hardly get smaller.
                 Image.fromarray(image).save(folder / row.path, format="PNG", compress_level=1)
                 task.advance()
     keys = dict.fromkeys((row.split, row.domain) for row in coloring.rows)
@@ -303,8 +303,8 @@ def build_colored_mnist(options: ColoredMnistOptions, folder: Path, reporter: Re
     coloring = plan(np.concatenate([digits, test_digits]), train, test, options, rng)
     gray = np.concatenate([images, test_images])
     if options.size != MNIST_SIDE:
-        # IRM's authors take every other pixel instead of means of 2 × 2; means keep more of the digit: a
-        # linear probe on grey digits gains .008.
+        # IRM's authors take every other pixel. Means of 2 × 2 keep more of the digit: accuracy of a linear
+        # probe on grey digits rises by .008.
         blocks = gray.reshape(len(gray), options.size, 2, options.size, 2)
         gray = np.round(blocks.mean(axis=(2, 4))).astype(np.uint8)
     return _write(coloring, gray, folder, reporter, packed=options.packed)

@@ -1,4 +1,4 @@
-"""A manifest with seeded splits over a folder of images: anyone's, or PACS (``domain/class/file``)."""
+"""Writes a manifest with seeded splits for any folder of images, or for PACS (``domain/class/file``)."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ PUBLISHED = {"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 392
 """Images of each domain (Li et al., Deeper, Broader and Artier Domain Generalization, 2017); 9,991 in all."""
 
 Folders = tuple[str, ...]
-"""The folders of an image, one for each level of the layout. Those in the same folders are split together."""
+"""The folders of an image, one for each level of the layout; images in the same folders are a group."""
 
 
 def build_folder(options: FolderOptions, folder: Path, reporter: Reporter) -> dict[str, Any]:
-    """Write the manifest; the images stay where they are, and are named by absolute paths.
+    """Write the manifest; images aren't copied, but named by absolute paths.
 
-    Images in the same folders are split on their own. With ``--test`` the rows that it names are the test
-    rows, and a share of the others is for validation.
+    Each group of images is split separately. With ``--test``, the rows that it selects are the test rows, and
+    a share of the others is for validation.
 
     Raises
     ------
     InputError
-        No images, images at another depth, a filter that names no column or no row.
+        No images, images at another depth, or a filter with an unknown column or without rows.
     """
     layout = parse_layout(options.layout)
     found = {image: tuple(image.split("/")[:-1]) for image in _images(options.source, len(layout), reporter)}
@@ -45,8 +45,9 @@ def build_folder(options: FolderOptions, folder: Path, reporter: Reporter) -> di
     if options.counts is not None:
         counts = parse_counts(options.counts) or _read_counts(Path(options.counts), layout)
         known = sorted(" / ".join(group) for group in set(kept.values()))
-        for strange in (name for name in map(" / ".join, counts) if name not in known):
-            raise unknown("group of images", strange, known, where=f"--counts {options.counts}")
+        for name in map(" / ".join, counts):
+            if name not in known:
+                raise unknown("group of images", name, known, where=f"--counts {options.counts}")
         kept = {image: group for image, group in kept.items() if group in counts}
         splits = _counted(kept, counts, options)
     else:
@@ -70,7 +71,7 @@ def build_folder(options: FolderOptions, folder: Path, reporter: Reporter) -> di
 
 
 def _images(source: Path, depth: int, reporter: Reporter) -> list[str]:
-    """The images that can be named in a manifest; a warning names the others."""
+    """The images that a manifest can name; a warning lists the others."""
     if not source.is_dir():
         raise InputError("no such folder", where=source, expected="a folder of images")
     images, others = walk_images(source)
@@ -78,7 +79,7 @@ def _images(source: Path, depth: int, reporter: Reporter) -> list[str]:
         reporter.note(f"{len(others)} other files are left out")
     unwritable = [image for image in images if printable(image) != image]
     images = [image for image in images if printable(image) == image]
-    # Blanks around a value aren't kept by tables, and two labels would be one.
+    # Tables drop blanks around a value, so two labels could become one.
     blank = [image for image in images if any(part != part.strip(" \t") for part in image.split("/")[:-1])]
     lost = [image for image in images if not (source / image).exists()]
     images = sorted(set(images) - set(lost) - set(blank))
@@ -96,7 +97,7 @@ def _images(source: Path, depth: int, reporter: Reporter) -> list[str]:
 def _selected(
     where: str | None, flag: str, found: Mapping[str, Folders], layout: Folders
 ) -> dict[str, Folders]:
-    """The images that meet a filter."""
+    """The images that match a filter."""
     kept = dict(found)
     for term in parse_where(where or ""):
         if term.column not in layout:
@@ -115,7 +116,7 @@ def _selected(
 def _shuffled(
     kept: Mapping[str, Folders], order: Iterable[Folders], seed: int
 ) -> Iterator[tuple[Folders, list[str]]]:
-    """The images in the same folders, in random order."""
+    """The groups in ``order``, each with its images in random order."""
     together: dict[Folders, list[str]] = {}
     for image, group in kept.items():
         together.setdefault(group, []).append(image)
@@ -127,7 +128,7 @@ def _shuffled(
 def _shared(
     options: FolderOptions, kept: Mapping[str, Folders], test: Collection[str] | None
 ) -> dict[str, str]:
-    """The split of each image: shares of those in the same folders."""
+    """The split of each image, by shares of its group."""
     splits = dict.fromkeys(kept, "train")
     for _, images in _shuffled(kept, sorted(set(kept.values())), options.seed):
         drawn = images[: round(len(images) * options.test_fraction)]
@@ -141,9 +142,9 @@ def _shared(
 def _gaps(
     options: FolderOptions, layout: Folders, kept: Mapping[str, Folders], splits: Mapping[str, str]
 ) -> Iterator[str]:
-    """A warning for each split that lacks images of some folders though it should have them, and its need.
+    """A warning for each split without images of some groups that should have them, and how many it needs.
 
-    With ``--test`` folders that are held out as a whole need test rows alone, and of these each label some.
+    With ``--test``, groups in which all rows are test rows need no others, and each label needs test rows.
     """
     sizes = Counter(kept.values())
     counted = Counter((group, splits[image]) for image, group in kept.items())
@@ -154,7 +155,7 @@ def _gaps(
     for split, share in shares.items():
         lacking = {group: sizes[group] for group in split_up if not counted[group, split]}
         if lacking and share:
-            # Shares are rounded: from here on it is one row.
+            # The least number of images of which the share rounds to one row.
             least = int(0.5 / share) + 1
             beside = "" if split == "test" else " beside its test rows"
             yield (
@@ -174,7 +175,7 @@ def _sized(sizes: Mapping[Folders, int]) -> str:
 
 
 def _read_counts(path: Path, layout: Folders) -> dict[Folders, dict[str, int]]:
-    """How many of the images in the same folders go into each split."""
+    """The number of images of each group that go into each split."""
     table = read_table(path, what="table of counts")
     splits = [name for name in table.columns if name not in layout]
     if not splits or not set(layout) <= set(table.columns):
@@ -206,7 +207,7 @@ def _read_counts(path: Path, layout: Folders) -> dict[Folders, dict[str, int]]:
 def _counted(
     kept: Mapping[str, Folders], counts: dict[Folders, dict[str, int]], options: FolderOptions
 ) -> dict[str, str]:
-    """The split of each image: so many at random of those in the same folders, the others ``pool``."""
+    """The split of each image: the given numbers of random images of its group; the rest is ``pool``."""
     splits = dict.fromkeys(kept, "pool")
     for group, images in _shuffled(kept, counts, options.seed):
         if (needed := sum(counts[group].values())) > len(images):
@@ -222,9 +223,9 @@ def _counted(
 
 
 def build_pacs(options: PacsOptions, folder: Path, reporter: Reporter) -> dict[str, Any]:
-    """Write the manifest; the images stay where they are, and are named by absolute paths.
+    """Write the manifest; images aren't copied, but named by absolute paths.
 
-    Each class of each domain is split on its own. Warns where the counts aren't the published ones.
+    Each class of each domain is split separately. Warns if the counts aren't the published ones.
     """
     found = {image: tuple(image.split("/")[:-1]) for image in _images(options.pacs, 2, reporter)}
     sizes = Counter(domain for domain, _ in found.values())

@@ -14,7 +14,7 @@ from ncm_cli.options import argument, is_file, option, parse_numbers
 SPLITS = ("train", "val", "test")
 
 SIZES = (14, 28)
-"""Sides of the images of ColoredMNIST: MNIST's own, and half of it."""
+"""Sides of the images of ColoredMNIST: MNIST's, and half of it."""
 
 _OUTPUT = "Folder to make: images, manifest.csv and, where the data set has pairs, pairs.csv."
 _PAIRS = "Pairs to learn from: a training digit and the same digit in the other colour."
@@ -29,7 +29,7 @@ _model, _size = partial(option, group="The model"), partial(option, least=1, gro
 
 
 def parse_shares(text: str) -> tuple[float, ...]:
-    """``0.1,0.2``: shares, one of each training domain."""
+    """Shares, one for each training domain, such as ``0.1,0.2``."""
     shares = parse_numbers(text)
     if not all(0 <= share <= 1 for share in shares):
         raise UsageError("--flips are shares", found=text, expected="numbers from 0 to 1")
@@ -129,15 +129,15 @@ class PacsOptions:
 
 
 def parse_counts(text: str) -> dict[tuple[str, ...], dict[str, int]] | None:
-    """``photo/dog=45:15:5, cartoon/dog=5:2:45``: of each group so many images for train, val and test.
+    """Numbers of images for train, val and test by group: ``photo/dog=45:15:5, cartoon/dog=5:2:45``.
 
-    None for what names a table.
+    None if the text names a table.
     """
     if "=" not in text or is_file(Path(text)):
         return None
     counts: dict[tuple[str, ...], dict[str, int]] = {}
     for part in text.split(","):
-        # The name of a folder may have = in it.
+        # The name of a folder may contain =.
         group, _, sizes = part.rpartition("=")
         names = tuple(name.strip() for name in group.split("/"))
         try:
@@ -216,7 +216,7 @@ class FolderOptions:
 
 
 def parse_levels(text: str) -> tuple[float, ...]:
-    """``0,0.1,1``: spectral norms of noise."""
+    """Spectral norms of noise, such as ``0,0.1,1``."""
     levels = parse_numbers(text)
     if min(levels) < 0:
         raise UsageError("--noise can't be negative", found=text)
@@ -224,7 +224,7 @@ def parse_levels(text: str) -> tuple[float, ...]:
 
 
 def parse_scales(text: str) -> tuple[float, ...]:
-    """``0.1,0.2``: standard deviations, one of each training domain."""
+    """Standard deviations, one for each training domain, such as ``0.1,0.2``."""
     scales = parse_numbers(text)
     if len(scales) < 2 or min(scales) <= 0:
         raise UsageError(

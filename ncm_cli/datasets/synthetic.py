@@ -3,11 +3,11 @@
 Paper, appendix "Synthetic Dataset": z_inv ~ N(0, I), y = sign(z_invᵀθ_y), z_spu ~ N(y/|I|, σ_s I) with σ_s by
 domain, x = g(z_inv, z_spu) with a random orthonormal g. Labels have no noise.
 
-σ_s is taken as a standard deviation. With 0.1 and 0.2 in training and 10 in test that gives ERM about .55 on
-the test domain, as published; as a variance it would be above .7.
+σ_s is a standard deviation here. With 0.1 and 0.2 in training and 10 in test, ERM's accuracy is about .55 on
+the test domain, as published; with variances it would be above .7.
 
-A row keeps its exogenous noise u in every domain: z_spu = y/|I| + σ_s u. So a row has an exact twin in each
-other domain, and twins differ by (σ − σ')u in the spurious subspace only.
+A row has the same exogenous noise u in every domain: z_spu = y/|I| + σ_s u. So it has an exact twin in each
+other domain, and twins differ only by (σ − σ')u in the spurious subspace.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class Model:
         self._mixing = mixing * np.sign(np.diag(upper))
 
     def draw(self, n: int) -> Latents:
-        """``n`` rows."""
+        """Draw ``n`` rows."""
         invariant = self._rng.normal(size=(n, len(self._theta)))
         label = (invariant @ self._theta > 0).astype(np.int32)
         return Latents(invariant, label, self._rng.normal(size=(n, self._spurious)))
 
     def observe(self, rows: Latents, scale: float) -> NDArray[np.float32]:
-        """Features (n, d) of ``rows`` in the domain of that spurious scale."""
+        """float32 (n, d) features of ``rows`` in the domain with this spurious scale."""
         centre = (2.0 * rows.label - 1)[:, None] / self._spurious
         latent = np.hstack([rows.invariant, centre + scale * rows.exogenous])
         return (latent @ self._mixing.T).astype(np.float32)
@@ -85,7 +85,7 @@ class Observed:
 
 
 def build_synthetic(options: SyntheticOptions, folder: Path, reporter: Reporter) -> dict[str, Any]:
-    """Write features.h5, oracle.h5, clean.h5 and a noisy store for each level.
+    """Write features.h5, oracle.h5, clean.h5 and a pair store for each level of noise.
 
     ``split`` is train, val, test, ``twin`` (of the test rows, in a training domain) or ``oracle`` (training
     rows of the test domain); ``domain`` is the spurious scale.
@@ -106,7 +106,7 @@ def build_synthetic(options: SyntheticOptions, folder: Path, reporter: Reporter)
     parts.append(observed("oracle", model.draw(options.rows * len(scales)), options.test_scale))
     latents = model.draw(options.test_rows)
     test = observed("test", latents, options.test_scale)
-    # P(e) is the training domains' share: each twin's domain is drawn evenly.
+    # All training domains have the same share, so each twin's domain is drawn uniformly.
     domain = rng.integers(0, len(scales), size=options.test_rows)
     twins, twinned = [], []
     for code, scale in enumerate(scales):
@@ -177,11 +177,10 @@ def _spectrum(a: NDArray[np.float32], b: NDArray[np.float32]) -> Array:
 
 
 def add_noise(clean: PairStore, options: SyntheticOptions, level: float) -> PairStore:
-    """The pairs with Gaussian noise on their second members, and its size in the diagnostics.
+    """The pairs with Gaussian noise on their second members; the diagnostics record its size.
 
-    The noise matrix ε = Δ̃ − Δ of the pairs to learn from has the spectral norm ``level``, in σ_|I| of their
-    clean differences; held-out pairs have noise of the same size an entry. Every level is the same draw,
-    multiplied.
+    The noise matrix ε = Δ̃ − Δ of the pairs to learn from has the spectral norm ``level`` · σ_|I| of their
+    clean differences; noise of held-out pairs has the same variance. All levels are multiples of one draw.
     """
     used, values = options.pairs, clean.singular_values
     sigma = float(values[min(options.spurious, len(values)) - 1])

@@ -1,9 +1,9 @@
 """Waterbirds-CF: Waterbirds whose minority training groups are counterfactual twins of majority birds.
 
-The paper, appendix "Detailed Construction of Waterbirds-CFs": the majority training rows stay; 184 landbirds
-and 56 waterbirds drawn from them are pasted on a background of the other kind. Validation and test stay.
-Pasting is that of Sagawa et al., Distributionally Robust Neural Networks for Group Shifts (2020), appendix
-C.1: the bird is cut out by CUB's segmentation and laid over a picture of Places of the same size.
+The paper, appendix "Detailed Construction of Waterbirds-CFs": the majority training rows are kept; 184
+landbirds and 56 waterbirds drawn from them are pasted on a background of the other kind. Validation and test
+rows are kept. Pasting follows Sagawa et al., Distributionally Robust Neural Networks for Group Shifts (2020),
+appendix C.1: the bird is cut out by CUB's segmentation and pasted on a picture of Places of the same size.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ MAX_PLACE_PIXELS, MAX_PICTURE_BYTES = 1 << 24, 1 << 26
 """Largest picture of Places, and largest file of any picture."""
 
 MAX_BIRD_PIXELS = 1 << 22
-"""Largest picture of a bird; CUB's have 500 × 500 at most. Pasting takes a hundred bytes per pixel."""
+"""Largest picture of a bird; CUB's have at most 500 × 500. Pasting takes a hundred bytes per pixel."""
 
 HOME = {"landbird": "land", "waterbird": "water"}
 OTHER = {"land": "water", "water": "land"}
@@ -86,7 +86,7 @@ OTHER = {"land": "water", "water": "land"}
 
 @dataclass(frozen=True, slots=True)
 class Bird:
-    """One row of the metadata; absent columns give empty text."""
+    """One row of the metadata; "" for a column that isn't there."""
 
     line: int
     file: str
@@ -141,9 +141,9 @@ def read_metadata(path: Path) -> tuple[list[Bird], bool]:
 
 
 def twins(birds: Sequence[Bird], path: Path) -> list[tuple[str, str]]:
-    """The images of the pairs that the ``cf`` column names, (original, counterfactual).
+    """The pairs that the ``cf`` column names: images (original, counterfactual).
 
-    A value is either a number that exactly two rows share, or the id or image of the row's twin.
+    A value is either a number that two rows share, or the id or image of the row's twin.
     """
     named = [bird for bird in birds if bird.cf]
     sharing: dict[str, list[Bird]] = {}
@@ -169,8 +169,8 @@ def twins(birds: Sequence[Bird], path: Path) -> list[tuple[str, str]]:
 def build_waterbirds(options: WaterbirdsCfOptions, folder: Path, reporter: Reporter) -> dict[str, Any]:
     """Write manifest.csv and, unless the folder is plain Waterbirds, pairs.csv and the new images.
 
-    With ``cub`` and ``places`` counterfactuals are made; a ``cf`` column in metadata.csv is used as it is;
-    with neither, the manifest holds Waterbirds as it is, without pairs.
+    With ``cub`` and ``places`` counterfactuals are made; without them, pairs are read from a ``cf`` column in
+    metadata.csv, if there is one.
     """
     root = options.waterbirds
     metadata = root / "metadata.csv"
@@ -193,7 +193,7 @@ def build_waterbirds(options: WaterbirdsCfOptions, folder: Path, reporter: Repor
         birds = [bird for bird in birds if bird.split != "train" or bird.majority]
     rows: list[tuple[str, ...]] = []
     for bird in birds:
-        twin = bird.split == "counterfactual"  # these are training rows here
+        twin = bird.split == "counterfactual"  # training rows in our manifest
         place = (bird.label, bird.place, "train" if twin else bird.split, "yes" if twin else "no")
         rows.append((bird.file, absolute_text(root / bird.file), *place))
     rows += pasted
@@ -221,7 +221,7 @@ def _counterfactuals(
     folder: Path,
     reporter: Reporter,
 ) -> tuple[list[tuple[str, ...]], list[tuple[str, str]]]:
-    """Paste the birds that are drawn on the other background: their manifest rows and pairs."""
+    """Draw birds and paste them on the other background; returns their manifest rows and pairs."""
     rng = np.random.default_rng(options.seed)
     drawn = []
     for label, count, flag in (
@@ -270,7 +270,7 @@ def _counterfactuals(
 
 
 def _mask(cub: Path, bird: Bird) -> Path:
-    """A bird's segmentation: the image's name with .png, in ``segmentations`` or in the folder itself."""
+    """A bird's segmentation: its image's name with .png, in ``segmentations`` or directly in the folder."""
     name = Path(bird.file).with_suffix(".png")
     tried = [cub / "segmentations" / name, cub / name]
     for path in tried:
@@ -280,7 +280,7 @@ def _mask(cub: Path, bird: Bird) -> Path:
 
 
 def draw_places(root: Path, kind: str, need: int, used: set[str], rng: np.random.Generator) -> list[Path]:
-    """So many different backgrounds of a kind, none that Waterbirds uses where there are enough others."""
+    """``need`` different backgrounds of a kind; those in ``used`` are avoided if there are enough others."""
     files: list[Path] = []
     for category in BACKGROUNDS[kind]:
         names = [f"{category[0]}/{category}", *(category.replace("/", joint) for joint in "/-_")]
@@ -306,7 +306,7 @@ def draw_places(root: Path, kind: str, need: int, used: set[str], rng: np.random
 
 
 def _open(path: Path, mode: str, most: int) -> Image.Image:
-    """A picture as Pillow reads it, unturned, once it is known to be whole, with at most ``most`` pixels."""
+    """A picture as Pillow reads it, not turned; refuses damaged ones and more than ``most`` pixels."""
     try:
         if (size := path.stat().st_size) > MAX_PICTURE_BYTES:
             raise DecodeError(f"{size:,} bytes, over the limit of {MAX_PICTURE_BYTES:,}")
@@ -354,5 +354,5 @@ def paste(bird: Image.Image, mask: npt.NDArray[np.float64], place: Image.Image) 
     share = mask[..., None]
     front = np.around(np.asarray(bird) * share)
     back = np.around(np.asarray(cover(place, bird.size)) * (1 - share))
-    # Both parts are rounded, as the authors do; the sum may pass 255 by one on a soft edge.
+    # Both parts are rounded, as by the authors, so the sum may exceed 255 by one on a soft edge.
     return Image.fromarray(np.minimum(front + back, 255).astype(np.uint8))
