@@ -1,4 +1,4 @@
-"""The images of a folder, on this machine or on a server: listed, and as the rows of an embedding."""
+"""Lists the images of a folder, local or remote, and reads a manifest from them."""
 
 # ruff: noqa: PTH116, PTH122
 
@@ -29,7 +29,7 @@ IMAGE_SUFFIXES = frozenset(
     | {".jpc", ".jpe", ".jpeg", ".jpf", ".jpg", ".jpx", ".mpo", ".pbm", ".pgm", ".png", ".pnm", ".ppm"}
     | {".tga", ".tif", ".tiff", ".webp"}
 )
-"""Names that are taken for images in a folder, besides those without any suffix; content decides the rest."""
+"""Suffixes of files that may be images, besides files without a suffix; their content decides."""
 
 
 def read_folder(folder: Path, layout: tuple[str, ...] | None, names: ColumnNames) -> Manifest:
@@ -162,7 +162,7 @@ def _scan(
             if name.startswith("."):
                 continue
             is_folder = False
-            with contextlib.suppress(OSError):  # links in a circle: reading the file says so
+            with contextlib.suppress(OSError):  # a circle of links, which reading the file will report
                 is_folder = entry.is_dir()
             if is_folder:
                 _scan(f"{folder}/{name}", f"{prefix}{name}/", images, others, (*above, here))
@@ -171,5 +171,5 @@ def _scan(
 
 
 def looks_like_image(name: str) -> bool:
-    """Whether a file is taken for an image by its name: without any suffix too, as its content decides."""
+    """Whether a file may be an image by its name; without a suffix it may, since the content decides."""
     return os.path.splitext(name)[1].lower() in {*IMAGE_SUFFIXES, ""}

@@ -75,7 +75,7 @@ def _parse_step(text: str, spec: str) -> tuple[str, float | None]:
 
 
 def canonical(chain: Chain) -> str:
-    """A chain in one spelling, with every amount said: two spellings of one augmentation agree."""
+    """A chain in its canonical spelling, with all amounts, so that equal augmentations have equal texts."""
     return "+".join(name if amount is None else f"{name}:{amount!r}" for name, amount in chain)
 
 
@@ -93,7 +93,7 @@ IMAGE_OPTIONS = (
     "model", "pretrained", "root", "layout", "precision", "random_init", "intensity_range", "augment",
     "shard", "reuse",
 )  # fmt: skip
-"""Options that mean nothing when no image is read."""
+"""Options that have no meaning if no image is read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,13 +112,13 @@ class Shard:
         return f"{self.index}-of-{self.count}"
 
     def of(self, batches: Sequence[T]) -> Sequence[T]:
-        """The shard's batches: consecutive ones, whose files are likely to lie together."""
+        """The shard's batches: consecutive ones, since their files are probably stored together."""
         start, stop = (len(batches) * index // self.count for index in (self.index, self.index + 1))
         return batches[start:stop]
 
 
 def parse_shard(text: str | None) -> Shard | None:
-    """The part ``I/N`` of a run; None for the whole, also where N is 1."""
+    """The part ``I/N`` of a run; None for a whole run, including N = 1."""
     if text is None:
         return None
     numbers = [int(part) for part in text.split("/") if re.fullmatch("[0-9]{1,5}", part)]
@@ -171,7 +171,7 @@ def parse_model(text: str) -> str:
 
 
 def refuse_device(model: str, device: str) -> Iterator[UsageError]:
-    """An error for a GPU with ``pixels``, which run on the CPU only: never a silent CPU run."""
+    """Refuse a GPU for ``pixels``, which run only on the CPU."""
     if model.startswith("pixels:") and device not in ("auto", "cpu"):
         yield UsageError(
             "pixels runs on the CPU only", found=f"--device {device}", fix="--device cpu, or leave it out"
@@ -179,7 +179,7 @@ def refuse_device(model: str, device: str) -> Iterator[UsageError]:
 
 
 def parse_intensity_range(text: str) -> tuple[float, float]:
-    """The samples that are black and white: ``0:4095``."""
+    """The samples that are black and white, such as ``0:4095``."""
     try:
         low, high = map(float, text.split(":"))
     except ValueError:
@@ -216,7 +216,7 @@ class SourceOptions:
 
 
 class SourceChoice(Protocol):
-    """`SourceOptions`, and two that some of these commands don't have: numeric columns, and an array."""
+    """`SourceOptions` with two more that not all of these commands have: numeric columns, and an array."""
 
     @property
     def source(self) -> Path: ...
@@ -320,7 +320,7 @@ class EmbedOptions(SourceOptions):
 
 
 OPENAI_TEMPLATES = "openai"
-"""Stands for the 80 templates that CLIP was published with for ImageNet."""
+"""Stands for the 80 templates that CLIP's authors published for ImageNet."""
 
 
 def parse_prompt(text: str) -> str:

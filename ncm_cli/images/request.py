@@ -1,4 +1,4 @@
-"""The kinds of encoder, what a user asks of one, and how pictures are preprocessed for it.
+"""The kinds of encoder, a user's request for one, and the preprocessing of its pictures.
 
 No torch is imported: processes that read images have copies of what is here.
 """
@@ -83,7 +83,7 @@ class EncoderRequest:
         return view | ({"intensity_range": list(span)} if span is not None else {}) | fast
 
     def augmented(self, image: Image.Image, id: str) -> Image.Image:
-        """The picture with the augmentation that is asked for."""
+        """The picture with the requested augmentation."""
         chain = parse_augment(self.augment)
         if not chain:
             return image
@@ -92,7 +92,7 @@ class EncoderRequest:
         return apply(chain, image, seed=self.seed, id=id)
 
     def finish(self, features: np.ndarray) -> np.ndarray:
-        """Float32 rows as they are wanted: normalised, or as they are."""
+        """float32 rows, normalised if the request says so."""
         return unit_rows(features) if self.normalize else np.ascontiguousarray(features, dtype=np.float32)
 
 
@@ -179,7 +179,7 @@ class Preprocess:
     shortest: int | None = None
 
     def decode(self, data: bytes) -> Image.Image:
-        """The picture in a file's bytes, as the request wants it; raises `DecodeError`."""
+        """The picture in a file's bytes, decoded by the request's options; raises `DecodeError`."""
         first, side = self.steps[0], None
         if self.request.decode == "fast" and isinstance(first, Resize):
             side = int(np.max(first.size))
@@ -229,11 +229,11 @@ class Encoder(Protocol):
     preprocess: Preprocess
 
     description: dict[str, Any]
-    """All that decides a feature; its canonical JSON is what a fingerprint hashes."""
+    """Everything that determines a feature; the fingerprint is the digest of its canonical JSON."""
 
     device: str
     batch_size: int
-    """The ``auto`` choice; constant for a device, so that it never depends on what else runs."""
+    """The ``auto`` choice; constant for a device, whatever else runs on it."""
 
     @property
     def dim(self) -> int:
@@ -247,4 +247,4 @@ class Encoder(Protocol):
         """
 
     def start(self, items: Sequence[np.ndarray]) -> Callable[[], np.ndarray]:
-        """Begin `encode`; a call of what is returned waits for the features. A GPU works on meanwhile."""
+        """Start `encode`, on a GPU in the background; calling the result waits for the features."""

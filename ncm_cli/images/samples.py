@@ -1,4 +1,4 @@
-"""Samples of any mode and depth as 8-bit RGB, and why a file is no picture."""
+"""Conversion of samples of any mode and depth to 8-bit RGB, and the errors of files that are no pictures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DecodeError(Exception):
 
 
 class UndeclaredRangeError(DecodeError):
-    """Nothing says which samples are black and white; ``span`` is the least and the greatest of them."""
+    """Nobody states which samples are black and white; ``span`` is the least and greatest sample."""
 
     def __init__(self, what: str, low: float, high: float) -> None:
         self.span = (low, high)
@@ -77,7 +77,7 @@ def open_as(kind: str, data: bytes) -> Any:
     where an application has set up no logging.
     """
     logging.getLogger("PIL").addHandler(NO_LOG)
-    if _NO_WARNING not in warnings.filters:  # adding it again would have all others made anew
+    if _NO_WARNING not in warnings.filters:  # adding it again would show other warnings again
         warnings.filterwarnings("ignore", module="PIL")
     return Image.open(io.BytesIO(data), formats=[kind])
 

@@ -59,7 +59,7 @@ Record = tuple[list[Any], bytes]
 
 
 def journal_folder(output: Path | str) -> Path:
-    """Where the journal of an output is."""
+    """The folder of an output's journal."""
     output = Path(os.path.realpath(output))
     return output.with_name(f".{output.name}.partial")
 
@@ -73,7 +73,7 @@ def remove_journal(output: Path | str) -> None:
 
 
 def log_path(output: Path | str, part: str = "") -> Path:
-    """Where the rows of a journal are, or those of one part of it, ``I-of-N``."""
+    """The file of a journal's rows, or of those of its part ``I-of-N``."""
     return journal_folder(output) / (f"rows.{part}.log" if part else "rows.log")
 
 
