@@ -1,4 +1,4 @@
-"""Features of many rows: an array where they fit the memory budget, else row blocks, read when needed.
+"""Features of many rows: an array if they fit the memory budget, else row blocks that are read when needed.
 
 Mathematics takes either, as `Features`, and iterates over its `blocks`. An array is one block, so that sums
 over blocks are bit-identical to sums over the array.

@@ -21,10 +21,10 @@ from ncm_cli.store.files import one_line, require_file
 from ncm_cli.store.sniff import HEAD_BYTES, sniff
 
 BLOCK_BYTES = 4 << 20
-"""Bytes read at once: large enough for the disk, small beside everything else."""
+"""Bytes of one read."""
 
 PREFERRED = "features"
-"""The name looked for where a file holds several matrices."""
+"""The matrix that is read if a file holds several."""
 
 
 class _Rows(Protocol):

@@ -51,7 +51,7 @@ def read_clip_config(path: Path, *, hub: bool) -> tuple[dict[str, Any], dict[str
 def read_config_parts(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The parts of `read_clip_config`, checked as far as is possible without importing a library.
 
-    Raises `InputError` for what is no configuration, and for one of more layers than any network has.
+    Raises `InputError` if it is no configuration, or has more layers than any network.
     """
     read = read_json(path, limit=_MAX_CONFIG_BYTES)
     config = read.get("model_cfg", read) if isinstance(read, dict) else None

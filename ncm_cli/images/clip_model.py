@@ -346,10 +346,10 @@ def evidence_in(path: Path) -> tuple[bool | None, str]:
 
 
 def warn_on_preprocess(source: ClipSource, used: dict[str, Any], reporter: Reporter) -> None:
-    """Warn where a local file gets open_clip's default preprocessing, but the model's own tags all differ.
+    """Warn if a local file gets open_clip's default preprocessing, but all tags of the model differ from it.
 
-    A checkpoint file says nothing of preprocessing, and open_clip fills in CLIP's (SigLIP, for one, has its
-    own).
+    A checkpoint file doesn't record its preprocessing, and open_clip assumes CLIP's, which is wrong for
+    SigLIP, for example.
     """
     from open_clip import list_pretrained_tags_by_model
     from open_clip.pretrained import get_pretrained_cfg

@@ -61,7 +61,7 @@ def start_loading(request: EncoderRequest, reporter: Reporter) -> None:
         read_config_parts(config)
 
     def ahead() -> None:
-        with contextlib.suppress(Exception):  # whoever needs it imports it again, and is told what is wrong
+        with contextlib.suppress(Exception):  # the import that needs it will raise the error again
             import_library(request.kind)
 
     named = "random weights" if request.random_init else Path(request.weights or "").name

@@ -107,10 +107,10 @@ class TorchEncoder:
         return self.start(items)()
 
     def start(self, items: Sequence[np.ndarray]) -> Callable[[], np.ndarray]:
-        """Begin to encode pictures; a call of what is returned waits for the (B, dim) float32 features.
+        """Start to encode pictures; calling the result waits for their float32 (B, dim) features.
 
-        Where memory is short, the pictures are run in halves, quarters and so on, and so are all later ones.
-        Raises `InputError` where it doesn't even do for one.
+        If memory is short, these and all later pictures are run in halves, quarters and so on. Raises
+        `InputError` if memory is too short for one picture.
         """
         import torch
 
@@ -144,7 +144,7 @@ class TorchEncoder:
         return lambda: self._request.finish(np.concatenate(features or [wait() for wait in parts]))
 
     def _run(self, items: Sequence[np.ndarray], precision: str) -> Callable[[], np.ndarray] | None:
-        """Queue pictures; what is returned waits for their features. None where memory is short."""
+        """Queue pictures; calling the result waits for their features. None if memory is short."""
         import torch
 
         try:
@@ -170,9 +170,9 @@ class TorchEncoder:
         return wait
 
     def _compare(self, items: Sequence[np.ndarray], rate: float) -> None:
-        """Warn where fp32 does more of these pictures a second than the ``rate`` of the lower precision."""
+        """Warn if fp32 encodes more of these pictures a second than the ``rate`` of the lower precision."""
         full = 0.0
-        for _ in range(2):  # of which the first is slow for other reasons
+        for _ in range(2):  # the first includes warming up
             began, wait = time.perf_counter(), self._run(items, "fp32")
             if wait is not None:
                 wait()
@@ -187,8 +187,8 @@ class TorchEncoder:
 def picture_steps(transform: Any) -> tuple[tuple[Callable[[Any], Any], ...], list[Any]]:
     """The steps of a transform that change pictures, and the scale, mean and deviation that follow them.
 
-    Steps are ours where they are known, so that a process that reads images needn't import torch. Of a
-    transform that doesn't end in scaling to 0..1 and normalising, all is a step, and the scale is empty.
+    Known steps are replaced by our own, so that reader processes needn't import torch. A transform that
+    doesn't end in scaling to 0..1 and normalising is a single step, and the second list is empty.
     """
     from torchvision import transforms
 
@@ -196,13 +196,13 @@ def picture_steps(transform: Any) -> tuple[tuple[Callable[[Any], Any], ...], lis
     ends = len(steps) > 1 and isinstance(steps[-2], transforms.ToTensor)
     if not (ends and type(steps[-1]) is transforms.Normalize):
         return (transform, np.asarray), []
-    # Pictures are RGB before the first step, so what makes them so changes nothing.
+    # Pictures are RGB already, so steps that convert them are left out.
     kept = [_plain_step(step) for step in steps[:-2] if type(step).__name__ != "MaybeConvertMode"]
     return tuple(kept), [255.0, steps[-1].mean, steps[-1].std]
 
 
 def _plain_step(step: Any) -> Callable[[Any], Any]:
-    """Our own version of a step of torchvision's where there is one, else the step itself."""
+    """Our own version of one of torchvision's steps if there is one, else the step itself."""
     from torchvision import transforms
     from torchvision.transforms.functional import pil_modes_mapping
 

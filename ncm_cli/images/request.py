@@ -151,7 +151,7 @@ class Resize:
 
 @dataclass(frozen=True)
 class CentreCrop:
-    """The middle of a picture, black where it is too small, as torchvision's ``CenterCrop`` takes it."""
+    """The middle of a picture, as by torchvision's ``CenterCrop``, with black margins if it is too small."""
 
     height: int
     width: int

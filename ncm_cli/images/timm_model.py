@@ -67,9 +67,9 @@ def load_timm(request: EncoderRequest, reporter: Reporter) -> LoadedModel:
 def _with_weights(
     request: EncoderRequest, name: str, base: str, tags: list[str], tuned: Mapping[str, Any]
 ) -> tuple[torch.nn.Module, str]:
-    """The model, and its weights' SHA-256: the file's, where they come from one that can be found.
+    """The model, and the SHA-256 of its weights: of their file if there is one, else of the tensors.
 
-    ``tuned`` are the facts of a checkpoint of ``ncm finetune``, empty for all else.
+    ``tuned`` has the facts of a checkpoint of ``ncm finetune``, and is empty for other weights.
     """
     import timm
 

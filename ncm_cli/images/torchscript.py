@@ -107,10 +107,10 @@ class _Reader(pickle._Unpickler):
 
 
 def torchscript_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors by name, as ``state_dict`` has them; nothing of the archive is run.
+    """The tensors of an archive by the names of its ``state_dict``; none of its code is run.
 
-    Raises `pickle.UnpicklingError` where code would be needed, ValueError, KeyError or others for an archive
-    that is no whole one.
+    Raises `pickle.UnpicklingError` if code would be needed; ValueError, KeyError or others for a damaged
+    archive.
     """
     import torch
 

@@ -331,7 +331,7 @@ def _digest(facts: bytes, content: bytes) -> bytes:
 
 
 def _read_record(log: BinaryIO | mmap.mmap, offset: int, size: int) -> tuple[Record | None, int]:
-    """The row at ``offset`` of a log of ``size`` bytes, None where its bytes have changed; and its end.
+    """The row at ``offset`` of a log of ``size`` bytes, None if its bytes have changed; and its end.
 
     A row that was cut short ends beyond ``size``.
     """

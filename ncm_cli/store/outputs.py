@@ -76,7 +76,7 @@ def check_outputs(options: Any) -> None:
 
 
 def check_place(field: Field, output: Path) -> None:
-    """An `InputError` where an output's file is a folder or no regular file, or its folder a file."""
+    """Raise `InputError` if an output is a folder or no regular file, or if its folder is a file."""
     if field.is_folder:
         refuse_no_folder(output)
     elif output != STDOUT:
@@ -86,14 +86,14 @@ def check_place(field: Field, output: Path) -> None:
 
 
 def refuse_address(output: Path) -> None:
-    """A `UsageError` for s3://bucket/f.h5 and the like: a folder here would be called ``s3:``."""
+    """Raise `UsageError` for addresses such as s3://bucket/f.h5, which would make a folder named ``s3:``."""
     if "://" in (address := as_written(output)):
         fix = "write to this machine, and copy what is made"
         raise UsageError("outputs can't be written to an address", found=address, fix=fix)
 
 
 def refuse_no_folder(path: Path) -> None:
-    """Refuse a folder's place where a file is, or where one is on the way to it; links are followed."""
+    """Refuse a folder's path if it, or a folder above it, is a file; links are followed."""
     real = Path(os.path.realpath(path))
     if not (place := next(filter(os.path.lexists, (real, *real.parents)), real)).is_dir():
         fix = "another place to write to, or move that file away"

@@ -163,7 +163,7 @@ def write_pairs(path: Path | str, store: PairStore) -> None:
 
 
 def read_pairs(path: Path | str) -> PairStore:
-    """Read a pair store, every array checked; raises `InputError` for what isn't one or is damaged."""
+    """Read a pair store and check all its arrays; raises `InputError` for another or a damaged file."""
     with H5Reader(path, FORMAT, VERSION, what="a pair store") as h5:
         k, d = (int(n) for n in h5.dataset("features_a", ndim=2, kinds="f").shape)
         shapes = {"features_a": (k, d), "features_b": (k, d), "holdout": (k,), "singular_values": (None,)}

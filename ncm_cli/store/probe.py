@@ -160,7 +160,7 @@ def write_probe(path: Path | str, probe: Probe) -> None:
 
 
 def read_probe(path: Path | str) -> Probe:
-    """Read a probe, every byte checked; raises `InputError` for what isn't one or is damaged."""
+    """Read a probe and check all its bytes; raises `InputError` for another or a damaged file."""
     path = require_file(path)
     tensors, metadata = _read_safetensors(path)
     if metadata.get("ncm_format") != FORMAT:

@@ -237,8 +237,8 @@ class Target:
 def read_target(store: FeatureRows, name: str, classes: Sequence[str] | None) -> Target:
     """The column ``name`` as codes among ``classes``, or as numbers if ``classes`` is None.
 
-    Raises `InputError` for a column that isn't there, numbers where classes are wanted, or text that is no
-    number.
+    Raises `InputError` if the column is missing, is numeric although classes are wanted, or holds text that
+    is no number although numbers are wanted.
     """
     if classes is None:
         column = store.column(name)

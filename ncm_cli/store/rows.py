@@ -72,11 +72,11 @@ class FeatureRows(abc.ABC):
         """float32 (n, d): the features of ``rows`` (positions, or a bool mask), in the order asked for."""
 
     def rows_of(self, rows: np.ndarray) -> Features:
-        """The features of ``rows`` as `read` gives them, or in blocks where they are too many for memory."""
+        """The features of ``rows`` as by `read`, or in blocks if they are too many for memory."""
         return self.read(rows)
 
     def positions(self, ids: Sequence[str]) -> np.ndarray:
-        """int64 (n,): the row of each id, −1 for an id that isn't there."""
+        """int64 (n,): the row of each id, −1 for an unknown id."""
         return self.ids.positions(ids)
 
     @functools.cached_property

@@ -30,10 +30,9 @@ _WORDS = {
 
 
 def misfit(value: Any, schema: Any, name: str = "") -> tuple[str, Any, str] | None:
-    """(name, found, expected) of the first value that doesn't fit; None where all do.
+    """(name, found, expected) of the first value that doesn't fit; None if all do.
 
-    Whatever the schema says, numbers are finite and within 64 bits, and text is Unicode, or
-    the name of a file.
+    Whatever the schema, numbers must be finite and within 64 bits, and text Unicode or the name of a file.
     """
     items: Iterable[tuple[Any, Any, Any]]
     if get_origin(schema) in (Union, types.UnionType):
