@@ -18,7 +18,7 @@ from ncm_cli.probes.cells import unbalanced
 from ncm_cli.probes.choose import Choice, chosen_instead, crossfit
 from ncm_cli.probes.crossfit import CrossFit, Estimate, error_estimate
 from ncm_cli.probes.metrics import decide
-from ncm_cli.probes.problem import Problem, Variant
+from ncm_cli.probes.problem import Pairs, Problem, Variant
 from ncm_cli.probes.verdict import Circumstances, Verdict, control_name, judge, unmeasured, verdict_code
 from ncm_cli.progress import Reporter
 from ncm_cli.solvers.folds import Fold
@@ -46,7 +46,7 @@ def with_verdict(
     """
     if problem.pairs is None:
         return choice, None, []
-    options, store = problem.options, problem.pairs.store
+    options = problem.options
     try:
         # For pairs that can't be cut into folds this raises the error again.
         folds = choice.folds or tuple(problem.pairs.folds(options.folds, options.seed))
@@ -62,7 +62,7 @@ def with_verdict(
         if choice.rule == "bound":
             raise
         why = f"{error.what} ({error.found})" if error.found else error.what
-        return choice, unmeasured((int(problem.pairs.usable.sum()), 0), why, about(store)), []
+        return choice, unmeasured((int(problem.pairs.usable.sum()), 0), why, about(problem.pairs)), []
 
 
 def judge_choice(
@@ -72,14 +72,14 @@ def judge_choice(
     assert problem.pairs is not None
     options, store = problem.options, problem.pairs.store
     if problem.val is None or estimates.constant is None:
-        return choice, unmeasured(estimates, "no validation rows", about(store)), []
+        return choice, unmeasured(estimates, "no validation rows", about(problem.pairs)), []
     with_controls, first = _with_controls(problem, choice, folds, estimates)
     best = choice.best
     pick = with_controls.best(best.rank, weight_decay=best.weight_decay, **choice.variant._asdict())
     erm, control = with_controls.best(0, **first._asdict()), with_controls.best(0)
     case = Circumstances(
         answer=_answer(problem),
-        about=about(store),
+        about=about(problem.pairs),
         against=", ".join(augmentations(store)),
         least_score=choice.rule == "bound",
         one_answer=one_answer(problem, choice) is not None,
@@ -105,7 +105,7 @@ def judge_choice(
             written, choice = without, instead
     verdict = judge(with_controls, pick, erm, case, control=control, written=written)
     if (method := options.chosen_method) != "ncm":
-        unused = unmeasured(estimates, f"{method} doesn't use them", about(store))
+        unused = unmeasured(estimates, f"{method} doesn't use them", about(problem.pairs))
         verdict = dataclasses.replace(verdict, code=unused.code, text=unused.text)
     for warning in _doubts(problem, with_controls, written, erm):
         reporter.warn(warning)
@@ -213,16 +213,22 @@ def augmentations(store: PairStore) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(source["augment"]) for source in store.sources if source.get("augment")))
 
 
-def about(store: PairStore) -> str:
+def about(pairs: Pairs) -> str:
     """The shift that a verdict on these pairs applies to, in sentences."""
+    store = pairs.store
     differ = f"This is about rows that differ from training rows as {_shift_of(store)} do"
     text = f"{differ}, and about no other shift."
-    counts = Counter(label for label in store.label_a if label)
+    counts = _labels(pairs)
     if counts and store.strategy != TEXT and len(counts) <= 12:
         where = store.options.get("where")
         classes = listing(f"{label} ({n:,})" for label, n in sorted(counts.items()))
         text += f" The pairs are of {classes}{f', from rows with {where}' if where else ''}."
     return text
+
+
+def _labels(pairs: Pairs) -> Counter[str]:
+    """How many usable pairs are of each label."""
+    return Counter(pairs.store.label_a[i] for i in np.flatnonzero(pairs.usable) if pairs.store.label_a[i])
 
 
 def _shift_of(store: PairStore) -> str:
@@ -294,7 +300,7 @@ def _doubts(problem: Problem, estimates: CrossFit, pick: int, erm: int) -> list[
     """Warnings: classes without pairs, and augmented pairs that don't lower the flips across domains."""
     assert problem.pairs is not None
     doubts, store, classes = [], problem.pairs.store, problem.target.classes
-    counts = Counter(label for label in store.label_a if label)
+    counts = _labels(problem.pairs)
     if counts and classes and store.strategy != TEXT and problem.label_column == problem.target.name:
         numbers = [counts.get(name, 0) for name in classes]
         lacking = [name for name, number in zip(classes, numbers, strict=True) if not number]
@@ -310,4 +316,11 @@ def _doubts(problem: Problem, estimates: CrossFit, pick: int, erm: int) -> list[
             f"the flips of random pairs of a class across domains don't fall ({before}, now {after}): "
             f"{views or 'these pairs'} may not stand for the shift between domains"
         )
+    if not estimates.regression and estimates.errors is not None and estimates.constant is not None:
+        now, before = estimates.error(pick), estimates.error(erm)
+        if estimates.gain(pick, estimates.constant).low <= 0 and now.low > before.high:
+            doubts.append(
+                f"the chosen probe can't be told from always the same answer, and its validation accuracy is "
+                f"{1 - now.value:.3g}, with nothing removed {1 - before.value:.3g}: --rank 0 removes nothing"
+            )
     return doubts

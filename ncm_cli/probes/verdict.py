@@ -165,8 +165,9 @@ def judge(
     reasons = () if code == "helps" else _reasons(estimates, erm, code, case)
     alternative = CONTROL_WORDS[_control(estimates, control)]
     heading = VERDICTS[code] + (f" against {case.against}" if case.against else "")
-    if code == "no-gain" and pick == control != erm:
-        heading = f"Removing what the pairs differ in doesn't help, {alternative} does"
+    if code == "no-gain" and pick == control != erm and estimates.gain(control, erm).low > 0:
+        verb = "does" if alternative.startswith("training") else "do"
+        heading = f"Removing what the pairs differ in doesn't help, {alternative} {verb}"
     beside = _beside(estimates, pick, control) if control != erm else ""
     if code == "helps" and beside and estimates.gain(pick, control).low <= 0:
         heading += f", but {alternative} may do as well"
@@ -214,10 +215,13 @@ def verdict_code(
     word, score = ("MSE" if estimates.regression else "error"), SCORE_WORDS[estimates.score]
     always = f"always answering {case.answer} ({word} {constant:.3g})"
     if estimates.units < LEAST_UNITS:
-        sets = f"{'' if alone else f'{estimates.units} sets of '}{estimates.pairs} pairs that share no row"
+        pairs = "1 pair that shares" if estimates.pairs == 1 else f"{estimates.pairs} pairs that share"
+        sets = f"{'' if alone else f'{estimates.units} sets of '}{pairs} no row"
         why = f"{sets}, where {LEAST_UNITS} are needed"
         why += f"; the {score} is no lower than that of {always}" * (over_constant.value <= 0)
         return "too-few", why + f"; {case.advice}" * bool(case.advice)
+    if not any(candidate["rank"] > 0 for candidate in estimates.candidates):
+        return "undecided", "no rank above 0 was measured"
     if case.one_answer or over_constant.value <= least_over_constant:
         if case.least_score:
             return "constant", f"no rank that was tried beats {always}"

@@ -306,7 +306,7 @@ class _Removal(NamedTuple):
         The choice is by validation error + flip rate, as in ``ncm fit``: flips of a fold's pairs are counted
         with the directions of the other pairs removed.
         """
-        pairs, shift = self.pairs, about(self.pairs.store)
+        pairs, shift = self.pairs, about(self.pairs)
         if not self.folds:
             verdict = unmeasured((int(pairs.usable.sum()), 0), self.why, shift)
             return {"chosen": 0, "path": [_only(self.ranks[0])], "verdict": dataclasses.asdict(verdict)}

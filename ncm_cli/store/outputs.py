@@ -93,11 +93,13 @@ def refuse_address(output: Path) -> None:
 
 
 def refuse_no_folder(path: Path) -> None:
-    """Refuse a folder's path if it, or a folder above it, is a file; links are followed."""
+    """Refuse a folder's path if it, or a folder above it, is a file or can't be written to; links are followed."""
     real = Path(os.path.realpath(path))
     if not (place := next(filter(os.path.lexists, (real, *real.parents)), real)).is_dir():
         fix = "another place to write to, or move that file away"
         raise InputError("a file where a folder is expected", where=relative(place, Path.cwd()), fix=fix)
+    if not os.access(place, os.W_OK):
+        raise InputError("a folder that can't be written to", where=place, fix="write to another place")
 
 
 def refuse_replacing(options: Any) -> None:

@@ -6,6 +6,7 @@ Nothing is there to work with: a command that looked at its inputs first would s
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,3 +131,10 @@ def test_a_link_to_a_folder_that_is_not_there_yet_is_a_place_for_it() -> None:
     Path("link").symlink_to("target")
     assert main.run(["data", "digits", "-o", "link", "-q"]) == 0
     assert (Path("target") / "manifest.csv").is_file()
+
+
+def test_a_folder_that_can_not_be_written_to_is_refused_before_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may write anywhere, but not into a file system that is mounted read-only."""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(InputError, match="a folder that can't be written to"):
+        ncm_cli.run("fit", features="FILE", output="probe.safetensors")

@@ -133,6 +133,17 @@ def test_beside_a_constant_with_nothing_removed_it_can_not_be_told() -> None:
     assert "the bound falls by at most" in verdict.text
 
 
+def test_where_no_rank_above_0_was_tried_nothing_is_said_of_removing() -> None:
+    found = made((80, 80))
+    alone = dataclasses.replace(
+        found, candidates=found.candidates[:1], errors=found.errors[:1], changes=found.changes[:1]
+    )
+    verdict = said(alone, 0)
+    assert verdict.code == "undecided"
+    assert "no rank above 0 was measured" in verdict.text
+    assert verdict.reasons == ()
+
+
 def test_group_weights_that_cost_a_frequent_class_are_no_reason_to_say_no_gain() -> None:
     """Weights help with every cell weighted equally; with nine of ten rows of class 0 they cost .14."""
     cell = np.tile([0, 1, 10, 11], 500)
