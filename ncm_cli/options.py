@@ -281,6 +281,9 @@ class Field:
         return self.files(output) if self.files else (output,)
 
 
+MAX_WHOLE_NUMBER = 2**63 - 1
+"""The largest whole number that is accepted: files keep no larger ones."""
+
 BOUNDS = {
     "least": ("at least", operator.ge),
     "above": ("above", operator.gt),
@@ -317,12 +320,15 @@ def _fields_of(options: Any) -> tuple[Field, ...]:
         # T, T | None or tuple[T, ...]
         hint, arguments = hints[field.name], typing.get_args(hints[field.name])
         facts = dict(field.metadata)
+        kind = arguments[0] if arguments else hint
+        if kind is int:
+            facts.setdefault("most", MAX_WHOLE_NUMBER)
         if facts.get("metavar") in COLUMN_METAVARS:
             facts.setdefault("columns_of", "features" if "features" in hints else "source")
         fields.append(
             Field(
                 name=field.name,
-                type=arguments[0] if arguments else hint,
+                type=kind,
                 optional=typing.get_origin(hint) in (Union, types.UnionType),
                 repeated=typing.get_origin(hint) is tuple,
                 default=field.default,

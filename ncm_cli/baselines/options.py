@@ -138,11 +138,12 @@ class SweepOptions(TrainingOptions):
         metavar="NAME=SPACE",
         parse=parse_search,
     )
-    trials: int = _search(16, least=1, help="Random configurations of each method.")
+    trials: int = _search(16, least=1, most=100_000, help="Random configurations of each method.")
     grid: bool = _search(False, help="All combinations instead of random ones.")
     seeds: int = _search(
         5,
         least=1,
+        most=10_000,
         help="Repetitions of every configuration, with seeds from --seed on: other batches, other folds.",
     )
     folds: int = _search(

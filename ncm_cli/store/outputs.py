@@ -93,7 +93,7 @@ def refuse_address(output: Path) -> None:
 
 
 def refuse_no_folder(path: Path) -> None:
-    """Refuse a folder's path if it, or a folder above it, is a file or can't be written to; links are followed."""
+    """Refuse a folder's path if it, or a folder above it, is a file or read-only; links are followed."""
     real = Path(os.path.realpath(path))
     if not (place := next(filter(os.path.lexists, (real, *real.parents)), real)).is_dir():
         fix = "another place to write to, or move that file away"

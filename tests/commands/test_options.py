@@ -257,3 +257,18 @@ def test_what_was_meant_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (term,) = parse_where("domain=photo,cartoon")
     with pytest.raises(InputError, match=r"try: 'domain=photo\|cartoon'"):
         column.matches(term, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "fit -f f.h5 -o p --seed 99999999999999999999999999",
+        "sweep -f f.h5 -o s.h5 --trials 1000000000",
+        "sweep -f f.h5 -o s.h5 --seeds 1000000000",
+    ],
+)
+def test_numbers_beyond_all_use_are_refused_before_work(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(line.split()) == 2
+    assert "at most" in capsys.readouterr().err
