@@ -290,7 +290,7 @@ def run(argv: list[str]) -> int:
         return _print_refusal(UsageError(message, fix=fix))
     # Some versions of typer return the exit code of an interrupt and print nothing.
     if result == INTERRUPTED:
-        print("interrupted: run the same command again to go on", file=sys.stderr)
+        print("interrupted: run the same command again", file=sys.stderr)
     return result if isinstance(result, int) else 0
 
 
