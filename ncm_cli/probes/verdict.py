@@ -220,9 +220,11 @@ def verdict_code(
         why = f"{sets}, where {LEAST_UNITS} are needed"
         why += f"; the {score} is no lower than that of {always}" * (over_constant.value <= 0)
         return "too-few", why + f"; {case.advice}" * bool(case.advice)
-    if not any(candidate["rank"] > 0 for candidate in estimates.candidates):
+    constant_like = case.one_answer or over_constant.value <= least_over_constant
+    tried = any(candidate["rank"] > 0 for candidate in estimates.candidates)
+    if not tried and (case.least_score or not constant_like):
         return "undecided", "no rank above 0 was measured"
-    if case.one_answer or over_constant.value <= least_over_constant:
+    if constant_like:
         if case.least_score:
             return "constant", f"no rank that was tried beats {always}"
         why = f"this probe's {score}, {estimates.estimate(pick)}, is hardly lower than that of {always}"
