@@ -158,5 +158,5 @@ def _start(path: Path) -> bytes:
         return head
     try:
         return f"HDF5 {hdf5.root_attributes(path).get('ncm_format')}".encode("utf-8", "replace")
-    except Exception:
+    except InputError:
         return b"HDF5 damaged"
