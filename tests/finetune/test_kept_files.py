@@ -42,7 +42,7 @@ def test_every_flipped_bit_of_an_unfinished_run_is_told(tmp_path: Path) -> None:
     """Without a digest 13 of 60 flips gave other weights and exit 0."""
     file, asked = tmp_path / ".x.partial", SimpleNamespace(fresh=False)
     data = unfinished(file)
-    assert work._unfinished(file, KEY, asked)["network"]["w"].tolist() == [0, 1, 2, 3, 4, 5]  # type: ignore
+    assert work._unfinished(file, KEY, asked)["network"]["w"].tolist() == [0, 1, 2, 3, 4, 5]  # type: ignore[arg-type,index]
     rng, end = np.random.default_rng(0), data.index(b"\n")
     counted = [at for at in range(len(data)) if not end - 64 <= at < end]  # but the digest of the key
     for at in [*rng.choice(counted, 300, replace=False), *range(end - 64)]:

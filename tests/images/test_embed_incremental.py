@@ -218,8 +218,8 @@ def test_float16_rows_are_not_passed_off_as_float32(make_pictures: Any) -> None:
         pictures.embed(reuse=other)
 
 
-def interrupt_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
-    """Raise KeyboardInterrupt in the encoder after some batches, as Ctrl-C does."""
+def interrupted(pictures: Any, monkeypatch: pytest.MonkeyPatch, batches: int, **options: str) -> None:
+    """Embed in batches of 4 until the encoder raises KeyboardInterrupt after some of them, as Ctrl-C does."""
     from ncm_cli.images import encoder as pixels
 
     plain = pixels.PixelsEncoder.encode
@@ -231,7 +231,10 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
         seen.append(len(items))
         return plain(self, items)
 
-    monkeypatch.setattr(pixels.PixelsEncoder, "encode", encode)
+    with monkeypatch.context() as patch:
+        patch.setattr(pixels.PixelsEncoder, "encode", encode)
+        with pytest.raises(KeyboardInterrupt):
+            pictures.embed(batch_size="4", **options)
 
 
 def test_an_interrupted_run_goes_on_and_ends_like_a_clean_one(
@@ -239,10 +242,7 @@ def test_an_interrupted_run_goes_on_and_ends_like_a_clean_one(
 ) -> None:
     pictures = make_pictures(20)
     (pictures.folder / "2.png").write_bytes(b"broken")
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, 3)
-        with pytest.raises(KeyboardInterrupt):
-            pictures.embed(batch_size="4", workers="0")
+    interrupted(pictures, monkeypatch, 3, workers="0")
     assert not pictures.output.exists() and journal_folder(pictures.output).is_dir()
     decoded.clear()
     report = pictures.embed(batch_size="4", workers="0")
@@ -258,10 +258,7 @@ def test_an_unfinished_run_of_other_settings_is_refused_until_fresh(
     make_pictures: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pictures = make_pictures(8)
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, 1)
-        with pytest.raises(KeyboardInterrupt):
-            pictures.embed(batch_size="4")
+    interrupted(pictures, monkeypatch, 1)
     with monkeypatch.context() as patch:
         patch.setattr("ncm_cli.images.embed.load_encoder", lambda *_, **__: pytest.fail("loaded a model"))
         with pytest.raises(MismatchError, match="interrupted run with other settings") as caught:
@@ -274,10 +271,7 @@ def test_a_change_between_the_kill_and_the_resume_is_seen(
     make_pictures: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pictures = make_pictures(8)
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, 1)
-        with pytest.raises(KeyboardInterrupt):
-            pictures.embed(batch_size="4")
+    interrupted(pictures, monkeypatch, 1)
     pictures.picture("1.png")
     pictures.write([row for row in pictures.rows if row["id"] != "x000"])
     pictures.embed(batch_size="4")
