@@ -20,7 +20,10 @@ from ncm_cli.theory.theorem import Terms
 KEYS = ("name", "vars", "matrix", "variants", "steps", "table", "expect")
 DEFAULT_TABLE = {"in-domain": "split=val", "test": "split=test"}
 
-_NUMBERS = ("value", "tolerance", "min", "max")
+DEFAULT_SPREAD = 0.02
+"""How far from a value the mean is reproduced if no spread was published: two hundredths of accuracy."""
+
+_NUMBERS = ("value", "spread", "tolerance", "min", "max")
 _FILTERS = ("where", "method", "rule", "step", "rank")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -36,11 +39,22 @@ class Expectation:
     applies: bool
     """Whether the value is meant for the run's variables, such as its model."""
     value: float | None = None
+    spread: float | None = None
+    """The published spread of ``value``; None if there is none."""
     tolerance: float | None = None
+    """How far from ``value`` a mean is still near."""
     min: float | None = None
     max: float | None = None
     source: str
     line: int
+
+    @property
+    def reproduced_within(self) -> float:
+        """How far from ``value`` a mean is reproduced: the published spread, else `DEFAULT_SPREAD`; a smaller
+        ``tolerance`` takes its place."""
+        if self.spread is not None:
+            return self.spread
+        return DEFAULT_SPREAD if self.tolerance is None else min(DEFAULT_SPREAD, self.tolerance)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,13 +247,17 @@ def _expectation(
             mistakes.expected(value, inner, "a number")
     if len(numbers) + len(texts) < len(node.value):
         return None
-    tolerance = numbers.get("tolerance")
+    spread, tolerance = numbers.get("spread"), numbers.get("tolerance")
     wrong = {
         "metric is required, such as metric: accuracy": "metric" not in texts,
-        "value and tolerance, or min, or max is required": not numbers.keys() & {"value", "min", "max"},
-        "value needs a tolerance": "value" in numbers and tolerance is None,
+        "value, min or max is required": not numbers.keys() & {"value", "min", "max"},
+        "spread needs a value": spread is not None and "value" not in numbers,
         "tolerance needs a value": tolerance is not None and "value" not in numbers,
+        "spread can't be negative": spread is not None and spread < 0,
         "tolerance can't be negative": tolerance is not None and tolerance < 0,
+        "the tolerance, within which a value is near, must be above its spread": (
+            spread is not None and tolerance is not None and 0 <= tolerance <= spread
+        ),
     }
     for what in [what for what, applies in wrong.items() if applies]:
         mistakes.add(node.line, path, what)

@@ -26,7 +26,7 @@ from ncm_cli.store.files import jsonable, read_result, relative, write_result, w
 from ncm_cli.store.outputs import refuse_no_folder
 from ncm_cli.store.probe import read_probe
 
-REPRODUCED, MISSED, NOT_RUN = "reproduced", "missed", "not run"
+REPRODUCED, NEAR, MISSED, NOT_RUN = "reproduced", "near", "missed", "not run"
 
 SLACK = 1e-9
 """Added to a tolerance, so that rounding doesn't make .85 miss .84 ± .01."""
@@ -106,6 +106,9 @@ class Comparison:
     expectation: Expectation
     measured: Mean | None
     state: str
+    within: float | None
+    """The distance from the expected value that the state rests on: reproduced or near within it, missed
+    beyond it. None if there is no such value, or no result."""
 
 
 def outcome(recipe: Recipe) -> tuple[list[Summary], list[Comparison]]:
@@ -244,24 +247,30 @@ def _compared(expectation: Expectation, results: Iterable[CellResult]) -> Iterat
         and result.metric(expectation.metric) is not None
     ]
     if not fitting:
-        yield Comparison(expectation=expectation, measured=None, state=NOT_RUN)
+        yield Comparison(expectation=expectation, measured=None, state=NOT_RUN, within=None)
     for same in repetitions(fitting, (lambda _: None) if "where" in expectation.filters else None):
         mean = Mean.of(result.metric(expectation.metric) for result in same.members)
         assert mean is not None
+        state, within = _judged(mean.mean, expectation)
         yield Comparison(
             expectation=dataclasses.replace(expectation, filters={**expectation.filters, **same.differs}),
             measured=mean,
-            state=REPRODUCED if _within(mean.mean, expectation) else MISSED,
+            state=state,
+            within=within,
         )
 
 
-def _within(value: float, expectation: Expectation) -> bool:
+def _judged(measured: float, expectation: Expectation) -> tuple[str, float | None]:
+    """The state of a mean, and the distance from the expected value that it rests on, if there is one."""
     low, high = expectation.min, expectation.max
-    return (
-        (expectation.value is None or abs(value - expectation.value) <= (expectation.tolerance or 0) + SLACK)
-        and (low is None or value >= low - SLACK)
-        and (high is None or value <= high + SLACK)
-    )
+    inside = (low is None or measured >= low - SLACK) and (high is None or measured <= high + SLACK)
+    if expectation.value is None:
+        return (REPRODUCED if inside else MISSED), None
+    distance, within = abs(measured - expectation.value), expectation.reproduced_within
+    if inside and distance <= within + SLACK:
+        return REPRODUCED, within
+    widest = within if expectation.tolerance is None else expectation.tolerance
+    return (NEAR if inside and distance <= widest + SLACK else MISSED), widest
 
 
 PACKAGES = (

@@ -290,7 +290,7 @@ def _pick(pick: dict[str, Any], names: Sequence[str]) -> Row:
 
 
 def known_values(recipe: str, verdicts: Iterable[dict[str, Any]]) -> ReportTable:
-    """A recipe's known values beside the measured ones."""
+    """A recipe's known values beside the measured ones, each state with the tolerance that it rests on."""
     rows = []
     for verdict in verdicts:
         known, measured = verdict["expectation"], verdict.get("measured")
@@ -298,12 +298,17 @@ def known_values(recipe: str, verdicts: Iterable[dict[str, Any]]) -> ReportTable
         bounds = (("at least", known.get("min")), ("at most", known.get("max")))
         expected = ", ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
         if known.get("value") is not None:
-            expected = f"{known['value']:g} ± {known['tolerance']:g}"
+            published = f"{known['value']:g}"
+            if known.get("spread") is not None:
+                published += f" ± {known['spread']:g}"
+            expected = ", ".join(filter(None, (published, expected)))
         row = cells(f"{known['metric']}{': ' if filters else ''}{filters}", known.get("source") or "")
+        # Until 0.6.0 a state rested on the tolerance alone.
+        within = verdict.get("within", known.get("tolerance") if measured else None)
         row.append(Cell(verdict["state"], bold=verdict["state"] == "missed"))
         mean = Spread(measured["mean"], measured.get("sd"), measured["n"]) if measured else None
-        rows.append([*row, *cells(expected, mean)])
-    columns = ("what", "source", "state", "known", "measured")
+        rows.append([*row, *cells("" if within is None else f"± {within:g}", expected, mean)])
+    columns = ("what", "source", "state", "within", "known", "measured")
     return ReportTable(f"Known values, recipe {recipe}", columns, rows, 3)
 
 

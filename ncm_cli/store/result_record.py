@@ -375,16 +375,21 @@ class _Expected(TypedDict):
 
 class _Expectation(_Expected, total=False):
     value: float | None
+    spread: float | None
     tolerance: float | None
     min: float | None
     max: float | None
     source: str | None
 
 
-class _Verdict(TypedDict):
+class _Compared(TypedDict):
     expectation: _Expectation
     measured: _Mean | None
     state: str
+
+
+class _Verdict(_Compared, total=False):
+    within: float | None
 
 
 class _Made(TypedDict):

@@ -448,6 +448,30 @@ def test_verdicts(tiny: Path) -> None:
     assert row.worst_group is not None
 
 
+def test_a_value_is_reproduced_within_its_spread_and_near_within_a_wider_tolerance(tiny: Path) -> None:
+    known = {
+        "value: .98": ("reproduced", 0.02),
+        "value: .979": ("missed", 0.02),
+        "value: .979, tolerance: .05": ("near", 0.05),
+        "value: .94, tolerance: .05": ("missed", 0.05),
+        "value: .99, tolerance: .01": ("reproduced", 0.01),
+        "value: .985, tolerance: .01": ("missed", 0.01),
+        "value: .97, spread: .03": ("reproduced", 0.03),
+        "value: .99, spread: 0": ("missed", 0.0),
+        "value: .99, spread: .005, tolerance: .02": ("near", 0.02),
+        "value: .99, min: 1": ("reproduced", 0.02),
+        "value: .99, tolerance: .05, max: .99": ("missed", 0.05),
+        "min: 1, max: 1": ("reproduced", None),
+        "max: .99": ("missed", None),
+    }
+    lines = [f"  - {{metric: accuracy, where: split=test, {keys}}}" for keys in known]
+    (tiny / "tiny.yaml").write_text("\n".join([RECIPE.partition("  - {metric")[0].rstrip(), *lines]))
+    report = _run(tiny)
+    assert {comparison.measured.mean for comparison in report.comparisons if comparison.measured} == {1.0}
+    states = [(comparison.state, comparison.within) for comparison in report.comparisons]
+    assert states == list(known.values())
+
+
 @pytest.mark.slow
 def test_results_of_one_seed_make_rows_and_verdicts_of_their_own(tiny: Path) -> None:
     again = """
@@ -592,6 +616,8 @@ def test_the_command_line(tiny: Path) -> None:
     strict = _ncm(tiny, "run", "tiny.yaml", "--out", "out", "--strict")
     assert strict.returncode == 3
     assert "1 expected value was missed" in strict.stderr
+    (missed,) = (line for line in strict.stdout.splitlines() if "missed" in line)
+    assert missed.partition("missed")[2].split()[:3] == ["*", "±", "0.05"]
     wrong = _ncm(tiny, "run", "tiny.yaml", "--set", "sed=1")
     assert wrong.returncode == 3
     assert "did you mean 'seed'" in wrong.stderr

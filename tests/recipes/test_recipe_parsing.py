@@ -324,7 +324,7 @@ def test_expectations_are_checked(tmp_path: Path) -> None:
         f"name: x\nmatrix: {{seed: [0]}}\nsteps:{STEPS}"
         "expect:\n"
         "  - {metric: accuracy, value: .8, tolerance: .1, where: split=test, seed: 0, source: paper}\n"
-        "  - {metric: accuracy, value: .8}\n"
+        "  - {metric: accuracy, min: .7, tolerance: .1}\n"
         "  - {value: .8, tolerance: .1}\n"
         "  - {metric: accuracy, min: high}\n"
         "  - {metric: accuracy, min: .5, metod: erm}\n"
@@ -333,16 +333,20 @@ def test_expectations_are_checked(tmp_path: Path) -> None:
         "  - {metric: acuracy, min: .5}\n"
         "  - {metric: zero_one.flip_rate, max: .5}\n"
         "  - {metric: misalignment_upper, max: .5}\n"
+        "  - {metric: accuracy, value: .8, spread: .02, tolerance: .02}\n"
+        "  - {metric: accuracy, max: .8, spread: -.1}\n"
     )
     found = _problems(tmp_path, text)
     assert found == {
-        8: ["expect[2]: value needs a tolerance"],
+        8: ["expect[2]: tolerance needs a value"],
         9: ["expect[3]: metric is required, such as metric: accuracy"],
         10: ["expect[4].min: expected a number, found text ('high')"],
         11: ["expect[5].metod: no key named 'metod'; did you mean 'method'?"],
         12: ["expect[6].step: no step named 'nope'; known: data, embed"],
-        13: ["expect[7]: value and tolerance, or min, or max is required"],
+        13: ["expect[7]: value, min or max is required"],
         14: ["expect[8].metric: no metric named 'acuracy'; did you mean 'accuracy'?"],
+        17: ["expect[11]: the tolerance, within which a value is near, must be above its spread"],
+        18: ["expect[12]: spread needs a value", "expect[12]: spread can't be negative"],
     }
 
 

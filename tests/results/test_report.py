@@ -186,25 +186,37 @@ def test_sweep_results_by_rule(tmp_path: Path) -> None:
 
 
 def test_known_values_of_a_run(tmp_path: Path) -> None:
-    def verdict(state: str, measured: dict[str, Any] | None, **known: Any) -> dict[str, Any]:
+    def verdict(state: str, measured: Any, within: float | None, **known: Any) -> dict[str, Any]:
         base = {"metric": "accuracy", "filters": {"step": "NCM"}, "source": "paper"}
-        base |= {"value": None, "tolerance": None, "min": None, "max": None}
-        return {"expectation": base | known, "measured": measured, "state": state}
+        base |= {"value": None, "spread": None, "tolerance": None, "min": None, "max": None}
+        return {"expectation": base | known, "measured": measured, "state": state, "within": within}
 
+    once = {"mean": 0.5, "sd": None, "n": 1}
     expect = [
-        verdict("reproduced", {"mean": 0.7, "sd": 0.01, "n": 5}, value=0.69, tolerance=0.02),
-        verdict("missed", {"mean": 0.5, "sd": None, "n": 1}, min=0.6),
-        verdict("not run", None, max=0.25),
+        verdict("reproduced", {"mean": 0.7, "sd": 0.01, "n": 5}, 0.02, value=0.69, tolerance=0.05),
+        verdict("near", once, 0.05, value=0.47, spread=0.01, tolerance=0.05),
+        verdict("missed", once, None, min=0.6),
+        verdict("not run", None, None, max=0.25),
+        verdict("not run", None, None, value=0.5, tolerance=0.1, max=0.55),
     ]
+    before_0_7 = verdict("reproduced", once, None, value=0.47, tolerance=0.05)
+    del before_0_7["within"], before_0_7["expectation"]["spread"]
+    expect.append(before_0_7)
     write_result(
         tmp_path / "report.json",
         "run",
         {"rows": [], "expect": expect, "provenance": {"recipe": {"name": "x"}}},
     )
     (table,) = _report(tmp_path).tables
-    assert [row[2].text for row in table.rows] == ["reproduced", "missed", "not run"]
-    assert [row[3].text for row in table.rows] == ["0.69 ± 0.02", "at least 0.6", "at most 0.25"]
-    assert table.rows[0][4].spread == Spread(0.7, 0.01, 5) and table.rows[2][4].spread is None
+    assert [tuple(cell.text for cell in row[2:5]) for row in table.rows] == [
+        ("reproduced", "± 0.02", "0.69"),
+        ("near", "± 0.05", "0.47 ± 0.01"),
+        ("missed", "", "at least 0.6"),
+        ("not run", "", "at most 0.25"),
+        ("not run", "", "0.5, at most 0.55"),
+        ("reproduced", "± 0.05", "0.47"),
+    ]
+    assert table.rows[0][5].spread == Spread(0.7, 0.01, 5) and table.rows[3][5].spread is None
 
 
 TABLE = ReportTable(
