@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from textwrap import fill, indent
+from typing import Any
 
 from ncm_cli.console import Ui
+from ncm_cli.recipes.catalogue import catalogue, copy_recipe, find_recipe
 from ncm_cli.recipes.load import Recipe, read_recipe
 from ncm_cli.recipes.options import RunOptions
 from ncm_cli.recipes.run import RunReport, Summary, selected_jobs, shell_lines
@@ -16,11 +19,22 @@ from ncm_cli.solvers.methods import UPWEIGHT
 
 MISSED = 3
 
+SCREEN, INDENT = 80, "    "
+"""Characters of a line of the list of recipes, and those that its details begin with."""
+
 
 def run(options: RunOptions, ui: Ui) -> int | None:
-    """Run the recipe, or print its shell lines; then the closing table."""
+    """Run the recipe, with the closing table, or print its shell lines; or list or copy recipes."""
+    if options.list:
+        _show_catalogue(catalogue(), ui)
+        return None
+    assert options.recipe is not None
+    if options.copy:
+        copy = copy_recipe(options.recipe, replace=options.force)
+        ui.note(f"wrote {copy}; ncm run {copy} runs it")
+        return None
     recipe = read_recipe(
-        options.recipe,
+        find_recipe(options.recipe, ui.reporter),
         out=options.out,
         sets=options.set,
         dry_run=options.dry_run,
@@ -44,6 +58,16 @@ def run(options: RunOptions, ui: Ui) -> int | None:
         ui.reporter.warn(f"{missed} expected value{'s were' if missed > 1 else ' was'} missed (--strict)")
         return MISSED
     return report.exit_code or None
+
+
+def _show_catalogue(recipes: list[dict[str, Any]], ui: Ui) -> None:
+    if ui.json:
+        ui.result(recipes)
+    for recipe in recipes:
+        ui.text(recipe["name"])
+        for line in (recipe["what"], f"data: {recipe['data']}", f"time: {recipe['time']}"):
+            ui.text(indent(fill(line, SCREEN - len(INDENT), break_on_hyphens=False), INDENT))
+    ui.text("\nncm run NAME runs one, into runs/; ncm run NAME --copy writes it here, for changes.")
 
 
 def _show(report: RunReport, ui: Ui) -> None:

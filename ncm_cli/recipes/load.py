@@ -17,7 +17,10 @@ from ncm_cli.recipes.steps import Job, Steps
 from ncm_cli.store.files import relative
 from ncm_cli.theory.theorem import Terms
 
-KEYS = ("name", "vars", "matrix", "variants", "steps", "table", "expect")
+KEYS = ("name", "about", "vars", "matrix", "variants", "steps", "table", "expect")
+ABOUT = ("what", "data", "time")
+"""What a recipe may say of itself, in words: what it shows, the data it needs, the time it takes."""
+
 DEFAULT_TABLE = {"in-domain": "split=val", "test": "split=test"}
 
 DEFAULT_SPREAD = 0.02
@@ -118,6 +121,7 @@ def read_recipe(
         found = root.kind() if root else "nothing"
         mistakes.stop(1, "", f"a recipe is a mapping with name and steps; found {found}")
     parts: dict[str, Node] = root.value
+    _about(parts.get("about"), mistakes)
     for key in parts:
         if key not in KEYS:
             mistakes.unknown(root.keys[key], key, "key", key, KEYS)
@@ -145,6 +149,33 @@ def read_recipe(
     )
     mistakes.stop_if_any()
     return recipe
+
+
+def read_about(file: Path) -> dict[str, str]:
+    """What a recipe says of itself, by the keys of `ABOUT`; "" for what it doesn't.
+
+    Raises `RecipeError` if that can't be read.
+    """
+    text = _read(file).decode("utf-8-sig")
+    mistakes = Mistakes(file, text)
+    root = parse(text, mistakes)
+    found = _about(root.value.get("about") if root and isinstance(root.value, dict) else None, mistakes)
+    mistakes.stop_if_any()
+    return dict.fromkeys(ABOUT, "") | found
+
+
+def _about(node: Node | None, mistakes: Mistakes) -> dict[str, str]:
+    if node is None:
+        return {}
+    if not isinstance(node.value, dict):
+        mistakes.expected(node, "about", f"a mapping of {', '.join(ABOUT)} to text")
+        return {}
+    for key, value in node.value.items():
+        if key not in ABOUT:
+            mistakes.unknown(node.keys[key], f"about.{key}", "key", key, ABOUT)
+        elif not value.is_scalar:
+            mistakes.expected(value, f"about.{key}", "text")
+    return {key: value.text for key, value in node.value.items()}
 
 
 def _read(file: Path) -> bytes:

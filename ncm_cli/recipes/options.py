@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ncm_cli.options import argument, option
+from ncm_cli.errors import UsageError, listing
+from ncm_cli.options import argument, given_flags, option
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunOptions:
     """``ncm run``."""
 
-    recipe: Path = argument(help="The recipe, a YAML file.", metavar="RECIPE.yaml", role="input")
+    recipe: Path | None = argument(
+        None,
+        help="The recipe: a YAML file, or the name of one that comes with ncm (--list).",
+        metavar="RECIPE",
+        role="input",
+    )
     out: Path | None = option(
         None, role="output", metavar="DIR", help="Folder of everything the run makes (runs/NAME if left out)."
     )
@@ -25,6 +32,26 @@ class RunOptions:
     allow_outside: bool = option(
         False, help="Let steps write outside the run's folder; never over files that the run didn't make."
     )
-    force: bool = option(False, help="Run steps that are up to date, too.")
+    force: bool = option(False, help="Run steps that are up to date, too; replace what --copy finds.")
     dry_run: bool = option(False, help="Print the shell lines that the recipe stands for; run nothing.")
     strict: bool = option(False, help="Exit with code 3 if an expected value is missed.")
+    list: bool = option(
+        False,
+        help="List the recipes that come with ncm, with the data they need and the time they take.",
+    )
+    copy: bool = option(
+        False,
+        help="Write a recipe that comes with ncm into this folder, for changes; run nothing.",
+    )
+
+    def refusals(self) -> Iterator[UsageError]:
+        """Why these options can't be used together."""
+        running = ("out", "set", "only", "allow_outside", "dry_run", "strict")
+        if self.list and (given := given_flags(self, ("copy", "force", *running))):
+            yield UsageError(f"--list lists all recipes and runs none: leave out {listing(given)}")
+        elif self.list and self.recipe is not None:
+            yield UsageError("--list lists all recipes", found=self.recipe, fix="leave the name out")
+        elif self.copy and (given := given_flags(self, running)):
+            yield UsageError(f"--copy writes a recipe and runs nothing: leave out {listing(given)}")
+        elif self.recipe is None and not self.list:
+            yield UsageError("no recipe is named", fix="ncm run --list shows those that come with ncm")

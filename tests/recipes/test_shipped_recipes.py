@@ -13,7 +13,7 @@ import pytest
 from ncm_cli import main
 from ncm_cli.baselines.choice import plan_configs
 from ncm_cli.progress import SILENT
-from ncm_cli.recipes.load import Recipe, read_recipe
+from ncm_cli.recipes.load import Recipe, read_about, read_recipe
 from ncm_cli.recipes.run import run, shell_lines
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
@@ -52,6 +52,13 @@ def test_a_recipe_is_valid_and_has_shell_lines(name: str, tmp_path: Path) -> Non
     assert all(line.startswith("ncm ") for line in lines[2:])
     assert recipe.expect
     assert all(one.source for one in recipe.expect)
+
+
+@pytest.mark.parametrize("name", sorted(INPUTS))
+def test_a_recipe_says_what_it_shows_the_data_it_needs_and_the_time_it_takes(name: str) -> None:
+    about = read_about(RECIPES / f"{name}.yaml")
+    assert all(about.values())
+    assert re.findall(r"--set (\w+)=DIR", about["data"]) == list(INPUTS[name])
 
 
 @pytest.mark.parametrize("name", sorted(set(INPUTS) - {"synthetic"}))
