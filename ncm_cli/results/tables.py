@@ -307,7 +307,7 @@ def known_values(recipe: str, verdicts: Iterable[dict[str, Any]]) -> ReportTable
         within = verdict.get("within", known.get("tolerance") if measured else None)
         row.append(Cell(verdict["state"], bold=verdict["state"] == "missed"))
         mean = Spread(measured["mean"], measured.get("sd"), measured["n"]) if measured else None
-        rows.append([*row, *cells("" if within is None else f"± {within:g}", expected, mean)])
+        rows.append([*row, *cells("" if within is None else f"±{within:g}", expected, mean)])
     columns = ("what", "source", "state", "within", "known", "measured")
     return ReportTable(f"Known values, recipe {recipe}", columns, rows, 3)
 

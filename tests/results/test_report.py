@@ -209,12 +209,12 @@ def test_known_values_of_a_run(tmp_path: Path) -> None:
     )
     (table,) = _report(tmp_path).tables
     assert [tuple(cell.text for cell in row[2:5]) for row in table.rows] == [
-        ("reproduced", "± 0.02", "0.69"),
-        ("near", "± 0.05", "0.47 ± 0.01"),
+        ("reproduced", "±0.02", "0.69"),
+        ("near", "±0.05", "0.47 ± 0.01"),
         ("missed", "", "at least 0.6"),
         ("not run", "", "at most 0.25"),
         ("not run", "", "0.5, at most 0.55"),
-        ("reproduced", "± 0.05", "0.47"),
+        ("reproduced", "±0.05", "0.47"),
     ]
     assert table.rows[0][5].spread == Spread(0.7, 0.01, 5) and table.rows[3][5].spread is None
 
