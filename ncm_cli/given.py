@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ncm_cli.errors import UsageError
-from ncm_cli.options import Field, at_home, check, fields_of, possible
+from ncm_cli.options import Field, at_home, check, fields_of, joined_values, possible
 from ncm_cli.store.outputs import check_outputs
 
 _ACCEPTED: dict[type, tuple[Any, str]] = {
@@ -35,7 +35,7 @@ def options_from(options: type, given: Mapping[str, Any]) -> Any:
 
 
 def _converted(field: Field, value: Any) -> Any:
-    """A value converted to the type of its field; several values for a single field are joined by commas."""
+    """A value converted to the type of its field; several values of a list or filter become one text."""
     items = list(value) if isinstance(value, list | tuple) else [value]
     wanted, words = _ACCEPTED.get(field.type, (object, ""))
     if not all(isinstance(item, wanted) for item in items):
@@ -45,4 +45,4 @@ def _converted(field: Field, value: Any) -> Any:
         possible(path)
     if field.repeated:
         return tuple(typed)
-    return typed[0] if len(typed) == 1 else (";" if field.joined else ",").join(map(str, typed))
+    return typed[0] if len(typed) == 1 else joined_values(field, map(str, typed))

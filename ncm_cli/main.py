@@ -8,18 +8,19 @@ import inspect
 import io
 import mmap
 import os
+import shlex
 import signal
 import sys
 import textwrap
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Optional
 
 import typer
 
 from ncm_cli import __version__
-from ncm_cli.errors import NcmError, UsageError
+from ncm_cli.errors import NcmError, UsageError, listing
 from ncm_cli.options import Field, fields_of
 from ncm_cli.registry import BUILDERS, COMMANDS, TOPICS, Command, examples_of, options_of, screen_of, work_of
 
@@ -137,6 +138,8 @@ def _add(app: typer.Typer, name: str, command: Command, options: type, module: s
 
         _require_memory()
         ui = Ui(quiet=values.pop("quiet"), verbose=values.pop("verbose"), json=values.pop("json_", False))
+        for field in fields:
+            _refuse_repetition(field, values[field.name])
         checked = options_from(options, values)
         screen = screen_of(module)
         if hasattr(screen, "run"):
@@ -160,6 +163,19 @@ def _add(app: typer.Typer, name: str, command: Command, options: type, module: s
         short_help=command.sentence,
         no_args_is_help=any(field.required for field in fields),
     )(invoke)
+
+
+def _refuse_repetition(field: Field, value: Any) -> None:
+    if not isinstance(value, list) or len(value) < 2 or field.repeatable:
+        return
+    given = [str(item) for item in value]
+    fix = f"{field.flag} {shlex.quote(field.separator.join(given))}" if field.separator else None
+    raise UsageError(
+        f"{field.flag} is given {'twice' if len(given) == 2 else f'{len(given)} times'}",
+        found=listing(given),
+        expected="one value",
+        fix=fix,
+    )
 
 
 def _require_memory() -> None:
@@ -194,13 +210,17 @@ def _parameter(field: Field) -> inspect.Parameter:
         shown |= {"show_default": not field.required, "readable": False}
     kind: Any = field.type
     default = inspect.Parameter.empty if field.required else field.default
-    if field.repeated or field.joined:
+    if field.repeated or not (field.positional or field.type is bool):
+        # Options of one value, too: otherwise the last one given would win in silence.
+        shown["metavar"] = field.metavar or (None if field.positional else f"<{kind.__name__.lower()}>")
         kind = list[kind]
         if not field.required:
-            default = list(field.default or ())
+            default = [] if field.default is None else [field.default]
+            if field.repeated:
+                default = list(field.default)
             shown |= {} if default else {"show_default": False}
     elif field.optional:
-        kind = kind | None
+        kind = Optional[kind]  # noqa: UP045 (typer before 0.12.4 can't read Path | None)
     if field.positional:
         return _keyword(field.name, kind, typer.Argument(**shown), default)
     flag = f"{field.flag}/--no-{field.flag[2:]}" if field.type is bool else field.flag

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
-from ncm_cli.errors import NcmError, UsageError, nearest
+from ncm_cli.errors import NcmError, UsageError, listing, nearest
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -217,6 +217,9 @@ def parse_device(text: str) -> str:
 COLUMN_METAVARS = ("COLUMN", "COLUMNS", "WHERE")
 """Metavars of options that take a column, columns separated by commas, or a row filter."""
 
+TERMS, CROSSINGS, LIST = " & ", ";", ","
+"""What joins row filters, crossings of columns, and other lists."""
+
 REQUIRED: Any = dataclasses.MISSING
 
 AnyPath = TypeVar("AnyPath", str, Path)
@@ -243,8 +246,8 @@ class Field:
     check before anything runs."""
     columns_of: str | None = None
     """The option whose file has these columns; by default ``features``, or ``source`` without that option."""
-    joined: bool = False
-    """Whether the option may be repeated on a command line, its crossings then joined by semicolons."""
+    separator: str = ""
+    """What joins several values into one text: `TERMS`, `CROSSINGS` or `LIST`; "" if it takes one value."""
     choices: tuple[str, ...] = ()
     """The allowed values; any if empty."""
     role: Literal["value", "input", "output", "name-or-input"] = "value"
@@ -266,6 +269,11 @@ class Field:
     @property
     def required(self) -> bool:
         return self.default is REQUIRED
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the option may be repeated on a command line."""
+        return self.repeated or self.separator in (TERMS, CROSSINGS)
 
     @property
     def flag(self) -> str:
@@ -295,10 +303,12 @@ BOUNDS = {
 
 def option(default: Any = REQUIRED, **facts: Any) -> Any:
     """A dataclass field for a long option, required if it has no default; ``facts`` are fields of `Field`."""
-    if facts.get("joined"):
+    if facts.get("separator") == CROSSINGS:
         facts["parse"] = parse_crossings
     if facts.get("metavar") == "WHERE":
-        facts["parse"] = parse_where
+        facts |= {"parse": parse_where, "separator": TERMS}
+    if facts.get("metavar") == "COLUMNS":
+        facts.setdefault("separator", LIST)
     return dataclasses.field(default=default, metadata=facts)
 
 
@@ -381,6 +391,17 @@ def check_value(field: Field, item: Any) -> None:
             raise UsageError(f"{field.flag} must be {words} {bound:g}", found=item)
     if field.parse:
         field.parse(item)
+
+
+def joined_values(field: Field, texts: Iterable[str]) -> str:
+    """Several values of an option as one text; empty row filters are left out.
+
+    Raises `UsageError` if the option takes one value.
+    """
+    values = list(texts)
+    if not field.separator:
+        raise UsageError(f"{field.flag} takes one value", found=f"{len(values)}: {listing(values)}")
+    return field.separator.join(text for text in values if field.separator != TERMS or text.strip())
 
 
 def refusals(options: Any) -> Iterator[UsageError]:

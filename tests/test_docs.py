@@ -174,7 +174,8 @@ def run_line(argv: list[str]) -> None:
     if argv[0] == "embed" and not {"--model", "--from-array"} & set(argv):
         argv = [*argv, "--model", "pixels:16"]
     if argv[0] == "sweep":
-        argv = [*argv, "--trials", "1", "--seeds", "1", "--epochs", "2"]
+        line = re.sub(r" --(trials|seeds|epochs) \S+", "", shlex.join(argv))
+        argv = shlex.split(f"{line} --trials 1 --seeds 1 --epochs 2")
     assert run([*argv]) == 0, argv
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ncm_cli.errors import UsageError, unknown
-from ncm_cli.options import FORMS, Space, option, parse_names, parse_space
+from ncm_cli.options import CROSSINGS, FORMS, LIST, Space, option, parse_names, parse_space
 from ncm_cli.probes.options import TrainingOptions
 from ncm_cli.solvers.methods import HYPER, METHODS, UPWEIGHT
 
@@ -129,6 +129,7 @@ class SweepOptions(TrainingOptions):
         help=f"Methods, such as erm,irm,ncm; NAME{UPWEIGHT} is one with --upweight. "
         "Without it, all that the other options allow.",
         parse=parse_methods,
+        separator=LIST,
     )
 
     search: tuple[str, ...] = _search(
@@ -160,7 +161,7 @@ class SweepOptions(TrainingOptions):
     )
     envs: str | None = _columns("are the environments of irm, vrex, groupdro, fish and lisa.")
     groups: str | None = _columns(
-        "are the groups of the worst-group rule and of dfr, as in eval. May be repeated.", joined=True
+        "are the groups of the worst-group rule and of dfr, as in eval. May be repeated.", separator=CROSSINGS
     )
     dro_groups: str | None = _rows(
         help="Columns of groupdro's groups, if not the environments.", metavar="COLUMNS", parse=parse_names

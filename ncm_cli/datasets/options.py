@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ncm_cli.errors import UsageError
 from ncm_cli.images.options import parse_layout
-from ncm_cli.options import argument, is_file, option, parse_numbers
+from ncm_cli.options import LIST, argument, is_file, option, parse_numbers
 
 SPLITS = ("train", "val", "test")
 
@@ -54,6 +54,7 @@ class ColoringOptions:
         group="Protocol",
         metavar="P,P",
         parse=parse_shares,
+        separator=LIST,
         help="How often the colour disagrees with the label, in each training domain.",
     )
     test_flip: float = _share(0.9, help="How often the colour disagrees with the label in the test domain.")
@@ -186,6 +187,7 @@ class FolderOptions:
         role="name-or-input",
         metavar="COUNTS",
         parse=parse_counts,
+        separator=LIST,
         help="Instead of shares, numbers of images for train, val and test: 'photo/dog=45:15:5, "
         "cartoon/dog=5:2:45'; or a table headed by the layout's levels and the splits. What is left of "
         "a group becomes split pool; groups without counts are left out.",
@@ -245,6 +247,7 @@ class SyntheticOptions:
         "0.1",
         metavar="LEVELS",
         parse=parse_levels,
+        separator=LIST,
         help="Spectral norm of the pairs' noise matrix, one or more: 0,0.1,1. The unit is the clean pairs' "
         "smallest spurious singular value, σ_|I|.",
     )
@@ -255,6 +258,7 @@ class SyntheticOptions:
         "0.1,0.2",
         metavar="S,S",
         parse=parse_scales,
+        separator=LIST,
         help="Standard deviation of the spurious latents in each training domain.",
     )
     test_scale: float = _model(10.0, above=0, help="The same in the test domain.")

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 from ncm_cli.errors import UsageError, listing, unknown
-from ncm_cli.options import argument, given_flags, option, parse_batch_size, parse_device, parse_workers
+from ncm_cli.options import (
+    LIST,
+    argument,
+    given_flags,
+    option,
+    parse_batch_size,
+    parse_device,
+    parse_workers,
+)
 
 T = TypeVar("T")
 
@@ -366,6 +374,7 @@ class TextOptions:
         "0=cat,1=dog; without it, those of the store's label. _ in a name becomes a blank.",
         metavar="CLASSES",
         parse=parse_classes,
+        separator=LIST,
     )
     class_map: Path | None = _text(
         help="The same as a table with the columns class and, where words aren't the names, text.",

@@ -11,6 +11,8 @@ from typing import ClassVar
 from ncm_cli.errors import UsageError, unknown
 from ncm_cli.images.options import TextOptions, parse_prompt
 from ncm_cli.options import (
+    CROSSINGS,
+    LIST,
     argument,
     option,
     parse_batch_size,
@@ -78,7 +80,7 @@ class RowOptions:
     groups: str | None = _columns(
         help="Columns whose combinations are the groups, as in eval: of worst-group rules and controls. "
         "May be repeated.",
-        joined=True,
+        separator=CROSSINGS,
     )
     upweight: str | None = _columns(help="Columns whose combinations count equally in training.")
     overlap: str = _rows(
@@ -129,12 +131,14 @@ class FitOptions(TrainingOptions):
         "auto",
         help="Dimensions to remove: 16, 2:24, 0:64:8, 0,8,56; auto tries 0 to the pairs' rank.",
         parse=parse_ranks,
+        separator=LIST,
     )
     weight_decay: str | None = _choice(
         None,
         help="Weight decays to try: 1e-3, or 1e-4,1e-2, or log:1e-4:1:5. Without it, "
         f"{WEIGHT_DECAYS['lbfgs']} for lbfgs and {WEIGHT_DECAYS['adam']} for adam.",
         parse=parse_decays,
+        separator=LIST,
     )
     select: str | None = _choice(
         None,
@@ -293,6 +297,7 @@ class ZeroshotOptions(TextOptions):
         help="Dimensions to remove, as in ncm fit. Several are chosen among by validation error + flip rate, "
         "which takes labels; one takes none.",
         parse=parse_ranks,
+        separator=LIST,
     )
     val: str | None = _choice(
         None,
@@ -333,7 +338,7 @@ class EvalOptions:
         help="Columns whose combinations are the groups; the target if left out. May be repeated: "
         "crossings, as in 'label,male;label,black'.",
         metavar="COLUMNS",
-        joined=True,
+        separator=CROSSINGS,
     )
     reference: str | None = option(
         None,

@@ -289,6 +289,8 @@ class Variables:
                 self._mistakes.add(0, f"--set {text}", "expected --set name=value")
             elif name not in known:
                 self._mistakes.unknown(0, f"--set {text}", "variable", name, known)
+            elif name in chosen:
+                self._mistakes.add(0, f"--set {text}", f"{name} is set twice")
             else:
                 chosen[name] = parse(value, self._mistakes, base=Path.cwd()) or Node(None, 0)
                 if name in variants and not isinstance(chosen[name].value, bool):

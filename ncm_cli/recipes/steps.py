@@ -25,6 +25,7 @@ from ncm_cli.options import (
     check_value,
     expand_home,
     fields_of,
+    joined_values,
     parse_names,
     parse_where,
     possible,
@@ -106,6 +107,10 @@ def read_options(
             right = False
         elif value.value is not None:  # null means the default, so that a variable can leave an option out
             checked = []
+            several = value.value if isinstance(value.value, list) else []
+            if several and field.separator and all(item.is_scalar for item in several):
+                text = joined_values(field, [item.text for item in several])
+                value = dataclasses.replace(value, value=text, text=text)
             for item in value.items if field.repeated else [value]:
                 try:
                     checked.append(_checked(field, item, f"{path}.{name}", path_of))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ncm_cli.errors import UsageError
-from ncm_cli.options import argument, option, parse_ranks
+from ncm_cli.options import LIST, argument, option, parse_ranks
 
 _paths = functools.partial(option, None, group="Paths and comparisons")
 _estimates = functools.partial(option, group="Estimates")
@@ -69,11 +69,13 @@ class BoundOptions:
         help="Refit at each rank, with --pairs, and give the bound along them: 0:40.",
         metavar="RANKS",
         parse=parse_grid,
+        separator=LIST,
     )
     pair_counts: str | None = _paths(
         help="Refit with the first K of --pairs, at rank min(K, the probe's rank), for each K: 5:100:5.",
         metavar="COUNTS",
         parse=parse_grid,
+        separator=LIST,
     )
     oracle_train: str | None = _paths(
         help="ORACLE: also train on these rows of the test domain, to see what could be reached.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ncm_cli import notebook as api
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.given import options_from
 from ncm_cli.main import run
@@ -34,6 +36,8 @@ from ncm_cli.registry import BUILDERS, STEPS, options_of
 from ncm_cli.store.columns import Column
 from ncm_cli.store.files import jsonable
 from ncm_cli.store.outputs import refuse_replacing
+from ncm_cli.store.probe import write_probe
+from tests import world
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -257,6 +261,46 @@ def test_what_was_meant_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (term,) = parse_where("domain=photo,cartoon")
     with pytest.raises(InputError, match=r"try: 'domain=photo\|cartoon'"):
         column.matches(term, tmp_path)
+
+
+@pytest.mark.parametrize("words", [*(s for s in STEPS if s != "data"), *(f"data {b}" for b in BUILDERS)])
+def test_an_option_of_one_value_refuses_a_second(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last one would win in silence: `fit -p a.h5 -p b.h5`, `eval --where split=test --where place=x`."""
+    fields = fields_of(options_of(words))
+    required = [word for f in fields if f.required for word in ([] if f.positional else [f.flag]) + ["x.csv"]]
+    for field in fields:
+        if field.positional or field.type is bool or field.repeated:
+            continue
+        value = field.choices[0] if field.choices else "a=1" if field.metavar == "WHERE" else "1"
+        given = [field.flag, value, field.flag, value]
+        code = run([*words.split(), *required, *given])
+        said = capsys.readouterr().err
+        assert code in (2, 3)
+        assert (f"{field.flag} is given" in said) != field.repeatable, (field.flag, said)
+        if not field.repeatable and not field.separator:
+            with pytest.raises(UsageError, match=r"takes one value|doesn't take|takes a|takes the path"):
+                options_from(options_of(words), {field.name: [value, value]})
+
+
+def test_row_filters_given_twice_must_both_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = {"label": list("abab"), "place": list("xxyy"), "split": ["test"] * 4}
+    world.write_store(tmp_path / "f.h5", np.eye(4), columns)
+    write_probe(tmp_path / "p.safetensors", world.make_probe(np.ones(4), ("a", "b")))
+    line = ["eval", str(tmp_path / "p.safetensors"), "-f", str(tmp_path / "f.h5"), "--json"]
+    counts = []
+    for filters in (["label=a"], ["label=a", "place=y"], ["label=a", " ", "place=y", "split=test"]):
+        assert run([*line, *(word for text in filters for word in ("--where", text))]) == 0
+        counts.append(json.loads(capsys.readouterr().out)["n"])
+        found = api.run("eval", probe=line[1], features=line[3], where=filters)
+        assert found["n"] == counts[-1]
+    assert counts == [2, 1, 1]
+    assert options_from(Sample, {"source": "x", "where": ["a=1", "b=2"]}).where == "a=1 & b=2"
+    with pytest.raises(UsageError, match=r"--kind takes one value[\s\S]*found: 2: one, two"):
+        options_from(Sample, {"source": "x", "kind": ["one", "two"]})
+    assert run([*line, "--target", "label", "--target", "place"]) == 2
+    assert "--target is given twice\n  found: label, place" in capsys.readouterr().err
+    assert run(["fit", "-f", "f.h5", "-o", "p", "--rank", "0", "--rank", "4"]) == 2
+    assert "--rank 0,4" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

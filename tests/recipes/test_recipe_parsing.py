@@ -128,6 +128,16 @@ def test_variables_keep_their_type_alone_and_are_text_inside_text(tmp_path: Path
     assert job.outputs["output"] == tmp_path / "runs/x/d3/data"
 
 
+def test_a_list_is_taken_where_several_values_can_be(tmp_path: Path) -> None:
+    """As in Python: row filters must all hold, and ranks are a list. Other options take one value."""
+    text = f"name: x\nsteps:{STEPS}  - fit: {{features: features.h5, output: p, MORE}}\n"
+    lists = text.replace("MORE", "weight_decay: [0, 4], test: [split=test, domain=1]")
+    options = _load(tmp_path, lists).jobs[-1].options
+    assert (options.weight_decay, options.test) == ("0,4", "split=test & domain=1")
+    for several in ("seed: [1, 2]", "method: [erm, ncm]", "save_controls: [p, q]"):
+        assert "found a list" in _problems(tmp_path, text.replace("MORE", several))[5][0], several
+
+
 def test_set_is_typed_and_checked(tmp_path: Path) -> None:
     text = (
         f"name: x\nvars: {{s: 0}}\nmatrix: {{seed: [1, 2]}}\nsteps:{STEPS}"
@@ -136,11 +146,12 @@ def test_set_is_typed_and_checked(tmp_path: Path) -> None:
     jobs = _load(tmp_path, text, sets=["s=7", "seed=[4, 5, 6]"]).jobs
     assert [job.cell for job in jobs[2:]] == [{"seed": "4"}, {"seed": "5"}, {"seed": "6"}]
     assert {job.options.seed for job in jobs[2:]} == {7}
-    found = _problems(tmp_path, text, sets=["sed=1", "s", "s=[", "s=1e-3"])
+    found = _problems(tmp_path, text, sets=["sed=1", "s", "s=[", "s=2"])
+    assert "--set s=2: s is set twice" in found[0]
     assert "--set sed=1: no variable named 'sed'; did you mean 'seed'?" in found[0]
     assert "--set s: expected --set name=value" in found[0]
     assert any("not YAML" in problem for problem in found[0])
-    assert "whole number, found a number ('1e-3')" in found[7][0]
+    assert "whole number, found a number ('1e-3')" in _problems(tmp_path, text, sets=["s=1e-3"])[7][0]
 
 
 def test_variants_change_variables_and_the_matrix(tmp_path: Path) -> None:
