@@ -7,6 +7,7 @@ from typing import Any
 
 from ncm_cli.console import Ui
 from ncm_cli.probes.evaluate import SEEN
+from ncm_cli.probes.metric_names import METRIC_NAMES
 from ncm_cli.probes.metrics import MEASURES
 
 GROUPS_SHOWN = 40
@@ -46,6 +47,8 @@ def show(body: dict[str, Any], ui: Ui) -> None:
     ui.table(["measure", "value"], [(text + mark, value) for text, value in rows])
     if len(table) > 1:
         _show_groups(body, ui)
+    if body.get("metrics"):
+        _show_metrics(body, ui)
     if body["comparison"] is not None:
         _show_comparison(body, body["comparison"], ui)
     if body["options"]["output"]:
@@ -74,6 +77,39 @@ def _show_groups(body: dict[str, Any], ui: Ui) -> None:
         rows = [[*row, _interval(entry, ".3f")] for row, entry in zip(rows, table, strict=True)]
         headings = ["n", "accuracy", "95 % interval"]
     ui.table([*columns, *headings], rows, footer=footer, left=len(columns))
+
+
+def _show_metrics(body: dict[str, Any], ui: Ui) -> None:
+    columns, table = _columns(body), [entry for entry in body["groups"] if entry["n"]]
+    for name, overall in body["metrics"].items():
+        lines = [[*([""] * len(columns)), body["n"], overall["value"], _interval(overall, ".3f")]]
+        if columns:
+            lines[0][0] = "all"
+        shown = (
+            sorted(table, key=lambda entry: _goodness(name, entry)) if len(table) > GROUPS_SHOWN else table
+        )
+        for entry in shown[:GROUPS_SHOWN] if len(table) > 1 else ():
+            known = entry["metrics"][name]
+            lines.append([*_key(entry, columns), entry["n"], known["value"], _interval(known, ".3f")])
+        footer = None
+        if len(table) > GROUPS_SHOWN:
+            footer = f"The {GROUPS_SHOWN} worst of {len(table)} groups; --json has all."
+        elif len(table) > 1 and all(entry["metrics"][name]["value"] is None for entry in table):
+            footer = (
+                f"Groups of one class have no {METRIC_NAMES[name].text}; leave the label out of --groups."
+            )
+        ui.table(
+            [*columns, "n", METRIC_NAMES[name].text, "95 % interval"],
+            lines,
+            footer=footer,
+            left=len(columns),
+        )
+
+
+def _goodness(name: str, entry: dict[str, Any]) -> float:
+    """Larger for better values of a metric; infinite where a group has none."""
+    value = entry["metrics"][name]["value"]
+    return float("inf") if value is None else -value if METRIC_NAMES[name].lower else value
 
 
 def _key(entry: dict[str, Any], columns: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,14 @@ from ncm_cli.blocks import Array, Codes, Features, Mask
 from ncm_cli.errors import InputError, MismatchError, NcmError, listing
 from ncm_cli.options import where_text
 from ncm_cli.probes import metrics
+from ncm_cli.probes.metric_names import metrics_of
+from ncm_cli.probes.more_metrics import (
+    Predictions,
+    calibration,
+    resamples_for,
+    with_interval,
+    worst_of,
+)
 from ncm_cli.probes.options import EvalOptions
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.solvers.methods import SCALINGS
@@ -47,6 +56,8 @@ class Answers:
     """Log loss in nats, or squared errors for regression."""
     confidence: Array
     """The probability of the predicted class; for regression, how far off the prediction is."""
+    probability: Array | None = None
+    """(n, classes) the probability of each class, where it was asked for; (n, 0) for regression."""
 
     @property
     def right(self) -> Mask:
@@ -102,7 +113,8 @@ def evaluate(
         target = _target(options, probe, store)
         groups = make_groups(store, options.groups or (target if probe.classes else ""))
         rows, missing = _rows(store, options.where, target, said)
-        answers = answers_of(probe, options.probe.name, store, rows, target)
+        asked = metrics_of(options.metrics, probe.task) if options.metrics else ()
+        answers = answers_of(probe, options.probe.name, store, rows, target, probabilities=bool(asked))
         in_group = groups.codes[rows]
         for names, count in groups.lacking(in_group):
             if count:
@@ -118,6 +130,7 @@ def evaluate(
         reference, crossings = _crossings(options, probe, store, groups, table, said)
         # With several crossings there are several adjusted averages, none of which is the overall one.
         scores = _scores(answers, crossings[0]["adjusted"] if len(crossings) == 1 else None)
+        more = _more_metrics(asked, answers, table, parts, said)
         classes = np.unique(answers.predicted)
         if probe.classes and len(classes) == 1 and len(rows) > 1:
             only = probe.classes[int(classes[0])]
@@ -136,6 +149,7 @@ def evaluate(
         body: dict[str, Any] = {
             "n": len(rows),
             **scores,
+            **more,
             "worst_group": metrics.worst(table),
             "groups": table,
             "crossings": crossings,
@@ -225,12 +239,21 @@ def _rows(store: FeatureRows, where: str | None, target: str, said: Reporter) ->
     return rows[store.ids[rows].order], missing
 
 
-def answers_of(probe: Probe, name: object, store: FeatureRows, rows: np.ndarray, target: str) -> Answers:
+def answers_of(
+    probe: Probe,
+    name: object,
+    store: FeatureRows,
+    rows: np.ndarray,
+    target: str,
+    *,
+    probabilities: bool = False,
+) -> Answers:
     """A probe's answers for ``rows``, read in blocks; ``name`` is the probe's file, for messages."""
     truth = read_target(store, target, probe.classes or None).y[rows]
     if probe.classes and (truth < 0).any():
         raise _strangers(store.categorical(target), rows[truth < 0], probe, name, store)
     predicted, (losses, confidence) = np.empty_like(truth), np.empty((2, len(rows)))
+    probability = np.empty((len(rows), len(probe.classes))) if probabilities else None
     order, done = np.argsort(rows), 0
     for positions, features in store.blocks(rows[order]):
         part = order[done : done + len(positions)]
@@ -240,11 +263,13 @@ def answers_of(probe: Probe, name: object, store: FeatureRows, rows: np.ndarray,
             predicted[part] = metrics.decide(scores)
             losses[part] = metrics.row_log_loss(scores, truth[part])
             confidence[part] = np.exp(-metrics.row_log_loss(scores, predicted[part]))
+            if probability is not None:
+                probability[part] = metrics.probabilities(scores)
         else:
             predicted[part] = scores[:, 0]
             confidence[part] = np.abs(predicted[part] - truth[part])
             losses[part] = (predicted[part] - truth[part]) ** 2
-    return Answers(probe, rows, truth, predicted, losses, confidence)
+    return Answers(probe, rows, truth, predicted, losses, confidence, probability)
 
 
 def _strangers(
@@ -269,6 +294,41 @@ def _scores(answers: Answers, adjusted: float | None) -> dict[str, float | None]
     task = "classification" if answers.values.dtype == bool else "regression"
     measures = metrics.MEASURES[task].items()
     return {name: measure.of(answers) if measure.of else adjusted for name, measure in measures}
+
+
+def _more_metrics(
+    asked: Sequence[str],
+    answers: Answers,
+    table: list[dict[str, Any]],
+    parts: list[Mask],
+    reporter: Reporter,
+) -> dict[str, Any]:
+    """The metrics of ``--metrics`` over all rows, with each one's worst group; adds them to ``table``."""
+    if answers.probability is None:
+        return {}
+    rows = Predictions(answers.truth, answers.predicted, answers.losses, answers.probability)
+    resamples = resamples_for(*rows.probability.shape)
+    if not resamples:
+        reporter.warn(
+            f"no intervals for --metrics: {len(rows.truth):,} rows × {rows.probability.shape[1]:,} classes "
+            "take too long to resample; --where narrows the rows"
+        )
+    overall: dict[str, Any] = {}
+    with reporter.task("metrics", len(asked) * (1 + len(parts)), "values") as task:
+        for name in asked:
+            overall[name] = with_interval(name, rows, resamples)
+            task.advance(1)
+            for entry, part in zip(table, parts, strict=True):
+                in_group = with_interval(name, rows.take(part), resamples)
+                entry.setdefault("metrics", {})[name] = in_group
+                task.advance(1)
+            overall[name]["worst_group"] = worst_of(table, name)
+    bins = (
+        {"calibration": [one._asdict() for one in calibration(rows.confidence, rows.right)]}
+        if "ece" in asked
+        else {}
+    )
+    return {"metrics": overall, **bins}
 
 
 def _crossings(

@@ -22,6 +22,7 @@ from ncm_cli.options import (
     parse_ranks,
     parse_workers,
 )
+from ncm_cli.probes.metric_names import METRICS, parse_metrics
 from ncm_cli.probes.rules import FIT_RULES
 from ncm_cli.solvers.methods import (
     FIT_METHODS,
@@ -347,6 +348,13 @@ class EvalOptions:
     )
     target: str | None = option(
         None, help="Column of the true answer, if not named as when fitted.", metavar="COLUMN"
+    )
+    metrics: str | None = option(
+        None,
+        help="More metrics, overall and by group with 95 % intervals: "
+        f"{', '.join(METRICS['classification'])}; for regression {', '.join(METRICS['regression'])}; or all.",
+        metavar="NAMES",
+        parse=parse_metrics,
     )
     compare: Path | None = option(
         None, help="Another probe, or its saved result, to compare with on the same rows.", role="input"

@@ -244,7 +244,7 @@ METRICS = (
     *(name for measures in MEASURES.values() for name in measures),
     *("worst_group", "n", "predicted_classes"),
     *(field.name for field in fields(Terms) if field.name != "loss"),
-    *("test_risk", "slack", "zero_one", "noise_corollary", "summary", "oracle", "estimates"),
+    *("test_risk", "slack", "zero_one", "noise_corollary", "summary", "oracle", "estimates", "metrics"),
 )
 """Numbers in results of ``eval`` and ``bound``, and first parts of names such as ``zero_one.flip_rate``."""
 

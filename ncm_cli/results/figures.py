@@ -19,6 +19,7 @@ from ncm_cli.results.plots import (
     Plot,
     References,
     accuracy_plot,
+    calibration_plot,
     convergence_plot,
     dot_plot,
     save,
@@ -42,6 +43,7 @@ def figures(
         _bound_figures(bounds),
         _probe_figures(lines_of(sources.probes, "file", reporter)),
         _group_figures(evals),
+        _calibration_figures(evals),
         _spectrum_figure(sources),
         _sweep_figures(sources),
         _convergence_figures(sources),
@@ -207,6 +209,31 @@ def _group_figures(lines: Sequence[Line]) -> Iterator[Plot]:
         worst = f"the {MAX_GROUPS} worst of {len(order)} groups, " if len(order) > MAX_GROUPS else ""
         head = " × ".join(columns.pop()) if len(columns) == 1 else ""
         yield dot_plot(f"groups-{_slug(where)}", f"{where} ({worst}{kind})", {"accuracy": series}, rows, head)
+
+
+def _calibration_figures(lines: Sequence[Line]) -> Iterator[Plot]:
+    """One figure for the rows of each filter; the bins of repetitions are put together."""
+    for where in dict.fromkeys(source.where for line in lines for source in line.sources):
+        curves: dict[str, Curves] = {}
+        for title, line in zip(_titles(lines), lines, strict=True):
+            bins = [
+                one
+                for source in line.sources
+                if source.where == where
+                for one in source.body.get("calibration") or ()
+            ]
+            if bins:
+                low, n, sure, right = (
+                    np.array([one[name] for one in bins]) for name in ("low", "n", "confidence", "accuracy")
+                )
+                number = np.unique(low, return_inverse=True)[1]
+                count = np.bincount(number, n)
+                curves[title] = {
+                    "x": np.bincount(number, n * sure) / count,
+                    "accuracy": (np.bincount(number, n * right) / count)[None],
+                }
+        if curves:
+            yield calibration_plot(f"calibration-{_slug(where)}", where, curves)
 
 
 def groups_of(sources: Iterable[Source]) -> dict[Group, list[dict[str, Any]]]:

@@ -411,6 +411,18 @@ def spectrum_plot(name: str, spectra: Mapping[str, Array]) -> Plot:
     return Plot(name, title, "; ".join([title, *_ends(axes)]), figure)
 
 
+def calibration_plot(name: str, where: str, curves: Mapping[str, Curves]) -> Plot:
+    """Accuracy against confidence, by bins, with the line of a calibrated probe; Guo et al. (2017)."""
+    with styled_figure(4.6, 4.0) as (figure, axes):
+        axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=(0, (1, 2)), label="calibrated")
+        for index, (label, curve) in enumerate(curves.items()):
+            line(axes, curve["x"], curve["accuracy"], index=index, label=drawable(label))
+        axes.set(xlabel="confidence (mean of the bin)", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
+        _legend(figure, axes, 2)
+    title = f"Calibration on {where}"
+    return Plot(name, title, "; ".join([title, *_ends(axes)]), figure)
+
+
 Dots = Mapping[str, Mapping[Any, Spread]]
 """Values by series, and then by group or method."""
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ncm_cli.probes.metric_names import METRIC_NAMES
 from ncm_cli.probes.metrics import wilson
 from ncm_cli.probes.verdict import VERDICTS
 from ncm_cli.results.lines import ORACLE, Line, Source, Sources
@@ -88,7 +89,7 @@ def cells(*values: str | Spread | None) -> Row:
 
 def tables(sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], by: str) -> list[ReportTable]:
     """All tables of the sources; ``evals`` and ``bounds`` are the sources' own as lines."""
-    shown = [_evals(evals)] if evals else []
+    shown = [_evals(evals), _more_metrics(evals)] if evals else []
     shown += map(_sweep, sources.sweeps)
     shown += [_bounds(bounds, by), _paths(bounds, by)] if bounds else []
     for run in sources.runs:
@@ -114,16 +115,37 @@ def _evals(lines: Sequence[Line]) -> ReportTable:
     return ReportTable("Methods", ("method", "selection", "rank", *columns), rows, 3, _spread_note(rows))
 
 
+def _more_metrics(lines: Sequence[Line]) -> ReportTable:
+    """The metrics of ``ncm eval --metrics``: a row for each metric and line, a column for each row filter."""
+    sources = [source for line in lines for source in line.sources if source.body.get("metrics")]
+    wheres = list(dict.fromkeys(source.where for source in sources))
+    rows: list[Row] = []
+    for name in dict.fromkeys(name for source in sources for name in source.body["metrics"]):
+        metric, of_metric, may_win = METRIC_NAMES[name], list[Row](), list[bool]()
+        for line in lines:
+            values = [measured(line.sources, where, name) for where in wheres]
+            if any(values):
+                of_metric.append(cells(metric.text, line.label, line.selection, *values))
+                may_win.append(not line.oracle)
+        _embolden(of_metric, 3, [metric.lower] * len(wheres), may_win)
+        rows += of_metric
+    return ReportTable("Metrics", ("metric", "method", "selection", *wheres), rows, 3, _spread_note(rows))
+
+
 def measured(sources: Iterable[Source], where: str, name: str) -> Spread | None:
     """A number (or a group's accuracy) from evals on the rows ``where``, by its name in the result."""
     bodies = [source.body for source in sources if source.where == where]
     values = [body.get(name) for body in bodies]
     numbers = [value.get("accuracy") if isinstance(value, dict) else value for value in values]
+    if name in METRIC_NAMES and any((body.get("metrics") or {}).get(name) for body in bodies):
+        numbers = [((body.get("metrics") or {}).get(name) or {}).get("value") for body in bodies]
     return spread(numbers, _interval(bodies[0], name) if len(bodies) == 1 else None)
 
 
-def _interval(body: dict[str, Any], name: str) -> tuple[float, float | None] | None:
-    """The 95 % interval of an accuracy over independent rows."""
+def _interval(body: dict[str, Any], name: str) -> tuple[float | None, float | None] | None:
+    """The 95 % interval over independent rows of an accuracy, or of a metric of ``ncm eval --metrics``."""
+    if known := (body.get("metrics") or {}).get(name):
+        return known.get("ci_low"), known.get("ci_high")
     if name == "accuracy" and (n := body.get("n") or 0) > 0 and 0 <= (body.get("accuracy") or 0.0) <= 1:
         return wilson(round((body.get("accuracy") or 0.0) * n), n)
     if name == "worst_group" and body.get("worst_group"):

@@ -22,6 +22,28 @@ class _Named(TypedDict):
     n: int
 
 
+class _Value(TypedDict, total=False):
+    value: float | None
+    ci_low: float | None
+    ci_high: float | None
+
+
+class _WorstValue(_Named):
+    value: float | None
+
+
+class _Metric(_Value, total=False):
+    worst_group: _WorstValue | None
+
+
+class _Bin(TypedDict):
+    low: float
+    high: float
+    n: int
+    confidence: float
+    accuracy: float
+
+
 class _Worst(_Named, total=False):
     accuracy: float | None
     mse: float | None
@@ -30,6 +52,7 @@ class _Worst(_Named, total=False):
 class _Group(_Worst, total=False):
     ci_low: float | None
     ci_high: float | None
+    metrics: dict[str, _Value]
 
 
 class _Crossing(TypedDict, total=False):
@@ -95,6 +118,7 @@ class _EvalOptions(TypedDict, total=False):
     groups: str | None
     reference: str | None
     target: str | None
+    metrics: str | None
     compare: str | None
     output: str | None
 
@@ -110,6 +134,8 @@ class Eval(TypedDict, total=False):
     mse: float | None
     adjusted_mse: float | None
     r2: float | None
+    metrics: dict[str, _Metric]
+    calibration: list[_Bin]
     worst_group: _Worst | None
     groups: list[_Group]
     crossings: list[_Crossing]
