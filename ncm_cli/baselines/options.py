@@ -11,10 +11,7 @@ from typing import Any, NamedTuple
 from ncm_cli.errors import UsageError, unknown
 from ncm_cli.options import CROSSINGS, FORMS, LIST, Space, option, parse_names, parse_space
 from ncm_cli.probes.options import TrainingOptions
-from ncm_cli.solvers.methods import HYPER, METHODS, UPWEIGHT
-
-PROTOCOLS = ("papers", "domainbed")
-"""The authors whose form of the methods is used: see `ncm_cli.solvers.trainer.Schedule`."""
+from ncm_cli.solvers.methods import HYPER, METHODS, PROTOCOLS, UPWEIGHT
 
 
 def lacking(method: str, options: Any) -> Iterator[UsageError]:
@@ -172,8 +169,9 @@ class SweepOptions(TrainingOptions):
     erase: str | None = _rows(help="Column that leace erases.", metavar="COLUMN")
 
     protocol: str = _training(
-        "papers",
-        help="In whose form the methods are trained: as their own papers' code does, or as DomainBed does.",
+        "common",
+        help="In whose form the methods are trained: all in that of their papers' formulas, each as its "
+        "authors' code does, or as DomainBed does.",
         choices=PROTOCOLS,
     )
     batch_size: int = _training(

@@ -410,7 +410,12 @@ class Runner:
             # The rank is at most the rank of this training set's pairs.
             [dataclasses.replace(config, rank=min(config.rank, training.rank)) for config in configs],
             training,
-            Schedule(epochs=epochs, batch_size=self.options.batch_size, protocol=self.options.protocol),  # type: ignore[arg-type]
+            Schedule(
+                epochs=self.options.epochs,
+                batch_size=self.options.batch_size,
+                protocol=self.options.protocol,  # type: ignore[arg-type]
+                last=epochs,
+            ),
             device=self.device,
             observe=seen,
             advance=advance,
@@ -502,7 +507,7 @@ class Runner:
                 "batch_size": options.batch_size,
                 "protocol": options.protocol,
             }
-        if config.method in ("erm", "ncm") and options.protocol == "papers":
+        if config.method in ("erm", "ncm") and options.protocol != "domainbed":
             # The options that ncm fit would have, so that ncm bound can fit the probe again.
             numbers = {"weight_decay": repr(config.weight_decay), "rank": str(fit.rank), "lr": config.lr}
             resolved |= {"solver": "adam", "epochs": fit.iterations, **numbers}

@@ -73,7 +73,7 @@ class Objective:
 
     def __init__(self, config: Config, rows: DeviceRows) -> None:
         self.config, self.rows = config, rows
-        self.data_term = OBJECTIVES.get(config.method, Erm)([config], rows, domainbed=False)
+        self.data_term = OBJECTIVES.get(config.method, Erm)([config], rows, protocol="common")
         self.steps = 0
 
     def __call__(

@@ -23,6 +23,10 @@ MOST_READ = 8192
 """Rows that are read at once if features aren't in memory: 35 MB at width 512."""
 
 
+Mixed = tuple[Tensor | None, Tensor]
+"""Positions in a batch of the first (None: all, in order) and the second member of each mixed row."""
+
+
 def generator_of(seed: int, stream: int) -> torch.Generator:
     """A separate generator for each (seed, stream), so that one use never shifts another."""
     generator = torch.Generator()
@@ -249,7 +253,7 @@ class Batch:
         return self._shares[key]
 
     @cached_property
-    def mixing(self) -> tuple[float, Tensor, Tensor]:
+    def mixing(self) -> tuple[float, Mixed, Mixed]:
         """LISA's draws: one in [0, 1), below a configuration's ``p_sel`` where it mixes within labels; each
         row's partner of the same label in another domain, and of the same domain with another label."""
         n, labels = len(self._chosen), self._rows.labels[self._chosen]
@@ -259,8 +263,8 @@ class Batch:
         )
         return (
             float(draws[-1]),
-            partners(labels, domains, draws[:n]),
-            partners(domains, labels, draws[n:-1]),
+            (None, partners(labels, domains, draws[:n])),
+            (None, partners(domains, labels, draws[n:-1])),
         )
 
     @cached_property
@@ -271,3 +275,80 @@ class Batch:
         order = torch.arange(count) if visit is None else torch.randperm(count, generator=visit)
         visits = [(e, (codes == e).nonzero()[:, 0].to(self._rows.device)) for e in order.tolist()]
         return [(environment, members) for environment, members in visits if len(members)]
+
+
+class CellBatch(Batch):
+    """One step of LISA as its authors train it for subpopulation shifts: rows of every label × domain cell.
+
+    Their code mixes the cells of a label's two domains, or of a domain's two labels, row by row, as many as
+    the smaller part has. With more than two, which it doesn't have, cells are paired at random; of an odd
+    number one is paired twice.
+
+    Parameters
+    ----------
+    parts
+        For each cell, the positions of its rows.
+    labels, domains
+        (cells,) codes of the cells.
+    """
+
+    def __init__(
+        self, rows: DeviceRows, parts: list[Tensor], labels: Tensor, domains: Tensor, mix: torch.Generator
+    ) -> None:
+        super().__init__(rows, torch.cat(parts), mix, None)
+        self._labels, self._domains = labels, domains
+        ends = torch.tensor([len(part) for part in parts]).cumsum(0)
+        self._positions = [
+            torch.arange(int(end) - len(part), int(end)) for part, end in zip(parts, ends, strict=True)
+        ]
+
+    @cached_property
+    def mixing(self) -> tuple[float, Mixed, Mixed]:
+        """As in `Batch`, for the rows that are mixed; a cell without a counterpart is left out."""
+        strategy = float(torch.rand(1, generator=self._mix))
+        return strategy, self._pair(self._labels, "label"), self._pair(self._domains, "domain")
+
+    def _pair(self, codes: Tensor, what: str) -> Mixed:
+        """Pair the cells of equal codes."""
+        firsts, seconds = [], []
+        for code in codes.unique():
+            cells = (codes == code).nonzero()[:, 0]
+            if len(cells) > 2:
+                cells = cells[torch.randperm(len(cells), generator=self._mix)]
+            for a, b in zip(cells[0::2], [*cells[1::2], cells[0]], strict=False):
+                if a != b:
+                    first, second = self._positions[int(a)], self._positions[int(b)]
+                    count = min(len(first), len(second))
+                    firsts.append(first[:count])
+                    seconds.append(second[:count])
+        if not firsts:
+            raise InputError(f"lisa finds no two cells of label and environment with one {what}")
+        return torch.cat(firsts), torch.cat(seconds)
+
+
+class CellDraws:
+    """Draws the batches of LISA: ``batch_size`` / cells rows of each cell (0: all).
+
+    Each cell is passed over in an order of its own, again and again; a pass may end with fewer rows.
+    """
+
+    def __init__(
+        self, rows: DeviceRows, batch_size: int, draw: torch.Generator, mix: torch.Generator
+    ) -> None:
+        domains = rows.codes["environments"]
+        cells, code = torch.stack([rows.labels, domains]).unique(dim=1, return_inverse=True)
+        self._rows, self._draw, self._mix, self._cells = rows, draw, mix, cells
+        self._members = [(code == cell).nonzero()[:, 0] for cell in range(cells.shape[1])]
+        self._size = max(1, batch_size // len(self._members)) if batch_size > 0 else rows.n
+        self._left = [members[:0] for members in self._members]
+
+    def next(self) -> CellBatch:
+        """The next batch."""
+        parts = []
+        for cell, members in enumerate(self._members):
+            if not len(self._left[cell]):
+                self._left[cell] = members[torch.randperm(len(members), generator=self._draw)]
+            parts.append(self._left[cell][: self._size])
+            self._left[cell] = self._left[cell][self._size :]
+        labels, domains = self._cells
+        return CellBatch(self._rows, parts, labels, domains, self._mix)

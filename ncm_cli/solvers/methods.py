@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ncm_cli.errors import UsageError
 
@@ -122,6 +122,34 @@ FINETUNE_METHODS = ("ncm", "erm", "irm", "groupdro", "matchdg")
 
 UPWEIGHT = "+upweight"
 
+Protocol = Literal["common", "papers", "domainbed"]
+PROTOCOLS: tuple[Protocol, ...] = ("common", "papers", "domainbed")
+"""Whose form of the methods is trained; `ncm_cli.solvers.trainer.Schedule` says how they differ."""
+
+
+class Form(NamedTuple):
+    """How a method's code writes its model and its weight decay λ."""
+
+    two_logits: bool = False
+    """Two classes have two logits; else one."""
+    decay: float = 1.0
+    """1: (λ/2)‖W‖². 2: λ‖W‖²."""
+    bias_decays: bool = False
+
+
+_PAPERS = {
+    "irm": Form(decay=2, bias_decays=True),
+    "vrex": Form(decay=2, bias_decays=True),
+    **dict.fromkeys(("groupdro", "fish", "lisa", "matchdg"), Form(two_logits=True, bias_decays=True)),
+}
+
+
+def form_of(method: str, protocol: Protocol) -> Form:
+    """The form of a method; erm, ncm and leace have that of ``ncm fit`` unless it is DomainBed's."""
+    if protocol == "domainbed":
+        return Form(two_logits=True, bias_decays=True)
+    return _PAPERS.get(method, Form()) if protocol == "papers" else Form()
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
@@ -144,7 +172,7 @@ class Config:
     rank: int = 0
     """Number of leading directions that ncm removes."""
     penalty: float = 1.0
-    """Weight of the penalty of irm, vrex and matchdg."""
+    """Weight β of the penalty of irm, vrex and matchdg, as the protocol writes it."""
     anneal: int = 0
     """Steps before ``penalty`` replaces 1 in irm and vrex."""
     eta: float = 1e-2

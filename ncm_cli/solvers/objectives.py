@@ -14,6 +14,7 @@ upweighted); an environment with no row in the batch is left out of that step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ncm_cli.solvers.batches import Batch, DeviceRows
-from ncm_cli.solvers.methods import Config
+from ncm_cli.solvers.methods import Config, Protocol
 
 
 def log_losses(logits_brc: Tensor, targets: Tensor) -> Tensor:
@@ -45,8 +46,8 @@ class Erm:
     does), of ``leace`` and, one environment at a time, of ``fish``.
     """
 
-    def __init__(self, configs: Sequence[Config], rows: DeviceRows, *, domainbed: bool) -> None:
-        self.upweighted, self.domainbed = configs[0].upweighted, domainbed
+    def __init__(self, configs: Sequence[Config], rows: DeviceRows, *, protocol: Protocol) -> None:
+        self.upweighted, self.protocol = configs[0].upweighted, protocol
         self.scale = rows.targets.new_ones(len(configs))
         """(R,) the factor of each objective, weight decay included."""
 
@@ -63,13 +64,13 @@ class Erm:
 class _Annealed(Erm):
     """mean_e R_e + β · penalty, with β = 1 before step ``anneal`` and ``penalty`` from there on.
 
-    Both published codes (Arjovsky's ColoredMNIST, DomainBed) use β = 1 before. Where β > 1 the whole
-    objective, weight decay included, is divided by β as in Arjovsky's and Krueger's codes: it keeps the
-    gradient's size, which a step size was chosen for. DomainBed's doesn't divide, and restarts Adam instead.
+    The published codes (Arjovsky's and Krueger's ColoredMNIST, DomainBed) use β = 1 before. Where β > 1 the
+    whole objective, weight decay included, is divided by β as in the first two: it keeps the gradient's size,
+    which a step size was chosen for. DomainBed's doesn't divide, and restarts Adam instead.
     """
 
-    def __init__(self, configs: Sequence[Config], rows: DeviceRows, *, domainbed: bool) -> None:
-        super().__init__(configs, rows, domainbed=domainbed)
+    def __init__(self, configs: Sequence[Config], rows: DeviceRows, *, protocol: Protocol) -> None:
+        super().__init__(configs, rows, protocol=protocol)
         self._penalty = self.scale.new_tensor([config.penalty for config in configs])
         self._anneal = self.scale.new_tensor([config.anneal for config in configs])
         self._begins = {config.anneal for config in configs}
@@ -79,7 +80,7 @@ class _Annealed(Erm):
         if step not in self._begins:
             return None
         self._beta = torch.where(self._anneal <= step, self._penalty, 1.0)
-        if not self.domainbed:
+        if self.protocol != "domainbed":
             self.scale = 1 / self._beta.clamp_min(1)
         return self._anneal == step
 
@@ -94,12 +95,13 @@ class Irm(_Annealed):
     """
 
     def residual_(self, logits_brc: Tensor, batch: Batch) -> None:
+        domainbed = self.protocol == "domainbed"
         shares_be = batch.shares("environments", self.upweighted)
         present = (shares_be.sum(0) > 0).sum()
         logits = logits_brc.clone()
         p = probabilities_(logits_brc)
         residual = p - batch.targets
-        slopes_be = batch.shares("halves" if self.domainbed else "environments", self.upweighted)
+        slopes_be = batch.shares("halves" if domainbed else "environments", self.upweighted)
         slope_er = slopes_be.T @ (logits * residual).sum(-1)
         if logits.shape[-1] == 1:
             curve = logits.mul_(p).mul_(1 - p)
@@ -107,7 +109,7 @@ class Irm(_Annealed):
             curve = logits.sub_((logits * p).sum(-1, keepdim=True)).mul_(p)
         # The derivative of Σ_e D_e² with respect to each slope; for Σ_e D_e D'_e it is the other half's
         # slope.
-        outer_er = slope_er.roll(len(slope_er) // 2, 0) if self.domainbed else 2 * slope_er
+        outer_er = slope_er.roll(len(slope_er) // 2, 0) if domainbed else 2 * slope_er
         scale = self.scale / present
         on_slope = (slopes_be @ (outer_er * (self._beta * scale)))[..., None]
         on_risk = (shares_be.sum(1, keepdim=True) * scale)[..., None]
@@ -116,14 +118,22 @@ class Irm(_Annealed):
 
 
 class Vrex(_Annealed):
-    """V-REx (Krueger et al. 2021, eq. 8): mean_e R_e + β Var_e(R_e), the variance over E, not E − 1."""
+    """V-REx (Krueger et al. 2021, eq. 8): mean_e R_e + β Var_e(R_e), the variance over E, not E − 1.
+
+    The authors' own code (``papers``) has Σ_e R_e + β (R_1 − R_2)² for two environments, which is
+    2 (mean_e R_e + 2β Var_e(R_e)), and Σ_e R_e + β Var_e(R_e) for three, as here for more.
+    """
 
     def residual_(self, logits_brc: Tensor, batch: Batch) -> None:
         shares_be = batch.shares("environments", self.upweighted)
         present = shares_be.sum(0) > 0
         risks_er = shares_be.T @ log_losses(logits_brc, batch.targets)
         mean = risks_er.sum(0) / present.sum()
-        factors_er = ((risks_er - mean) * (2 * self._beta) + 1) * (self.scale / present.sum())
+        beta, scale = self._beta, self.scale / present.sum()
+        if self.protocol == "papers":
+            count = present.sum().to(beta)
+            beta, scale = beta * torch.where(count == 2, 2.0, 1 / count), self.scale
+        factors_er = ((risks_er - mean) * (2 * beta) + 1) * scale
         residual = probabilities_(logits_brc).sub_(batch.targets)
         residual.mul_((shares_be @ factors_er)[..., None])
 
@@ -134,8 +144,8 @@ class GroupDro(Erm):
     q is kept in logarithms, which cannot overflow.
     """
 
-    def __init__(self, configs: Sequence[Config], rows: DeviceRows, *, domainbed: bool) -> None:
-        super().__init__(configs, rows, domainbed=domainbed)
+    def __init__(self, configs: Sequence[Config], rows: DeviceRows, *, protocol: Protocol) -> None:
+        super().__init__(configs, rows, protocol=protocol)
         self._eta = self.scale.new_tensor([config.eta for config in configs])
         self._log_q = self.scale.new_zeros(rows.members["dro"].shape[1], len(configs))
 
@@ -151,16 +161,15 @@ class Lisa(Erm):
     """LISA (Yao et al. 2022, eqs. 3 to 5): the loss on x̃ = λx_i + (1−λ)x_j and ỹ = λy_i + (1−λ)y_j.
 
     At each step a configuration mixes within labels across domains with probability ``p_sel``, else within
-    a domain across labels; λ ~ Beta(α, α) for each row. Logits of a linear model mix as the features do, so
-    no mixed features are made. Partners come from the batch; a row that has none stays as it is. The mixed
-    row keeps the weight of row i. The authors' code for subpopulation shifts draws equally many rows from
-    every (label, domain) cell; upweighting by these two columns has that effect.
+    a domain across labels; λ ~ Beta(α, α) for each mixed row, which keeps the weight of row i. Logits of a
+    linear model mix as the features do, so no mixed features are made. The batch says which rows are mixed:
+    all with partners among them, or (``papers``) cell with cell, see `Batch.mixing` and `CellBatch.mixing`.
 
     Its configurations are sorted by ``p_sel`` and have one ``alpha``.
     """
 
-    def __init__(self, configs: Sequence[Config], rows: DeviceRows, *, domainbed: bool) -> None:
-        super().__init__(configs, rows, domainbed=domainbed)
+    def __init__(self, configs: Sequence[Config], rows: DeviceRows, *, protocol: Protocol) -> None:
+        super().__init__(configs, rows, protocol=protocol)
         self._p_sel = np.array([config.p_sel for config in configs])
         self._alpha = configs[0].alpha
         self._draws = np.random.default_rng([configs[0].seed, int(self._alpha * 1e6)])
@@ -170,25 +179,31 @@ class Lisa(Erm):
         # One draw per row with either strategy, so that a configuration's draws don't depend on others'.
         weights = torch.from_numpy(self._draws.beta(self._alpha, self._alpha, len(logits_brc)))
         share = batch.shares("pooled", self.upweighted)[:, :, None]
-        mix = weights.to(logits_brc)[:, None, None]
+        weights = weights.to(logits_brc)[:, None, None]
         within_domain = int(np.searchsorted(self._p_sel, strategy, side="right"))
-        for part_brc, partners_of_part in (
+        for part_brc, (first, second) in (
             (logits_brc[:, :within_domain], intra_domain),
             (logits_brc[:, within_domain:], intra_label),
         ):
             if not part_brc.shape[1]:
                 continue
-            partner = partners_of_part.to(part_brc.device)
-            mixed = torch.lerp(part_brc[partner], part_brc, mix)
-            targets = torch.lerp(batch.targets[partner], batch.targets, mix)
-            residual = probabilities_(mixed).sub_(targets).mul_(share)
-            torch.mul(residual, mix, out=part_brc)
+            mix, share_of_part = weights[: len(second)], share
+            if first is not None:
+                first = first.to(part_brc.device)
+                share_of_part = share[first] / share[first].sum()
+            at: Any = slice(None) if first is None else first
+            second = second.to(part_brc.device)
+            mixed = torch.lerp(part_brc[second], part_brc[at], mix)
+            targets = torch.lerp(batch.targets[second], batch.targets[at], mix)
+            residual = probabilities_(mixed).sub_(targets).mul_(share_of_part)
+            part_brc.zero_()
+            part_brc[at] = residual * mix
             residual.mul_(1 - mix)
             if part_brc.is_cuda:
                 # index_add_ adds in no fixed order on CUDA; index_put_ sorts first.
-                part_brc.index_put_((partner,), residual, accumulate=True)
+                part_brc.index_put_((second,), residual, accumulate=True)
             else:
-                part_brc.index_add_(0, partner, residual)
+                part_brc.index_add_(0, second, residual)
 
 
 OBJECTIVES: dict[str, type[Erm]] = {"irm": Irm, "vrex": Vrex, "groupdro": GroupDro, "lisa": Lisa}

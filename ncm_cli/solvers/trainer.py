@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.solvers.batches import Batch, DeviceRows, drawn_batches, epoch_batches, generator_of
-from ncm_cli.solvers.methods import METHODS, Config
+from ncm_cli.solvers.batches import Batch, CellDraws, DeviceRows, drawn_batches, epoch_batches, generator_of
+from ncm_cli.solvers.methods import METHODS, Config, Protocol, form_of
 from ncm_cli.solvers.objectives import OBJECTIVES, Erm, probabilities_
 from ncm_cli.solvers.training_set import Fit, TrainingSet
 
@@ -31,28 +31,26 @@ from ncm_cli.solvers.training_set import Fit, TrainingSet
 class Schedule:
     """How all configurations of a run are trained.
 
-    ``protocol``, ``papers`` or ``domainbed``, decides what a published setting means; ``ncm help methods``
-    says how they differ. With ``papers``, for all methods and as in ``ncm fit``: two classes have one logit
-    (as in irm's code), the bias isn't decayed (irm's code decays it), and an epoch passes over every row
-    once, each batch holding the environments in proportion. In ``domainbed`` (Gulrajani and Lopez-Paz 2021) a
-    batch holds ``batch_size`` rows of *each* environment, an epoch is as many batches as are needed for n
-    rows, and methods that DomainBed doesn't have (ncm, lisa, matchdg, leace) use its logits, optimiser and
-    batches.
+    ``protocol`` decides what a published setting means; ``ncm help methods`` says how they differ. With
+    ``common``, for all methods and as in ``ncm fit``: the papers' formulas, two classes have one logit, the
+    bias isn't decayed, and an epoch passes over every row once, each batch holding the environments in
+    proportion. With ``papers`` a hyper-parameter means what it means in the code of the method's authors,
+    whose logits, decay (`Form`), annealing and ramp are used; batches (but lisa's), epochs and Adam are those
+    of ``common``. In ``domainbed`` (Gulrajani and Lopez-Paz 2021) a batch holds ``batch_size`` rows of
+    *each* environment, an epoch is as many batches as are needed for n rows, and methods that DomainBed
+    doesn't have (ncm, lisa, matchdg, leace) use its logits, optimiser and batches.
 
     Two logits with (lr, λ) equal one logit with (2·lr, λ/2): from zero, w₁ = −w₀ = w/2 all along, and w₁ has
     the gradient, decay included, that w has with λ/2; so w moves twice as far (a penalty on pairs halves as λ
-    does). ``domainbed`` is computed so, and probes have one logit either way.
+    does). Two logits are computed so, and probes have one logit either way.
     """
 
     epochs: int = 100
     batch_size: int = 256
     """0: the full batch."""
-    protocol: Literal["papers", "domainbed"] = "papers"
-
-    @property
-    def domainbed(self) -> bool:
-        """Whether the protocol is DomainBed's."""
-        return self.protocol == "domainbed"
+    protocol: Protocol = "common"
+    last: int | None = None
+    """The epoch to stop after, if before the last: the same steps up to there."""
 
 
 class Adam:
@@ -68,16 +66,28 @@ class Adam:
     lr
         (rows, 1) learning rates.
     decay
-        (rows, 1) weight decays λ, or None: λw is added to the gradient. May be replaced between steps.
+        (rows, 1) or (rows, penalised) weight decays λ, or None: λw is added to the gradient. May be replaced
+        between steps.
     penalised
         How many leading columns the decay applies to; a bias behind them stays free.
+    amsgrad
+        Divide by the largest mean square so far (Reddi et al. 2018).
     """
 
-    def __init__(self, parameters_md: Tensor, lr: Tensor, decay: Tensor | None, penalised: int) -> None:
+    def __init__(
+        self,
+        parameters_md: Tensor,
+        lr: Tensor,
+        decay: Tensor | None,
+        penalised: int,
+        *,
+        amsgrad: bool = False,
+    ) -> None:
         self.parameters, self.lr, self.decay, self.penalised = parameters_md, lr, decay, penalised
         self._age = torch.zeros_like(lr)
         self._mean = torch.zeros_like(parameters_md)
         self._square = torch.zeros_like(parameters_md)
+        self._largest = torch.zeros_like(parameters_md) if amsgrad else None
         self._denominator = torch.empty_like(parameters_md)
 
     def step(self, gradient_md: Tensor) -> None:
@@ -91,20 +101,26 @@ class Adam:
             gradient_md[:, : self.penalised].addcmul_(self.parameters[:, : self.penalised], self.decay)
         self._mean.lerp_(gradient_md, 1 - beta_1)
         self._square.mul_(beta_2).addcmul_(gradient_md, gradient_md, value=1 - beta_2)
+        square = self._square
+        if self._largest is not None:
+            square = torch.maximum(self._largest, square, out=self._largest)
         root = (1 - beta_2**self._age).sqrt_()
-        denominator = torch.sqrt(self._square, out=self._denominator).add_(root, alpha=epsilon)
+        denominator = torch.sqrt(square, out=self._denominator).add_(root, alpha=epsilon)
         torch.div(self._mean, denominator, out=denominator)
         self.parameters.addcmul_(denominator, self.lr * root / (1 - beta_1**self._age), value=-1)
 
     def reset(self, rows: Tensor) -> None:
         """Reset the rows' moments and their bias correction."""
-        for state in (self._age, self._mean, self._square):
-            state[rows] = 0
+        for state in (self._age, self._mean, self._square, self._largest):
+            if state is not None:
+                state[rows] = 0
 
 
-def _place(config: Config) -> tuple[int, str, bool, float, float]:
+def _place(config: Config, protocol: Protocol) -> tuple[int, str, bool, float, float]:
     """Sort key of configurations: the kind of weights, then what one objective shares, then ``p_sel``."""
     alone = 2 if config.method == "fish" else 1 if config.method == "ncm" and config.rank else 0
+    if config.method == "lisa" and protocol == "papers":
+        alone = 3
     alpha = config.alpha if config.method == "lisa" else 0.0
     return alone, config.method, config.upweighted, alpha, config.p_sel
 
@@ -123,22 +139,31 @@ class SharedWeights:
         self._configs, self._rows, self._logits = configs, rows, rows.training.logits
         self._flat = rows.targets.new_zeros(len(configs) * self._logits, rows.width)
         self._gradient = torch.empty_like(self._flat)
-        self._domainbed = schedule.domainbed
+        self._schedule, protocol = schedule, schedule.protocol
+        forms = [form_of(config.method, protocol) for config in configs]
         # Two logits as one: see `Schedule`.
-        self._twofold = 2 if self._domainbed and self._logits == 1 else 1
-        decay = self._per_row("weight_decay") / self._twofold
+        self._twofold = self._of_rows(1 + (form.two_logits and self._logits == 1) for form in forms)
+        self._decay = (
+            self._per_row("weight_decay") * self._of_rows(form.decay for form in forms) / self._twofold
+        )
+        free = [not form.bias_decays for form in forms]
+        if any(free) and not all(free):
+            self._decay = self._decay.repeat(1, rows.dim + 1)
+            self._decay[self._of_rows(free)[:, 0] > 0, rows.dim] = 0
         self.adam = Adam(
             self._flat,
             self._per_row("lr") * self._twofold,
-            decay if bool((decay > 0).any()) else None,
-            rows.dim + self._domainbed,
+            self._decay.clone() if bool((self._decay > 0).any()) else None,
+            rows.dim + (not all(free)),
+            amsgrad=protocol == "papers" and configs[0].method == "fish",
         )
         self._blocks: list[tuple[slice, Erm]] = []
-        for (_, method, *_), same in itertools.groupby(configs, lambda config: _place(config)[:-1]):
+        for (_, method, *_), same in itertools.groupby(configs, lambda config: _place(config, protocol)[:-1]):
             alike, start = list(same), self._blocks[-1][0].stop if self._blocks else 0
-            objective = OBJECTIVES.get(method, Erm)(alike, rows, domainbed=self._domainbed)
+            objective = OBJECTIVES.get(method, Erm)(alike, rows, protocol=protocol)
             self._blocks.append((slice(start, start + len(alike)), objective))
         self._pairs = self._pair_penalty()
+        self._ramp = 1.0
         self._keep: Tensor | None = None
         self._turn: Tensor | None = None
         if configs[0].method == "ncm" and configs[0].rank:
@@ -148,8 +173,11 @@ class SharedWeights:
 
     def _per_row(self, name: str) -> Tensor:
         """(R·C, 1) float64: a hyper-parameter, one entry per logit."""
-        values = self._flat.new_tensor([getattr(config, name) for config in self._configs])
-        return values.repeat_interleave(self._logits)[:, None]
+        return self._of_rows(getattr(config, name) for config in self._configs)
+
+    def _of_rows(self, values: Iterable[float]) -> Tensor:
+        """(R·C, 1) float64: a value of each configuration, one entry per logit."""
+        return self._flat.new_tensor(list(values)).repeat_interleave(self._logits)[:, None]
 
     @property
     def weight(self) -> Tensor:
@@ -178,7 +206,12 @@ class SharedWeights:
         moments = torch.as_tensor(training.moments).to(self._flat)
         padded = self._flat.new_zeros(self._rows.width, basis.shape[1])
         padded[: self._rows.dim] = basis
-        return rows, padded, 2 * (self._per_row("penalty")[rows] / self._twofold) * moments
+        return rows, padded, 2 * (self._per_row("penalty") / self._twofold)[rows] * moments
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Prepare for an epoch, from 1: with ``papers`` matchdg's penalty grows with it, as in its code."""
+        if self._schedule.protocol == "papers":
+            self._ramp = epoch / (self._schedule.epochs + 1)
 
     def gradient(self, batch: Batch, step: int) -> Tensor:
         """(R·C, width) gradients of the objectives without weight decay; the decay's factor is updated.
@@ -196,7 +229,7 @@ class SharedWeights:
         self._back(logits, batch.features(rotated))
         if self._pairs is not None:
             rows, basis, factors = self._pairs
-            self._gradient[rows] += (self._flat[rows] @ basis * factors) @ basis.T
+            self._gradient[rows] += (self._flat[rows] @ basis * (factors * self._ramp)) @ basis.T
         if self._keep is not None:
             self._gradient[:, : self._keep.shape[1]].mul_(self._keep)
         return self._gradient
@@ -217,13 +250,13 @@ class SharedWeights:
             self._gradient.copy_(self._gradient @ self._turn)
 
     def _adapt(self, block: slice, objective: Erm, beginning: Tensor) -> None:
-        """When a penalty begins, restart the optimiser (domainbed) or rescale the decay too (papers)."""
+        """When a penalty begins, restart the optimiser (domainbed) or rescale the decay too (the others)."""
         rows = slice(block.start * self._logits, block.stop * self._logits)
-        if self._domainbed:
+        if self._schedule.protocol == "domainbed":
             self.adam.reset(rows.start + beginning.repeat_interleave(self._logits).nonzero()[:, 0])
         elif self.adam.decay is not None:
-            decay = self._flat.new_tensor([config.weight_decay for config in self._configs[block]])
-            self.adam.decay[rows] = (decay * objective.scale).repeat_interleave(self._logits)[:, None]
+            scale = objective.scale.repeat_interleave(self._logits)[:, None]
+            self.adam.decay[rows] = self._decay[rows] * scale
 
     def step(self, batch: Batch, step: int) -> None:
         """Train on one batch; ``step`` counts from 0."""
@@ -234,9 +267,17 @@ class FishWeights(SharedWeights):
     """Fish (Shi et al. 2022, algorithm 1).
 
     A step clones the weights, takes one optimiser step on each environment's rows of the batch in random
-    order (DomainBed: in order), and then moves by ``meta_lr`` towards the result: θ ← θ + ε(θ̃ − θ). The
+    order (DomainBed: in order), and then moves by ε = ``meta_lr`` towards the result: θ ← θ + ε(θ̃ − θ). The
     inner optimiser keeps its state between steps, as DomainBed's does; weight decay acts in the inner steps.
+    The authors' own code (``papers``) divides ``meta_lr`` by the number of inner steps, has AMSGrad, and
+    begins every epoch with a new inner optimiser.
     """
+
+    def begin_epoch(self, epoch: int) -> None:
+        """With ``papers``, forget the inner optimiser's state."""
+        super().begin_epoch(epoch)
+        if self._schedule.protocol == "papers":
+            self.adam.reset(torch.arange(len(self._flat)))
 
     def step(self, batch: Batch, step: int) -> None:
         before = self._flat.clone()
@@ -253,7 +294,21 @@ class FishWeights(SharedWeights):
 
     @cached_property
     def _meta_lr(self) -> Tensor:
-        return self._per_row("meta_lr")
+        steps = self._rows.members["environments"].shape[1] if self._schedule.protocol == "papers" else 1
+        return self._per_row("meta_lr") / steps
+
+
+class LisaWeights(SharedWeights):
+    """LISA as its authors train it for subpopulation shifts (``papers``): on rows drawn by `CellDraws`."""
+
+    def __init__(self, configs: Sequence[Config], rows: DeviceRows, schedule: Schedule) -> None:
+        super().__init__(configs, rows, schedule)
+        draw, mix = (generator_of(configs[0].seed, stream) for stream in (3, 4))
+        self._draws = CellDraws(rows, schedule.batch_size, draw, mix)
+
+    def step(self, batch: Batch, step: int) -> None:
+        """Train on rows of its own in place of the batch's."""
+        super().step(self._draws.next(), step)
 
 
 Observer = Callable[[int, list[int], Any, Any], None]
@@ -288,28 +343,31 @@ def train(
         A method needs environments or pairs that ``part`` lacks, or a rank is beyond the basis.
     """
     schedule = schedule or Schedule()
+    protocol = schedule.protocol
     _check(configs, training)
     rows = DeviceRows(training, device)
     results: dict[int, Fit] = {}
     for seed in dict.fromkeys(config.seed for config in configs):
         indices = [i for i, config in enumerate(configs) if config.seed == seed]
-        order = sorted(indices, key=lambda i: _place(configs[i]))
-        kinds = itertools.groupby((configs[i] for i in order), lambda config: _place(config)[0])
+        order = sorted(indices, key=lambda i: _place(configs[i], protocol))
+        kinds = itertools.groupby((configs[i] for i in order), lambda config: _place(config, protocol)[0])
         families = [
-            (FishWeights if kind == 2 else SharedWeights)(list(family), rows, schedule)
+            {2: FishWeights, 3: LisaWeights}.get(kind, SharedWeights)(list(family), rows, schedule)
             for kind, family in kinds
         ]
         # Each use has its own stream of random numbers.
         draw, mix, visit = (generator_of(seed, stream) for stream in range(3))
-        steps = 0
-        for epoch in range(1, schedule.epochs + 1):
-            batches = drawn_batches if schedule.domainbed else epoch_batches
+        steps, last = 0, schedule.last or schedule.epochs
+        for epoch in range(1, last + 1):
+            batches = drawn_batches if protocol == "domainbed" else epoch_batches
+            for weights in families:
+                weights.begin_epoch(epoch)
             for chosen in batches(rows.strata, rows.n, schedule.batch_size, draw):
-                batch = Batch(rows, chosen, mix, None if schedule.domainbed else visit)
+                batch = Batch(rows, chosen, mix, None if protocol == "domainbed" else visit)
                 for weights in families:
                     weights.step(batch, steps)
                 steps += 1
-            if observe or epoch == schedule.epochs:
+            if observe or epoch == last:
                 parts = zip(*(weights.probes() for weights in families), strict=True)
                 weight, bias = (torch.cat(training)[np.argsort(order)].cpu().numpy() for training in parts)
             if observe:

@@ -103,7 +103,7 @@ def test_lisa_mixes_features_and_labels(seed: int, classes: int, p_sel: float) -
     problem = references.Problem(seed, classes)
     config = Config(method="lisa", p_sel=p_sel, alpha=1.5, seed=seed)
     _, _, batch = started(problem, config)
-    _, intra_label, intra_domain = batch.mixing
+    _, (_, intra_label), (_, intra_domain) = batch.mixing
     partner = intra_label if p_sel else intra_domain
     same, other = (
         (problem.targets, problem.environments) if p_sel else (problem.environments, problem.targets)
