@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ncm_cli.baselines.choice import SweepTable, read_sweep
-from ncm_cli.errors import InputError, MismatchError, listing
+from ncm_cli.errors import InputError, MismatchError, UsageError, listing, unknown
 from ncm_cli.progress import Reporter
-from ncm_cli.results.repetitions import Facts, by, facts_of, repetitions
+from ncm_cli.results.repetitions import Facts, by, facts_of, over, repetitions
 from ncm_cli.store import recognise
 from ncm_cli.store.files import read_result
 from ncm_cli.store.pairs import PairStore, read_pairs
@@ -150,6 +150,24 @@ class Line:
     def selection(self) -> str:
         """The rule as tables show it."""
         return f"{self.rule} {ORACLE}" if self.oracle else self.rule
+
+
+def repeated_over(sources: Sequence[Source], names: Sequence[str]) -> list[Source]:
+    """Sources whose repetitions may differ in the facts ``names``, too; see `over`.
+
+    Raises `UsageError` for a name that none of them records.
+    """
+    known = dict.fromkeys(
+        name.rpartition("--")[2].replace("-", "_")
+        for source in sources
+        for name in (*source.facts.fixed, *source.facts.seeded)
+        if "--" in name or name.isidentifier()
+    )
+    for name in names if sources else ():
+        if name.replace("-", "_") not in known:
+            raise unknown("option of these results", name, known, where="--mean-over", error=UsageError)
+    wanted = [name.replace("_", "-") for name in names]
+    return [dataclasses.replace(source, facts=over(source.facts, wanted)) for source in sources]
 
 
 def lines_of(

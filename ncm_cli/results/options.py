@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from ncm_cli.errors import UsageError
-from ncm_cli.options import argument, option
+from ncm_cli.options import argument, option, parse_names
 
 FORMATS = ("table", "markdown", "latex", "csv")
 BY = ("method", "probe", "pairs", "file")
@@ -44,8 +44,15 @@ class ReportOptions:
     by: str = option(
         "method",
         choices=BY,
-        help="What lines are named by. Means are over seeds only; results that differ in anything else have "
+        help="What lines are named by. Means are over seeds; results that differ in anything else have "
         "lines of their own.",
+    )
+    mean_over: str | None = option(
+        None,
+        help="What else repetitions may differ in: options or matrix variables, such as features "
+        "for one's own splits.",
+        metavar="NAMES",
+        parse=parse_names,
     )
 
 

@@ -34,7 +34,7 @@ from ncm_cli.results.lines import ORACLE, Line, Source, Sources
 from ncm_cli.results.pictures import PAIR_BUDGET, PAIR_SIDE, Thumbnails, look
 from ncm_cli.results.plots import image_url
 from ncm_cli.results.repetitions import facts_of
-from ncm_cli.results.tables import Cell, ReportTable, Spread, cells, measured, ranks_of, tables, trained_on
+from ncm_cli.results.tables import Cell, ReportTable, Spread, cells, measured, ranks_of, trained_on
 from ncm_cli.store.columns import categories_of
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
@@ -67,8 +67,14 @@ MAX_MATRIX = 20
 """Classes of a confusion matrix; of more classes, this number of the most frequent confusions is listed."""
 
 
-def page(sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], by: str, reporter: Reporter) -> str:
-    """The HTML page of the sources; ``evals`` and ``bounds`` are the sources' own as lines."""
+def page(
+    sources: Sources,
+    evals: Sequence[Line],
+    bounds: Sequence[Line],
+    made: Sequence[ReportTable],
+    reporter: Reporter,
+) -> str:
+    """The HTML page of the sources and the tables ``made`` of them; ``evals`` and ``bounds`` are lines."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -78,7 +84,7 @@ def page(sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], by: st
     )
     script = "".join(path.read_text("utf-8") for path in sorted(HERE.glob("*.js")))
     with FileFinder(sources) as files:
-        context = _context(files, evals, bounds, by, reporter)
+        context = _context(files, evals, bounds, made, reporter)
     return environment.get_template("page.html.j2").render(
         dict.fromkeys(SECTIONS) | context,
         version=__version__,
@@ -173,7 +179,11 @@ def _caption(answers: Answers, index: int) -> str:
 
 
 def _context(
-    files: FileFinder, evals: Sequence[Line], bounds: Sequence[Line], by: str, reporter: Reporter
+    files: FileFinder,
+    evals: Sequence[Line],
+    bounds: Sequence[Line],
+    made: Sequence[ReportTable],
+    reporter: Reporter,
 ) -> dict[str, Any]:
     """The template's variables: the head, and every section that isn't empty."""
     sources, context = files.sources, dict[str, Any]()
@@ -190,7 +200,7 @@ def _context(
             or plot.title.startswith(f"{subject.where} (")
         ):
             part(plot.name)["figures"].append((plot, image_url(plot)))
-    for table in tables(sources, evals, bounds, by):
+    for table in made:
         part(table.title)["tables"].append(table)
     if sources.pairs:
         part("Pairs")["looks"] = _looks(subject, files)

@@ -35,6 +35,8 @@ WHERE = "--where"
 _FIT = "fit "
 """Prefix of facts about the probe. They separate lines even across columns: a line is about one probe."""
 
+_ENCODER = f"{_FIT}encoder"
+
 _STATE, _REPORT = ".ncm-run.json", "report.json"
 """A run's records of its files: one updated after each job, with files of earlier settings; and the final
 one."""
@@ -92,6 +94,29 @@ class Facts:
     """The facts that the seed may change; equal for results of one seed."""
 
 
+def over(facts: Facts, names: Sequence[str]) -> Facts:
+    """The facts of a result whose repetitions may differ in the facts ``names``, too.
+
+    A name is that of an option (``features``, also of the probe's fit) or of a matrix variable. Where a file
+    may differ, so may the other files that were read, since they depend on it; but not the encoder.
+    """
+    if not names:
+        return facts
+    of = {name: {name, name.replace("-", "_"), f"--{name}", f"{_FIT}--{name}"} for name in names}
+    known = {**facts.fixed, **facts.seeded}
+    moved = {key for keys in of.values() for key in keys if key in known}
+    values = [_key(known[key]) for key in sorted(moved)]
+    if any(isinstance(known[key], Input) for key in moved):
+        moved |= {key for key, value in facts.fixed.items() if isinstance(value, Input)} - {_ENCODER}
+    return dataclasses.replace(
+        facts,
+        run=None,
+        seed=canonical_json([facts.seed, *values]) if values else facts.seed,
+        fixed={key: value for key, value in facts.fixed.items() if key not in moved},
+        seeded={**facts.seeded, **{key: facts.fixed[key] for key in facts.fixed if key in moved}},
+    )
+
+
 Made = Mapping[str, tuple[str, Mapping[str, str]]]
 """The step and matrix cell that made each file of a run; files are relative to its folder if inside it."""
 
@@ -140,11 +165,11 @@ class _Recorder:
 
     def probe(self, probe: Probe) -> str | None:
         """Collect a probe's facts; returns the seed of its fit."""
-        fitted, command = probe.meta.get("options") or {}, str(probe.meta.get("command") or "fit")
+        fitted, command = _asked(probe.meta), str(probe.meta.get("command") or "fit")
         self._options(command, fitted, probe.meta.get("data") or {}, _FIT)
         # A run may make its encoder too: from synthetic data, or with random weights. finetune always does.
         facts = self.fixed if self.folder is None and command == "fit" else self.seeded
-        facts[f"{_FIT}encoder"] = Input(str(probe.encoder.get("model")), probe.fingerprint)
+        facts[_ENCODER] = Input(str(probe.encoder.get("model")), probe.fingerprint)
         return None if fitted.get(SEED) is None else str(fitted[SEED])
 
     def _options(
@@ -180,6 +205,15 @@ class _Recorder:
                 step, cell = self._made[name]
                 return ", ".join([step, *(f"{name} {value}" for name, value in cell.items() if name != SEED)])
         return None
+
+
+def _asked(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a probe's fit; ``auto`` for those that it chose the values of, as repetitions may differ."""
+    options, path = dict(meta.get("options") or {}), (meta.get("selection") or {}).get("path") or ()
+    for name, of_candidate in (("upweight", "upweighted"), ("pair_rows", "pair_rows")):
+        if len({candidate.get(of_candidate) for candidate in path}) > 1:
+            options[name] = "auto"
+    return options
 
 
 def facts_of(

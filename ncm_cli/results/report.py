@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ncm_cli.options import parse_names
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.results.figures import draw
 from ncm_cli.results.formats import text_of
-from ncm_cli.results.lines import lines_of, read_sources
+from ncm_cli.results.lines import lines_of, read_sources, repeated_over
 from ncm_cli.results.options import ReportOptions
 from ncm_cli.results.tables import ReportTable, tables
 from ncm_cli.store.files import write_bytes
@@ -56,9 +57,11 @@ def report(options: ReportOptions, *, reporter: Reporter = SILENT) -> Report:
     Raises `InputError` if there is nothing to report, or for a file that isn't a result, probe or store.
     """
     sources = read_sources(options.results)
-    evals = lines_of(sources.evals, options.by, reporter, columns=True)
-    bounds = lines_of(sources.bounds, options.by, reporter)
-    made = tables(sources, evals, bounds, options.by)
+    names = parse_names(options.mean_over or "")
+    evals = lines_of(repeated_over(sources.evals, names), options.by, reporter, columns=True)
+    bounds = lines_of(repeated_over(sources.bounds, names), options.by, reporter)
+    repeats = " × ".join((*names, "seeds"))
+    made = tables(sources, evals, bounds, options.by, repeats)
     drawn: list[Path] = []
     if options.plots is not None:
         drawn = list(draw(sources, evals, bounds, options.plots, reporter))
@@ -67,5 +70,5 @@ def report(options: ReportOptions, *, reporter: Reporter = SILENT) -> Report:
     if options.html is not None:
         from ncm_cli.results.page import page
 
-        write_bytes(options.html, _encoded(page(sources, evals, bounds, options.by, reporter)))
+        write_bytes(options.html, _encoded(page(sources, evals, bounds, made, reporter)))
     return Report(made, options.format, options.output, drawn, options.html)

@@ -87,11 +87,13 @@ def cells(*values: str | Spread | None) -> Row:
     return [Cell(value) if isinstance(value, str) else Cell(spread=value) for value in values]
 
 
-def tables(sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], by: str) -> list[ReportTable]:
-    """All tables of the sources; ``evals`` and ``bounds`` are the sources' own as lines."""
-    shown = [_evals(evals), _more_metrics(evals)] if evals else []
+def tables(
+    sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], by: str, over: str
+) -> list[ReportTable]:
+    """All tables of the sources; ``evals`` and ``bounds`` are lines, whose repetitions are ``over`` seeds."""
+    shown = [_evals(evals, over), _more_metrics(evals, over)] if evals else []
     shown += map(_sweep, sources.sweeps)
-    shown += [_bounds(bounds, by), _paths(bounds, by)] if bounds else []
+    shown += [_bounds(bounds, by, over), _paths(bounds, by, over)] if bounds else []
     for run in sources.runs:
         name = (run.body.get("provenance") or {}).get("recipe", {}).get("name", run.path.parent.name)
         shown += [known_values(name, expect)] if (expect := run.body.get("expect")) else []
@@ -99,7 +101,7 @@ def tables(sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], by: 
     return [table for table in shown if table.rows or table.title.startswith("Sweep")]
 
 
-def _evals(lines: Sequence[Line]) -> ReportTable:
+def _evals(lines: Sequence[Line], over: str) -> ReportTable:
     sources = [source for line in lines for source in line.sources]
     regression = all(source.body.get("task") == "regression" for source in sources)
     names = ("mse", "r2") if regression else ("accuracy", "worst_group")
@@ -112,10 +114,12 @@ def _evals(lines: Sequence[Line]) -> ReportTable:
         rows.append(row)
     _embolden(rows, 3, [name == "mse" for _ in wheres for name in names], [not line.oracle for line in lines])
     columns = [f"{where}: {name.replace('_', ' ')}" for where in wheres for name in names]
-    return ReportTable("Methods", ("method", "selection", "rank", *columns), rows, 3, _spread_note(rows))
+    return ReportTable(
+        "Methods", ("method", "selection", "rank", *columns), rows, 3, _spread_note(rows, over)
+    )
 
 
-def _more_metrics(lines: Sequence[Line]) -> ReportTable:
+def _more_metrics(lines: Sequence[Line], over: str) -> ReportTable:
     """The metrics of ``ncm eval --metrics``: a row for each metric and line, a column for each row filter."""
     sources = [source for line in lines for source in line.sources if source.body.get("metrics")]
     wheres = list(dict.fromkeys(source.where for source in sources))
@@ -129,7 +133,9 @@ def _more_metrics(lines: Sequence[Line]) -> ReportTable:
                 may_win.append(not line.oracle)
         _embolden(of_metric, 3, [metric.lower] * len(wheres), may_win)
         rows += of_metric
-    return ReportTable("Metrics", ("metric", "method", "selection", *wheres), rows, 3, _spread_note(rows))
+    return ReportTable(
+        "Metrics", ("metric", "method", "selection", *wheres), rows, 3, _spread_note(rows, over)
+    )
 
 
 def measured(sources: Iterable[Source], where: str, name: str) -> Spread | None:
@@ -162,12 +168,12 @@ def ranks_of(sources: Iterable[Source]) -> str:
     return " to ".join(map(str, dict.fromkeys([*ranks[:1], *ranks[-1:]])))
 
 
-def _spread_note(rows: Sequence[Row]) -> str:
+def _spread_note(rows: Sequence[Row], over: str) -> str:
     spreads = [cell.spread for row in rows for cell in row if cell.spread]
     most = max((spread.n for spread in spreads), default=1)
     fewer = "up to " if any(1 < spread.n < most for spread in spreads) else ""
     parts = {
-        f"± is the standard deviation over {fewer}{most} seeds": most > 1,
+        f"± is the standard deviation over {fewer}{most} {over}": most > 1,
         INTERVALS: any(spread.low is not None for spread in spreads),
         f"{ORACLE}: chosen by test rows, never bold": any(
             cell.text.endswith(ORACLE) for row in rows for cell in row
@@ -236,7 +242,7 @@ _BOUND = {
 """For each heading: the name in a bound's result, the name inside it, and the name of its interval."""
 
 
-def _bounds(lines: Sequence[Line], by: str) -> ReportTable:
+def _bounds(lines: Sequence[Line], by: str, over: str) -> ReportTable:
     rows = []
     for line in lines:
         bodies = [source.body for source in line.sources]
@@ -249,7 +255,7 @@ def _bounds(lines: Sequence[Line], by: str) -> ReportTable:
             row += cells(spread(values, known))
         rows.append(row)
     title = "Bound on the test-domain risk (Theorem 1)"
-    return ReportTable(title, (by, "rank", "holds", *_BOUND), rows, 3, _spread_note(rows))
+    return ReportTable(title, (by, "rank", "holds", *_BOUND), rows, 3, _spread_note(rows, over))
 
 
 _PATH = {
@@ -262,13 +268,13 @@ _PATH = {
 }
 
 
-def _paths(lines: Sequence[Line], by: str) -> ReportTable:
+def _paths(lines: Sequence[Line], by: str, over: str) -> ReportTable:
     rows = []
     for line in lines:
         if summaries := [source.body["summary"] for source in line.sources if source.body.get("summary")]:
             values = (spread([summary.get(name) for summary in summaries]) for name in _PATH.values())
             rows.append(cells(line.label, *values))
-    return ReportTable("Test accuracy along the ranks", (by, *_PATH), rows, 1, _spread_note(rows))
+    return ReportTable("Test accuracy along the ranks", (by, *_PATH), rows, 1, _spread_note(rows, over))
 
 
 SWEEP = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import tempfile
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ncm_cli.errors import UsageError
 from ncm_cli.main import run
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.recipes.load import read_recipe
@@ -22,6 +24,7 @@ from ncm_cli.results.repetitions import Mean
 from ncm_cli.results.report import report
 from ncm_cli.results.tables import ReportTable
 from ncm_cli.store.files import HEADER, read_result, write_result
+from ncm_cli.store.probe import read_probe, write_probe
 from tests.world import Heard
 
 from .conftest import Results
@@ -71,6 +74,44 @@ def test_other_features_are_other_data(results: Results) -> None:
     for seed, data in enumerate(("day/f.h5", "night/f.h5")):
         results.eval(f"{seed}.json", results.probe(f"{seed}.safetensors", seed=seed), 0.9, data=data)
     assert _names(_evals(results.folder)) == ["ncm, --features day/f.h5", "ncm, --features night/f.h5"]
+
+
+def test_splits_of_ones_own_are_averaged_where_it_is_asked_for(results: Results) -> None:
+    accuracies = (0.8, 0.9, 0.85)
+    for part, accuracy in enumerate(accuracies):
+        results.eval(
+            f"{part}.json",
+            results.probe(f"{part}.safetensors", weight=part + 1),
+            accuracy,
+            data=f"{part}/f.h5",
+        )
+    table = _evals(results.folder, mean_over="features")
+    assert _names(table) == ["ncm"]
+    assert _accuracies(table) == [(pytest.approx(0.85), pytest.approx(statistics.stdev(accuracies)), 3)]
+    assert table.note.startswith("± is the standard deviation over 3 features × seeds")
+
+
+def test_what_else_differs_is_not_averaged_over_features(results: Results) -> None:
+    for part, groups in enumerate(("label", "domain")):
+        results.eval(f"{part}.json", results.probe(), 0.9, data=f"{part}/f.h5", groups=groups)
+    assert len(_names(_evals(results.folder, mean_over="features"))) == 2
+
+
+def test_what_fits_chose_themselves_is_no_difference(results: Results) -> None:
+    for seed, rows in enumerate(("yes", "no")):
+        path = results.probe(f"{seed}.safetensors", seed=seed, pair_rows=rows)
+        probe = read_probe(path)
+        path.unlink()
+        candidates = [{"pair_rows": tried, "upweighted": False} for tried in (False, True)]
+        write_probe(path, dataclasses.replace(probe, meta={**probe.meta, "selection": {"path": candidates}}))
+        results.eval(f"{seed}.json", path, 0.9)
+    assert _accuracies(_evals(results.folder)) == [(0.9, 0.0, 2)]
+
+
+def test_an_option_that_no_result_records_is_refused(results: Results) -> None:
+    results.eval("a.json", results.probe(), 0.9)
+    with pytest.raises(UsageError, match="no option of these results named 'feature'"):
+        _evals(results.folder, mean_over="feature")
 
 
 def test_features_replaced_at_one_path_are_named_by_their_contents(results: Results) -> None:
