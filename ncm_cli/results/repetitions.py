@@ -208,7 +208,7 @@ class _Recorder:
 
 
 def _asked(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a probe's fit; ``auto`` for those that it chose the values of, as repetitions may differ."""
+    """The options of a probe's fit; ``auto`` for those it chose itself, in which repetitions may differ."""
     options, path = dict(meta.get("options") or {}), (meta.get("selection") or {}).get("path") or ()
     for name, of_candidate in (("upweight", "upweighted"), ("pair_rows", "pair_rows")):
         if len({candidate.get(of_candidate) for candidate in path}) > 1:

@@ -102,8 +102,10 @@ def test_what_fits_chose_themselves_is_no_difference(results: Results) -> None:
         path = results.probe(f"{seed}.safetensors", seed=seed, pair_rows=rows)
         probe = read_probe(path)
         path.unlink()
-        candidates = [{"pair_rows": tried, "upweighted": False} for tried in (False, True)]
-        write_probe(path, dataclasses.replace(probe, meta={**probe.meta, "selection": {"path": candidates}}))
+        tried = {"rank": 1, "weight_decay": 0.1, "upweighted": False, "converged": True}
+        candidates = [tried | {"pair_rows": value} for value in (False, True)]
+        selection = {"rule": "bound", "oracle": False, "path": candidates, "chosen": 0}
+        write_probe(path, dataclasses.replace(probe, meta={**probe.meta, "selection": selection}))
         results.eval(f"{seed}.json", path, 0.9)
     assert _accuracies(_evals(results.folder)) == [(0.9, 0.0, 2)]
 
