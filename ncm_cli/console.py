@@ -75,6 +75,10 @@ _ID = re.compile(r"\bid(_[ab])?\b")
 _WORDS = re.compile(r"[^\W\d]{2,}\s+[^\W\d]{2,}")
 
 
+_BEFORE_NUMBER, _GLUE = re.compile(r"(?<=\S) (?=[-+(]?[.\d]|%)"), "\ue000"
+"""A blank at which no line is wrapped, before a number or a percent sign; and what stands for it."""
+
+
 def _is_utf8(stream: IO[str]) -> bool:
     return (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "") == "utf8"
 
@@ -106,10 +110,18 @@ def _message(text: str) -> str:
     return "\n".join([first, *(line if line[:1].isspace() else f"  {line}" for line in others)])
 
 
-def _console(stream: IO[str]) -> Console:
-    # Off a terminal nothing is wrapped; without a width rich would take one from COLUMNS.
-    width = None if stream.isatty() else 80
-    return Console(file=stream, width=width, highlight=False, soft_wrap=False, emoji=False, markup=False)
+def _console(stream: IO[str], *, styles: bool = True) -> Console:
+    return Console(
+        file=stream,
+        # Off a terminal nothing is wrapped; without a width rich would take one from COLUMNS.
+        width=None if stream.isatty() else 80,
+        force_terminal=None if styles else False,
+        force_jupyter=False,  # otherwise rich shows each line in a display of its own, not on the stream
+        highlight=False,
+        soft_wrap=False,
+        emoji=False,
+        markup=False,
+    )
 
 
 class Escaped:
@@ -125,13 +137,19 @@ class Escaped:
 
 
 class Ui:
-    """A command's standard output and error, and how much it says on them."""
+    """A command's standard output and error, and how much it says on them.
 
-    def __init__(self, *, quiet: bool = False, verbose: bool = False, json: bool = False) -> None:
+    Lines are fitted to ``width`` characters; without it to the terminal's or ``COLUMNS``, and not in a pipe.
+    """
+
+    def __init__(
+        self, *, quiet: bool = False, verbose: bool = False, json: bool = False, width: int | None = None
+    ) -> None:
         self.json = json
+        self._width = width
         self.silent = json or quiet
         self.reporter: Reporter = ConsoleReporter(quiet=quiet, verbose=verbose)
-        self._out = _console(sys.stdout)
+        self._out = _console(sys.stdout, styles=width is None)
 
     def result(self, value: Any) -> None:
         """Print ``value`` as JSON on stdout: floats in full precision, NaN and infinities as null."""
@@ -157,7 +175,7 @@ class Ui:
         """Print a table on stdout, unless ``--json`` or ``--quiet``.
 
         The first ``left`` columns are aligned left, the others right; rows beyond ``most`` are only counted.
-        To fit a terminal or ``COLUMNS``, headings and texts are wrapped at blanks, but numbers and ids never.
+        To fit, headings and texts are wrapped at blanks, but numbers and ids never.
         Columns that still don't fit make another table below, with the left ones repeated.
         """
         if self.silent:
@@ -170,16 +188,16 @@ class Ui:
             _Column(_one_line(name), [row[index] for row in cells], left=index < left)
             for index, name in enumerate(columns)
         ]
-        given = os.environ.get("COLUMNS", "")
-        room = int(given) if given.isdecimal() and int(given) else sys.maxsize
+        room = self._room
         if title:
             self.text(_one_line(title))
-        for index, block in enumerate(_blocks(laid_out, self._out.width if sys.stdout.isatty() else room)):
+        for index, block in enumerate(_blocks(laid_out, room)):
             if index:
                 self.text("")
             for line in _lines([column.heading for column in block], block, bottom=True):
                 self._out.print(Text(line, "bold"), soft_wrap=True)
-            self.text("─" * (sum(column.width for column in block) + len(GAP) * (len(block) - 1)))
+            width = sum(column.width for column in block) + len(GAP) * (len(block) - 1)
+            self.text("─" * (width if room < sys.maxsize else min(width, MAX_PAGE_WIDTH)))
             for row in range(len(rows)):
                 self.text("\n".join(_lines([column.cells[row] for column in block], block)))
         self.text("\n".join([*([footer] if footer else []), ""]))
@@ -188,6 +206,26 @@ class Ui:
         """Print lines on stdout, unless ``--json`` or ``--quiet``."""
         if not self.silent:
             print(plain(text))
+
+    def prose(self, text: str) -> None:
+        """Print sentences on stdout, wrapped at blanks, but never between a word and its number."""
+        room = self._room
+        for line in text.split("\n") if room < sys.maxsize else ():
+            glued = _BEFORE_NUMBER.sub(_GLUE, line)
+            wrapped = textwrap.wrap(glued, room, break_long_words=False, break_on_hyphens=False) or [""]
+            self.text("\n".join(wrapped).replace(_GLUE, " "))
+        if room == sys.maxsize:
+            self.text(text)
+
+    @property
+    def _room(self) -> int:
+        """Characters of a line; `sys.maxsize` in a pipe."""
+        if self._width is not None:
+            return self._width
+        if sys.stdout.isatty():
+            return self._out.width
+        given = os.environ.get("COLUMNS", "")
+        return int(given) if given.isdecimal() and int(given) else sys.maxsize
 
     def markdown(self, text: str) -> None:
         """Show Markdown: rendered on a terminal, through ``$PAGER`` if it is long; elsewhere as text."""
@@ -384,7 +422,7 @@ class ConsoleReporter(Reporter):
         label = _message(label)
         if self._quiet:
             yield Task()
-        elif not self._console.is_terminal:
+        elif not self._console.file.isatty():  # a notebook, which has colours, is no terminal
             yield _LoggedTask(label, total, unit)
         else:
             name = TextColumn("{task.description}", markup=False)

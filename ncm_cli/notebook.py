@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from html import escape
@@ -18,6 +19,7 @@ from ncm_cli.images.weights import tuned_facts
 from ncm_cli.options import fields_of
 from ncm_cli.progress import SILENT
 from ncm_cli.registry import BUILDERS, STEPS, options_of, screen_of, work_of
+from ncm_cli.results.report import Report
 from ncm_cli.store import recognise
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.files import jsonable, read_json, read_result
@@ -25,22 +27,30 @@ from ncm_cli.store.pairs import PairStore, read_pairs
 from ncm_cli.store.probe import Probe, read_probe
 from ncm_cli.store.result_record import SCHEMAS
 
-WITH_TABLES = ("pairs", "fit", "eval", "bound", "sweep", "finetune")
+WITH_TABLES = ("pairs", "fit", "eval", "bound", "sweep", "finetune", "report")
 """Results that have tables; others are shown like `ncm info` shows a file."""
+
+WIDTH = 100
+"""Characters of a line of a table in a notebook."""
+
+PAGE_HEIGHT = 720
+"""Pixels of a report's page in a notebook, in which it is scrolled."""
 
 
 class Result(dict[str, Any]):
     """The result of a command as ``--json`` prints it, shown in a notebook as tables.
 
-    ``kind`` is the command's name.
+    ``kind`` is the command's name. A report is also shown with its plots and its page.
     """
 
-    def __init__(self, body: dict[str, Any], kind: str) -> None:
+    def __init__(self, body: dict[str, Any], kind: str, made: Any = None) -> None:
+        """``made`` is what a terminal shows, if that isn't ``body``."""
         super().__init__(body)
         self.kind = kind
+        self._made = body if made is None else made
 
     def _repr_html_(self) -> str:
-        return html(self)
+        return html(self) + (_inline(self._made) if isinstance(self._made, Report) else "")
 
 
 def load(path: Path | str) -> FeatureStore | PairStore | Probe | SweepTable | Result:
@@ -111,7 +121,7 @@ def run(command: str, /, **given: Any) -> Result:
     if missing := [name for name, field in fields.items() if field.required and given.get(name) is None]:
         raise UsageError(f"{command} needs {listing(missing)}")
     result = work_of(step)(options_from(options, given), reporter=Ui().reporter)
-    return Result(jsonable(result), step)
+    return Result(jsonable(result), step, result)
 
 
 def html(shown: Any) -> str:
@@ -120,7 +130,7 @@ def html(shown: Any) -> str:
     if isinstance(shown, Result) and shown.kind in WITH_TABLES:
         show = screen_of(shown.kind).show
         with suppress(LookupError, TypeError, ValueError):  # a result of another version may lack keys
-            text = _printed(show, shown)
+            text = _printed(show, shown._made)
     if not text:
         if not isinstance(shown, Result):
             facts = info.contents_of(shown)
@@ -132,10 +142,27 @@ def html(shown: Any) -> str:
     return f'<pre style="overflow-x:auto; line-height:1.3">{escape(text)}</pre>'
 
 
+def _inline(report: Report) -> str:
+    """The plots and the page of a report as HTML, as far as their files are still there.
+
+    The page is in a frame of its own, apart from the notebook and whatever that may do.
+    """
+    parts = []
+    for path in (path for path in report.plots if path.suffix == ".svg" and path.is_file()):
+        url = f"data:image/svg+xml;base64,{b64encode(path.read_bytes()).decode('ascii')}"
+        parts.append(f'<img alt="{escape(path.stem)}" src="{url}" style="max-width:100%">')
+    if report.html is not None and report.html.is_file():
+        page = escape(report.html.read_text(encoding="utf-8"))
+        frame = f"width:100%; height:{PAGE_HEIGHT}px; border:0"
+        allowed = "allow-scripts allow-downloads allow-popups"
+        parts.append(f'<iframe sandbox="{allowed}" style="{frame}" srcdoc="{page}"></iframe>')
+    return "".join(f"<div>{part}</div>" for part in parts)
+
+
 def _printed(show: Callable[[Any, Ui], object], shown: Any) -> str:
     stream = TextIOWrapper(BytesIO(), encoding="utf-8")
     with redirect_stdout(stream):
-        ui = Ui()
+        ui = Ui(width=WIDTH)
         ui.reporter = SILENT
         show(shown, ui)
     stream.seek(0)

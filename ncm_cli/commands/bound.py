@@ -61,7 +61,7 @@ def show(found: dict[str, Any], ui: Ui) -> None:
                 symbol, words, *_ = rows[name]
                 ui.text(f"{symbol}: {words}\n  {meaning}\n")
     for line in _verdicts(found):
-        ui.text(line)
+        ui.prose(line)
     columns = ("term_1", "term_2", "bound", "test_risk", "zero_one_bound", "test_error")
     heads = ("Term I", "Term II", "bound", "test risk", "0-1 bound", "test error")
     for name, key, what in (("path", "rank", "ranks"), ("pair_counts", "pairs", "number of pairs")):

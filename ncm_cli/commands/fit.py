@@ -138,7 +138,7 @@ def _show_judged(body: dict[str, Any], ui: Ui) -> None:
             for name, one in named.items()
         ]
         ui.table(["", *heads.values()], rows, title="beside the controls, with 95 % intervals")
-    ui.text(f"{verdict['text']}\n{verdict['about']}")
+    ui.prose(f"{verdict['text']}\n{verdict['about']}")
 
 
 def _shown(found: dict[str, float], interval: bool) -> str:

@@ -36,7 +36,7 @@ def show(body: dict[str, Any], ui: Ui) -> None:
     chosen = [(row["method"], row["rule"], _hyper(row)) for row in rows]
     ui.table(["method", "rule", "chosen hyper-parameters"], chosen, left=3)
     if skipped := [f"{rule}: {why}" for rule, why in rules.items() if why is not None]:
-        ui.text("Rules that don't apply. " + "; ".join(skipped) + ".")
+        ui.prose("Rules that don't apply. " + "; ".join(skipped) + ".")
     if any(row["oracle"] for row in rows):
         ui.text("ORACLE rules look at the test rows: they say what could be reached, not what one gets.")
     probes = "" if options["save_probes"] is None else f", and probes in {options['save_probes']}"

@@ -30,7 +30,7 @@ def show(made: dict[str, Any], ui: Ui) -> None:
             for index, one in enumerate(path)
         ]
         ui.table(["", "rank", *(COLUMNS[name] for name in columns)], rows, title=f"selection: {made['rule']}")
-        ui.text(f"{made['verdict']['text']}\n{made['verdict']['about']}")
+        ui.prose(f"{made['verdict']['text']}\n{made['verdict']['about']}")
     mixed = f", {made['mix']:g} of it {made['mixed_with']['path']}" if made["mixed_with"] else ""
     ui.note(f"{made['method']}, rank {made['rank']}, {len(words)} classes{mixed}")
     ui.note(f"wrote {made['output']}")

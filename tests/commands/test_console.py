@@ -236,6 +236,29 @@ def test_headings_are_wrapped_first_and_then_columns_stand_below(
     assert lines[-5:] == ["", "method  log loss of all rows", "─" * 28, f"erm{'1.250':>25}", ""]
 
 
+def test_no_line_ends_between_a_word_and_its_number(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "The pairs help: flip rate 0.755 with nothing removed, 0 with rank 49 (95 % of it: -0.2 to -0.12)."
+    for width in range(24, 100):
+        monkeypatch.setenv("COLUMNS", str(width))
+        Ui().prose(f"{text}\nThis is about 1,234 rows.")
+        shown = capsys.readouterr().out
+        assert shown.split() == f"{text} This is about 1,234 rows.".split()
+        assert not re.search(r"\n[-(]?[.\d]|\n%", shown), shown
+        assert max(map(len, shown.splitlines())) <= width
+    monkeypatch.delenv("COLUMNS")
+    Ui().prose(text)
+    assert capsys.readouterr().out == f"{text}\n"
+
+
+def test_a_rule_in_a_pipe_is_no_wider_than_a_page(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert show(["id", "text"], [["a", "a long sentence " * 30]], capsys, left=2)[1] == "─" * 100
+
+
 def test_a_cell_is_one_line_whatever_it_holds(capsys: pytest.CaptureFixture[str]) -> None:
     lines = show(["id", "n"], [["two\nlines\tand\x1b[31m", 1], ["日本", 22]], capsys)
     assert lines[2] == r"two\nlines\tand\x1b[31m   1"

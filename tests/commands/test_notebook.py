@@ -6,6 +6,8 @@ import doctest
 import re
 import subprocess
 import sys
+import warnings
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -146,6 +148,54 @@ def test_what_is_wrong_is_said(inside: Path) -> None:
     for odd in (5, 1.5, {"a": 1}, b"f.h5", "a\0b", "a" * 5_000):
         with pytest.raises(UsageError, match=r"takes the path of a file|not the path of a file"):
             run("fit", features=odd, output="p")
+
+
+NOTEBOOK = """
+import ncm_cli
+ncm_cli.run("fit", features="features.h5", pairs="pairs.h5", output="again.safetensors", rank=[0, 2])
+---
+ncm_cli.load("again.safetensors")
+---
+ncm_cli.run("report", results=["result.json", "pairs.h5"], plots="plots", html="page.html")
+"""
+
+
+@pytest.mark.slow
+def test_a_notebook_shows_headings_narrow_rules_plots_and_the_page(inside: Path) -> None:
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    cells = [nbformat.v4.new_code_cell(code.strip()) for code in NOTEBOOK.split("---")]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("ignore")  # of Jupyter's own
+        patch.setenv("PYTHONPATH", str(Path(ncm_cli.__file__).parents[1]))
+        nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    pages = []
+    for cell in notebook.cells:
+        shown = [output for output in cell.outputs if output.output_type != "stream"]
+        assert [output.output_type for output in shown] == ["execute_result"], shown  # no display beside it
+        assert not [output for output in cell.outputs if output.get("name") == "stdout"]
+        pages.append(shown[0].data["text/html"])
+    fit, probe, report = pages
+    lines = Cells(fit).texts[0].splitlines()
+    assert lines[0].startswith("selection: ")
+    assert lines[1].split()[:3] == ["rank", "weight", "decay"]
+    for text in (fit, probe):
+        assert max(map(len, Cells(text).texts[0].splitlines())) <= 100
+    assert re.search(r"<pre[^>]*>Methods\n.*accuracy", report, re.DOTALL)
+    assert report.count('src="data:image/svg+xml;base64,') == len([*Path("plots").glob("*.svg")]) > 0
+    page = re.search(r'<iframe sandbox="allow-scripts[^>]* srcdoc="([^"]*)"', report)
+    assert page
+    assert unescape(page[1]) == Path("page.html").read_text(encoding="utf-8")
+    Path("page.html").unlink()
+
+
+def test_a_report_whose_files_are_gone_shows_its_tables(inside: Path) -> None:
+    found = run("report", results=["result.json"], html="gone.html")
+    assert "<iframe" in found._repr_html_()
+    Path("gone.html").unlink()
+    page = found._repr_html_()
+    assert "<iframe" not in page and "Methods" in page
+    assert found["html"] == "gone.html"
 
 
 def test_importing_the_package_loads_nothing() -> None:
