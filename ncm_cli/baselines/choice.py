@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +284,19 @@ def choose_by_rules(
 def _epoch(config: Config, checkpoint: int) -> int | None:
     """The epoch of a checkpoint; None for a method that isn't trained by steps."""
     return None if config.method == "dfr" else int(checkpoint) + 1
+
+
+def told_epochs(pick: Mapping[str, Any], picks: Iterable[Mapping[str, Any]]) -> str:
+    """Words for the epochs of a pick, if another of ``picks`` has its setting at other epochs; else empty.
+
+    A pick is a row of a sweep's result.
+    """
+    setting = ("method", "hyper_parameters")
+    alike = [other for other in picks if all(other[name] == pick[name] for name in setting)]
+    epochs = sorted({epoch for epoch in pick.get("epochs") or () if epoch is not None})
+    if not epochs or all(other.get("epochs") == pick["epochs"] for other in alike):
+        return ""
+    return f"epoch {epochs[0]}" if len(epochs) == 1 else f"epochs {epochs[0]} to {epochs[-1]}"
 
 
 def _why_not(rule: Rule, table: SweepTable, options: SweepOptions) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ncm_cli.baselines.choice import told_epochs
 from ncm_cli.console import Ui
 
 METRIC_TITLES = {
@@ -33,7 +34,10 @@ def show(body: dict[str, Any], ui: Ui) -> None:
                 ],
                 title=f"{title}, by selection rule ({spread})",
             )
-    chosen = [(row["method"], row["rule"], _hyper(row)) for row in rows]
+    chosen = [
+        (row["method"], row["rule"], " ".join(filter(None, [_hyper(row), told_epochs(row, rows)])))
+        for row in rows
+    ]
     ui.table(["method", "rule", "chosen hyper-parameters"], chosen, left=3)
     if skipped := [f"{rule}: {why}" for rule, why in rules.items() if why is not None]:
         ui.prose("Rules that don't apply. " + "; ".join(skipped) + ".")

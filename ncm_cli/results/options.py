@@ -32,7 +32,7 @@ class ReportOptions:
         writes=("tables",),
     )
     plots: Path | None = option(
-        None, role="output", metavar="DIR", help="Folder for plots of the results, as PNG and SVG."
+        None, role="output", metavar="DIR", help="Folder for plots of the results, as PNG, SVG and PDF."
     )
     html: Path | None = option(
         None,

@@ -8,10 +8,8 @@ instead of showing it.
 from __future__ import annotations
 
 import base64
-import contextlib
 import dataclasses
 import hashlib
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,14 +29,14 @@ from ncm_cli.progress import Reporter
 from ncm_cli.registry import options_of
 from ncm_cli.results.figures import figures
 from ncm_cli.results.lines import ORACLE, Line, Source, Sources
+from ncm_cli.results.located import FileFinder, written
 from ncm_cli.results.pictures import PAIR_BUDGET, PAIR_SIDE, Thumbnails, look
 from ncm_cli.results.plots import image_url
 from ncm_cli.results.repetitions import facts_of
 from ncm_cli.results.tables import Cell, ReportTable, Spread, cells, measured, ranks_of, trained_on
 from ncm_cli.store.columns import categories_of
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.pairs import read_pairs
-from ncm_cli.store.probe import Probe, read_probe
+from ncm_cli.store.probe import Probe
 from ncm_cli.store.roles import Groups, make_groups, read_target
 
 Codes = NDArray[np.int64]
@@ -93,81 +91,6 @@ def page(
         script=Markup(script),
         script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
     )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Located:
-    """A file that another one names: its path and what it holds, or why it can't be had."""
-
-    path: Path
-    content: Any = None
-    why: str = ""
-
-
-_READ = {"probe": read_probe, "feature store": FeatureStore, "pair store": read_pairs}
-
-
-class FileFinder(contextlib.ExitStack):
-    """Finds files by their recorded digest: among those given, beside moved results, or where they were."""
-
-    def __init__(self, sources: Sources) -> None:
-        """To ``sources`` are added the probes of evaluations and the pairs that probes were fitted with."""
-        super().__init__()
-        self._known: dict[tuple[str, str], Located] = {}
-        self._given = {
-            "probe": [probe.path for probe in sources.probes],
-            "feature store": sources.features,
-            "pair store": [path for path, _ in sources.pairs],
-        }
-        probes = {probe.path: probe for probe in sources.probes}
-        for source in sources.evals:
-            found = self.of(source, "probe")
-            if found.content is not None and found.path not in probes:
-                facts = facts_of(found.path, found.content.meta, itself=found.content)
-                probes[found.path] = Source(found.path, found.content.meta, facts)
-        pairs = dict(sources.pairs)
-        for source in probes.values():
-            if (found := self.of(source, "pair store")).content is not None:
-                pairs.setdefault(found.path, found.content)
-        self.sources = dataclasses.replace(sources, probes=list(probes.values()), pairs=list(pairs.items()))
-
-    def of(self, source: Source, kind: str, **known: str) -> Located:
-        """The file of a kind that an evaluation or a probe names, or another one by its ``path``."""
-        data = source.body.get("data") or {}
-        named = {"probe": "probe", "feature store": "features", "pair store": "pairs"}[kind]
-        known = known or source.body.get(named) or data.get(named) or {}
-        digest = known.get("sha256") or known.get("content_sha256")
-        if not known.get("path"):
-            return Located(Path(), why=f"no {kind} is recorded in {source.path}")
-        path, was = Path(known["path"]), written(source)
-        moved = [source.path.parent / os.path.relpath(path, Path(was).parent)] if was else []
-        key = (kind, digest or str(path))
-        if key not in self._known:
-            given = self._given[kind] if digest else []  # without a digest any file would match
-            self._known[key] = self._find(kind, digest, dict.fromkeys([*given, *moved, path]))
-        return self._known[key]
-
-    def _find(self, kind: str, digest: str | None, candidates: Mapping[Path, None]) -> Located:
-        *_, path = candidates
-        why = f"the {kind} {path} isn't there"
-        for candidate in filter(Path.is_file, candidates):
-            try:
-                content: Any = _READ[kind](candidate)
-            except NcmError as error:
-                why = f"the {kind} {candidate} can't be read: {error.what}"
-                continue
-            if isinstance(content, FeatureStore):
-                self.enter_context(content)
-            if digest in (None, content.sha256 if isinstance(content, Probe) else content.content_sha256):
-                return Located(candidate, content)
-            if candidate not in self._given[kind]:
-                why = f"the {kind} {candidate} has changed since"
-        return Located(path, why=f"{why}; pass the right file to ncm report along with the results")
-
-
-def written(source: Source) -> str:
-    """The result's path as its command was given it."""
-    return (source.body.get("options") or {}).get("output") or ""
 
 
 def _caption(answers: Answers, index: int) -> str:

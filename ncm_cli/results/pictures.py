@@ -174,6 +174,7 @@ def look(path: Path, store: PairStore, located: Sequence[Any], pictures: Thumbna
     words = command_words(PairsOptions, options) if options.get("features") else []
     return {
         "path": path,
+        "digest": store.content_sha256,
         "pairs": pairs,
         "suspicious": suspicious,
         "more": max(0, suspicious - MAX_SUSPICIOUS),

@@ -77,11 +77,14 @@ STYLE: dict[str, Any] = {
     "figure.constrained_layout.w_pad": 0.08,
     "figure.constrained_layout.use": True,
     "svg.hashsalt": "ncm",
+    # TrueType: publishers refuse matplotlib's default, Type 3, and text stays text.
+    "pdf.fonttype": 42,
 }
 
 FORMATS: dict[str, dict[str, Any]] = {
     "png": {"dpi": 180, "metadata": {"Software": None}},
     "svg": {"metadata": {"Date": None}},
+    "pdf": {"metadata": {"CreationDate": None}},
 }
 """Metadata without dates, so that the same data give the same bytes."""
 
@@ -101,7 +104,7 @@ class Plot(NamedTuple):
     figure: Figure
 
     def files(self, folder: Path) -> list[Path]:
-        """``NAME.png`` and ``NAME.svg``."""
+        """``NAME.png``, ``NAME.svg`` and ``NAME.pdf``."""
         return [folder / f"{self.name}.{suffix}" for suffix in FORMATS]
 
 
@@ -130,7 +133,7 @@ def styled_figure(width: float, height: float, **grid: Any) -> Iterator[tuple[Fi
 
 
 def save(plot: Plot, folder: Path) -> list[Path]:
-    """Write ``NAME.png`` and ``NAME.svg``."""
+    """Write `Plot.files`."""
     written = plot.files(folder)
     with _style():
         for path, (suffix, options) in zip(written, FORMATS.items(), strict=True):

@@ -12,6 +12,7 @@ from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.results.figures import draw
 from ncm_cli.results.formats import text_of
 from ncm_cli.results.lines import lines_of, read_sources, repeated_over
+from ncm_cli.results.located import FileFinder
 from ncm_cli.results.options import ReportOptions
 from ncm_cli.results.tables import ReportTable, tables
 from ncm_cli.store.files import write_bytes
@@ -64,7 +65,8 @@ def report(options: ReportOptions, *, reporter: Reporter = SILENT) -> Report:
     made = tables(sources, evals, bounds, options.by, repeats)
     drawn: list[Path] = []
     if options.plots is not None:
-        drawn = list(draw(sources, evals, bounds, options.plots, reporter))
+        with FileFinder(sources) as files:
+            drawn = list(draw(files.sources, evals, bounds, options.plots, reporter))
     if options.output is not None:
         write_bytes(options.output, _encoded(text_of(made, options.format)))
     if options.html is not None:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ncm_cli.baselines.choice import told_epochs
 from ncm_cli.probes.metric_names import METRIC_NAMES
 from ncm_cli.probes.metrics import wilson
 from ncm_cli.probes.verdict import VERDICTS
@@ -290,7 +291,7 @@ def _sweep(sweep: Source) -> ReportTable:
     names = [name for name in SWEEP if any(pick["metrics"].get(name) is not None for pick in picks)]
     rows: list[Row] = []
     for rule in dict.fromkeys(pick["rule"] for pick in picks):
-        of_rule = [_pick(pick, names) for pick in picks if pick["rule"] == rule]
+        of_rule = [_pick(pick, picks, names) for pick in picks if pick["rule"] == rule]
         # An oracle rule shows the test rows to all methods alike, so comparing them is fair.
         _embolden(of_rule, 3, [False] * len(names), [True] * len(of_rule))
         rows += of_rule
@@ -305,10 +306,11 @@ def _sweep(sweep: Source) -> ReportTable:
     )
 
 
-def _pick(pick: dict[str, Any], names: Sequence[str]) -> Row:
+def _pick(pick: dict[str, Any], picks: Sequence[dict[str, Any]], names: Sequence[str]) -> Row:
     seeds = pick.get("seeds")
     n = len(seeds) if isinstance(seeds, list) else int(seeds or 1)
-    hyper = ", ".join(f"{name} {value:.3g}" for name, value in pick["hyper_parameters"].items())
+    parts = [f"{name} {value:.3g}" for name, value in pick["hyper_parameters"].items()]
+    hyper = ", ".join(filter(None, [*parts, told_epochs(pick, picks)]))
     row = cells(f"{pick['rule']} {ORACLE}" if pick.get("oracle") else pick["rule"], pick["method"], hyper)
     for name in names:
         value = pick["metrics"].get(name)

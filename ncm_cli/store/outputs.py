@@ -54,8 +54,12 @@ KINDS = {
         r"\*\*[^\n]+\*\*\n\n\| .*\n\|-|% needs \\usepackage\{booktabs\}|table,|[^\n]+\n\n[^\n]+\n--[- ]*\n",
     ),
     "page": ("a page of ncm report", '<!doctype html>.*<meta name="generator" content="ncm '),
-    # 180 dots an inch, which no camera says; matplotlib's own name.
-    "plot": ("a plot", r"\x89PNG.{29}\0\0\0\x09pHYs\0\0\x1b\xaf\0\0\x1b\xaf|<\?xml.*matplotlib"),
+    # 180 dots an inch, which no camera says; matplotlib's own name, and the comment that its PDFs begin with.
+    "plot": (
+        "a plot",
+        r"\x89PNG.{29}\0\0\0\x09pHYs\0\0\x1b\xaf\0\0\x1b\xaf|<\?xml.*matplotlib|"
+        r"%PDF-1\.4\n%\xac\xdc \xab\xba\n",
+    ),
 }
 """The kinds of files that commands write: words, and a pattern of the first bytes."""
 

@@ -147,12 +147,15 @@ def test_files_beside_the_named_output_and_in_folders_count(inside: Path, tmp_pa
 def test_plots_replace_plots_alone(inside: Path, tmp_path: Path) -> None:
     words = ["report", "p.h5", "--plots", str(tmp_path), "-o", str(tmp_path / "t.txt"), "-q"]
     assert (run(words), run(words)) == (0, 0)
-    plot = next(tmp_path.glob("*.png"))
-    Image.new("RGB", (2, 2)).save(plot)
     (tmp_path / "t.txt").unlink()
-    before = _contents(tmp_path)
-    assert run(words) == 2
-    assert _contents(tmp_path) == before
+    for suffix in ("png", "pdf"):
+        plot = next(tmp_path.glob(f"*.{suffix}"))
+        kept = plot.read_bytes()
+        Image.new("RGB", (2, 2)).save(plot)
+        before = _contents(tmp_path)
+        assert run(words) == 2
+        assert _contents(tmp_path) == before
+        plot.write_bytes(kept)
 
 
 @pytest.mark.parametrize("way", [run, None])

@@ -14,7 +14,8 @@ from PIL import Image
 
 from ncm_cli.main import run
 from ncm_cli.results.lines import read_sources
-from ncm_cli.results.page import FileFinder, Located, _joined
+from ncm_cli.results.located import FileFinder, Located
+from ncm_cli.results.page import _joined
 from ncm_cli.results.plots import drawable
 from ncm_cli.store.files import HEADER, read_result, write_result
 
@@ -217,6 +218,27 @@ def test_it_fits_wide_and_narrow_screens_light_and_dark(
         assert all(later <= level + 1 for level, later in itertools.pairwise(levels))
         opened.close()
     assert len(papers) == len(filters) == 2, "dark plots have colours of their own"
+
+
+@pytest.mark.slow
+def test_what_is_wider_than_the_screen_fades_and_the_verdicts_fit(browser: Any, digits: Path) -> None:
+    for width in (390, 1280):
+        opened, said = _opened(browser, digits, width)
+        table = opened.locator("section:has(#rank) .scroll:has(table)")
+        fits = table.evaluate("box => box.scrollWidth <= box.clientWidth")
+        assert fits == (width == 1280) and table.locator("th").count() >= 9
+        for box in opened.locator(".scroll").all():
+            beyond = box.evaluate("box => box.scrollWidth - box.clientWidth")
+            sides = [box.evaluate(f"box => box.classList.contains('{side}')") for side in ("before", "after")]
+            assert sides == [False, beyond > 1]
+            assert box.get_attribute("tabindex") == "0" and box.get_attribute("aria-label")
+            if beyond > 1:
+                box.evaluate("box => { box.scrollLeft = box.scrollWidth }")
+                opened.wait_for_timeout(50)
+                assert "before" in str(box.get_attribute("class")).split()
+                assert "after" not in str(box.get_attribute("class")).split()
+        assert said == []
+        opened.close()
 
 
 @pytest.mark.slow

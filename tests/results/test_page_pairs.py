@@ -11,7 +11,7 @@ from PIL import Image
 
 from ncm_cli.main import run
 from ncm_cli.results import pictures as pictures_module
-from ncm_cli.results.page import Located
+from ncm_cli.results.located import Located
 from ncm_cli.results.pictures import Thumbnails, look
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
@@ -109,6 +109,19 @@ def test_unticked_pairs_are_downloaded_and_dropped(browser: Any, pairs: Path) ->
     assert drop.read_text("utf-8") == form.locator("textarea").input_value()
     rows = read_table(drop).rows
     assert [(row["id_a"], row["id_b"]) for row in rows] == unticked
+    opened.reload()
+    assert [boxes.nth(at).is_checked() for at in range(3)] == [False, True, False]
+    assert len(form.locator("textarea").input_value().splitlines()) == 3 and not button.is_disabled()
+    assert form.locator("output").text_content().startswith("2 dropped")
+    boxes.nth(2).check()
+    opened.reload()
+    assert [boxes.nth(at).is_checked() for at in range(3)] == [False, True, True]
+    opened.evaluate("localStorage.setItem(Object.keys(localStorage)[0], '{')")
+    opened.reload()
+    assert boxes.nth(0).is_checked() and button.is_disabled()
+    opened.evaluate("void (Storage.prototype.setItem = () => { throw new Error('barred') })")
+    boxes.nth(0).uncheck()
+    assert not button.is_disabled()
     again = _page(_make(pairs, "dropped", "--drop", str(drop)))
     made = read_pairs(pairs / "dropped.h5")
     assert made.pairs == 39 and not {*zip(made.id_a, made.id_b, strict=True)} & {*unticked}

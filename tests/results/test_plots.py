@@ -68,6 +68,10 @@ def _draw(folder: Path, out: Path, **options: Any) -> list[str]:
     return sorted(path.name for path in made.plots)
 
 
+def _files(name: str) -> list[str]:
+    return [f"{name}.pdf", f"{name}.png", f"{name}.svg"]
+
+
 def _looks_drawn(path: Path) -> None:
     image = np.asarray(Image.open(path).convert("L"))
     assert image.shape[0] > 200 and image.shape[1] > 400
@@ -112,7 +116,7 @@ def test_the_same_bytes_each_time(tmp_path: Path) -> None:
 def test_group_bars_and_their_numbers(tmp_path: Path) -> None:
     write_eval(tmp_path / "erm.json", "erm", 0.6)
     write_eval(tmp_path / "ncm.json", "ncm", 0.7)
-    assert _draw(tmp_path, tmp_path / "fig") == ["groups-split=test.png", "groups-split=test.svg"]
+    assert _draw(tmp_path, tmp_path / "fig") == _files("groups-split=test")
     _looks_drawn(tmp_path / "fig" / "groups-split=test.png")
 
 
@@ -150,8 +154,8 @@ def test_convergence_from_a_sweep(tmp_path: Path) -> None:
     ]
     write_result(tmp_path / "s.json", "sweep", {"rows": rows, "configurations": 12, "history": "s.h5"})
     assert _draw(tmp_path, tmp_path / "fig") == [
-        *("convergence-s.png", "convergence-s.svg"),
-        *("sweep-s.png", "sweep-s.svg"),
+        *_files("convergence-s"),
+        *_files("sweep-s"),
     ]
     _looks_drawn(tmp_path / "fig" / "convergence-s.png")
 
@@ -167,6 +171,15 @@ def test_spectrum_and_probe_path(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "rank-path-p.png",
         "spectrum.png",
     ]
+    # Of an evaluation alone, as a page shows: its probe and the pairs are found by their digests.
+    data = f"{tmp_path}/data/features.h5"
+    assert run(f"eval {tmp_path}/p.safetensors -f {data} -o {tmp_path}/e.json -q".split()) == 0
+    assert run(f"report {tmp_path}/e.json --plots {tmp_path}/alone --quiet".split()) == 0
+    names = {path.name for path in (tmp_path / "alone").iterdir()}
+    assert {*_files("rank-path-p"), *_files("spectrum")} <= names
+    # Printers need fonts in the file, not drawings of their letters.
+    text = (tmp_path / "alone" / "spectrum.pdf").read_bytes()
+    assert text.startswith(b"%PDF") and b"/FontFile2" in text and b"/Type3" not in text
 
 
 def test_nothing_to_draw_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,7 +229,7 @@ def test_regression_paths_have_no_accuracy_figure(tmp_path: Path) -> None:
     body = {name: body[name] for name in body if name not in HEADER}
     body |= {"summary": None, "oracle": {"test_error": None}, "zero_one": None}
     write_result(tmp_path / "b.json", "bound", body)
-    assert _draw(tmp_path, tmp_path / "fig") == ["bound-tradeoff.png", "bound-tradeoff.svg"]
+    assert _draw(tmp_path, tmp_path / "fig") == _files("bound-tradeoff")
 
 
 def test_an_accuracy_is_never_below_zero() -> None:
@@ -303,7 +316,7 @@ def test_an_accuracy_outside_its_interval_is_drawn(tmp_path: Path, ends: tuple[f
         {"group": {"label": name}, "n": 10, "accuracy": 0.5, "ci_low": low, "ci_high": high} for name in "ab"
     ]
     write_eval(tmp_path / "a.json", "erm", 0.5, groups=groups)
-    assert _draw(tmp_path, tmp_path / "fig") == ["groups-split=test.png", "groups-split=test.svg"]
+    assert _draw(tmp_path, tmp_path / "fig") == _files("groups-split=test")
 
 
 @pytest.mark.slow

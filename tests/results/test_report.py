@@ -181,8 +181,18 @@ def test_sweep_results_by_rule(tmp_path: Path) -> None:
     assert table.columns == ("rule", "method", "hyper-parameters", "validation accuracy", "test accuracy")
     assert [row[4].bold for row in table.rows] == [False, True, False, True]
     assert table.rows[2][0].text == "oracle ORACLE"
-    assert table.rows[0][2].text == "lr 0.001, rank 16"
+    assert [row[2].text for row in table.rows] == ["lr 0.001, rank 16"] * 4
     assert table.rows[1][4].spread == Spread(0.6, 0.02, 3)
+    # Two picks of one setting differ in their epochs alone; those of ERM are one checkpoint.
+    epochs = {"ncm": ([3, 3, 3], [5, 100, 7]), "erm": ([9, 9, 9], [9, 9, 9])}
+    for row in rows:
+        row["epochs"] = epochs[row["method"]][row["oracle"]]
+    write_result(tmp_path / "sweep.json", "sweep", {"rows": rows, "configurations": 32, "rules": {}})
+    (table,) = _report(tmp_path / "sweep.json").tables
+    assert [row[2].text.removeprefix("lr 0.001, rank 16") for row in table.rows] == [
+        *("", ", epoch 3"),
+        *("", ", epochs 5 to 100"),
+    ]
 
 
 def test_known_values_of_a_run(tmp_path: Path) -> None:

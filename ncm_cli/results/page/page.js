@@ -32,6 +32,15 @@ for (const select of document.querySelectorAll("select[data-filters]")) {
   select.addEventListener("change", show);
   show(); // a browser may have kept the choice of an earlier visit
 }
+// What is wider than the screen fades where it goes on.
+for (const box of document.querySelectorAll(".scroll")) {
+  const show = () => {
+    box.classList.toggle("before", box.scrollLeft > 1);
+    box.classList.toggle("after", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+  };
+  box.addEventListener("scroll", show, {passive: true});
+  new ResizeObserver(show).observe(box);
+}
 for (const button of document.querySelectorAll("button[data-copies]")) {
   button.addEventListener("click", async () => {
     const text = document.getElementById(button.dataset.copies);

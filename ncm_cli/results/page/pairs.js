@@ -11,7 +11,19 @@ for (const form of document.querySelectorAll("form.pairs")) {
     form.querySelector("output").textContent = out.length ? `${out.length} dropped, ${left} of those shown kept.` : "All pairs are kept.";
     for (const box of boxes) box.closest("li").classList.toggle("out", !box.checked);
   };
-  form.addEventListener("change", show);
+  // Ticks last till the next visit, where the browser lets a file keep anything.
+  const key = `ncm pairs ${form.dataset.store}`;
+  const pair = ({dataset: {a, b}}) => JSON.stringify([a, b]);
+  try {
+    const out = new Set(JSON.parse(localStorage.getItem(key)));
+    for (const box of form.querySelectorAll("input")) box.checked = !out.has(pair(box));
+  } catch { /* they begin as they are written */ }
+  form.addEventListener("change", () => {
+    show();
+    try {
+      localStorage.setItem(key, JSON.stringify([...form.querySelectorAll("input:not(:checked)")].map(pair)));
+    } catch { /* nothing is kept */ }
+  });
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const link = document.createElement("a");
