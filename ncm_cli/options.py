@@ -180,6 +180,20 @@ def parse_names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def parse_left_out(text: str) -> tuple[str, str | None]:
+    """``domain`` as (column, None), all values in turn; ``domain=photo`` as (column, value)."""
+    if "=" not in text:
+        return text.strip(), None
+    terms = parse_where(text)
+    if len(terms) != 1 or terms[0].negated or len(terms[0].values) != 1:
+        raise UsageError(
+            "--leave-out takes a column or one of its values",
+            found=repr(text),
+            expected="domain, or domain=photo",
+        )
+    return terms[0].column, terms[0].values[0]
+
+
 def parse_crossings(text: str) -> tuple[tuple[str, ...], ...]:
     """Crossings separated by semicolons, their names by commas, such as ``label,male;label,black``."""
     crossings = tuple(names for part in text.split(";") if (names := parse_names(part)))

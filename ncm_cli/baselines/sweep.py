@@ -33,6 +33,7 @@ from ncm_cli.errors import InputError
 from ncm_cli.options import check
 from ncm_cli.probes import metrics
 from ncm_cli.probes.choose import untrained_rows
+from ncm_cli.probes.leave_out import leave_out
 from ncm_cli.probes.metrics import PairRows, Rows, joint
 from ncm_cli.probes.problem import Problem, Variant
 from ncm_cli.probes.reading import read_method_problem
@@ -69,7 +70,7 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, An
         The body of ``NAME.json``. Its ``rows`` are, for each method and rule, ``method, rule, oracle, trial,
         hyper_parameters, seeds, epochs, metrics`` (means over seeds), ``sd`` (their standard deviations) and
         ``values`` (one for each seed); ``rules`` has the reason why each rule could not be applied, None if
-        it was.
+        it was. For ``--leave-out`` see `leave_out`.
 
     Raises
     ------
@@ -81,6 +82,12 @@ def sweep(options: SweepOptions, *, reporter: Reporter = SILENT) -> dict[str, An
         Features and pairs of different encoders.
     """
     check(options)
+    if options.leave_out is not None:
+        return leave_out(options, lambda each: _sweep(each, reporter), reporter)
+    return _sweep(options, reporter)
+
+
+def _sweep(options: SweepOptions, reporter: Reporter) -> dict[str, Any]:
     # All files are written, whichever was named; one of them has the lock and the journal.
     output = options.output.with_suffix(".json")
     with writer_lock(output):

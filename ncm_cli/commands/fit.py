@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
 from ncm_cli.console import Ui
@@ -43,6 +44,9 @@ CONTROLS = {
 
 def show(body: dict[str, Any], ui: Ui) -> None:
     """The path, what was chosen, and whether the pairs helped."""
+    if "left_out" in body:
+        _show_left_out(body, ui)
+        return
     _show_path(body, ui)
     if len(body["crossings"]) > 1:
         ui.text("\n".join(map(_worst_of, body["crossings"])) + "\n")
@@ -59,6 +63,22 @@ def show(body: dict[str, Any], ui: Ui) -> None:
     for flag in body["flags"]:
         ui.note(flag)
     ui.note(f"wrote {body['output']}")
+
+
+def _show_left_out(body: dict[str, Any], ui: Ui) -> None:
+    """The test accuracy on each domain while it was left out, with the mean and the worst."""
+    rows: list[tuple[Any, ...]] = []
+    for value, one in body["left_out"].items():
+        test, verdict = one["test"], one["verdict"]
+        score = test.get("accuracy", test.get("mse"))
+        rows.append((value, one["rank"], test["n"], score, verdict["code"] if verdict else None))
+    scores, regression = [row[3] for row in rows], "mse" in next(iter(body["left_out"].values()))["test"]
+    rows += [("mean", None, None, fmean(scores), None)]
+    rows += [("worst", None, None, (max if regression else min)(scores), None)]
+    measure = "test MSE" if regression else "test accuracy"
+    ui.table([f"{body['leave_out']} left out", "rank", "n", measure, "verdict"], rows)
+    for one in body["left_out"].values():
+        ui.note(f"wrote {one['output']} and {one['test']['options']['output']}")
 
 
 def _show_path(body: dict[str, Any], ui: Ui) -> None:

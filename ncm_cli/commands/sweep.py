@@ -6,6 +6,7 @@ from typing import Any
 
 from ncm_cli.baselines.choice import told_epochs
 from ncm_cli.console import Ui
+from ncm_cli.probes.leave_out import averages
 
 METRIC_TITLES = {
     "val_accuracy": "validation accuracy",
@@ -19,6 +20,9 @@ HEADINGS = {"oracle": "ORACLE", "oracle-worst-group": "ORACLE worst"}
 
 def show(body: dict[str, Any], ui: Ui) -> None:
     """Show each rule's picks, as tables."""
+    if "left_out" in body:
+        _show_left_out(body, ui)
+        return
     options = body["options"]
     rows, rules = body["rows"], body["rules"]
     applied = [rule for rule, why in rules.items() if why is None]
@@ -45,6 +49,24 @@ def show(body: dict[str, Any], ui: Ui) -> None:
         ui.text("ORACLE rules look at the test rows: they say what could be reached, not what one gets.")
     probes = "" if options["save_probes"] is None else f", and probes in {options['save_probes']}"
     ui.note(f"{body['configurations']:,} configurations; wrote {body['output']}{probes}")
+
+
+def _show_left_out(body: dict[str, Any], ui: Ui) -> None:
+    """The test accuracy on each domain while it was left out, with the mean and the worst."""
+    found, column = averages(body["left_out"]), body["leave_out"]
+    for rule in dict.fromkeys(one.rule for one in found):
+        of_rule = [one for one in found if one.rule == rule]
+        rows = [(value, *(one.by_value[value] for one in of_rule)) for value in body["left_out"]]
+        rows += [("mean", *(one.mean_text for one in of_rule)), ("worst", *(one.worst for one in of_rule))]
+        ui.table(
+            [f"{column} left out", *(one.method for one in of_rule)],
+            rows,
+            title=f"test accuracy, rule {HEADINGS.get(rule, rule)}",
+        )
+    if any(one.oracle for one in found):
+        ui.text("ORACLE rules look at the test rows: they say what could be reached, not what one gets.")
+    for one in body["left_out"].values():
+        ui.note(f"wrote {one['output']}")
 
 
 def _cell(row: dict[str, Any], metric: str) -> str | None:

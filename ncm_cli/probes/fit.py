@@ -19,8 +19,10 @@ from ncm_cli.probes.controls import (
     variant_of_control,
     with_verdict,
 )
+from ncm_cli.probes.evaluate import evaluate
+from ncm_cli.probes.leave_out import leave_out, left_out_value
 from ncm_cli.probes.metrics import row_errors, summary, worst
-from ncm_cli.probes.options import FitOptions
+from ncm_cli.probes.options import EvalOptions, FitOptions
 from ncm_cli.probes.problem import Problem, Variant
 from ncm_cli.probes.reading import read_problem
 from ncm_cli.probes.record import flags_of, origin_of, probe_of
@@ -37,7 +39,8 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
 
     In it ``pairs`` counts the pairs that span the final basis, ``held_out`` those among them that the user
     held out while the choice was made, and ``folds`` the folds that candidates were measured on. Without
-    pairs there is no ``verdict``.
+    pairs there is no ``verdict``. For ``--leave-out`` see `leave_out`; ``test`` is what ``ncm eval`` measures
+    on the rows left out.
 
     Raises
     ------
@@ -47,6 +50,30 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
         Features and pairs of different encoders.
     """
     check(options)
+    if options.leave_out is None:
+        return _fit(options, reporter)
+    if left_out_value(options.leave_out) is not None:
+        return leave_out(options, lambda each: _fit(each, reporter), reporter)
+
+    def fit_and_test(each: FitOptions) -> dict[str, Any]:
+        return _fit(each, reporter) | {"test": evaluate(_test_of(each), reporter=reporter)}
+
+    return leave_out(options, fit_and_test, reporter, beside=_test_of)
+
+
+def _test_of(options: FitOptions) -> EvalOptions:
+    """The evaluation of a probe on its test rows, written beside it as NAME.json."""
+    return EvalOptions(
+        probe=options.output,
+        features=options.features,
+        where=options.test,
+        groups=options.groups,
+        target=options.target,
+        output=options.output.with_suffix(".json"),
+    )
+
+
+def _fit(options: FitOptions, reporter: Reporter) -> dict[str, Any]:
     method, solver = options.chosen_method, options.chosen_solver
     if idle := given_flags(options, options.idle):
         reporter.warn(f"no effect with --method {method} --solver {solver}: {', '.join(idle)}")

@@ -17,6 +17,7 @@ from ncm_cli.options import (
     option,
     parse_batch_size,
     parse_device,
+    parse_left_out,
     parse_names,
     parse_numbers,
     parse_ranks,
@@ -105,6 +106,14 @@ class StoreOptions:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingOptions(RowOptions, StoreOptions):
     """The rows, pairs and scaling of ``ncm fit`` and ``ncm sweep``."""
+
+    leave_out: str | None = _rows(
+        None,
+        help="Column of domains: each is left out of training once and tested on, and NAME-VALUE is written "
+        "for each. Or domain=photo for one.",
+        metavar="DOMAINS",
+        parse=parse_left_out,
+    )
 
     scaling: str = _training("none", help="How features are scaled first.", choices=SCALINGS)
     scale_factor: float = _training(10.0, above=0, help="The rows' norm under --scaling norm.")

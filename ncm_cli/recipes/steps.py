@@ -26,6 +26,7 @@ from ncm_cli.options import (
     expand_home,
     fields_of,
     joined_values,
+    parse_left_out,
     parse_names,
     parse_where,
     possible,
@@ -410,6 +411,10 @@ class Steps:
 
         options = dataclasses.replace(draft.options, value=entries)
         complete, partial = read_options(kind, options, draft.path, path_of, self._mistakes)
+        left_out = getattr(complete, "leave_out", None)
+        if left_out is not None and parse_left_out(left_out)[1] is None:
+            fix = f"one value for each cell: leave_out: {left_out}=${{heldout}}, with heldout in the matrix"
+            self._mistakes.add(entries["leave_out"].line, f"{draft.path}.leave_out", f"expected {fix}")
         job = dataclasses.replace(draft.job, options=complete, inputs=inputs)
         self._check_columns(dataclasses.replace(job, options=partial), fields, draft)
         return job

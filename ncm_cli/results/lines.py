@@ -27,6 +27,9 @@ SUFFIXES = (".json", ".h5", ".safetensors")
 RESULTS = ("eval", "bound", "sweep", "finetune", "run")
 """The kinds of results that reports are made from."""
 
+_LEFT_OUT = ("leave-out", "train", "val", "test", "reference")
+"""The options in which probes with another domain left out differ."""
+
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
 
@@ -42,6 +45,12 @@ class Source:
     def where(self) -> str:
         """The rows that were evaluated."""
         return self.body.get("where") or "all rows"
+
+    @property
+    def left_out(self) -> str | None:
+        """The domain that the probe's ``--leave-out`` left out of training, such as ``domain=photo``."""
+        known = {**self.facts.fixed, **self.facts.seeded}.get("fit --leave-out")
+        return known if isinstance(known, str) else None
 
     def label(self, by: str) -> str:
         """The name of this result's line."""
@@ -167,7 +176,10 @@ def repeated_over(sources: Sequence[Source], names: Sequence[str]) -> list[Sourc
         if name.replace("-", "_") not in known:
             raise unknown("option of these results", name, known, where="--mean-over", error=UsageError)
     wanted = [name.replace("_", "-") for name in names]
-    return [dataclasses.replace(source, facts=over(source.facts, wanted)) for source in sources]
+    return [
+        dataclasses.replace(source, facts=over(source.facts, [*wanted, *_LEFT_OUT * bool(source.left_out)]))
+        for source in sources
+    ]
 
 
 def lines_of(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ncm_cli.baselines.choice import told_epochs
+from ncm_cli.probes.leave_out import averages, part_of_name
 from ncm_cli.probes.metric_names import METRIC_NAMES
 from ncm_cli.probes.metrics import wilson
 from ncm_cli.probes.verdict import VERDICTS
@@ -92,8 +95,12 @@ def tables(
     sources: Sources, evals: Sequence[Line], bounds: Sequence[Line], by: str, over: str
 ) -> list[ReportTable]:
     """All tables of the sources; ``evals`` and ``bounds`` are lines, whose repetitions are ``over`` seeds."""
-    shown = [_evals(evals, over), _more_metrics(evals, over)] if evals else []
-    shown += map(_sweep, sources.sweeps)
+    others = [line for line in evals if line.sources[0].left_out is None]
+    left_out = [line for line in evals if line not in others]
+    shown = [_evals(others, over)] if others else []
+    shown += [_left_out(left_out)] if left_out else []
+    shown += [_more_metrics(evals, over)]
+    shown += [*_left_out_sweeps(sources.sweeps), *map(_sweep, sources.sweeps)]
     shown += [_bounds(bounds, by, over), _paths(bounds, by, over)] if bounds else []
     for run in sources.runs:
         name = (run.body.get("provenance") or {}).get("recipe", {}).get("name", run.path.parent.name)
@@ -118,6 +125,54 @@ def _evals(lines: Sequence[Line], over: str) -> ReportTable:
     return ReportTable(
         "Methods", ("method", "selection", "rank", *columns), rows, 3, _spread_note(rows, over)
     )
+
+
+def _left_out(lines: Sequence[Line]) -> ReportTable:
+    """Accuracy (for regression the mean squared error) on each domain while it was left out."""
+    wheres = list(dict.fromkeys(source.where for line in lines for source in line.sources))
+    regression = all(source.body.get("task") == "regression" for line in lines for source in line.sources)
+    name, worst = ("mse", max) if regression else ("accuracy", min)
+    rows = []
+    for line in lines:
+        values = [measured(line.sources, where, name) for where in wheres]
+        known = [value.mean for value in values if value is not None]
+        ends = (Spread(fmean(known)), Spread(worst(known))) if len(known) == len(wheres) else (None, None)
+        rows.append(cells(line.label, line.selection, *values, *ends))
+    _embolden(rows, 2, [regression] * (len(wheres) + 2), [not line.oracle for line in lines])
+    columns = ("method", "selection", *wheres, "mean", "worst")
+    return ReportTable(f"One domain left out: {name}", columns, rows, 2, _spread_note(rows, "seeds"))
+
+
+def _left_out_sweeps(sweeps: Sequence[Source]) -> Iterator[ReportTable]:
+    """Test accuracy on each domain while it was left out, of sweeps that left out different ones."""
+    together: dict[tuple[Path, str], dict[str, dict[str, Any]]] = {}
+    for sweep in sweeps:
+        if left_out := (sweep.body.get("options") or {}).get("leave_out"):
+            name, value = sweep.path.stem, str(left_out).partition("=")[2]
+            name = name.removesuffix(f"-{part_of_name(value)}")
+            together.setdefault((sweep.path.parent, name), {})[left_out] = sweep.body
+    for (_, name), bodies in together.items():
+        if len(bodies) < 2:
+            continue
+        rows: list[Row] = []
+        of = averages(bodies)
+        for rule in dict.fromkeys(one.rule for one in of):
+            of_rule = [
+                cells(
+                    f"{rule} {ORACLE}" if one.oracle else rule,
+                    one.method,
+                    *(Spread(value) for value in one.by_value.values()),
+                    Spread(one.mean, one.sd),
+                    Spread(one.worst),
+                )
+                for one in of
+                if one.rule == rule
+            ]
+            _embolden(of_rule, 2, [False] * (len(bodies) + 2), [True] * len(of_rule))
+            rows += of_rule
+        columns = ("rule", "method", *bodies, "mean", "worst")
+        note = "± is the standard deviation over seeds; bold is best of a rule"
+        yield ReportTable(f"Sweep {name}: test accuracy, one domain left out", columns, rows, 2, note)
 
 
 def _more_metrics(lines: Sequence[Line], over: str) -> ReportTable:
