@@ -260,3 +260,6 @@ _OPENERS: dict[str, Callable[[Path], _Rows]] = {
     ".pt": _pt,
     ".pth": _pt,
 }
+
+ARRAY_SUFFIXES = tuple(_OPENERS)
+"""The endings of files that `open_array` reads."""

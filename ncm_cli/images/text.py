@@ -115,7 +115,8 @@ def load_text_tower(store: FeatureStore, options: TextOptions, reporter: Reporte
             expected="features that ncm embed made with an open_clip model",
             fix="ncm embed SOURCE --model ViT-B-32-quickgelu --pretrained openai -o F.h5",
         )
-    made_like = request_of(described, store.options, pretrained=options.pretrained, where=store.path)
+    made_with = weights.relocated(store.options, store.path.parent)
+    made_like = request_of(described, made_with, pretrained=options.pretrained, where=store.path)
     request = dataclasses.replace(made_like, precision="fp32")
     start_loading(request, reporter)
     from ncm_cli.images.network import TorchEncoder

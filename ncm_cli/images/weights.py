@@ -119,6 +119,27 @@ def state_sha256(state: Mapping[str, torch.Tensor]) -> str:
     return total.hexdigest()
 
 
+def relocated(options: Mapping[str, Any], folder: Path, *folders: Path) -> dict[str, Any]:
+    """The options of an encoder whose files may have moved together with what was made from them.
+
+    Weights and models that aren't where ``options`` say are looked for by the same way from ``folder``, where
+    ``options["output"]`` is now, and by name in it and ``folders``. What isn't found stays as it was.
+    """
+    was, found = Path(options.get("output") or "").parent, dict(options)
+    for name in ("model", "pretrained"):
+        prefix, path = "", str(options.get(name) or "")
+        if path.startswith("local-dir:"):
+            prefix, path = "local-dir:", path.removeprefix("local-dir:")
+        if not (prefix or looks_like_a_path(path)) or Path(path).expanduser().exists():
+            continue
+        places = [
+            folder / os.path.relpath(path, was),
+            *(place / Path(path).name for place in (folder, *folders)),
+        ]
+        found[name] = prefix + str(next((place for place in places if place.exists()), path))
+    return found
+
+
 def names_a_file(pretrained: str) -> bool:
     """Whether ``--pretrained`` is an existing file rather than a tag.
 

@@ -381,8 +381,10 @@ class PredictOptions:
     """Options of ``ncm predict``; the fields are the long options and the recipe's keys."""
 
     probe: Path = argument(help="Probe to predict with.", role="input")
-    source: Path = argument(
-        help="What to predict: a feature store, an image, a folder of images or a manifest.", role="input"
+    source: tuple[Path, ...] = argument(
+        help="What to predict: images, or a folder, a manifest, a feature store or an array of features.",
+        metavar="SOURCE...",
+        role="input",
     )
     output: Path = option(
         Path("-"),

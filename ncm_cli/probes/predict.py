@@ -12,12 +12,14 @@ from typing import IO, Any
 
 import numpy as np
 
-from ncm_cli.errors import InputError, NcmError, UsageError
+from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError
+from ncm_cli.images.arrays import ARRAY_SUFFIXES, ArraySource, open_array
 from ncm_cli.images.encoder import load_encoder, start_loading
 from ncm_cli.images.folder import IMAGE_SUFFIXES, walk_images
 from ncm_cli.images.manifest import ColumnNames, absolute_text, read_manifest
 from ncm_cli.images.reading import encode_batches
 from ncm_cli.images.request import LIBRARIES, EncoderRequest, request_of
+from ncm_cli.images.weights import looks_like_a_path, relocated
 from ncm_cli.options import parse_batch_size, parse_workers
 from ncm_cli.probes import metrics
 from ncm_cli.probes.evaluate import logits
@@ -107,33 +109,56 @@ def _parts(
     options: PredictOptions, probe: Probe, reporter: Reporter, stack: contextlib.ExitStack
 ) -> tuple[Iterable[_Part], int, str]:
     """The rows to predict, their number and their unit; raises errors before anything is written."""
-    source = options.source
-    if not source.is_dir():
-        with require_file(source).open("rb") as stream:
-            head = stream.read(HEAD_BYTES)
-        if sniff(head) == "HDF5":
-            store = stack.enter_context(FeatureStore(source))
-            require_same_encoder(
-                str(options.probe), probe.encoder, str(source), store.encoder, ignore_view=True
-            )
-            rows = np.flatnonzero(store.mask(options.where))
-            if not len(rows):
-                raise InputError("no row to predict", where=source, found=options.where)
-            if store.failed:
-                reporter.note(f"{len(store.failed)} images failed when they were embedded and have no row")
-            return (
-                (
-                    (store.ids[positions], [""] * len(positions), features)
-                    for positions, features in store.blocks(rows)
-                ),
-                len(rows),
-                "rows",
-            )
+    source, *more = options.source
+    kind = None if source.is_dir() or more else _kind(source)
+    if kind == "HDF5":
+        store = stack.enter_context(FeatureStore(source))
+        require_same_encoder(str(options.probe), probe.encoder, str(source), store.encoder, ignore_view=True)
+        rows = np.flatnonzero(store.mask(options.where))
+        if not len(rows):
+            raise InputError("no row to predict", where=source, found=options.where)
+        if store.failed:
+            reporter.note(f"{len(store.failed)} images failed when they were embedded and have no row")
+        return (
+            (
+                (store.ids[positions], [""] * len(positions), features)
+                for positions, features in store.blocks(rows)
+            ),
+            len(rows),
+            "rows",
+        )
     if options.where is not None:
         raise UsageError("--where needs a feature store", found=source)
-    images = find_images(source)
+    if not more and source.suffix.lower() in ARRAY_SUFFIXES:
+        array = open_array(source)
+        if array.dim != probe.dim:
+            raise MismatchError(
+                "features of another length than the probe's",
+                where=source,
+                found=f"{array.dim} numbers in a row",
+                expected=f"{probe.dim}, made by {probe.encoder.get('model')}",
+            )
+        reporter.note(f"{source.name}: that the probe's encoder made these features can't be checked")
+        return _array_parts(array), array.rows, "rows"
+    images = find_images(options.source)
     encoded = _encoded(options, probe, images, reporter)
     return itertools.chain([next(encoded)], encoded), len(images), "images"
+
+
+def _kind(path: Path) -> str | None:
+    """What a file is, by its first bytes."""
+    with require_file(path).open("rb") as stream:
+        return sniff(stream.read(HEAD_BYTES))
+
+
+def _array_parts(array: ArraySource) -> Iterator[_Part]:
+    """The rows of an array; their ids are their numbers, from 0."""
+    start = 0
+    for block in array.blocks():
+        right = np.isfinite(block).all(axis=1)
+        ids = [str(start + i) for i in range(len(block))]
+        yield ids, ["" if one else "numbers that aren't finite" for one in right], block[right]
+        start += len(block)
 
 
 def _cells(probe: Probe, features: np.ndarray, every: bool) -> Iterator[list[str | float]]:
@@ -153,20 +178,37 @@ def _cells(probe: Probe, features: np.ndarray, every: bool) -> Iterator[list[str
             ]
 
 
-def find_images(source: Path) -> list[ImageFile]:
-    """The images of a folder (at any depth), of a manifest, or the single one.
+def find_images(sources: Sequence[Path]) -> list[ImageFile]:
+    """The images of a folder (at any depth), of a manifest, or the ones named.
 
+    An image that is named has the name of its file as id; where two would have one id, all have their paths.
     Raises `InputError` for a folder without images, and for ids or files of a manifest that are missing,
-    repeated or blank.
+    repeated or blank; `UsageError` if one of several sources isn't an image.
     """
-    base = absolute_text(source)
-    if source.is_dir():
+    source, *more = sources
+    if source.is_dir() and not more:
+        base = absolute_text(source)
         return [ImageFile(printable(name), f"{base}/{name}") for name in walk_images(source)[0]]
-    with source.open("rb") as stream:
-        head = stream.read(HEAD_BYTES)
     # Recognised by content, or by name if it is damaged.
-    if sniff(head) in PICTURES or source.suffix.lower() in IMAGE_SUFFIXES:
-        return [ImageFile(source.name, base)]
+    others = [
+        path
+        for path in sources
+        if path.is_dir() or not (_kind(path) in PICTURES or path.suffix.lower() in IMAGE_SUFFIXES)
+    ]
+    if not others:
+        names = [printable(path.name) for path in sources]
+        if len(set(names)) < len(names):
+            names = [printable(str(path)) for path in sources]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UsageError("an image is named twice", found=twice)
+        return [ImageFile(name, absolute_text(path)) for name, path in zip(names, sources, strict=True)]
+    if more:
+        raise UsageError(
+            "several sources must be images",
+            found=f"{others[0]} among {len(sources)}",
+            fix="a folder, a manifest, a feature store or an array alone",
+        )
     manifest = read_manifest(source, ColumnNames(), root=None, images_only=True)
     assert manifest.files is not None
     return manifest.files
@@ -204,10 +246,53 @@ def _request(options: PredictOptions, probe: Probe) -> EncoderRequest:
             "--encoder-name NAME -o F.h5, then ncm predict PROBE F.h5",
         )
     data: dict[str, Any] = probe.meta.get("data") or {}
+    beside = options.probe.absolute().parent
     made_with: dict[str, Any] = {"pretrained": data.get("checkpoint")}
-    path = (data.get("features") or {}).get("path")
-    if not options.pretrained and path and Path(path).is_file():
+    store_path, home = Path((data.get("features") or {}).get("path") or ""), beside
+    # The path is that of the command that fitted the probe, which may have run in another folder.
+    places = (
+        store_path,
+        *(folder / store_path for folder in (beside, *beside.parents)),
+        beside / store_path.name,
+    )
+    for path in (place for place in places if place.is_file()):
         # The store may have been replaced.
         with contextlib.suppress(NcmError), FeatureStore(path) as store:
-            made_with = dict(store.options) if store.fingerprint == probe.fingerprint else {}
-    return request_of(described, made_with, pretrained=options.pretrained, where=options.probe)
+            if store.fingerprint == probe.fingerprint:
+                made_with, home = dict(store.options), path.absolute().parent
+                break
+    request = request_of(
+        described, relocated(made_with, home, beside), pretrained=options.pretrained, where=options.probe
+    )
+    if options.pretrained is None:
+        _require_weights(request, options.probe, store_path, home)
+    return request
+
+
+def _require_weights(request: EncoderRequest, probe: Path, store: Path, home: Path) -> None:
+    """Refuse a request whose weights nothing names, or whose file isn't there."""
+    named, beside = request.weights, probe.absolute().parent
+    if request.model.startswith("local-dir:"):
+        named = request.model.removeprefix("local-dir:")
+    elif request.kind == "pixels" or request.random_init or request.model.startswith("hf-hub:"):
+        return
+    fix = f"--pretrained FILE; or ncm embed the images, and ncm predict {probe.name} F.h5"
+    if not named:
+        raise InputError(
+            f"nothing says which weights {request.model}, the probe's encoder, has",
+            where=probe,
+            found=f"no feature store {store} with its features, here or beside the probe in {beside}"
+            if store.name
+            else "a probe that doesn't name its feature store",
+            fix=fix,
+        )
+    if request.model.startswith("local-dir:") or looks_like_a_path(named):
+        if Path(named).expanduser().exists():
+            return
+        raise InputError(
+            f"the weights of {request.model}, the probe's encoder, aren't there",
+            where=probe,
+            found=f"no {named}, where its feature store says, and no {Path(named).name} in "
+            + " or ".join(dict.fromkeys((str(home), str(beside)))),
+            fix=fix,
+        )

@@ -100,7 +100,7 @@ def test_every_such_image_is_predicted_or_has_its_reason(tmp_path: Path) -> None
     from ncm_cli.probes.predict import find_images
 
     bad = spoil(tmp_path / "images")
-    jobs = find_images(tmp_path / "images")
+    jobs = find_images([tmp_path / "images"])
     assert sorted(job.id for job in jobs) == sorted([*bad, "good.png"])
     preprocess = load_encoder(EncoderRequest(model="pixels:2"), reporter=SILENT).preprocess
     reasons = {job.id: read_image(job, preprocess).reason for job in jobs}
@@ -221,6 +221,6 @@ def test_images_to_predict_are_read_as_those_of_the_probes_features_were(tmp_pat
 
     encoder = {"kind": "pixels", "model": "pixels:2", "intensity_range": [0, 4095], "decode": "fast"}
     probe: Any = SimpleNamespace(encoder=encoder, meta={}, fingerprint="")
-    options = PredictOptions(probe=tmp_path / "p", source=tmp_path, pretrained="x")
+    options = PredictOptions(probe=tmp_path / "p", source=(tmp_path,), pretrained="x")
     request = _request(options, probe)
     assert (request.intensity_range, request.decode) == ([0, 4095], "fast")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import subprocess
 import sys
@@ -67,7 +68,7 @@ def probe(embedded: Path, tmp_path: Path) -> Path:
         return _probe(tmp_path / "p.safetensors", store.encoder, store.dim, ("cat", "dog", "owl"))
 
 
-def _predict(probe: Path, source: Path, **more: Any) -> list[dict[str, str]]:
+def _predict(probe: Path, *source: Path, **more: Any) -> list[dict[str, str]]:
     stream = io.StringIO()
     predict(PredictOptions(probe=probe, source=source, **more), stdout=stream)
     return _rows(stream.getvalue())
@@ -229,7 +230,7 @@ def test_ids_with_commas_and_line_breaks_survive(tmp_path: Path) -> None:
     write_store(tmp_path / "g.h5", np.eye(5, 6), {}, ids=ids, encoder=encoder)
     probe = _probe(tmp_path / "q", encoder, 6, ("yes, really", "no"))
     output = tmp_path / "o.csv"
-    predict(PredictOptions(probe=probe, source=tmp_path / "g.h5", output=output))
+    predict(PredictOptions(probe=probe, source=(tmp_path / "g.h5",), output=output))
     assert [row["id"] for row in rows_of(output)] == ids
 
 
@@ -256,10 +257,95 @@ def test_the_weights_are_found_through_the_store_that_was_embedded(
         probe = _probe(
             tmp_path / "q", store.encoder, store.dim, ("a", "b"), data={"features": {"path": str(embedded)}}
         )
-    options = PredictOptions(probe=probe, source=pictures)
+    options = PredictOptions(probe=probe, source=(pictures,))
     assert _request(options, read_probe(probe)).model == "pixels:4"
-    named = PredictOptions(probe=probe, source=pictures, pretrained="weights.pt")
-    assert _request(named, read_probe(probe)).pretrained == "weights.pt"
+    named = PredictOptions(probe=probe, source=(pictures,), pretrained="weights.safetensors")
+    assert _request(named, read_probe(probe)).pretrained == "weights.safetensors"
+
+
+def test_several_images_are_predicted_as_each_is(
+    probe: Path, pictures: Path, embedded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = sorted(pictures.rglob("*.png"))
+    rows = _predict(probe, *files)
+    assert [row["id"] for row in rows] == [path.name for path in files]
+    assert [row["margin"] for row in rows] == [row["margin"] for row in _predict(probe, pictures)]
+    (pictures / "1.png").write_bytes((pictures / "a/1.png").read_bytes())
+    same = [pictures / "1.png", pictures / "a/1.png"]
+    assert [row["id"] for row in _predict(probe, *same)] == [str(path) for path in same]
+    with pytest.raises(UsageError, match="named twice"):
+        _predict(probe, same[0], same[0])
+    for other in (pictures, embedded, tmp_path / "manifest.csv"):
+        with pytest.raises(UsageError, match="several sources must be images"):
+            _predict(probe, same[0], other)
+    with pytest.raises(InputError, match="no such file"):
+        _predict(probe, same[0], tmp_path / "gone.png")
+    assert run(["predict", str(probe), *map(str, files), "-o", str(tmp_path / "o.csv"), "-q"]) == 0
+    assert rows_of(tmp_path / "o.csv") == rows
+
+
+def test_an_array_of_features_is_predicted(probe: Path, embedded: Path, tmp_path: Path) -> None:
+    with FeatureStore(embedded) as store:
+        features = store.read()
+    np.save(tmp_path / "X.npy", features)
+    expected = [row | {"id": str(i)} for i, row in enumerate(_predict(probe, embedded))]
+    assert _predict(probe, tmp_path / "X.npy") == expected
+    features[1, 0] = np.nan
+    np.save(tmp_path / "X.npy", features)
+    rows = _predict(probe, tmp_path / "X.npy")
+    assert (rows[1]["reason"], rows[1]["class"]) == ("numbers that aren't finite", "")
+    assert [rows[0], *rows[2:]] == [expected[0], *expected[2:]]
+    np.save(tmp_path / "X.npy", features[:, 1:])
+    with pytest.raises(MismatchError, match=r"another length[\s\S]*found: 47 numbers[\s\S]*expected: 48"):
+        _predict(probe, tmp_path / "X.npy")
+    with pytest.raises(UsageError, match="--where needs a feature store"):
+        _predict(probe, tmp_path / "X.npy", where="split=test")
+
+
+def test_weights_are_found_from_another_folder_and_what_is_missing_is_named(
+    text_clip: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands ran in one folder with relative paths; predict runs in another."""
+    from ncm_cli.probes.predict import _request
+    from ncm_cli.store.probe import read_probe
+
+    work = tmp_path / "work"
+    (work / "out").mkdir(parents=True)
+    weights = work / "weights.safetensors"
+    weights.write_bytes((text_clip / "open_clip_model.safetensors").read_bytes())
+    config = json.loads((text_clip / "open_clip_config.json").read_text())
+    (work / "mine.json").write_text(json.dumps(config["model_cfg"]))
+    model = ["--model", "mine.json", "--pretrained", "weights.safetensors"]
+    monkeypatch.chdir(work)
+    assert run(["embed", str(pictures), *model, "-o", "out/f.h5", "-q"]) == 0
+    with FeatureStore("out/f.h5") as store:
+        data = {"features": {"path": "out/f.h5"}}
+        probe = _probe(work / "out/q.safetensors", store.encoder, store.dim, ("a", "b"), data=data)
+    expected = _predict(probe, pictures)
+    monkeypatch.chdir(tmp_path)
+    assert (
+        _predict(probe, pictures) == expected
+    )  # out/f.h5 above the probe, weights.safetensors where it says
+    options = PredictOptions(probe=probe, source=(pictures,))
+    assert _request(options, read_probe(probe)).pretrained == str(work / "out/../weights.safetensors")
+    weights.rename(work / "out/weights.safetensors")
+    assert _predict(probe, pictures) == expected  # beside the probe
+    (work / "out/weights.safetensors").rename(tmp_path / "elsewhere.safetensors")
+    with pytest.raises(InputError, match=r"weights of .*aren't there") as caught:
+        _predict(probe, pictures)
+    assert (
+        f"no weights.safetensors, where its feature store says, and no weights.safetensors in {work / 'out'}"
+        in str(caught.value)
+    )
+    assert "--pretrained FILE" in str(caught.value) and "--random-init" not in str(caught.value)
+    assert _predict(probe, pictures, pretrained=str(tmp_path / "elsewhere.safetensors")) == expected
+    (work / "out/f.h5").unlink()
+    with pytest.raises(InputError, match="nothing says which weights") as caught:
+        _predict(probe, pictures)
+    assert f"no feature store out/f.h5 with its features, here or beside the probe in {work}" in str(
+        caught.value
+    )
+    assert "--random-init" not in str(caught.value)
 
 
 def test_every_image_of_a_folder_has_a_row(probe: Path, pictures: Path, tmp_path: Path) -> None:
