@@ -320,7 +320,7 @@ def _probe(training: Training, encoder: dict[str, Any], history: list[Epoch], ch
         "command": "finetune",
         "method": config.label,
         "hyper_parameters": config.hyper
-        | {"penalty": options.chosen_penalty, "solver": "sgd"}
+        | {"penalty": options.chosen_penalty, "solver": "adam" if training.domainbed else "sgd"}
         | {name: getattr(options, name) for name in trained},
         "selection": {
             "rule": options.chosen_rule,

@@ -13,12 +13,20 @@ from ncm_cli.images.options import PRECISIONS, SourceOptions, parse_augment
 from ncm_cli.options import option, parse_device, parse_names, parse_workers
 from ncm_cli.probes.options import RowOptions
 from ncm_cli.probes.rules import FINETUNE_RULES
-from ncm_cli.solvers.methods import FINETUNE_METHODS, WEIGHT_DECAY
+from ncm_cli.solvers.methods import FINETUNE_METHODS, FINETUNE_PROTOCOLS, WEIGHT_DECAY
 
-PENALTIES = {"ncm": 500.0, "matchdg": 500.0, "irm": 100.0}
-"""The default of ``--penalty``, for the methods that have one: the paper's multipliers."""
+PENALTIES = {"ncm": 500.0, "matchdg": 500.0, "irm": 100.0, "vrex": 10.0}
+"""The default of ``--penalty``, for the methods that have one: the paper's; vrex's is DomainBed's."""
 
-_NEEDS = {"ncm": "pairs", "irm": "envs", "matchdg": "envs"}
+_NEEDS = {"ncm": "pairs", "irm": "envs", "vrex": "envs", "fish": "envs", "matchdg": "envs"}
+
+_TAKEN_BY = {
+    "penalty": tuple(PENALTIES),
+    "anneal": ("irm", "vrex"),
+    "eta": ("groupdro",),
+    "meta_lr": ("fish",),
+}
+"""The options that only some methods have."""
 
 _rows = partial(option, None, group="Rows")
 _network = partial(option, group="Network")
@@ -26,13 +34,13 @@ _training = partial(option, group="Training")
 _run = partial(option, group="Running")
 
 
-def parse_timm(text: str) -> str:
-    """``timm:NAME``; timm itself checks the name later."""
-    if not text.startswith("timm:"):
+def parse_network(text: str) -> str:
+    """``timm:NAME`` or ``domainbed:NAME``; the name is checked when the network is made."""
+    if not text.startswith(("timm:", "domainbed:")):
         raise UsageError(
             "a network that ncm finetune doesn't train",
             found=f"--model {text}",
-            expected="timm:NAME",
+            expected="timm:NAME, or domainbed:MNIST_CNN",
             fix="--model timm:resnet50.tv_in1k, which is torchvision's ResNet-50 (IMAGENET1K_V1)",
         )
     return text
@@ -67,7 +75,11 @@ class FinetuneOptions(RowOptions, SourceOptions):
     method: str | None = option(
         None, help="Without it, ncm if there are pairs and erm if not.", choices=FINETUNE_METHODS
     )
-    model: str = option("timm:resnet50.tv_in1k", help="A network of timm's: timm:NAME.", parse=parse_timm)
+    model: str = option(
+        "timm:resnet50.tv_in1k",
+        help="A network: timm:NAME, or domainbed:MNIST_CNN.",
+        parse=parse_network,
+    )
     pretrained: str = option(
         "default",
         help="Weights to start from: default for timm's own, a tag of timm's, or a file.",
@@ -80,7 +92,7 @@ class FinetuneOptions(RowOptions, SourceOptions):
         metavar="WHERE",
     )
     envs: str | None = _rows(
-        help="Columns whose combinations are the environments of irm, groupdro and matchdg.",
+        help="Columns whose combinations are the environments of irm, vrex, groupdro, fish and matchdg.",
         metavar="COLUMNS",
         parse=parse_names,
     )
@@ -106,19 +118,30 @@ class FinetuneOptions(RowOptions, SourceOptions):
         None, help="Change each training image anew at every epoch, as in embed.", parse=parse_augment
     )
 
+    protocol: str = _training(
+        "common",
+        help="common: SGD, each epoch over every row once. domainbed: objectives, batches and Adam of "
+        "DomainBed, as in sweep.",
+        choices=FINETUNE_PROTOCOLS,
+    )
     epochs: int = _training(300, least=1, help="Passes over the training rows.")
-    batch_size: int = _training(128, least=3, help="Rows in a batch; less could leave one row alone.")
+    batch_size: int = _training(
+        128,
+        least=3,
+        help="Rows in a batch, of each environment with --protocol domainbed; at least 3.",
+    )
     pair_batch: int = _training(128, least=1, help="Pairs beside each batch, of ncm and matchdg.")
-    lr: float = _training(1e-3, above=0, help="Step size of SGD.")
+    lr: float = _training(1e-3, above=0, help="Step size.")
     momentum: float = _training(0.9, least=0, below=1, help="Momentum of SGD.")
     weight_decay: float = _training(WEIGHT_DECAY, least=0, help="λ of loss + (λ/2)‖parameters‖².")
     penalty: float | None = _training(
         None,
         least=0,
-        help="Weight of the penalty: 500 for ncm and matchdg, 100 for irm.",
+        help="Weight of the penalty: 500 for ncm and matchdg, 100 for irm, 10 for vrex.",
     )
-    anneal: int = _training(0, least=0, help="irm: steps before --penalty takes the place of 1.")
+    anneal: int = _training(0, least=0, help="irm, vrex: steps before --penalty takes the place of 1.")
     eta: float = _training(1e-2, least=0, help="groupdro: step size of the groups' weights.")
+    meta_lr: float = _training(0.5, above=0, help="fish: step size towards the weights of its inner steps.")
     rule: str | None = _training(
         None,
         help="Which epoch's weights are kept; without it, bound if there are pairs and folds, else "
@@ -163,10 +186,16 @@ class FinetuneOptions(RowOptions, SourceOptions):
             yield UsageError(f"{method} needs --{need}", fix=f"--{need} {value}")
         if method == "groupdro" and self.envs is None and self.dro_groups is None:
             yield UsageError("groupdro needs --dro-groups", fix="--dro-groups label,place, or --envs COLUMN")
-        for name, takes in (("penalty", PENALTIES), ("anneal", ("irm",)), ("eta", ("groupdro",))):
+        for name, takes in _TAKEN_BY.items():
             default = type(self).__dataclass_fields__[name].default
             if getattr(self, name) != default and method not in takes:
                 yield UsageError(f"the method {method!r} has no --{name}", fix=f"leave --{name} out")
+        if (
+            self.protocol == "domainbed"
+            and self.momentum != type(self).__dataclass_fields__["momentum"].default
+        ):
+            what = "Adam, with which --protocol domainbed trains, has no --momentum"
+            yield UsageError(what, fix="leave --momentum out")
         if rule == "bound" and self.pairs is None:
             yield UsageError("--rule bound needs pairs", fix="--pairs P.h5, or --rule in-domain")
         if rule == "bound" and not self.folds:

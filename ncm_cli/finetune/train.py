@@ -1,9 +1,9 @@
 """Trains a network end to end, by the objectives of ``ncm sweep``, perhaps with a penalty on pairs.
 
-The network is timm's; its classifier is replaced by a linear layer to the representation, and a linear head
-maps that to logits. The data term is one of `ncm_cli.solvers.objectives`, whose derivative with respect to
-the logits is propagated back through the network. ncm and matchdg add penalty · the mean squared difference
-of the representations of pairs, a mean over pairs and the representation's width.
+The network is timm's or DomainBed's; its classifier is replaced by a linear layer to the representation, and
+a linear head maps that to logits. The data term is one of `ncm_cli.solvers.objectives`, whose derivative with
+respect to the logits is propagated back through the network. ncm and matchdg add penalty · the mean squared
+difference of the representations of pairs, a mean over pairs and the representation's width.
 """
 
 from __future__ import annotations
@@ -31,10 +31,17 @@ from ncm_cli.probes.problem import Problem, RawRows
 from ncm_cli.probes.rules import RULES, SCORES
 from ncm_cli.probes.selection import cell_facts, facts
 from ncm_cli.progress import Task
-from ncm_cli.solvers.batches import Batch, DeviceRows, epoch_batches, generator_of, partners
+from ncm_cli.solvers.batches import (
+    Batch,
+    DeviceRows,
+    drawn_batches,
+    epoch_batches,
+    generator_of,
+    partners,
+)
 from ncm_cli.solvers.device import exact, is_short_of_memory, own_random_numbers
 from ncm_cli.solvers.folds import Fold
-from ncm_cli.solvers.methods import Config
+from ncm_cli.solvers.methods import Config, Protocol
 from ncm_cli.solvers.objectives import OBJECTIVES, Erm, log_losses
 
 Epoch = dict[str, float]
@@ -43,7 +50,7 @@ Epoch = dict[str, float]
 
 def config_of(options: FinetuneOptions) -> Config:
     """The method and its hyper-parameters, in the form of ``ncm sweep``."""
-    names = ("lr", "weight_decay", "anneal", "eta", "seed")
+    names = ("lr", "weight_decay", "anneal", "eta", "meta_lr", "seed")
     return Config(
         method=options.chosen_method,
         upweighted=options.upweight is not None,
@@ -67,14 +74,17 @@ def network_request(options: FinetuneOptions) -> EncoderRequest:
 class Objective:
     """The loss of a step: a scalar with the method's gradient, and the terms that are reported.
 
-    For irm the loss is mean_e R_e + penalty · the squared slopes, not divided by the penalty as
-    `ncm_cli.solvers.objectives` does for Adam, whose steps don't depend on the size of the gradient.
+    For irm and vrex the loss is mean_e R_e + penalty · the squared slopes, or the risks' variance; it isn't
+    divided by the penalty as `ncm_cli.solvers.objectives` does for Adam, whose steps don't depend on the size
+    of the gradient. fish has erm's loss, on the rows of one environment at a time.
     """
 
-    def __init__(self, config: Config, rows: DeviceRows) -> None:
+    def __init__(self, config: Config, rows: DeviceRows, *, protocol: Protocol) -> None:
         self.config, self.rows = config, rows
-        self.data_term = OBJECTIVES.get(config.method, Erm)([config], rows, protocol="common")
+        self.data_term = OBJECTIVES.get(config.method, Erm)([config], rows, protocol=protocol)
         self.steps = 0
+        self.penalty_begins = False
+        """Whether the penalty took the place of 1 at the last step."""
 
     def __call__(
         self, logits: Tensor, batch: Batch, pairs: tuple[Tensor, Tensor] | None
@@ -88,7 +98,7 @@ class Objective:
         pairs
             (m, width) representations of the first and the second members.
         """
-        self.data_term.begin(self.steps)
+        self.penalty_begins = self.data_term.begin(self.steps) is not None
         self.steps += 1
         residual = logits.detach().to(torch.float64, copy=True)[:, None]
         share = batch.shares("pooled", self.config.upweighted)
@@ -129,9 +139,11 @@ class Training:
     Attributes
     ----------
     network
-        timm's network as an `Encoder` of representations.
+        The network as an `Encoder` of representations.
     head
-        The linear layer from representations to logits.
+        The linear layer from representations to logits. With ``--protocol domainbed`` two classes have two
+        outputs, whose difference is the one logit: log losses, and slopes with respect to a scale, are those
+        of the softmax of the two.
     """
 
     module: Any
@@ -151,22 +163,34 @@ class Training:
         if self.fold is not None:
             self.train = self.train.take(~np.isin(self.train.node, self.fold.untrained_nodes))
         training = problem.training_set(self.train, None)
-        self.objective = Objective(config_of(options), DeviceRows(training, network.device))
+        self.domainbed = options.protocol == "domainbed"
+        self.objective = Objective(
+            config_of(options),
+            DeviceRows(training, network.device),
+            protocol="domainbed" if self.domainbed else "common",
+        )
         self._place(rows)
         self.module = network.model.module
         with own_random_numbers(options.seed):
             if self.module.num_classes != options.representation:
                 self.module.reset_classifier(options.representation)
-            self.head = torch.nn.Linear(options.representation, training.logits)
+            outputs = training.n_classes if self.domainbed else training.logits
+            self.head = torch.nn.Linear(options.representation, outputs)
         self.module.to(network.device)
         self.head.to(network.device)
         self._require_size()
         self.parameters = [*self.module.parameters(), *self.head.parameters()]
-        self.optimiser = torch.optim.SGD(
-            self.parameters, options.lr, momentum=options.momentum, weight_decay=options.weight_decay
-        )
+        self.optimiser = self._new_optimiser()
         kind = network.device.partition(":")[0]
         self.scaler = torch.amp.GradScaler(kind, enabled=options.precision == "fp16")
+
+    def _new_optimiser(self) -> torch.optim.Optimizer:
+        options = self.options
+        if self.domainbed:
+            return torch.optim.Adam(self.parameters, options.lr, weight_decay=options.weight_decay)
+        return torch.optim.SGD(
+            self.parameters, options.lr, momentum=options.momentum, weight_decay=options.weight_decay
+        )
 
     def _require_size(self) -> None:
         """Refuse a size of pictures that the network can't take, before pictures are read."""
@@ -211,11 +235,13 @@ class Training:
         return np.unique(np.concatenate([*self.at.values(), *pairs, self.untrained_at]))
 
     def epoch(self, number: int, pictures: TrainingPictures, task: Task) -> Epoch:
-        """Train on every row once; ``number`` counts from 1 and, with the seed, determines what is random."""
+        """Train on every row once, or on as many drawn rows.
+
+        ``number`` counts from 1 and, with the seed, determines what is random.
+        """
         options, order = self.options, generator_of(self.options.seed, 2 * number)
-        batches = list(
-            epoch_batches(self.objective.rows.strata, len(self.train.ids), options.batch_size, order)
-        )
+        draw = drawn_batches if self.domainbed else epoch_batches
+        batches = list(draw(self.objective.rows.strata, len(self.train.ids), options.batch_size, order))
         beside = self._beside(len(batches), generator_of(options.seed, 2 * number + 1))
         parts = [
             np.concatenate([self.at["train"][chosen.numpy()], members.T.ravel()])
@@ -227,10 +253,11 @@ class Training:
         with torch.random.fork_rng(devices=[] if device == "cpu" else [device]):
             torch.manual_seed(int(order.initial_seed() >> 1))  # for layers such as dropout
             stream = pictures.batches(parts, self._augmented(number))
+            step = self._meta_step if options.chosen_method == "fish" else self._step
             for chosen, items in zip(batches, stream, strict=True):
-                total += self._step(items, chosen) * len(chosen)
+                total += step(items, chosen, order) * len(chosen)
                 task.advance(len(chosen))
-        loss, difference = (total / len(self.train.ids)).tolist()
+        loss, difference = (total / sum(map(len, batches))).tolist()
         return {"train_loss": loss} | ({"pair_difference": difference} if len(beside[0]) else {})
 
     def _beside(self, steps: int, generator: torch.Generator) -> list[Codes]:
@@ -256,8 +283,24 @@ class Training:
         request = dataclasses.replace(preprocess.request, augment=self.options.augment, seed=seed)
         return dataclasses.replace(preprocess, request=request)
 
-    def _step(self, items: Sequence[np.ndarray], chosen: Tensor) -> Tensor:
-        """One step of SGD; rows and pairs go through the network together, as one batch."""
+    def _meta_step(self, items: Sequence[np.ndarray], chosen: Tensor, visit: torch.Generator) -> Tensor:
+        """One step of fish, as of `ncm_cli.solvers.trainer.FishWeights`; its clones have the buffers, too."""
+        before = self.copy(self.network.device)
+        batch = Batch(self.objective.rows, chosen, visit, None if self.domainbed else visit)
+        total = torch.zeros(2, dtype=torch.float64, device=self.network.device)
+        for _, within in batch.visits:
+            positions = within.cpu()
+            terms = self._step([items[i] for i in positions.tolist()], chosen[positions], visit)
+            total += terms * (len(positions) / len(chosen))
+        with torch.no_grad():
+            for name, module in (("network", self.module), ("head", self.head)):
+                for key, value in module.state_dict().items():
+                    if value.is_floating_point():
+                        value.copy_(torch.lerp(before[name][key], value, self.options.meta_lr))
+        return total
+
+    def _step(self, items: Sequence[np.ndarray], chosen: Tensor, _visit: torch.Generator) -> Tensor:
+        """One step of the optimiser; rows and pairs go through the network together, as one batch."""
         n, device = len(chosen), self.network.device
         batch = Batch(self.objective.rows, chosen, torch.Generator(), None)
         self.optimiser.zero_grad(set_to_none=True)
@@ -265,8 +308,12 @@ class Training:
             with exact(device, self.options.precision):
                 representations = self.module(self.network.batch(items))
                 logits = self.head(representations[:n]).float()
+                if self.domainbed and logits.shape[1] == 2:
+                    logits = logits[:, 1:] - logits[:, :1]
                 a, b = representations[n:].float().chunk(2) if len(items) > n else (None, None)
                 loss, terms = self.objective(logits, batch, None if a is None or b is None else (a, b))
+                if self.domainbed and self.objective.penalty_begins:
+                    self.optimiser = self._new_optimiser()
                 self.scaler.scale(loss).backward()
         except (RuntimeError, MemoryError) as error:
             if not is_short_of_memory(error):
@@ -284,6 +331,8 @@ class Training:
         weight, bias = (
             parameter.detach().cpu().double().numpy() for parameter in (self.head.weight, self.head.bias)
         )
+        if self.domainbed and len(bias) == 2:
+            return weight[1:] - weight[:1], bias[1:] - bias[:1]
         return weight, bias
 
     def measure(self, pictures: TrainingPictures) -> Epoch:
@@ -347,10 +396,10 @@ class Training:
         self.module.load_state_dict(weights["network"])
         self.head.load_state_dict(weights["head"])
 
-    def copy(self) -> dict[str, Any]:
-        """A copy of network and head on the CPU."""
+    def copy(self, device: str = "cpu") -> dict[str, Any]:
+        """A copy of network and head, on the CPU unless a device is named."""
         return {
-            name: {key: value.detach().to("cpu", copy=True) for key, value in module.state_dict().items()}
+            name: {key: value.detach().to(device, copy=True) for key, value in module.state_dict().items()}
             for name, module in (("network", self.module), ("head", self.head))
         }
 

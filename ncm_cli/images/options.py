@@ -246,7 +246,9 @@ class EmbedOptions(SourceOptions):
         help="Feature store to write (.h5).", role="output", flags=("-o",), writes=("features",)
     )
     model: str = option(
-        DEFAULT_MODEL, help="An open_clip model, timm:NAME, or pixels:SIZE.", parse=parse_model
+        DEFAULT_MODEL,
+        help="An open_clip model, timm:NAME, domainbed:MNIST_CNN, or pixels:SIZE.",
+        parse=parse_model,
     )
     pretrained: str | None = option(
         None,

@@ -20,6 +20,7 @@ from ncm_cli.images.samples import MAX_PIXELS, DecodeError
 LIBRARIES = {
     "pixels": ("pillow",),
     "timm": ("timm", "torchvision", "pillow"),
+    "domainbed": ("torchvision", "pillow"),
     "open_clip": ("open_clip_torch", "timm", "torchvision", "pillow"),
 }
 """The kinds of encoder, each with the distributions whose version may move a feature.
@@ -32,15 +33,15 @@ A kind is the prefix of a model's name (``timm:NAME``); names with any other pre
 class EncoderRequest:
     """The encoder that a user asks for.
 
-    ``model`` is ``pixels:SIZE``, ``timm:NAME``, an open_clip name, ``local-dir:FOLDER``, ``hf-hub:ORG/REPO``,
-    or the path of an open_clip model configuration (``.json``). ``pretrained`` is an open_clip tag, a
-    checkpoint file, ``default`` for timm, or None; pixels have no weights, and folders and repositories bring
-    their own. ``precision`` (fp32, bf16, fp16) is how the network computes; features are float32 whatever it
-    is. ``normalize`` divides each row by its Euclidean norm. ``seed`` is used by ``augment`` and
-    ``random_init``. ``intensity_range`` are the samples that are black and white in images of more than 8
-    bits; None takes what files declare. ``decode`` is ``exact``, or ``fast`` where large JPEG files may be
-    decoded at a reduced size. ``image_size`` is the side of the pictures that a timm model sees, if not its
-    own.
+    ``model`` is ``pixels:SIZE``, ``timm:NAME``, ``domainbed:NAME``, an open_clip name, ``local-dir:FOLDER``,
+    ``hf-hub:ORG/REPO``, or the path of an open_clip model configuration (``.json``). ``pretrained`` is an
+    open_clip tag, a checkpoint file, ``default`` for timm, or None; pixels have no weights, and folders and
+    repositories bring their own. ``precision`` (fp32, bf16, fp16) is how the network computes; features are
+    float32 whatever it is. ``normalize`` divides each row by its Euclidean norm. ``seed`` is used by
+    ``augment`` and ``random_init``. ``intensity_range`` are the samples that are black and white in images of
+    more than 8 bits; None takes what files declare. ``decode`` is ``exact``, or ``fast`` where large JPEG
+    files may be decoded at a reduced size. ``image_size`` is the side of the pictures that a model of timm or
+    DomainBed sees, if not its own.
     """
 
     model: str = DEFAULT_MODEL

@@ -117,8 +117,11 @@ the pairs' logits. leace: a column erased from the features, then erm. The other
 FIT_METHODS = ("ncm", "erm")
 """The methods of ``ncm fit``."""
 
-FINETUNE_METHODS = ("ncm", "erm", "irm", "groupdro", "matchdg")
+FINETUNE_METHODS = ("ncm", "erm", "irm", "vrex", "groupdro", "fish", "matchdg")
 """The methods of ``ncm finetune``."""
+
+FINETUNE_PROTOCOLS = ("common", "domainbed")
+"""The forms of the methods in ``ncm finetune``: see `PROTOCOLS`."""
 
 UPWEIGHT = "+upweight"
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from ncm_cli.errors import InputError, MismatchError, UsageError
 from ncm_cli.finetune.finetune import finetune, unfinished_file
-from ncm_cli.finetune.options import FinetuneOptions, checkpoint_files
+from ncm_cli.finetune.options import PENALTIES, FinetuneOptions, checkpoint_files
 from ncm_cli.images.embed import embed
 from ncm_cli.images.options import EmbedOptions
 from ncm_cli.images.weights import tuned_facts, write_tuned
@@ -67,6 +67,10 @@ def options_of(data: Path, output: Path, **more: Any) -> FinetuneOptions:
     [
         ({"pairs": None, "method": "ncm"}, "needs --pairs"),
         ({"method": "irm"}, "irm needs --envs"),
+        ({"method": "vrex"}, "vrex needs --envs"),
+        ({"method": "fish", "penalty": None}, "fish needs --envs"),
+        ({"meta_lr": 0.1}, "has no --meta_lr"),
+        ({"protocol": "domainbed", "momentum": 0.5}, "has no --momentum"),
         ({"method": "groupdro", "penalty": None}, "groupdro needs --dro-groups"),
         ({"method": "erm"}, "has no --penalty"),
         ({"rule": "oracle", "test": None}, "needs test rows"),
@@ -162,7 +166,7 @@ def test_matched_pairs_are_scored_by_the_error_on_their_members(data: Path, tmp_
 def test_seeds_of_every_method_are_lines_of_a_report(data: Path, tmp_path: Path) -> None:
     for method in FINETUNE_METHODS:
         for seed in (0, 1) if method in ("ncm", "erm") else (0,):
-            own = {"penalty": ... if method in ("erm", "groupdro") else 1.0, "envs": "domain", "seed": seed}
+            own = {"penalty": 1.0 if method in PENALTIES else ..., "envs": "domain", "seed": seed}
             more = {"upweight": "label,color"} if method == "groupdro" else {}
             finetune(
                 options_of(
@@ -172,7 +176,7 @@ def test_seeds_of_every_method_are_lines_of_a_report(data: Path, tmp_path: Path)
     results = tuple(tmp_path.glob("*.json"))
     made = report(ReportOptions(results=results, plots=tmp_path / "figures"))
     lines = {row[0].text: row for row in made.tables[0].rows}
-    assert lines.keys() == {"ncm", "erm", "irm", "groupdro+upweight", "matchdg"}
+    assert lines.keys() == {"ncm", "erm", "irm", "vrex", "groupdro+upweight", "fish", "matchdg"}
     assert [cell.spread.n for cell in lines["ncm"][3:]] == [2, 2, 2, 2]
     assert (tmp_path / "figures" / "convergence.svg").is_file()
 

@@ -34,6 +34,9 @@ def _formula(method, logits, y, w, groups, a, b):
         risks = _risks(logits * scale, y, w, groups)
         slopes = [torch.autograd.grad(risk, scale, create_graph=True)[0] for risk in risks]
         return risks.mean() + 7 * (torch.stack(slopes) ** 2).mean()
+    if method == "vrex":  # Krueger et al. (2021), eq. 8: the mean risk + penalty · the risks' variance
+        risks = _risks(logits, y, w, groups)
+        return risks.mean() + 7 * risks.var(correction=0)
     if method == "groupdro":  # Sagawa et al. (2020), algorithm 1, from equal weights
         risks = _risks(logits, y, w, groups)
         return (torch.softmax(0.3 * risks.detach(), 0) * risks).sum()
@@ -43,7 +46,7 @@ def _formula(method, logits, y, w, groups, a, b):
 
 @pytest.mark.parametrize("upweighted", [False, True])
 @pytest.mark.parametrize("classes", [2, 3])
-@pytest.mark.parametrize("method", ["erm", "ncm", "matchdg", "irm", "groupdro"])
+@pytest.mark.parametrize("method", ["erm", "ncm", "matchdg", "irm", "vrex", "groupdro"])
 def test_gradient_is_that_of_the_formula(method: str, classes: int, upweighted: bool) -> None:
     torch.manual_seed(classes)
     rng = np.random.default_rng(classes)
@@ -61,7 +64,9 @@ def test_gradient_is_that_of_the_formula(method: str, classes: int, upweighted: 
     def parts() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return head(body(x[chosen])), body(pairs[0]), body(pairs[1])
 
-    objective = Objective(Config(method=method, upweighted=upweighted, penalty=7, eta=0.3), rows)
+    objective = Objective(
+        Config(method=method, upweighted=upweighted, penalty=7, eta=0.3), rows, protocol="common"
+    )
     logits, a, b = parts()
     beside = (a, b) if method in ("ncm", "matchdg") else None
     found, told = objective(logits, Batch(rows, chosen, torch.Generator(), None), beside)
