@@ -26,18 +26,41 @@ _ACCEPTED: dict[type, tuple[Any, str]] = {
 def options_from(options: type, given: Mapping[str, Any]) -> Any:
     """The options of a command with the ``given`` values; None and [] stand for the default.
 
+    Arrays and scalars of numpy stand for lists and numbers. Where a field says so, a data frame or an array
+    stands for its file.
+
     Raises `UsageError` for values that can't be used, alone or together, and what `check_outputs` raises.
     """
-    fields = [field for field in fields_of(options) if given.get(field.name) not in (None, [])]
-    checked = check(options(**{field.name: _converted(field, given[field.name]) for field in fields}))
+    values = {name: _plain(value) for name, value in given.items()}
+    fields = [field for field in fields_of(options) if not _is_default(values.get(field.name))]
+    checked = check(options(**{field.name: _converted(field, values[field.name]) for field in fields}))
     check_outputs(checked)
     return checked
 
 
+def _plain(value: Any) -> Any:
+    """Python's own numbers and lists for those of numpy; what may stand for a file stays as it is."""
+    if getattr(value, "ndim", None) in (0, 1) and hasattr(value, "tolist"):
+        return value.tolist()
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _is_default(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and not value)
+
+
 def _converted(field: Field, value: Any) -> Any:
     """A value converted to the type of its field; several values of a list or filter become one text."""
+    if field.held and not isinstance(value, str | os.PathLike):
+        from ncm_cli.store.memory import given_array, given_table
+
+        return (given_table if field.held == "table" else given_array)(field.name, value)
     items = list(value) if isinstance(value, list | tuple) else [value]
     wanted, words = _ACCEPTED.get(field.type, (object, ""))
+    if hasattr(value, "shape"):  # a matrix or a data frame, whose text says little
+        raise UsageError(
+            f"{field.name} takes {words or 'text, a number or a list'}", found=type(value).__name__
+        )
     if not all(isinstance(item, wanted) for item in items):
         raise UsageError(f"{field.name} takes {words}", found=repr(value))
     typed = [at_home(field, field.type(item)) for item in items]

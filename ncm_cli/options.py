@@ -275,6 +275,8 @@ class Field:
     parse: Callable[[str], object] | None = None
     """Checks text with a grammar of its own before any work; the field keeps the text. `option` sets it for
     row filters and crossings."""
+    held: Literal["", "table", "array"] = ""
+    """What Python may give in place of an input's file: a data frame, or an array."""
     least: float | None = None
     above: float | None = None
     most: float | None = None

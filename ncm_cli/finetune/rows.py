@@ -43,10 +43,15 @@ class ManifestRows(InMemoryRows):
         columns = manifest.columns(range(len(manifest)))
         roles = {"label_column": manifest.label_column, "split_column": manifest.split_column}
         super().__init__(manifest.source, manifest.ids, columns, **roles)
-        self.image_files = manifest.files
+        self.image_files, self._row_numbers_of = manifest.files, manifest.row_numbers_of
         self.content_nodes = Texts(np.array([digest.encode() for digest in sha256], dtype="S")).same()
         text = {name: list(values) for name, values in manifest.text.items()}
         self.content_sha256 = digest_of([manifest.ids, text, list(sha256)])
+
+    @property
+    def row_numbers_of(self) -> str | None:
+        """The digest of the table whose rows' numbers are the ids; None for ids of a column."""
+        return self._row_numbers_of
 
     def forget_others(self, target: str, known: Mask) -> None:
         """Remove a column's values from rows that aren't ``known``, whose class wasn't trained."""

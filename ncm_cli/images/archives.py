@@ -38,8 +38,10 @@ _IMAGE = "__url__"
 _META = re.compile(r"__[^/]*__($|/)")
 
 
-def read_archives(source: str, names: ColumnNames) -> Manifest:
+def read_archives(source: str, names: ColumnNames, tars: Sequence[Path] = ()) -> Manifest:
     """The images in the archives that ``source`` names, perhaps with braces; ids are ``ARCHIVE/NAME``.
+
+    If ``source`` is a folder, ``tars`` are its archives.
 
     Columns are ``cls``, which is the label if there is no other, and the entries of JSON members that are
     text, numbers, true or false. A note counts what is left out; a warning names archives that may be cut.
@@ -51,8 +53,9 @@ def read_archives(source: str, names: ColumnNames) -> Manifest:
     """
     for option, value in (("--id-col", names.id_col), ("--path-col", names.path_col)):
         if value is not None:
-            raise UsageError(f"{option} is for tables", found=f"{source} is an archive", fix="leave it out")
-    paths = [absolute_text(Path(path)) for path in expanded(source)]
+            found = f"{source} holds archives" if tars else f"{source} is an archive"
+            raise UsageError(f"{option} is for tables", found=found, fix="leave it out")
+    paths = [absolute_text(path) for path in tars or map(Path, expanded(source))]
     changed, missing = list[int](), list[str]()
     for path in paths:
         try:

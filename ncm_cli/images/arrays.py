@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import pickle
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,10 @@ import numpy as np
 
 from ncm_cli.errors import InputError, listing, unknown
 from ncm_cli.images.weights import pickled_object, refuse_bomb, require_stored
+from ncm_cli.store.digests import digest_of
 from ncm_cli.store.features import MAX_DIM
-from ncm_cli.store.files import one_line, require_file
+from ncm_cli.store.files import one_line, require_file, sha256_file
+from ncm_cli.store.memory import GivenArray
 from ncm_cli.store.sniff import HEAD_BYTES, sniff
 
 BLOCK_BYTES = 4 << 20
@@ -78,10 +81,18 @@ class _Packed:
 
 @dataclass(frozen=True)
 class ArraySource:
-    """A feature matrix (rows, dim) in a file."""
+    """A feature matrix (rows, dim) in a file, in the files of a folder, or in memory."""
 
-    path: Path
+    path: Path | GivenArray
     matrix: _Rows
+
+    def sha256(self) -> str:
+        """The digest of the file, or what stands for it."""
+        if isinstance(self.path, GivenArray):
+            return self.path.sha256
+        if isinstance(self.matrix, _Parts):
+            return digest_of([[path.name, sha256_file(path)] for path in self.matrix.paths])
+        return sha256_file(self.path)
 
     @property
     def rows(self) -> int:
@@ -107,24 +118,58 @@ class ArraySource:
         return None
 
 
-def open_array(path: Path) -> ArraySource:
-    """Open a matrix file; only its header is read.
+@dataclass(frozen=True)
+class _Parts:
+    """The matrices of several files, one below the other."""
+
+    paths: tuple[Path, ...]
+    matrices: tuple[_Rows, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return sum(matrix.shape[0] for matrix in self.matrices), *self.matrices[0].shape[1:]
+
+    @property
+    def dtype(self) -> Any:
+        return self.matrices[0].dtype
+
+    def parts(self, step: int) -> Iterator[Any]:
+        return itertools.chain.from_iterable(matrix.parts(step) for matrix in self.matrices)
+
+
+def open_arrays(paths: Sequence[Path], folder: Path) -> ArraySource:
+    """The matrices of a folder's files as one, in order; `InputError` also if their widths differ."""
+    sources = [open_array(path) for path in paths]
+    widths = {source.dim for source in sources}
+    if len(widths) > 1:
+        found = listing(f"{source.dim} in {path.name}" for source, path in zip(sources, paths, strict=True))
+        raise InputError("arrays of different widths in one folder", where=folder, found=found)
+    return ArraySource(folder, _Parts(tuple(paths), tuple(source.matrix for source in sources)))
+
+
+def open_array(path: Path | GivenArray) -> ArraySource:
+    """Open a matrix file; only its header is read. An array given in Python is checked likewise.
 
     Raises `InputError` for another kind of file, one that needs unpickling, a matrix that isn't
     two-dimensional and real or has wider rows than a store, and several matrices of which none is called
     ``features``.
     """
-    opener = _OPENERS.get(require_file(path).suffix.lower())
-    if opener is None:
-        raise InputError(
-            "an array in a format that isn't known",
-            where=path,
-            expected=f"one of: {listing(_OPENERS)}",
-            fix="numpy.save(FILE.npy, X)",
-        )
-    with _readable(path):
-        matrix = opener(path)
-        shape = matrix.shape
+    if isinstance(path, GivenArray):
+        value = path.value
+        with _readable(path):
+            matrix: _Rows = _Loaded(value) if isinstance(value, np.ndarray) else _plain_tensor(value, path)
+    else:
+        opener = _OPENERS.get(require_file(path).suffix.lower())
+        if opener is None:
+            raise InputError(
+                "an array in a format that isn't known",
+                where=path,
+                expected=f"one of: {listing(_OPENERS)}",
+                fix="numpy.save(FILE.npy, X)",
+            )
+        with _readable(path):
+            matrix = opener(path)
+    shape = matrix.shape
     if len(shape) != 2 or min(shape) < 1 or shape[1] > MAX_DIM:
         expected = f"(rows, dimensions), at least one of each, and at most {MAX_DIM:,} dimensions"
         raise InputError("an array of another shape", where=path, found=f"shape {shape}", expected=expected)
@@ -135,7 +180,7 @@ def open_array(path: Path) -> ArraySource:
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _readable(path: object) -> Iterator[None]:
     """Turn what readers raise on damaged or foreign files into one `InputError`."""
     try:
         yield
@@ -239,6 +284,13 @@ def _pt(path: Path) -> _Rows:
             expected="a tensor (rows, dimensions), or a dictionary of tensors",
             fix="save the tensor alone: torch.save(x, ...)",
         )
+    return _plain_tensor(tensor, path)
+
+
+def _plain_tensor(tensor: Any, path: Path | GivenArray) -> _Loaded:
+    """A tensor of real numbers on the CPU; `InputError` for any other."""
+    import torch
+
     plain = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_nested
     if not plain or tensor.device.type != "cpu":
         raise InputError(

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ncm_cli.errors import InputError, MismatchError, as_written, listing
+from ncm_cli.errors import InputError, MismatchError, UsageError, as_written, listing
 from ncm_cli.images.encoder import load_encoder, request_key, start_loading
 from ncm_cli.images.manifest import Manifest
 from ncm_cli.images.options import EmbedOptions, Shard, parse_intensity_range, parse_shard
 from ncm_cli.images.paths import is_remote
+from ncm_cli.images.peers import embeddings_of, features_of
 from ncm_cli.images.reading import read_image
 from ncm_cli.images.request import Encoder, EncoderRequest, Preprocess, unit_rows
 from ncm_cli.images.rows import DONE, OLD, OTHER, RowPlan, Tally, faults, gathered, make_features
@@ -38,7 +39,6 @@ from ncm_cli.store.files import (
     jsonable,
     refuse_no_file,
     remove_leftovers,
-    sha256_file,
     writer_lock,
 )
 from ncm_cli.store.journal import (
@@ -132,7 +132,7 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
         The output, an unfinished run or ``--reuse`` has other settings.
     """
     started = time.monotonic()
-    check(options)
+    options = check(_with_embeddings(check(options)))
     output = options.output
     root = options.root
     if not (root is None or is_remote(as_written(root)) or root.is_dir()):
@@ -163,9 +163,7 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
             return part  # the process that has the lock joins the shards
         remove_leftovers(output)
         if options.from_array is not None:
-            from ncm_cli.images.arrays import open_array
-
-            outcome = _from_array(options, open_array(options.from_array), manifest, reporter)
+            outcome = _from_array(options, features_of(options.from_array), manifest, reporter)
         else:
             outcome = _ImageRun(options, manifest, verify, reporter, stack, encoder).run()
     with FeatureStore(output) as store:
@@ -181,6 +179,19 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
             content_sha256=store.content_sha256,
             **outcome,
         )
+
+
+def _with_embeddings(options: EmbedOptions) -> EmbedOptions:
+    """The options with the array, if the source is what clip-retrieval wrote.
+
+    Raises `UsageError` for the name of an encoder where no features made elsewhere are read.
+    """
+    if options.from_array is None and isinstance(options.source, Path):
+        options = dataclasses.replace(options, from_array=embeddings_of(options.source))
+    if options.from_array is None and options.encoder_name is not None:
+        fix = "leave it out, or add --from-array"
+        raise UsageError("--encoder-name names what made --from-array", fix=fix)
+    return options
 
 
 def of_rank(options: EmbedOptions) -> EmbedOptions:
@@ -441,7 +452,7 @@ class _ImageRun:
         dim = next(source.dim for source in (self.encoder, self.old, self.other) if source is not None)
         with self.reporter.task("writing", len(rows)) as task:
             blocks = gathered(plan, rows, {OLD: self.old, OTHER: self.other}, journal, dim, task)
-            facts = _provenance(self.options, self.description, self.key)
+            facts = _provenance(self.options, self.description, self.key, self.manifest)
             kept = self.manifest.kept(rows)
             write_features(
                 self.options.output, blocks=blocks, dim=dim, files=files, failed=failed, **kept, **facts
@@ -459,6 +470,7 @@ class _ImageRun:
             bool((plan.source[rows] == OLD).all())
             and (list(old.ids), old.failed) == (kept["ids"], failed)
             and (old.label_column, old.split_column, list(old.columns)) == (*roles, list(columns))
+            and old.row_numbers_of == self.manifest.row_numbers_of
             and all(_alike(old.columns[name], columns[name]) for name in columns)
             and _alike(old.files, files)
         )
@@ -476,9 +488,12 @@ def _alike(a: Any, b: Any) -> bool:
     return bool(names) and all(same(getattr(a, name), getattr(b, name)) for name in names)
 
 
-def _provenance(options: EmbedOptions, description: dict[str, Any], key: dict[str, Any]) -> dict[str, Any]:
+def _provenance(
+    options: EmbedOptions, description: dict[str, Any], key: dict[str, Any], manifest: Manifest
+) -> dict[str, Any]:
     """How a store was made, as `write_features` records it."""
-    request = {"encoder": key, "dtype": options.dtype}
+    request: dict[str, Any] = {"encoder": key, "dtype": options.dtype}
+    request |= {"row_numbers_of": manifest.row_numbers_of} if manifest.numbered else {}
     return {"encoder": description, "options": jsonable(options), "request": request, "dtype": options.dtype}
 
 
@@ -518,7 +533,7 @@ def _from_array(
         )
     name = options.encoder_name
     if name is None:
-        name = f"sha256-{sha256_file(source.path)[:16]}"
+        name = f"sha256-{source.sha256()[:16]}"
         reporter.note(f"no --encoder-name: the features are called {name}")
     description = {"kind": "array", "model": name, "dim": source.dim, "normalize": options.normalize}
     if options.output.exists() and not options.fresh:
@@ -528,7 +543,7 @@ def _from_array(
     with reporter.task("writing", source.rows) as task:
         blocks = _usable_blocks(source, manifest, options, task)
         kept = manifest.kept(range(source.rows))
-        facts = _provenance(options, description, description)
+        facts = _provenance(options, description, description, manifest)
         write_features(options.output, blocks=blocks, dim=source.dim, **kept, **facts)
     outcome = {"new": source.rows, "reused": 0, "removed": 0, "written": True}
     return outcome | {"images_per_second": None, "device": None}

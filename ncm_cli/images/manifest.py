@@ -19,8 +19,9 @@ from ncm_cli.images.options import SourceChoice
 from ncm_cli.images.paths import is_remote, native
 from ncm_cli.images.remote import require_installed
 from ncm_cli.store.columns import Column, ImageFile, NumericColumn
-from ncm_cli.store.digests import MAX_TEXT_BYTES, require_few_columns
-from ncm_cli.store.tables import Table, plain_numbers, read_table
+from ncm_cli.store.digests import MAX_TEXT_BYTES, digest_of, require_few_columns
+from ncm_cli.store.table import Table
+from ncm_cli.store.tables import plain_numbers, read_table
 
 # Names may be bytes, and there is one stat call for each row, so this module uses os.path.
 # ruff: noqa: PTH100, PTH116, PTH118, PTH206
@@ -54,7 +55,10 @@ class ColumnNames:
         return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})
 
     def resolved(self, columns: Sequence[str], *, with_files: bool) -> ColumnNames:
-        """The names with defaults filled in, if the table has them; the path stands in for the id."""
+        """The names with defaults filled in, if the table has them; the path stands in for the id.
+
+        ``id_col`` is None where there is neither, and rows are numbered.
+        """
 
         def default(name: str) -> str | None:
             return name if name in columns else None
@@ -62,7 +66,7 @@ class ColumnNames:
         path = self.path_col or ("path" if with_files else default("path"))
         return replace(
             self,
-            id_col=self.id_col or default("id") or path or "id",
+            id_col=self.id_col or default("id") or path,
             path_col=path,
             label_col=self.label_col or default("label"),
             split_col=self.split_col or default("split"),
@@ -87,7 +91,7 @@ class Manifest:
     ``files``, in the same order and without digests, is None if the features come from an array. ``text`` has
     a list for each column, in which missing values are "". ``numeric`` names the columns that hold numbers.
     ``notes`` say which columns were chosen, ``warnings`` what is probably a mistake in the table or in names
-    of folders.
+    of folders. ``numbered`` says that the ids are the rows' numbers, which name nothing in another table.
     """
 
     source: Path
@@ -99,9 +103,15 @@ class Manifest:
     split_column: str | None
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    numbered: bool = False
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def row_numbers_of(self) -> str | None:
+        """The digest of the table whose rows' numbers are the ids; None for ids of a column."""
+        return digest_of([len(self), self.text]) if self.numbered else None
 
     def kept(self, rows: Sequence[int]) -> dict[str, Any]:
         """Some rows as arguments of `write_features`."""
@@ -178,11 +188,14 @@ def manifest_of(
     if images_only:
         names = replace(names, label_col=None, split_col=None)
     id_col, path_col, label, split = names.id_col, names.path_col, names.label_col, names.split_col
-    assert id_col is not None
-    ids = table.column(id_col, option="--path-col" if id_col == path_col else "--id-col")
-    if unnamed:
+    if id_col is None:
+        ids = list(map(str, range(len(table))))
+        notes.append("no column named 'id': rows are numbered from 0 (--id-col chooses a column)")
+    else:
+        ids = table.column(id_col, option="--path-col" if id_col == path_col else "--id-col")
+        check_ids(ids, table, id_col)
+    if unnamed and id_col is not None:
         notes.append(f"no column named 'id': {id_col!r} is the id (--id-col chooses another)")
-    check_ids(ids, table, id_col)
     if label is None:
         none = "no column named 'label': the store has no labels (--label-col names another)"
         notes.append("no labels" if set(table.columns) == {ID_COLUMN} else none)
@@ -198,7 +211,9 @@ def manifest_of(
         images = [ImageFile(id, *facts) for id, facts in zip(ids, files, strict=True)]
     text = {name: table.values[name] for name in kept}
     alike = alike_categories(text, label, {split, *names.numeric})
-    return Manifest(path, ids, images, text, names.numeric, label, split, tuple(notes), alike)
+    return Manifest(
+        path, ids, images, text, names.numeric, label, split, tuple(notes), alike, numbered=id_col is None
+    )
 
 
 def check_ids(ids: list[str], table: Table, name: str) -> None:

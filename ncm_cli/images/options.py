@@ -209,7 +209,10 @@ class SourceOptions:
     """Options of commands that read images from a manifest, a folder or archives."""
 
     source: Path = argument(
-        help="A CSV or TSV manifest, a folder of images, or tar archives of samples.", role="input"
+        help="A CSV, TSV or Parquet manifest, a folder of images, tar archives of samples, a data set of "
+        "Hugging Face, or what clip-retrieval and img2dataset write.",
+        role="input",
+        held="table",
     )
     root: Path | None = _table(
         None, help="Folder that relative image paths start from (the manifest's folder).", role="input"
@@ -304,17 +307,16 @@ class EmbedOptions(SourceOptions):
     fresh: bool = _run(False, help="Start over: replace a store or an unfinished run of other settings.")
 
     from_array: Path | None = _array(
-        None, help="Features as .npy, .npz or .pt, rows in manifest order.", role="input"
+        None,
+        help="Features as .npy, .npz or .pt, rows in manifest order; or a folder of them.",
+        role="input",
+        held="array",
     )
     encoder_name: str | None = _array(None, help="What made them; stores of one name may be used together.")
 
     def refusals(self) -> Iterator[UsageError]:
         """Why these options can't be used together."""
         if self.from_array is None:
-            if self.encoder_name is not None:
-                yield UsageError(
-                    "--encoder-name names what made --from-array", fix="leave it out, or add --from-array"
-                )
             if self.augment is not None and self.decode == "fast":
                 yield UsageError(
                     "--augment changes pictures at their full size, which --decode fast may not read",

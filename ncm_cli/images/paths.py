@@ -1,4 +1,4 @@
-"""Reads what a path names: a file, a member of a tar archive, or a remote file with a scheme such as s3://.
+"""Reads what a path names: a file, a member of a tar archive, a picture in a table, or a remote file.
 
 A path with a scheme is read through fsspec, whose file systems are installed separately. A member of an
 archive is ``ARCHIVE.tar#MEMBER@OFFSET``, so that it is read without reading the others.
@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from ncm_cli.errors import InputError
 from ncm_cli.images.decode import MAX_BYTES, open_regular, read_bytes
+from ncm_cli.images.packed import cell_bytes, cell_of
 from ncm_cli.images.remote import download, info, is_web, open_remote, reason_of
 from ncm_cli.images.samples import DecodeError
 from ncm_cli.images.tar import content, members
@@ -96,7 +97,9 @@ def open_file(path: str) -> BinaryIO:
 
 
 def archive_of(path: str) -> str:
-    """The archive of a member; any other path as it is."""
+    """The archive of a member, the table of a picture; any other path as it is."""
+    if cell := cell_of(path):
+        return cell[0]
     found = _MEMBER.fullmatch(path)
     return found[1] if found else path
 
@@ -128,6 +131,8 @@ def look_up(path: str) -> tuple[int, int]:
 
 def fetch(path: str) -> bytes:
     """The bytes of an image; `DecodeError` with the reason if they can't be read."""
+    if cell := cell_of(path):
+        return cell_bytes(*cell)
     found, local = _MEMBER.fullmatch(path), local_path(path)
     if found is None and local is not None:
         return read_bytes(os.fsdecode(native(local)))

@@ -18,6 +18,7 @@ import numpy as np
 
 from ncm_cli.errors import listing
 from ncm_cli.images.decode import SAMPLE_POLICY
+from ncm_cli.images.packed import cell_of
 from ncm_cli.images.paths import archive_of, fetch, is_remote, look_up, open_file
 from ncm_cli.images.reading import ReadImage, encode_batches
 from ncm_cli.images.request import Encoder
@@ -114,7 +115,13 @@ class RowPlan:
                 task.advance()
 
     def _look_up(self, pairs: Sequence[tuple[int, int]], old: Files, reporter: Reporter) -> None:
-        """Look up size and time of remote files that the old store has, too; its size if there is none."""
+        """Look up size and time of remote files that the old store has, too; its size if there is none.
+
+        The size of a picture in a table isn't known before it is read: the table's time tells a change.
+        """
+        for row, at in pairs:
+            if cell_of(self.files[row].path):
+                self.files[row] = self.files[row]._replace(size=int(old.size[at]))
         asked = ((row, at, self.files[row]) for row, at in pairs if self.files[row].size < 0)
         pairs = [(row, at) for row, at, file in asked if is_remote(file.path) and file.path == old.path[at]]
         with (
@@ -141,7 +148,9 @@ class RowPlan:
         rows = [
             row
             for row in self._usable(other)
-            if self.files[row].size in sizes or is_remote(self.files[row].path)
+            if self.files[row].size in sizes
+            or is_remote(self.files[row].path)
+            or cell_of(self.files[row].path)
         ]
         with reporter.task("comparing contents", len(rows), "images") as task:
             for row in rows:
@@ -159,8 +168,11 @@ class RowPlan:
             if finished is None:
                 continue
             # Remote files that the run has read aren't looked up again.
-            if finished.path == self.files[row].path and is_remote(finished.path):
+            alike = finished.path == self.files[row].path
+            if alike and is_remote(finished.path):
                 self.files[row] = finished
+            if alike and cell_of(finished.path) and finished.mtime_ns == self.files[row].mtime_ns:
+                self.files[row] = self.files[row]._replace(size=finished.size)
             same = not verify and finished[:4] == self.files[row][:4]
             if same or self.digest(row) == finished.sha256:
                 self.take(row, DONE, -1, finished.sha256)

@@ -38,7 +38,10 @@ class PairsOptions(TextOptions):
     """Options of ``ncm pairs``; the fields are the long options and the recipe's keys."""
 
     source: Path | None = argument(
-        None, help="Table of matched ids (CSV or TSV), unless --match makes the pairs.", role="input"
+        None,
+        help="Table of matched ids (CSV, TSV or Parquet), unless --match makes the pairs.",
+        role="input",
+        held="table",
     )
     features: Path = option(help="Feature store that holds the rows.", role="input", flags=("-f",))
     output: Path = option(help="Pair store to write.", role="output", flags=("-o",), writes=("pairs",))
@@ -102,6 +105,7 @@ class PairsOptions(TextOptions):
         "others stay the same.",
         metavar="FILE",
         role="input",
+        held="table",
     )
 
     holdout: str = option(

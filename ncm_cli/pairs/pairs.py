@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ncm_cli.blocks import Mask
-from ncm_cli.errors import InputError, listing, nearest
+from ncm_cli.errors import InputError, MismatchError, listing, nearest
 from ncm_cli.options import check, given_flags
 from ncm_cli.pairs.diagnostics import diagnose
 from ncm_cli.pairs.matched import Matcher, same_id
@@ -33,7 +33,8 @@ from ncm_cli.store.files import jsonable
 from ncm_cli.store.pairs import TEXT, PairStore, write_pairs
 from ncm_cli.store.roles import role_of, split_column, split_values, unrecognised
 from ncm_cli.store.rows import FeatureRows
-from ncm_cli.store.tables import Table, read_table
+from ncm_cli.store.table import Table
+from ncm_cli.store.tables import read_table
 
 MAX_PROBLEMS = 50
 """Most problems that one error lists."""
@@ -68,7 +69,21 @@ def pairs(options: PairsOptions, *, reporter: Reporter = SILENT) -> dict[str, An
         with FeatureStore(second) as store_b:
             encoders = (store_a.encoder, store_b.encoder)
             require_same_encoder(str(first), encoders[0], str(second), encoders[1], ignore_view=True)
+            _require_same_numbers(store_a, store_b)
             return _matched(options, (store_a, store_b), reporter)
+
+
+def _require_same_numbers(first: FeatureRows, second: FeatureRows) -> None:
+    """Raise `MismatchError` where ids are row numbers of different tables, so that equal ids mean nothing."""
+    if first.row_numbers_of != second.row_numbers_of:
+        numbered = [str(store.path) for store in (first, second) if store.row_numbers_of]
+        raise MismatchError(
+            "ids that are the row numbers of different tables",
+            where=f"{first.path} and {second.path}",
+            found=f"rows are numbered in {' and '.join(numbered)}",
+            expected="ids that name the same things in both stores",
+            fix="embed both with a column of ids: --id-col COLUMN",
+        )
 
 
 def _matched(options: PairsOptions, stores: Stores, reporter: Reporter) -> dict[str, Any]:
@@ -130,10 +145,9 @@ def _pairs(
 
 def _source(store: FeatureRows) -> dict[str, Any]:
     """The record of a feature store in a pair store, with the augmentation if it is a view."""
-    view = (store.encoder.get("view") or {}).get("augment")
-    return {"path": str(store.path), "content_sha256": store.content_sha256} | (
-        {"augment": view} if view else {}
-    )
+    view, numbers = (store.encoder.get("view") or {}).get("augment"), store.row_numbers_of
+    record = {"path": str(store.path), "content_sha256": store.content_sha256}
+    return record | ({"augment": view} if view else {}) | ({"row_numbers_of": numbers} if numbers else {})
 
 
 def find_members(options: PairsOptions, stores: Stores, reporter: Reporter) -> Members:

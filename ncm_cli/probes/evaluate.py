@@ -142,7 +142,9 @@ def evaluate(
             )
         selection = probe.meta.get("selection") or {}
         ids = store.ids[rows]
-        seen = {part: int(seen_rows(probe, part, ids).sum()) for part in ("train", "val")}
+        fitted_on = (probe.meta.get("data") or {}).get("features") or {}
+        same_ids = fitted_on.get("row_numbers_of") == store.row_numbers_of  # else row numbers of two tables
+        seen = {part: same_ids * int(seen_rows(probe, part, ids).sum()) for part in ("train", "val")}
         # A probe that wasn't chosen among several, unless it is part of a mixture.
         if len(selection.get("path") or ()) == 1 and not probe.meta.get("mixed_with"):
             seen["val"] = 0

@@ -168,6 +168,8 @@ class Problem:
 
     content_sha256: str
     """The digest of the feature store."""
+    row_numbers_of: str | None = None
+    """As of `FeatureRows`: rows of other tables have other numbers."""
     encoder: dict[str, Any]
     options: FitOptions
     roles: Roles

@@ -133,6 +133,7 @@ def read_problem(
             )
         return Problem(
             content_sha256=store.content_sha256,
+            row_numbers_of=store.row_numbers_of,
             encoder=without_view(store.encoder),
             options=options,
             roles=roles,
@@ -397,6 +398,9 @@ def read_usable_pairs(
     if features.encoder:
         require_same_encoder(str(features.path), features.encoder, str(path), store.encoder, ignore_view=True)
     row_a, row_b = (features.positions(ids) for ids in (store.id_a, store.id_b))
+    numbered = {source.get("row_numbers_of") for source in store.sources}
+    if numbered and features.row_numbers_of not in numbered:  # the numbers of other rows
+        row_a, row_b = np.full_like(row_a, -1), np.full_like(row_b, -1)
     names_a: Sequence[str] = store.id_a
     names_b: Sequence[str] = store.id_b
     if store.strategy == TEXT:

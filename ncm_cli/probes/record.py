@@ -52,7 +52,8 @@ def origin_of(problem: Problem, training: TrainingSet, variant: Variant) -> dict
                 "path": str(problem.options.features),
                 "content_sha256": problem.content_sha256,
                 "train_sha256": rows_digest(problem, variant),
-            },
+            }
+            | ({"row_numbers_of": problem.row_numbers_of} if problem.row_numbers_of else {}),
             "pairs": paired,
             **problem.roles.where,
             "train_rows": len(training.X),

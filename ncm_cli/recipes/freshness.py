@@ -247,8 +247,10 @@ def _named_images(job: Job) -> list[NamedFile] | None:
     """The images of a job's source, by id; None for a job without images."""
     with contextlib.suppress(NcmError):  # the step itself reports what is wrong with its source
         if job.kind in ("embed", "finetune") and job.options.from_array is None:
-            from ncm_cli.images.source import read_source
+            from ncm_cli.images.source import is_made_elsewhere, read_source
 
+            if is_made_elsewhere(job.options.source):
+                return None
             manifest = read_source(job.options)
             assert manifest.files is not None
             return [(file.id, _source_of(file.path)) for file in manifest.files]

@@ -358,6 +358,11 @@ class FeatureStore(Shown, FeatureRows):
         """The request to the encoder, which ``ncm embed`` compares before it resumes."""
         return dict(self._h5.json("request"))
 
+    @property
+    def row_numbers_of(self) -> str | None:
+        """The digest of the table whose rows' numbers are the ids; None for ids of a column."""
+        return self.request.get("row_numbers_of")
+
     @functools.cached_property
     def files(self) -> Files | None:
         """Each row's image file; None for features that were made elsewhere."""

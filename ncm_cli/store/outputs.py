@@ -126,7 +126,8 @@ def refuse_replacing(options: Any) -> None:
 def _present(options: Any, field: Field) -> list[Path]:
     """The files there are among the paths in one field."""
     value = getattr(options, field.name)
-    paths = [Path(item) for item in (value if field.repeated else (value,)) if item]
+    items = value if field.repeated else (value,)
+    paths = [Path(item) for item in items if isinstance(item, str | Path) and str(item)]
     return [path for path in paths if is_file(path)]
 
 

@@ -50,6 +50,7 @@ class _Source(TypedDict, total=False):
     path: str
     content_sha256: str
     augment: str
+    row_numbers_of: str
 
 
 class _Ids(TypedDict):

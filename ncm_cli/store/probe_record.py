@@ -138,6 +138,7 @@ class _Options(TypedDict, total=False):
 class _Source(TypedDict, total=False):
     path: str
     content_sha256: str | None
+    row_numbers_of: str | None
     train_sha256: str
     used: int
     used_sha256: str | None

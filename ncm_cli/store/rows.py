@@ -63,6 +63,11 @@ class FeatureRows(abc.ABC):
         raise NotImplementedError
 
     @property
+    def row_numbers_of(self) -> str | None:
+        """The digest of the table whose rows' numbers are the ids; None for ids of a column."""
+        return None
+
+    @property
     def has_files(self) -> bool:
         """Whether rows have image files with digests; features made elsewhere don't."""
         return False

@@ -1,4 +1,4 @@
-"""Tables of text: CSV and TSV.
+"""Tables of text, CSV and TSV, and Parquet tables as such.
 
 The reader takes the variants that people save, and names the row that it can't read. The writer has one form:
 a header line, one line end, one way to write a number.
@@ -7,6 +7,7 @@ a header line, one line end, one way to write a number.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import io
 import itertools
@@ -14,16 +15,24 @@ import math
 import os
 import re
 import stat
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-from ncm_cli.errors import InputError, listing, nearest
+from ncm_cli.errors import InputError, listing
+from ncm_cli.store.arrow import parquet_columns, parquet_texts
 from ncm_cli.store.files import write_bytes
 from ncm_cli.store.sniff import HEAD_BYTES, WORDS, sniff
+from ncm_cli.store.table import (
+    DELIMITERS,
+    MAX_TABLE_COLUMNS,
+    NumberedRows,
+    Table,
+    refuse_repeated,
+    without_saved_index,
+)
 
 
 class CsvWriter:
@@ -68,17 +77,11 @@ def _cell(value: Any) -> Any:
     return value
 
 
-DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
-"""The separators, in order of preference when several fit equally well."""
-
 BLANK = " "
 """The separator of lists whose columns are separated by one or more blanks."""
 
 SAMPLE_RECORDS = 50
 """Records from which the separator is determined."""
-
-MAX_TABLE_COLUMNS = 100_000
-"""Most columns of a table; a wider one is nearly always transposed, or a matrix."""
 
 MAX_FIELD_CHARACTERS = 131_072
 """Most characters in a field; in a longer one a quotation mark is nearly always left open."""
@@ -87,8 +90,6 @@ _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n|\Z)")
 _SEPARATOR_LINE = re.compile(r'"?sep=(\S|\t)"?\1* *', re.IGNORECASE)
 """The first line in which Excel states the separator."""
 
-_IMAGE_NAME = re.compile(r".+\.(png|jpe?g|webp|bmp|tiff?|gif)", re.IGNORECASE)
-_NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 _DECIMAL_POINT, _DECIMAL_COMMA = (
     re.compile(
         rf"[+-]?((\d+|[1-9]\d?\d?([{between}]\d{{3}})+)({point}\d*)?|{point}\d+)([eE][+-]?\d+)?", re.ASCII
@@ -96,96 +97,22 @@ _DECIMAL_POINT, _DECIMAL_COMMA = (
     for point, between in ((r"\.", ","), (",", "."))
 )
 
-_SAVED_INDEX = re.compile(r"Unnamed: \d+(_level_\d+)?")
-"""The name that pandas gives to a column without one."""
-
 _BINARY = {"HDF5", "safetensors", "zip", "npy", "pickle", "JPEG", "PNG", "TIFF", "JPEG2000", "ICO", "gzip"}
-_BINARY |= {"Parquet", "Excel", "PDF", "LFS"}
+_BINARY |= {"Excel", "PDF", "LFS"}
 """Kinds of files whose signature is no text that a table may begin with."""
 
 _UTF16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table of text.
-
-    Attributes
-    ----------
-    path
-        The file, for messages.
-    columns
-        The names in the header; columns without a name (a saved index) are left out.
-    values
-        One list of text for each column, all of the same length. Blanks around a value are dropped.
-    line_numbers
-        The line of the file on which each row begins; the header is line 1 of an ordinary file.
-    delimiter
-        The separator.
-    notes
-        Remarks for messages, such as lines taken for comments.
-    """
-
-    path: Path
-    columns: tuple[str, ...]
-    values: dict[str, list[str]]
-    line_numbers: Sequence[int]
-    delimiter: str
-    notes: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.line_numbers)
-
-    @cached_property
-    def rows(self) -> list[dict[str, str]]:
-        """The rows as dictionaries, column to text."""
-        names = self.columns
-        return [dict(zip(names, row, strict=True)) for row in zip(*self.values.values(), strict=True)]
-
-    def row_name(self, index: int) -> str:
-        """The name of row ``index`` in messages: its number from 1, and its line in the file."""
-        return f"row {index + 1} (line {self.line_numbers[index]})"
-
-    def column(self, name: str, *, option: str | None = None) -> list[str]:
-        """The values of one column; `InputError` that lists the columns if there is none of this name.
-
-        ``option`` is the command-line option that chooses the column, for the hint.
-        """
-        if name in self.values:
-            return self.values[name]
-        close = nearest(name, self.columns)
-        hints = [f"did you mean {close!r}?"] if close else []
-        if any(map(_IMAGE_NAME.fullmatch, self.columns)) or all(map(_NUMBER.fullmatch, self.columns)):
-            hints.append("the names look like a row's values: put a line with the columns' names above it")
-        elif option:
-            hints.append(f"name the column with {option}")
-        if len(self.columns) == 1:
-            hints.append(f"only one column was found: {self._why_one_column()}")
-        raise InputError(
-            f"no column named {name!r}",
-            where=self.path,
-            expected=f"one of: {listing(self.columns)}",
-            fix="; ".join([*hints, *self.notes]) or None,
-        )
-
-    def _why_one_column(self) -> str:
-        (header,) = self.columns
-        words = len(header.split())
-        for i, value in enumerate(self.values[header] if words > 1 else ()):
-            if (count := len(value.split())) != words:
-                row = self.row_name(i)
-                return f"{words} words in the header and {count} in {row}; write a comma between the columns"
-        return f"there are no {'s, '.join(DELIMITERS.values())}s in the header"
-
-
-def read_table(path: str | os.PathLike[str], *, what: str = "manifest") -> Table:
-    """Read a CSV or TSV file with a header.
+def read_table(path: str | os.PathLike[str] | Table, *, what: str = "manifest") -> Table:
+    """Read a CSV, TSV or Parquet file with a header; a table given in Python stays as it is.
 
     All values stay text: ``001``, ``01`` and ``1`` are three values, ``NA`` and ``null`` are words. The
     separator is detected (comma, semicolon, tab, vertical bar, or blanks alone), a byte order mark and any of
     the three line endings are accepted, empty lines are skipped, and quoted fields may hold line breaks. A
     column without a name (a saved pandas index) is ignored. The header may follow comments that start with
-    ``#``, Excel's ``sep=;``, and the number of rows, as in CelebA's lists.
+    ``#``, Excel's ``sep=;``, and the number of rows, as in CelebA's lists. `parquet_texts` says how values of
+    a Parquet file become text.
 
     Raises
     ------
@@ -194,7 +121,12 @@ def read_table(path: str | os.PathLike[str], *, what: str = "manifest") -> Table
         many fields, a quotation mark that is never closed, or a number of rows that differs from the one
         above the header.
     """
-    source = _open_source(Path(path), what)
+    if isinstance(path, Table):
+        return path
+    if _is_parquet(path := Path(path)):
+        texts, notes = parquet_texts(path, what)
+        return NumberedRows.of(path, texts, notes)
+    source = _open_source(path, what)
     lists: list[list[str]] = [[] for _ in source.kept]
     lines: list[int] = []
     # Labels and domains repeat: sharing equal texts saves memory.
@@ -227,7 +159,19 @@ def read_table(path: str | os.PathLike[str], *, what: str = "manifest") -> Table
 
 def read_header(path: Path) -> tuple[str, ...]:
     """The names of a table's columns, as `read_table` gives them."""
+    if _is_parquet(path):
+        return parquet_columns(path, "table")
     return tuple(_open_source(path, "table").kept.values())
+
+
+def _is_parquet(path: Path) -> bool:
+    """Whether a regular file begins as Parquet files do; a pipe isn't read."""
+    try:
+        with contextlib.ExitStack() as stack:
+            stream = stack.enter_context(path.open("rb")) if path.is_file() else io.BytesIO()
+            return sniff(stream.read(HEAD_BYTES)) == "Parquet"
+    except (OSError, ValueError):  # reading says why
+        return False
 
 
 def plain_numbers(values: Iterable[str]) -> dict[str, str] | None:
@@ -287,7 +231,8 @@ class _Source:
     @cached_property
     def kept(self) -> dict[int, str]:
         """The columns that have a name, by position."""
-        return {i: name for i, name in enumerate(self.header) if name and not _SAVED_INDEX.fullmatch(name)}
+        named = set(without_saved_index(self.header))
+        return {i: name for i, name in enumerate(self.header) if name in named}
 
     @property
     def separators(self) -> str:
@@ -389,7 +334,7 @@ def _read_bytes(path: Path, what: str) -> bytes:
         piped = stat.S_ISFIFO(facts.st_mode) and str(path).startswith(("/dev/", "/proc/"))
         if not (piped or stat.S_ISREG(facts.st_mode)):
             kind = "folder" if stat.S_ISDIR(facts.st_mode) else "device or pipe"
-            raise InputError(f"the {what} is a {kind}", where=path, expected="a CSV or TSV file")
+            raise InputError(f"the {what} is a {kind}", where=path, expected="a CSV, TSV or Parquet file")
         if not (piped or facts.st_size):
             return b""  # reading a file of the kernel (such as in /proc) may never end
         with path.open("rb") as stream:
@@ -486,14 +431,7 @@ def _named(source: _Source) -> _Source:
     source = replace(source, header=tuple(header))
     if not source.kept:
         raise InputError("the header names no column", where=source.path, found=listing(map(repr, header)))
-    repeated = [repr(name) for name, count in Counter(source.kept.values()).items() if count > 1]
-    if repeated:
-        raise InputError(
-            "a column name is used twice",
-            where=f"{source.path}, the header",
-            found=listing(repeated),
-            fix="rename one of them",
-        )
+    refuse_repeated(source.kept.values(), f"{source.path}, the header")
     return source
 
 
