@@ -22,6 +22,13 @@ _ACCEPTED: dict[type, tuple[Any, str]] = {
     Path: (str | os.PathLike, "the path of a file or folder"),
 }
 
+_HELD = {
+    "": "",
+    "table": ", or a data frame of pandas or polars",
+    "array": ", or an array (rows, dimensions)",
+}
+"""What else stands for a file, in words."""
+
 
 def options_from(options: type, given: Mapping[str, Any]) -> Any:
     """The options of a command with the ``given`` values; None and [] stand for the default.
@@ -51,7 +58,7 @@ def _is_default(value: Any) -> bool:
 
 def _converted(field: Field, value: Any) -> Any:
     """A value converted to the type of its field; several values of a list or filter become one text."""
-    if field.held and not isinstance(value, str | os.PathLike):
+    if field.held and not isinstance(value, str | os.PathLike | list | tuple):
         from ncm_cli.store.memory import given_array, given_table
 
         return (given_table if field.held == "table" else given_array)(field.name, value)
@@ -62,7 +69,7 @@ def _converted(field: Field, value: Any) -> Any:
             f"{field.name} takes {words or 'text, a number or a list'}", found=type(value).__name__
         )
     if not all(isinstance(item, wanted) for item in items):
-        raise UsageError(f"{field.name} takes {words}", found=repr(value))
+        raise UsageError(f"{field.name} takes {words}{_HELD[field.held]}", found=repr(value)[:200])
     typed = [at_home(field, field.type(item)) for item in items]
     for path in typed if field.type is Path else ():
         possible(path)

@@ -70,7 +70,7 @@ def test_a_tensor_is_an_array(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        (np.zeros(N), "takes the path of a file, or an array"),
+        (np.zeros(N), "or an array .rows, dimensions."),
         (np.zeros((N, 2, 2)), "an array of another shape"),
         (np.full((N, 2), "x"), "doesn't hold real numbers"),
         (np.full((N, 2), None), "doesn't hold real numbers"),
@@ -79,7 +79,7 @@ def test_a_tensor_is_an_array(dtype: torch.dtype) -> None:
         (torch.eye(N).to_sparse(), "isn't a plain one on the CPU"),
         (np.zeros((N - 1, 2)), "other numbers of rows"),
         (np.full((N, 2), np.nan), "not finite"),
-        ([[1.0]] * N, "takes the path of a file, or an array"),
+        ([[1.0]] * N, "or an array .rows, dimensions."),
     ],
 )
 def test_an_array_of_another_kind_is_refused(wrong: Any, match: str) -> None:
