@@ -85,6 +85,19 @@ def probabilities(logits: Array) -> Array:
     return grown / grown.sum(axis=1, keepdims=True)
 
 
+def true_margins(logits: Array, y: Codes) -> Array:
+    """The lead of the true class's logit over the highest other one (n,): above 0 where it is predicted.
+
+    ``y`` (n,) are class codes. Of a single logit (two classes) it is the logit towards the true class.
+    """
+    if logits.shape[1] == 1:
+        return np.where(y == 1, logits[:, 0], -logits[:, 0])
+    rows, others = np.arange(len(y)), np.array(logits, np.float64)
+    of_truth = others[rows, y]
+    others[rows, y] = -np.inf
+    return of_truth - others.max(axis=1)
+
+
 def margins(logits: Array) -> Array:
     """(n,) logit of the predicted class minus the best other one's, in nats; never negative."""
     z = np.asarray(logits, dtype=np.float64)

@@ -33,6 +33,7 @@ from ncm_cli.results.located import FileFinder, written
 from ncm_cli.results.pictures import PAIR_BUDGET, PAIR_SIDE, Thumbnails, look
 from ncm_cli.results.plots import image_url
 from ncm_cli.results.repetitions import facts_of
+from ncm_cli.results.row_map import map_of
 from ncm_cli.results.tables import Cell, ReportTable, Spread, cells, measured, ranks_of, trained_on
 from ncm_cli.store.columns import categories_of
 from ncm_cli.store.features import FeatureStore
@@ -47,6 +48,7 @@ SECTIONS = {
     "groups": ("Accuracy by group", "groups"),
     "errors": ("What it gets wrong",),
     "versus": ("Fixed and broken",),
+    "map": ("What was removed",),
     "confusion": ("Confusion matrix",),
     "rank": ("How the rank was chosen", "rank-path", "Did the pairs help"),
     "pairs": ("The pairs", "spectrum", "Pairs"),
@@ -278,14 +280,23 @@ def _looked_at(subject: Source, rival: Source | None, files: FileFinder) -> dict
     asked = (subject.body.get("options") or {}).get("groups")
     groups = make_groups(store, asked or (answers.probe.target if answers.probe.classes else ""))
     galleries = _Galleries(answers, store, groups, Thumbnails())
-    context = {"errors": galleries.errors(subject)}
+    context: dict[str, Any] = {"errors": galleries.errors(subject)}
     if answers.probe.classes:
         name, theirs = _other(subject, rival, answers.probe, files)
         context["confusion"] = _confusion(answers)
+        shown = [(answers, _name(subject))]
         if isinstance(theirs, str):
             context["versus"] = {"missing": f"Nothing to compare with: {theirs}."} if theirs else {}
         elif theirs.probe.classes == answers.probe.classes:
             context["versus"] = galleries.versus(theirs, name)
+            shown.append((theirs, name))
+        context["map"] = map_of(
+            shown,
+            store,
+            galleries.group(np.arange(len(answers.rows))),
+            say_row=lambda index: _caption(answers, index),
+            say_group=lambda code: _joined(groups.key(code)),
+        )
     return context
 
 

@@ -144,6 +144,19 @@ def test_margin_is_the_lead_of_the_predicted_class() -> None:
     assert metrics.margins(np.array([[1.0, 5.0, 3.5]])).tolist() == [1.5]
 
 
+def test_the_margin_of_the_true_class_is_above_zero_where_it_is_predicted() -> None:
+    rng = np.random.default_rng(0)
+    for classes in (2, 3, 7):
+        logits, y = rng.normal(size=(500, classes)), rng.integers(classes, size=500)
+        found = metrics.true_margins(logits, y)
+        wanted = [row[code] - max(np.delete(row, code)) for row, code in zip(logits, y, strict=True)]
+        assert np.array_equal(found, wanted) and 0 < (found > 0).sum() < 500
+        assert np.array_equal(found > 0, metrics.decide(logits) == y)
+    single = logits[:, :1]
+    of_two = metrics.true_margins(np.concatenate([np.zeros_like(single), single], axis=1), y % 2)
+    assert np.array_equal(metrics.true_margins(single, y % 2), of_two)
+
+
 @pytest.mark.parametrize("n", [2, 3, 40])
 def test_mean_difference_agrees_with_scipys_paired_t_interval(n: int) -> None:
     first, second = np.random.default_rng(n).exponential(size=(2, n))

@@ -1,0 +1,175 @@
+"""The map of a page: rows as dots, a probe's margins against the first removed direction."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from ncm_cli.blocks import Array, Codes
+from ncm_cli.probes import metrics
+from ncm_cli.probes.evaluate import Answers, logits, scale_like
+from ncm_cli.results.pictures import Thumbnails, Tile
+from ncm_cli.results.tables import decimals
+from ncm_cli.store.features import FeatureStore
+
+MAX_DOTS = 400
+"""Dots of a map, as many from each group: each has a picture, which makes nearly all of its bytes."""
+
+MAX_COLOURS = 8
+"""Groups with a colour and a shape of their own: the ones with the most misses; the others share the last."""
+
+DOT_SIDE, DOT_BUDGET = 64, 1_000_000
+"""Pixels along a dot's picture, and bytes of all of them."""
+
+WIDTH, HEIGHT = 400, 300
+"""A panel, in pixels where it is as wide as a phone."""
+
+BOX = {"left": 46, "right": 390, "top": 22, "bottom": 260}
+"""The ends of its axes."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Panel:
+    """One probe's dots, in the map's order."""
+
+    title: str
+    x: Sequence[str]
+    y: Sequence[str]
+    """Places in the panel."""
+    wrong: Sequence[bool]
+    x_ticks: Sequence[tuple[str, str]]
+    """Places and texts."""
+    y_ticks: Sequence[tuple[str, str]]
+    zero: str
+    """The place of a margin of 0, which parts wrong rows from right ones."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowMap:
+    """What the template draws."""
+
+    panels: Sequence[Panel]
+    groups: Sequence[str]
+    """Names of the colours; none without groups."""
+    colours: Sequence[int]
+    tiles: Sequence[Tile]
+    captions: Sequence[str]
+    """A picture and words for each dot."""
+    lead: str
+    x_label: str
+    y_label: str
+    width: int = WIDTH
+    height: int = HEIGHT
+    box: Mapping[str, int] = dataclasses.field(default_factory=lambda: BOX)
+
+
+def fair_sample(codes: Codes, most: int) -> Codes:
+    """Positions of at most ``most`` of the rows with these groups (n,), as many from each as it has.
+
+    They are drawn at random, always the same, and ascending.
+    """
+    order = np.random.default_rng(0).permutation(len(codes))
+    order = order[np.argsort(codes[order], kind="stable")]
+    starts = np.flatnonzero(np.diff(codes[order], prepend=codes.min(initial=0) - 1))
+    place = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
+    return np.sort(order[np.argsort(place, kind="stable")[:most]])
+
+
+def map_of(
+    shown: Sequence[tuple[Answers, str]],
+    store: FeatureStore,
+    group: Codes,
+    *,
+    say_row: Callable[[int], str],
+    say_group: Callable[[int], str],
+) -> RowMap | None:
+    """A map of a classifier's n rows; None where no direction was removed.
+
+    Parameters
+    ----------
+    shown
+        Answers of the page's probe, then of others, for the same rows and classes, with their names. One that
+        removes nothing comes first in the map, as before the removal.
+    group
+        (n,) each row's group, −1 for none.
+    say_row, say_group
+        Words for a row by its position among the n, and for a group by its code.
+    """
+    answers = shown[0][0]
+    removing = next((one.probe for one, _ in shown if one.probe.rank), None)
+    if removing is None:
+        return None
+    chosen = fair_sample(group, MAX_DOTS)
+    rows = answers.rows[chosen]
+    features = store.read(rows)
+    along = scale_like(removing, features) @ removing.basis[:, 0]
+    y, y_ticks = _placed(along, BOX["bottom"], BOX["top"])
+    panels, told = [], []
+    for one, name in sorted(shown, key=lambda one: one[0].probe.rank > 0):
+        margins = metrics.true_margins(logits(one.probe, features), answers.truth[chosen])
+        x, x_ticks = _placed(np.append(margins, 0.0), BOX["left"], BOX["right"])
+        rank = one.probe.rank
+        title = f"{name}, {rank} direction{'s' * (rank > 1)} removed" if rank else f"{name}, nothing removed"
+        title += f": {metrics.mean(one.right):.3f} right"
+        panels.append(Panel(title, x[:-1], y, (~one.right[chosen]).tolist(), x_ticks, y_ticks, x[-1]))
+        told.append([f"{name} {decimals(margin)}" for margin in margins.tolist()])
+    colours, labels = _colours(group, chosen, answers, say_group)
+    captions = [
+        f"{say_row(position)}; margin {', '.join(of_row)}; direction {decimals(part)}"
+        for position, part, *of_row in zip(chosen.tolist(), along.tolist(), *told, strict=True)
+    ]
+    pictures = Thumbnails(side=DOT_SIDE, budget=DOT_BUDGET)
+    lead = (
+        "Each dot is a row: how clearly the probe decides for its true class, against where it lies along "
+        f"the first direction that was removed. Filled dots are wrong. {len(chosen):,} of {len(group):,} rows"
+    )
+    lead += ", alike from all groups." if labels else "."
+    if all(one.probe.rank for one, _ in shown):
+        lead += " To see them before the removal, evaluate a probe of rank 0 on the same rows as well."
+    several = len(answers.probe.classes) > 2
+    what = "the true class’s logit less the highest other" if several else "the logit towards the true class"
+    return RowMap(
+        panels=panels,
+        groups=labels,
+        colours=colours,
+        tiles=[pictures.row(store, store.ids[row]) for row in rows.tolist()],
+        captions=captions,
+        lead=lead,
+        x_label=f"margin: {what}",
+        y_label="first removed direction",
+    )
+
+
+def _colours(
+    group: Codes, chosen: Codes, answers: Answers, say: Callable[[int], str]
+) -> tuple[list[int], list[str]]:
+    """The colour of each dot, and the colours' names."""
+    codes = np.unique(group)
+    misses = np.bincount(group[~answers.right] + 1, minlength=int(codes.max()) + 2)
+    if len(codes) < 2:
+        return [0] * len(chosen), []
+    ranked = codes[np.argsort(-misses[codes + 1], kind="stable")]
+    own = ranked if len(ranked) <= MAX_COLOURS else ranked[: MAX_COLOURS - 1]
+    place = np.full(int(codes.max()) + 2, MAX_COLOURS - 1)
+    place[own + 1] = np.arange(len(own))
+    labels = [say(code) if code >= 0 else "in no group" for code in own.tolist()]
+    labels += [f"{len(ranked) - len(own)} other groups"] * (len(own) < len(ranked))
+    return place[group[chosen] + 1].tolist(), labels
+
+
+def _placed(values: Array, start: float, stop: float) -> tuple[list[str], list[tuple[str, str]]]:
+    """Values on an axis from ``start`` to ``stop``: their places, and ticks with their texts."""
+    from matplotlib.ticker import MaxNLocator
+
+    low, high = float(values.min()), float(values.max())
+    pad = 0.04 * (high - low) or 1.0
+    low, high = low - pad, high + pad
+
+    def place(value: float) -> str:
+        return f"{start + (value - low) / (high - low) * (stop - start):.1f}"
+
+    ticks = [float(tick) for tick in MaxNLocator(5).tick_values(low, high) if low <= tick <= high]
+    texts = [f"{tick:.4g}".replace("-", "−") for tick in ticks]
+    return [place(value) for value in values.tolist()], list(zip(map(place, ticks), texts, strict=True))
