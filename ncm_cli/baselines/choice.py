@@ -15,7 +15,7 @@ import numpy as np
 from ncm_cli.baselines.options import SweepOptions, space_of
 from ncm_cli.blocks import Array, Codes, Mask
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.options import Space
+from ncm_cli.options import Space, parse_space
 from ncm_cli.probes.rules import RULES, TIE_BREAKERS, Rule
 from ncm_cli.probes.selection import score_name
 from ncm_cli.progress import Reporter
@@ -35,8 +35,12 @@ History = Mapping[str, Array]
 TABLE_FORMAT, TABLE_VERSION = "ncm-sweep", 1
 
 
-def plan_configs(options: SweepOptions, *, available_rank: int, reporter: Reporter) -> list[Config]:
+def plan_configs(
+    options: SweepOptions, *, available_rank: int, reporter: Reporter, steps: int | None = None
+) -> list[Config]:
     """All configurations, by method, trial and seed.
+
+    ``steps`` is how many the training has, if known: ``anneal`` is drawn below it.
 
     Raises
     ------
@@ -52,9 +56,13 @@ def plan_configs(options: SweepOptions, *, available_rank: int, reporter: Report
         reporter.warn(f"no effect: --search {', '.join(idle)}, which none of the methods has")
     if options.methods and options.upweight and UPWEIGHT not in options.methods:
         reporter.note(f"--upweight is for all methods, since none is named NAME{UPWEIGHT}")
+    if steps is not None:
+        _warn_of_few(steps, options, reporter)
     configs: list[Config] = []
     for name, upweighted in methods:
         spaces = {hyper: space_of(name, hyper, searches, grid=options.grid) for hyper in METHODS[name].hyper}
+        if "anneal" in spaces and steps is not None and _late(spaces["anneal"], steps):
+            spaces["anneal"] = _annealed(name, options, steps)
         if "rank" in spaces:
             spaces["rank"] = _capped(spaces["rank"], name, available_rank, reporter)
         if options.grid:
@@ -93,6 +101,40 @@ def _capped(space: Space, method: str, most: int, reporter: Reporter) -> Space:
     if capped != space:
         reporter.note(f"ranks above {most}, the pairs' numerical rank, are left out of {space.text}")
     return capped
+
+
+def _late(space: Space, steps: int) -> bool:
+    """Whether a value of ``anneal`` is so large that the penalty never begins."""
+    return max(space.values, default=space.high) >= steps
+
+
+def _annealed(method: str, options: SweepOptions, steps: int) -> Space:
+    """The space of ``anneal``, cut to what leaves at least one of the ``steps``, unless it was given."""
+    space = space_of(method, "anneal", options.searches, grid=options.grid)
+    if any(search.name == "anneal" and search.method in (None, method) for search in options.searches):
+        return space
+    if options.grid:
+        return parse_space(str(steps // 2), whole=True)
+    least = min(int(min(space.values)), steps // 2)
+    return parse_space(f"{least}:{max(least, min(int(max(space.values)), steps - 1))}", whole=True)
+
+
+def _warn_of_few(steps: int, options: SweepOptions, reporter: Reporter) -> None:
+    """Warn if training has so few steps that ``anneal`` would lie beyond them."""
+    methods: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for name, _ in options.chosen_methods if "anneal" in METHODS[name].hyper):
+        space = space_of(name, "anneal", options.searches, grid=options.grid)
+        if _late(space, steps):
+            drawn = _annealed(name, options, steps)
+            what = f"anneal, the step at which the penalty begins, is {drawn.text} instead of {space.text}"
+            if _late(drawn, steps):
+                what = f"the penalty never begins where anneal, {space.text}, is {steps:,} or more"
+            methods.setdefault(what, []).append(name)
+    for what, names in methods.items():
+        reporter.warn(
+            f"{', '.join(names)}: training has {steps:,} steps ({options.epochs:,} epochs), so {what}; "
+            "--epochs gives more"
+        )
 
 
 def _draws(name: str, space: Space, options: SweepOptions) -> list[float]:

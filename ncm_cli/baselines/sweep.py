@@ -10,6 +10,7 @@ that the rule picks), ``NAME.h5`` (all checkpoints), and ``NAME.json`` (the pick
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def _sweep(options: SweepOptions, reporter: Reporter) -> dict[str, Any]:
     output = options.output.with_suffix(".json")
     with writer_lock(output):
         runner = Runner(options, reporter)
-        configs = plan_configs(options, available_rank=runner.rank, reporter=reporter)
+        configs = plan_configs(options, available_rank=runner.rank, reporter=reporter, steps=runner.steps)
         parts = chunks(configs, runner.whole.logits)
         with Journal.open(output, _key(options, runner), replace=True) as journal:
             results = _finished(configs, parts, runner, journal, reporter)
@@ -264,6 +265,14 @@ class Runner:
         self.device = choose_device(options.device, "fp64", reporter)
         self._origins: dict[bool, dict[str, Any]] = {}
         """The record of the rows, by whether they are up-weighted; kept because making it reads every row."""
+
+    @property
+    def steps(self) -> int:
+        """How many steps the training on all rows has; on folds, which have fewer rows, it may be fewer."""
+        rows, size, envs = len(self.whole.X), self.options.batch_size, self.whole.codes.get("envs")
+        if self.options.protocol == "domainbed" and envs is not None:
+            size *= len(np.unique(envs))
+        return self.options.epochs * (math.ceil(rows / size) if size else 1)
 
     def data(self) -> dict[str, Any]:
         """The record of the rows and pairs that the result was made from."""

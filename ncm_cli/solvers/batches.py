@@ -30,7 +30,7 @@ Mixed = tuple[Tensor | None, Tensor]
 def generator_of(seed: int, stream: int) -> torch.Generator:
     """A separate generator for each (seed, stream), so that one use never shifts another."""
     generator = torch.Generator()
-    generator.manual_seed(int(np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0] >> 1))
+    generator.manual_seed(int(np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0]) >> 1)
     return generator
 
 

@@ -39,7 +39,7 @@ def components(a: Codes, b: Codes) -> Codes:
     from scipy.sparse.csgraph import connected_components
 
     nodes, ends = np.unique(np.concatenate([a, b]), return_inverse=True)
-    left, right = ends.reshape(2, -1)
+    left, right = ends.reshape(2, -1).astype(np.int32)  # scipy before 1.13 takes no other indices here
     graph = coo_array((np.ones(len(left), dtype=bool), (left, right)), shape=(len(nodes), len(nodes)))
     component = connected_components(graph, directed=False)[1][left]
     _, first, number = np.unique(component, return_index=True, return_inverse=True)

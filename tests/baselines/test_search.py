@@ -149,6 +149,29 @@ def test_methods_share_draws_and_do_not_change_with_company() -> None:
     assert np.diff(rates).max() <= 2 * 3 / 16
 
 
+@pytest.mark.parametrize("steps", [1, 2, 40, 100, 251, 5000])
+def test_anneal_lies_within_the_steps_of_the_training(steps: int) -> None:
+    """100 epochs of few rows are 100 steps; beyond them irm and vrex would never begin."""
+    heard, known = Heard(), options(methods="erm,irm,vrex", seeds=1)
+    cells = plan_configs(known, available_rank=9, reporter=heard, steps=steps)
+    anneals = [cell.anneal for cell in cells if cell.method != "erm"]
+    assert max(anneals) < steps and len(set(anneals)) >= min(12, steps - steps // 2)
+    assert len(heard.warnings) == (steps <= 250)
+    assert all(f"irm, vrex: training has {steps:,} steps" in text for text in heard.warnings)
+    if steps > 250:
+        assert cells == plan_configs(known, available_rank=9, reporter=SILENT)
+    grid = options(methods="irm", seeds=1, grid=True)
+    assert {cell.anneal for cell in plan_configs(grid, available_rank=9, reporter=SILENT, steps=steps)} == (
+        {100} if steps > 100 else {steps // 2}
+    )
+    asked = options(methods="irm", seeds=1, search=("anneal=300",))
+    heard = Heard()
+    assert {cell.anneal for cell in plan_configs(asked, available_rank=9, reporter=heard, steps=steps)} == {
+        300
+    }
+    assert [("never begins" in text) for text in heard.warnings] == [True] * (steps <= 300)
+
+
 def test_one_method_can_have_a_space_of_its_own() -> None:
     cells = plan_configs(
         options(methods="irm,vrex", search=("penalty=1:9", "irm.penalty=77"), seeds=1),
