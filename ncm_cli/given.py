@@ -73,6 +73,6 @@ def _converted(field: Field, value: Any) -> Any:
     typed = [at_home(field, field.type(item)) for item in items]
     for path in typed if field.type is Path else ():
         possible(path)
-    if field.repeated:
+    if field.repeated or (field.several and len(typed) > 1):
         return tuple(typed)
     return typed[0] if len(typed) == 1 else joined_values(field, map(str, typed))

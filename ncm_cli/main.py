@@ -21,7 +21,7 @@ import typer
 
 from ncm_cli import __version__
 from ncm_cli.errors import NcmError, UsageError, listing
-from ncm_cli.options import Field, fields_of
+from ncm_cli.options import Field, fields_of, values_of
 from ncm_cli.registry import BUILDERS, COMMANDS, TOPICS, Command, examples_of, options_of, screen_of, work_of
 
 PICTURE = r"""
@@ -215,9 +215,7 @@ def _parameter(field: Field) -> inspect.Parameter:
         shown["metavar"] = field.metavar or (None if field.positional else f"<{kind.__name__.lower()}>")
         kind = list[kind]
         if not field.required:
-            default = [] if field.default is None else [field.default]
-            if field.repeated:
-                default = list(field.default)
+            default = list(values_of(field.default))
             shown |= {} if default else {"show_default": False}
     elif field.optional:
         kind = Optional[kind]  # noqa: UP045 (typer before 0.12.4 can't read Path | None)

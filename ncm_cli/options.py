@@ -245,9 +245,11 @@ class Field:
 
     name: str
     type: type
-    """``str``, ``int``, ``float``, ``bool`` or ``Path``; the type of each item if ``repeated``."""
+    """``str``, ``int``, ``float``, ``bool`` or ``Path``; of each item if ``repeated`` or ``several``."""
     optional: bool
     repeated: bool
+    several: bool = False
+    """Whether it takes one value or several: one stays as it is, several are a tuple."""
     default: Any
     help: str
     positional: bool = False
@@ -289,7 +291,7 @@ class Field:
     @property
     def repeatable(self) -> bool:
         """Whether the option may be repeated on a command line."""
-        return self.repeated or self.separator in (TERMS, CROSSINGS)
+        return self.repeated or self.several or self.separator in (TERMS, CROSSINGS)
 
     @property
     def flag(self) -> str:
@@ -343,7 +345,7 @@ def _fields_of(options: Any) -> tuple[Field, ...]:
     hints = typing.get_type_hints(options)
     fields = []
     for field in dataclasses.fields(options):
-        # T, T | None or tuple[T, ...]
+        # T, T | None, tuple[T, ...] or T | tuple[T, ...] | None
         hint, arguments = hints[field.name], typing.get_args(hints[field.name])
         facts = dict(field.metadata)
         kind = arguments[0] if arguments else hint
@@ -357,6 +359,7 @@ def _fields_of(options: Any) -> tuple[Field, ...]:
                 type=kind,
                 optional=typing.get_origin(hint) in (Union, types.UnionType),
                 repeated=typing.get_origin(hint) is tuple,
+                several=any(typing.get_origin(kind) is tuple for kind in arguments),
                 default=field.default,
                 **facts,
             )
@@ -386,6 +389,13 @@ def at_home(field: Field, value: Any) -> Any:
 def expand_home(path: AnyPath) -> AnyPath:
     """A path with ``~`` or ``~user`` at its start expanded; it stays unchanged for an unknown user."""
     return type(path)(os.path.expanduser(path))  # noqa: PTH111 (pathlib raises for an unknown user)
+
+
+def values_of(value: Any) -> tuple[Any, ...]:
+    """The values that an option was given: none for None, several for a tuple, or a list that was read."""
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
 def check_value(field: Field, item: Any) -> None:
@@ -434,9 +444,8 @@ def check(options: Any) -> Any:
     """
     for field in fields_of(type(options)):
         value = getattr(options, field.name)
-        for item in value if field.repeated else (value,):
-            if item is not None:
-                check_value(field, item)
+        for item in values_of(value):
+            check_value(field, item)
     for error in refusals(options):
         raise error
     return options
@@ -466,20 +475,18 @@ def command_words(options: type, values: Mapping[str, Any]) -> list[str]:
     for field in fields_of(options):
         value = values.get(field.name)
         if field.positional:
-            positional += _texts(field, value)
-        elif value is not None and _texts(field, value) != _texts(field, field.default):
+            positional += _texts(value)
+        elif value is not None and _texts(value) != _texts(field.default):
             if field.type is bool:
                 flagged.append(field.flag if value else f"--no-{field.flag[2:]}")
             else:
-                flagged += [word for text in _texts(field, value) for word in (field.flag, text)]
+                flagged += [word for text in _texts(value) for word in (field.flag, text)]
     if any(text.startswith("-") for text in positional):
         # Arguments after -- aren't options.
         return [*flagged, "--", *positional]
     return [*positional, *flagged]
 
 
-def _texts(field: Field, value: Any) -> list[str]:
+def _texts(value: Any) -> list[str]:
     """The words of a value on a command line, one for each value of a repeated option."""
-    if value is None or value is REQUIRED:
-        return []
-    return [str(item) for item in (value if field.repeated else (value,))]
+    return [] if value is REQUIRED else [str(item) for item in values_of(value)]

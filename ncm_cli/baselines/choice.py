@@ -17,7 +17,7 @@ from ncm_cli.blocks import Array, Codes, Mask
 from ncm_cli.errors import InputError, UsageError
 from ncm_cli.options import Space, parse_space
 from ncm_cli.probes.rules import RULES, TIE_BREAKERS, Rule
-from ncm_cli.probes.selection import score_name
+from ncm_cli.probes.selection import score_name, store_metric
 from ncm_cli.progress import Reporter
 from ncm_cli.solvers.methods import HYPER, METHODS, UPWEIGHT, Config
 from ncm_cli.store.files import Shown, jsonable
@@ -180,10 +180,13 @@ METRICS = (
 pairs, the others on the fit to all rows and pairs."""
 
 
-def metric_names(crossings: int) -> tuple[str, ...]:
-    """`METRICS`; with several crossings of ``--groups`` also the worst group of each one, numbered."""
+def metric_names(crossings: int, stores: int = 1) -> tuple[str, ...]:
+    """`METRICS`; with several crossings of ``--groups`` also the worst group of each one, numbered; with
+    several pair stores also the flip rate of each one, and the bound from the error in cells."""
     numbers = range(1, crossings + 1) if crossings > 1 else ()
-    return (*METRICS, *(f"{part}_worst_group_{number}" for part in ("val", "test") for number in numbers))
+    of_stores = [store_metric("flip_rate", at) for at in range(stores)] if stores > 1 else []
+    worst = (f"{part}_worst_group_{number}" for part in ("val", "test") for number in numbers)
+    return (*METRICS, *worst, *of_stores, *(["cell_bound"] if of_stores else []))
 
 
 def _keys(history: History, rule: Rule) -> tuple[Array, Array]:

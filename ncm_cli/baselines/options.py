@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ncm_cli.errors import UsageError, unknown
 from ncm_cli.options import CROSSINGS, FORMS, LIST, Space, option, parse_names, parse_space
-from ncm_cli.probes.options import TrainingOptions
+from ncm_cli.probes.options import PairPaths, TrainingOptions, refuse_same_store
 from ncm_cli.solvers.methods import HYPER, METHODS, PROTOCOLS, UPWEIGHT
 
 
@@ -104,8 +104,11 @@ def _columns(what: str, **facts: Any) -> Any:
 class SweepOptions(TrainingOptions):
     """Options of ``ncm sweep``; the fields are the long options and the recipe's keys."""
 
-    pairs: Path | None = option(
-        None, help="Pair store of ncm and matchdg, and of the rule bound.", role="input", flags=("-p",)
+    pairs: PairPaths | None = option(
+        None,
+        help="Pair store of ncm and matchdg, and of the rule bound. May be repeated.",
+        role="input",
+        flags=("-p",),
     )
     output: Path = option(
         help="Table to write, .h5 or .csv; NAME.json, NAME.csv and NAME.h5 are all written.",
@@ -203,6 +206,7 @@ class SweepOptions(TrainingOptions):
             )
         if self.folds == 1:
             yield UsageError("--folds must be at least 2", found=1, fix="--folds 0: no bound")
+        yield from refuse_same_store(self.pairs)
         methods = dict.fromkeys(name for name, _ in self.chosen_methods)
         for name, upweighted in self.chosen_methods:
             yield from lacking(name, self)

@@ -10,6 +10,7 @@ that the rule picks), ``NAME.h5`` (all checkpoints), and ``NAME.json`` (the pick
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ from ncm_cli.baselines.choice import (
 from ncm_cli.baselines.options import SweepOptions, table_files
 from ncm_cli.blocks import Array, Codes, Mask, chosen
 from ncm_cli.errors import InputError
-from ncm_cli.options import check
+from ncm_cli.options import check, values_of
 from ncm_cli.probes import metrics
 from ncm_cli.probes.choose import untrained_rows
 from ncm_cli.probes.leave_out import leave_out
@@ -39,7 +40,7 @@ from ncm_cli.probes.metrics import PairRows, Rows, joint
 from ncm_cli.probes.problem import Problem, Variant
 from ncm_cli.probes.reading import read_method_problem
 from ncm_cli.probes.record import flags_of, origin_of, probe_of
-from ncm_cli.probes.selection import facts, pair_facts, stacked
+from ncm_cli.probes.selection import cell_bound_facts, facts, pair_facts, stacked, store_metric
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.solvers.folds import Fold
 from ncm_cli.solvers.methods import METHODS, Config
@@ -155,7 +156,7 @@ def _key(options: SweepOptions, runner: Runner) -> dict[str, Any]:
         "metrics": runner.metrics,
         "options": {name: value for name, value in jsonable(options).items() if name not in free},
         "features": runner.problem.content_sha256,
-        "pairs": None if options.pairs is None else sha256_file(options.pairs),
+        "pairs": None if options.pairs is None else [*map(sha256_file, values_of(options.pairs))],
         "device": runner.device.partition(":")[0],
         "versions": {"ncm": __version__, "torch": torch.__version__},
     }
@@ -260,8 +261,9 @@ class Runner:
                 raise
         self.rank = min(ranks)
         """The largest rank that every fold's pairs have; 0 without pairs."""
-        groups = self.problem.groups
-        self.metrics = metric_names(0 if groups is None else len(groups.crossings))
+        groups, pairs = self.problem.groups, self.problem.pairs
+        crossings = 0 if groups is None else len(groups.crossings)
+        self.metrics = metric_names(crossings, 1 if pairs is None else len(pairs.stores))
         self.device = choose_device(options.device, "fp64", reporter)
         self._origins: dict[bool, dict[str, Any]] = {}
         """The record of the rows, by whether they are up-weighted; kept because making it reads every row."""
@@ -288,7 +290,7 @@ class Runner:
             "train_rows": len(self.whole.X),
             "val_rows": 0 if problem.val is None else len(problem.val.ids),
             "test_rows": 0 if problem.test is None else len(problem.test.ids),
-            "pairs": None if options.pairs is None else str(options.pairs),
+            "pairs": None if options.pairs is None else jsonable(options.pairs),
             "pairs_used": self.whole.pairs,
             "pairs_held_out": 0 if problem.pairs is None else int(problem.pairs.held_out.sum()),
             "numerical_rank": self.rank,
@@ -313,10 +315,10 @@ class Runner:
         # If no fold leaves out a training row, a method without pairs has the same fit on every fold.
         taken = any(np.isin(self.problem.train.node, fold.untrained_nodes).any() for fold in folds)
         taken |= bool(folds and self.problem.cells)  # whose error is measured fold by fold
-        pairs = None if taken else self._measured(seed)
+        pairs, kind = (None, None) if taken else self._measured(seed)
 
         def judge(weight: Array, bias: Array) -> Facts:
-            return facts(weight, bias, **rows, pairs=pairs)
+            return facts(weight, bias, val=rows["val"], test=rows["test"], pairs=pairs, kind=kind)
 
         history, diverged = self._judge(self.whole, configs, judge, self.metrics, advance)
         again = [
@@ -337,13 +339,16 @@ class Runner:
         rows = getattr(self.problem, name)
         return None if rows is None else rows.scaled(scaling)
 
-    def _measured(self, seed: int) -> PairRows | None:
-        """The pairs of all folds of a seed, scaled as all rows are; None without folds."""
+    def _measured(self, seed: int) -> tuple[PairRows | None, Codes | None]:
+        """The pairs of all folds of a seed, scaled as all rows are, and of several stores their stores; None
+        without folds."""
         if seed not in self.folds:
-            return None
-        assert self.problem.pairs is not None
+            return None, None
+        paired = self.problem.pairs
+        assert paired is not None
         which = np.any([fold.measured for fold in self.folds[seed]], axis=0)
-        return self.problem.pairs.members(which, self.whole.scaling)
+        kind = None if paired.several is None else paired.kind[which]
+        return paired.members(which, self.whole.scaling), kind
 
     def _judge_folds(
         self, folds: Sequence[Fold], configs: Sequence[Config], advance: Advance
@@ -352,13 +357,16 @@ class Runner:
         paired = self.problem.pairs
         assert paired is not None
         cells = _CellSums(self.problem, folds)
-        names = (*FOLD_SUMS, *cells.names)
+        stores = range(len(paired.stores) if paired.several is not None else 0)
+        of_stores = [(store_metric("flips", at), store_metric("shift", at)) for at in stores]
+        names = (*FOLD_SUMS, *itertools.chain(*of_stores), *cells.names)
         seen = {name: np.zeros((len(configs), self.options.epochs)) for name in names}
         diverged = np.zeros(len(configs), dtype=bool)
         for fold in folds:
             training = self.problem.without(fold)
             val, pairs = self._rows("val", training.scaling), paired.members(fold.measured, training.scaling)
             members, _ = untrained_rows(self.problem, fold, training)
+            kind = paired.kind[fold.measured]
 
             def judge(
                 weight: Array,
@@ -366,11 +374,15 @@ class Runner:
                 val: Any = val,
                 pairs: PairRows = pairs,
                 members: Rows | None = members,
+                kind: Codes = kind,
             ) -> Facts:
                 errors, losses = metrics.row_errors(weight, bias, val)
                 changes, shifts = metrics.pair_shifts(weight, bias, pairs, regression=False)
                 means = (errors.mean(axis=1) / len(folds), losses.mean(axis=1) / len(folds))
                 found = dict(zip(FOLD_SUMS, (*means, changes.sum(axis=1), shifts.sum(axis=1)), strict=True))
+                for at, (flips, shift) in zip(stores, of_stores, strict=True):
+                    found[flips] = changes[:, kind == at].sum(axis=1)
+                    found[shift] = shifts[:, kind == at].sum(axis=1)
                 if members is None:
                     return found
                 return found | cells.of(errors, losses, *metrics.row_errors(weight, bias, members), members)
@@ -380,8 +392,14 @@ class Runner:
             diverged |= lost
         measured = sum(int(fold.measured.sum()) for fold in folds)
         error, loss, flips, shift = (seen[name] for name in FOLD_SUMS)
-        made = pair_facts(error, loss, flips / measured, shift / measured, self.whole.logits)
-        return made | cells.facts(seen), diverged
+        counts = np.bincount(paired.measured_kinds(folds), minlength=len(paired.stores))
+        by_store = [(seen[a] / counts[at], seen[b] / counts[at]) for at, (a, b) in enumerate(of_stores)]
+        made = pair_facts(error, loss, flips / measured, shift / measured, self.whole.logits, by_store)
+        made |= cells.facts(seen)
+        if "cell_error" in made:
+            changes = [change for change, _ in by_store]
+            made |= cell_bound_facts(made["cell_error"], changes, self.problem.matched)
+        return made, diverged
 
     def _judge(
         self,
@@ -449,7 +467,8 @@ class Runner:
         first, second = halves(codes, configs[0].seed)
         half = Rows(X=val.X[second], y=val.y[second], group=val.group[second])  # type: ignore[index]
         fits = self._dfr(configs, first)
-        judged = facts(*stacked(fits), val=half, pairs=self._measured(configs[0].seed))
+        pairs, kind = self._measured(configs[0].seed)
+        judged = facts(*stacked(fits), val=half, pairs=pairs, kind=kind)
         if test := self._rows("test", self.whole.scaling):
             final = self._dfr(configs)
             judged |= facts(*stacked(final), test=test)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 from ncm_cli.console import Ui
@@ -45,6 +46,19 @@ WORDS = {
 """For each loss what stands in `TERMS` for these names."""
 
 
+STORES = {
+    "oracle_stores": "The oracle pairs of each store",
+    "pair_stores": "The pairs of each store that the probe was fitted with",
+}
+STORE_COLUMNS = {
+    "pairs": "pairs",
+    "twin_error": "twins' error",
+    "flip_rate": "flip rate",
+    "bound": "0-1 bound",
+    "test_error": "test error",
+}
+
+
 def show(found: dict[str, Any], ui: Ui) -> None:
     """The terms, whether the bound holds, and the paths."""
     rows = _rows(found)
@@ -62,6 +76,11 @@ def show(found: dict[str, Any], ui: Ui) -> None:
                 ui.text(f"{symbol}: {words}\n  {meaning}\n")
     for line in _verdicts(found):
         ui.prose(line)
+    for name, title in STORES.items():
+        if stores := found.get(name):
+            known = [key for key in STORE_COLUMNS if key in stores[0]]
+            lines = [(Path(store["path"]).name, *(store[key] for key in known)) for store in stores]
+            ui.table(("store", *(STORE_COLUMNS[key] for key in known)), lines, title=title, left=1)
     columns = ("term_1", "term_2", "bound", "test_risk", "zero_one_bound", "test_error")
     heads = ("Term I", "Term II", "bound", "test risk", "0-1 bound", "test error")
     for name, key, what in (("path", "rank", "ranks"), ("pair_counts", "pairs", "number of pairs")):

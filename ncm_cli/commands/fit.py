@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from ncm_cli.console import Ui
 from ncm_cli.errors import listing
-from ncm_cli.probes.selection import best_candidate
+from ncm_cli.probes.selection import best_candidate, store_metric
+from ncm_cli.probes.verdict import verdict_text
 
 MAX_PATH_ROWS = 24
 """Longer paths are cut to the best weight decay of each rank, and then to this many ranks around it."""
 
 COLUMNS = {
     "cell_error": "cell error",
+    "cell_bound": "cell bound",
     "val_accuracy": "val accuracy",
     "val_log_loss": "val log loss",
     "val_mse": "val MSE",
@@ -32,6 +35,9 @@ COLUMNS = {
 
 DETAILS = ("val_log_loss", "log_loss_bound")
 """Left out where there are more telling columns: a table is to fit into 80 characters."""
+
+DETAILS_OF_STORES = (*DETAILS, "flip_rate", "pair_mse", "within_flip_rate")
+"""Left out where there are the flips of each of several stores."""
 
 CONTROLS = {
     "constant": "always the same answer",
@@ -83,9 +89,13 @@ def _show_left_out(body: dict[str, Any], ui: Ui) -> None:
 
 def _show_path(body: dict[str, Any], ui: Ui) -> None:
     path, chosen = body["path"], body["chosen"]
-    columns = [name for name in COLUMNS if name in path[chosen]]
+    heads = COLUMNS | of_stores(body["verdict"])
+    columns = [name for name in heads if name in path[chosen]]
     if {"cell_error", "guarded_bound"} & {*columns}:
         columns = [name for name in columns if name not in DETAILS]
+    if len(heads) > len(COLUMNS):
+        columns = [name for name in columns if name not in DETAILS_OF_STORES]
+        columns = sorted(columns, key=lambda name: name.endswith(("bound", "bound_01", "bound_mse")))
     variants = "upweighted" in path[chosen]
     shown = _thinned(body)
     unconverged = not all(path[index]["converged"] for index in shown)
@@ -100,12 +110,23 @@ def _show_path(body: dict[str, Any], ui: Ui) -> None:
         ]
         for index in shown
     ]
-    titles = ["", "rank", "weight decay", *["trained on"] * variants, *(COLUMNS[name] for name in columns)]
+    titles = ["", "rank", "weight decay", *["trained on"] * variants, *(heads[name] for name in columns)]
     titles += ["note"] * unconverged
     left_out = len(path) - len(shown)
     footer = f"{left_out} of {len(path)} candidates not shown: --json has them all" if left_out else None
     title = f"selection: {'ORACLE ' if body['oracle'] else ''}{body['rule']}"
     ui.table(titles, rows, title=title, footer=footer)
+
+
+def of_stores(verdict: dict[str, Any] | None) -> dict[str, str]:
+    """The headings of the columns of several stores' flips."""
+    stores = [Path(store["path"]).stem for store in (verdict or {}).get("stores", ())]
+    names = {"flip_rate": "flips", "pair_mse": "MSE"}
+    return {
+        store_metric(name, at): f"{word} {stem}"
+        for name, word in names.items()
+        for at, stem in enumerate(stores)
+    }
 
 
 def _trained_on(candidate: dict[str, Any]) -> str:
@@ -158,7 +179,7 @@ def _show_judged(body: dict[str, Any], ui: Ui) -> None:
             for name, one in named.items()
         ]
         ui.table(["", *heads.values()], rows, title="beside the controls, with 95 % intervals")
-    ui.prose(f"{verdict['text']}\n{verdict['about']}")
+    ui.prose(verdict_text(verdict))
 
 
 def _shown(found: dict[str, float], interval: bool) -> str:

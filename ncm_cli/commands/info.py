@@ -203,7 +203,8 @@ def _choice_rows(selection: dict[str, Any]) -> list[tuple[str, str]]:
     verdict = selection.get("verdict") or {}
     if bound := verdict.get("bound"):
         rows.append(("bound", f"{bound['value']:.3g} (95 %: {bound['low']:.3g} to {bound['high']:.3g})"))
-    return [*rows, ("verdict", verdict["text"])] if verdict else rows
+    rows += [("verdict", verdict["text"])] if verdict else []
+    return rows + [(f"on {store['path']}", store["text"]) for store in verdict.get("stores", ())]
 
 
 def _short(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ncm_cli.console import Ui
+from ncm_cli.probes.verdict import verdict_text
 
 CLASSES_SHOWN = 20
 
@@ -30,7 +31,7 @@ def show(made: dict[str, Any], ui: Ui) -> None:
             for index, one in enumerate(path)
         ]
         ui.table(["", "rank", *(COLUMNS[name] for name in columns)], rows, title=f"selection: {made['rule']}")
-        ui.prose(f"{made['verdict']['text']}\n{made['verdict']['about']}")
+        ui.prose(verdict_text(made["verdict"]))
     mixed = f", {made['mix']:g} of it {made['mixed_with']['path']}" if made["mixed_with"] else ""
     ui.note(f"{made['method']}, rank {made['rank']}, {len(words)} classes{mixed}")
     ui.note(f"wrote {made['output']}")

@@ -23,13 +23,14 @@ from ncm_cli.images.encoder import load_encoder, request_key, start_loading
 from ncm_cli.images.network import TorchEncoder
 from ncm_cli.images.request import EncoderRequest
 from ncm_cli.images.weights import tuned_facts, write_tuned
-from ncm_cli.options import check, parse_workers
+from ncm_cli.options import check, parse_workers, values_of
 from ncm_cli.probes.evaluate import evaluate
 from ncm_cli.probes.options import EvalOptions
 from ncm_cli.probes.problem import Problem
 from ncm_cli.probes.reading import read_method_problem
-from ncm_cli.probes.record import flags_of, probe_of
+from ncm_cli.probes.record import flags_of, pairs_used, probe_of
 from ncm_cli.probes.rules import RULES
+from ncm_cli.probes.usable_pairs import read_pair_stores
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.solvers.training_set import Fit, TrainingSet
 from ncm_cli.store.digests import differing_fields, digest_of
@@ -44,7 +45,6 @@ from ncm_cli.store.files import (
     write_result,
     writer_lock,
 )
-from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import Probe, read_probe, record_ids, write_probe
 from ncm_cli.store.roles import Role
 
@@ -108,10 +108,11 @@ def finetune(options: FinetuneOptions, *, reporter: Reporter = SILENT) -> dict[s
 def _key(options: FinetuneOptions, rows: ManifestRows) -> dict[str, Any]:
     """Everything on which the result depends."""
     kept = {name: value for name, value in jsonable(options).items() if name not in NOT_IN_KEY}
+    contents = [store.content_sha256 for store in read_pair_stores(options.pairs)]
     return {
         "options": kept | {"method": options.chosen_method, "rule": options.chosen_rule},
         "rows": rows.content_sha256,
-        "pairs": None if options.pairs is None else read_pairs(options.pairs).content_sha256,
+        "pairs": contents[0] if len(contents) == 1 else contents or None,
         "network": request_key(network_request(options)),
         "versions": {"ncm": __version__, "torch": str(torch.__version__)},
     }
@@ -155,12 +156,12 @@ def _read_problem(options: FinetuneOptions, rows: ManifestRows, reporter: Report
     columns = ("envs", "dro_groups")
     problem = read_method_problem(options, columns, reporter, features=options.source, store=rows)
     if (pairs := problem.pairs) is not None:
-        members = ((pairs.store.id_a, pairs.row_a), (pairs.store.id_b, pairs.row_b))
+        members = zip(pairs.ids, (pairs.row_a, pairs.row_b), strict=True)
         absent = dict.fromkeys(id for ids, at in members for id, row in zip(ids, at, strict=True) if row < 0)
         if absent:
             raise InputError(
                 f"{len(absent):,} members of pairs aren't in the source, so their pictures can't be found",
-                where=options.pairs,
+                where=listing(map(str, values_of(options.pairs))),
                 found=listing(absent),
                 expected=f"ids of {options.source}",
             )
@@ -334,12 +335,7 @@ def _probe(training: Training, encoder: dict[str, Any], history: list[Epoch], ch
         "flags": flags_of(problem, oracle),
         "options": jsonable(options) | {name: where[name] for name in ("train", "val")},
     }
-    paired = problem.pairs and {
-        "path": str(options.pairs),
-        "content_sha256": problem.pairs.store.content_sha256,
-        "used": len(training.pairs),
-        "held_out": len(training.measured),
-    }
+    paired = problem.pairs and pairs_used(problem.pairs, training.trained_pairs, training.measured_pairs)
     rows = {"train": training.train, "val": problem.val}
     origin = {
         "rows": {name: record_ids(part.ids) for name, part in rows.items() if part is not None},

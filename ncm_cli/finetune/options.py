@@ -11,7 +11,7 @@ from typing import ClassVar
 from ncm_cli.errors import UsageError
 from ncm_cli.images.options import PRECISIONS, SourceOptions, parse_augment
 from ncm_cli.options import option, parse_device, parse_names, parse_workers
-from ncm_cli.probes.options import RowOptions
+from ncm_cli.probes.options import PairPaths, RowOptions, refuse_same_store
 from ncm_cli.probes.rules import FINETUNE_RULES
 from ncm_cli.solvers.methods import FINETUNE_METHODS, FINETUNE_PROTOCOLS, WEIGHT_DECAY
 
@@ -62,8 +62,11 @@ class FinetuneOptions(RowOptions, SourceOptions):
     scale_factor: ClassVar = 1.0
     """Fixed options of `TrainingOptions`: representations aren't scaled."""
 
-    pairs: Path | None = option(
-        None, help="Pair store: its pairs' images are found by id in the source.", role="input", flags=("-p",)
+    pairs: PairPaths | None = option(
+        None,
+        help="Pair store: its pairs' images are found by id in the source. May be repeated.",
+        role="input",
+        flags=("-p",),
     )
     output: Path = option(
         help="Checkpoint to write, NAME.safetensors; beside it NAME.probe.safetensors and NAME.json.",
@@ -190,6 +193,7 @@ class FinetuneOptions(RowOptions, SourceOptions):
             default = type(self).__dataclass_fields__[name].default
             if getattr(self, name) != default and method not in takes:
                 yield UsageError(f"the method {method!r} has no --{name}", fix=f"leave --{name} out")
+        yield from refuse_same_store(self.pairs)
         if (
             self.protocol == "domainbed"
             and self.momentum != type(self).__dataclass_fields__["momentum"].default

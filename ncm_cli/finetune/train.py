@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ncm_cli.baselines.choice import METRICS, best_checkpoints
-from ncm_cli.blocks import Array, Codes
+from ncm_cli.blocks import Array, Codes, Mask
 from ncm_cli.errors import InputError
 from ncm_cli.finetune.options import FinetuneOptions
 from ncm_cli.finetune.rows import ManifestRows, TrainingPictures
@@ -27,9 +27,9 @@ from ncm_cli.images.network import TorchEncoder
 from ncm_cli.images.request import EncoderRequest, Preprocess
 from ncm_cli.probes import metrics
 from ncm_cli.probes.metrics import PairRows, Rows, decide
-from ncm_cli.probes.problem import Problem, RawRows
+from ncm_cli.probes.problem import Pairs, Problem, RawRows
 from ncm_cli.probes.rules import RULES, SCORES
-from ncm_cli.probes.selection import cell_facts, facts
+from ncm_cli.probes.selection import cell_bound_facts, cell_facts, facts, store_metric
 from ncm_cli.progress import Task
 from ncm_cli.solvers.batches import (
     Batch,
@@ -133,6 +133,18 @@ def pair_batches(pairs: Codes, size: int, steps: int, generator: torch.Generator
     return [pairs[positions] for positions in order]
 
 
+def _require_all_stores(pairs: Pairs, fold: Fold) -> None:
+    """Refuse pair stores of which the fold that is kept measures no pair."""
+    for at, path in enumerate(pairs.paths):
+        if not fold.measured[pairs.kind == at].any():
+            raise InputError(
+                "the fold of pairs that is kept for the bound has none of one store",
+                where=path,
+                found=f"{int(pairs.usable[pairs.kind == at].sum()):,} pairs",
+                fix="more pairs of this store, or --folds 2; --folds 0: no bound",
+            )
+
+
 class Training:
     """A network in training: runs epochs, and measures the network after each.
 
@@ -159,6 +171,7 @@ class Training:
         self.fold: Fold | None = None
         if problem.pairs is not None and (options.folds or problem.pairs.held_out.any()):
             self.fold = problem.pairs.folds(options.folds, options.seed)[0]
+            _require_all_stores(problem.pairs, self.fold)
         self.train = problem.rows()
         if self.fold is not None:
             self.train = self.train.take(~np.isin(self.train.node, self.fold.untrained_nodes))
@@ -215,15 +228,20 @@ class Training:
                 self.at[part] = rows.positions(known.ids)
         members = np.zeros((0, 2), np.int64)
         if pairs is not None:
-            members = np.stack([rows.positions(ids) for ids in (pairs.store.id_a, pairs.store.id_b)], axis=1)
-        self.measured = members[self.fold.measured] if self.fold else members[:0]
-        self.pairs = members[:0]
+            members = np.stack([rows.positions(ids) for ids in pairs.ids], axis=1)
+        none = np.zeros(len(members), dtype=bool)
+        self.measured_pairs: Mask = self.fold.measured if self.fold else none
+        """(k,) the pairs that are measured."""
+        self.trained_pairs: Mask = none
+        """(k,) the pairs that are trained on."""
         self.untrained: RawRows | None = None
         if self.fold is not None and problem.cells and problem.members is not None:
             self.untrained = problem.members.take(np.isin(problem.members.node, self.fold.untrained_nodes))
         self.untrained_at = members[:0, 0] if self.untrained is None else rows.positions(self.untrained.ids)
         if pairs is not None and self.options.chosen_method == "ncm":
-            self.pairs = members[pairs.usable & (self.fold.basis if self.fold else True)]
+            self.trained_pairs = pairs.usable & (self.fold.basis if self.fold else True)
+        self.pairs, self.measured = members[self.trained_pairs], members[self.measured_pairs]
+        self.kind = None if pairs is None or pairs.several is None else pairs.kind[self.measured_pairs]
         self.reference = None
         if problem.groups is not None and len(problem.groups.crossings) == 1:
             self.reference = problem.groups.sizes(rows.mask(problem.roles.where["train"]))
@@ -344,24 +362,35 @@ class Training:
         features = pictures.features(self.network, np.concatenate(parts)).astype(np.float64)
         split_features = np.split(features, np.cumsum([len(part) for part in parts])[:-1])
         pairs = PairRows(a=split_features[-2], b=split_features[-1]) if len(members) else None
-        rows = {}
+        rows: dict[str, Rows] = {}
         for part, X in zip(names, split_features, strict=False):
             known: Any = getattr(self.problem, part)
             rows[part] = Rows(X=X, y=known.y, group=known.group)
         weight, bias = self.probe()
         epoch = {
             name: float(values[0])
-            for name, values in facts(weight[None], bias[None], **rows, pairs=pairs).items()
+            for name, values in facts(
+                weight[None],
+                bias[None],
+                val=rows["val"],
+                test=rows.get("test"),
+                pairs=pairs,
+                kind=self.kind,
+            ).items()
         }
         if self.untrained is not None:
             epoch |= self._cell_facts(weight, bias, rows["val"], split_features[-3])
+            of_stores = (store_metric("flip_rate", at) for at in range(len(self.problem.matched)))
+            flips = [np.asarray(epoch[name]) for name in of_stores if name in epoch]
+            bounds = cell_bound_facts(np.asarray(epoch["cell_error"]), flips, self.problem.matched)
+            epoch |= {name: float(value) for name, value in bounds.items()}
         epoch["val_answers"] = float(len(np.unique(decide(np.asarray(rows["val"].X) @ weight.T + bias))))
-        for part, one in rows.items():
+        for name, one in rows.items():
             if self.reference is not None and one.group is not None:
                 right = metrics.row_errors(weight[None], bias[None], one)[0][0] == 0
                 table = [metrics.summary(right[one.group[:, 0] == i]) for i in range(len(self.reference))]
                 average, _ = metrics.adjusted_average(table, self.reference)
-                epoch |= {} if average is None else {f"{part}_adjusted_accuracy": average}
+                epoch |= {} if average is None else {f"{name}_adjusted_accuracy": average}
         return epoch
 
     def _cell_facts(self, weight: Array, bias: Array, val: Rows, X: Array) -> Epoch:
@@ -409,7 +438,8 @@ def best_epochs(history: Sequence[Epoch]) -> dict[str, int]:
 
     The rule ``bound`` picks an epoch with one answer for all validation rows only if all are like that.
     """
-    known = {name: np.array([epoch.get(name, math.nan) for epoch in history]) for name in METRICS}
+    names = dict.fromkeys((*METRICS, *SCORES))
+    known = {name: np.array([epoch.get(name, math.nan) for epoch in history]) for name in names}
     constant = np.array([epoch.get("val_answers", 2) < 2 for epoch in history])
     if not constant.all():
         for name in SCORES:

@@ -3,7 +3,7 @@
 Pairs come from a table of matched ids, whose problems are all reported at once, from `matched` or from
 `texts`. `straddling` leaves out pairs of a training and a test row, `drop` those that ``--drop`` names.
 `matched` leaves out rows that find no partner by ``--same`` and ``--across``; and ``ncm fit``, by
-``--overlap``, pairs of validation and test rows: `ncm_cli.probes.reading.read_usable_pairs`.
+``--overlap``, pairs of validation and test rows: `ncm_cli.probes.usable_pairs.read_usable_pairs`.
 """
 
 from __future__ import annotations

@@ -148,8 +148,12 @@ def resolve_rule(asked: str | None, problem: Problem, several: bool) -> tuple[st
         measured = "the bound on MSE from validation MSE and squared changes of pairs"
     elif problem.cells:
         measured = f"the error on held-out rows, with every {' × '.join(problem.cells)} cell weighted equally"
+        if not all(problem.matched):
+            measured += ", + flip rate of the pairs that weren't matched by label"
     elif problem.members is not None:
         measured = "validation error + flip rate of pairs, or of random ones across domains if larger"
+    elif problem.pairs.several is not None:
+        measured = "validation error + flip rates of the pairs of each store"
     return "bound", "" if asked else f"choosing by {measured}, cross-fitted (--select bound)"
 
 
@@ -225,6 +229,8 @@ def crossfit(
         return FoldRows(named, validation, pairs.members(fold.measured, training.scaling), members, random)
 
     shared: dict[str, Any] = {"regression": problem.regression, "answer": problem.constant}
+    if pairs.several is not None:
+        shared |= {"kind": pairs.measured_kinds(folds), "matched": problem.matched}
     if problem.cells:
         y = problem.train.y
         shared["shares"] = np.bincount(y, minlength=len(problem.target.classes)) / len(y)

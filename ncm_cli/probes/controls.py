@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,15 @@ from ncm_cli.probes.choose import Choice, chosen_instead, crossfit
 from ncm_cli.probes.crossfit import CrossFit, Estimate, error_estimate
 from ncm_cli.probes.metrics import decide
 from ncm_cli.probes.problem import Pairs, Problem, Variant
-from ncm_cli.probes.verdict import Circumstances, Verdict, control_name, judge, unmeasured, verdict_code
+from ncm_cli.probes.verdict import (
+    Circumstances,
+    StoreVerdict,
+    Verdict,
+    control_name,
+    judge,
+    unmeasured,
+    verdict_code,
+)
 from ncm_cli.progress import Reporter
 from ncm_cli.solvers.folds import Fold
 from ncm_cli.solvers.training_set import Fit, TrainingSet
@@ -69,21 +78,21 @@ def judge_choice(
     problem: Problem, choice: Choice, folds: tuple[Fold, ...], estimates: CrossFit, reporter: Reporter
 ) -> tuple[Choice, Verdict, list[dict[str, Any]]]:
     """`with_verdict`, from what was measured on the folds."""
-    assert problem.pairs is not None
-    options, store = problem.options, problem.pairs.store
+    pairs, options = problem.pairs, problem.options
+    assert pairs is not None
     if problem.val is None or estimates.constant is None:
-        return choice, unmeasured(estimates, "no validation rows", about(problem.pairs)), []
+        return choice, unmeasured(estimates, "no validation rows", about(pairs)), []
     with_controls, first = _with_controls(problem, choice, folds, estimates)
     best = choice.best
     pick = with_controls.best(best.rank, weight_decay=best.weight_decay, **choice.variant._asdict())
     erm, control = with_controls.best(0, **first._asdict()), with_controls.best(0)
     case = Circumstances(
         answer=_answer(problem),
-        about=about(problem.pairs),
-        against=", ".join(augmentations(store)),
+        about=about(pairs),
+        against=", ".join(augmentations(pairs.stores)),
         least_score=choice.rule == "bound",
         one_answer=one_answer(problem, choice) is not None,
-        unlike=_unlike(store),
+        unlike=_unlike(pairs.stores),
         advice=_advice(problem),
     )
     written = pick
@@ -104,12 +113,44 @@ def judge_choice(
         ):
             written, choice = without, instead
     verdict = judge(with_controls, pick, erm, case, control=control, written=written)
+    verdict = with_stores(verdict, pairs, with_controls, case, written=written, erm=erm, control=control)
     if (method := options.chosen_method) != "ncm":
-        unused = unmeasured(estimates, f"{method} doesn't use them", about(problem.pairs))
-        verdict = dataclasses.replace(verdict, code=unused.code, text=unused.text)
+        unused = unmeasured(estimates, f"{method} doesn't use them", about(pairs))
+        verdict = dataclasses.replace(verdict, code=unused.code, text=unused.text, stores=())
     for warning in _doubts(problem, with_controls, written, erm):
         reporter.warn(warning)
     return choice, verdict, _controls(problem, with_controls)
+
+
+def with_stores(
+    verdict: Verdict,
+    pairs: Pairs,
+    estimates: CrossFit,
+    case: Circumstances,
+    *,
+    written: int,
+    erm: int,
+    control: int,
+) -> Verdict:
+    """The verdict with those on the pairs of each store, if there are several.
+
+    Each compares the candidate that is written with ERM where rows differ as this store's pairs do.
+    """
+    if pairs.several is None:
+        return verdict
+    stores = []
+    for at, (path, store) in enumerate(zip(pairs.paths, pairs.stores, strict=True)):
+        own = dataclasses.replace(
+            case,
+            against=", ".join(augmentations([store])),
+            least_score=False,
+            unlike=_unlike([store]),
+            by_score=f"--pairs {path} alone",
+            store=path.name,
+        )
+        alone = judge(estimates.of_store(at), written, erm, own, control=control)
+        stores.append(StoreVerdict.of(str(path), alone))
+    return dataclasses.replace(verdict, stores=tuple(stores))
 
 
 def _with_controls(
@@ -200,42 +241,49 @@ def _answer(problem: Problem) -> str:
     return f"{constant:.4g}" if problem.regression else repr(classes[int(constant)])
 
 
-def _unlike(store: PairStore) -> tuple[int, int]:
+def _unlike(stores: Sequence[PairStore]) -> tuple[int, int]:
     """(number of pairs whose members have different labels, number of all pairs)."""
-    labels = list(zip(store.label_a, store.label_b, strict=True))
+    labels = [pair for store in stores for pair in zip(store.label_a, store.label_b, strict=True)]
     return sum(bool(a and b and a != b) for a, b in labels), len(labels)
 
 
-def augmentations(store: PairStore) -> tuple[str, ...]:
-    """The augmentations of the pairs' second views; none for pairs that aren't augmented."""
-    if store.strategy != SAME_ID:
+def augmentations(stores: Sequence[PairStore]) -> tuple[str, ...]:
+    """The augmentations of the pairs' second views; none if some pairs aren't augmented."""
+    if any(store.strategy != SAME_ID for store in stores):
         return ()
-    return tuple(dict.fromkeys(str(source["augment"]) for source in store.sources if source.get("augment")))
+    sources = itertools.chain(*(store.sources for store in stores))
+    return tuple(dict.fromkeys(str(source["augment"]) for source in sources if source.get("augment")))
 
 
 def about(pairs: Pairs) -> str:
     """The shift that a verdict on these pairs applies to, in sentences."""
-    store = pairs.store
-    differ = f"This is about rows that differ from training rows as {_shift_of(store)} do"
-    text = f"{differ}, and about no other shift."
+    shifts = dict.fromkeys(map(_shift_of, pairs.stores))
+    if len(pairs.stores) > 1:
+        named = zip(map(_shift_of, pairs.stores), pairs.paths, strict=True)
+        shifts = dict.fromkeys(f"{shift} ({path.name})" for shift, path in named)
+    text = f"This is about rows that differ from training rows as {' or '.join(shifts)} do"
+    text += ", and about no other shift."
     counts = _labels(pairs)
-    if counts and store.strategy != TEXT and len(counts) <= 12:
-        where = store.options.get("where")
+    if counts and len(counts) <= 12:
+        wheres = {store.options.get("where") for store in pairs.stores}
+        where = wheres.pop() if len(wheres) == 1 else None
         classes = listing(f"{label} ({n:,})" for label, n in sorted(counts.items()))
         text += f" The pairs are of {classes}{f', from rows with {where}' if where else ''}."
     return text
 
 
 def _labels(pairs: Pairs) -> Counter[str]:
-    """How many usable pairs are of each label."""
-    return Counter(pairs.store.label_a[i] for i in np.flatnonzero(pairs.usable) if pairs.store.label_a[i])
+    """How many usable pairs of rows are of each label; those of texts aren't counted."""
+    labels = itertools.chain(*(store.label_a for store in pairs.stores))
+    counted = pairs.usable & pairs.of(store.strategy != TEXT for store in pairs.stores)
+    return Counter(label for label, count in zip(labels, counted.tolist(), strict=True) if count and label)
 
 
 def _shift_of(store: PairStore) -> str:
     """The shift between the members of the pairs, in words, by how the pairs were made."""
     same, across = store.options.get("same"), store.options.get("across")
     if store.strategy == SAME_ID:
-        views = ", ".join(augmentations(store))
+        views = ", ".join(augmentations([store]))
         return (
             f"a row and its {views} view in these pairs"
             if views
@@ -299,9 +347,9 @@ def _advice(problem: Problem) -> str:
 def _doubts(problem: Problem, estimates: CrossFit, pick: int, erm: int) -> list[str]:
     """Warnings: classes without pairs, and augmented pairs that don't lower the flips across domains."""
     assert problem.pairs is not None
-    doubts, store, classes = [], problem.pairs.store, problem.target.classes
+    doubts, classes = [], problem.target.classes
     counts = _labels(problem.pairs)
-    if counts and classes and store.strategy != TEXT and problem.label_column == problem.target.name:
+    if counts and classes and problem.label_column == problem.target.name:
         numbers = [counts.get(name, 0) for name in classes]
         lacking = [name for name, number in zip(classes, numbers, strict=True) if not number]
         if lacking:
@@ -310,7 +358,7 @@ def _doubts(problem: Problem, estimates: CrossFit, pick: int, erm: int) -> list[
         elif words := unbalanced(classes, numbers):
             doubts.append(f"the pairs are unequal over classes: {words}")
     before, after = estimates.random_change(erm), estimates.random_change(pick)
-    views = ", ".join(augmentations(store))
+    views = ", ".join(augmentations(problem.pairs.stores))
     if not problem.cells and before is not None and after is not None and after.value >= before.value:
         doubts.append(
             f"the flips of random pairs of a class across domains don't fall ({before}, now {after}): "

@@ -5,14 +5,16 @@ candidate is fitted once for each fold of the pairs, on neither its pairs (in th
 members (in training), and every measured pair counts once. Its validation error is the mean over the folds.
 Estimates of such parts are cross-fitted (Chernozhukov et al. 2018, section 1).
 
-Three scores are made of these parts, see `ncm_cli.probes.rules.SCORES`: the bound, the same with the
-flips of random pairs across domains, and the error on held-out rows with every label × domain cell weighted
-equally.
+Four scores are made of these parts, see `ncm_cli.probes.rules.SCORES`: the bound, the same with the
+flips of random pairs across domains, the error on held-out rows with every label × domain cell weighted
+equally, and its sum with the flips of pairs that weren't matched by label. Flip rates of several stores are
+added, so that a score bounds the error where all of their shifts occur at once, however many pairs each has.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,15 +27,24 @@ from ncm_cli.probes.selection import (
     Candidate,
     best_candidate,
     candidates_of,
+    cell_bound_facts,
     cell_facts,
+    means_of_kinds,
     pair_facts,
     score_name,
     stacked,
+    store_metric,
 )
 from ncm_cli.solvers.training_set import Fit
 
 LEAST_STANDARD_ERRORS = 0.5
 """Removing directions must lower the cell error by at least this many paired standard errors."""
+
+SHARED = {
+    *("rank", "weight_decay", "converged", "upweighted", "pair_rows"),
+    *("val_accuracy", "val_log_loss", "val_mse"),
+}
+"""What a candidate has in common for the pairs of all stores."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,6 +92,10 @@ class CrossFit:
     unit: Codes
     """(m,) pairs connected by shared rows have the same number; they count as one in the intervals."""
     regression: bool
+    kind: Codes | None = None
+    """(m,) the position of each measured pair's store; None for one store."""
+    matched: tuple[bool, ...] = ()
+    """For each of several stores, whether its pairs were matched by label."""
     cell_row_errors: Array | None = None
     """(R, q) errors on the labelled members of matched pairs, each by the fold not trained on it, and on the
     validation rows whose cell is known."""
@@ -92,6 +107,8 @@ class CrossFit:
     """(classes,) the frequency of each class among the training rows."""
     constant: Scored | None = None
     """The score of always giving the same answer, which no shift changes; None without validation rows."""
+    row_constant: Scored | None = None
+    """Its error on the validation rows; None without them."""
     random: Array | None = None
     """(R, b) for each random pair: 1 if its members are predicted differently. For matched pairs both are
     from one cell; for augmented pairs of one class from different domains, and count in the score."""
@@ -106,11 +123,14 @@ class CrossFit:
         val_cell: Codes | None = None,
         answer: float = 0,
         shares: Array | None = None,
+        kind: Codes | None = None,
+        matched: tuple[bool, ...] = (),
     ) -> CrossFit:
         """Score each fold's R probes on the validation rows, its pairs and their members, and join the folds.
 
         ``val_cell`` (n,) has the cells of the validation rows, −1 if unknown; ``answer`` is the constant's
-        answer, a class code or a value; ``shares`` (classes,) is as in the class.
+        answer, a class code or a value; ``shares`` (classes,), ``kind`` (m,) and ``matched`` are as in the
+        class.
         """
         paths, by_rows, by_pairs, by_members, by_random, cells = [], [], [], [], [], []
         val: Rows | None = None
@@ -128,16 +148,24 @@ class CrossFit:
             if fold.random is not None:
                 by_random.append(metrics.pair_shifts(*probes, fold.random, regression=regression)[0])
         changes, shifts = (np.concatenate(parts, axis=1) for parts in zip(*by_pairs, strict=True))
-        facts = {"pair_mse" if regression else "flip_rate": changes.mean(axis=1)}
-        errors = losses = cell_row_errors = cell = truth = constant = random = None
+        name = "pair_mse" if regression else "flip_rate"
+        by_store = means_of_kinds(changes, kind)
+        facts = {name: changes.mean(axis=1)}
+        facts |= {store_metric(name, at): values for at, values in enumerate(by_store)}
+        added = by_store or [changes.mean(axis=1)]
+        errors = losses = cell_row_errors = cell = truth = constant = row_constant = random = None
+        if val is not None:
+            missed = (val.y - answer) ** 2 if regression else (val.y != answer).astype(np.float64)
+            constant = row_constant = Scored(float(missed.mean()), {"rows": missed})
         if by_rows:
             errors, losses = (np.mean(parts, axis=0) for parts in zip(*by_rows, strict=True))
             error, loss, change = errors.mean(axis=1), losses.mean(axis=1), changes.mean(axis=1)
             if regression:
-                facts |= {"val_mse": error, "bound_mse": (np.sqrt(error) + np.sqrt(change)) ** 2}
+                facts |= {"val_mse": error, "bound_mse": (np.sqrt(error) + sum(map(np.sqrt, added))) ** 2}
             else:
                 facts |= {"val_accuracy": 1 - error, "val_log_loss": loss}
-                facts |= pair_facts(error, loss, change, shifts.mean(axis=1), len(paths[0][0].bias))
+                shift, both = shifts.mean(axis=1), zip(by_store, means_of_kinds(shifts, kind), strict=True)
+                facts |= pair_facts(error, loss, change, shift, len(paths[0][0].bias), list(both))
         if by_members:
             if errors is not None and losses is not None and val is not None and val_cell is not None:
                 known = val_cell >= 0
@@ -149,19 +177,17 @@ class CrossFit:
             )
             cell, truth = np.concatenate(cells), np.concatenate(truths)
             facts |= cell_facts(cell_row_errors, cell_row_losses, cell)
+            facts |= cell_bound_facts(facts["cell_error"], by_store, matched)
             missed = (truth != answer).astype(np.float64)
             every_cell = cell_facts(missed[None], missed[None], cell)["cell_error"]
             constant = Scored(float(every_cell[0]), {"cells": missed})
-        elif val is not None:
-            missed = (val.y - answer) ** 2 if regression else (val.y != answer).astype(np.float64)
-            constant = Scored(float(missed.mean()), {"rows": missed})
         if by_random and sum(part.shape[1] for part in by_random):
             random = np.concatenate(by_random, axis=1)
             flips = random.mean(axis=1)
             if cell_row_errors is not None:
                 facts["within_flip_rate"] = flips
             elif errors is not None:
-                guarded = errors.mean(axis=1) + np.maximum(flips, changes.mean(axis=1))
+                guarded = errors.mean(axis=1) + np.maximum(flips, sum(added))
                 facts |= {"across_flip_rate": flips, "guarded_bound": guarded}
         fits = [
             dataclasses.replace(same[0], converged=all(fit.converged for fit in same))
@@ -173,8 +199,11 @@ class CrossFit:
             changes=changes,
             unit=unit,
             regression=regression,
+            kind=kind,
+            matched=matched,
             cell_row_errors=cell_row_errors,
             constant=constant,
+            row_constant=row_constant,
             cell=cell,
             truth=truth,
             shares=shares,
@@ -243,19 +272,49 @@ class CrossFit:
         gain = self.gain(least, nothing)
         return least if gain.value > LEAST_STANDARD_ERRORS * (gain.high - gain.value) / Z95 else nothing
 
-    def change(self, index: int) -> Estimate:
-        """Flip rate of a candidate (or mean squared change) with its interval.
+    def of_store(self, at: int) -> CrossFit:
+        """The same candidates on the pairs of one of several stores alone.
+
+        Their score is the error with every cell weighted equally if these pairs were matched by label, else
+        the bound.
+        """
+        assert self.kind is not None
+        here, by_label = self.kind == at, self.matched[at] and self.cell is not None
+        name, kept = "pair_mse" if self.regression else "flip_rate", SHARED
+        if by_label:
+            kept = kept | {"cell_error", "worst_cell_error", "cell_log_loss", "within_flip_rate"}
+        candidates = []
+        for candidate in self.candidates:
+            change = candidate[store_metric(name, at)]
+            facts = {key: value for key, value in candidate.items() if key in kept} | {name: change}
+            if "val_mse" in facts:
+                facts["bound_mse"] = (np.sqrt(facts["val_mse"]) + np.sqrt(change)) ** 2
+            elif "val_accuracy" in facts:
+                facts["bound_01"] = 1 - facts["val_accuracy"] + change
+            candidates.append(facts)
+        alone = dataclasses.replace(
+            self, candidates=tuple(candidates), changes=self.changes[:, here], unit=self.unit[here]
+        )
+        alone = dataclasses.replace(alone, kind=None, matched=())
+        if by_label:
+            return alone
+        return dataclasses.replace(
+            alone, constant=self.row_constant, cell_row_errors=None, cell=None, truth=None, random=None
+        )
+
+    def change(self, index: int, at: int | None = None) -> Estimate:
+        """Flip rate of a candidate (or mean squared change) with its interval; ``at`` a store, of its pairs.
 
         Wilson's interval with as many pairs as independent ones would be worth (Kish's effective number:
         pairs over the design effect of their units; Korn and Graubard 1998).
         """
-        values = self.changes[index]
-        mean, error = float(values.mean()), _clustered_error(values, self.unit)
+        values, unit = self.changes[index][self._here(at)], self.unit[self._here(at)]
+        mean, error = float(values.mean()), _clustered_error(values, unit)
         if self.regression:
             return _normal(mean, error)
-        worth = float(self.units)
+        worth = float(len(np.unique(unit)))
         if 0 < mean < 1:
-            worth = min(self.pairs, mean * (1 - mean) / error**2) if error > 0 else float(self.pairs)
+            worth = min(len(unit), mean * (1 - mean) / error**2) if error > 0 else float(len(unit))
         return Estimate(mean, *wilson(mean * worth, worth))
 
     def random_change(self, index: int) -> Estimate | None:
@@ -273,7 +332,31 @@ class CrossFit:
         Zou and Donner (2008), Construction of confidence limits about effect measures, Statistics in
         Medicine 27 (MOVER).
         """
-        return self._sum(self.error(index), self.change(index))
+        return self._sum(self.error(index), *(self.change(index, at) for at in self._stores))
+
+    def changes_of_all(self, index: int) -> Estimate:
+        """The sum of the stores' flip rates (for squared changes, of their roots) with its interval."""
+        return (
+            self.change(index)
+            if self.kind is None
+            else self._sum(*(self.change(index, at) for at in self._stores))
+        )
+
+    @property
+    def _stores(self) -> Sequence[int | None]:
+        """The stores by their positions; None alone stands for the pairs of a single one."""
+        return [None] if self.kind is None else range(len(self.matched))
+
+    @property
+    def _counted(self) -> list[int | None]:
+        """The stores whose pairs' flips are part of the score."""
+        if self.kind is None:
+            return [None] if self.cell is None else []
+        return [at for at, by_label in enumerate(self.matched) if self.cell is None or not by_label]
+
+    def _here(self, at: int | None) -> Any:
+        """The measured pairs of a store, as an index of (m,)."""
+        return slice(None) if at is None else self.kind == at
 
     def _sum(self, *terms: Estimate) -> Estimate:
         parts = np.array([dataclasses.astuple(term) for term in terms])
@@ -282,17 +365,18 @@ class CrossFit:
         value, low, high = parts.T
         ends = [
             value.sum(),
-            max(float(value.sum() - np.hypot(*(value - low))), 0.0),
-            value.sum() + np.hypot(*(high - value)),
+            max(float(value.sum() - functools.reduce(np.hypot, value - low)), 0.0),
+            value.sum() + functools.reduce(np.hypot, high - value),
         ]
         return Estimate(*(float(end**2 if self.regression else end) for end in ends))
 
     def estimate(self, index: int) -> Estimate:
         """A candidate's score with its interval."""
         if self.cell_row_errors is not None:
-            return self.cell_error(index)
+            flips = [self.change(index, at) for at in self._counted]
+            return self._sum(self.cell_error(index), *flips) if flips else self.cell_error(index)
         across = self.random_change(index)
-        if across is not None and across.value > self.change(index).value:
+        if across is not None and across.value > self.changes_of_all(index).value:
             return self._sum(self.error(index), across)
         return self.bound(index)
 
@@ -316,8 +400,10 @@ class CrossFit:
     @property
     def undetected_limit(self) -> float:
         """Upper end of the 95 % Wilson interval for how often two candidates differ on new pairs (or rows) if
-        they agree on all measured ones."""
-        return wilson(0, self.units if self.cell is None else self._worth)[1]
+        they agree on all measured ones; of several stores, the sum."""
+        numbers = [] if self.cell is None else [self._worth]
+        numbers += [len(np.unique(self.unit[self._here(at)])) for at in self._counted]
+        return sum(wilson(0, n)[1] for n in numbers)
 
     def _stratified_error(self, values: Array) -> float:
         """Standard error of the mean over cells of the means of values (q,)."""
@@ -328,15 +414,21 @@ class CrossFit:
     def scored(self, index: int) -> Scored:
         """A candidate's score with its parts."""
         value = float(self.candidates[index][self.score])
+        changes = {_pairs_of(at): self.changes[index][self._here(at)] for at in self._counted}
         if self.cell_row_errors is not None:
-            return Scored(value, {"cells": self.cell_row_errors[index]})
+            return Scored(value, {"cells": self.cell_row_errors[index], **changes})
         assert self.errors is not None
-        if self.random is not None and self.random[index].mean() > self.changes[index].mean():
+        if self.random is not None and self.random[index].mean() > sum(
+            part.mean() for part in changes.values()
+        ):
             return Scored(value, {"rows": self.errors[index], "random": self.random[index]})
-        by_error, by_change = self._slopes(index)
-        return Scored(
-            value, {"rows": by_error * self.errors[index], "pairs": by_change * self.changes[index]}
-        )
+        parts = {"rows": self.errors[index], **changes}
+        if self.regression:
+            means = {name: max(float(part.mean()), 1e-300) for name, part in parts.items()}
+            for name, own in means.items():  # times the derivative of the score
+                others = (mean for other, mean in means.items() if other != name)
+                parts[name] = (1 + sum(float(np.sqrt(mean / own)) for mean in others)) * parts[name]
+        return Scored(value, parts)
 
     def gain(self, index: int, other: int | Scored) -> Estimate:
         """How much lower one candidate's score is than another's, paired on the same rows and pairs.
@@ -350,14 +442,20 @@ class CrossFit:
             if name == "cells":
                 error = self._stratified_error(difference)
             else:
-                unit = self.unit if name == "pairs" else np.arange(len(difference))
-                error = _clustered_error(difference, unit)
+                error = _clustered_error(difference, self._unit_of(name, len(difference)))
             spread = float(np.hypot(spread, error))
         return _normal(that.value - this.value, spread)
 
+    def _unit_of(self, part: str, n: int) -> Codes:
+        """(n,) which values of a part of a score are not independent: those with the same number."""
+        if not part.startswith("pairs"):
+            return np.arange(n)
+        at = part.removeprefix("pairs")
+        return self.unit[self._here(int(at) if at else None)]
+
     def frequent_gain(self, index: int, other: int) -> Estimate | None:
-        """How much lower one candidate's error on held-out rows is than another's, if classes are as frequent
-        as in training and domains equally frequent within a class; None without cells."""
+        """How much lower one candidate's score is than another's, if classes are as frequent as in training
+        and domains equally frequent within a class; None without cells."""
         if self.cell_row_errors is None or self.cell is None or self.truth is None or self.shares is None:
             return None
         difference = self.cell_row_errors[other] - self.cell_row_errors[index]
@@ -367,14 +465,17 @@ class CrossFit:
         weights /= weights.sum()
         means = np.array([difference[part].mean() for part in parts])
         spread = [difference[part].var() / max(int(part.sum()) - 1, 1) for part in parts]
-        return _normal(float(weights @ means), float(np.sqrt(weights**2 @ np.array(spread))))
+        value, error = float(weights @ means), float(np.sqrt(weights**2 @ np.array(spread)))
+        for at in self._counted:
+            flips, here = self.changes[other] - self.changes[index], self._here(at)
+            value += float(flips[here].mean())
+            error = float(np.hypot(error, _clustered_error(flips[here], self.unit[here])))
+        return _normal(value, error)
 
-    def _slopes(self, index: int) -> tuple[float, float]:
-        """Derivatives of the bound by validation error and by change."""
-        if not self.regression or self.errors is None:
-            return 1.0, 1.0
-        a, b = (max(float(part[index].mean()), 1e-300) for part in (self.errors, self.changes))
-        return 1 + float(np.sqrt(b / a)), 1 + float(np.sqrt(a / b))
+
+def _pairs_of(at: int | None) -> str:
+    """The name of the part of a score that the pairs of a store make."""
+    return "pairs" if at is None else f"pairs{at}"
 
 
 def error_estimate(errors: Array, *, regression: bool) -> Estimate:

@@ -1,15 +1,17 @@
 """scikit-learn estimators of noisy counterfactual matching.
 
 Pairs are given by their members, rows like those of X: two arrays ``(A, B)`` of shape (k, d), row i of B
-being the counterpart of row i of A, or a `PairStore`, whose held-out pairs are not used. Differences alone
-are refused, because steps of a pipeline couldn't transform them as they transform rows. Pipelines: see ``ncm
-help api``. Scalers must come before a projection: after it, they would magnify the rounding that it leaves.
+being the counterpart of row i of A, or a `PairStore`, whose held-out pairs are not used; or by a list of
+these, whose differences make one spectrum. Differences alone are refused, because steps of a pipeline
+couldn't transform them as they transform rows. Pipelines: see ``ncm help api``. Scalers must come before a
+projection: after it, they would magnify the rounding that it leaves.
 """
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,7 +36,8 @@ from ncm_cli.solvers.path import fit_path
 from ncm_cli.solvers.projection import Spectrum, project, spectrum
 from ncm_cli.store.pairs import PairStore
 
-Pairs = tuple[ArrayLike, ArrayLike] | PairStore | None
+PairsOfOneKind = tuple[ArrayLike, ArrayLike] | PairStore
+Pairs = PairsOfOneKind | Sequence[PairsOfOneKind] | None
 
 LEAST_PAIRS_COMPARED = 8
 """Fewest pairs whose members' spread is compared with the spread of X."""
@@ -116,7 +119,7 @@ class NCMClassifier(ClassifierMixin, _Linear):
         spectrum (all if there is none), 0 without pairs. The right rank depends on the noise: ``ncm fit``
         chooses it by folds of pairs. Cross-validated accuracy prefers small ranks, since spurious features
         help in-domain.
-    pairs : (A, B) or PairStore, default=None
+    pairs : (A, B), PairStore or a list of these, default=None
         Pairs in the space of the rows that `fit` sees; or give them to `fit`.
     weight_decay : float, default=1e-4
     tol : float, default=1e-12
@@ -209,7 +212,7 @@ class SpuriousProjection(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     ----------
     rank : int or None, default=None
         Directions to remove; None: up to the largest gap in the spectrum, all if there is none.
-    pairs : (A, B) or PairStore, default=None
+    pairs : (A, B), PairStore or a list of these, default=None
         Pairs in the space of the rows that `transform` sees; or give them to `fit`. One of the two is needed.
 
     Attributes
@@ -281,32 +284,23 @@ def _directions(
 
 
 def _members(pairs: Any, X: Array | None) -> tuple[Array, Array]:
-    """Both members (k, d) of each pair; warns if they seem to be scaled differently from X."""
-    if isinstance(pairs, PairStore):
-        pairs = (pairs.features_a[~pairs.holdout], pairs.features_b[~pairs.holdout])
-    if not (isinstance(pairs, tuple | list) and len(pairs) == 2):
-        shape = getattr(pairs, "shape", None)
-        raise InputError(
-            "pairs are given by their members, not by differences",
-            found=type(pairs).__name__ if shape is None else f"an array of shape {shape}",
-            expected="pairs=(A, B), two arrays of rows (k, d), or a PairStore",
-            fix="pairs=pairs for pairs.delta of a PairStore; (A, B) for (A - B).T",
-        )
-    a, b = (check_array(rows, dtype=np.float64, input_name="pairs") for rows in pairs)
-    if a.shape != b.shape:
-        raise InputError(
-            "the two members of pairs have other shapes",
-            found=f"{a.shape} and {b.shape}",
-            expected="twice (k, d)",
-        )
+    """Both members (k, d) of each pair, of all kinds; warns if they seem to be scaled differently from X."""
+    several = isinstance(pairs, tuple | list) and bool(pairs) and all(map(_is_one_kind, pairs))
+    kinds = [_members_of(kind) for kind in (pairs if several else [pairs])]
+    for (a, b), (other_a, other_b) in itertools.combinations(kinds, 2):
+        if np.array_equal(a, other_a) and np.array_equal(b, other_b):
+            raise InputError("the same pairs are given twice", found=f"two kinds of {len(a):,} equal pairs")
+    width = len(kinds[0][0][0]) if X is None else X.shape[1]
+    for a, _ in kinds:
+        if a.shape[1] != width:
+            raise InputError(
+                "pairs have another number of features than " + ("other pairs" if X is None else "X"),
+                found=f"members of shape {a.shape}",
+                expected=f"(k, {width})",
+            )
+    a, b = kinds[0] if len(kinds) == 1 else (np.concatenate(members) for members in zip(*kinds, strict=True))
     if X is None:
         return a, b
-    if a.shape[1] != X.shape[1]:
-        raise InputError(
-            "pairs have another number of features than X",
-            found=f"members of shape {a.shape}",
-            expected=f"(k, {X.shape[1]})",
-        )
     of_pairs, of_rows = np.vstack([a, b]).std(axis=0), X.std(axis=0)
     both = (of_pairs > 0) & (of_rows > 0)
     ratios = np.abs(np.log(of_pairs[both] / of_rows[both]))
@@ -317,5 +311,34 @@ def _members(pairs: Any, X: Array | None) -> tuple[Array, Array]:
             "than those of X: what scales the rows must scale the pairs alike, by routing them with "
             "transform_input (see ncm help api)",
             stacklevel=5,
+        )
+    return a, b
+
+
+def _is_one_kind(pairs: Any) -> bool:
+    """Whether an item of ``pairs`` is pairs itself, not one of two arrays of members."""
+    if isinstance(pairs, tuple | list) and len(pairs) == 2:
+        return all(np.ndim(members) == 2 for members in pairs)
+    return isinstance(pairs, PairStore)
+
+
+def _members_of(pairs: Any) -> tuple[Array, Array]:
+    """Both members (k, d) of pairs of one kind."""
+    if isinstance(pairs, PairStore):
+        pairs = (pairs.features_a[~pairs.holdout], pairs.features_b[~pairs.holdout])
+    if not (isinstance(pairs, tuple | list) and len(pairs) == 2):
+        shape = getattr(pairs, "shape", None)
+        raise InputError(
+            "pairs are given by their members, not by differences",
+            found=type(pairs).__name__ if shape is None else f"an array of shape {shape}",
+            expected="pairs=(A, B), two arrays of rows (k, d), or a PairStore, or a list of these",
+            fix="pairs=pairs for pairs.delta of a PairStore; (A, B) for (A - B).T",
+        )
+    a, b = (check_array(rows, dtype=np.float64, input_name="pairs") for rows in pairs)
+    if a.shape != b.shape:
+        raise InputError(
+            "the two members of pairs have other shapes",
+            found=f"{a.shape} and {b.shape}",
+            expected="twice (k, d)",
         )
     return a, b

@@ -106,7 +106,7 @@ def _fit(options: FitOptions, reporter: Reporter) -> dict[str, Any]:
         "held_out": 0 if problem.pairs is None else int(problem.pairs.held_out.sum()),
         "folds": len(choice.folds),
         "numerical_rank": whole.rank,
-        "verdict": verdict and dataclasses.asdict(verdict),
+        "verdict": verdict and verdict.record(),
         "controls": controls,
         "crossings": worst_groups(problem, whole, best),
         "flags": flags_of(problem, choice.rule == "oracle"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -22,6 +23,7 @@ from ncm_cli.options import (
     parse_numbers,
     parse_ranks,
     parse_workers,
+    values_of,
 )
 from ncm_cli.probes.metric_names import METRICS, parse_metrics
 from ncm_cli.probes.rules import FIT_RULES
@@ -47,6 +49,25 @@ _rows = functools.partial(option, group="Rows")
 _where = functools.partial(_rows, None, metavar="WHERE")
 _columns = functools.partial(_rows, None, metavar="COLUMNS", parse=parse_names)
 _training = functools.partial(option, group="Training")
+
+
+PairPaths = Path | tuple[Path, ...]
+"""The value of ``--pairs``: one pair store or several."""
+
+_pairs = functools.partial(
+    option,
+    None,
+    help="Pair store: what its pairs differ in is removed. May be repeated: the differences of all are.",
+    role="input",
+    flags=("-p",),
+)
+
+
+def refuse_same_store(paths: PairPaths | None, flag: str = "--pairs") -> Iterator[UsageError]:
+    """Why these pair stores can't be used together, as far as their paths say."""
+    again = [path for path, count in Counter(values_of(paths)).items() if count > 1]
+    if again:
+        yield UsageError("one pair store is given twice", where=f"{flag} {again[0]}", fix="name it once")
 
 
 def parse_method(text: str) -> str:
@@ -97,9 +118,7 @@ class StoreOptions:
     """The files that ``ncm fit`` and ``ncm sweep`` read and write."""
 
     features: Path = option(help="Feature store with the rows.", role="input", flags=("-f",))
-    pairs: Path | None = option(
-        None, help="Pair store: what its pairs differ in is removed.", role="input", flags=("-p",)
-    )
+    pairs: PairPaths | None = _pairs()
     output: Path = option(help="Probe to write.", role="output", flags=("-o",), writes=("probe",))
 
 
@@ -260,6 +279,7 @@ class FitOptions(TrainingOptions):
     def refusals(self) -> Iterator[UsageError]:
         """Why these options can't be used together."""
         method, alone = self.chosen_method, self.pairs is None
+        yield from refuse_same_store(self.pairs)
         if method == "ncm" and alone:
             yield UsageError("ncm needs --pairs", fix="--pairs FILE")
         if self.solver == "adam" and self.task == "regression":
@@ -299,9 +319,7 @@ class ZeroshotOptions(TextOptions):
     target: str | None = option(
         None, help="Column of the classes; without it, the store's label.", metavar="COLUMN"
     )
-    pairs: Path | None = _choice(
-        None, help="Pair store: what its pairs differ in is removed.", role="input", flags=("-p",)
-    )
+    pairs: PairPaths | None = _pairs(group="Rank and selection")
     rank: str = _choice(
         "auto",
         help="Dimensions to remove, as in ncm fit. Several are chosen among by validation error + flip rate, "
@@ -329,6 +347,7 @@ class ZeroshotOptions(TextOptions):
     def refusals(self) -> Iterator[UsageError]:
         """Why these options can't be used together."""
         yield from super().refusals()
+        yield from refuse_same_store(self.pairs)
         if (self.probe is None) != (self.mix is None):
             what = "--probe, what to mix with, and --mix, its share, go together"
             yield UsageError(what, fix="--probe PROBE.safetensors --mix 0.5")

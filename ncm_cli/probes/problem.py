@@ -7,7 +7,10 @@ fold's training part.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +20,7 @@ from ncm_cli.blocks import Codes, Features, Mask, chosen, joined
 from ncm_cli.errors import InputError
 from ncm_cli.probes.metrics import PairRows, Rows
 from ncm_cli.probes.options import FitOptions
-from ncm_cli.solvers.folds import Fold, deal, set_aside
+from ncm_cli.solvers.folds import Fold, components, deal, set_aside
 from ncm_cli.solvers.projection import Scaling, Spectrum, fit_scaling, spectrum
 from ncm_cli.solvers.training_set import TrainingSet
 from ncm_cli.store.digests import Texts, array_digest, digest_of
@@ -51,18 +54,21 @@ class Roles:
         return self.rows["val"] | self.rows["test"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """The k pairs of a store, and which of them a fit may use.
+    """The k pairs of one or several stores, one store after the other, and which of them a fit may use.
 
-    ``overlapping`` counts the pairs with a validation or test row; ``usable`` (k,) are the pairs that
-    ``--overlap`` leaves, and ``held_out`` (k,) the usable ones that the user holds out. ``row_a`` and
-    ``row_b`` (k,) are the members' rows in the feature store, −1 for those that it lacks. ``node_a`` and
-    ``node_b`` (k,) are the members' nodes: a node is a number shared by rows of equal content, as in
-    `FeatureRows.content_nodes`; members that the store lacks have numbers above these.
+    ``paths`` are the stores' files, ``kind`` (k,) is the position of each pair's store. ``overlapping``
+    counts the pairs with a validation or test row; ``usable`` (k,) are the pairs that ``--overlap`` leaves,
+    and ``held_out`` (k,) the usable ones that the user holds out. ``row_a`` and ``row_b`` (k,) are the
+    members' rows in the feature store, −1 for those that it lacks. ``node_a`` and ``node_b`` (k,) are the
+    members' nodes: a node is a number shared by rows of equal content, as in `FeatureRows.content_nodes`;
+    members that the store lacks have numbers above these.
     """
 
-    store: PairStore
+    stores: tuple[PairStore, ...]
+    paths: tuple[Path, ...]
+    kind: Codes
     usable: Mask
     held_out: Mask
     row_a: Codes
@@ -71,30 +77,98 @@ class Pairs:
     node_b: Codes
     overlapping: int
 
+    @classmethod
+    def joined(cls, parts: Sequence[Pairs]) -> Pairs:
+        """The pairs of several stores, of which each part has one."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            stores=tuple(part.stores[0] for part in parts),
+            paths=tuple(part.paths[0] for part in parts),
+            overlapping=sum(part.overlapping for part in parts),
+            **{
+                name: np.concatenate([getattr(part, name) for part in parts])
+                for name in ("kind", "usable", "held_out", "row_a", "row_b", "node_a", "node_b")
+            },
+        )
+
+    def of(self, stores: Iterable[bool]) -> Mask:
+        """(k,) the pairs of some stores, given by a truth value for each."""
+        return np.array(list(stores), dtype=bool)[self.kind]
+
+    def first(self, count: int) -> Mask:
+        """(k,) the first ``count`` usable pairs; of several stores, from each as large a share."""
+        usable = np.flatnonzero(self.usable)
+        share = np.empty(len(usable))
+        for at in range(len(self.stores)):
+            here = self.kind[usable] == at
+            share[here] = np.arange(1, here.sum() + 1) / here.sum()
+        mask = np.zeros_like(self.usable)
+        mask[usable[np.argsort(share, kind="stable")[:count]]] = True
+        return mask
+
+    @functools.cached_property
+    def features(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Two arrays (k, d): the first and the second members as stored."""
+        parts = [(store.features_a, store.features_b) for store in self.stores]
+        if len(parts) == 1:
+            return parts[0]
+        a, b = (np.concatenate(members) for members in zip(*parts, strict=True))
+        return a, b
+
+    @functools.cached_property
+    def ids(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The ids of the k first and of the k second members."""
+        a, b = zip(*((store.id_a, store.id_b) for store in self.stores), strict=True)
+        return tuple(itertools.chain(*a)), tuple(itertools.chain(*b))
+
+    def measured_kinds(self, folds: Sequence[Fold]) -> Codes:
+        """(m,) the position of the store of each measured pair, fold by fold."""
+        return np.concatenate([self.kind[fold.measured] for fold in folds])
+
+    @property
+    def several(self) -> Codes | None:
+        """``kind`` if there are several stores."""
+        return self.kind if len(self.stores) > 1 else None
+
     def members(self, which: Mask, scaling: Scaling) -> PairRows:
         """The scaled members of the pairs in a mask."""
-        return PairRows(
-            a=scaling.apply(self.store.features_a[which]), b=scaling.apply(self.store.features_b[which])
-        )
+        a, b = (scaling.apply(members[which]) for members in self.features)
+        return PairRows(a=a, b=b)
 
     def spectrum(self, which: Mask, scaling: Scaling) -> Spectrum:
         """The singular spectrum of the scaled differences of the pairs in a mask."""
         rows = self.members(which, scaling)
-        raw = np.concatenate([self.store.features_a[which], self.store.features_b[which]])
+        raw = np.concatenate([members[which] for members in self.features])
         return spectrum((rows.a - rows.b).T, magnitude=scaling.magnitude(raw))
 
     def folds(self, count: int, seed: int) -> list[Fold]:
         """The user's held-out pairs as one fold, or the usable pairs cut into ``count``.
 
+        Each fold has its share of every store's pairs.
+
         Raises
         ------
         InputError
-            Too few pairs that share no row.
+            Too few pairs that share no row, in all stores or in one, or some stores without held-out pairs.
         """
         usable = np.flatnonzero(self.usable)
         a, b = self.node_a[usable], self.node_b[usable]
-        held_out = self.held_out[usable]
-        folds = set_aside(a, b, held_out) if held_out.any() else deal(a, b, count, seed)
+        held_out, kind = self.held_out[usable], self.kind[usable]
+        self._require_all_held_out()
+        folds = set_aside(a, b, held_out) if held_out.any() else deal(a, b, count, seed, kind)
+        for number, path in enumerate(self.paths if self.several is not None else ()):
+            own = kind == number
+            measured = any(fold.measured[own].any() for fold in folds)
+            if not measured or not all(fold.basis[own].any() for fold in folds):
+                raise InputError(
+                    "too few pairs of one store to be cut into folds",
+                    where=path,
+                    found=f"{int(own.sum()):,} pairs in {len(np.unique(components(a, b)[own])):,} sets that "
+                    "share no row",
+                    expected="pairs to measure, and in every fold others to find directions with",
+                    fix="more pairs of this store, or leave it out; or one --rank and one --weight-decay",
+                )
 
         def of_all_pairs(mask: Mask) -> Mask:
             spread = np.zeros_like(self.usable)
@@ -105,6 +179,18 @@ class Pairs:
             Fold(of_all_pairs(fold.measured), of_all_pairs(fold.basis), fold.untrained_nodes)
             for fold in folds
         ]
+
+    def _require_all_held_out(self) -> None:
+        """Refuse held-out pairs in some stores and none in others, whose pairs no fold would measure."""
+        counts = np.bincount(self.kind[self.held_out], minlength=len(self.stores))
+        if counts.any() and not counts.all():
+            raise InputError(
+                "held-out pairs in some pair stores, and none in others",
+                where=self.paths[int(counts.argmin())],
+                found="no held-out pair",
+                expected=f"some, as in {self.paths[int(counts.argmax())]}, or none in any store",
+                fix="make this one again with ncm pairs --holdout 0.25, or the others with --holdout 0",
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,7 +273,9 @@ class Problem:
     members: RawRows | None = None
     """Members of usable pairs whose label and domain are known."""
     cells: tuple[str, ...] = ()
-    """The columns that make label × domain cells, if the pairs were matched by label across domains."""
+    """The columns that make label × domain cells, if pairs were matched by label across domains."""
+    matched: tuple[bool, ...] = ()
+    """For each pair store, whether its pairs were matched by label across domains."""
     upweight: str | None = None
     """Columns whose combinations are weighted equally in an up-weighted `Variant`: those of ``--upweight``,
     else of the cells, else of ``--groups``; None without any."""
@@ -287,5 +375,4 @@ def pairs_digest(problem: Problem) -> str | None:
     """SHA-256 over the members of the pairs that span the final basis; None without pairs."""
     if problem.pairs is None:
         return None
-    store, which = problem.pairs.store, problem.pairs.usable
-    return digest_of([array_digest(members[which]) for members in (store.features_a, store.features_b)])
+    return digest_of([array_digest(members[problem.pairs.usable]) for members in problem.pairs.features])

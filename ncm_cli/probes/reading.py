@@ -1,11 +1,9 @@
-"""Reads rows and pairs into the problem that options name or that a probe was fitted on.
-
-`read_usable_pairs` leaves out pairs with a validation or test row, as ``--overlap`` says.
-"""
+"""Reads rows and pairs into the problem that options name or that a probe was fitted on."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +13,9 @@ import numpy as np
 
 from ncm_cli.blocks import Codes, Mask
 from ncm_cli.errors import InputError, MismatchError, NcmError, listing
-from ncm_cli.options import parse_names
+from ncm_cli.options import parse_names, values_of
 from ncm_cli.probes.cells import domain_columns, environment_columns, read_cells
-from ncm_cli.probes.options import FitOptions, RowOptions
+from ncm_cli.probes.options import FitOptions, PairPaths, RowOptions
 from ncm_cli.probes.problem import (
     ROLE_NAMES,
     Pairs,
@@ -28,12 +26,18 @@ from ncm_cli.probes.problem import (
     pairs_digest,
     rows_digest,
 )
+from ncm_cli.probes.usable_pairs import (
+    keeps,
+    member_rows,
+    read_pair_stores,
+    read_usable_pairs,
+)
 from ncm_cli.progress import Reporter
 from ncm_cli.solvers.methods import FIT_METHODS
 from ncm_cli.store.columns import Column
-from ncm_cli.store.digests import require_same_encoder, without_view
+from ncm_cli.store.digests import without_view
 from ncm_cli.store.features import FeatureStore
-from ncm_cli.store.pairs import SAME_ID, TEXT, PairStore, read_pairs
+from ncm_cli.store.pairs import SAME_ID, PairStore
 from ncm_cli.store.probe import Probe
 from ncm_cli.store.roles import (
     Groups,
@@ -59,7 +63,7 @@ def read_problem(
     columns: Mapping[str, str | None] | None = None,
     compared_with: Probe | None = None,
     store: FeatureRows | None = None,
-    pair_store: PairStore | None = None,
+    pair_stores: Sequence[PairStore] = (),
 ) -> Problem:
     """Read what the options name, and refuse what doesn't belong together.
 
@@ -73,7 +77,7 @@ def read_problem(
         test rows.
     store
         The rows, if they are open already; with an empty encoder they accept pairs of any encoder.
-    pair_store
+    pair_stores
         The pairs, if they are read already.
     """
     with store or FeatureStore(options.features) as store:
@@ -86,10 +90,10 @@ def read_problem(
             target = read_target(store, compared_with.target, compared_with.classes)
         pairs = None
         if options.pairs is not None:
-            pairs = read_usable_pairs(options.pairs, store, roles, options.overlap, reporter, pair_store)
+            pairs = read_usable_pairs(options.pairs, store, roles, options.overlap, reporter, pair_stores)
         groups = make_groups(store, options.groups) if options.groups else None
         domains, matched = _domains(store, options, target, pairs, roles.rows["train"])
-        cells = (target.name, *domains) if matched else ()
+        cells = (target.name, *domains) if any(matched) else ()
         upweight = options.named_upweight
         named = {"upweight": upweight, **(columns or {})}
         codes = {option: _codes(store, names) for option, names in named.items() if names}
@@ -128,9 +132,8 @@ def read_problem(
         extra = _extra(store, roles, target, pairs, rows, bool(cells) or options.pair_rows == "yes")
         members = None
         if domains and pairs is not None:
-            members = rows(
-                _member_rows(store, pairs) & target.known & (derived_codes["cell"] >= 0) & ~roles.val_or_test
-            )
+            measured = member_rows(store, pairs, pairs.of(matched if cells else [True] * len(matched)))
+            members = rows(measured & target.known & (derived_codes["cell"] >= 0) & ~roles.val_or_test)
         return Problem(
             content_sha256=store.content_sha256,
             row_numbers_of=store.row_numbers_of,
@@ -148,6 +151,7 @@ def read_problem(
             label_column=store.label_column,
             members=members if members is not None and len(members.ids) else None,
             cells=cells,
+            matched=matched,
             upweight=upweight or None,
             variants=_variants(options, upweight, extra),
         )
@@ -186,17 +190,21 @@ def read_method_problem(
 
 def _domains(
     store: FeatureRows, options: FitOptions, target: Target, pairs: Pairs | None, train: Mask
-) -> tuple[tuple[str, ...], bool]:
-    """The columns of domains, and whether the pairs were matched by label across them.
+) -> tuple[tuple[str, ...], tuple[bool, ...]]:
+    """The columns of domains, and for each pair store, whether its pairs were matched by label across some.
 
-    For augmented pairs: the columns of the training rows' domains.
+    If all pairs are augmented: the columns of the training rows' domains.
     """
     if pairs is None:
-        return (), False
-    matched = domain_columns(store, target, pairs.store, pairs.row_a, pairs.row_b)
-    if matched or pairs.store.strategy != SAME_ID or options.task == "regression":
-        return matched, bool(matched)
-    return environment_columns(store, target, options.groups, train), False
+        return (), ()
+    columns = [
+        domain_columns(store, target, one, pairs.row_a[pairs.kind == i], pairs.row_b[pairs.kind == i])
+        for i, one in enumerate(pairs.stores)
+    ]
+    matched, augmented = tuple(map(bool, columns)), all(one.strategy == SAME_ID for one in pairs.stores)
+    if any(matched) or not augmented or options.task == "regression":
+        return tuple(dict.fromkeys(itertools.chain(*columns))), matched
+    return environment_columns(store, target, options.groups, train), matched
 
 
 def _variants(options: FitOptions, upweight: str | None, extra: RawRows | None) -> tuple[Variant, ...]:
@@ -214,7 +222,7 @@ def _variants(options: FitOptions, upweight: str | None, extra: RawRows | None) 
     if options.pair_rows == "yes" and extra is None:
         raise InputError(
             "--pair-rows yes, and the pairs have no labelled rows outside training",
-            where=options.pairs,
+            where=listing(map(str, values_of(options.pairs))),
             fix="pairs with such rows: ncm pairs ... --where 'split=train|pool'; or leave --pair-rows out",
         )
     weights = (False, True) if options.weights_open and upweight else (options.named_upweight is not None,)
@@ -294,18 +302,9 @@ def _drop_copies(store: FeatureRows, roles: Roles, overlap: str, reporter: Repor
         if not store.has_files:
             what = f"{len(copies):,} training rows have the features of validation or test rows ({example})"
         refusal = InputError(what, where=store.path, fix="--overlap exclude leaves them out of training")
-        if not _keeps(overlap, refusal, "they are left out of training", reporter):
+        if not keeps(overlap, refusal, "they are left out of training", reporter):
             train[copies] = False
     return len(copies)
-
-
-def _keeps(overlap: str, refusal: InputError, without: str, reporter: Reporter) -> bool:
-    """Whether ``--overlap`` keeps what ``refusal`` names; ``error`` raises it, other values report it."""
-    if overlap == "error":
-        raise refusal
-    kept = overlap == "keep"
-    reporter.warn(f"{refusal.what}; {'they are kept, as --overlap keep says' if kept else without}")
-    return kept
 
 
 def _target(store: FeatureRows, options: FitOptions, train_rows: Mask) -> Target:
@@ -379,93 +378,6 @@ def _tell_groupless(rows: RawRows, name: str, groups: Groups, reporter: Reporter
             )
 
 
-def read_usable_pairs(
-    path: Path,
-    features: FeatureRows,
-    roles: Roles,
-    overlap: str,
-    reporter: Reporter,
-    store: PairStore | None = None,
-) -> Pairs:
-    """Read the pair store, check that it belongs to the features, and leave out pairs by ``--overlap``.
-
-    Pairs are left out if a member is a validation or test row, or a copy of one. (``ncm pairs`` has already
-    left out some: `pairs.pairs.straddling`.) Members are looked up by id in the feature store that is used
-    now, whenever the pairs were made. Each class of text pairs is one node, so that a fold leaves out whole
-    classes. ``store`` is the pair store if it is read already.
-    """
-    store, nodes = store or read_pairs(path), features.content_nodes
-    if features.encoder:
-        require_same_encoder(str(features.path), features.encoder, str(path), store.encoder, ignore_view=True)
-    row_a, row_b = (features.positions(ids) for ids in (store.id_a, store.id_b))
-    numbered = {source.get("row_numbers_of") for source in store.sources}
-    if numbered and features.row_numbers_of not in numbered:  # the numbers of other rows
-        row_a, row_b = np.full_like(row_a, -1), np.full_like(row_b, -1)
-    names_a: Sequence[str] = store.id_a
-    names_b: Sequence[str] = store.id_b
-    if store.strategy == TEXT:
-        row_a, row_b = np.full_like(row_a, -1), np.full_like(row_b, -1)
-        names_a, names_b = (
-            [label or id for label, id in zip(labels, ids, strict=True)]
-            for labels, ids in ((store.label_a, names_a), (store.label_b, names_b))
-        )
-    elif strange := int((row_a < 0).sum() + (row_b < 0).sum()):
-        reporter.note(
-            f"{strange:,} of {2 * len(row_a):,} members of pairs are no rows of {features.path.name}: that "
-            "they are no validation or test rows can't be checked"
-        )
-    strangers: dict[str, int] = {}
-
-    def nodes_of(rows: Codes, names: Sequence[str]) -> Codes:
-        return np.array(
-            [
-                nodes[row] if row >= 0 else features.rows + strangers.setdefault(name, len(strangers))
-                for row, name in zip(rows.tolist(), names, strict=True)
-            ],
-            np.int64,
-        )
-
-    node_a, node_b = nodes_of(row_a, names_a), nodes_of(row_b, names_b)
-    copies = np.append(features.copies_of(roles.val_or_test), False)  # a row of −1 is none
-    leaking = copies[row_a] | copies[row_b]
-    usable = np.ones(len(store.id_a), dtype=bool)
-    if leaking.any():
-        first = int(np.flatnonzero(leaking)[0])
-        what = (
-            f"{int(leaking.sum()):,} pairs have a member among the validation or test rows, "
-            f"such as ({store.id_a[first]!r}, {store.id_b[first]!r})"
-        )
-        refusal = InputError(what, where=path, fix="--overlap exclude leaves them out")
-        if not _keeps(overlap, refusal, "they are left out", reporter):
-            usable = ~leaking
-    if not (usable & ~store.holdout).any():
-        raise InputError(
-            "no pair is left to find directions with",
-            where=path,
-            found=f"{len(usable):,} pairs, {int(store.holdout.sum()):,} held out, "
-            f"{int((~usable).sum()):,} barred",
-            fix="a smaller --holdout in ncm pairs, or pairs of rows that are neither",
-        )
-    return Pairs(
-        store=store,
-        usable=usable,
-        held_out=store.holdout & usable,
-        row_a=row_a,
-        row_b=row_b,
-        node_a=node_a,
-        node_b=node_b,
-        overlapping=int(leaking.sum()),
-    )
-
-
-def _member_rows(store: FeatureRows, pairs: Pairs) -> Mask:
-    """(N,) the rows of the store that are members of usable pairs; of several copies only the first."""
-    members = np.concatenate([pairs.node_a[pairs.usable], pairs.node_b[pairs.usable]])
-    mask = np.zeros(store.rows, dtype=bool)
-    mask[members[members < store.rows]] = True
-    return mask
-
-
 def _extra(
     store: FeatureRows,
     roles: Roles,
@@ -480,17 +392,24 @@ def _extra(
     """
     if pairs is None:
         return None
-    same = parse_names(str(pairs.store.options.get("same") or ""))
-    if not labelled and target.name not in {store.label_column if name == "label" else name for name in same}:
-        return None
-    mask = _member_rows(store, pairs) & target.known & ~roles.rows["train"] & ~roles.val_or_test
+    same = (parse_names(str(one.options.get("same") or "")) for one in pairs.stores)
+    by_label = [target.name in {store.label_column if n == "label" else n for n in names} for names in same]
+    which = pairs.of([labelled or known for known in by_label])
+    mask = member_rows(store, pairs, which) & target.known & ~roles.rows["train"] & ~roles.val_or_test
     return rows(mask) if mask.any() else None
 
 
 def reread_problem(
-    probe: Probe, features: Path, pairs: Path | None, *, where: str | None = None, reporter: Reporter
+    probe: Probe,
+    features: Path,
+    pairs: PairPaths | None,
+    *,
+    where: str | None = None,
+    reporter: Reporter,
 ) -> Problem:
     """The problem that a probe was fitted on, read again; with ``where``, on other training rows.
+
+    Several pair stores may be in any order.
 
     Raises
     ------
@@ -521,21 +440,29 @@ def reread_problem(
             expected=f"method {' or '.join(FIT_METHODS)}",
         )
     fitted = data.get("pairs") or {}
+    recorded_stores = fitted.get("stores") or [fitted]
+    named = listing(map(str, values_of(pairs)))
 
-    def refusal(what: str, where: Path | None, found: str, expected: str) -> MismatchError:
+    def refusal(what: str, where: Path | str, found: str, expected: str) -> MismatchError:
         fix = "name the stores that the probe was fitted on, or fit it again on these"
         return MismatchError(what, where=where, found=found, expected=expected, fix=fix)
 
-    store = None if pairs is None else read_pairs(pairs)
-    content = fitted.get("content_sha256")
-    if store is not None and content not in (None, store.content_sha256):
-        raise refusal(
-            "not the pairs that the probe was fitted with",
-            pairs,
-            f"content {store.content_sha256[:12]}",
-            f"content {content[:12]}, which was {fitted.get('path')}",
-        )
-    problem = read_problem(FitOptions(**values), oracle=False, reporter=reporter, pair_store=store)
+    stores = read_pair_stores(pairs)
+    given = {store.content_sha256: at for at, store in enumerate(stores)}
+    contents = [one.get("content_sha256") for one in recorded_stores]
+    if stores and all(contents):
+        if {*given} != {*contents}:
+            were = (f"{one['content_sha256'][:12]}, which was {one.get('path')}" for one in recorded_stores)
+            raise refusal(
+                "not the pairs that the probe was fitted with",
+                named,
+                f"content {listing(content[:12] for content in given)}",
+                f"content {listing(were)}",
+            )
+        order = [given[content] for content in contents]
+        stores = [stores[at] for at in order]
+        values["pairs"] = tuple(values_of(pairs)[at] for at in order)
+    problem = read_problem(FitOptions(**values), oracle=False, reporter=reporter, pair_stores=stores)
     used = 0 if problem.pairs is None else int(problem.pairs.usable.sum())
     if data["features"]["train_sha256"] != rows_digest(problem):
         raise refusal(
@@ -547,7 +474,7 @@ def reread_problem(
     if fitted.get("used_sha256") != pairs_digest(problem):
         raise refusal(
             "the pairs aren't those that the probe was fitted on",
-            pairs,
+            named,
             f"{used:,} pairs without a validation or test row",
             f"the {fitted.get('used', 0):,} of then, with the features of then",
         )

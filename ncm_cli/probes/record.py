@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ncm_cli.blocks import Mask
 from ncm_cli.probes.problem import Pairs, Problem, Variant, pairs_digest, rows_digest
 from ncm_cli.solvers.training_set import Fit, TrainingSet
 from ncm_cli.store.digests import fingerprint
@@ -25,25 +26,38 @@ def flags_of(problem: Problem, oracle: bool) -> list[str]:
     return flags
 
 
-def pairs_record(pairs: Pairs, path: Path | None, rank: int) -> dict[str, Any]:
-    """The record of the pairs: their file, numerical rank, and how many of them are used."""
-    return {
-        "path": str(path),
-        "content_sha256": pairs.store.content_sha256,
-        "used": int(pairs.usable.sum()),
-        "held_out": int(pairs.held_out.sum()),
-        "strategy": pairs.store.strategy,
-        "numerical_rank": rank,
-    }
+def pairs_used(pairs: Pairs, used: Mask, held_out: Mask) -> dict[str, Any]:
+    """The file of the pairs and the numbers of two masks (k,); of several stores, the sums and ``stores``."""
+    masks = {"used": used, "held_out": held_out}
+    stores = [
+        {
+            "path": str(path),
+            "content_sha256": store.content_sha256,
+            **{name: int(mask[pairs.kind == at].sum()) for name, mask in masks.items()},
+        }
+        for at, (path, store) in enumerate(zip(pairs.paths, pairs.stores, strict=True))
+    ]
+    if len(stores) == 1:
+        return stores[0]
+    return {**{name: int(mask.sum()) for name, mask in masks.items()}, "stores": stores}
+
+
+def pairs_record(pairs: Pairs, rank: int) -> dict[str, Any]:
+    """The record of the pairs of a fit: their files, strategies and numerical rank, and how many are used."""
+    record = pairs_used(pairs, pairs.usable, pairs.held_out)
+    for store, facts in zip(pairs.stores, record.get("stores") or [record], strict=True):
+        facts["strategy"] = store.strategy
+    return record | {"numerical_rank": rank}
 
 
 def origin_of(problem: Problem, training: TrainingSet, variant: Variant) -> dict[str, Any]:
     """The record of a variant's rows and of the pairs; reads every row."""
     pairs, parts = problem.pairs, {"train": problem.rows(variant), "val": problem.val}
-    paired = pairs and pairs_record(pairs, problem.options.pairs, training.rank) | {
+    sources = () if pairs is None else itertools.chain(*(store.sources for store in pairs.stores))
+    paired = pairs and pairs_record(pairs, training.rank) | {
         "used_sha256": pairs_digest(problem),
         "left_out": int((~pairs.usable).sum()),
-        "sources": [dict(source) for source in pairs.store.sources],
+        "sources": [dict(source) for source in sources],
     }
     return {
         "rows": {name: record_ids(rows.ids) for name, rows in parts.items() if rows is not None},

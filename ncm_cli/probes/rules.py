@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SCORES = ("cell_error", "guarded_bound", "bound_01")
+SCORES = ("cell_bound", "cell_error", "guarded_bound", "bound_01")
 """The scores of the rule ``bound``, which minimises the first that is known."""
 
 
@@ -29,7 +29,7 @@ RULES: dict[str, Rule] = {
     "oracle": Rule("test_accuracy", -1, "there are no --test rows"),
     "oracle-worst-group": Rule("test_worst_group", -1, "there are no --test rows with --groups"),
 }
-TIE_BREAKERS = {"cell_error": "cell_log_loss"}
+TIE_BREAKERS = dict.fromkeys(("cell_bound", "cell_error"), "cell_log_loss")
 """The metric that breaks ties of a score, if it isn't the validation loss."""
 
 REGRESSION_METRICS = {"val_accuracy": "val_mse", "bound_01": "bound_mse", "test_accuracy": "test_mse"}

@@ -30,13 +30,16 @@ Candidate = dict[str, Any]
   ``1 - val_accuracy + flip_rate``. For regression ``pair_mse``, the mean squared difference between the
   predictions for a pair's members, and ``bound_mse``, ``(sqrt(val_mse) + sqrt(pair_mse))^2``: by Minkowski's
   inequality the test domain's MSE is at most ``bound_mse``.
+- With pairs of several stores: ``flip_rate_1`` ... (``pair_mse_1`` ...) of each store's pairs, while
+  ``flip_rate`` is that of all. The bounds have the sum of the stores' instead (of the roots of ``pair_mse``).
 - ``log_loss_bound``: ``val_log_loss + L sqrt(mean |W delta|^2)`` over the measured pairs, L = 1 for two
   classes and sqrt(2) for more (softmax cross-entropy is sqrt(2)-Lipschitz in the logits). Not used to
   select: shrinking the weights drives it to log 2.
 - For pairs matched by label: ``cell_error``, the mean of the label × domain cells' error rates on the pairs'
   members, each by the fold not trained on it, and the validation rows; ``worst_cell_error`` and
   ``cell_log_loss`` on the same rows; ``within_flip_rate``, the flip rate of random pairs within a cell, which
-  domains don't explain.
+  domains don't explain. With pairs of other stores that were not matched: ``cell_bound``, cell error + the
+  sum of these stores' flip rates.
 - For augmented pairs whose rows have domains: ``across_flip_rate``, the flip rate of random pairs of one
   class from different domains; ``guarded_bound``, validation error + the larger of the two flip rates.
 - ``upweighted``, ``pair_rows``: the `Variant`, if several are tried.
@@ -101,13 +104,36 @@ def row_facts(weight: Array, bias: Array, name: str, rows: Rows) -> dict[str, Ar
     return known
 
 
-def pair_facts(error: Array, loss: Array, change: Array, shift: Array, n_logits: int) -> dict[str, Array]:
-    """Flip rate and bounds of classifiers, elementwise, under the names in `Candidate`."""
+def pair_facts(
+    error: Array,
+    loss: Array,
+    change: Array,
+    shift: Array,
+    n_logits: int,
+    by_store: Sequence[tuple[Array, Array]] = (),
+) -> dict[str, Array]:
+    """Flip rates and bounds of classifiers, elementwise, under the names in `Candidate`.
+
+    ``change`` and ``shift`` are means over all pairs; ``by_store`` has those of each store, of several.
+    """
+    added = by_store or [(change, shift)]
+    lipschitz = 1.0 if n_logits == 1 else np.sqrt(2.0)
     return {
         "flip_rate": change,
-        "bound_01": error + change,
-        "log_loss_bound": loss + (1.0 if n_logits == 1 else np.sqrt(2.0)) * np.sqrt(shift),
+        **{store_metric("flip_rate", at): flips for at, (flips, _) in enumerate(by_store)},
+        "bound_01": error + sum(flips for flips, _ in added),
+        "log_loss_bound": loss + lipschitz * sum(np.sqrt(shifts) for _, shifts in added),
     }
+
+
+def store_metric(name: str, at: int) -> str:
+    """The name of a metric of one store's pairs, by the store's position."""
+    return f"{name}_{at + 1}"
+
+
+def means_of_kinds(values: Array, kind: Codes | None) -> list[Array]:
+    """Means (R,) of values (R, m) over the pairs of each store, by ``kind`` (m,); none if that is None."""
+    return [] if kind is None else [values[:, kind == code].mean(axis=1) for code in np.unique(kind)]
 
 
 def cell_facts(errors: Array, losses: Array, cell: Codes) -> dict[str, Array]:
@@ -123,6 +149,12 @@ def cell_facts(errors: Array, losses: Array, cell: Codes) -> dict[str, Array]:
     }
 
 
+def cell_bound_facts(cell_error: Array, flips: Sequence[Array], matched: Sequence[bool]) -> dict[str, Array]:
+    """``cell_bound`` from the flip rates (..., R) of several stores; empty for one, or if all are matched."""
+    others = [values for values, by_label in zip(flips, matched, strict=False) if not by_label]
+    return {"cell_bound": cell_error + sum(others)} if others else {}
+
+
 def facts(
     weight: Array,
     bias: Array,
@@ -130,8 +162,12 @@ def facts(
     val: Rows | None = None,
     test: Rows | None = None,
     pairs: PairRows | None = None,
+    kind: Codes | None = None,
 ) -> dict[str, Array]:
-    """Metrics of R probes on rows and pairs that they weren't trained on, (R,) by name."""
+    """Metrics of R probes on rows and pairs that they weren't trained on, (R,) by name.
+
+    ``kind`` (m,) has the store of each pair if there are several.
+    """
     known: dict[str, Array] = {}
     for name, rows in (("val", val), ("test", test)):
         if rows is not None:
@@ -139,7 +175,9 @@ def facts(
     if pairs is not None:
         changes, shifts = metrics.pair_shifts(weight, bias, pairs, regression=False)
         error, loss = 1 - known["val_accuracy"], known["val_log_loss"]
-        known |= pair_facts(error, loss, changes.mean(axis=1), shifts.mean(axis=1), weight.shape[1])
+        by_store = list(zip(*(means_of_kinds(values, kind) for values in (changes, shifts)), strict=True))
+        means = (changes.mean(axis=1), shifts.mean(axis=1))
+        known |= pair_facts(error, loss, *means, weight.shape[1], by_store)
     return known
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class Verdict:
         domains (augmented pairs). With ``erm_``: ERM's.
     gain
         How much lower the pick's score is than ERM's, paired.
+    stores
+        With several pair stores, the verdict on the pairs of each.
     control, control_gain
         The best candidate that removes nothing, and how much lower the pick's score is.
     constant_error
@@ -100,6 +103,46 @@ class Verdict:
     erm_across_flip_rate: Estimate | None = None
     control: str | None = None
     control_gain: Estimate | None = None
+    stores: tuple[StoreVerdict, ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        """The verdict as files and ``--json`` have it; ``stores`` only if there are several."""
+        known = dataclasses.asdict(self)
+        stores = known.pop("stores")
+        return known | ({"stores": stores} if stores else {})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StoreVerdict:
+    """Whether the probe holds against the shift that one of several stores' pairs show.
+
+    ``path`` is the store's file; the others are those of a `Verdict` on its pairs alone.
+    """
+
+    path: str
+    code: str
+    text: str
+    reasons: tuple[str, ...]
+    pairs: int
+    units: int
+    flip_rate: Estimate | None
+    erm_flip_rate: Estimate | None
+    bound: Estimate | None
+    erm_bound: Estimate | None
+    gain: Estimate | None
+    score: str | None
+
+    @classmethod
+    def of(cls, path: str, verdict: Verdict) -> StoreVerdict:
+        """From the verdict on the pairs of the store at a path."""
+        names = {field.name for field in dataclasses.fields(cls)} - {"path"}
+        return cls(path=path, **{name: getattr(verdict, name) for name in names})
+
+
+def verdict_text(record: Mapping[str, Any]) -> str:
+    """A recorded verdict, those on the pairs of several stores, and what they are about, a line each."""
+    of_stores = (store["text"] for store in record.get("stores", ()))
+    return "\n".join([record["text"], *of_stores, record["about"]])
 
 
 def control_name(upweighted: bool, pair_rows: bool) -> str:
@@ -129,6 +172,8 @@ class Circumstances:
         The option that selects by the score.
     advice
         What to do about too few pairs.
+    store
+        The store whose pairs the verdict is on, if there are others.
     """
 
     answer: str
@@ -139,6 +184,7 @@ class Circumstances:
     unlike: tuple[int, int] = (0, 0)
     by_score: str = "--select bound"
     advice: str = ""
+    store: str = ""
 
 
 def judge(
@@ -164,7 +210,7 @@ def judge(
     gain, constant = estimates.gain(pick, erm), estimates.constant.value
     reasons = () if code == "helps" else _reasons(estimates, erm, code, case)
     alternative = CONTROL_WORDS[_control(estimates, control)]
-    heading = VERDICTS[code] + (f" against {case.against}" if case.against else "")
+    heading = _heading(code, case.store) + (f" against {case.against}" if case.against else "")
     if code == "no-gain" and pick == control != erm and estimates.gain(control, erm).low > 0:
         verb = "does" if alternative.startswith("training") else "do"
         heading = f"Removing what the pairs differ in doesn't help, {alternative} {verb}"
@@ -200,6 +246,11 @@ def judge(
         control_gain=estimates.gain(pick, control),
         **known,
     )
+
+
+def _heading(code: str, store: str = "") -> str:
+    """The heading of a code, of a store's pairs if it is named."""
+    return VERDICTS[code].replace("he pairs", f"he pairs of {store}") if store else VERDICTS[code]
 
 
 def verdict_code(
@@ -271,7 +322,7 @@ def _most(estimates: CrossFit, nothing: int) -> float:
     most = max((estimates.gain(index, nothing).high for index in removing), default=0.0)
     if not estimates.regression:
         most = max(most, estimates.undetected_limit)
-    return min(most, estimates.change(nothing).high) if estimates.score == "bound_01" else most
+    return min(most, estimates.changes_of_all(nothing).high) if estimates.score == "bound_01" else most
 
 
 SCORE_WORDS = {
@@ -279,6 +330,7 @@ SCORE_WORDS = {
     "bound_mse": "bound",
     "guarded_bound": "bound",
     "cell_error": "error on held-out rows (every cell weighted equally)",
+    "cell_bound": "error on held-out rows (every cell weighted equally) + flip rates of other pairs",
 }
 """The scores in words."""
 
@@ -305,7 +357,8 @@ def _change(estimates: CrossFit, pick: int, erm: int) -> str:
     gain, setting = estimates.gain(pick, erm), _setting(estimates, pick)
     change = f"(95 % of the change: {0 - gain.high:+.2g} to {0 - gain.low:+.2g})"
     more = f" ({beside}: {random[0]}, now {random[1]})" if random[0] is not None else ""
-    bound = f"bound {estimates.bound(erm)}, now {estimates.bound(pick)}"
+    which = "" if estimates.kind is None else " with the flip rates of all stores added"
+    bound = f"bound{which} {estimates.bound(erm)}, now {estimates.bound(pick)}"
     if estimates.score == "guarded_bound":
         bound = f"bound with the larger of the two {estimates.estimate(erm)}, now {estimates.estimate(pick)}"
     if estimates.cell is None:

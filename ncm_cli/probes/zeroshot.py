@@ -25,14 +25,14 @@ from ncm_cli.images.text import (
 )
 from ncm_cli.options import check, parse_ranks
 from ncm_cli.probes.choose import ONLY_CANDIDATE, resolve_ranks
-from ncm_cli.probes.controls import about
+from ncm_cli.probes.controls import about, with_stores
 from ncm_cli.probes.crossfit import CrossFit, FoldRows
 from ncm_cli.probes.metrics import Rows
 from ncm_cli.probes.options import ZeroshotOptions
 from ncm_cli.probes.problem import Pairs, Roles
-from ncm_cli.probes.reading import read_usable_pairs
 from ncm_cli.probes.record import pairs_record
 from ncm_cli.probes.selection import best_candidate
+from ncm_cli.probes.usable_pairs import read_usable_pairs
 from ncm_cli.probes.verdict import Circumstances, judge, unmeasured
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.solvers.folds import Fold, units
@@ -266,7 +266,7 @@ def _read_pairs(
     left = [pairs.spectrum(fold.basis & pairs.usable, scaling) for fold in folds]
     ranks = resolve_ranks(options.rank, "ncm", min(part.rank for part in (whole, *left * several)), reporter)
     meta["data"]["test"] = where["test"]
-    meta["data"]["pairs"] = pairs_record(pairs, options.pairs, whole.rank)
+    meta["data"]["pairs"] = pairs_record(pairs, whole.rank)
     return _Removal(
         pairs,
         scaling,
@@ -309,7 +309,7 @@ class _Removal(NamedTuple):
         pairs, shift = self.pairs, about(self.pairs)
         if not self.folds:
             verdict = unmeasured((int(pairs.usable.sum()), 0), self.why, shift)
-            return {"chosen": 0, "path": [_only(self.ranks[0])], "verdict": dataclasses.asdict(verdict)}
+            return {"chosen": 0, "path": [_only(self.ranks[0])], "verdict": verdict.record()}
         tried = sorted({0, *self.ranks})
 
         def without(basis: Array, rank: int) -> Fit:  # a basis of fewer directions is removed whole
@@ -324,7 +324,10 @@ class _Removal(NamedTuple):
             for fold, part in zip(self.folds, self.left, strict=True)
         )
         unit = units(pairs.node_a, pairs.node_b, self.folds)
-        estimates = CrossFit.join(parts, unit, regression=False, answer=self.answer)
+        several: dict[str, Any] = {}
+        if pairs.several is not None:
+            several = {"kind": pairs.measured_kinds(self.folds), "matched": (False,) * len(pairs.stores)}
+        estimates = CrossFit.join(parts, unit, regression=False, answer=self.answer, **several)
         path = [candidate for candidate in estimates.candidates if candidate["rank"] in self.ranks]
         chosen = best_candidate(path, "bound", "classification") if self.several else 0
         pick = tried.index(path[chosen]["rank"])
@@ -340,9 +343,10 @@ class _Removal(NamedTuple):
                 by_score="--rank auto",
             )
             verdict = judge(estimates, pick, 0, case)
+            verdict = with_stores(verdict, pairs, estimates, case, written=pick, erm=0, control=0)
         rule = {
             "rule": "bound" if self.several else ONLY_CANDIDATE,
             "folds": len(self.folds),
             "chosen": chosen,
         }
-        return rule | {"path": path, "verdict": dataclasses.asdict(verdict)}
+        return rule | {"path": path, "verdict": verdict.record()}

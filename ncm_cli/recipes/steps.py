@@ -31,6 +31,7 @@ from ncm_cli.options import (
     parse_where,
     possible,
     refusals,
+    values_of,
 )
 from ncm_cli.recipes.document import NUMBER, Mistakes, Node, Variables, scalar_value
 from ncm_cli.registry import BUILDERS, STEPS, options_of
@@ -112,19 +113,20 @@ def read_options(
             if several and field.separator and all(item.is_scalar for item in several):
                 text = joined_values(field, [item.text for item in several])
                 value = dataclasses.replace(value, value=text, text=text)
-            for item in value.items if field.repeated else [value]:
+            for item in value.items if field.repeated or field.several else [value]:
                 try:
                     checked.append(_checked(field, item, f"{path}.{name}", path_of))
                 except UsageError as error:
                     mistakes.add(item.line, f"{path}.{name}", _message(error))
                     right = False
             if checked or field.repeated:
-                values[name] = tuple(checked) if field.repeated else checked[0]
+                single = len(checked) == 1 and not field.repeated
+                values[name] = checked[0] if single else tuple(checked)
     for name in (name for name, field in fields.items() if field.required and name not in values):
         right = False
         if name not in node.value:
             mistakes.add(node.line, path, f"{name} is required")
-        elif node.value[name].value is None and not node.value[name].is_unresolved:
+        elif node.value[name].value in (None, []) and not node.value[name].is_unresolved:
             what = "a value is required; if a variable should give it, use --set NAME=VALUE"
             mistakes.add(node.keys[name], f"{path}.{name}", what)
     defaults = {name: None if field.required else field.default for name, field in fields.items()}
@@ -141,7 +143,7 @@ def _checked(field: Field, node: Node, path: str, path_of: Callable[[Field, Node
     """One value, converted and checked as on the command line."""
     value, expected = node.value, _EXPECTED[field.type]
     if isinstance(value, list | dict):
-        several = " or a list of them" if field.repeated else ""
+        several = " or a list of them" if field.repeated or field.several else ""
         raise UsageError(f"expected {expected}{several}, found {node.kind()}")
     taken: tuple[type, ...] = {int: (int,), float: (int, float), bool: (bool,)}.get(field.type, ())
     if taken and type(value) not in taken:
@@ -199,7 +201,7 @@ def _named_columns(field: Field, value: Any) -> Iterable[str]:
     """The columns that an option's value names."""
     if field.metavar == "WHERE":
         return [term.column for term in parse_where(value)]
-    values = value if field.repeated else (value,)
+    values = values_of(value)
     if field.metavar != "COLUMNS":
         return tuple(values)
     # Semicolons separate the crossings of --groups.
@@ -388,7 +390,7 @@ class Steps:
     def _job(self, number: int, draft: _Draft, kind: type) -> Job:
         fields, entries = fields_of(kind), dict(draft.options.value)
         for field in fields:
-            if field.repeated and field.role == "input" and field.name in entries:
+            if (field.repeated or field.several) and field.role == "input" and field.name in entries:
                 # A pattern such as ``seed*/result.json`` stands for the matching outputs of earlier steps.
                 patterns = entries[field.name]
                 matches = [match for item in patterns.items for match in self._matches(item, number)]

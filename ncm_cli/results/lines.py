@@ -11,6 +11,7 @@ from typing import Any
 
 from ncm_cli.baselines.choice import SweepTable, read_sweep
 from ncm_cli.errors import InputError, MismatchError, UsageError, listing, unknown
+from ncm_cli.options import values_of
 from ncm_cli.progress import Reporter
 from ncm_cli.results.repetitions import Facts, by, facts_of, over, repetitions
 from ncm_cli.store import recognise
@@ -58,7 +59,7 @@ class Source:
         if by == "method":
             return str(probe.get("method") or "probe")
         if by == "pairs" and options.get("pairs"):
-            return Path(options["pairs"]).stem
+            return " + ".join(Path(path).stem for path in values_of(options["pairs"]))
         return self.path.stem if by == "file" else Path(probe.get("path") or self.path).stem
 
 

@@ -49,8 +49,9 @@ class FileFinder(contextlib.ExitStack):
                 probes[found.path] = Source(found.path, found.content.meta, facts)
         pairs = dict(sources.pairs)
         for source in probes.values():
-            if (found := self.of(source, "pair store")).content is not None:
-                pairs.setdefault(found.path, found.content)
+            for found in self.pair_stores(source):
+                if found.content is not None:
+                    pairs.setdefault(found.path, found.content)
         self.sources = dataclasses.replace(sources, probes=list(probes.values()), pairs=list(pairs.items()))
 
     def of(self, source: Source, kind: str, **known: str) -> Located:
@@ -68,6 +69,15 @@ class FileFinder(contextlib.ExitStack):
             given = self._given[kind] if digest else []  # without a digest any file would match
             self._known[key] = self._find(kind, digest, dict.fromkeys([*given, *moved, path]))
         return self._known[key]
+
+    def pair_stores(self, probe: Source) -> list[Located]:
+        """The pair stores that a probe was fitted with."""
+        stores = ((probe.body.get("data") or {}).get("pairs") or {}).get("stores") or [{}]
+        names = ("path", "content_sha256")
+        return [
+            self.of(probe, "pair store", **{name: store[name] for name in names if store.get(name)})
+            for store in stores
+        ]
 
     def _find(self, kind: str, digest: str | None, candidates: Mapping[Path, None]) -> Located:
         *_, path = candidates

@@ -147,8 +147,9 @@ def _looks(subject: Source | None, files: FileFinder) -> list[dict[str, Any]]:
     """The doubtful pairs of the subject's probe; without a subject, of every pair store."""
     pictures, shown = Thumbnails(side=PAIR_SIDE, budget=PAIR_BUDGET), files.sources.pairs
     if subject is not None and (probe := files.of(subject, "probe")).content is not None:
-        of_probe = files.of(Source(probe.path, probe.content.meta, subject.facts), "pair store").path
-        shown = [(path, store) for path, store in shown if path == of_probe] or shown
+        of_probe = files.pair_stores(Source(probe.path, probe.content.meta, subject.facts))
+        paths = [found.path for found in of_probe]
+        shown = [(path, store) for path, store in shown if path in paths] or shown
     looks = []
     for path, store in shown:
         if "suspects" not in store.diagnostics:  # made by a builder, which looks for none
@@ -464,19 +465,19 @@ def _shell_lines(subject: Source, files: FileFinder) -> list[str]:
     to the run's folder."""
     found, store = files.of(subject, "probe"), files.of(subject, "feature store").content
     probe = Source(found.path, found.content.meta, subject.facts) if found.content else None
-    pairs = files.of(probe, "pair store").content if probe else None
-    steps: dict[tuple[str, str], Mapping[str, Any]] = {
-        ("embed", "source"): store.options if store else {},
-        ("pairs", "holdout"): pairs.options if pairs else {},
-        ("fit", "select"): (probe.body.get("options") or {}) if probe else {},
-        ("zeroshot", "mix"): (probe.body.get("options") or {}) if probe else {},
-        ("eval", "probe"): subject.body.get("options") or {},
-    }
+    pairs = files.pair_stores(probe) if probe else []
+    steps: list[tuple[str, str, Mapping[str, Any]]] = [
+        ("embed", "source", store.options if store else {}),
+        *(("pairs", "holdout", found.content.options) for found in pairs if found.content is not None),
+        ("fit", "select", (probe.body.get("options") or {}) if probe else {}),
+        ("zeroshot", "mix", (probe.body.get("options") or {}) if probe else {}),
+        ("eval", "probe", subject.body.get("options") or {}),
+    ]
     was, run = written(subject), subject.facts.run
     name = f"/{subject.path.absolute().relative_to(run)}" if run else ""
     base = was.removesuffix(name[1:]) if name and was.endswith(name) else ""
     lines = [f"cd {shlex.quote(base)}"] if base else []
-    for (kind, own_option), given in steps.items():
+    for kind, own_option, given in steps:
         if own_option in given:  # else made by a builder or a sweep, or unknown
             line = f"ncm {kind}"
             for word in command_words(options_of(kind), given):

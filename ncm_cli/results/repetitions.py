@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 from typing import Any, Generic, Protocol, TypeVar
 
 from ncm_cli.errors import NcmError
-from ncm_cli.options import fields_of
+from ncm_cli.options import fields_of, values_of
 from ncm_cli.registry import STEPS, options_of
 from ncm_cli.store.digests import canonical_json, digest_of
 from ncm_cli.store.files import HEADER, holds_lock, read_json, read_result, relative, sha256_file
@@ -186,11 +186,15 @@ class _Recorder:
             if role != "input" or value is None:
                 self.fixed[key] = value
                 continue
-            content = Input(value, (files.get(name) or {}).get("content_sha256"))
-            if self.folder is None:
-                self.fixed[key] = content
-            else:
-                self.seeded[key], self.fixed[key] = content, self._maker(value)
+            known = files.get(name) or {}
+            stores = known.get("stores") or [known]
+            for at, path in enumerate(values_of(value)):
+                one = key if isinstance(value, str) else f"{key} {at + 1}"
+                content = Input(path, stores[at].get("content_sha256") if at < len(stores) else None)
+                if self.folder is None:
+                    self.fixed[one] = content
+                else:
+                    self.seeded[one], self.fixed[one] = content, self._maker(path)
 
     def _inside(self, path: str) -> str | None:
         """A path that the command was given, relative to the run's folder."""

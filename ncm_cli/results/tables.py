@@ -259,13 +259,11 @@ def _choices(probes: Sequence[Source]) -> ReportTable:
             names = ("erm_flip_rate", "flip_rate", "erm_cell_error", "cell_error", "erm_bound", "bound")
             estimates = [*(verdict.get(name) for name in names), controls.get("constant")]
             rule = f"{ORACLE} {selection['rule']}" if selection.get("oracle") else str(selection["rule"])
-            spreads = [
-                spread([known["value"]], (known["low"], known["high"])) if known else None
-                for known in estimates
-            ]
+            spreads = [_estimate(known) for known in estimates]
             said = f"{VERDICTS.get(verdict['code'], '')} ({verdict['code']})"
             rank = str(probe.body.get("rank"))
             rows.append(cells(str(probe.path), said, rule, rank, trained_on(probe.body), *spreads))
+            rows += [_of_store(probe.path, store, names) for store in verdict.get("stores") or ()]
     scores = ("flip rate", "cell error", "bound")
     measures = [head for score in scores for head in (f"{score} at rank 0", score)]
     columns = ["probe", "verdict", "selection", "rank", "trained on", *measures, "constant's"]
@@ -278,6 +276,18 @@ def _choices(probes: Sequence[Source]) -> ReportTable:
     rows = [[row[i] for i in kept] for row in rows]
     left = 4 + ("trained on" in (columns[i] for i in kept))
     return ReportTable(title, tuple(columns[i] for i in kept), rows, left, note)
+
+
+def _of_store(probe: Path, verdict: Mapping[str, Any], names: Sequence[str]) -> Row:
+    """The line of the verdict on one of several stores' pairs, with measurements by ``names``."""
+    spreads = [_estimate(verdict.get(name)) for name in names]
+    said = f"{VERDICTS.get(verdict['code'], '')} ({verdict['code']})"
+    return cells(f"{probe}: {Path(verdict['path']).name}", said, "", "", "", *spreads, None)
+
+
+def _estimate(known: Mapping[str, Any] | None) -> Spread | None:
+    """An estimate with its interval; None if there is none."""
+    return spread([known["value"]], (known["low"], known["high"])) if known else None
 
 
 def trained_on(meta: Mapping[str, Any]) -> str:

@@ -46,33 +46,38 @@ def components(a: Codes, b: Codes) -> Codes:
     return np.argsort(np.argsort(first))[number]
 
 
-def deal(a: Codes, b: Codes, count: int, seed: int) -> list[Fold]:
+def deal(a: Codes, b: Codes, count: int, seed: int, kind: Codes | None = None) -> list[Fold]:
     """Cut k pairs into at most ``count`` folds of about the same number of pairs.
 
     ``a`` and ``b`` (k,) are the nodes of their members; rows with the same content are one node. Pairs that
     share a row, directly or through others, stay together. Larger sets are split by rows: a pair with both
     rows in one part is measured with that part; a pair across two parts is never measured, and is used for
-    the basis of the folds that have neither row.
+    the basis of the folds that have neither row. With the number of each pair's ``kind`` (k,), each fold has
+    about the same share of every kind.
 
     Raises `InputError` for fewer than two sets of pairs that share no row.
     """
     rng = np.random.default_rng(seed)
     together = components(a, b)
-    sizes = np.bincount(together)
+    kinds = np.zeros(len(a), np.int64) if kind is None else kind
+    of_kind = kinds[:, None] == np.unique(kinds)
+    sizes = np.stack([np.bincount(together, weights=of) for of in of_kind.T], axis=1)
+    totals = of_kind.sum(axis=0)
     nodes, ends = np.unique(np.concatenate([a, b]), return_inverse=True)
     end_a, end_b = ends.reshape(2, -1)
     component = np.zeros(len(nodes), dtype=np.int64)
     component[end_a] = component[end_b] = together
     members = np.split(np.argsort(component, kind="stable"), np.cumsum(np.bincount(component))[:-1])
     part_of = np.zeros(len(nodes), dtype=np.int64)
-    load = np.zeros(count)
-    large = sizes > LARGEST_SET_SHARES / count * len(a)
+    load = np.zeros((count, len(totals)))
+    large = (sizes > LARGEST_SET_SHARES / count * totals).any(axis=1)
     for number in rng.permutation(len(sizes)):
         rows = members[number]
         if large[number] and len(rows) > 2 * count:
             part_of[rows[rng.permutation(len(rows))]] = np.arange(len(rows)) % count
         else:
-            part_of[rows] = int(load.argmin())
+            # Where the sum of the squared shares of all kinds grows least.
+            part_of[rows] = int((load @ (sizes[number] / totals**2)).argmin())
             load[part_of[rows[0]]] += sizes[number]
     part_a, part_b = part_of[end_a], part_of[end_b]
     folds = []

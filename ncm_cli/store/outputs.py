@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ncm_cli.errors import InputError, UsageError, as_written
-from ncm_cli.options import Field, fields_of, is_file
+from ncm_cli.options import Field, fields_of, is_file, values_of
 from ncm_cli.store import hdf5
 from ncm_cli.store.files import refuse_no_file, relative
 from ncm_cli.store.sniff import sniff
@@ -125,8 +125,7 @@ def refuse_replacing(options: Any) -> None:
 
 def _present(options: Any, field: Field) -> list[Path]:
     """The files there are among the paths in one field."""
-    value = getattr(options, field.name)
-    items = value if field.repeated else (value,)
+    items = values_of(getattr(options, field.name))
     paths = [Path(item) for item in items if isinstance(item, str | Path) and str(item)]
     return [path for path in paths if is_file(path)]
 

@@ -36,6 +36,7 @@ class _Candidate(_Fitted, total=False):
     within_flip_rate: float | None
     across_flip_rate: float | None
     guarded_bound: float | None
+    cell_bound: float | None
     upweighted: bool
     pair_rows: bool
 
@@ -62,7 +63,21 @@ class _Judgement(TypedDict):
     text: str
 
 
+class _StoreVerdict(_Judgement, total=False):
+    path: str
+    reasons: list[str]
+    pairs: int
+    units: int
+    bound: _Estimate | None
+    erm_bound: _Estimate | None
+    flip_rate: _Estimate | None
+    erm_flip_rate: _Estimate | None
+    gain: _Estimate | None
+    score: str | None
+
+
 class _Verdict(_Judgement, total=False):
+    stores: list[_StoreVerdict]
     reasons: list[str]
     about: str
     pairs: int
@@ -107,7 +122,7 @@ class _Options(TypedDict, total=False):
     """The options that are read again, for instance by ``ncm bound``."""
 
     features: str
-    pairs: str | None
+    pairs: str | list[str] | None
     output: str
     train: str | None
     val: str | None
@@ -145,10 +160,14 @@ class _Source(TypedDict, total=False):
     held_out: int
 
 
+class _Pairs(_Source, total=False):
+    stores: list[_Source]
+
+
 class _Data(TypedDict, total=False):
     features: _Source | None
     source: _Source | None
-    pairs: _Source | None
+    pairs: _Pairs | None
     train: str | None
     val: str | None
     test: str | None

@@ -205,6 +205,13 @@ class _ZeroOne(TypedDict, total=False):
     test_error: float
 
 
+class _Store(_ZeroOne, total=False):
+    """A pair store of ``ncm bound``."""
+
+    path: str
+    pairs: int
+
+
 class _Estimates(TypedDict, total=False):
     oracle_pairs: int
     term_1_on: str
@@ -227,9 +234,9 @@ class _Oracle(TypedDict, total=False):
 class _BoundOptions(TypedDict, total=False):
     probe: str
     features: str
-    oracle_pairs: str
-    pairs: str | None
-    clean_pairs: str | None
+    oracle_pairs: str | list[str]
+    pairs: str | list[str] | None
+    clean_pairs: str | list[str] | None
     train: str | None
     output: str | None
     explain: bool
@@ -268,6 +275,8 @@ class Bound(TypedDict, total=False):
     holds: bool
     exact: bool
     zero_one: _ZeroOne | None
+    oracle_stores: list[_Store]
+    pair_stores: list[_Store]
     estimates: _Estimates
     intervals: dict[str, Interval]
     bootstrap: dict[str, float | None] | None
@@ -306,7 +315,7 @@ class _SweepData(TypedDict, total=False):
     train_rows: int
     val_rows: int
     test_rows: int
-    pairs: str | None
+    pairs: str | list[str] | None
     pairs_used: int
     pairs_held_out: int
     numerical_rank: int
@@ -315,7 +324,7 @@ class _SweepData(TypedDict, total=False):
 class _TrainingOptions(TypedDict, total=False):
     features: str
     source: str
-    pairs: str | None
+    pairs: str | list[str] | None
     output: str
     train: str | None
     val: str | None
@@ -349,9 +358,13 @@ class _Chosen(TypedDict):
     metrics: dict[str, float | None]
 
 
-class _FinetunePairs(_Source, total=False):
+class _PairStore(_Source, total=False):
     used: int
     held_out: int
+
+
+class _FinetunePairs(_PairStore, total=False):
+    stores: list[_PairStore]
 
 
 class _FinetuneData(TypedDict, total=False):

@@ -15,12 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.blocks import Array, Features, blocks
+from ncm_cli.blocks import Array, Codes, Features, blocks
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError, listing
-from ncm_cli.options import check
+from ncm_cli.options import check, values_of
 from ncm_cli.probes.evaluate import scale_like, scaling_of
+from ncm_cli.probes.metrics import decide
+from ncm_cli.probes.options import PairPaths
 from ncm_cli.probes.problem import Problem
 from ncm_cli.probes.reading import reread_problem
+from ncm_cli.probes.usable_pairs import read_pair_stores
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.solvers.projection import blas_threads
 from ncm_cli.solvers.solve import train_path
@@ -96,41 +99,40 @@ class _Judged:
     def _require_encoder(self, path: Path, encoder: dict[str, Any]) -> None:
         require_same_encoder(str(self.options.probe), self.probe.meta["encoder"], str(path), encoder)
 
-    def _pairs(self, path: Path) -> PairStore:
-        store = read_pairs(path)
-        self._require_encoder(path, store.encoder)
-        return store
-
     def _read_oracle_pairs(self) -> None:
         """Read the oracle pairs, with targets by the test row's id, else as the pair store has them."""
-        path, probe, reporter = self.options.oracle_pairs, self.probe, self.reporter
-        store = self._pairs(path)
-        self._require_test_rows_first(path, store)
-        test, twin = self._answers(store.id_a, store.label_a), self._answers(store.id_b, store.label_b)
-        known = test.known | twin.known
-        if not known.any():
-            raise InputError(
-                "no oracle pair has a label that the probe knows",
-                where=path,
-                found=f"ids such as {listing(store.id_a[:3])}",
-                expected=f"rows of {self.features.path} with a value of {probe.target!r}",
-            )
-        unlabelled = int((~known).sum())
-        disagreeing = int((test.known & twin.known & (test.y != twin.y)).sum())
+        probe, reporter, unlabelled, disagreeing = self.probe, self.reporter, 0, 0
+        self.oracle_paths = values_of(self.options.oracle_pairs)
+        tests, twins, answers, total = [], [], [], 0
+        self.test_ids: list[str] = []
+        for path, store in zip(self.oracle_paths, read_pair_stores(self.oracle_paths), strict=True):
+            self._require_encoder(path, store.encoder)
+            self._require_test_rows_first(path, store)
+            test, twin = self._answers(store.id_a, store.label_a), self._answers(store.id_b, store.label_b)
+            known = test.known | twin.known
+            if not known.any():
+                raise InputError(
+                    "no oracle pair has a label that the probe knows",
+                    where=path,
+                    found=f"ids such as {listing(store.id_a[:3])}",
+                    expected=f"rows of {self.features.path} with a value of {probe.target!r}",
+                )
+            total, unlabelled = total + len(known), unlabelled + int((~known).sum())
+            disagreeing += int((test.known & twin.known & (test.y != twin.y)).sum())
+            tests.append(scale_like(probe, store.features_a[known]))
+            twins.append(scale_like(probe, store.features_b[known]))
+            answers.append(np.where(test.known, test.y, twin.y)[known])
+            self.test_ids += [name for name, labelled in zip(store.id_a, known, strict=True) if labelled]
         if unlabelled:
-            reporter.warn(
-                f"{unlabelled:,} of {len(known):,} oracle pairs have no known label and are left out"
-            )
+            reporter.warn(f"{unlabelled:,} of {total:,} oracle pairs have no known label and are left out")
         if disagreeing:
             reporter.warn(
                 f"{disagreeing:,} oracle pairs have members of different labels; the theorem takes them as "
                 "equal, so the test row's label is used for both"
             )
         self.counts = {"disagreeing_pairs": disagreeing, "unlabelled_pairs": unlabelled}
-        self.test = scale_like(probe, store.features_a[known])
-        self.twin = scale_like(probe, store.features_b[known])
-        self.answers = np.where(test.known, test.y, twin.y)[known]
-        self.test_ids = [name for name, labelled in zip(store.id_a, known, strict=True) if labelled]
+        self.test, self.twin, self.answers = map(_together, (tests, twins, answers))
+        self.oracle_kind = np.repeat(np.arange(len(answers)), [*map(len, answers)])
 
     def _require_test_rows_first(self, path: Path, store: PairStore) -> None:
         """Refuse pairs the wrong way round; warn of rows known to be trained on."""
@@ -175,7 +177,7 @@ class _Judged:
         kept = np.array([stored(label) for label in labels], dtype=target.y.dtype)
         return dataclasses.replace(target, y=np.where(absent, kept, target.y[positions]))
 
-    def _fitted_problem(self, path: Path) -> Problem:
+    def _fitted_problem(self, paths: PairPaths) -> Problem:
         """The problem that the probe was fitted on, read again."""
         method = self.probe.meta.get("method")
         if (self.options.ranks or self.options.pair_counts) and method != "ncm":
@@ -184,7 +186,7 @@ class _Judged:
                 found=f"method {method}",
                 expected="method ncm: a probe of ncm fit --pairs P.h5 --method ncm",
             )
-        return reread_problem(self.probe, self.options.features, path, reporter=SILENT)
+        return reread_problem(self.probe, self.options.features, paths, reporter=SILENT)
 
     def body(self) -> dict[str, Any]:
         """The whole result."""
@@ -226,6 +228,7 @@ class _Judged:
             "holds": theorem.holds(risk, terms.bound),
             "exact": train_loss is None,
             "zero_one": probe_measured.zero_one,
+            **self._by_store(probe_measured),
             "estimates": {
                 "oracle_pairs": len(differences),
                 "term_1_on": "twins" if train_loss is None else "training rows",
@@ -285,12 +288,62 @@ class _Judged:
         errors = theorem.zero_one(test, twin, self.answers) if self.probe.classes else None
         return Measured(terms, (test, twin), (test_loss, twin_loss, train_loss), errors)
 
+    def _by_store(self, measured: Measured) -> dict[str, list[dict[str, Any]]]:
+        """The 0-1 terms on each of several oracle stores, and the flips of each of several fitted stores.
+
+        Only of classifiers. The probe was fitted with the latter, so that their flips are no estimate for
+        other pairs.
+        """
+        found: dict[str, list[dict[str, Any]]] = {}
+        if not self.probe.classes:
+            return found
+        if len(self.oracle_paths) > 1:
+            found["oracle_stores"] = []
+            for at, path in enumerate(self.oracle_paths):
+                here = self.oracle_kind == at
+                test, twin = (logits[here] for logits in measured.logits)
+                known = theorem.zero_one(test, twin, self.answers[here])
+                found["oracle_stores"].append({"path": str(path), "pairs": int(here.sum()), **known})
+        pairs = self.problem.pairs if self.problem else None
+        if pairs is not None and pairs.several is not None:
+            found["pair_stores"] = []
+            weight, bias = self.probe.weight, self.probe.bias
+            a, b = (decide(scale_like(self.probe, rows) @ weight.T + bias) for rows in pairs.features)
+            for at, path in enumerate(pairs.paths):
+                here = pairs.usable & (pairs.kind == at)
+                flips = float(np.mean(a[here] != b[here]))
+                found["pair_stores"].append({"path": str(path), "pairs": int(here.sum()), "flip_rate": flips})
+        return found
+
     def _noise(self, terms: theorem.Terms) -> dict[str, Any]:
-        """The noise corollary; clean pairs are matched with the fit's by their ids."""
-        path, pairs = self.options.clean_pairs, self.problem.pairs if self.problem else None
-        if path is None or pairs is None:
+        """The noise corollary; clean pairs are matched with the fit's by their ids, store by store."""
+        paths, pairs = values_of(self.options.clean_pairs), self.problem.pairs if self.problem else None
+        if not paths or pairs is None:
             return theorem.no_noise_corollary("no clean pairs are given (--clean-pairs with --pairs)")
-        clean, noisy, used = self._pairs(path), pairs.store, np.flatnonzero(pairs.usable)
+        # The fit's stores are in the order of the fit, clean ones in that of --pairs.
+        clean_of = dict(zip(values_of(self.options.pairs), paths, strict=True))
+        noisy, clean = [], []
+        for at, (path, store) in enumerate(zip(pairs.paths, pairs.stores, strict=True)):
+            used = np.flatnonzero(pairs.usable[pairs.kind == at])
+            noisy.append(self._delta(store, used))
+            clean.append(self._clean_delta(clean_of[path], store, used))
+        return theorem.noise_corollary(
+            loss=self.loss,
+            terms=terms,
+            moment=self.moment,
+            noisy=_together(noisy, axis=1),
+            clean=_together(clean, axis=1),
+        )
+
+    def _delta(self, store: PairStore, rows: Sequence[int] | Codes) -> Array:
+        """(d, k) the scaled differences of some pairs of a store."""
+        a, b = (scale_like(self.probe, members[rows]) for members in (store.features_a, store.features_b))
+        return np.asarray((a - b).T)
+
+    def _clean_delta(self, path: Path, noisy: PairStore, used: Codes) -> Array:
+        """(d, k) the differences of the clean pairs with the ids of some noisy ones."""
+        clean = read_pairs(path)
+        self._require_encoder(path, clean.encoder)
         position: dict[tuple[str, str], int] = {}
         for row, ids in enumerate(zip(clean.id_a, clean.id_b, strict=True)):
             position.setdefault(ids, row)
@@ -302,18 +355,7 @@ class _Judged:
                 found=f"no clean pair {missing[0]}, and {len(missing) - 1:,} more missing",
                 expected="the same ids in --pairs and --clean-pairs",
             )
-
-        def delta(store: PairStore, rows: Any) -> Array:
-            a, b = (scale_like(self.probe, members[rows]) for members in (store.features_a, store.features_b))
-            return np.asarray((a - b).T)
-
-        return theorem.noise_corollary(
-            loss=self.loss,
-            terms=terms,
-            moment=self.moment,
-            noisy=delta(noisy, used),
-            clean=delta(clean, [position[ids] for ids in wanted]),
-        )
+        return self._delta(clean, [position[ids] for ids in wanted])
 
     def _refit(
         self,
@@ -352,8 +394,7 @@ class _Judged:
                 possible = self._possible(options.pair_counts, most, why)
                 with self.reporter.task("pair counts", len(possible), "fits") as task:
                     for count in possible:
-                        first = usable & (np.cumsum(usable) <= count)
-                        training = problem.training_set(problem.rows(), first, scaling)
+                        training = problem.training_set(problem.rows(), problem.pairs.first(count), scaling)
                         counts += self._refit(problem, training, [min(count, self.probe.rank, training.rank)])
                         task.advance()
         return {"path": path, "summary": _summary(path), "pair_counts": counts}
@@ -400,6 +441,11 @@ class _Judged:
         gap = probe_measured.zero_one["test_error"] - error if probe_measured.zero_one else None
         known = {"where": where, "train_rows": len(training.X), "test_risk": row["test_risk"]}
         return {**known, "test_error": error, "gap": gap}
+
+
+def _together(parts: Sequence[Array], axis: int = 0) -> Array:
+    """Several arrays joined; a single one as it is."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=axis)
 
 
 def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, float | int | None] | None:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ncm_cli.errors import UsageError
-from ncm_cli.options import LIST, argument, option, parse_ranks
+from ncm_cli.options import LIST, argument, option, parse_ranks, values_of
+from ncm_cli.probes.options import PairPaths, refuse_same_store
 
 _paths = functools.partial(option, None, group="Paths and comparisons")
 _estimates = functools.partial(option, group="Estimates")
@@ -32,17 +33,23 @@ class BoundOptions:
         role="input",
         flags=("-f",),
     )
-    oracle_pairs: Path = option(
-        help="Pair store of test rows (a) and their twins in a training domain (b).", role="input"
+    oracle_pairs: PairPaths = option(
+        help="Pair store of test rows (a) and their twins in a training domain (b). May be repeated: the "
+        "terms are of all pairs.",
+        role="input",
     )
-    pairs: Path | None = option(
+    pairs: PairPaths | None = option(
         None,
-        help="The pairs that the probe was fitted with: for --ranks and --clean-pairs.",
+        help="The pairs that the probe was fitted with: for --ranks and --clean-pairs, and for their flips. "
+        "May be repeated.",
         role="input",
         flags=("-p",),
     )
-    clean_pairs: Path | None = option(
-        None, help="The same pairs without noise: adds the noise corollary.", role="input"
+    clean_pairs: PairPaths | None = option(
+        None,
+        help="The same pairs without noise: adds the noise corollary. One store for each of --pairs, in "
+        "their order.",
+        role="input",
     )
     train: str | None = option(
         None,
@@ -72,7 +79,8 @@ class BoundOptions:
         separator=LIST,
     )
     pair_counts: str | None = _paths(
-        help="Refit with the first K of --pairs, at rank min(K, the probe's rank), for each K: 5:100:5.",
+        help="Refit with the first K of --pairs, of several stores alike, at rank min(K, the probe's rank), "
+        "for each K: 5:100:5.",
         metavar="COUNTS",
         parse=parse_grid,
         separator=LIST,
@@ -84,6 +92,15 @@ class BoundOptions:
 
     def refusals(self) -> Iterator[UsageError]:
         """Why these options can't be used together."""
+        for name in ("oracle_pairs", "pairs", "clean_pairs"):
+            yield from refuse_same_store(getattr(self, name), f"--{name.replace('_', '-')}")
+        stores = [len(values_of(paths)) for paths in (self.clean_pairs, self.pairs)]
+        if 0 < stores[0] != stores[1] > 0:
+            yield UsageError(
+                "--clean-pairs isn't given once for each of --pairs",
+                found="{} and {} stores".format(*stores),
+                fix="--clean-pairs for each of --pairs, in the same order",
+            )
         for name in ("ranks", "pair_counts", "clean_pairs"):
             if getattr(self, name) and not self.pairs:
                 yield UsageError(

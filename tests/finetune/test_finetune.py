@@ -36,7 +36,7 @@ from ncm_cli.solvers.methods import FINETUNE_METHODS
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.pairs import read_pairs
 from ncm_cli.store.probe import read_probe
-from tests.world import Heard
+from tests.world import Heard, write_pair_store
 
 MODEL = "timm:test_resnet"
 
@@ -269,6 +269,27 @@ def test_a_checkpoint_trained_further_keeps_its_pictures_size(data: Path, tmp_pa
     embed(EmbedOptions(source=data / "manifest.csv", model=MODEL, pretrained=str(second), output=store))
     again = evaluate(EvalOptions(probe=checkpoint_files(second)[1], features=store, where="split=val"))
     assert body["evals"][0]["log_loss"] == pytest.approx(again["log_loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_pairs_of_several_stores_train_and_are_measured_store_by_store(data: Path, tmp_path: Path) -> None:
+    other = read_pairs(data / "pairs.h5")
+    ids = ([f"train{i}" for i in range(20, 36)], [f"train{i}" for i in range(36, 48)] * 2)
+    second = write_pair_store(
+        tmp_path / "q.h5", other.features_a[:12], other.features_b[:12], ids=(ids[0][:12], ids[1][:12])
+    )
+    stores = (data / "pairs.h5", second)
+    body = finetune(options_of(data, tmp_path / "run.safetensors", pairs=stores, epochs=1))
+    paired, history = body["data"]["pairs"], body["history"]
+    assert [store["path"] for store in paired["stores"]] == [str(path) for path in stores]
+    for name in ("used", "held_out"):
+        counts = [store[name] for store in paired["stores"]]
+        assert min(counts) > 0
+        assert paired[name] == sum(counts)
+    flips = history["flip_rate_1"][0] + history["flip_rate_2"][0]
+    assert history["bound_01"][0] == pytest.approx(1 - history["val_accuracy"][0] + flips)
+    again = finetune(options_of(data, tmp_path / "run.safetensors", pairs=stores, epochs=1))
+    assert not again["written"], "it is up to date"
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def _reference(problem: Problem, folds: list[Any]) -> dict[tuple[int, float], di
     """What the definition says, by loops, scikit-learn and numpy's SVD."""
     assert problem.pairs is not None
     assert problem.val is not None
-    store = problem.pairs.store
+    store = problem.pairs.stores[0]
     a, b = store.features_a.astype(float), store.features_b.astype(float)
     X, y = problem.train.X.astype(float), problem.train.y
     val, truth = problem.val.X.astype(float), problem.val.y
@@ -318,7 +318,7 @@ def test_units_hang_together_within_a_fold(on_disk: Any) -> None:
     assert problem.pairs is not None
     number = units(problem.pairs.node_a, problem.pairs.node_b, folds)
     order = np.concatenate([np.flatnonzero(fold.measured) for fold in folds])
-    ids = [(problem.pairs.store.id_a[pair], problem.pairs.store.id_b[pair]) for pair in order]
+    ids = [(problem.pairs.ids[0][pair], problem.pairs.ids[1][pair]) for pair in order]
     for i, one in enumerate(ids):
         for j, other in enumerate(ids):
             if set(one) & set(other):

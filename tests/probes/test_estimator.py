@@ -131,6 +131,25 @@ def test_grid_search_passes_pairs_whole(n: int) -> None:
     assert np.allclose(routed.cv_results_["mean_test_score"], built.cv_results_["mean_test_score"])
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_pairs_of_several_kinds_make_one_spectrum(kind: type) -> None:
+    made = planted(5)
+    (X, y), (a, b), (c, d) = made.rows(300, 0.9), made.pairs(30), made.pairs(12)
+    several = NCMClassifier(rank=3).fit(X, y, pairs=kind([(a, b), [c, d]]))
+    stacked = NCMClassifier(rank=3).fit(X, y, pairs=(np.vstack([a, c]), np.vstack([b, d])))
+    assert np.array_equal(several.coef_, stacked.coef_)
+    basis = np.linalg.svd(np.vstack([a - b, c - d]).T.astype(float), full_matrices=False)[0][:, :3]
+    assert np.allclose(several.basis_ @ several.basis_.T, basis @ basis.T, atol=1e-6)
+    alone = SpuriousProjection(rank=3, pairs=kind([(a, b), (c, d)])).fit()
+    assert np.array_equal(alone.basis_, several.basis_)
+    with pytest.raises(ValueError, match="the same pairs are given twice"):
+        NCMClassifier().fit(X, y, pairs=[(a, b), (a, b)])
+    with pytest.raises(ValueError, match="another number of features than other pairs"):
+        SpuriousProjection(pairs=[(a, b), (c[:, :3], d[:, :3])]).fit()
+    with pytest.raises(ValueError, match="not by differences"):
+        NCMClassifier().fit(X, y, pairs=[a - b, c - d, a - b])
+
+
 def test_projection_then_logistic_equals_the_classifier() -> None:
     made = planted(4)
     (X, y), (a, b) = made.rows(300, 0.9), made.pairs(30)

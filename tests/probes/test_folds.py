@@ -208,7 +208,7 @@ def test_what_is_left_holds_neither_pairs_nor_rows_nor_copies_of_a_fold(problem:
     assert a[0] == a[20], "row 40 is the image of row 0"
     folds = problem.pairs.folds(5, 0)
     check(folds, a, b)
-    store, seen = problem.pairs.store, 0
+    store, seen = problem.pairs.stores[0], 0
     for fold in folds:
         part = problem.without(fold)
         trained = {row.tobytes() for row in part.X}

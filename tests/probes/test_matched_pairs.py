@@ -146,7 +146,7 @@ def test_hard_labels_do_not_end_in_a_constant(places: Any) -> None:
 def untrained_members(problem: Problem, fold: Any) -> RawRows:
     """Members that a fold isn't trained on, found row by row from the pairs' ids."""
     assert problem.pairs is not None and problem.members is not None
-    store = problem.pairs.store
+    store = problem.pairs.stores[0]
     ids = {id for own in (store.id_a, store.id_b) for id in np.array(own, object)[fold.measured]}
     mask = np.array([id in ids for id in problem.members.ids])
     return problem.members.take(mask)
@@ -155,7 +155,7 @@ def untrained_members(problem: Problem, fold: Any) -> RawRows:
 def cell_reference(problem: Problem, folds: Any, variant: Variant, rank: int, decay: float) -> dict[str, Any]:
     """What the definition says, by loops, scikit-learn and numpy's SVD."""
     assert problem.pairs is not None and problem.val is not None and problem.extra is not None
-    store = problem.pairs.store
+    store = problem.pairs.stores[0]
     delta = store.features_a.astype(float) - store.features_b
     sources = [problem.train, problem.extra] if variant.pair_rows else [problem.train]
     X = np.concatenate([np.asarray(rows.X, float) for rows in sources])
@@ -254,7 +254,7 @@ def test_held_out_members_and_their_copies_leave_training_in_every_variant(place
     problem = made.problem()
     assert list(problem.variants) == EVERY
     assert problem.pairs is not None and problem.extra is not None
-    store = problem.pairs.store
+    store = problem.pairs.stores[0]
     seen = dict.fromkeys(EVERY, 0)
     for fold, variant in itertools.product(problem.pairs.folds(5, 0), EVERY):
         members = np.concatenate([store.features_a[fold.measured], store.features_b[fold.measured]])

@@ -17,7 +17,7 @@ from ncm_cli.probes import metrics
 from ncm_cli.probes.evaluate import evaluate, logits
 from ncm_cli.probes.options import EvalOptions, ZeroshotOptions
 from ncm_cli.probes.problem import Roles
-from ncm_cli.probes.reading import read_usable_pairs
+from ncm_cli.probes.usable_pairs import read_usable_pairs
 from ncm_cli.probes.zeroshot import zeroshot
 from ncm_cli.progress import SILENT
 from ncm_cli.store.features import FeatureStore
@@ -76,6 +76,28 @@ def test_pairs_are_projected_out_of_the_text_weights(stores: Any, tmp_path: Path
     with pytest.raises(InputError, match="nothing to choose by") as caught:
         _made(stores.raw, tmp_path / "c", pairs=pairs, classes="dog,cat", val="label=polar_bear")
     assert "--rank" in str(caught.value)
+
+
+@pytest.mark.slow
+def test_pairs_of_several_stores_are_removed_together(stores: Any, tmp_path: Path) -> None:
+    paths = [tmp_path / "p.h5", tmp_path / "q.h5"]
+    for path, words in zip(paths, ("--match random", "--match nearest"), strict=True):
+        words = f"pairs {words} --same label --across place -f {stores.raw} -o {path}"
+        assert run(words.split()) == 0
+    probe = _made(stores.raw, tmp_path / "c", pairs=tuple(paths))
+    with FeatureStore(stores.raw) as store:
+        unit = {id: row / np.linalg.norm(row) for id, row in zip(store.ids, store.read(), strict=True)}
+    found = [read_pairs(path) for path in paths]
+    members = [pair for one in found for pair in zip(one.id_a, one.id_b, strict=True)]
+    delta = np.stack([unit[a] - unit[b] for a, b in members], axis=1)
+    Q = np.linalg.svd(delta.astype(float))[0][:, : probe.rank]
+    assert np.allclose(Q @ Q.T, probe.basis @ probe.basis.T, atol=1e-4)
+    path = probe.meta["selection"]["path"]
+    for one in path:
+        flips = one["flip_rate_1"] + one["flip_rate_2"]
+        assert one["bound_01"] == pytest.approx(1 - one["val_accuracy"] + flips)
+    verdict = probe.meta["selection"]["verdict"]
+    assert [Path(store["path"]).name for store in verdict["stores"]] == ["p.h5", "q.h5"]
 
 
 def test_directions_that_hold_all_of_the_weights_leave_zeros(stores: Any, tmp_path: Path) -> None:
