@@ -280,9 +280,10 @@ def noise_corollary(
 
     Returns
     -------
-    ``applicable``, and ``reasons`` when it isn't; ``value``, ‖θ‖(2√λ₁‖ε‖/(σ_s − σ_{s+1}) + √λ_{s+1}) in the
-    loss's units, and ``bound``, which adds Term I (None for s = 0); ``condition_limit``, the largest σ₁(ε)
-    for which it holds; ``clean_distance``, dist of the clean pairs' top-s subspace and M's.
+    ``applicable``, and ``reasons`` when it isn't; ``value``, with κ = 2‖ε‖/(σ_s − σ_{s+1}) the factor of the
+    loss times ‖θ‖(κ√λ₁ + √λ_{s+1}), for squared loss 2‖θ‖²(κ²λ₁ + λ_{s+1}), and ``bound``, which adds Term I
+    (None for s = 0); ``condition_limit``, the largest σ₁(ε) for which it holds; ``clean_distance``, dist of
+    the clean pairs' top-s subspace and M's.
     """
     directions, sigma, _ = svd(clean)
     clean_rank = int(np.sum(sigma > math.sqrt(SPURIOUS_TOLERANCE) * sigma[0]))

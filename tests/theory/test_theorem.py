@@ -197,6 +197,29 @@ def test_noise_corollary_is_a_bound_where_it_applies(seed: int, loss: str) -> No
         assert found["reasons"]
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("loss", ["logistic", "cross-entropy", "squared"])
+def test_noise_corollary_is_the_formula_of_the_help(seed: int, loss: str) -> None:
+    """‖θ‖(κ√λ₁ + √λ_{s+1}), κ = 2‖ε‖/(σ_s − σ_{s+1}); squared loss: 2‖θ‖²(κ²λ₁ + λ_{s+1})."""
+    case = problem(seed, loss, noise=0.01)
+    case.basis = np.linalg.svd(case.noisy, full_matrices=False)[0][:, : case.spurious_dim]
+    s = case.spurious_dim
+    found = bound.noise_corollary(
+        loss=case.loss, terms=case.terms(), moment=case.moment, noisy=case.noisy, clean=case.clean
+    )
+    sigma = [*np.linalg.svd(case.clean, compute_uv=False), 0.0]
+    kappa = 2 * np.linalg.norm(case.noisy - case.clean, 2) / (sigma[s - 1] - sigma[s])
+    values = [*case.moment.values, 0.0]
+    norm = np.linalg.norm(case.weight)
+    linear = norm * (kappa * np.sqrt(values[0]) + np.sqrt(values[s]))
+    expected = {
+        "logistic": linear,
+        "cross-entropy": np.sqrt(2) * linear,
+        "squared": 2 * norm**2 * (kappa**2 * values[0] + values[s]),
+    }
+    assert found["value"] == pytest.approx(expected[loss], rel=1e-9)
+
+
 def _corollary(seed: int, *, rank: int, noise: float) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     d, spurious, k = 12, 4, 30
