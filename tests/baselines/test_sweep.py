@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -119,6 +120,37 @@ def test_the_protocol_is_followed_and_recorded(swept: Made, problem: Path) -> No
     erm, irm, fish = np.abs(losses["common"] - losses["papers"]).reshape(3, -1)
     assert erm.max() < 1e-12
     assert min(irm.min(), fish.min()) > 1e-7
+
+
+def test_lisa_warns_of_batches_with_too_few_rows_of_a_cell(swept: Made, problem: Path) -> None:
+    """Cells of label and colour, of which the rarest are about a tenth of the rows."""
+
+    def warnings(**changes: object) -> list[str]:
+        heard = Heard()
+        quick = {
+            "methods": "erm,lisa",
+            "search": ("lr=0.1", "p_sel=0.5"),
+            "trials": 1,
+            "seeds": 1,
+            "epochs": 1,
+        }
+        sweep(swept(**quick | {"envs": "color", "folds": 0} | changes), reporter=heard)
+        return [text for text in heard.warnings if "lisa" in text]
+
+    with FeatureStore(problem / "f.h5") as store:
+        split = store.columns["split"]
+        train = split.codes == split.categories.index("train")
+        label, color = (store.columns[name].codes[train] for name in ("label", "color"))
+    rarest = np.bincount(2 * label + color).min()
+    enough = math.ceil(4 * train.sum() / rarest)
+    (told,) = warnings(batch_size=16)
+    assert f"about {16 * rarest / train.sum():.1f} of the {rarest} rows of class" in told
+    assert f"--batch-size {enough} suffices" in told and "--protocol papers" in told
+    assert not warnings(batch_size=enough)
+    assert not warnings(batch_size=0)
+    assert not warnings(batch_size=16, protocol="papers")
+    assert not warnings(batch_size=16, methods="erm")
+    assert warnings(batch_size=8, protocol="domainbed")
 
 
 @pytest.mark.slow
