@@ -30,6 +30,7 @@ from ncm_cli.baselines.choice import (
     write_sweep,
 )
 from ncm_cli.baselines.options import SweepOptions, table_files
+from ncm_cli.baselines.rare_cells import warn_of_rare_cells
 from ncm_cli.blocks import Array, Codes, Mask, chosen
 from ncm_cli.errors import InputError
 from ncm_cli.options import check, values_of
@@ -58,10 +59,6 @@ Judge = Callable[[Array, Array], Facts]
 """Computes metrics of R probes from weights (R, C, d) and biases (R, C)."""
 Advance = Callable[[int], None]
 """Called with the number of configurations × epochs just finished."""
-
-FEWEST_CELL_ROWS = 4
-"""Rows of each label in each environment that a batch should hold for lisa: with about one, its worst group
-was .08 below what its authors' loop reaches, with four about .02 (``tests/benchmarks/bench_lisa.py``)."""
 
 FOLD_SUMS = ("error", "log_loss", "flips", "shift")
 """The measurements on a fold: means over the validation rows, sums over the fold's pairs."""
@@ -269,8 +266,7 @@ class Runner:
         crossings = 0 if groups is None else len(groups.crossings)
         self.metrics = metric_names(crossings, 1 if pairs is None else len(pairs.stores))
         self.device = choose_device(options.device, "fp64", reporter)
-        if options.protocol != "papers" and any(method == "lisa" for method, _ in options.chosen_methods):
-            self._warn_of_rare_cells(reporter)
+        warn_of_rare_cells(options, self.whole, self.problem.target.classes, reporter)
         self._origins: dict[bool, dict[str, Any]] = {}
         """The record of the rows, by whether they are up-weighted; kept because making it reads every row."""
 
@@ -281,23 +277,6 @@ class Runner:
         if self.options.protocol == "domainbed" and envs is not None:
             size *= len(np.unique(envs))
         return self.options.epochs * (math.ceil(rows / size) if size else 1)
-
-    def _warn_of_rare_cells(self, reporter: Reporter) -> None:
-        """Warn where a batch holds too few rows of a label in an environment for lisa to mix them."""
-        size, environments = self.options.batch_size, self.whole.codes["envs"]
-        cells, counts = np.unique(np.stack([self.whole.y, environments]), axis=1, return_counts=True)
-        of = (
-            np.bincount(environments)[cells[1]] if self.options.protocol == "domainbed" else len(environments)
-        )
-        rarest = int(np.argmin(counts / of))
-        share = float((counts / of)[rarest])
-        if size and size * share < FEWEST_CELL_ROWS:
-            name = self.problem.target.classes[int(cells[0, rarest])]
-            reporter.warn(
-                f"lisa mixes rows within a batch; --batch-size {size} has about {size * share:.1f} of the "
-                f"{counts[rarest]:,} rows of {name} in one environment: --batch-size "
-                f"{math.ceil(FEWEST_CELL_ROWS / share):,} suffices; --protocol papers draws all cells alike"
-            )
 
     def data(self) -> dict[str, Any]:
         """The record of the rows and pairs that the result was made from."""
