@@ -132,7 +132,7 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
         The output, an unfinished run or ``--reuse`` has other settings.
     """
     started = time.monotonic()
-    options = check(_with_embeddings(check(options)))
+    options = check(_completed(check(options)))
     output = options.output
     root = options.root
     if not (root is None or is_remote(as_written(root)) or root.is_dir()):
@@ -181,11 +181,14 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
         )
 
 
-def _with_embeddings(options: EmbedOptions) -> EmbedOptions:
-    """The options with the array, if the source is what clip-retrieval wrote.
+def _completed(options: EmbedOptions) -> EmbedOptions:
+    """The options with the array, if the source is what clip-retrieval wrote; ``NAME,TAG`` taken apart.
 
     Raises `UsageError` for the name of an encoder where no features made elsewhere are read.
     """
+    model, comma, tag = options.model.partition(",")
+    if comma and options.pretrained is None:
+        options = dataclasses.replace(options, model=model, pretrained=tag)
     if options.from_array is None and isinstance(options.source, Path):
         options = dataclasses.replace(options, from_array=embeddings_of(options.source))
     if options.from_array is None and options.encoder_name is not None:

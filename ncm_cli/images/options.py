@@ -250,7 +250,8 @@ class EmbedOptions(SourceOptions):
     )
     model: str = option(
         DEFAULT_MODEL,
-        help="An open_clip model, timm:NAME, domainbed:MNIST_CNN, or pixels:SIZE.",
+        help="An open_clip model, timm:NAME, domainbed:MNIST_CNN, or pixels:SIZE; NAME,TAG names its "
+        "weights, too.",
         parse=parse_model,
     )
     pretrained: str | None = option(
@@ -322,6 +323,9 @@ class EmbedOptions(SourceOptions):
                     "--augment changes pictures at their full size, which --decode fast may not read",
                     fix="--decode exact",
                 )
+            if "," in self.model and self.pretrained is not None:
+                found = f"--model {self.model} --pretrained {self.pretrained}"
+                yield UsageError("the weights are named twice", found=found, fix="leave out one of them")
             yield from refuse_device(self.model, self.device)
             return
         given = [flag for name in IMAGE_OPTIONS for flag in given_flags(self, (name,))]

@@ -41,6 +41,8 @@ class Source:
     path: Path
     body: dict[str, Any]
     facts: Facts
+    sha256: str = ""
+    """The digest of a probe."""
 
     @property
     def where(self) -> str:
@@ -128,7 +130,8 @@ def _read_one(path: Path, sources: Sources, *, named: bool) -> None:
         kind = recognise(path)
     if kind == "probe":
         probe = read_probe(path)
-        sources.probes.append(Source(path, probe.meta, facts_of(path, probe.meta, itself=probe)))
+        facts = facts_of(path, probe.meta, itself=probe)
+        sources.probes.append(Source(path, probe.meta, facts, probe.sha256))
     elif kind == "pairs":
         sources.pairs.append((path, read_pairs(path)))
     elif kind == "features":

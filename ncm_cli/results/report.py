@@ -9,6 +9,7 @@ from typing import Any
 
 from ncm_cli.options import parse_names
 from ncm_cli.progress import SILENT, Reporter
+from ncm_cli.results.encoders import encoder_table
 from ncm_cli.results.figures import draw
 from ncm_cli.results.formats import text_of
 from ncm_cli.results.lines import lines_of, read_sources, repeated_over
@@ -63,6 +64,8 @@ def report(options: ReportOptions, *, reporter: Reporter = SILENT) -> Report:
     bounds = lines_of(repeated_over(sources.bounds, names), options.by, reporter)
     repeats = " × ".join((*names, "seeds"))
     made = tables(sources, evals, bounds, options.by, repeats)
+    if len((encoders := encoder_table(sources, repeats)).rows) > 1:
+        made.insert(0, encoders)
     drawn: list[Path] = []
     if options.plots is not None:
         with FileFinder(sources) as files:

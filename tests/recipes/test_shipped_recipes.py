@@ -25,6 +25,7 @@ INPUTS = {
     "colored_mnist_pixels": ("mnist",),
     "digits": (),
     "dogs": ("images",),
+    "encoders": ("images",),
     "finetune": ("mnist",),
     "pacs": ("pacs",),
     "studies": ("mnist",),
@@ -50,7 +51,7 @@ def test_a_recipe_is_valid_and_has_shell_lines(name: str, tmp_path: Path) -> Non
     lines = shell_lines(recipe, recipe.jobs)
     assert len(lines) == len(recipe.jobs) + 2
     assert all(line.startswith("ncm ") for line in lines[2:])
-    assert recipe.expect
+    assert recipe.expect or name == "encoders"  # nothing is known of the user's own images
     assert all(one.source for one in recipe.expect)
 
 
