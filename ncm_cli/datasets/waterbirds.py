@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
 from ncm_cli.datasets.options import WaterbirdsCfOptions
 from ncm_cli.errors import InputError, UsageError, listing, nearest
+from ncm_cli.images.background import MAX_COVER_PIXELS, paste
 from ncm_cli.images.decode import decode, read_bytes
 from ncm_cli.images.folder import IMAGE_SUFFIXES
 from ncm_cli.images.manifest import absolute_text
@@ -74,8 +74,8 @@ PUBLISHED = {
 BACKGROUNDS = {"land": ("bamboo_forest", "forest/broadleaf"), "water": ("ocean", "lake/natural")}
 """The categories of Places that stand for each kind."""
 
-MAX_PLACE_PIXELS, MAX_PICTURE_BYTES = 1 << 24, 1 << 26
-"""Largest picture of Places, and largest file of any picture."""
+MAX_PICTURE_BYTES = 1 << 26
+"""Largest file of any picture."""
 
 MAX_BIRD_PIXELS = 1 << 22
 """Largest picture of a bird; CUB's have at most 500 × 500. Pasting takes a hundred bytes per pixel."""
@@ -258,7 +258,7 @@ def _counterfactuals(
                 )
             place = pools[kind].pop()
             try:
-                pasted = paste(front, np.asarray(cut) / 255, _open(place, "RGB", MAX_PLACE_PIXELS))
+                pasted = paste(front, np.asarray(cut) / 255, _open(place, "RGB", MAX_COVER_PIXELS))
             except InputError as error:
                 error.where = place
                 raise
@@ -322,37 +322,3 @@ def _open(path: Path, mode: str, most: int) -> Image.Image:
         return Image.open(io.BytesIO(data), formats=formats).convert(mode)
     except Exception as error:  # Pillow's plugins raise anything on hostile bytes
         raise InputError("an image that can't be read", where=path, found=one_line(error)) from None
-
-
-def cover(place: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """``place`` resized and centrally cropped so that it fills ``size`` (width, height) exactly.
-
-    A place smaller than the bird's picture in either direction is enlarged first.
-    """
-    width, height = size
-    if place.width < width or place.height < height:
-        enlarge = max(width / place.width, height / place.height)
-        larger = (max(width, int(place.width * enlarge)), max(height, int(place.height * enlarge)))
-        if larger[0] * larger[1] > MAX_PLACE_PIXELS:
-            raise InputError(
-                "a place too narrow to fill the bird's picture",
-                found=f"{place.width} × {place.height}",
-                expected=f"sides of a shape like {width} × {height}",
-            )
-        place = place.resize(larger, Image.Resampling.LANCZOS)
-    if place.width / place.height > width / height:
-        offset = (place.width - int(width / height * place.height)) // 2
-        box = (offset, 0, place.width - offset, place.height)
-    else:
-        offset = (place.height - int(place.width / (width / height))) // 2
-        box = (0, offset, place.width, place.height - offset)
-    return place.crop(box).resize(size, Image.Resampling.LANCZOS)
-
-
-def paste(bird: Image.Image, mask: npt.NDArray[np.float64], place: Image.Image) -> Image.Image:
-    """The bird (RGB) where ``mask`` (h, w, values in [0, 1]) is 1, the place (RGB) where it is 0."""
-    share = mask[..., None]
-    front = np.around(np.asarray(bird) * share)
-    back = np.around(np.asarray(cover(place, bird.size)) * (1 - share))
-    # Both parts are rounded, as by the authors, so the sum may exceed 255 by one on a soft edge.
-    return Image.fromarray(np.minimum(front + back, 255).astype(np.uint8))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ncm_cli.errors import UsageError
-from ncm_cli.images.options import PRECISIONS, SourceOptions, parse_augment
+from ncm_cli.images.options import BACKGROUND, PRECISIONS, SourceOptions, parse_augment
 from ncm_cli.options import option, parse_device, parse_names, parse_workers
 from ncm_cli.probes.options import PairPaths, RowOptions, refuse_same_store
 from ncm_cli.probes.rules import FINETUNE_RULES
@@ -184,6 +184,8 @@ class FinetuneOptions(RowOptions, SourceOptions):
         if self.output.suffix != ".safetensors":
             yield UsageError("a checkpoint's name ends in .safetensors", found=str(self.output))
         need = _NEEDS.get(method)
+        if BACKGROUND in dict(parse_augment(self.augment)):
+            yield UsageError("--augment background is for ncm embed: the pairs of its view can be used here")
         if need and getattr(self, need) is None:
             value = "FILE" if need == "pairs" else "COLUMN"
             yield UsageError(f"{method} needs --{need}", fix=f"--{need} {value}")

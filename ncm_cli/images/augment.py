@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from ncm_cli.images.options import Chain
+from ncm_cli.images.options import BACKGROUND, Chain
 
 Random = np.random.Generator
 Transform = Callable[[Image.Image, float, Random], Image.Image]
@@ -27,6 +27,8 @@ def apply(chain: Chain, image: Image.Image, *, seed: int, id: str) -> Image.Imag
     digest = hashlib.sha256(f"{seed}\0{id}".encode("utf-8", "surrogatepass")).digest()
     rng = np.random.Generator(np.random.PCG64(int.from_bytes(digest, "big")))
     for name, amount in chain:
+        if name == BACKGROUND:  # done before, with files beside the picture
+            continue
         image = _TRANSFORMS[name](image, amount or 0.0, rng)
     return image
 
@@ -93,4 +95,4 @@ _TRANSFORMS: dict[str, Transform] = {
     "rotate": _rotate,
     "crop": _crop,
 }
-"""The function of each of `ncm_cli.images.options.AUGMENTATIONS`."""
+"""The function of each of `ncm_cli.images.options.AUGMENTATIONS` but background, which `background` makes."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ncm_cli.errors import InputError, MismatchError, UsageError, as_written, listing
+from ncm_cli.images.background import Backgrounds, read_backgrounds
 from ncm_cli.images.encoder import load_encoder, request_key, start_loading
 from ncm_cli.images.manifest import Manifest
 from ncm_cli.images.options import EmbedOptions, Shard, parse_intensity_range, parse_shard
@@ -141,14 +142,15 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
     refuse_replacing(options)
     with reporter.task(f"reading {as_written(options.source)}", unit="images"):
         manifest = read_source(options)
+        backgrounds, notes = read_backgrounds(options, manifest)
     shard, part, encoder = parse_shard(options.shard), None, None
-    for note in manifest.notes:
+    for note in (*manifest.notes, *notes):
         reporter.note(note)
     for warning in manifest.warnings if shard is None or shard.index == 0 else ():
         reporter.warn(warning)
     if shard is not None:
         with contextlib.ExitStack() as stack:
-            run = _ImageRun(options, manifest, verify, reporter, stack)
+            run = _ImageRun(options, manifest, backgrounds, verify, reporter, stack)
             part, encoder = run.run_part(started), run.encoder
         if part.unfinished:
             return part
@@ -165,7 +167,7 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
         if options.from_array is not None:
             outcome = _from_array(options, features_of(options.from_array), manifest, reporter)
         else:
-            outcome = _ImageRun(options, manifest, verify, reporter, stack, encoder).run()
+            outcome = _ImageRun(options, manifest, backgrounds, verify, reporter, stack, encoder).run()
     with FeatureStore(output) as store:
         return EmbedReport(
             path=str(output),
@@ -251,6 +253,7 @@ class _ImageRun:
 
     options: EmbedOptions
     manifest: Manifest
+    backgrounds: Backgrounds | None
     verify: bool
     reporter: Reporter
     stack: contextlib.ExitStack
@@ -261,6 +264,7 @@ class _ImageRun:
         names = {field.name for field in dataclasses.fields(EncoderRequest)}
         asked = {name: value for name, value in vars(options).items() if name in names}
         asked["intensity_range"] = parse_intensity_range(span) if span else None
+        asked["backgrounds"] = self.backgrounds.fill if self.backgrounds is not None else None
         self.request = EncoderRequest(**asked)
         # A new store nearly always needs the model.
         there = options.output.exists() or options.reuse
@@ -361,7 +365,7 @@ class _ImageRun:
         """The plan of which rows the existing stores have, and which are missing."""
         assert self.manifest.files is not None
         self.description = self._describe()
-        plan = RowPlan(self.manifest.files)
+        plan = RowPlan(self.manifest.files, self.backgrounds)
         if self.old is not None:
             plan.take_unchanged(self.old, verify=self.verify, reporter=self.reporter)
         if self.other is not None:
@@ -394,12 +398,15 @@ class _ImageRun:
             if not self.loading:
                 start_loading(self.request, self.reporter)
             self.encoder = load_encoder(self.request, device=self.options.device, reporter=self.reporter)
+            self.encoder.preprocess = dataclasses.replace(
+                self.encoder.preprocess, backgrounds=self.backgrounds
+            )
         return self.encoder
 
     def _still_bad(self, plan: RowPlan) -> Tally:
         """The failures, if all missing rows failed before and still can't be decoded; needs no model."""
         tally, failed = Tally(), {row.id for row in self.old.failed} if self.old is not None else set()
-        preprocess = Preprocess(self.request, (np.asarray,))
+        preprocess = Preprocess(self.request, (np.asarray,), backgrounds=self.backgrounds)
         if self.encoder is None and failed.issuperset(plan.files[row].id for row in plan.pending()):
             for row in plan.pending():
                 image = read_image(plan.files[row], preprocess)

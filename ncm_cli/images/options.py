@@ -47,7 +47,14 @@ AUGMENTATIONS: dict[str, Augmentation] = {
     "noise": Augmentation("standard deviation, as a share of the range 0..255", 0.1),
     "rotate": Augmentation("largest turn either way, in degrees", 30, 0, 180),
     "crop": Augmentation("least share of the area that is kept", 0.5),
+    "background": Augmentation("the object that --masks shows, on another background"),
 }
+
+BACKGROUND = "background"
+"""The augmentation that needs masks: `ncm_cli.images.background`."""
+
+FILLS = ("images", "grey", "noise")
+"""What replaces a background, where no folder does."""
 
 Chain = tuple[tuple[str, float | None], ...]
 """Augmentations by name, each with its amount, in the order in which they are applied."""
@@ -95,11 +102,12 @@ DEFAULT_PRETRAINED = "openai"
 _table = partial(option, group="Manifest and folders")
 _encoder = partial(option, group="Encoder")
 _run = partial(option, group="Running")
+_view = partial(option, group="Encoder: --augment background")
 _array = partial(option, group="Features made elsewhere")
 
 IMAGE_OPTIONS = (
     "model", "pretrained", "root", "layout", "precision", "random_init", "intensity_range", "augment",
-    "shard", "reuse",
+    "masks", "backgrounds", "fill", "shard", "reuse",
 )  # fmt: skip
 """Options that have no meaning if no image is read."""
 
@@ -284,7 +292,22 @@ class EmbedOptions(SourceOptions):
         choices=("exact", "fast"),
     )
     augment: str | None = _encoder(
-        None, help="Change each image before it is embedded, to pair it with itself.", parse=parse_augment
+        None,
+        help=f"Change each image before it is embedded, to pair it with itself: {', '.join(AUGMENTATIONS)}; "
+        "NAME:AMOUNT, and + between several.",
+        parse=parse_augment,
+    )
+    masks: Path | None = _view(
+        None, help="Folder of a PNG mask for each id: white is the object.", role="input", metavar="DIR"
+    )
+    backgrounds: Path | None = _view(
+        None, help="Folder of pictures that replace the background.", role="input", metavar="DIR"
+    )
+    fill: str = _view(
+        "images",
+        help="What replaces it without --backgrounds: the background of another image of the split, grey or "
+        "noise.",
+        choices=FILLS,
     )
     seed: int = _encoder(0, least=0, help="Seed of the augmentation and of random weights.")
     dtype: str = _encoder("float32", help="How features are stored.", choices=("float32", "float16"))
@@ -327,12 +350,28 @@ class EmbedOptions(SourceOptions):
                 found = f"--model {self.model} --pretrained {self.pretrained}"
                 yield UsageError("the weights are named twice", found=found, fix="leave out one of them")
             yield from refuse_device(self.model, self.device)
+            yield from self._refuse_masks()
             return
         given = [flag for name in IMAGE_OPTIONS for flag in given_flags(self, (name,))]
         if given:
             yield UsageError(f"{listing(given)} can't be combined with --from-array: no image is read")
         if self.encoder_name is not None and not self.encoder_name.strip():
             yield UsageError("--encoder-name is blank")
+
+    def _refuse_masks(self) -> Iterator[UsageError]:
+        names = [name for name, _ in parse_augment(self.augment)]
+        if BACKGROUND not in names:
+            if given := given_flags(self, ("masks", "backgrounds", "fill")):
+                yield UsageError(f"{listing(given)} needs --augment {BACKGROUND}")
+        elif self.masks is None:
+            yield UsageError(f"--augment {BACKGROUND} needs masks", fix="--masks DIR, with a PNG for each id")
+        elif BACKGROUND in names[1:]:
+            yield UsageError(
+                f"{BACKGROUND} comes first: masks are of the pictures as they are",
+                found=f"--augment {self.augment}",
+            )
+        elif self.backgrounds is not None and self.fill != FILLS[0]:
+            yield UsageError("--backgrounds and --fill both say what replaces the background")
 
 
 OPENAI_TEMPLATES = "openai"

@@ -91,8 +91,11 @@ def read_image(file: ImageFile, preprocess: Preprocess) -> ReadImage:
             mtime_ns = 0
         data = fetch(file.path)
         file = ImageFile(file.id, file.path, len(data), mtime_ns, hashlib.sha256(data).hexdigest())
-        image = preprocess.decode(data)
-        item = preprocess(image, file.id)
+        image = shown = preprocess.decode(data)
+        if preprocess.backgrounds is not None:
+            shown, beside = preprocess.backgrounds.replaced(image, file.id, preprocess.decode)
+            file = file._replace(beside=beside)
+        item = preprocess(shown, file.id)
     except DecodeError as error:
         found = error.span if isinstance(error, UndeclaredRangeError) else None
         return ReadImage(file, None, error.reason, undeclared=found)

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from ncm_cli.errors import InputError
+from ncm_cli.images.background import Backgrounds
 from ncm_cli.images.decode import DECODE_POLICY, decode
 from ncm_cli.images.options import DEFAULT_MODEL, DEFAULT_PRETRAINED, PRECISIONS, canonical, parse_augment
 from ncm_cli.images.samples import MAX_PIXELS, DecodeError
@@ -41,7 +42,8 @@ class EncoderRequest:
     ``augment`` and ``random_init``. ``intensity_range`` are the samples that are black and white in images of
     more than 8 bits; None takes what files declare. ``decode`` is ``exact``, or ``fast`` where large JPEG
     files may be decoded at a reduced size. ``image_size`` is the side of the pictures that a model of timm or
-    DomainBed sees, if not its own.
+    DomainBed sees, if not its own. ``backgrounds`` is what replaces the background (`background.fill_of`), if it
+    is replaced.
     """
 
     model: str = DEFAULT_MODEL
@@ -54,6 +56,7 @@ class EncoderRequest:
     intensity_range: tuple[float, float] | None = None
     decode: str = "exact"
     image_size: int | None = None
+    backgrounds: str | None = None
 
     @property
     def kind(self) -> str:
@@ -79,7 +82,8 @@ class EncoderRequest:
     def views(self) -> dict[str, Any]:
         """The options about pictures that were given: an augmentation, a range of samples, fast decoding."""
         chain, span = parse_augment(self.augment), self.intensity_range
-        view = {"view": {"augment": canonical(chain), "seed": self.seed}} if chain else {}
+        behind = {"backgrounds": self.backgrounds} if self.backgrounds else {}
+        view = {"view": {"augment": canonical(chain), "seed": self.seed} | behind} if chain else {}
         fast = {"decode": self.decode} if self.decode != "exact" else {}
         return view | ({"intensity_range": list(span)} if span is not None else {}) | fast
 
@@ -172,12 +176,13 @@ class Preprocess:
     """Turns a decoded picture into an item of a batch. It holds no model: reader processes have a copy.
 
     ``steps`` are applied one after another to the augmented picture; ``shortest`` is the side that they give
-    its shorter edge, or None where they can't enlarge much.
+    its shorter edge, or None where they can't enlarge much. ``backgrounds`` replace those of the pictures.
     """
 
     request: EncoderRequest
     steps: tuple[Callable[[Any], Any], ...]
     shortest: int | None = None
+    backgrounds: Backgrounds | None = None
 
     def decode(self, data: bytes) -> Image.Image:
         """The picture in a file's bytes, decoded by the request's options; raises `DecodeError`."""

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ncm_cli.errors import listing
+from ncm_cli.images.background import Backgrounds
 from ncm_cli.images.decode import SAMPLE_POLICY
 from ncm_cli.images.packed import cell_of
 from ncm_cli.images.paths import archive_of, fetch, is_remote, look_up, open_file
@@ -51,8 +52,8 @@ class RowPlan:
     that store, −1 for `DONE`, whose rows are found by id. A file's digest is blank where it isn't known yet.
     """
 
-    def __init__(self, files: Sequence[ImageFile]) -> None:
-        self.files = list(files)
+    def __init__(self, files: Sequence[ImageFile], backgrounds: Backgrounds | None = None) -> None:
+        self.files, self._backgrounds = list(files), backgrounds
         self.source, self.position = np.zeros(len(files), np.int8), np.full(len(files), -1, np.int64)
         self._hashed: dict[int, str] = {}
 
@@ -60,10 +61,16 @@ class RowPlan:
         """The rows whose features are still to be made, in manifest order."""
         return np.flatnonzero(self.source == NEW).tolist()
 
-    def take(self, row: int, source: int, position: int, sha256: str) -> None:
+    def take(self, row: int, source: int, position: int, sha256: str, beside: str) -> None:
         """Use the features of row ``position`` of ``source`` for row ``row``."""
         self.source[row], self.position[row] = source, position
-        self.files[row] = self.files[row]._replace(sha256=sha256)
+        self.files[row] = self.files[row]._replace(sha256=sha256, beside=beside)
+
+    def _beside(self, row: int, told: str, *, verify: bool) -> str | None:
+        """What else a row is made of, if a store has ``told`` the same; None if it is to be made anew."""
+        if self._backgrounds is None:
+            return None if told else ""
+        return self._backgrounds.still(self.files[row].id, told, verify=verify)
 
     def digest(self, row: int) -> str:
         """SHA-256 of a row's file now; blank when it can't be read (reading it later says why)."""
@@ -104,14 +111,16 @@ class RowPlan:
             file = self.files[row]
             if files.size[at] != file.size:
                 continue
+            if (beside := self._beside(row, files.beside_of(at), verify=verify)) is None:
+                continue
             if not verify and (files.path[at], files.mtime_ns[at]) == (file.path, file.mtime_ns or None):
-                self.take(row, OLD, at, files.sha256[at])
+                self.take(row, OLD, at, files.sha256[at], beside)
             else:
-                doubtful.append((row, at))
+                doubtful.append((row, at, beside))
         with reporter.task("comparing contents", len(doubtful), "images") as task:
-            for row, at in doubtful:
+            for row, at, beside in doubtful:
                 if self.digest(row) == files.sha256[at]:
-                    self.take(row, OLD, at, files.sha256[at])
+                    self.take(row, OLD, at, files.sha256[at], beside)
                 task.advance()
 
     def _look_up(self, pairs: Sequence[tuple[int, int]], old: Files, reporter: Reporter) -> None:
@@ -156,8 +165,9 @@ class RowPlan:
             for row in rows:
                 digest = self.digest(row)
                 at = places.get((self.files[row].id if view else "", digest), -1)
-                if digest and at >= 0:
-                    self.take(row, OTHER, at, digest)
+                beside = self._beside(row, files.beside_of(at), verify=True) if digest and at >= 0 else None
+                if beside is not None:
+                    self.take(row, OTHER, at, digest, beside)
                     self.files[row] = self.files[row]._replace(size=int(files.size[at]))
                 task.advance()
 
@@ -174,8 +184,9 @@ class RowPlan:
             if alike and cell_of(finished.path) and finished.mtime_ns == self.files[row].mtime_ns:
                 self.files[row] = self.files[row]._replace(size=finished.size)
             same = not verify and finished[:4] == self.files[row][:4]
-            if same or self.digest(row) == finished.sha256:
-                self.take(row, DONE, -1, finished.sha256)
+            beside = self._beside(row, finished.beside, verify=verify)
+            if beside is not None and (same or self.digest(row) == finished.sha256):
+                self.take(row, DONE, -1, finished.sha256, beside)
 
     def take_failed(self, reported: Iterable[Sequence[Any]]) -> dict[str, FailedRow]:
         """Mark the pending rows that finished shards ``reported`` as failed; returns them by id.

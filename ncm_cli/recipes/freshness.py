@@ -88,16 +88,16 @@ class State:
 
     def stamp(self, job: Job) -> Stamp:
         """The job's current stamp; its inputs must exist."""
-        images = _named_images(job)
+        images, places = _named_images(job), ("source", "root")
         inputs = {}
         for name, paths in sorted(job.inputs.items()):
             for number, path in enumerate(paths):
                 # In a folder of images, or a root of relative paths, only the images count.
-                if images is None or not path.is_dir():
+                if images is None or name not in places or not path.is_dir():
                     inputs[f"{name}[{number}]"] = self.digest(path)
         if images is not None:
-            places = [as_written(getattr(job.options, name, None) or "") for name in ("source", "root")]
-            inputs["images"] = self._digest(f"images of {' from '.join(places)}", images, folder=True)
+            named = [as_written(getattr(job.options, name, None) or "") for name in places]
+            inputs["images"] = self._digest(f"images of {' from '.join(named)}", images, folder=True)
         return {"options": self._options_digest(job), "inputs": inputs}
 
     def why_stale(self, job: Job, stamp: Stamp) -> str | None:

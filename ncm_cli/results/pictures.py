@@ -8,12 +8,14 @@ import io
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from PIL import Image, features
 
 from ncm_cli.images.augment import apply
+from ncm_cli.images.background import again
 from ncm_cli.images.decode import decode
 from ncm_cli.images.options import parse_augment
 from ncm_cli.images.paths import fetch
@@ -78,7 +80,8 @@ class Thumbnails:
             )
         if (files := store.files) is None:
             return self.tile(id, None)
-        return self.tile(id, files.path[position], files.sha256[position], encoder=store.encoder)
+        told = dict(store.encoder) | {"beside": files.beside_of(position)}
+        return self.tile(id, files.path[position], files.sha256[position], encoder=told)
 
     def tile(
         self,
@@ -100,7 +103,9 @@ class Thumbnails:
         view = told.get("view") or {}
         key = (path, sha256, str(told.get("intensity_range")), (str(view), id) if view else None)
         if key not in self._made:
-            self._made[key] = self._read(id, path, sha256, told.get("intensity_range"), view)
+            self._made[key] = self._read(
+                id, path, sha256, told.get("intensity_range"), view, told.get("beside")
+            )
         src, why, crisp = self._made[key]
         if src is not None and len(src) > self.left:
             self.left = 0  # else small pictures would still be shown between missing ones
@@ -109,13 +114,15 @@ class Thumbnails:
         return Tile(id, src, why, crisp)
 
     def _read(
-        self, id: str, path: str, sha256: str | None, span: Any, view: Mapping[str, Any]
+        self, id: str, path: str, sha256: str | None, span: Any, view: Mapping[str, Any], beside: str | None
     ) -> tuple[str | None, str, bool]:
         try:
             data = fetch(path)
             if sha256 and hashlib.sha256(data).hexdigest() != sha256:
                 return None, "changed since it was embedded", False
             image = decode(data, tuple(span) if span else None)
+            if beside:
+                image = again(image, id, beside, view, partial(decode, span=tuple(span) if span else None))
             if view:
                 image = apply(parse_augment(view["augment"]), image, seed=view["seed"], id=id)
         except DecodeError as error:

@@ -94,12 +94,24 @@ class Files:
     mtime_ns: np.ndarray
     """int64 (N,), nanoseconds since 1970."""
     sha256: Sequence[str]
+    beside: Sequence[str] = ()
+    """What else a view was made of (`images.background.Beside`); nothing for rows of whole pictures."""
 
     @classmethod
     def of(cls, images: Sequence[ImageFile]) -> Files:
         """The files of some images."""
-        _, path, size, mtime_ns, sha256 = zip(*images, strict=True)
-        return cls(path, np.array(size, np.int64), np.array(mtime_ns, np.int64), sha256)
+        _, path, size, mtime_ns, sha256, beside = zip(*images, strict=True)
+        return cls(
+            path,
+            np.array(size, np.int64),
+            np.array(mtime_ns, np.int64),
+            sha256,
+            beside if any(beside) else (),
+        )
+
+    def beside_of(self, row: int) -> str:
+        """What else a row was made of; "" if nothing."""
+        return self.beside[row] if len(self.beside) else ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -163,3 +175,4 @@ class ImageFile(NamedTuple):
     size: int = 0
     mtime_ns: int = 0
     sha256: str = ""
+    beside: str = ""

@@ -140,6 +140,7 @@ def _check(
             what = f"the {role} column isn't among the columns"
             raise InputError(what, found=name, expected=listing(names))
     lengths = [len(files.path), len(files.size), len(files.mtime_ns), len(files.sha256)] if files else []
+    lengths += [len(files.beside)] if files and len(files.beside) else []
     if any(length != len(ids) for length in lengths):
         raise InputError("file records of another length", where=path, found=lengths, expected=len(ids))
 
@@ -230,6 +231,8 @@ def _write_rows(
         writer.array("size", np.asarray(files.size, dtype=np.int64))
         writer.array("mtime_ns", np.asarray(files.mtime_ns, dtype=np.int64))
         writer.text("sha256", files.sha256, what="a digest")
+        if len(files.beside):
+            writer.text("beside", files.beside, what="a record of a view", any_bytes=True)
     writer.text("failed/id", [row.id for row in failed], what="an id")
     writer.text("failed/path", [row.path for row in failed], what="a path", any_bytes=True)
     reasons = [row.reason.replace("\0", " ")[:_MAX_REASON_CHARACTERS] for row in failed]
@@ -374,6 +377,7 @@ class FeatureStore(Shown, FeatureRows):
             size=self._h5.array("size", np.int64, shape=whole),
             mtime_ns=self._h5.array("mtime_ns", np.int64, shape=whole),
             sha256=self._h5.texts("sha256", rows=self.rows),
+            beside=self._h5.texts("beside", rows=self.rows, any_bytes=True) if "beside" in self._h5 else (),
         )
 
     @functools.cached_property

@@ -22,8 +22,8 @@ from PIL import Image
 from ncm_cli.datasets.base import data
 from ncm_cli.datasets.colored import read_idx
 from ncm_cli.datasets.options import FolderOptions, WaterbirdsCfOptions
-from ncm_cli.datasets.waterbirds import cover
 from ncm_cli.errors import InputError, UsageError
+from ncm_cli.images.background import cover
 from ncm_cli.images.manifest import ColumnNames, read_manifest
 from ncm_cli.main import run
 from tests.world import Heard

@@ -16,8 +16,8 @@ from ncm_cli.datasets import image_folder
 from ncm_cli.datasets import waterbirds as waterbirds_cf
 from ncm_cli.datasets.base import data
 from ncm_cli.datasets.options import PacsOptions, WaterbirdsCfOptions
-from ncm_cli.datasets.waterbirds import cover, paste
 from ncm_cli.errors import InputError, UsageError
+from ncm_cli.images.background import cover, paste
 from ncm_cli.progress import Reporter
 from tests.world import Heard, rows_of
 

@@ -11,12 +11,16 @@ from PIL import Image
 from ncm_cli.errors import UsageError
 from ncm_cli.images.augment import apply
 from ncm_cli.images.encoder import load_encoder, request_key
-from ncm_cli.images.options import AUGMENTATIONS, parse_augment
+from ncm_cli.images.options import AUGMENTATIONS as ALL
+from ncm_cli.images.options import BACKGROUND, parse_augment
 from ncm_cli.images.request import EncoderRequest
 from ncm_cli.progress import SILENT
 from ncm_cli.store.digests import differing_fields, fingerprint
 
 from .conftest import picture
+
+AUGMENTATIONS = [name for name in ALL if name != BACKGROUND]
+"""Those that need no masks."""
 
 FIXED = {"grayscale", "flip", "vflip", "invert", "jpeg"}
 """These draw no random numbers."""
