@@ -42,8 +42,8 @@ class EncoderRequest:
     ``augment`` and ``random_init``. ``intensity_range`` are the samples that are black and white in images of
     more than 8 bits; None takes what files declare. ``decode`` is ``exact``, or ``fast`` where large JPEG
     files may be decoded at a reduced size. ``image_size`` is the side of the pictures that a model of timm or
-    DomainBed sees, if not its own. ``backgrounds`` is what replaces the background (`background.fill_of`), if it
-    is replaced.
+    DomainBed sees, if not its own. ``backgrounds`` is what replaces the background (`fill_of`), if
+    it is replaced.
     """
 
     model: str = DEFAULT_MODEL

@@ -18,6 +18,7 @@ from ncm_cli.images.background import (
     Ring,
     again,
     mask_names,
+    own_colours,
     paste,
     read_mask,
     without_object,
@@ -153,6 +154,21 @@ def test_what_is_filled_in_comes_from_around_the_object() -> None:
     assert np.abs(found - pixels).mean() < 12, "near the gradient that the object hides"
     with pytest.raises(DecodeError, match="leaves no background"):
         without_object(Image.fromarray(spoiled), np.ones((40, 60)))
+
+
+def test_no_seam_of_the_old_background_is_left() -> None:
+    """A picture that was pasted with soft edges is pasted anew as if it had never had another background."""
+    rng = np.random.default_rng(0)
+    share = (
+        np.asarray(Image.fromarray((rng.random((5, 5)) > 0.5).astype(np.uint8) * 255).resize((60, 60))) / 255
+    )
+    share[:, :12] = share[:, -12:] = 0
+    plain = Image.new("RGB", (60, 60), (230, 220, 90))
+    old, new = Image.new("RGB", (60, 60), (10, 40, 160)), Image.new("RGB", (60, 60), (90, 20, 30))
+    picture, wanted = paste(plain, share, old), np.asarray(paste(plain, share, new)).astype(int)
+    found = np.asarray(paste(own_colours(picture, share), share, new)).astype(int)
+    assert np.abs(found - wanted).max() <= 2
+    assert np.abs(np.asarray(paste(picture, share, new)).astype(int) - wanted).max() > 20
 
 
 def test_masks_follow_the_picture_as_exif_turns_it(objects: Objects) -> None:
