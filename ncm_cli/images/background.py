@@ -50,6 +50,9 @@ EDGE_SHARE = 0.01
 """How far another image's object is grown before it is filled, as a share of the shorter side: pixels at its
 edge are a mixture of it and the background."""
 
+MAX_MIXED = 0.02
+"""The object's share of a pixel from which on its colour tells nothing of the background."""
+
 Decode = Callable[[bytes], Image.Image]
 
 
@@ -421,8 +424,8 @@ def without_object(image: Image.Image, share: npt.NDArray[np.float64]) -> Image.
     object, grown by `EDGE_SHARE`, leaves nothing.
     """
     reach = max(1, round(EDGE_SHARE * min(image.size)))
-    weight = (1 - _grown(share.astype(np.float32), reach))[..., None]
-    if weight.max() < 0.5:
+    weight = (_grown(share.astype(np.float32), reach) < MAX_MIXED).astype(np.float32)[..., None]
+    if not weight.any():
         raise DecodeError("its object leaves no background")
     levels = [(np.asarray(image, np.float32) * weight, weight)]
     while max(levels[-1][1].shape[:2]) > 1:
