@@ -8,6 +8,7 @@ import inspect
 import io
 import mmap
 import os
+import re
 import shlex
 import signal
 import sys
@@ -159,10 +160,15 @@ def _add(app: typer.Typer, name: str, command: Command, options: type, module: s
     text = f"{command.sentence}\n\n\b\nExamples:\n{textwrap.indent(examples, '  ')}\nNext:{more}"
     app.command(
         name,
-        help=text.replace("[", "\\["),  # brackets are markup to typer
+        help=_markup(text),
         short_help=command.sentence,
         no_args_is_help=any(field.required for field in fields),
     )(invoke)
+
+
+def _markup(text: str) -> str:
+    """A text that typer shows as it is: brackets are markup to it, and ``5:100:5`` holds an emoji."""
+    return re.sub(r":(?=\w+:)", ":[b][/b]", text.replace("[", "\\["))
 
 
 def _refuse_repetition(field: Field, value: Any) -> None:
@@ -204,7 +210,7 @@ def _require_memory() -> None:
 
 def _parameter(field: Field) -> inspect.Parameter:
     choices = f" ({' | '.join(field.choices)})" if field.choices else ""
-    shown: dict[str, Any] = {"help": (field.help + choices).replace("[", "\\["), "metavar": field.metavar}
+    shown: dict[str, Any] = {"help": _markup(field.help + choices), "metavar": field.metavar}
     if field.type is Path:
         # An unreadable file is bad input, like a missing one; click would call it a usage error.
         shown |= {"show_default": not field.required, "readable": False}
@@ -245,6 +251,14 @@ def _shared_parameters(json: bool) -> Iterator[inspect.Parameter]:
         if json or name != "json_":
             shown = typer.Option(*flags, help=text, rich_help_panel="Output", show_default=False)
             yield _keyword(name, bool, shown, False)
+
+
+def _named_command(argv: list[str]) -> str:
+    """``ncm fit``, ``ncm data digits``, or ``ncm`` if a command line names none."""
+    words = [word for word in argv if not word.startswith("-")][:2]
+    known = words[:1] if words[:1] and words[0] in COMMANDS else []
+    known += words[1:] if known == ["data"] and words[1:] and words[1] in BUILDERS else []
+    return " ".join(["ncm", *known])
 
 
 def _command_in(argv: list[str]) -> str | None:
@@ -299,7 +313,7 @@ def run(argv: list[str]) -> int:
         if not (hasattr(error, "format_message") and hasattr(error, "exit_code")):
             raise
         context, message = getattr(error, "ctx", None), error.format_message()
-        command = context.command_path if context else "ncm"
+        command = context.command_path if context else _named_command(argv)
         # Without a message, help was shown for a command without arguments.
         if not message:
             return UsageError.exit_code

@@ -194,6 +194,14 @@ def parse_left_out(text: str) -> tuple[str, str | None]:
     return terms[0].column, terms[0].values[0]
 
 
+def parse_columns(text: str) -> tuple[str, ...]:
+    """At least one column, as `parse_names` reads them; `UsageError` for none."""
+    columns = parse_names(text)
+    if not columns:
+        raise UsageError("no column is named", found=repr(text), expected="one or more, such as label,place")
+    return columns
+
+
 def parse_crossings(text: str) -> tuple[tuple[str, ...], ...]:
     """Crossings separated by semicolons, their names by commas, such as ``label,male;label,black``."""
     crossings = tuple(names for part in text.split(";") if (names := parse_names(part)))
@@ -327,6 +335,8 @@ def option(default: Any = REQUIRED, **facts: Any) -> Any:
         facts |= {"parse": parse_where, "separator": TERMS}
     if facts.get("metavar") == "COLUMNS":
         facts.setdefault("separator", LIST)
+        if facts.get("parse") in (None, parse_names):
+            facts["parse"] = parse_columns
     return dataclasses.field(default=default, metadata=facts)
 
 

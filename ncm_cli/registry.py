@@ -146,6 +146,7 @@ TOPICS = {
     "methods": "comparing methods, hyper-parameters and selection rules",
     "finetune": "training a network end to end, with pairs",
     "recipes": "the whole path in one YAML file",
+    "where": "filters of rows: --where, --train, --val, --test",
     "files": "tables that are read, and the formats of what is written",
     "images": "encoders, image files, archives and buckets, augmentations",
     "api": "commands, files and estimators in Python and notebooks",

@@ -114,7 +114,7 @@ def _show_path(body: dict[str, Any], ui: Ui) -> None:
     titles += ["note"] * unconverged
     left_out = len(path) - len(shown)
     footer = f"{left_out} of {len(path)} candidates not shown: --json has them all" if left_out else None
-    title = f"selection: {'ORACLE ' if body['oracle'] else ''}{body['rule']}"
+    title = body.get("note") or f"selection: {'ORACLE ' if body['oracle'] else ''}{body['rule']}"
     ui.table(titles, rows, title=title, footer=footer)
 
 

@@ -260,7 +260,7 @@ def _write(
     for split, domain in keys:
         of_kind = [row for row in coloring.rows if (row.split, row.domain) == (split, domain)]
         shares = {"label 1": sum(row.label for row in of_kind) / len(of_kind)}
-        shares["colour = label"] = sum(row.color == row.label for row in of_kind) / len(of_kind)
+        shares["color = label"] = sum(row.color == row.label for row in of_kind) / len(of_kind)
         counts.append({"split": split, "domain": domain, "rows": len(of_kind), **shares})
     return {"rows": len(coloring.rows), "pairs": len(coloring.pairs), "counts": {"rows": counts}}
 

@@ -307,10 +307,13 @@ def warn_on_activation(tower: torch.nn.Module, source: ClipSource, reporter: Rep
         trained, evidence = evidence_in(source.checkpoint)
     names = {True: "QuickGELU", False: "GELU"}
     other = name.removesuffix("-quickgelu") if quick else f"{name}-quickgelu"
+    advice = f"use --model {other}"
+    if other not in open_clip.list_models():  # a model of one's own
+        advice = f'set "quick_gelu": {str(not quick).lower()} in the configuration of the model'
     if trained is not None and trained != quick:
         reporter.warn(
             f"QuickGELU mismatch: the model {name} uses {names[quick]}, but the weights were trained with "
-            f"{names[trained]} ({evidence}): features will be wrong. Use --model {other}"
+            f"{names[trained]} ({evidence}): features will be wrong. {advice[0].upper()}{advice[1:]}"
         )
     # Nothing rules the other one out where the configuration leaves it unsaid, and open_clip either registers
     # the architecture under both or doesn't know it at all.
@@ -320,7 +323,7 @@ def warn_on_activation(tower: torch.nn.Module, source: ClipSource, reporter: Rep
     if trained is None and not quick and "quick_gelu" not in config and likely:
         reporter.warn(
             f"{file} doesn't say whether it was trained with GELU or QuickGELU; GELU is used, as the model "
-            f"{name} says. For weights trained with QuickGELU, such as OpenAI's, use --model {other}"
+            f"{name} says. For weights trained with QuickGELU, such as OpenAI's, {advice}"
         )
 
 

@@ -158,7 +158,7 @@ def find_members(options: PairsOptions, stores: Stores, reporter: Reporter) -> M
         return Matcher(options, stores, reporter).run()
     table = read_table(options.source, what="table of pairs")
     if options.holdout_col is None and "holdout" in table.columns:
-        reporter.warn("the table's column 'holdout' isn't used: --holdout-col holdout uses it")
+        reporter.note("the table's column 'holdout' isn't used: --holdout-col holdout uses it")
     return _from_table(table, options, stores)
 
 

@@ -58,8 +58,6 @@ def choose_probe(problem: Problem, reporter: Reporter) -> Choice:
     options = problem.options
     method, solver, decays = options.chosen_method, options.chosen_solver, options.decays
     rule, note = resolve_rule(options.select, problem, options.several)
-    if note:
-        reporter.note(note)
     folds: tuple[Fold, ...] = ()
     try:
         folds = tuple(problem.pairs.folds(options.folds, options.seed)) if problem.pairs else ()

@@ -368,7 +368,8 @@ class CrossFit:
             max(float(value.sum() - functools.reduce(np.hypot, value - low)), 0.0),
             value.sum() + functools.reduce(np.hypot, high - value),
         ]
-        return Estimate(*(float(end**2 if self.regression else end) for end in ends))
+        # More than every answer can't be wrong.
+        return Estimate(*(float(end**2 if self.regression else min(end, 1.0)) for end in ends))
 
     def estimate(self, index: int) -> Estimate:
         """A candidate's score with its interval."""

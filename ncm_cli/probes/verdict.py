@@ -366,8 +366,8 @@ def _change(estimates: CrossFit, pick: int, erm: int) -> str:
         return f"{now}; {right}, now {still}; {bound} {change}"
     score, was, is_now = SCORE_WORDS[estimates.score], estimates.estimate(erm), estimates.estimate(pick)
     return (
-        f"{score} {was} with nothing removed, {is_now} with {setting} {change}; {flips}, now {now}{more}; "
-        f"{right}, now {still}; {bound}"
+        f"{score} {was} with nothing removed, {is_now} with {setting} {change}; {flips}, now {now}; "
+        f"{right}, now {still}"
     )
 
 
@@ -402,7 +402,8 @@ def _reasons(estimates: CrossFit, erm: int, code: str, case: Circumstances) -> t
     whole_path, by_flips = case.least_score, estimates.cell is None
     fewest = int(flips.argmin())
     at = f"least {', '.join(_measured(estimates, fewest))}, at rank {estimates.candidates[fewest]['rank']}"
-    if code == "constant" and whole_path:
+    several = len({candidate["rank"] for candidate in estimates.candidates} - {0}) > 1
+    if code == "constant" and whole_path and several:
         reasons.append("what they differ in tells the label, too, or the label can't be told without it")
     elif code == "no-gain" and not estimates.regression and flips[erm] < LOW_FLIP_RATE:
         reasons.append("a probe with nothing removed seldom flips them: it hardly uses what they differ in")

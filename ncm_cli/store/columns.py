@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -45,6 +46,9 @@ class Column:
                 if {*parse_names(value)} <= {*self.categories}:
                     meant = where_text(term.column, *parse_names(value), negated=term.negated)
                     error.fix = shlex.quote(meant)
+                elif _JOINED.search(value):
+                    meant = " & ".join(_JOINED.split(f"{term.column}{'!' * term.negated}={value}"))
+                    error.fix = f"{shlex.quote(meant)}: & joins two filters (ncm help where)"
                 raise error
         wanted = [self.categories.index(value) for value in term.values]
         return np.isin(self.codes, wanted, invert=term.negated)
@@ -82,6 +86,9 @@ class NumericColumn:
 
 
 AnyColumn = Column | NumericColumn
+
+_JOINED = re.compile(r"(?:\s+(?:and|AND)\s+|\s*[,;]\s*)(?=[^=,;]+=)")
+"""What stands between two row filters where ``&`` was meant."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

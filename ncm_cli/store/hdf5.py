@@ -45,7 +45,7 @@ from ncm_cli.store.digests import (
 )
 from ncm_cli.store.files import atomic_path, now, one_line, require_file
 from ncm_cli.store.schema import misfit
-from ncm_cli.store.sniff import HEAD_BYTES, sniff
+from ncm_cli.store.sniff import HEAD_BYTES, described, sniff
 
 CHUNK_BYTES = 1 << 20
 """Size of a chunk, the unit in which HDF5 reads, checks and caches."""
@@ -180,6 +180,16 @@ def root_attributes(path: Path) -> dict[str, Any]:
         return _attributes(file, path)
 
 
+_WORDS = {"ncm-features": "a feature store", "ncm-pairs": "a pair store", "ncm-sweep": "the table of a sweep"}
+"""The formats of HDF5 files in words."""
+
+_MADE_BY = {
+    "ncm-pairs": "ncm pairs {} -f FEATURES.h5 -o PAIRS.h5 makes a pair store of a table",
+    "ncm-features": "ncm embed {} -o FEATURES.h5 makes a feature store of a manifest",
+}
+"""The command that makes each format of a table."""
+
+
 class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
     """An HDF5 file of ncm, opened for reading; every part is checked before it is used.
 
@@ -193,8 +203,13 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
         self.digests: dict[str, str] | None = None
         self.found: dict[str, str] = {}
         with self.path.open("rb") as stream:
-            if sniff(stream.read(HEAD_BYTES)) != "HDF5":
-                raise InputError(f"not {what}", where=self.path, found="no HDF5 file", expected=format_name)
+            head = stream.read(HEAD_BYTES)
+        if sniff(head) != "HDF5":
+            fix = None
+            if sniff(head) in (None, "Parquet"):
+                fix = _MADE_BY.get(format_name, "").format(self.path) or None
+            found = f"no HDF5 file but {described(head)}"
+            raise InputError(f"not {what}", where=self.path, found=found, expected=format_name, fix=fix)
         with reading(self.path):
             self._file = h5py.File(self.path, "r", locking=False)
         try:
@@ -212,6 +227,8 @@ class H5Reader(contextlib.AbstractContextManager["H5Reader"]):
         found = self.attrs.get("ncm_format")
         if found != format_name:
             stated_format = "an HDF5 file without ncm_format" if found is None else f"ncm_format {found!r}"
+            if found in _WORDS:
+                stated_format = f"{_WORDS[found]}, {stated_format}"
             raise InputError(f"not {what}", where=self.path, found=stated_format, expected=format_name)
         require_version(self.attrs.get("ncm_format_version"), version, self.path)
         stated = self.attrs.get("header_sha256")

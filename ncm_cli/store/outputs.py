@@ -102,8 +102,16 @@ def refuse_no_folder(path: Path) -> None:
     if not (place := next(filter(os.path.lexists, (real, *real.parents)), real)).is_dir():
         fix = "another place to write to, or move that file away"
         raise InputError("a file where a folder is expected", where=relative(place, Path.cwd()), fix=fix)
-    if not os.access(place, os.W_OK):
+    writable = os.access(place, os.W_OK)
+    if writable and place.stat().st_dev in _kernel_devices():
+        writable = False  # root may write to every folder, but not even root makes a file there
+    if not writable:
         raise InputError("a folder that can't be written to", where=place, fix="write to another place")
+
+
+def _kernel_devices() -> set[int]:
+    """The file systems of the kernel's own files."""
+    return {os.stat(path).st_dev for path in ("/proc", "/sys") if os.path.isdir(path)}  # noqa: PTH112, PTH116
 
 
 def refuse_replacing(options: Any) -> None:

@@ -24,7 +24,7 @@ from ncm_cli.store.files import Shown, jsonable, now, one_line, require_file, wr
 from ncm_cli.store.outputs import MAX_HEADER_BYTES, refuse_other
 from ncm_cli.store.probe_record import Record
 from ncm_cli.store.schema import misfit
-from ncm_cli.store.sniff import HEAD_BYTES, sniff
+from ncm_cli.store.sniff import HEAD_BYTES, described, sniff
 
 FORMAT = "ncm-probe"
 VERSION = 1
@@ -193,7 +193,8 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     with path.open("rb") as stream:
         head = stream.read(HEAD_BYTES)
     if sniff(head) != "safetensors" or int.from_bytes(head[:8], "little") > MAX_HEADER_BYTES:
-        raise InputError("not a probe", where=path, found="no safetensors file", expected=FORMAT)
+        found = f"no safetensors file but {described(head)}"
+        raise InputError("not a probe", where=path, found=found, expected=FORMAT)
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = dict(file.metadata() or {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import NamedTuple
 
@@ -62,6 +63,19 @@ _PATTERN = re.compile(
     ).encode("latin-1"),
     re.DOTALL,
 )
+
+
+def described(head: bytes) -> str:
+    """What a file is that begins with these bytes, in words."""
+    kind = sniff(head)
+    if kind is not None:
+        known = {"HDF5": ", as feature and pair stores are", "safetensors": ", as probes are"}
+        return WORDS[kind] + known.get(kind, "")
+    with contextlib.suppress(UnicodeDecodeError):
+        text = head.decode("utf-8")
+        if head and "\0" not in text:
+            return "text, such as a table"
+    return "a file of another kind" if head else "an empty file"
 
 
 def sniff(head: bytes) -> str | None:

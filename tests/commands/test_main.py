@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -18,6 +19,8 @@ from ncm_cli import main
 from ncm_cli.console import Ui, plain
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError, listing, nearest, unknown
 from ncm_cli.registry import COMMANDS
+from ncm_cli.store.probe import write_probe
+from tests import world
 from tests.world import write_store
 
 
@@ -197,6 +200,56 @@ def test_help_cut_short_by_its_reader_is_no_error() -> None:
     program = f"set -o pipefail; {sys.executable} -m ncm_cli embed --help | true"
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_help_text_with_colons_holds_no_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["bound", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "5:100:5" in shown and "\N{HUNDRED POINTS SYMBOL}" not in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("report r.json --html", "ncm report --help"),
+        ("data digits --seed", "ncm data digits --help"),
+        ("fit --seed x", "ncm fit --help"),
+        ("--seed 1", "ncm --help"),
+    ],
+)
+def test_a_wrong_line_names_its_own_commands_help(
+    line: str, advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(line.split()) == 2
+    assert f"try: {advice}\n" in capsys.readouterr().err
+
+
+def test_a_file_of_another_kind_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = {"label": list("abab"), "split": ["train", "train", "val", "val"]}
+    store = str(world.write_store(tmp_path / "f.h5", np.eye(4), columns))
+    probe, table = str(tmp_path / "p.safetensors"), str(tmp_path / "own.csv")
+    write_probe(probe, world.make_probe(np.ones(4), ("a", "b")))
+    Path(table).write_text("id_a,id_b\nr0,r1\n")
+    for line, words in (
+        (["fit", "-f", store, "-p", table, "-o", "o"], f"text, such as a table.*try: ncm pairs {table}"),
+        (["fit", "-f", store, "-p", store, "-o", "o"], "found: a feature store, ncm_format 'ncm-features'"),
+        (["fit", "-f", probe, "-o", "o"], "found: no HDF5 file but a safetensors file, as probes are"),
+        (["fit", "-f", table, "-o", "o"], f"try: ncm embed {table} -o FEATURES.h5"),
+        (["eval", store, "-f", store], "found: no safetensors file but an HDF5 file, as feature and pair"),
+    ):
+        assert main.run(line) == 3
+        assert re.search(words, " ".join(capsys.readouterr().err.split())), line
+
+
+@pytest.mark.parametrize("joint", [" and ", " AND ", ", ", ","])
+def test_filters_joined_by_words_are_met_with_what_was_meant(
+    joint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = {"label": list("abab"), "split": ["test"] * 4}
+    store = str(world.write_store(tmp_path / "f.h5", np.eye(4), columns))
+    write_probe(tmp_path / "p", world.make_probe(np.ones(4), ("a", "b")))
+    assert main.run(["eval", str(tmp_path / "p"), "-f", store, "--where", f"split=test{joint}label=a"]) == 3
+    assert "try: 'split=test & label=a': & joins two filters (ncm help where)" in capsys.readouterr().err
 
 
 def test_a_command_without_arguments_shows_its_help_alone(capsys: pytest.CaptureFixture[str]) -> None:

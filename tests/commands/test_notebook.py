@@ -177,7 +177,7 @@ def test_a_notebook_shows_headings_narrow_rules_plots_and_the_page(inside: Path)
         pages.append(shown[0].data["text/html"])
     fit, probe, report = pages
     lines = Cells(fit).texts[0].splitlines()
-    assert lines[0].startswith("selection: ")
+    assert lines[0].startswith("choosing by ")
     assert lines[1].split()[:3] == ["rank", "weight", "decay"]
     for text in (fit, probe):
         assert max(map(len, Cells(text).texts[0].splitlines())) <= 100

@@ -133,6 +133,13 @@ def test_a_link_to_a_folder_that_is_not_there_yet_is_a_place_for_it() -> None:
     assert (Path("target") / "manifest.csv").is_file()
 
 
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="a system without /proc")
+def test_the_kernels_folders_are_refused_before_work(capsys: pytest.CaptureFixture[str]) -> None:
+    """Root may write to every folder, but nobody makes a file there."""
+    assert main.run(["data", "synthetic", "-o", "/proc/x"]) == 3
+    assert "a folder that can't be written to\n  where: /proc" in capsys.readouterr().err
+
+
 def test_a_folder_that_can_not_be_written_to_is_refused_before_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Root may write anywhere, but not into a file system that is mounted read-only."""
     monkeypatch.setattr(os, "access", lambda path, mode: False)

@@ -14,8 +14,11 @@ import pytest
 
 from ncm_cli.errors import InputError, MismatchError
 from ncm_cli.images import reading
+from ncm_cli.images.embed import embed
+from ncm_cli.images.options import EmbedOptions
 from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.journal import journal_folder
+from tests.world import Heard
 
 from .conftest import contents
 
@@ -324,3 +327,16 @@ def test_a_second_writer_is_refused(make_pictures: Any) -> None:
         assert os.uname().nodename in str(caught.value)
         process.stdin.close()
     assert pictures.embed().rows == 3
+
+
+def test_reuse_without_a_model_takes_the_encoder_of_the_store(make_pictures: Any, tmp_path: Path) -> None:
+    pictures = make_pictures(4)
+    pictures.embed(model="pixels:3", normalize=True)
+    again, heard = tmp_path / "again.h5", Heard()
+    options = EmbedOptions(source=pictures.manifest, output=again, reuse=pictures.output)
+    report = embed(options, reporter=heard)
+    assert (report.reused, report.new) == (4, 0)
+    assert f"--model pixels:3, as in {pictures.output}" in heard.notes
+    with FeatureStore(again) as store, FeatureStore(pictures.output) as first:
+        assert store.fingerprint == first.fingerprint
+        assert (store.options["model"], store.options["normalize"]) == ("pixels:3", True)

@@ -21,7 +21,8 @@ def with_pairs(on_disk: Any, *more: str) -> list[str]:
 def test_table_on_stdout_facts_on_stderr(on_disk: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(with_pairs(on_disk, "--rank", "0:4", "--weight-decay", "1e-2")) == 0
     out, err = capsys.readouterr()
-    assert "selection: bound" in out
+    assert "choosing by validation error + flip rate" in out and "(--select bound)" in out
+    assert "choosing by" not in err, "the rule is said once"
     assert "ORACLE" not in out + err
     assert sum(row.lstrip().startswith(">") for row in out.splitlines()) == 1
     assert "wrote" in err
