@@ -249,6 +249,24 @@ class TestReading:
             writer.write_table(table(range(3)))
         assert held(read(tmp_path / "t.arrow")) == [png(row) for row in range(3)]
 
+    @pytest.mark.parametrize("kind", ["parquet", "arrow"])
+    def test_pictures_are_read_a_few_rows_at_a_time(self, kind: str, tmp_path: Path) -> None:
+        rng, path = np.random.default_rng(0), tmp_path / f"t.{kind}"
+        large = pa.table({"image": [png(0) + rng.bytes(100_000) for _ in range(400)]})
+        if kind == "parquet":
+            pq.write_table(large, path, row_group_size=40)  # a page holds up to 1,024 rows of a group
+        else:
+            with pa.ipc.new_stream(path, large.schema) as writer:
+                writer.write_table(large)
+        del large
+        manifest, before = read(path), pa.total_allocated_bytes()
+        assert manifest.files is not None
+        most = 0
+        for file in manifest.files:
+            assert len(fetch(file.path)) > 100_000
+            most = max(most, pa.total_allocated_bytes() - before)
+        assert most < 20_000_000  # of 40 MB
+
     def test_a_row_that_is_gone_has_a_reason(self, tmp_path: Path) -> None:
         pq.write_table(table(range(3)), tmp_path / "t.parquet")
         manifest = read(tmp_path / "t.parquet")
