@@ -18,6 +18,7 @@ from ncm_cli.pairs.members import Members, Positions, Stores, repeated
 from ncm_cli.pairs.options import PairsOptions, parse_holdout
 from ncm_cli.probes.metrics import joint
 from ncm_cli.progress import Reporter
+from ncm_cli.solvers.neighbours import normalized_rows
 from ncm_cli.store.roles import split_filter
 from ncm_cli.store.rows import FeatureRows
 
@@ -191,7 +192,7 @@ class Matcher:
         return pairs, {"reuse": "each row at most once"}
 
     def _nearest(self) -> PartPairs:
-        prepared = matching.normalized_rows(self._features(), "cosine")
+        prepared = normalized_rows(self._features(), "cosine")
         pairs, distances = [], []
         for part, pool in zip(self.parts, self.pools, strict=True):
             anchors = np.flatnonzero(pool.side == 0)

@@ -32,20 +32,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ncm_cli.blocks import Features, applied, slices
+from ncm_cli.blocks import Features, slices
 from ncm_cli.probes.metrics import joint
+from ncm_cli.solvers.neighbours import BLOCK_COLUMNS, BLOCK_ROWS, nearest_rows, normalized_rows
 
 Positions = NDArray[np.int64]
-Float32 = NDArray[np.float32]
 Array = NDArray[np.float64]
 Advance = Callable[[int], None]
-
-BLOCK_ROWS = 1024
-BLOCK_COLUMNS = 8192
-"""Candidates that are compared at a time: 1024 × 8192 similarities in float32 are 32 MiB."""
-
-SHORTLIST = 4
-"""The most similar candidates in float32 that are ranked again in float64, which tells close ones apart."""
 
 MAX_CHANGED = 0.01
 """The alternation has converged when at most this share of the matches changes in a round."""
@@ -178,71 +171,6 @@ def _separate_equals(a: Positions, b: Positions, group: Positions, cell: Positio
             others = (cell[a[start:stop]] != alone) & (cell[b[start:stop]] != alone)
             partners = start + np.flatnonzero(others)[: len(waiting)]
             b[waiting], b[partners] = b[partners], b[waiting]
-
-
-def normalized_rows(features: Features, metric: str) -> Features:
-    """Rows for a neighbour search: of unit length for ``cosine``, centred for ``euclidean``.
-
-    Centring leaves distances unchanged and lets float32 resolve them better. A zero row stays zero and has
-    cosine 0 with every row.
-    """
-    centre = np.zeros(features.shape[1])
-    for block in slices(features, BLOCK_COLUMNS) if metric == "euclidean" else ():
-        centre += features[block].sum(axis=0, dtype=np.float64)
-    shift = (centre / max(len(features), 1)).astype(np.float32)
-
-    def prepared(rows: NDArray[np.floating]) -> Float32:
-        rows = np.asarray(rows, np.float32)
-        if metric == "euclidean":
-            return rows - shift
-        norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
-        return rows / np.where(norms == 0, 1, norms).astype(np.float32)[:, None]
-
-    return applied(features, prepared)
-
-
-def nearest_rows(
-    rows: Features, queries: Positions, candidates: Positions, metric: str, codes: Positions
-) -> tuple[Positions, Array]:
-    """For each of a block of queries, the nearest candidate of another code (rows,), and its distance.
-
-    Candidates are ascending; −1 and infinity where there is none. A shortlist by float32 similarity is ranked
-    in float64. scikit-learn's search can't exclude codes, doesn't take the first of equally near rows, and
-    isn't faster.
-    """
-    keep = min(SHORTLIST, len(candidates))
-    best = np.full((len(queries), keep), -np.inf, dtype=np.float32)
-    where = np.full((len(queries), keep), -1, dtype=np.int64)
-    wanted, index = rows[queries], np.arange(len(queries))
-    for part in slices(candidates, BLOCK_COLUMNS):
-        chunk = candidates[part]
-        keys = rows[chunk]
-        score = wanted @ keys.T
-        if metric == "euclidean":
-            # Ascending in distance: |q|² is the same for the whole row.
-            score -= 0.5 * np.einsum("ij,ij->i", keys, keys)
-        score[codes[chunk][None, :] == codes[queries][:, None]] = -np.inf
-        for _ in range(min(keep, len(chunk))):
-            top = score.argmax(axis=1)
-            value = score[index, top]
-            weakest = best.argmin(axis=1)
-            better = value > best[index, weakest]
-            if not better.any():
-                break
-            best[index[better], weakest[better]] = value[better]
-            where[index[better], weakest[better]] = chunk[top[better]]
-            score[index, top] = -np.inf
-    exact, keys = wanted[:, None].astype(np.float64), rows[where.reshape(-1)].reshape(*where.shape, -1)
-    if metric == "euclidean":
-        distance = np.sqrt(((exact - keys) ** 2).sum(axis=2))
-    else:
-        distance = 1 - (exact * keys).sum(axis=2)
-    distance[where < 0] = np.inf
-    least = distance.min(axis=1)
-    # For distances equal up to float32 rounding the first row is taken, whatever the block sizes.
-    tied = (distance <= least[:, None] + 1e-12) & (where >= 0)
-    first = np.where(tied, where, len(rows)).min(axis=1)
-    return np.where(np.isfinite(least), first, -1), least
 
 
 def nearest_pairs(

@@ -50,6 +50,9 @@ _where = functools.partial(_rows, None, metavar="WHERE")
 _columns = functools.partial(_rows, None, metavar="COLUMNS", parse=parse_names)
 _training = functools.partial(option, group="Training")
 
+EXCLUDE_NEAR = "exclude-near"
+"""The value of ``--overlap`` that leaves out training rows that nearly equal a validation or test row."""
+
 
 PairPaths = Path | tuple[Path, ...]
 """The value of ``--pairs``: one pair store or several."""
@@ -108,8 +111,9 @@ class RowOptions:
     upweight: str | None = _columns(help="Columns whose combinations count equally in training.")
     overlap: str = _rows(
         "exclude",
-        help="What to do with pairs and byte-identical images that also occur among validation or test rows.",
-        choices=("exclude", "error", "keep"),
+        help="What to do with pairs and byte-identical images that also occur among validation or test rows; "
+        f"{EXCLUDE_NEAR} also leaves out training rows that nearly equal one.",
+        choices=("exclude", EXCLUDE_NEAR, "error", "keep"),
     )
 
 

@@ -15,6 +15,7 @@ from ncm_cli.blocks import Codes, Mask
 from ncm_cli.errors import InputError, MismatchError, NcmError, listing
 from ncm_cli.options import parse_names, values_of
 from ncm_cli.probes.cells import domain_columns, environment_columns, read_cells
+from ncm_cli.probes.leaks import treat_near_copies
 from ncm_cli.probes.options import FitOptions, PairPaths, RowOptions
 from ncm_cli.probes.problem import (
     ROLE_NAMES,
@@ -88,6 +89,8 @@ def read_problem(
             target = _target(store, options, roles.rows["train"])
         else:
             target = read_target(store, compared_with.target, compared_with.classes)
+        if compared_with is None:
+            treat_near_copies(store, roles, target, options.overlap, reporter)
         pairs = None
         if options.pairs is not None:
             pairs = read_usable_pairs(options.pairs, store, roles, options.overlap, reporter, pair_stores)

@@ -34,6 +34,7 @@ from ncm_cli.results.pictures import PAIR_BUDGET, PAIR_SIDE, Thumbnails, look
 from ncm_cli.results.plots import image_url
 from ncm_cli.results.repetitions import facts_of
 from ncm_cli.results.row_map import map_of
+from ncm_cli.results.similar import TrainingRows
 from ncm_cli.results.tables import Cell, ReportTable, Spread, cells, measured, ranks_of, trained_on
 from ncm_cli.store.columns import categories_of
 from ncm_cli.store.features import FeatureStore
@@ -49,6 +50,7 @@ SECTIONS = {
     "errors": ("What it gets wrong",),
     "versus": ("Fixed and broken",),
     "map": ("What was removed",),
+    "near": ("Nearly equal to training rows",),
     "confusion": ("Confusion matrix",),
     "rank": ("How the rank was chosen", "rank-path", "Did the pairs help"),
     "pairs": ("The pairs", "spectrum", "Pairs"),
@@ -280,8 +282,14 @@ def _looked_at(subject: Source, rival: Source | None, files: FileFinder) -> dict
     store = files.of(subject, "feature store").content
     asked = (subject.body.get("options") or {}).get("groups")
     groups = make_groups(store, asked or (answers.probe.target if answers.probe.classes else ""))
-    galleries = _Galleries(answers, store, groups, Thumbnails())
+    found = files.of(subject, "probe")
+    trained_on = files.of(Source(found.path, found.content.meta, subject.facts), "feature store").content
+    training = TrainingRows.of(answers, store, trained_on) if trained_on is not None else None
+    pictures = Thumbnails()
+    galleries = _Galleries(answers, store, groups, pictures, training)
     context: dict[str, Any] = {"errors": galleries.errors(subject)}
+    if training is not None:
+        context["near"] = training.near(answers, store, pictures)
     if answers.probe.classes:
         name, theirs = _other(subject, rival, answers.probe, files)
         context["confusion"] = _confusion(answers)
@@ -351,16 +359,20 @@ class _Galleries:
     store: FeatureStore
     groups: Groups
     pictures: Thumbnails
+    training: TrainingRows | None
 
     def errors(self, subject: Source) -> dict[str, Any]:
         """The most confident errors of the worst group and of all rows."""
         answers, worst = self.answers, None
         classes = bool(answers.probe.classes)
         ranked = answers.surest(~answers.right)
+        confident, here = self.some(ranked), ranked[:0]
         lead = "Under each picture: true → predicted"
         if classes:
             lead = f"{len(ranked):,} of {len(answers.rows):,} rows are wrong. {lead}"
         lead += ", and the probability of the prediction." if classes else "; those furthest off come first."
+        if self.training is not None:
+            lead += " Beside it: the most similar training rows, by the cosine of their features."
         key = (subject.body.get("worst_group") or {}).get("group")
         keys = [self.groups.key(index) for index in range(len(self.groups.keys))]
         if key in keys and len(keys) > 1:
@@ -369,8 +381,11 @@ class _Galleries:
             part = f"{len(here):,} of {int(inside.sum()):,} wrong" if classes else f"{len(here):,} rows"
             worst = self.gallery(f"Worst group: {_joined(key)} ({part})", here[:MAX_TILES], answers)
         title = "Most confident errors" if classes else "Furthest off"
-        confident = self.gallery(title, self.some(ranked), answers, ranked)
-        return {"lead": lead, "galleries": {"worst-errors": worst, "confident-errors": confident}}
+        surest = self.gallery(title, confident, answers, ranked)
+        galleries = {"worst-errors": worst, "confident-errors": surest}
+        shown = np.union1d(here[:MAX_TILES], confident)
+        similar = self.training.similar_to(answers, self.store, shown) if self.training else {}
+        return {"lead": lead, "galleries": galleries, "similar": similar}
 
     def versus(self, theirs: Answers, name: str) -> dict[str, Any]:
         """Rows that only one of two probes gets right."""
@@ -390,7 +405,7 @@ class _Galleries:
             part: self.gallery(title, self.some(ranked, 12, 3), answers, ranked)
             for part, (title, ranked, answers) in parts.items()
         }
-        return {"lead": lead, "galleries": galleries}
+        return {"lead": lead, "galleries": galleries, "similar": {}}
 
     def some(self, ranked: Codes, first: int = MAX_TILES, of_each: int = MAX_GROUP_TILES) -> Codes:
         """The first ``first`` rows overall and the first ``of_each`` of each group, in ranked order.
@@ -420,7 +435,8 @@ class _Galleries:
             for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
                 options += [(code, f"{_joined(self.groups.key(code))} ({count:,})")] if code >= 0 else []
         group = self.group(chosen).tolist()
-        return {"title": title, "tiles": list(zip(tiles, captions, group, strict=True)), "groups": options}
+        shown = list(zip(tiles, captions, group, chosen.tolist(), strict=True))
+        return {"title": title, "tiles": shown, "groups": options}
 
 
 def _confusion(answers: Answers) -> dict[str, Any]:

@@ -18,7 +18,9 @@ from ncm_cli.pairs import matching
 from ncm_cli.pairs.matching import Pool
 from ncm_cli.pairs.options import PairsOptions
 from ncm_cli.pairs.pairs import pairs
+from ncm_cli.solvers import neighbours
 from ncm_cli.solvers.folds import components, draw_sets
+from ncm_cli.solvers.neighbours import normalized_rows
 from ncm_cli.store.pairs import PairStore, read_pairs
 from tests.world import ENCODER, Heard
 
@@ -186,8 +188,8 @@ def test_nearest_of_any_pool_equals_brute_force(pool: Pool, metric: str, block: 
     x = np.random.default_rng(n).normal(size=(n, 3)).astype(np.float32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(matching, "BLOCK_ROWS", block)
-        patch.setattr(matching, "BLOCK_COLUMNS", block + 4)
-        a, b, distance = matching.nearest_pairs(matching.normalized_rows(x, metric), pool, metric)
+        patch.setattr(neighbours, "BLOCK_COLUMNS", block + 4)
+        a, b, distance = matching.nearest_pairs(normalized_rows(x, metric), pool, metric)
     y = x.astype(float)
     if metric == "cosine":
         y /= np.linalg.norm(y, axis=1, keepdims=True)
@@ -205,7 +207,7 @@ def test_nearest_tells_close_neighbours_apart_far_from_the_origin() -> None:
     rng = np.random.default_rng(6)
     x = (rng.normal(size=(40, 4)) * 1e-2 + 50).astype(np.float32)
     pool = Pool(np.zeros(40, int), np.arange(40) % 2, np.zeros(40, int))
-    a, b, _ = matching.nearest_pairs(matching.normalized_rows(x, "euclidean"), pool, "euclidean")
+    a, b, _ = matching.nearest_pairs(normalized_rows(x, "euclidean"), pool, "euclidean")
     true = np.linalg.norm(x[:, None].astype(float) - x[None], axis=2)
     true[(pool.across[:, None] == pool.across)] = np.inf
     assert (true[a, b] <= true.min(axis=1) * (1 + 1e-3)).all()
@@ -215,15 +217,15 @@ def test_of_equally_near_rows_the_first_is_taken_whatever_the_blocks(monkeypatch
     x = np.ones((9, 3), dtype=np.float32)
     pool = Pool(np.zeros(9, int), np.array([0] * 3 + [1] * 6), np.zeros(9, int))
     for columns in (1, 2, 100):
-        monkeypatch.setattr(matching, "BLOCK_COLUMNS", columns)
-        _, b, _ = matching.nearest_pairs(matching.normalized_rows(x, "cosine"), pool, "cosine")
+        monkeypatch.setattr(neighbours, "BLOCK_COLUMNS", columns)
+        _, b, _ = matching.nearest_pairs(normalized_rows(x, "cosine"), pool, "cosine")
         assert b.tolist() == [3, 3, 3] + [0] * 6
 
 
 def test_zero_rows_have_neighbours_too() -> None:
     x = np.zeros((4, 3), dtype=np.float32)
     pool = Pool(np.zeros(4, int), np.array([0, 0, 1, 1]), np.zeros(4, int))
-    a, b, distance = matching.nearest_pairs(matching.normalized_rows(x, "cosine"), pool, "cosine")
+    a, b, distance = matching.nearest_pairs(normalized_rows(x, "cosine"), pool, "cosine")
     assert a.tolist() == [0, 1, 2, 3] and np.isfinite(distance).all() and b.tolist() == [2, 2, 0, 0]
 
 
@@ -337,7 +339,7 @@ def test_iterative_finds_what_members_share_where_the_nearest_are_lost(seed: int
     def apart(a: np.ndarray, b: np.ndarray) -> float:
         return float(np.median(np.linalg.norm(x[a, :4] - x[b, :4], axis=1)))
 
-    a, b, _ = matching.nearest_pairs(matching.normalized_rows(x, "euclidean"), pool, "euclidean")
+    a, b, _ = matching.nearest_pairs(normalized_rows(x, "euclidean"), pool, "euclidean")
     assert apart(result.a, result.b) < 0.85 * apart(a, b)
     # Each object has one twin in 50 rows of its class: the true one is found far more often than by chance.
     assert (np.abs(result.a - result.b) == 150).mean() > 0.08 > 1.5 * (np.abs(a - b) == 150).mean()

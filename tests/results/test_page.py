@@ -44,7 +44,9 @@ class Parsed(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
     def pictures(self) -> list[dict[str, str | None]]:
-        return [one for one in self.all("img") if not str(one["src"]).startswith("data:image/svg")]
+        """But for plots, and for the similar training rows beside an error."""
+        pictures = [one for one in self.all("img") if not str(one["src"]).startswith("data:image/svg")]
+        return [one for one in pictures if one.get("class") != "small" and one.get("class") != "small crisp"]
 
 
 def _made(folder: Path) -> Path:

@@ -1,0 +1,46 @@
+"""Training rows that nearly equal validation or test rows: they may leak as copies do."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ncm_cli.probes.options import EXCLUDE_NEAR
+from ncm_cli.probes.problem import Roles
+from ncm_cli.progress import Reporter
+from ncm_cli.solvers.neighbours import near_copies, normalized_rows
+from ncm_cli.store.roles import Target
+from ncm_cli.store.rows import FeatureRows
+
+
+def treat_near_copies(
+    store: FeatureRows, roles: Roles, target: Target, overlap: str, reporter: Reporter
+) -> None:
+    """Name training rows that nearly equal a validation or test row; leave them out by ``--overlap``.
+
+    Rows of equal content are none of them: they are told apart without features.
+    """
+    train, nodes = roles.rows["train"], store.content_nodes
+    others = roles.val_or_test & ~np.isin(nodes, nodes[train])
+    rows = np.concatenate([np.flatnonzero(train), np.flatnonzero(others)])
+    if not (train.any() and others.any()):
+        return
+    positions, classes = np.arange(len(rows)), np.full(len(rows), -1)
+    if target.classes:
+        classes = np.asarray(target.y[rows], np.int64)
+    candidates, queries = np.split(positions, [int(train.sum())])
+    found = near_copies(normalized_rows(store.rows_of(rows), "cosine"), queries, candidates, classes)
+    if not len(found.queries):
+        return
+    leaking = rows[found.all_candidates]
+    first, other = (store.ids[rows[at[0]]] for at in (found.candidates, found.queries))
+    what = (
+        f"{len(leaking):,} training rows are nearly equal to validation or test rows "
+        f"(cosine of {found.threshold:.3f} or more), such as {first!r} to {other!r} ({found.cosines[0]:.3f})"
+    )
+    if found.compared < len(queries):
+        what += f", of {found.compared:,} of {len(queries):,} that were compared"
+    if overlap == EXCLUDE_NEAR:
+        train[leaking] = False
+        reporter.warn(f"{what}; they are left out of training")
+    else:
+        reporter.warn(f"{what}; if they show the same, --overlap {EXCLUDE_NEAR} leaves them out of training")
