@@ -21,6 +21,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from ncm_cli import __version__
+from ncm_cli.completion import completion
 from ncm_cli.errors import NcmError, UsageError, listing
 from ncm_cli.options import Field, fields_of, values_of
 from ncm_cli.registry import BUILDERS, COMMANDS, TOPICS, Command, examples_of, options_of, screen_of, work_of
@@ -211,6 +212,8 @@ def _require_memory() -> None:
 def _parameter(field: Field) -> inspect.Parameter:
     choices = f" ({' | '.join(field.choices)})" if field.choices else ""
     shown: dict[str, Any] = {"help": _markup(field.help + choices), "metavar": field.metavar}
+    if (complete := completion(field)) is not None:
+        shown["autocompletion"] = complete
     if field.type is Path:
         # An unreadable file is bad input, like a missing one; click would call it a usage error.
         shown |= {"show_default": not field.required, "readable": False}

@@ -282,6 +282,8 @@ class Field:
     """The kinds of files of an output, as named in `ncm_cli.store.outputs`; none for a folder."""
     files: Callable[[Path], tuple[Path, ...]] | None = None
     """Maps an output to all files that are written, if there are several."""
+    names: str | None = None
+    """Address of the names that a shell completes, one or several; or of a function that returns them."""
     parse: Callable[[str], object] | None = None
     """Checks text with a grammar of its own before any work; the field keeps the text. `option` sets it for
     row filters and crossings."""

@@ -53,6 +53,7 @@ def flags(words: str) -> set[str]:
 EVERY = set().union(*map(flags, reference.commands()))
 OTHERS = {
     "--version",
+    "--install-completion",
     "--nproc-per-node",
     "--array",
     "--index-url",

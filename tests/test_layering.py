@@ -33,6 +33,7 @@ LEVELS = {
     "recipes": 5,
     "results": 5,
     "console": 5,
+    "completion": 5,
     "commands": 6,
     "main": 7,
     "notebook": 7,

@@ -128,6 +128,7 @@ class SweepOptions(TrainingOptions):
         None,
         help=f"Methods, such as erm,irm,ncm; NAME{UPWEIGHT} is one with --upweight. "
         "Without it, all that the other options allow.",
+        names="solvers.methods:METHODS",
         parse=parse_methods,
         separator=LIST,
     )

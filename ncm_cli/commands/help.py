@@ -15,7 +15,9 @@ from ncm_cli.registry import COMMANDS, TOPICS, topic_text
 class HelpOptions:
     """The topic."""
 
-    topic: str | None = argument(None, help="What to read about; without it, all topics are listed.")
+    topic: str | None = argument(
+        None, help="What to read about; without it, all topics are listed.", names="registry:TOPICS"
+    )
 
 
 def run(options: HelpOptions, ui: Ui) -> None:

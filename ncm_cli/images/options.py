@@ -295,6 +295,7 @@ class EmbedOptions(SourceOptions):
         None,
         help=f"Change each image before it is embedded, to pair it with itself: {', '.join(AUGMENTATIONS)}; "
         "NAME:AMOUNT, and + between several.",
+        names="images.options:AUGMENTATIONS",
         parse=parse_augment,
     )
     masks: Path | None = _view(

@@ -18,6 +18,7 @@ class RunOptions:
         None,
         help="The recipe: a YAML file, or the name of one that comes with ncm (--list).",
         metavar="RECIPE",
+        names="recipes.catalogue:shipped_recipes",
         role="input",
     )
     out: Path | None = option(
