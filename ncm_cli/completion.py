@@ -49,7 +49,7 @@ def _file_of_line() -> str | None:
 
 def _names(field: Field) -> Iterable[str]:
     found = at_address(field.names)
-    return found() if callable(found) else found  # type: ignore[no-any-return]
+    return found() if callable(found) else found
 
 
 def _begun(incomplete: str, names: Iterable[str]) -> list[str]:

@@ -28,7 +28,7 @@ from ncm_cli.images.paths import is_remote
 from ncm_cli.images.peers import embeddings_of, features_of
 from ncm_cli.images.reading import read_image
 from ncm_cli.images.request import LIBRARIES, Encoder, EncoderRequest, Preprocess, unit_rows
-from ncm_cli.images.rows import DONE, OLD, OTHER, RowPlan, Tally, faults, gathered, make_features
+from ncm_cli.images.rows import DONE, OLD, OTHER, RowPlan, Tally, alike, faults, gathered, make_features
 from ncm_cli.images.source import read_source
 from ncm_cli.images.weights import relocated
 from ncm_cli.options import check, fields_of, parse_batch_size, parse_workers
@@ -501,21 +501,9 @@ class _ImageRun:
             and (list(old.ids), old.failed) == (kept["ids"], failed)
             and (old.label_column, old.split_column, list(old.columns)) == (*roles, list(columns))
             and old.row_numbers_of == self.manifest.row_numbers_of
-            and all(_alike(old.columns[name], columns[name]) for name in columns)
-            and _alike(old.files, files)
+            and all(alike(old.columns[name], columns[name]) for name in columns)
+            and alike(old.files, files)
         )
-
-
-def _alike(a: Any, b: Any) -> bool:
-    """Whether two columns, or two sets of file records, are equal."""
-
-    def same(x: Any, y: Any) -> bool:
-        if isinstance(x, np.ndarray):
-            return np.array_equal(x, y, equal_nan=x.dtype.kind == "f")
-        return bool(x == y)
-
-    names = [field.name for field in dataclasses.fields(a)] if type(a) is type(b) else []
-    return bool(names) and all(same(getattr(a, name), getattr(b, name)) for name in names)
 
 
 def _provenance(

@@ -6,6 +6,7 @@ Each batch of finished rows is written to the journal at once, so an interrupted
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import time
 from collections import Counter
@@ -332,3 +333,15 @@ def gathered(
                 block[rows_of_source] = journal.take([plan.files[row].id for row in part[rows_of_source]])
         yield block
         task.advance(len(part))
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two columns, or two sets of file records, are equal."""
+
+    def same(x: Any, y: Any) -> bool:
+        if isinstance(x, np.ndarray):
+            return np.array_equal(x, y, equal_nan=x.dtype.kind == "f")
+        return bool(x == y)
+
+    names = [field.name for field in dataclasses.fields(a)] if type(a) is type(b) else []
+    return bool(names) and all(same(getattr(a, name), getattr(b, name)) for name in names)
