@@ -95,8 +95,8 @@ NEAR_SHARE = 0.1
 from its nearest row of another class. Encoders that find all pictures alike give different ones a cosine of
 `NEAR_COSINE`: pixels of 8 × 8 digits do for 60 % of the rows."""
 
-MAX_PRODUCTS = 2e11
-"""Multiplications of a search for nearly equal rows, some seconds of a core; beyond, queries are sampled."""
+MAX_PRODUCTS = 1e11
+"""Multiplications of a search for nearly equal rows, about six seconds of a core; beyond, queries are sampled."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
