@@ -96,7 +96,7 @@ from its nearest row of another class. Encoders that find all pictures alike giv
 `NEAR_COSINE`: pixels of 8 × 8 digits do for 60 % of the rows."""
 
 MAX_PRODUCTS = 1e11
-"""Multiplications of a search for nearly equal rows, about six seconds of a core; beyond, queries are sampled."""
+"""Multiplications of a search for nearly equal rows, six seconds of a core; beyond, queries are sampled."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
