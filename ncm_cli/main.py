@@ -16,7 +16,7 @@ import textwrap
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -227,7 +227,7 @@ def _parameter(field: Field) -> inspect.Parameter:
             default = list(values_of(field.default))
             shown |= {} if default else {"show_default": False}
     elif field.optional:
-        kind = Optional[kind]  # noqa: UP045 (typer before 0.12.4 can't read Path | None)
+        kind = kind | None
     if field.positional:
         return _keyword(field.name, kind, typer.Argument(**shown), default)
     flag = f"{field.flag}/--no-{field.flag[2:]}" if field.type is bool else field.flag

@@ -23,15 +23,14 @@ from ncm_cli.errors import InputError, MismatchError, UsageError, as_written, li
 from ncm_cli.images.background import Backgrounds, read_backgrounds
 from ncm_cli.images.encoder import load_encoder, request_key, start_loading
 from ncm_cli.images.manifest import Manifest
-from ncm_cli.images.options import DEFAULT_MODEL, EmbedOptions, Shard, parse_intensity_range, parse_shard
+from ncm_cli.images.options import EmbedOptions, Shard, parse_intensity_range, parse_shard
 from ncm_cli.images.paths import is_remote
 from ncm_cli.images.peers import embeddings_of, features_of
 from ncm_cli.images.reading import read_image
-from ncm_cli.images.request import LIBRARIES, Encoder, EncoderRequest, Preprocess, unit_rows
+from ncm_cli.images.request import Encoder, EncoderRequest, Preprocess, unit_rows
 from ncm_cli.images.rows import DONE, OLD, OTHER, RowPlan, Tally, alike, faults, gathered, make_features
-from ncm_cli.images.source import read_source
-from ncm_cli.images.weights import relocated
-from ncm_cli.options import check, fields_of, parse_batch_size, parse_workers
+from ncm_cli.images.source import read_source, with_encoder_of_reuse
+from ncm_cli.options import check, parse_batch_size, parse_workers
 from ncm_cli.progress import SILENT, Reporter, Task
 from ncm_cli.store.columns import FailedRow, Files
 from ncm_cli.store.digests import canonical_json, differing_fields, digest_of, fingerprint
@@ -112,25 +111,6 @@ class EmbedReport:
         return self.shard is None and len(self.failed) > self.max_failures
 
 
-def _with_encoder_of_reuse(options: EmbedOptions, reporter: Reporter) -> EmbedOptions:
-    """The options with the encoder of ``--reuse``, if none is named."""
-    unnamed = (options.model, options.pretrained, options.random_init) == (DEFAULT_MODEL, None, False)
-    if options.reuse is None or not unnamed:
-        return options
-    with FeatureStore(options.reuse) as store:
-        if store.encoder.get("kind") not in LIBRARIES:
-            return options
-        made_with = relocated(store.options, options.reuse.absolute().parent)
-    own = {field.name: field.default for field in fields_of(EmbedOptions)}
-    names = ("model", "pretrained", "random_init", "precision", "normalize", "intensity_range", "decode")
-    taken = {
-        name: made_with[name] for name in names if name in made_with and getattr(options, name) == own[name]
-    }
-    if taken.get("model", DEFAULT_MODEL) != DEFAULT_MODEL:
-        reporter.note(f"--model {taken['model']}, as in {options.reuse}")
-    return dataclasses.replace(options, **taken)
-
-
 def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = SILENT) -> EmbedReport:
     """Make or update the feature store ``options.output``.
 
@@ -153,7 +133,7 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
         The output, an unfinished run or ``--reuse`` has other settings.
     """
     started = time.monotonic()
-    options = check(_completed(check(_with_encoder_of_reuse(check(options), reporter))))
+    options = check(_completed(check(with_encoder_of_reuse(check(options), reporter))))
     output = options.output
     root = options.root
     if not (root is None or is_remote(as_written(root)) or root.is_dir()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import re
@@ -13,9 +14,14 @@ from ncm_cli.images import dataset, peers
 from ncm_cli.images.archives import read_archives
 from ncm_cli.images.folder import IMAGE_SUFFIXES, read_folder
 from ncm_cli.images.manifest import ColumnNames, Manifest, absolute_text, manifest_of, read_manifest
-from ncm_cli.images.options import SourceChoice, parse_layout
+from ncm_cli.images.options import DEFAULT_MODEL, EmbedOptions, SourceChoice, parse_layout
 from ncm_cli.images.paths import is_remote
+from ncm_cli.images.request import LIBRARIES
+from ncm_cli.images.weights import relocated
+from ncm_cli.options import fields_of
+from ncm_cli.progress import Reporter
 from ncm_cli.store.arrow import parquet_columns
+from ncm_cli.store.features import FeatureStore
 from ncm_cli.store.memory import GivenTable
 
 
@@ -89,3 +95,22 @@ def _has_images(folder: Path) -> bool:
         for _, _, files in os.walk(folder)
         for name in files
     )
+
+
+def with_encoder_of_reuse(options: EmbedOptions, reporter: Reporter) -> EmbedOptions:
+    """The options with the encoder of ``--reuse``, if none is named."""
+    unnamed = (options.model, options.pretrained, options.random_init) == (DEFAULT_MODEL, None, False)
+    if options.reuse is None or not unnamed:
+        return options
+    with FeatureStore(options.reuse) as store:
+        if store.encoder.get("kind") not in LIBRARIES:
+            return options
+        made_with = relocated(store.options, options.reuse.absolute().parent)
+    own = {field.name: field.default for field in fields_of(EmbedOptions)}
+    names = ("model", "pretrained", "random_init", "precision", "normalize", "intensity_range", "decode")
+    taken = {
+        name: made_with[name] for name in names if name in made_with and getattr(options, name) == own[name]
+    }
+    if taken.get("model", DEFAULT_MODEL) != DEFAULT_MODEL:
+        reporter.note(f"--model {taken['model']}, as in {options.reuse}")
+    return dataclasses.replace(options, **taken)
