@@ -61,6 +61,7 @@ OTHERS = {
     "--first-seed",
     "--dogs",
     "--leaves",
+    "--optimizer",
     "--refit",
     "--sizes",
 }

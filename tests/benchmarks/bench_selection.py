@@ -55,12 +55,12 @@ class Digits:
 
 def read_mnist(folder: Path) -> Digits:
     """The 60,000 training digits of MNIST, mean-pooled to 14×14."""
-    images, labels = (_idx(folder, f"train-{name}") for name in ("images-idx3-ubyte", "labels-idx1-ubyte"))
+    images, labels = (read_idx(folder, f"train-{name}-ubyte") for name in ("images-idx3", "labels-idx1"))
     pooled = images.reshape(-1, 14, 2, 14, 2).astype(np.float32).mean(axis=(2, 4)) / 255
     return Digits(images=pooled.reshape(len(pooled), -1), small=labels < 5)
 
 
-def _idx(folder: Path, name: str) -> np.ndarray:
+def read_idx(folder: Path, name: str) -> np.ndarray:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.exists():
             raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
