@@ -141,6 +141,23 @@ def test_digits_reproduce_what_is_known(tmp_path: Path) -> None:
         assert low <= spread.mean <= high
 
 
+def test_pixels_have_every_published_row(tmp_path: Path) -> None:
+    """Six methods by two rules, in the training and in the test domain, all swept by the variant too."""
+    sets = [f"mnist={tmp_path}", "published=true"]
+    recipe = read_recipe(RECIPES / "colored_mnist_pixels.yaml", sets=sets, dry_run=True)
+    rows = [expected for expected in recipe.expect if expected.filters["step"] == "sweep"]
+    assert {tuple(row.filters[name] for name in ("method", "rule", "where")) for row in rows} == {
+        (method, rule, f"split={split}")
+        for method in ("erm", "irm", "ncm", "vrex", "fish", "groupdro")
+        for rule in ("in-domain", "oracle")
+        for split in ("val", "test")
+    }
+    assert len(rows) == 24 and all(row.reproduced_within == 0.02 for row in rows)
+    (sweep, *_) = (job.options for job in recipe.jobs if job.kind == "sweep")
+    assert {name for name, _ in sweep.chosen_methods} == {row.filters["method"] for row in rows}
+    assert sweep.trials == 160
+
+
 @pytest.mark.slow
 def test_pixels_quickly(tmp_path: Path, mnist_dir: Path) -> None:
     sets = [f"mnist={mnist_dir}", "quick=true", "trials=1", "epochs=1"]
