@@ -334,7 +334,7 @@ def option(default: Any = REQUIRED, **facts: Any) -> Any:
     if facts.get("separator") == CROSSINGS:
         facts["parse"] = parse_crossings
     if facts.get("metavar") == "WHERE":
-        facts |= {"parse": parse_where, "separator": TERMS}
+        facts = {"parse": parse_where, "separator": TERMS} | facts
     if facts.get("metavar") == "COLUMNS":
         facts.setdefault("separator", LIST)
         if facts.get("parse") in (None, parse_names):

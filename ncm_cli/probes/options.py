@@ -134,8 +134,9 @@ class TrainingOptions(RowOptions, StoreOptions):
         None,
         help="Column of domains: each is left out of training once and tested on, and NAME-VALUE is written "
         "for each. Or domain=photo for one.",
-        metavar="DOMAINS",
+        metavar="WHERE",
         parse=parse_left_out,
+        separator="",
     )
 
     scaling: str = _training("none", help="How features are scaled first.", choices=SCALINGS)

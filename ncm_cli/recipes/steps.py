@@ -200,7 +200,7 @@ def built_columns(job: Job) -> dict[str, Columns]:
 def _named_columns(field: Field, value: Any) -> Iterable[str]:
     """The columns that an option's value names."""
     if field.metavar == "WHERE":
-        return [term.column for term in parse_where(value)]
+        return [term.column for term in parse_where(value)] if "=" in value else ()
     values = values_of(value)
     if field.metavar != "COLUMNS":
         return tuple(values)
