@@ -198,7 +198,8 @@ def picture_steps(transform: Any) -> tuple[tuple[Callable[[Any], Any], ...], lis
     if not (ends and type(steps[-1]) is transforms.Normalize):
         return (transform, np.asarray), []
     # Pictures are RGB already, so steps that convert them are left out.
-    kept = [_plain_step(step) for step in steps[:-2] if type(step).__name__ != "MaybeConvertMode"]
+    named = [(getattr(step, "__name__", type(step).__name__), step) for step in steps[:-2]]
+    kept = [_plain_step(step) for name, step in named if name not in ("MaybeConvertMode", "_convert_to_rgb")]
     return tuple(kept), [255.0, steps[-1].mean, steps[-1].std]
 
 

@@ -366,6 +366,11 @@ def test_every_mode_embeds(mode: str) -> None:
     else:
         image = image.convert(mode)
     data = saved(image, "PNG" if mode == "LA" else "TIFF")
+    if mode == "YCbCr":
+        try:
+            Image.open(io.BytesIO(data)).load()
+        except OSError:
+            pytest.skip("Pillow before version 13 can't read the TIFF in YCbCr that it writes")
     decoded = decode(data, (0, 255) if mode == "F" else None)
     assert decoded.size == (24, 16)
     assert pixels(decoded).std() > 5

@@ -152,6 +152,15 @@ PILLOWS = {
 }
 
 
+def pillow_reads(data: bytes) -> bool:
+    """Whether Pillow reads a file: before version 13 not every TIFF that it writes."""
+    try:
+        Image.open(io.BytesIO(data)).load()
+    except OSError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("modes", PILLOWS)
 def test_a_ramp_is_one_picture_in_every_mode_that_pillow_writes_or_refused_by_name(modes: str) -> None:
     kind, options = PILLOWS[modes]
@@ -170,6 +179,8 @@ def test_a_ramp_is_one_picture_in_every_mode_that_pillow_writes_or_refused_by_na
         try:
             found = np.asarray(decode(stream.getvalue(), span)).astype(int)
         except DecodeError as error:
+            if (mode, kind) == ("YCbCr", "TIFF") and not pillow_reads(stream.getvalue()):
+                continue
             assert (mode, kind) in {("F", "PPM"), ("L", "TGA"), ("RGB", "TGA"), ("F", "SPIDER")}, error.reason
             assert "not an image" in error.reason
             continue
