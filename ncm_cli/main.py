@@ -23,6 +23,7 @@ import typer
 from ncm_cli import __version__
 from ncm_cli.completion import completion
 from ncm_cli.errors import NcmError, UsageError, listing
+from ncm_cli.next_command import next_command
 from ncm_cli.options import Field, fields_of, values_of
 from ncm_cli.registry import BUILDERS, COMMANDS, TOPICS, Command, examples_of, options_of, screen_of, work_of
 
@@ -132,7 +133,7 @@ def _add(app: typer.Typer, name: str, command: Command, options: type, module: s
 
     Instead of both, a module may have ``run(options, ui)``, which returns an exit code or None.
     """
-    fields = fields_of(options)
+    fields, words = fields_of(options), name if name == module else f"{module} {name}"
 
     def invoke(**values: Any) -> None:
         from ncm_cli.console import Ui
@@ -147,17 +148,20 @@ def _add(app: typer.Typer, name: str, command: Command, options: type, module: s
         if hasattr(screen, "run"):
             if code := screen.run(checked, ui):
                 raise typer.Exit(code)
-            return
-        result = work_of(module)(checked, reporter=ui.reporter)
-        if ui.json:
-            ui.result(result)
         else:
-            screen.show(result, ui)
+            result = work_of(module)(checked, reporter=ui.reporter)
+            if ui.json:
+                ui.result(result)
+            else:
+                screen.show(result, ui)
+        following = next_command(words, checked)
+        if following and not ui.json and sys.stderr.isatty():
+            ui.note(f"next: {following}")
 
     parameters = [*map(_parameter, fields), *_shared_parameters(command.json)]
     invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     invoke.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    examples, _, more = examples_of(name if name == module else f"{module} {name}").partition("\nNext:")
+    examples, _, more = examples_of(words).partition("\nNext:")
     text = f"{command.sentence}\n\n\b\nExamples:\n{textwrap.indent(examples, '  ')}\nNext:{more}"
     app.command(
         name,
