@@ -22,6 +22,7 @@ METHODS = "methods: ${methods}"
 
 INPUTS = {
     "colored_mnist": ("mnist",),
+    "colored_mnist_cnn": ("mnist",),
     "colored_mnist_pixels": ("mnist",),
     "digits": (),
     "dogs": ("images",),
