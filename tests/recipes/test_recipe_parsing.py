@@ -474,7 +474,6 @@ def test_values_are_checked_as_the_command_line_checks_them_all_at_once(tmp_path
         ("sweep: {features: f.h5, methods: irm, output: s.h5}", "sweep: irm needs --envs"),
         ("sweep: {features: f.h5, methods: erm, output: s.txt}", "a sweep's table can't be 's.txt'"),
         ("sweep: {features: f.h5, grid: true, search: lr=log:1e-4:1, output: s.h5}", "a grid needs values"),
-        ("embed: {source: f.h5, encoder_name: mine, output: g.h5}", r"embed\.encoder_name: --encoder-name"),
         (
             "embed: {source: f.h5, model: 'pixels:4', device: cuda, output: g.h5}",
             r"embed\.device: pixels runs",

@@ -83,7 +83,10 @@ def test_one_kind_of_file_is_not_taken_for_another(
 ) -> None:
     with pytest.raises(InputError, match="not a pair store") as error:
         read_pairs(write_store())
-    assert (error.value.found, error.value.expected) == ("ncm_format 'ncm-features'", "ncm-pairs")
+    assert (error.value.found, error.value.expected) == (
+        "a feature store, ncm_format 'ncm-features'",
+        "ncm-pairs",
+    )
     with pytest.raises(InputError, match="not a feature store"):
         FeatureStore(probe_path)
     with pytest.raises(InputError, match="not a probe"):
