@@ -9,31 +9,47 @@ from typing import Any
 
 NEXT = {
     "data": "ncm embed {output}/manifest.csv -o features.h5",
+    "data digits": "ncm embed {output}/manifest.csv --model pixels:8 -o features.h5",
     "data synthetic": "ncm fit -f {output}/features.h5 -p {output}/clean.h5 -o probe.safetensors",
-    "embed": "ncm pairs -f {output} --match random --same label -o pairs.h5",
+    "embed": "ncm pairs {pairs_csv} -f {output} -o pairs.h5",
     "pairs": "ncm fit -f {features} -p {output} -o probe.safetensors",
-    "fit": "ncm eval {output} -f {features} --where split=test",
-    "zeroshot": "ncm eval {output} -f {features}",
+    "fit": "ncm eval {output} -f {features} --where {test}",
     "eval": "ncm report {output}",
     "bound": "ncm report {output} --plots figures",
     "sweep": "ncm report {json}",
     "finetune": "ncm report {json} --plots figures",
 }
-"""By command: the next one. The names are those of options with files; ``json`` is the output's .json."""
+"""By command: the next one. The names are those of options with files, and of `_known`."""
 
 
 def next_command(words: str, options: Any) -> str | None:
     """A shell line for the command that comes after ``words``, such as ``fit`` or ``data digits``.
 
-    None where none does, or where a file that it takes wasn't named.
+    None where none does, or where something that it takes isn't known.
     """
     line = NEXT.get(words) or NEXT.get(words.partition(" ")[0])
     if line is None or getattr(options, "leave_out", None) is not None:
         return None
-    files: dict[str, Any] = {}
+    values: dict[str, str] = {}
     for name in {name for _, name, _, _ in string.Formatter().parse(line) if name}:
-        path = getattr(options, "output" if name == "json" else name, None)
-        if not isinstance(path, Path) or str(path) == "-":
+        value = _known(name, options) or getattr(options, name, None)
+        if value is None or not isinstance(value, str | Path) or str(value) == "-":
             return None
-        files[name] = shlex.quote(str(path.with_suffix(".json") if name == "json" else path))
-    return line.format(**files)
+        values[name] = shlex.quote(str(value))
+    return line.format(**values)
+
+
+def _known(name: str, options: Any) -> str | Path | None:
+    """``json``: the output's .json; ``pairs_csv``: a table beside the source; ``test``: the test rows."""
+    if name == "json":
+        return Path(options.output).with_suffix(".json")
+    if name == "pairs_csv":
+        beside = Path(options.source).parent / "pairs.csv"
+        return beside if beside.is_file() else None
+    if name == "test" and options.test is None:
+        from ncm_cli.store.features import FeatureStore
+        from ncm_cli.store.roles import split_filter
+
+        with FeatureStore(options.features) as store:
+            return split_filter(store, "test")
+    return None

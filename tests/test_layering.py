@@ -34,6 +34,7 @@ LEVELS = {
     "results": 5,
     "console": 5,
     "completion": 5,
+    "next_command": 5,
     "commands": 6,
     "main": 7,
     "notebook": 7,

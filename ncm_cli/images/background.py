@@ -336,15 +336,18 @@ def read_mask(
     without an object.
     """
     _refuse_large(size)
-    mask = decode(contents[path]).convert("L")
+    name = os.path.basename(path)  # noqa: PTH119
+    try:
+        mask = decode(contents[path]).convert("L")
+    except DecodeError as error:
+        raise DecodeError(f"its mask {name}: {error.reason}") from None
     levels = np.asarray(mask)
     low, high = int(levels.min()), int(levels.max())
-    name = os.path.basename(path)  # noqa: PTH119
     if high < HALF and not (empty and not high):
         least = f" (its greatest value is {high}; the object is 255)" if high else ""
         raise DecodeError(f"its mask {name} is empty{least}")
     if low >= HALF:
-        raise DecodeError(f"its mask {name} is full: no background is left")
+        raise DecodeError(f"its mask {name} is full: no background is left; the object is white on black")
     (width, height), (w, h) = size, mask.size
     if abs(w * height - h * width) > max(width, height) + max(w, h):  # a pixel more or less is rounding
         turned = ", turned: masks are of pictures as EXIF turns them" if (h, w) == size else ""

@@ -84,15 +84,16 @@ def _names(path: Path, names_of: Any) -> list[str]:
     """Names of files or folders beside a JSON file, which nothing else may be named by."""
     body = read_json(path)
     try:
-        names = list(names_of(body))
+        found = names_of(body)
+        names = list(found) if isinstance(found, list) else []
     except (LookupError, TypeError):
         names = []
-    if not 0 < len(names) <= MAX_FILES or not all(map(_is_name, names)):
+    if not 0 < len(names) <= MAX_FILES or not all(map(_is_name, names)) or len({*names}) < len(names):
         raise InputError(
             "a data set's list of files can't be read",
             where=path,
             found=listing(map(repr, names)),
-            expected="names of files or splits, as save_to_disk of the package datasets writes them",
+            expected="names of files or splits, each once, as save_to_disk of datasets writes them",
         )
     return names
 

@@ -143,6 +143,7 @@ def with_stores(
         own = dataclasses.replace(
             case,
             against=", ".join(augmentations([store])),
+            one_answer=False,
             least_score=False,
             unlike=_unlike([store]),
             by_score=f"--pairs {path} alone",

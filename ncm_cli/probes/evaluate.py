@@ -309,19 +309,19 @@ def _more_metrics(
     if answers.probability is None:
         return {}
     rows = Predictions(answers.truth, answers.predicted, answers.losses, answers.probability)
-    resamples = resamples_for(*rows.probability.shape)
-    if not resamples:
+    resamples = {name: resamples_for(name, *rows.probability.shape) for name in asked}
+    if without := [name for name, times in resamples.items() if not times]:
         reporter.warn(
-            f"no intervals for --metrics: {len(rows.truth):,} rows × {rows.probability.shape[1]:,} classes "
-            "take too long to resample; --where narrows the rows"
+            f"no intervals of {', '.join(without)}: {len(rows.truth):,} rows × {rows.probability.shape[1]:,} "
+            "classes take too long to resample"
         )
     overall: dict[str, Any] = {}
     with reporter.task("metrics", len(asked) * (1 + len(parts)), "values") as task:
         for name in asked:
-            overall[name] = with_interval(name, rows, resamples)
+            overall[name] = with_interval(name, rows, resamples[name])
             task.advance(1)
             for entry, part in zip(table, parts, strict=True):
-                in_group = with_interval(name, rows.take(part), resamples)
+                in_group = with_interval(name, rows.take(part), resamples[name])
                 entry.setdefault("metrics", {})[name] = in_group
                 task.advance(1)
             overall[name]["worst_group"] = worst_of(table, name)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple, TypeVar
 
-from ncm_cli.errors import InputError
+from ncm_cli.errors import InputError, UsageError, listing
 from ncm_cli.options import check, parse_left_out, where_text
 from ncm_cli.probes.options import TrainingOptions
 from ncm_cli.progress import Reporter
@@ -61,16 +62,27 @@ def leave_out(
             name: _without(options, store, column, name, alone=value is not None)
             for name in (values if value is None else [value])
         }
+        target = options.target or store.label_column
+        if column == target:
+            raise UsageError(
+                f"--leave-out {column}: a class that is left out can't be learned",
+                expected="a column of domains, which the classes share",
+            )
+        for name, each in of_value.items():
+            _refuse_empty(each, store, where_text(column, name))
     if value is not None:
         return work(of_value[value])
-    outputs = [each.output for each in of_value.values()]
-    if len({str(path).casefold() for path in outputs}) < len(outputs):
-        raise InputError(
-            "two domains whose outputs would have the same name",
-            where=f"--leave-out {column}",
-            found=", ".join(path.name for path in outputs),
-            fix=f"leave them out one by one: --leave-out {where_text(column, values[0])}",
-        )
+    by_name: dict[str, list[str]] = {}
+    for name, each in of_value.items():
+        by_name.setdefault(each.output.name.casefold(), []).append(name)
+    for names in by_name.values():
+        if len(names) > 1:
+            raise InputError(
+                "domains whose outputs would have the same name",
+                where=f"--leave-out {column}",
+                found=f"{listing(map(repr, names))}: {of_value[names[0]].output.name}",
+                fix=f"leave them out one by one: --leave-out {shlex.quote(where_text(column, names[0]))}",
+            )
     for each in of_value.values():
         check_outputs(check(each))
         if beside is not None:
@@ -80,6 +92,20 @@ def leave_out(
         reporter.note(f"left out: {column} = {name} ({number} of {len(of_value)})")
         bodies[name] = work(each)
     return {"leave_out": column, "left_out": bodies}
+
+
+def _refuse_empty(options: TrainingOptions, store: FeatureStore, left_out: str) -> None:
+    """Refuse a domain without which there are no rows to train on, to validate on, or to test on."""
+    for role in ("train", "val", "test"):
+        where = getattr(options, role)
+        if where is not None and not store.mask(where).any():
+            raise InputError(
+                f"no {role} row is left where {left_out} is left out",
+                where=store.path,
+                found=f"no row of {where}",
+                expected="every domain in the test rows, and others in the training and validation rows",
+                fix=f"other rows: --{role} WHERE; or one domain: --leave-out {shlex.quote('COLUMN=VALUE')}",
+            )
 
 
 def _without(options: O, store: FeatureStore, column: str, value: str, *, alone: bool) -> O:

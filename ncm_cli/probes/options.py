@@ -133,7 +133,7 @@ class TrainingOptions(RowOptions, StoreOptions):
     leave_out: str | None = _rows(
         None,
         help="Column of domains: each is left out of training once and tested on, and NAME-VALUE is written "
-        "for each. Or domain=photo for one.",
+        "for each; domain=photo leaves out one, and -o is written as without it.",
         metavar="WHERE",
         parse=parse_left_out,
         separator="",

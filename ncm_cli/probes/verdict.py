@@ -278,7 +278,10 @@ def verdict_code(
     if constant_like:
         if case.least_score:
             return "constant", f"no rank that was tried beats {always}"
-        why = f"this probe's {score}, {estimates.estimate(pick)}, is hardly lower than that of {always}"
+        if case.one_answer:
+            return "constant", f"this probe gives every validation row one answer: {case.by_score} may not"
+        lower = "no lower" if over_constant.value <= 0 else "hardly lower"
+        why = f"this probe's {score}, {estimates.estimate(pick)}, is {lower} than that of {always}"
         return "constant", f"{why}: {case.by_score} chooses by it"
     removing = estimates.candidates[pick]["rank"] > 0
     fall = gain.value if removing else 0.0
@@ -392,7 +395,7 @@ def _beside(estimates: CrossFit, pick: int, control: int) -> str:
     gain = estimates.gain(pick, control)
     return (
         f"{name[0].upper()}{name[1:]}, without removing anything, gets {estimates.estimate(control)} "
-        f"(removing lowers it by {gain.low:.2g} to {gain.high:.2g})"
+        f"(removing changes it by {0 - gain.high:+.2g} to {0 - gain.low:+.2g})"
     )
 
 

@@ -18,6 +18,8 @@ def encoder_table(sources: Sources, over: str) -> ReportTable:
     probes, beside those of probes fitted without pairs (``--method erm``).
     """
     by_encoder: dict[str, list[Source]] = {}
+    if len({_identity(probe.body) for probe in sources.probes if verdict_of(probe)}) < 2:
+        return ReportTable("Encoders", (), [])
     for probe in sources.probes:
         by_encoder.setdefault(encoder_name(probe.body, sources.probes), []).append(probe)
     wheres = list(dict.fromkeys(source.where for source in sources.evals))
@@ -60,6 +62,12 @@ def encoder_name(meta: Mapping[str, Any], probes: Sequence[Source]) -> str:
 
 def _model(meta: Mapping[str, Any]) -> str:
     return str((meta.get("encoder") or {}).get("model"))
+
+
+def _identity(meta: Mapping[str, Any]) -> str:
+    """What tells encoders apart: the fingerprint, but that of synthetic data differs between seeds."""
+    synthetic = (meta.get("encoder") or {}).get("kind") == "synthetic"
+    return _model(meta) if synthetic else str(meta.get("fingerprint"))
 
 
 def verdict_of(probe: Source) -> dict[str, Any]:

@@ -186,6 +186,16 @@ def repeated_over(sources: Sequence[Source], names: Sequence[str]) -> list[Sourc
     ]
 
 
+def differing(sources: Sequence[Source], names: Sequence[str]) -> list[str]:
+    """Those of ``names`` in which some of the sources differ."""
+
+    def values(source: Source, name: str) -> str | None:
+        seedless = dataclasses.replace(source.facts, seed=None)
+        return over(seedless, [name.replace("_", "-")]).seed
+
+    return [name for name in names if len({values(source, name) for source in sources}) > 1]
+
+
 def lines_of(
     sources: Iterable[Source], named_by: str, reporter: Reporter, *, columns: bool = False
 ) -> list[Line]:

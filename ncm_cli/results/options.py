@@ -12,6 +12,16 @@ FORMATS = ("table", "markdown", "latex", "csv")
 BY = ("method", "probe", "pairs", "file")
 
 
+def parse_mean_over(text: str) -> tuple[str, ...]:
+    """Names separated by commas, each once; `UsageError` for none, and for ``seed``, which needs no name."""
+    names = tuple(dict.fromkeys(parse_names(text)))
+    if not names:
+        raise UsageError("--mean-over names nothing", found=repr(text), expected="options, such as features")
+    if "seed" in names or "seeds" in names:
+        raise UsageError("means are over seeds anyway", found=f"--mean-over {text}", fix="leave seed out")
+    return names
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReportOptions:
     """The options of ``ncm report``: what it reads and how it shows it."""
@@ -52,7 +62,7 @@ class ReportOptions:
         help="What else repetitions may differ in: options or matrix variables, such as features "
         "for one's own splits.",
         metavar="NAMES",
-        parse=parse_names,
+        parse=parse_mean_over,
     )
 
 

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ncm_cli.options import parse_names
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.results.encoders import encoder_table
 from ncm_cli.results.figures import draw
 from ncm_cli.results.formats import text_of
-from ncm_cli.results.lines import lines_of, read_sources, repeated_over
+from ncm_cli.results.lines import differing, lines_of, read_sources, repeated_over
 from ncm_cli.results.located import FileFinder
-from ncm_cli.results.options import ReportOptions
+from ncm_cli.results.options import ReportOptions, parse_mean_over
 from ncm_cli.results.tables import ReportTable, tables
 from ncm_cli.store.files import write_bytes
 
@@ -59,10 +58,10 @@ def report(options: ReportOptions, *, reporter: Reporter = SILENT) -> Report:
     Raises `InputError` if there is nothing to report, or for a file that isn't a result, probe or store.
     """
     sources = read_sources(options.results)
-    names = parse_names(options.mean_over or "")
+    names = parse_mean_over(options.mean_over) if options.mean_over is not None else ()
     evals = lines_of(repeated_over(sources.evals, names), options.by, reporter, columns=True)
     bounds = lines_of(repeated_over(sources.bounds, names), options.by, reporter)
-    repeats = " × ".join((*names, "seeds"))
+    repeats = " × ".join((*differing(sources.evals + sources.bounds, names), "seeds"))
     made = tables(sources, evals, bounds, options.by, repeats)
     if len((encoders := encoder_table(sources, repeats)).rows) > 1:
         made.insert(0, encoders)

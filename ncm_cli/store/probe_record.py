@@ -127,6 +127,7 @@ class _Options(TypedDict, total=False):
     train: str | None
     val: str | None
     test: str | None
+    leave_out: str | None
     target: str | None
     groups: str | None
     upweight: str | None

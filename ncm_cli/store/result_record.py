@@ -329,6 +329,7 @@ class _TrainingOptions(TypedDict, total=False):
     train: str | None
     val: str | None
     test: str | None
+    leave_out: str | None
     groups: str | None
     save_probes: str | None
     search: list[str]

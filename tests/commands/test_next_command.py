@@ -22,7 +22,8 @@ from tests.world import write_store
 @pytest.mark.parametrize("words", NEXT)
 def test_every_line_is_a_command_that_there_is(words: str) -> None:
     fields = {field.name for field in fields_of(options_of("data digits" if words == "data" else words))}
-    line = NEXT[words].format(output="o", json="o.json", features="f.h5")
+    names = {"output": "o", "json": "o.json", "features": "f.h5", "pairs_csv": "p.csv", "test": "split=test"}
+    line = NEXT[words].format(**names)
     name, command, *arguments = shlex.split(line)
     assert (name, command in COMMANDS) == ("ncm", True)
     assert "output" in fields
@@ -30,9 +31,16 @@ def test_every_line_is_a_command_that_there_is(words: str) -> None:
     assert {argument for argument in arguments if argument.startswith("-")} <= known
 
 
-def test_files_are_those_of_the_command_quoted() -> None:
+def test_files_are_those_of_the_command_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_store(Path("my f.h5"), np.eye(2), {"label": ["0", "1"], "split": ["train", "test"]})
+    write_store(Path("one.h5"), np.eye(2), {"label": ["0", "1"], "domain": ["a", "b"]})
     options = FitOptions(features=Path("my f.h5"), output=Path("p.safetensors"))
     assert next_command("fit", options) == "ncm eval p.safetensors -f 'my f.h5' --where split=test"
+    without = dataclasses.replace(options, features=Path("one.h5"))
+    assert next_command("fit", without) is None
+    line = "ncm eval p.safetensors -f one.h5 --where domain=b"
+    assert next_command("fit", dataclasses.replace(without, test="domain=b")) == line
     evaluation = EvalOptions(probe=Path("p.safetensors"), features=Path("f.h5"))
     assert next_command("eval", evaluation) is None
     assert next_command("eval", dataclasses.replace(evaluation, output=Path("r.json"))) == "ncm report r.json"
@@ -46,7 +54,7 @@ def test_it_is_said_once_where_a_terminal_is(
     terminal: bool, more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     labels = list("01" * 20)
-    columns = {"label": labels, "split": ["train"] * 30 + ["val"] * 10}
+    columns = {"label": labels, "split": ["train"] * 20 + ["val"] * 10 + ["test"] * 10}
     X = np.random.default_rng(0).normal(size=(40, 3))
     write_store(tmp_path / "f.h5", X, columns)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)

@@ -204,7 +204,7 @@ def test_bad_masks_are_named_and_the_rest_is_embedded(objects: Objects) -> None:
     assert list(found) == ["o0", "o1", "o2", "o3", "o4"]
     assert found["o0"] == f"no mask: no o0.png in {objects.masks}"
     assert found["o1"] == "its mask o1.png is empty"
-    assert found["o2"] == "its mask o2.png is full: no background is left"
+    assert found["o2"] == "its mask o2.png is full: no background is left; the object is white on black"
     assert found["o3"] == "its mask o3.png is empty (its greatest value is 1; the object is 255)"
     assert "content starts with 'no picture'" in found["o4"]
     # An image without an object is a background; those that can't be one are passed over.
@@ -310,7 +310,7 @@ def test_a_plain_store_and_its_view_are_one_encoder_and_the_page_shows_the_view(
         np.testing.assert_array_equal(np.asarray(shown), seen)
         assert Thumbnails().row(store, "o1").src is not None
         Path(json.loads(text)["mask"]).unlink()
-        assert Thumbnails().row(store, "o1").why == "no such file"
+        assert Thumbnails().row(store, "o1").why == "its mask o1.png: no such file"
 
 
 @pytest.mark.parametrize(

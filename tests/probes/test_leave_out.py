@@ -157,3 +157,31 @@ def test_a_recipe_names_one_value_for_each_cell(folder: Path) -> None:
     (folder / "r.yaml").write_text(text)
     with pytest.raises(NcmError, match="leave_out: domain="):
         read_recipe(folder / "r.yaml")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"leave_out": "label"}, "a class that is left out can't be learned"),
+        ({"leave_out": "split"}, "no (train|val|test) row is left where split="),
+        ({"leave_out": "domain", "test": "domain=art"}, "no test row is left where domain=photo"),
+    ],
+)
+def test_what_some_domain_lacks_is_said_before_any_work(
+    folder: Path, changed: dict[str, str], message: str
+) -> None:
+    with pytest.raises(NcmError, match=message):
+        _fit(folder, "all.safetensors", **changed)
+    assert not list(folder.glob("*.safetensors"))
+
+
+def test_domains_of_one_file_name_are_named(folder: Path) -> None:
+    columns = {
+        "label": list("01") * 30,
+        "domain": ["a b", "a-b", "c"] * 20,
+        "split": ["train"] * 42 + ["val"] * 18,
+    }
+    write_store(folder / "f.h5", np.random.default_rng(0).normal(size=(60, 5)), columns)
+    with pytest.raises(InputError, match="same name") as error:
+        _fit(folder, "all.safetensors", leave_out="domain")
+    assert error.value.found == "'a b', 'a-b': all-a-b.safetensors"

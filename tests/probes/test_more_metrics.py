@@ -121,8 +121,9 @@ def test_rows_of_one_class_have_no_area() -> None:
 
 
 def test_huge_evaluations_have_no_interval() -> None:
-    assert more_metrics.resamples_for(10_000, 2) == more_metrics.RESAMPLES
-    assert more_metrics.resamples_for(10_000_000, 1000) == 0
+    assert more_metrics.resamples_for("auroc", 10_000, 2) == more_metrics.RESAMPLES
+    assert more_metrics.resamples_for("auroc", 10_000_000, 1000) == 0
+    assert more_metrics.resamples_for("average_precision", 1000, 1000) == 0
 
 
 @pytest.mark.parametrize("text", ["aurox", "", "auroc,", "accuracy"])

@@ -517,7 +517,7 @@ def test_the_command_says_the_verdict(on_disk: Any, capsys: pytest.CaptureFixtur
     pairs = on_disk.pair_store("said.h5", a, b)
     line = f"fit -f {on_disk.features} -p {pairs} --rank 0:4 --weight-decay 1e-2 -o {on_disk.folder}/p"
     assert run(line.split()) == 0
-    out = capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
     assert "The pairs help: flip rate" in out
     assert "and about no other shift" in out
     assert "always the same answer" in out

@@ -112,10 +112,11 @@ def test_the_package_is_all_of_its_folders() -> None:
 
 OF_THE_SITE = """
 import site, sys
-from pathlib import Path
-sys.path[:] = [path for path in sys.path if not Path(path, "ncm_cli").is_dir()]
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")]
+others = sys.path[1:]
+del sys.path[1:]
 site.addsitedir(sys.argv.pop(1))
+sys.path += others
 from ncm_cli.main import main
 main()
 """

@@ -106,7 +106,7 @@ def _use(path: Path) -> None:
     sources = read_sources([path])
     for by in BY:
         evals = lines_of(sources.evals, by, SILENT, columns=True)
-        for table in tables(sources, evals, lines_of(sources.bounds, by, SILENT), by):
+        for table in tables(sources, evals, lines_of(sources.bounds, by, SILENT), by, "seeds"):
             for form in FORMATS:
                 WRITERS[form](table)
     html(load(path))
