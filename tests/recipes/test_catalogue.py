@@ -113,10 +113,10 @@ def test_the_package_is_all_of_its_folders() -> None:
 OF_THE_SITE = """
 import site, sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")]
-others = sys.path[1:]
-del sys.path[1:]
+paths, finders = [*sys.path], [*sys.meta_path]
 site.addsitedir(sys.argv.pop(1))
-sys.path += others
+sys.path[:] = [*(path for path in sys.path if path not in paths), *paths]
+sys.meta_path[:] = [*(finder for finder in sys.meta_path if finder not in finders), *finders]
 from ncm_cli.main import main
 main()
 """
