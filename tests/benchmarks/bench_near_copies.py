@@ -25,7 +25,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--queries", type=int, default=100_000)
     parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--smoke", action="store_true", help="a few rows")
     given = parser.parse_args()
+    if given.smoke:
+        given.rows, given.queries, given.dim = 2_000, 200, 32
     rng = np.random.default_rng(0)
     x = rng.standard_normal((given.rows + given.queries, given.dim), dtype=np.float32)
     classes = rng.integers(10, size=len(x))
