@@ -99,7 +99,7 @@ class TestHuggingFace:
         assert [data == png(row) for row, data in enumerate(held(manifest))] == [True] * 35
 
     def test_what_save_to_disk_writes(self, data: Any, tmp_path: Path) -> None:
-        data.save_to_disk(tmp_path / "disk", num_shards={"train": 3, "test": 1})
+        data.save_to_disk(str(tmp_path / "disk"), num_shards={"train": 3, "test": 1})
         assert len(list((tmp_path / "disk/train").glob("*.arrow"))) == 3
         self.check(read(tmp_path / "disk"))
         one = read(tmp_path / "disk/test")
@@ -107,7 +107,7 @@ class TestHuggingFace:
         assert "split" not in one.text
 
     def test_a_selection_is_saved_as_selected(self, data: Any, tmp_path: Path) -> None:
-        data["train"].select([7, 3]).save_to_disk(tmp_path / "few")
+        data["train"].select([7, 3]).save_to_disk(str(tmp_path / "few"))
         assert held(read(tmp_path / "few")) == [png(7), png(3)]
 
     def test_parquet_as_on_the_hub(self, data: Any, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ class TestHuggingFace:
         assert [png(seeds[id]) for id in manifest.ids] == held(manifest)
 
     def test_features_equal_those_of_the_files(self, data: Any, tmp_path: Path) -> None:
-        data["train"].save_to_disk(tmp_path / "disk")
+        data["train"].save_to_disk(str(tmp_path / "disk"))
         ours = embedded(tmp_path / "disk", tmp_path / "disk.h5")
         files = embedded(plain(tmp_path / "photos", range(25)), tmp_path / "files.h5")
         order = sorted(range(25), key=lambda row: (row % 2, row))
@@ -135,13 +135,13 @@ class TestHuggingFace:
         self, data: Any, tmp_path: Path
     ) -> None:
         unknown = data["test"].map(lambda row: {"kind": -1})
-        unknown.save_to_disk(tmp_path / "disk")
+        unknown.save_to_disk(str(tmp_path / "disk"))
         with pytest.raises(InputError, match="labels are blank"):
             read(tmp_path / "disk")
         assert read(tmp_path / "disk", label_col="site").text["kind"] == [""] * 10
 
     def test_the_list_of_files_names_nothing_outside(self, data: Any, tmp_path: Path) -> None:
-        data["test"].save_to_disk(tmp_path / "disk")
+        data["test"].save_to_disk(str(tmp_path / "disk"))
         state = json.loads((tmp_path / "disk/state.json").read_text())
         for files in ([{"filename": "../secret.arrow"}], [], None, [{"filename": 3.5}]):
             (tmp_path / "disk/state.json").write_text(json.dumps(state | {"_data_files": files}))

@@ -50,7 +50,7 @@ def test_outputs_are_the_references() -> None:
     with torch.no_grad():
         expected = plain(red_green.float().permute(0, 3, 1, 2)).numpy()
     assert features.shape == (9, 128)
-    assert np.abs(features - expected).max() < 1e-6
+    assert np.abs(features - expected).max() < 5e-6
     assert np.abs(features - features[0]).max() > 0.01
     blue = [np.asarray(picture) * np.array([1, 1, 0], np.uint8) for picture in pictures]
     assert np.array_equal(encoder.encode(blue), features)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,10 @@ from ncm_cli.solvers.leace import fit_eraser
 from ncm_cli.solvers.methods import Config
 from ncm_cli.solvers.trainer import Schedule, train
 from ncm_cli.solvers.training_set import TrainingSet
+
+OLD = LogisticRegression().get_params()["penalty"] == "l2"  # before scikit-learn 1.8
+L1: dict[str, Any] = {"penalty": "l1"} if OLD else {"l1_ratio": 1.0}
+"""The L1 penalty, as this version of scikit-learn is told of it."""
 
 
 def spurious_problem(seed: int, n: int = 600, d: int = 8) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -29,7 +34,7 @@ def spurious_problem(seed: int, n: int = 600, d: int = 8) -> tuple[np.ndarray, n
 
 def liblinear(Z: np.ndarray, y: np.ndarray, C: float) -> tuple[np.ndarray, float]:
     """The authors' estimator for two classes, to more digits."""
-    model = LogisticRegression(l1_ratio=1.0, C=C, solver="liblinear", tol=1e-9, max_iter=5000).fit(Z, y)
+    model = LogisticRegression(**L1, C=C, solver="liblinear", tol=1e-9, max_iter=5000).fit(Z, y)
     return model.coef_[0], model.intercept_[0]
 
 
@@ -79,7 +84,7 @@ def test_converged_means_close_to_another_solvers_solution(seed: int, classes: i
             (1,) if classes == 2 else range(classes), found.weight, found.bias, strict=True
         ):
             model = LogisticRegression(
-                l1_ratio=1.0, solver="saga", C=C, tol=1e-10, max_iter=200_000, fit_intercept=False
+                **L1, solver="saga", C=C, tol=1e-10, max_iter=200_000, fit_intercept=False
             ).fit(design, y[rows] == positive)
             ours = np.append(weight * X[rows].std(0), bias + weight @ X[rows].mean(0))
             np.testing.assert_allclose(ours, model.coef_[0], atol=1e-5)
