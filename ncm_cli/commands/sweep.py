@@ -7,6 +7,7 @@ from typing import Any
 from ncm_cli.baselines.choice import told_epochs
 from ncm_cli.console import Ui
 from ncm_cli.probes.leave_out import averages
+from ncm_cli.results.repetitions import Mean
 
 METRIC_TITLES = {
     "val_accuracy": "validation accuracy",
@@ -57,7 +58,10 @@ def _show_left_out(body: dict[str, Any], ui: Ui) -> None:
     for rule in dict.fromkeys(one.rule for one in found):
         of_rule = [one for one in found if one.rule == rule]
         rows = [(value, *(one.by_value[value] for one in of_rule)) for value in body["left_out"]]
-        rows += [("mean", *(one.mean_text for one in of_rule)), ("worst", *(one.worst for one in of_rule))]
+        rows += [
+            ("mean", *(str(Mean(one.mean, one.sd)) for one in of_rule)),
+            ("worst", *(one.worst for one in of_rule)),
+        ]
         ui.table(
             [f"{column} left out", *(one.method for one in of_rule)],
             rows,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ncm_cli.errors import InputError, UsageError
-from ncm_cli.options import check, given_flags
+from ncm_cli.options import check, given_flags, parse_left_out
 from ncm_cli.probes.choose import ONLY_CANDIDATE, Choice, choose_probe
 from ncm_cli.probes.controls import (
     constant_fit,
@@ -20,7 +20,7 @@ from ncm_cli.probes.controls import (
     with_verdict,
 )
 from ncm_cli.probes.evaluate import evaluate
-from ncm_cli.probes.leave_out import leave_out, left_out_value
+from ncm_cli.probes.leave_out import leave_out
 from ncm_cli.probes.metrics import row_errors, summary, worst
 from ncm_cli.probes.options import EvalOptions, FitOptions
 from ncm_cli.probes.problem import Problem, Variant
@@ -52,7 +52,7 @@ def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     check(options)
     if options.leave_out is None:
         return _fit(options, reporter)
-    if left_out_value(options.leave_out) is not None:
+    if parse_left_out(options.leave_out)[1] is not None:
         return leave_out(options, lambda each: _fit(each, reporter), reporter)
 
     def fit_and_test(each: FitOptions) -> dict[str, Any]:

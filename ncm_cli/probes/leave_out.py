@@ -7,7 +7,6 @@ is the rule ``in-domain``, test-domain validation the rule ``oracle``.
 from __future__ import annotations
 
 import dataclasses
-import re
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,17 +18,13 @@ from ncm_cli.options import check, parse_left_out, where_text
 from ncm_cli.probes.options import TrainingOptions
 from ncm_cli.progress import Reporter
 from ncm_cli.store.features import FeatureStore
+from ncm_cli.store.files import part_of_name
 from ncm_cli.store.outputs import check_outputs
 from ncm_cli.store.roles import split_filter
 
 O = TypeVar("O", bound=TrainingOptions)  # noqa: E741
 
 Work = Callable[[O], dict[str, Any]]
-
-
-def left_out_value(text: str) -> str | None:
-    """The one value that ``--leave-out`` names; None for all values in turn."""
-    return parse_left_out(text)[1]
 
 
 def leave_out(
@@ -104,7 +99,7 @@ def _refuse_empty(options: TrainingOptions, store: FeatureStore, left_out: str) 
                 where=store.path,
                 found=f"no row of {where}",
                 expected="every domain in the test rows, and others in the training and validation rows",
-                fix=f"other rows: --{role} WHERE; or one domain: --leave-out {shlex.quote('COLUMN=VALUE')}",
+                fix=f"other rows: --{role} WHERE; or one domain: --leave-out COLUMN=VALUE",
             )
 
 
@@ -128,17 +123,12 @@ def _without(options: O, store: FeatureStore, column: str, value: str, *, alone:
         for name in ("save_probes", "save_controls"):
             folder: Path | None = getattr(options, name, None)
             if folder is not None:
-                changed[name] = folder / part_of_name(value)
+                changed[name] = folder / part_of_name(value, otherwise="value")
     return dataclasses.replace(options, **changed)
 
 
 def _named(output: Path, value: str) -> Path:
-    return output.with_name(f"{output.stem}-{part_of_name(value)}{output.suffix}")
-
-
-def part_of_name(value: str) -> str:
-    """A value as a part of a file's name."""
-    return re.sub(r"[^\w.=-]+", "-", value).strip("-.") or "value"
+    return output.with_name(f"{output.stem}-{part_of_name(value, otherwise='value')}{output.suffix}")
 
 
 class Average(NamedTuple):
@@ -152,11 +142,6 @@ class Average(NamedTuple):
     sd: float | None
     """Standard deviation over seeds of the mean over domains; None for one seed."""
     worst: float
-
-    @property
-    def mean_text(self) -> str:
-        """The mean with its deviation, such as ``0.697±.007``."""
-        return f"{self.mean:.3f}" + ("" if self.sd is None else f"±{self.sd:.3f}".replace("±0.", "±."))
 
 
 def averages(left_out: Mapping[str, Mapping[str, Any]]) -> list[Average]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from ncm_cli.results.plots import (
 )
 from ncm_cli.results.repetitions import Mean
 from ncm_cli.results.tables import SWEEP, TIE, Spread, spread
+from ncm_cli.store.files import part_of_name
 from ncm_cli.store.outputs import refuse_other
 
 Group = tuple[tuple[str, str], ...]
@@ -68,11 +68,6 @@ def draw(
         yield from save(plot, folder)
     if not plots:
         reporter.warn("nothing to draw: plots need paths (ncm bound --ranks), groups, sweeps or pair stores")
-
-
-def _slug(text: str) -> str:
-    """``text`` as a part of a file name."""
-    return re.sub(r"[^\w.=-]+", "-", text).strip("-.") or "plot"
 
 
 def _curves(paths: Sequence[Sequence[dict[str, Any]]], key: str) -> Curves:
@@ -130,7 +125,7 @@ def _bound_figures(lines: Sequence[Line]) -> Iterator[Plot]:
             yield accuracy_plot(name, curves, references_of(lines), key=key)
     for line, title in zip(lines, titles, strict=True):
         if runs := paths(line, "path"):
-            name = "bound-tradeoff" if len(lines) == 1 else f"bound-tradeoff-{_slug(title)}"
+            name = "bound-tradeoff" if len(lines) == 1 else f"bound-tradeoff-{part_of_name(title)}"
             yield tradeoff_plot(name, title, _curves(runs, "rank"), references_of([line]))
 
 
@@ -144,7 +139,7 @@ def _probe_figures(lines: Sequence[Line]) -> Iterator[Plot]:
             # If the seeds chose different ranks, the rank with the least mean bound is marked.
             chosen = None if picks else (rank, f"chosen ({mark}): r = {rank}")
             plot = accuracy_plot(
-                f"rank-path-{_slug(title)}",
+                f"rank-path-{part_of_name(title)}",
                 {title: _curves(paths, "rank")},
                 References(chosen=chosen),
                 key="rank",
@@ -208,7 +203,9 @@ def _group_figures(lines: Sequence[Line]) -> Iterator[Plot]:
         kind = "standard deviations over repetitions" if repeated else "95 % Wilson intervals"
         worst = f"the {MAX_GROUPS} worst of {len(order)} groups, " if len(order) > MAX_GROUPS else ""
         head = " × ".join(columns.pop()) if len(columns) == 1 else ""
-        yield dot_plot(f"groups-{_slug(where)}", f"{where} ({worst}{kind})", {"accuracy": series}, rows, head)
+        yield dot_plot(
+            f"groups-{part_of_name(where)}", f"{where} ({worst}{kind})", {"accuracy": series}, rows, head
+        )
 
 
 def _calibration_figures(lines: Sequence[Line]) -> Iterator[Plot]:
@@ -233,7 +230,7 @@ def _calibration_figures(lines: Sequence[Line]) -> Iterator[Plot]:
                     "accuracy": (np.bincount(number, n * right) / count)[None],
                 }
         if curves:
-            yield calibration_plot(f"calibration-{_slug(where)}", where, curves)
+            yield calibration_plot(f"calibration-{part_of_name(where)}", where, curves)
 
 
 def groups_of(sources: Iterable[Source]) -> dict[Group, list[dict[str, Any]]]:
@@ -280,7 +277,7 @@ def _sweep_figures(sources: Sources) -> Iterator[Plot]:
         panels = {words: series for words, series in panels.items() if series}
         if panels and len(methods) > 1:
             title = f"{sweep.path.stem}: methods by rule{', standard deviations over seeds' * deviates}"
-            yield dot_plot(f"sweep-{_slug(sweep.path.stem)}", title, panels, methods, "")
+            yield dot_plot(f"sweep-{part_of_name(sweep.path.stem)}", title, panels, methods, "")
 
 
 def _convergence_figures(sources: Sources) -> Iterator[Plot]:
@@ -291,7 +288,7 @@ def _convergence_figures(sources: Sources) -> Iterator[Plot]:
             if pick["rule"] == "in-domain" and rows.any():
                 runs[pick["method"]] = {name: values[rows] for name, values in table.metrics.items()}
         if runs and len(table.epochs) > 1:
-            name = f"convergence-{_slug(sweep.path.stem)}"
+            name = f"convergence-{part_of_name(sweep.path.stem)}"
             yield convergence_plot(name, table.epochs.astype(np.float64), runs, "method's in-domain pick")
 
 

@@ -9,12 +9,13 @@ from statistics import fmean
 from typing import Any
 
 from ncm_cli.baselines.choice import told_epochs
-from ncm_cli.probes.leave_out import averages, part_of_name
+from ncm_cli.probes.leave_out import averages
 from ncm_cli.probes.metric_names import METRIC_NAMES
 from ncm_cli.probes.metrics import wilson
 from ncm_cli.probes.verdict import VERDICTS
 from ncm_cli.results.lines import ORACLE, Line, Source, Sources
 from ncm_cli.results.repetitions import Mean
+from ncm_cli.store.files import part_of_name
 
 INTERVALS = "brackets are 95 % intervals over rows"
 
@@ -149,7 +150,7 @@ def _left_out_sweeps(sweeps: Sequence[Source]) -> Iterator[ReportTable]:
     for sweep in sweeps:
         if left_out := (sweep.body.get("options") or {}).get("leave_out"):
             name, value = sweep.path.stem, str(left_out).partition("=")[2]
-            name = name.removesuffix(f"-{part_of_name(value)}")
+            name = name.removesuffix(f"-{part_of_name(value, otherwise='value')}")
             together.setdefault((sweep.path.parent, name), {})[left_out] = sweep.body
     for (_, name), bodies in together.items():
         if len(bodies) < 2:

@@ -388,6 +388,11 @@ def require_file(path: Path | str) -> Path:
     return path
 
 
+def part_of_name(text: str, otherwise: str = "plot") -> str:
+    """A text as a part of a file's name; ``otherwise`` if nothing of it can be one."""
+    return re.sub(r"[^\w.=-]+", "-", text).strip("-.") or otherwise
+
+
 def relative(path: Path, folder: Path) -> Path:
     """A path relative to a folder if it lies in it, else as it is."""
     return path.relative_to(folder) if path.is_relative_to(folder) else path

@@ -63,8 +63,7 @@ class _Judgement(TypedDict):
     text: str
 
 
-class _StoreVerdict(_Judgement, total=False):
-    path: str
+class _Judged(_Judgement, total=False):
     reasons: list[str]
     pairs: int
     units: int
@@ -76,21 +75,16 @@ class _StoreVerdict(_Judgement, total=False):
     score: str | None
 
 
-class _Verdict(_Judgement, total=False):
+class _StoreVerdict(_Judged, total=False):
+    path: str
+
+
+class _Verdict(_Judged, total=False):
     stores: list[_StoreVerdict]
-    reasons: list[str]
     about: str
-    pairs: int
-    units: int
-    bound: _Estimate | None
-    erm_bound: _Estimate | None
-    flip_rate: _Estimate | None
-    erm_flip_rate: _Estimate | None
     val_error: _Estimate | None
     erm_val_error: _Estimate | None
-    gain: _Estimate | None
     constant_error: float | None
-    score: str | None
     cell_error: _Estimate | None
     erm_cell_error: _Estimate | None
     worst_cell_error: float | None
