@@ -20,6 +20,7 @@ LEVELS = {
     "options": 1,
     "registry": 1,
     "blocks": 1,
+    "child": 1,
     "store": 2,
     "given": 3,
     "solvers": 3,

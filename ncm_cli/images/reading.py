@@ -1,9 +1,8 @@
 """Reads images ahead of the encoder, in order and with bounded memory, by threads or by processes.
 
 A few images are read by threads. Many are read by processes, since the threads of one interpreter share its
-lock. A reader process is a new interpreter without a model or torch. It receives requests for a few images
-over a socket, and sends back the outcomes and the raw memory of the items. It ends with this process, however
-that ends, since the socket then closes.
+lock. A reader process (`ncm_cli.child`) has no model and no torch. It receives requests for a few images, and
+sends back the outcomes and the raw memory of the items.
 """
 
 from __future__ import annotations
@@ -13,12 +12,7 @@ import hashlib
 import itertools
 import os
 import queue
-import select
-import signal
 import socket
-import subprocess
-import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +23,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ncm_cli.child import Child
 from ncm_cli.errors import InputError, listing
 from ncm_cli.images.paths import fetch, file_facts, is_remote
 from ncm_cli.images.request import Encoder, Preprocess
@@ -164,27 +159,12 @@ class _ReaderProcess:
     """A reader process, as the parent uses it."""
 
     def __init__(self, preprocess: Preprocess) -> None:
-        self._socket, theirs = socket.socketpair()
-        self._connection = Connection(os.dup(self._socket.fileno()))
-        # The child imports from the same paths, but doesn't run this process's main script.
-        program = (
-            f"import sys; sys.path[:] = {sys.path!r}; "
-            f"from ncm_cli.images.reading import serve; serve({theirs.fileno()})"
-        )
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", program],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # only this process receives Ctrl-C
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-            )
+        self._child = Child(read_requested, environment={"OMP_NUM_THREADS": "1"})
         self._ask(preprocess, ())
 
     def _ask(self, what: Any, files: Sequence[ImageFile]) -> None:
         try:
-            self._connection.send(what)
+            self._child.connection.send(what)
         except ConnectionError:
             raise self._end(files) from None
 
@@ -192,11 +172,11 @@ class _ReaderProcess:
         """The outcome for each file, in order."""
         self._ask(files, files)
         try:
-            images, shape, dtype = self._connection.recv()
+            images, shape, dtype = self._child.connection.recv()
             items = np.empty(shape, dtype)
             got = 0
             while got < items.nbytes:
-                count = self._socket.recv_into(items.data.cast("B")[got:], 0, socket.MSG_WAITALL)
+                count = self._child.socket.recv_into(items.data.cast("B")[got:], 0, socket.MSG_WAITALL)
                 if not count:
                     raise EOFError
                 got += count
@@ -207,11 +187,9 @@ class _ReaderProcess:
 
     def _end(self, files: Sequence[ImageFile]) -> InputError:
         """The error for a process that ended unexpectedly."""
-        code = self._process.wait()
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return InputError(
-            f"a process that reads images {how}",
-            where=f"process {self._process.pid}",
+            f"a process that reads images {self._child.how_it_ended()}",
+            where=f"process {self._child.process.pid}",
             found="it was reading " + listing([printable(file.path) for file in files], IMAGES_PER_REQUEST),
             fix="run the same command again (embed goes on from the finished rows), with fewer --workers if "
             "memory was short",
@@ -219,33 +197,19 @@ class _ReaderProcess:
 
     def close(self) -> None:
         """Kill the process, which has nothing to save."""
-        self._process.kill()
-        self._process.wait()
-        self._connection.close()
-        self._socket.close()
+        self._child.close()
 
 
-def serve(descriptor: int) -> None:
-    """The main function of a reader process: read the requested images until the socket closes."""
-    connection, stream = Connection(descriptor), socket.socket(fileno=os.dup(descriptor))
-    threading.Thread(target=_end_with, args=(descriptor,), daemon=True).start()
-    with contextlib.suppress(EOFError, ConnectionError):
-        preprocess = connection.recv()
-        while True:
-            images = [read_image(file, preprocess) for file in connection.recv()]
-            items = [image.item for image in images if image.item is not None]
-            stacked = np.stack(items) if items else np.empty(0, np.uint8)
-            answers = [image if image.item is None else replace(image, item=True) for image in images]
-            connection.send((answers, stacked.shape, stacked.dtype))
-            stream.sendall(stacked.data)
-
-
-def _end_with(descriptor: int) -> None:
-    """End this process as soon as the other end of a socket is closed, even in the middle of an image."""
-    waiting = select.poll()
-    waiting.register(descriptor, 0)  # no events but that the socket is closed
-    waiting.poll()
-    os._exit(0)
+def read_requested(connection: Connection, stream: socket.socket) -> None:
+    """What a reader process runs: read the requested images until the connection closes."""
+    preprocess = connection.recv()
+    while True:
+        images = [read_image(file, preprocess) for file in connection.recv()]
+        items = [image.item for image in images if image.item is not None]
+        stacked = np.stack(items) if items else np.empty(0, np.uint8)
+        answers = [image if image.item is None else replace(image, item=True) for image in images]
+        connection.send((answers, stacked.shape, stacked.dtype))
+        stream.sendall(stacked.data)
 
 
 def cores() -> int:

@@ -33,7 +33,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def init(self: Any, preprocess: Any) -> None:
         plain(self, preprocess)
-        pids.append(self._process.pid)
+        pids.append(self._child.process.pid)
 
     monkeypatch.setattr(reading._ReaderProcess, "__init__", init)
     monkeypatch.setattr(reading, "MIN_SECONDS_FOR_PROCESSES", 0.0)
@@ -109,7 +109,7 @@ from ncm_cli.store.journal import ImageFile
 plain = reading._ReaderProcess.__init__
 def init(self, preprocess):
     plain(self, preprocess)
-    print(self._process.pid, flush=True)
+    print(self._child.process.pid, flush=True)
 
 reading._ReaderProcess.__init__ = init
 batches = [[ImageFile("", sys.argv[1], 10**6)]] * 10_000
