@@ -14,6 +14,8 @@ def show(made: Report, ui: Ui) -> None:
     elif made.output is None:
         for table in made.tables:
             ui.table(**terminal(table))
+    if not (made.tables or made.plots or made.html):
+        ui.note("no table: probes, pair stores and feature stores are shown by --plots DIR and --html FILE")
     for what, path in (
         ("tables", made.output),
         *(("plot", path) for path in made.plots),

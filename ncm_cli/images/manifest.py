@@ -192,7 +192,8 @@ def manifest_of(
         ids = list(map(str, range(len(table))))
         notes.append("no column named 'id': rows are numbered from 0 (--id-col chooses a column)")
     else:
-        ids = table.column(id_col, option="--path-col" if id_col == path_col else "--id-col")
+        chosen_by = "--path-col" if id_col == path_col else "--id-col"
+        ids = table.column(id_col, option=None if images_only else chosen_by)
         check_ids(ids, table, id_col)
     if unnamed and id_col is not None:
         notes.append(f"no column named 'id': {id_col!r} is the id (--id-col chooses another)")
@@ -205,7 +206,8 @@ def manifest_of(
     require_few_columns(len(kept), path)
     _check_values(table, kept, label, names.numeric)
     if path_col is not None and base is not None:
-        files = find_files(table.column(path_col, option="--path-col"), base, table.row_name, path)
+        paths = table.column(path_col, option=None if images_only else "--path-col")
+        files = find_files(paths, base, table.row_name, path)
     images = None
     if files is not None:
         images = [ImageFile(id, *facts) for id, facts in zip(ids, files, strict=True)]

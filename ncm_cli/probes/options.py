@@ -388,6 +388,7 @@ class EvalOptions:
         f"{', '.join(METRICS['classification'])}; for regression {', '.join(METRICS['regression'])}; or all.",
         metavar="NAMES",
         parse=parse_metrics,
+        separator=LIST,
     )
     compare: Path | None = option(
         None, help="Another probe, or its saved result, to compare with on the same rows.", role="input"

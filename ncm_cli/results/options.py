@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from ncm_cli.errors import UsageError
-from ncm_cli.options import argument, option, parse_names
+from ncm_cli.options import LIST, argument, option, parse_names
 
 FORMATS = ("table", "markdown", "latex", "csv")
 BY = ("method", "probe", "pairs", "file")
@@ -63,6 +63,7 @@ class ReportOptions:
         "for one's own splits.",
         metavar="NAMES",
         parse=parse_mean_over,
+        separator=LIST,
     )
 
 

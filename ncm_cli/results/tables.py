@@ -172,7 +172,7 @@ def _left_out_sweeps(sweeps: Sequence[Source]) -> Iterator[ReportTable]:
             _embolden(of_rule, 2, [False] * (len(bodies) + 2), [True] * len(of_rule))
             rows += of_rule
         columns = ("rule", "method", *bodies, "mean", "worst")
-        note = "± is the standard deviation over seeds; bold is best of a rule"
+        note = "± is the standard deviation over seeds; the best of a rule is marked"
         yield ReportTable(f"Sweep {name}: test accuracy, one domain left out", columns, rows, 2, note)
 
 
@@ -232,7 +232,7 @@ def _spread_note(rows: Sequence[Row], over: str) -> str:
     parts = {
         f"± is the standard deviation over {fewer}{most} {over}": most > 1,
         INTERVALS: any(spread.low is not None for spread in spreads),
-        f"{ORACLE}: chosen by test rows, never bold": any(
+        f"{ORACLE}: chosen by test rows, never marked as best": any(
             cell.text.endswith(ORACLE) for row in rows for cell in row
         ),
     }
@@ -362,7 +362,7 @@ def _sweep(sweep: Source) -> ReportTable:
         _embolden(of_rule, 3, [False] * len(names), [True] * len(of_rule))
         rows += of_rule
     spreads = any(cell.spread and cell.spread.sd is not None for row in rows for cell in row)
-    note = f"bold is best of a rule; {ORACLE}: chosen by test rows"
+    note = f"the best of a rule is marked; {ORACLE}: chosen by test rows"
     return ReportTable(
         f"Sweep {sweep.path.stem}: {sweep.body.get('configurations', 0):,} configurations",
         ("rule", "method", "hyper-parameters", *(SWEEP[name] for name in names)),

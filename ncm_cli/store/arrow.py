@@ -16,7 +16,7 @@ import numpy as np
 
 from ncm_cli.errors import InputError, listing
 from ncm_cli.store.files import one_line
-from ncm_cli.store.sniff import HEAD_BYTES, sniff
+from ncm_cli.store.sniff import HEAD_BYTES, TEXT, described, sniff
 from ncm_cli.store.table import MAX_TABLE_COLUMNS, refuse_repeated, without_saved_index
 
 MAX_ROWS = 50_000_000
@@ -56,6 +56,16 @@ def readable(path: object, what: str) -> Iterator[None]:
         ) from error
 
 
+def _refuse_text(path: Path, head: bytes, what: str) -> None:
+    if head and described(head) == TEXT:
+        raise InputError(
+            f"the {what} is text, where its name says Parquet or Arrow",
+            where=path,
+            found=repr(head[:40].decode("utf-8", "replace")),
+            fix="if it is CSV, give it a name that ends in .csv",
+        )
+
+
 class ColumnFile:
     """A Parquet file, or one of Arrow's record batches, as a stream (`datasets` writes it so) or a file.
 
@@ -69,7 +79,9 @@ class ColumnFile:
         self._pa = require_pyarrow(path)
         with readable(path, what):
             with self.path.open("rb") as stream:
-                self.is_parquet = sniff(stream.read(HEAD_BYTES)) == "Parquet"
+                head = stream.read(HEAD_BYTES)
+            _refuse_text(self.path, head, what)
+            self.is_parquet = sniff(head) == "Parquet"
             if self.is_parquet:
                 with self._parquet() as file:
                     self.schema, self.metadata = file.schema_arrow, file.metadata

@@ -48,6 +48,8 @@ _KINDS = {
 _TEXT = ("LFS", "PDF", "SVG", "HTML", "XML", "PostScript")
 """Kinds that blanks and a byte order mark may precede, and whose case doesn't matter."""
 
+TEXT = "text, such as a table"
+
 PICTURES = frozenset({"JPEG", "PNG", "GIF", "BMP", "TIFF", "JPEG2000", "WEBP", "AVIF", "PPM"})
 """The pictures that are decoded, by Pillow's names of the formats."""
 
@@ -74,7 +76,7 @@ def described(head: bytes) -> str:
     with contextlib.suppress(UnicodeDecodeError):
         text = head.decode("utf-8")
         if head and "\0" not in text:
-            return "text, such as a table"
+            return TEXT
     return "a file of another kind" if head else "an empty file"
 
 

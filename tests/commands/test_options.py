@@ -301,6 +301,8 @@ def test_row_filters_given_twice_must_both_hold(tmp_path: Path, capsys: pytest.C
     assert "--target is given twice\n  found: label, place" in capsys.readouterr().err
     assert run(["fit", "-f", "f.h5", "-o", "p", "--rank", "0", "--rank", "4"]) == 2
     assert "--rank 0,4" in capsys.readouterr().err
+    assert run([*line, "--metrics", "auroc", "--metrics", "ece"]) == 2
+    assert "try: --metrics auroc,ece" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

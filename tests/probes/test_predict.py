@@ -205,6 +205,10 @@ def test_sources_that_are_nothing_are_errors(probe: Path, tmp_path: Path, pictur
     table.write_text("id,path\n,photos/a/1.png\n")
     with pytest.raises(InputError, match="blank"):
         _predict(probe, table)
+    table.write_text("id,file\n1,photos/a/1.png\n")
+    with pytest.raises(InputError, match="no column named 'path'") as caught:
+        _predict(probe, table)
+    assert "--path-col" not in str(caught.value), "predict has no such option"
     with pytest.raises(UsageError, match="--where needs a feature store"):
         _predict(probe, pictures, where="split=test")
 

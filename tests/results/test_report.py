@@ -95,6 +95,13 @@ def test_lower_is_better_for_losses(tmp_path: Path) -> None:
     assert ncm[3].bold and not erm[3].bold
 
 
+def test_a_report_without_a_table_says_what_shows_probes(
+    results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["report", str(results.probe("p.safetensors"))]) == 0
+    assert "--plots DIR and --html FILE" in capsys.readouterr().err
+
+
 def test_repetitions_have_mean_and_deviation(tmp_path: Path, results: Results) -> None:
     for seed, accuracy in enumerate((0.6, 0.7, 0.8)):
         probe = results.probe(f"{seed}.safetensors", seed=seed)

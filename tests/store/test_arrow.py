@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError
-from ncm_cli.store.arrow import MAX_ROWS
+from ncm_cli.store.arrow import MAX_ROWS, ColumnFile
 from ncm_cli.store.memory import given_table
 from ncm_cli.store.tables import read_header, read_table
 
@@ -170,3 +170,11 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(InputError, match="the package pyarrow isn't installed") as caught:
         read_table(tmp_path / "table.parquet")
     assert "pip install 'ncm-cli[parquet]'" in str(caught.value)
+
+
+def test_text_that_is_named_as_parquet_is_called_text(tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+    path.write_text("id,label\na,cat\n")
+    with pytest.raises(InputError, match="is text") as caught:
+        ColumnFile(path)
+    assert ".csv" in str(caught.value.fix)
