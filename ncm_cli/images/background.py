@@ -46,6 +46,9 @@ NOISE_SIDE = 16
 HALF = 128
 """The level of a mask from which on a pixel counts as the object's."""
 
+MAX_TINT = 32
+"""Largest difference of a grey pixel's three channels, for masks that went through JPEG."""
+
 EDGE_SHARE = 0.01
 """How far another image's object is grown before it is filled, as a share of the shorter side: pixels at its
 edge are a mixture of it and the background."""
@@ -338,16 +341,26 @@ def read_mask(
     _refuse_large(size)
     name = os.path.basename(path)  # noqa: PTH119
     try:
-        mask = decode(contents[path]).convert("L")
+        picture = decode(contents[path])
     except DecodeError as error:
         raise DecodeError(f"its mask {name}: {error.reason}") from None
+    colours = np.asarray(picture, np.int16)
+    if np.ptp(colours, axis=2).max() > MAX_TINT:
+        raise DecodeError(
+            f"its mask {name} is a coloured picture; a mask is grey, the object white on black "
+            "(of a cut-out, its alpha channel)"
+        )
+    mask = picture.convert("L")
     levels = np.asarray(mask)
     low, high = int(levels.min()), int(levels.max())
     if high < HALF and not (empty and not high):
         least = f" (its greatest value is {high}; the object is 255)" if high else ""
         raise DecodeError(f"its mask {name} is empty{least}")
     if low >= HALF:
-        raise DecodeError(f"its mask {name} is full: no background is left; the object is white on black")
+        raise DecodeError(
+            f"its mask {name} is full: no background is left; the object is white on black, and "
+            "transparency doesn't count"
+        )
     (width, height), (w, h) = size, mask.size
     if abs(w * height - h * width) > max(width, height) + max(w, h):  # a pixel more or less is rounding
         turned = ", turned: masks are of pictures as EXIF turns them" if (h, w) == size else ""

@@ -196,17 +196,23 @@ def test_bad_masks_are_named_and_the_rest_is_embedded(objects: Objects) -> None:
     levels[:4] = 1
     Image.fromarray(levels).save(objects.masks / "o3.png")
     (objects.masks / "o4.png").write_bytes(b"no picture")
-    objects.draw(6)
-    objects.draw(7)
+    for i in range(6, 10):
+        objects.draw(i)
+    cut_out = np.zeros((SIDE, SIDE, 4), np.uint8)
+    cut_out[:4] = 200, 40, 40, 255
+    Image.fromarray(cut_out).save(objects.masks / "o8.png")
+    Image.new("RGBA", (SIDE, SIDE), (255, 255, 255, 0)).save(objects.masks / "o9.png")
     objects.write()
     report = objects.view()
     found = objects.reasons(report)
-    assert list(found) == ["o0", "o1", "o2", "o3", "o4"]
+    assert list(found) == ["o0", "o1", "o2", "o3", "o4", "o8", "o9"]
     assert found["o0"] == f"no mask: no o0.png in {objects.masks}"
     assert found["o1"] == "its mask o1.png is empty"
-    assert found["o2"] == "its mask o2.png is full: no background is left; the object is white on black"
+    assert found["o2"].startswith("its mask o2.png is full: no background is left")
     assert found["o3"] == "its mask o3.png is empty (its greatest value is 1; the object is 255)"
     assert "content starts with 'no picture'" in found["o4"]
+    assert found["o8"].startswith("its mask o8.png is a coloured picture; a mask is grey")
+    assert found["o9"].endswith("transparency doesn't count")
     # An image without an object is a background; those that can't be one are passed over.
     with FeatureStore(objects.folder / "view.h5") as store:
         assert store.files is not None
