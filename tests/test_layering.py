@@ -21,6 +21,7 @@ LEVELS = {
     "registry": 1,
     "blocks": 1,
     "child": 1,
+    "ray_cluster": 1,
     "store": 2,
     "given": 3,
     "solvers": 3,
@@ -57,6 +58,7 @@ OWNERS = {
     "h5py": {"store"},
     "jinja2": {"results"},
     "safetensors": {"store", "images"},
+    "ray": {"ray_cluster"},
 }
 """Packages that only some parts may import."""
 

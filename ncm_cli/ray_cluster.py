@@ -1,0 +1,276 @@
+"""Connects to a cluster of Ray, for ``ncm embed --cluster`` and ``ncm run --cluster``.
+
+Ray is an optional package, and is imported when a cluster is asked for. What a node has installed is compared
+with what this process has before any work goes there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import re
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ncm_cli import __version__
+from ncm_cli.errors import InputError, MismatchError, UsageError, listing
+from ncm_cli.progress import Reporter
+
+DISTRIBUTIONS = (
+    "numpy", "pillow", "torch", "torchvision", "timm", "open_clip_torch", "scipy", "scikit-learn"
+)  # fmt: skip
+"""Packages whose version must be the same on all nodes, since it may change a result."""
+
+CLIENT_PORT = 10001
+"""Where a cluster listens for programs that don't run on one of its nodes (``ray://``)."""
+
+REACH_SECONDS = 5.0
+"""Longest wait for a connection to the address of a cluster; Ray itself waits minutes for a wrong one."""
+
+ANSWER_SECONDS = 120.0
+"""Longest wait for a node to say what it has installed; a worker process starts meanwhile."""
+
+
+@dataclass(frozen=True)
+class ClusterNode:
+    """A node of a cluster: its id, a readable name, and the cores and GPUs that it lends to Ray."""
+
+    id: str
+    name: str
+    cpus: int
+    gpus: int
+
+
+def parse_cluster(text: str) -> str:
+    """An address of ``--cluster``: ``local``, ``auto``, HOST:PORT or ray://HOST:PORT."""
+    if text not in ("local", "auto") and _host_and_port(text) is None:
+        raise UsageError(
+            "an address of a cluster that can't be read",
+            where=f"--cluster {text}",
+            expected="local (this machine alone), auto (the cluster that this machine is part of), HOST:PORT "
+            f"or, from outside the cluster, ray://HOST:{CLIENT_PORT}",
+        )
+    return text
+
+
+@contextlib.contextmanager
+def connected(address: str, reporter: Reporter) -> Iterator[Any]:
+    """The module ray, connected to the cluster at ``address`` while the context is open.
+
+    ``local`` starts Ray on this machine alone, and ends it. A process that is connected stays so. Says
+    what the cluster has.
+
+    Raises
+    ------
+    InputError
+        Without the optional package ``ray``; a cluster that can't be reached.
+    MismatchError
+        The cluster runs another version of Ray or Python.
+    """
+    ray, where, started = _require_ray(), f"--cluster {address}", time.monotonic()
+    with contextlib.ExitStack() as stack:
+        if not ray.is_initialized():
+            _probe(address)
+            more = {"include_dashboard": False} if address == "local" else {}
+            stack.callback(ray.shutdown)
+            try:
+                ray.init(address, log_to_driver=False, logging_level="CRITICAL", **more)
+            except (Exception, SystemExit) as error:  # of any class; Ray exits where it can't connect
+                raise _refusal(error, where) from None
+        found, seconds = nodes(ray), time.monotonic() - started
+        cpus, gpus = (sum(getattr(node, name) for node in found) for name in ("cpus", "gpus"))
+        how = "started" if address == "local" else "connected"
+        reporter.note(
+            f"Ray {ray.__version__}, {how} in {seconds:.1f} s: {_counted(len(found), 'node')}, "
+            f"{_counted(cpus, 'core')}, {_counted(gpus, 'GPU')}"
+        )
+        yield ray
+
+
+def nodes(ray: Any) -> list[ClusterNode]:
+    """The nodes of the cluster that are alive; ids tell apart those of one address."""
+    found = ray.nodes()
+    hosts = Counter(f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in found)
+    alive = []
+    for node in found:
+        if node["Alive"]:
+            host = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+            name = host if hosts[host] == 1 else f"{host}, node {node['NodeID'][:8]}"
+            resources = node["Resources"]
+            counts = (int(resources.get(kind, 0)) for kind in ("CPU", "GPU"))
+            alive.append(ClusterNode(node["NodeID"], name, *counts))
+    return alive
+
+
+def refuse_small(nodes: Sequence[ClusterNode], address: str, *, gpu: bool = False, cpus: int = 1) -> None:
+    """Raise `InputError` if no node has a GPU, where one is asked for, or as many cores."""
+    most = max((node.cpus for node in nodes), default=0)
+    if gpu and not any(node.gpus for node in nodes):
+        raise InputError(
+            "the cluster has no GPU",
+            where=f"--cluster {address}",
+            found=listing(node.name for node in nodes),
+            fix="--device cpu, or start its nodes with: ray start --num-gpus N",
+        )
+    if not gpu and most < cpus:
+        raise InputError(
+            "no node of the cluster has so many cores",
+            where=f"--cluster {address}",
+            found=f"at most {most} on one node",
+            expected=f"--cpus {cpus}",
+            fix=f"--cpus {most}" if most else "start its nodes with: ray start --num-cpus N",
+        )
+
+
+def installed_versions() -> dict[str, str]:
+    """The versions of ncm, Python and the packages that may change a result.
+
+    A build such as ``+cpu`` doesn't count, as the command may start on a node without a GPU.
+    """
+    found = {"ncm": __version__, "Python": platform.python_version()}
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = importlib.metadata.version(name).partition("+")[0]
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def ask_versions(ray: Any, node: ClusterNode) -> Any:
+    """Ask a node what it has installed; the answer is for `refuse_other_versions`."""
+    return on_node(ray, node, ray.remote(_version_question()), num_cpus=0).remote()
+
+
+def refuse_other_versions(node: ClusterNode, found: dict[str, str]) -> None:
+    """Raise `MismatchError` with the first version in which a node differs from this process."""
+    for name, version in installed_versions().items():
+        there = found.get(name, "not installed")
+        if there != version:
+            raise MismatchError(
+                f"a node of the cluster has another version of {name}",
+                where=node.name,
+                found=f"{name} {there}",
+                expected=f"{name} {version}, as where the command was started",
+                fix="install the same versions on all nodes",
+            )
+
+
+def check_nodes(ray: Any, nodes: Sequence[ClusterNode]) -> None:
+    """Compare what nodes have installed with what this process has; nodes that go meanwhile are passed over.
+
+    Raises `MismatchError` with the node and the version, `InputError` if a node doesn't answer.
+    """
+    asked = [(node, ask_versions(ray, node)) for node in nodes]
+    until = time.monotonic() + ANSWER_SECONDS
+    for node, answer in asked:
+        try:
+            found = ray.get(answer, timeout=max(0.1, until - time.monotonic()))
+        except ray.exceptions.GetTimeoutError:
+            what, fix = "a node of the cluster doesn't answer", "ray status, on one of its nodes, says more"
+            raise InputError(
+                what, where=node.name, found=f"{ANSWER_SECONDS:.0f} s of silence", fix=fix
+            ) from None
+        except ray.exceptions.RayError:
+            continue
+        refuse_other_versions(node, found)
+
+
+def on_node(ray: Any, node: ClusterNode, remote: Any, **options: Any) -> Any:
+    """A remote function or class with ``options``, to run on that node and nowhere else."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False), **options)
+
+
+def _version_question() -> Callable[[], dict[str, str]]:
+    # A function inside a function is sent as code, so that a node without ncm can run it.
+    def ask() -> dict[str, str]:
+        try:
+            import ncm_cli
+        except ImportError:
+            return {"ncm": "not installed"}
+        try:
+            from ncm_cli.ray_cluster import installed_versions
+        except ImportError:
+            return {"ncm": ncm_cli.__version__}
+        return installed_versions()
+
+    return ask
+
+
+def _require_ray() -> Any:
+    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
+    # Work without a GPU sees none, as ever, without Ray's notice that a later version will do otherwise.
+    for name, value in (quiet | {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"}).items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError:
+        raise InputError("the package ray isn't installed", fix="pip install 'ncm-cli[ray]'") from None
+    return ray
+
+
+def _host_and_port(address: str) -> tuple[str, int] | None:
+    found = re.fullmatch(r"(ray://)?(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+)(?::(\d{1,5}))?", address)
+    if found is None or not (found[1] or found[3]):
+        return None
+    return found[2].strip("[]"), int(found[3] or CLIENT_PORT)
+
+
+def _probe(address: str) -> None:
+    """Raise `InputError` if nothing listens at the address of a cluster."""
+    where = f"--cluster {address}"
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or "auto"
+    if address == "auto":
+        with contextlib.suppress(ImportError, AttributeError, TypeError):  # it isn't public
+            from ray._private.services import get_ray_address_from_environment
+
+            try:
+                address = get_ray_address_from_environment("auto", None)
+            except ConnectionError as error:
+                raise _refusal(error, where) from None
+    target = _host_and_port(address)
+    if target is None:
+        return
+    try:
+        socket.create_connection(target, REACH_SECONDS).close()
+    except OSError as error:
+        raise _refusal(error, where, address) from None
+
+
+def _refusal(error: BaseException, where: str, address: str = "") -> InputError | MismatchError:
+    """What a user can do about an error of connecting."""
+    text = " ".join(str(error).split())
+    pairs = re.findall(r"Ray: (\S+)\s+Python: (\S+)", text)
+    if len(pairs) == 2:
+        there, here = (f"Ray {version}, Python {python}" for version, python in pairs)
+        return MismatchError(
+            "the cluster runs another version of Ray or Python",
+            where=where,
+            found=there,
+            expected=here,
+            fix="the same versions on all nodes and where the command is started",
+        )
+    if "ray[client]" in text:
+        return InputError("the package ray has no client", where=where, fix="pip install 'ray[client]'")
+    outside = (
+        "" if where.startswith("--cluster ray:") else f"; from outside the cluster ray://HOST:{CLIENT_PORT}"
+    )
+    return InputError(
+        "the cluster can't be reached",
+        where=where,
+        found=f"{address}: {text}" if address else text or type(error).__name__,
+        fix=f"start it with: ray start --head, and further nodes with: ray start --address HOST:6379"
+        f"{outside}; if it asks for a token: RAY_AUTH_MODE=token; --cluster local needs none of this",
+    )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
