@@ -278,7 +278,7 @@ def _command_in(argv: list[str]) -> str | None:
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its exit code (`ncm help troubleshooting` lists them)."""
     _guard_streams()
-    # Schedulers and torchrun send SIGTERM. Handled like Ctrl-C, it releases locks and keeps finished rows.
+    # Schedulers send SIGTERM. Handled like Ctrl-C, it releases locks and keeps finished rows.
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     code = run(sys.argv[1:] if argv is None else argv)

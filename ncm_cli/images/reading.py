@@ -49,7 +49,17 @@ MAX_TONE_LEVELS = 16
 REMOTE_READERS = 32
 """Threads of ``auto`` for files on a network, for which they wait most of the time."""
 
-Read = Callable[[Sequence[ImageFile]], list["ReadImage"]]
+Read = Callable[[Sequence["ImageFile | FetchedImage"]], list["ReadImage"]]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedImage:
+    """The bytes of an image and the time of its file, or the ``reason`` why they can't be read."""
+
+    file: ImageFile
+    mtime_ns: int = 0
+    data: bytes = b""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +81,10 @@ class ReadImage:
     undeclared: tuple[float, float] | None = None
 
 
-def read_image(file: ImageFile, preprocess: Preprocess) -> ReadImage:
-    """Read, decode and prepare one image."""
+def fetch_image(file: ImageFile) -> FetchedImage:
+    """Read the bytes of an image."""
     if printable(file.path) != file.path:
-        return ReadImage(file, None, reason="its name isn't UTF-8: rename it, as names are stored as UTF-8")
-    file = ImageFile(file.id, file.path)
+        return FetchedImage(file, reason="its name isn't UTF-8: rename it, as names are stored as UTF-8")
     try:
         # The time is read before the bytes, so that a change in between is noticed in the next run.
         try:
@@ -84,24 +93,68 @@ def read_image(file: ImageFile, preprocess: Preprocess) -> ReadImage:
             raise DecodeError(f"cannot be read: {error}") from None
         except Exception:  # fetching reports the reason
             mtime_ns = 0
-        data = fetch(file.path)
-        file = ImageFile(file.id, file.path, len(data), mtime_ns, hashlib.sha256(data).hexdigest())
-        image = shown = preprocess.decode(data)
+        return FetchedImage(file, mtime_ns, fetch(file.path))
+    except DecodeError as error:
+        return FetchedImage(file, reason=error.reason)
+
+
+def read_image(image: ImageFile | FetchedImage, preprocess: Preprocess) -> ReadImage:
+    """Read one image, unless its bytes are there, decode and prepare it."""
+    fetched = image if isinstance(image, FetchedImage) else fetch_image(image)
+    data, file = fetched.data, ImageFile(fetched.file.id, fetched.file.path)
+    if fetched.reason:
+        return ReadImage(file, None, fetched.reason)
+    file = ImageFile(file.id, file.path, len(data), fetched.mtime_ns, hashlib.sha256(data).hexdigest())
+    try:
+        picture = shown = preprocess.decode(data)
         if preprocess.backgrounds is not None:
-            shown, beside = preprocess.backgrounds.replaced(image, file.id, preprocess.decode)
+            shown, beside = preprocess.backgrounds.replaced(picture, file.id, preprocess.decode)
             file = file._replace(beside=beside)
         item = preprocess(shown, file.id)
     except DecodeError as error:
         found = error.span if isinstance(error, UndeclaredRangeError) else None
         return ReadImage(file, None, error.reason, undeclared=found)
-    note, declared = image.info.get("note", ""), image.info.get("declared")
-    return ReadImage(file, item, note=note, tone=_tone_of(image), declared=declared)
+    note, declared = picture.info.get("note", ""), picture.info.get("declared")
+    return ReadImage(file, item, note=note, tone=_tone_of(picture), declared=declared)
 
 
 def _tone_of(image: Image.Image) -> str:
     """``black`` or ``white`` if all of 256 sampled pixels are nearly so, otherwise ""."""
     lows, highs = zip(*image.resize((16, 16), Image.Resampling.NEAREST).getextrema(), strict=True)
     return "black" if max(highs) < MAX_TONE_LEVELS else "white" if min(lows) >= 256 - MAX_TONE_LEVELS else ""
+
+
+class Readers(contextlib.AbstractContextManager["Readers"]):
+    """Threads that read images, or processes, for each of which a thread waits."""
+
+    def __init__(self, preprocess: Preprocess, *, workers: int, processes: bool = False) -> None:
+        self._preprocess, self._workers = preprocess, workers
+        self._size = IMAGES_PER_REQUEST if processes else 1
+        self._open = contextlib.ExitStack()
+        self._read: Read = lambda part: [read_image(file, preprocess) for file in part]
+        if workers and processes:
+            self._read = self._open.enter_context(_reader_processes(workers, preprocess))
+        self._pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix="read-image")
+        self._open.callback(self._pool.shutdown, wait=False, cancel_futures=True)
+
+    def ahead(self, files: Iterable[ImageFile | FetchedImage], *, window: int) -> Iterator[ReadImage]:
+        """The images in the order of the files, at most ``window`` of them read ahead.
+
+        Several threads may call it at once. Raises `InputError` if a reader process ends unexpectedly.
+        """
+        if self._workers == 0:
+            yield from (read_image(file, self._preprocess) for file in files)
+            return
+        rest, waiting = iter(files), deque[Future[list[ReadImage]]]()
+        while part := list(itertools.islice(rest, self._size)):
+            waiting.append(self._pool.submit(self._read, part))
+            if len(waiting) * self._size > window:
+                yield from waiting.popleft().result()
+        while waiting:
+            yield from waiting.popleft().result()
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
 
 
 def read_ahead(
@@ -112,29 +165,9 @@ def read_ahead(
     window: int,
     processes: bool = False,
 ) -> Iterator[ReadImage]:
-    """The images in the order of the files, at most ``window`` of them read ahead.
-
-    Raises `InputError` if a reader process ends unexpectedly.
-    """
-    if workers == 0:
-        yield from (read_image(file, preprocess) for file in files)
-        return
-    rest, size = iter(files), IMAGES_PER_REQUEST if processes else 1
-    waiting: deque[Future[list[ReadImage]]] = deque()
-    with contextlib.ExitStack() as stack:
-        if processes:
-            read = stack.enter_context(_reader_processes(workers, preprocess))
-        else:
-            read = lambda part: [read_image(file, preprocess) for file in part]  # noqa: E731
-        # With processes, each thread only waits for one of them.
-        pool = ThreadPoolExecutor(workers, thread_name_prefix="read-image")
-        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-        while part := list(itertools.islice(rest, size)):
-            waiting.append(pool.submit(read, part))
-            if len(waiting) * size > window:
-                yield from waiting.popleft().result()
-        while waiting:
-            yield from waiting.popleft().result()
+    """`Readers.ahead`, by readers that end with it."""
+    with Readers(preprocess, workers=workers, processes=processes) as readers:
+        yield from readers.ahead(files, window=window)
 
 
 @contextlib.contextmanager
@@ -142,7 +175,7 @@ def _reader_processes(count: int, preprocess: Preprocess) -> Iterator[Read]:
     """A function that reads images in one of ``count`` processes; as many threads may call it at once."""
     free: queue.SimpleQueue[_ReaderProcess] = queue.SimpleQueue()
 
-    def read(files: Sequence[ImageFile]) -> list[ReadImage]:
+    def read(files: Sequence[ImageFile | FetchedImage]) -> list[ReadImage]:
         process = free.get()
         try:
             return process.read(files)
@@ -162,13 +195,13 @@ class _ReaderProcess:
         self._child = Child(read_requested, environment={"OMP_NUM_THREADS": "1"})
         self._ask(preprocess, ())
 
-    def _ask(self, what: Any, files: Sequence[ImageFile]) -> None:
+    def _ask(self, what: Any, files: Sequence[ImageFile | FetchedImage]) -> None:
         try:
             self._child.connection.send(what)
         except ConnectionError:
             raise self._end(files) from None
 
-    def read(self, files: Sequence[ImageFile]) -> list[ReadImage]:
+    def read(self, files: Sequence[ImageFile | FetchedImage]) -> list[ReadImage]:
         """The outcome for each file, in order."""
         self._ask(files, files)
         try:
@@ -185,12 +218,13 @@ class _ReaderProcess:
         rest = iter(items)
         return [image if image.item is None else replace(image, item=next(rest)) for image in images]
 
-    def _end(self, files: Sequence[ImageFile]) -> InputError:
+    def _end(self, files: Sequence[ImageFile | FetchedImage]) -> InputError:
         """The error for a process that ended unexpectedly."""
+        paths = [(file.file if isinstance(file, FetchedImage) else file).path for file in files]
         return InputError(
             f"a process that reads images {self._child.how_it_ended()}",
             where=f"process {self._child.process.pid}",
-            found="it was reading " + listing([printable(file.path) for file in files], IMAGES_PER_REQUEST),
+            found="it was reading " + listing(map(printable, paths), IMAGES_PER_REQUEST),
             fix="run the same command again (embed goes on from the finished rows), with fewer --workers if "
             "memory was short",
         )
@@ -217,21 +251,27 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def choose_readers(workers: int | None, files: Sequence[ImageFile]) -> tuple[int, bool]:
-    """(number of readers, whether they are processes); None chooses by cores and images."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)  # torchrun: one rank for each device
-    cores_of_rank = max(1, cores() // ranks)
+def cores_of_process() -> int:
+    """The cores for this process, one of ``LOCAL_WORLD_SIZE`` that share the machine."""
+    return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+
+
+def choose_readers(
+    workers: int | None, files: Sequence[ImageFile], cores: int | None = None
+) -> tuple[int, bool]:
+    """(number of readers, whether they are processes); None chooses by cores (the process's) and images."""
+    cores = cores or cores_of_process()
     seconds = sum(IMAGE_SECONDS + BYTE_SECONDS * file.size for file in files)
     processes = (
         workers != 0
         and os.name == "posix"
         and seconds >= MIN_SECONDS_FOR_PROCESSES
-        and (workers or cores_of_rank) > 1
+        and (workers or cores) > 1
     )
     if files and is_remote(files[0].path):
         return REMOTE_READERS if workers is None else workers, False
     most = MAX_PROCESSES if processes else MAX_THREADS
-    return min(cores_of_rank, most) if workers is None else workers, processes
+    return min(cores, most) if workers is None else workers, processes
 
 
 def encode_batches(
