@@ -400,6 +400,9 @@ class _LoggedTask(Task):
         line = f"{self.label}: {self.done:,}{of} {self.unit}, {rate:,.1f}/s{left}"
         print(line, file=sys.stderr, flush=True)
 
+    def relabel(self, label: str) -> None:
+        self.label = _message(label)
+
 
 class _BarTask(Task):
     def __init__(self, progress: Progress, label: str, total: int | None, unit: str) -> None:
@@ -408,6 +411,9 @@ class _BarTask(Task):
 
     def advance(self, n: int = 1) -> None:
         self._progress.advance(self._id, n)
+
+    def relabel(self, label: str) -> None:
+        self._progress.update(self._id, description=_message(label))
 
 
 class ConsoleReporter(Reporter):

@@ -12,6 +12,9 @@ class Task:
     def advance(self, n: int = 1) -> None:
         """Count ``n`` more units as done."""
 
+    def relabel(self, label: str) -> None:
+        """Say from now on that this is what is done."""
+
 
 class Reporter:
     """Receives what a person should see while a stage runs; the base class is silent."""

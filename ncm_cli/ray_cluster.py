@@ -11,7 +11,9 @@ import importlib.metadata
 import os
 import platform
 import re
+import signal
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -79,10 +81,13 @@ def connected(address: str, reporter: Reporter) -> Iterator[Any]:
             _probe(address)
             more = {"include_dashboard": False} if address == "local" else {}
             stack.callback(ray.shutdown)
+            ends = signal.getsignal(signal.SIGTERM)
             try:
                 ray.init(address, log_to_driver=False, logging_level="CRITICAL", **more)
-            except (Exception, SystemExit) as error:  # of any class; Ray exits where it can't connect
+            except Exception as error:  # of any class
                 raise _refusal(error, where) from None
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, ends)  # Ray has set its own
         found, seconds = nodes(ray), time.monotonic() - started
         cpus, gpus = (sum(getattr(node, name) for node in found) for name in ("cpus", "gpus"))
         how = "started" if address == "local" else "connected"
@@ -205,10 +210,9 @@ def _version_question() -> Callable[[], dict[str, str]]:
 
 
 def _require_ray() -> Any:
-    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Work without a GPU sees none, as ever, without Ray's notice that a later version will do otherwise.
-    for name, value in (quiet | {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"}).items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     try:
         import ray
     except ImportError:

@@ -6,7 +6,7 @@ import dataclasses
 
 from ncm_cli.console import Ui
 from ncm_cli.errors import listing
-from ncm_cli.images.embed import EmbedReport, embed, of_rank
+from ncm_cli.images.embed import EmbedReport, embed
 from ncm_cli.images.options import EmbedOptions
 
 MAX_SHOWN_FAILURES = 12
@@ -14,15 +14,11 @@ MAX_SHOWN_FAILURES = 12
 
 def run(options: EmbedOptions, ui: Ui) -> int | None:
     """Run the stage and say what it made; 5 when more images failed than were allowed."""
-    of_this_rank = of_rank(options)
-    ranked = of_this_rank is not options
-    # Of processes that share a terminal the first alone tells of its progress; all warn.
-    quiet = ranked and not of_this_rank.shard.startswith("0/")  # type: ignore[union-attr]
-    report = embed(of_this_rank, reporter=Ui(quiet=True).reporter if quiet else ui.reporter)
+    report = embed(options, reporter=ui.reporter)
     if report.failed and not report.shard:  # who joins the shards tells of all
         _warn_failures(report, ui)
     ui.text(_summary(report))
-    if ui.json and not (ranked and report.shard):  # of all ranks, that which joined them
+    if ui.json:
         ui.result(dataclasses.asdict(report))
     return 5 if report.too_many_failed else None
 

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +24,27 @@ from ncm_cli.errors import InputError, MismatchError, UsageError, as_written, li
 from ncm_cli.images.background import Backgrounds, read_backgrounds
 from ncm_cli.images.encoder import load_encoder, request_key, start_loading
 from ncm_cli.images.manifest import Manifest
-from ncm_cli.images.options import EmbedOptions, Shard, parse_intensity_range, parse_shard
+from ncm_cli.images.node_encoder import Job
+from ncm_cli.images.nodes import Cluster, Reference, joined, reference_of
+from ncm_cli.images.options import EmbedOptions, parse_intensity_range, parse_shard
 from ncm_cli.images.paths import is_remote
 from ncm_cli.images.peers import embeddings_of, features_of
 from ncm_cli.images.reading import read_image
 from ncm_cli.images.request import Encoder, EncoderRequest, Preprocess, unit_rows
-from ncm_cli.images.rows import DONE, OLD, OTHER, RowPlan, Tally, alike, faults, gathered, make_features
+from ncm_cli.images.rows import (
+    DONE,
+    OLD,
+    OTHER,
+    Encode,
+    RowPlan,
+    Tally,
+    alike,
+    encode_here,
+    faults,
+    gathered,
+    make_features,
+)
+from ncm_cli.images.shards import ShardLog
 from ncm_cli.images.source import read_source, with_encoder_of_reuse
 from ncm_cli.options import check, parse_batch_size, parse_workers
 from ncm_cli.progress import SILENT, Reporter, Task
@@ -44,20 +60,13 @@ from ncm_cli.store.files import (
 )
 from ncm_cli.store.journal import (
     Journal,
-    journal_folder,
-    log_path,
-    prepare,
     read_parts,
     refuse_busy_parts,
-    write_part,
 )
 from ncm_cli.store.outputs import refuse_replacing
 
 if TYPE_CHECKING:
     from ncm_cli.images.arrays import ArraySource
-
-MAX_WAIT_SECONDS = 60.0
-"""Longest wait of a starting shard for other starting shards, and for one that writes the store."""
 
 _COMPARED_FIELDS = ("kind", "model", "precision", "normalize", "view", "intensity_range", "decode")
 """Fields of a request that are equal in all requests for the same features."""
@@ -134,6 +143,13 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
     """
     started = time.monotonic()
     options = check(_completed(check(with_encoder_of_reuse(check(options), reporter))))
+    with joined(options, reporter) as cluster:
+        return _embed(options, cluster, verify, reporter, started)
+
+
+def _embed(
+    options: EmbedOptions, cluster: Cluster | None, verify: bool, reporter: Reporter, started: float
+) -> EmbedReport:
     output = options.output
     root = options.root
     if not (root is None or is_remote(as_written(root)) or root.is_dir()):
@@ -150,7 +166,7 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
         reporter.warn(warning)
     if shard is not None:
         with contextlib.ExitStack() as stack:
-            run = _ImageRun(options, manifest, backgrounds, verify, reporter, stack)
+            run = _ImageRun(options, manifest, backgrounds, cluster, verify, reporter, stack)
             part, encoder = run.run_part(started), run.encoder
         if part.unfinished:
             return part
@@ -167,7 +183,8 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
         if options.from_array is not None:
             outcome = _from_array(options, features_of(options.from_array), manifest, reporter)
         else:
-            outcome = _ImageRun(options, manifest, backgrounds, verify, reporter, stack, encoder).run()
+            run = _ImageRun(options, manifest, backgrounds, cluster, verify, reporter, stack, encoder)
+            outcome = run.run()
     with FeatureStore(output) as store:
         return EmbedReport(
             path=str(output),
@@ -199,54 +216,6 @@ def _completed(options: EmbedOptions) -> EmbedOptions:
     return options
 
 
-def of_rank(options: EmbedOptions) -> EmbedOptions:
-    """The options with this process's shard, if torchrun or its like started several processes."""
-    torchrun = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
-    if options.shard is not None or not all(map(str.isdecimal, torchrun)) or int(torchrun[1]) == 1:
-        return options
-    return dataclasses.replace(options, shard=f"{torchrun[0]}/{torchrun[1]}")
-
-
-class ShardLog:
-    """The log of one shard in the journal of an output; its lock is held until ``stack`` is closed."""
-
-    def __init__(
-        self, output: Path, shard: Shard, key: dict[str, Any], stack: contextlib.ExitStack, *, replace: bool
-    ) -> None:
-        self.output, self.shard, self._plan = output, shard, ""
-        with writer_lock(output, wait=MAX_WAIT_SECONDS):
-            prepare(output, key, replace=replace)
-            log = log_path(output, shard.part)
-            stack.enter_context(writer_lock(log))
-            log.touch()
-            write_part(output, shard.part, plan="", done=False)
-
-    def begin(self, plan: str) -> None:
-        """Record the ``plan`` (a digest) of this shard; `MismatchError` if a running shard has another."""
-        self._plan = plan
-        with writer_lock(self.output, wait=MAX_WAIT_SECONDS):
-            write_part(self.output, self.shard.part, plan=plan, done=False)
-            for part, log in read_parts(journal_folder(self.output)).items():
-                try:
-                    if log["plan"] not in ("", plan):
-                        refuse_busy_parts(self.output, part)
-                except BusyError as error:
-                    raise MismatchError(
-                        "shards of one output with different rows, batches or numbers",
-                        where=self.output,
-                        found=f"shard {part.replace('-of-', '/')} is at work: {error.found}",
-                        fix="the same manifest, --batch-size, --dtype, device and N for all of them",
-                    ) from None
-
-    def end(self, failed: Sequence[Sequence[Any]]) -> tuple[str, ...]:
-        """Record that this shard is done, except for ``failed`` images; returns the unfinished shards."""
-        write_part(self.output, self.shard.part, plan=self._plan, done=True, failed=failed)
-        logs = read_parts(journal_folder(self.output))
-        done = {part for part, log in logs.items() if log["done"] and log["plan"] == self._plan}
-        shards = (Shard(index, self.shard.count) for index in range(self.shard.count))
-        return tuple(str(shard) for shard in shards if shard.part not in done)
-
-
 @dataclass
 class _ImageRun:
     """A run over images: finds which rows are missing, encodes them, and writes the store."""
@@ -254,10 +223,11 @@ class _ImageRun:
     options: EmbedOptions
     manifest: Manifest
     backgrounds: Backgrounds | None
+    cluster: Cluster | None
     verify: bool
     reporter: Reporter
     stack: contextlib.ExitStack
-    encoder: Encoder | None = None
+    encoder: Encoder | Reference | None = None
 
     def __post_init__(self) -> None:
         options, span = self.options, self.options.intensity_range
@@ -331,7 +301,7 @@ class _ImageRun:
             "removed": sum(id not in kept for id in self.old.ids) if self.old is not None else 0,
             "written": written,
             "images_per_second": tally.encoded / tally.seconds if tally.seconds else None,
-            "device": self.encoder.device if self.encoder is not None else None,
+            "device": self._device(),
         }
 
     def run_part(self, started: float) -> EmbedReport:
@@ -354,7 +324,7 @@ class _ImageRun:
             max_failures=self.options.max_failures,
             seconds=time.monotonic() - started,
             images_per_second=tally.encoded / tally.seconds if tally.seconds else None,
-            device=self.encoder.device if self.encoder is not None else None,
+            device=self._device(),
             model=str(self.description.get("model")),
             fingerprint=fingerprint(self.description),
             shard=str(self.part.shard),
@@ -393,15 +363,43 @@ class _ImageRun:
                 require_same(store.path, store.encoder, description)
         return description
 
-    def _load(self) -> Encoder:
+    def _load(self) -> Encoder | Reference:
+        """The encoder, or with a cluster what the encoders there are compared with."""
         if self.encoder is None:
             if not self.loading:
                 start_loading(self.request, self.reporter)
-            self.encoder = load_encoder(self.request, device=self.options.device, reporter=self.reporter)
-            self.encoder.preprocess = dataclasses.replace(
-                self.encoder.preprocess, backgrounds=self.backgrounds
-            )
+            if self.cluster is not None:
+                self.encoder = reference_of(self.request, self.reporter)
+            else:
+                self.encoder = load_encoder(self.request, device=self.options.device, reporter=self.reporter)
+                self.encoder.preprocess = dataclasses.replace(
+                    self.encoder.preprocess, backgrounds=self.backgrounds
+                )
         return self.encoder
+
+    def _device(self) -> str | None:
+        if self.cluster is not None:
+            return self.cluster.devices
+        return self.encoder.device if self.encoder is not None else None
+
+    def _encoding(self) -> tuple[int, Encode]:
+        """The ``auto`` number of images at once, and what encodes them."""
+        workers = parse_workers(self.options.workers)
+        if self.cluster is not None:
+            job = Job(
+                request=self.request,
+                backgrounds=self.backgrounds,
+                device=self.cluster.device,
+                workers=workers,
+                folder=os.getcwd(),  # noqa: PTH109
+            )
+            facts = {"key": self.key, "description": self.description, "reporter": self.reporter}
+            return self.cluster.batch_size(self.request.kind), partial(self.cluster.encode, job=job, **facts)
+        encoder = self._load()
+        assert not isinstance(encoder, Reference)
+        # The description may come from a store, and the model that is loaded now may differ.
+        require_same(self.options.output, self.description, encoder.description)
+        return encoder.batch_size, encode_here(encoder, workers)
 
     def _still_bad(self, plan: RowPlan) -> Tally:
         """The failures, if all missing rows failed before and still can't be decoded; needs no model."""
@@ -416,10 +414,8 @@ class _ImageRun:
         return tally
 
     def _make(self, plan: RowPlan, journal: Journal) -> Tally:
-        encoder, rows = self._load(), plan.pending()
-        # The description may come from a store, and the model that is loaded now may differ.
-        require_same(self.options.output, self.description, encoder.description)
-        size = parse_batch_size(self.options.batch_size) or encoder.batch_size
+        rows, (auto, encode) = plan.pending(), self._encoding()
+        size = parse_batch_size(self.options.batch_size) or auto
         batches: Sequence[list[int]] = [rows[start : start + size] for start in range(0, len(rows), size)]
         what = "going on after an interrupted run"
         known: dict[str, FailedRow] = {}
@@ -436,10 +432,8 @@ class _ImageRun:
             self.reporter.warn(f"{journal.damaged:,} finished rows are damaged, and are embedded anew")
         if resumed := int((plan.source[rows] == DONE).sum()):
             self.reporter.note(f"{what}: {resumed:,} of {len(rows):,} are done")
-        workers = parse_workers(self.options.workers)
-        tally = make_features(
-            plan, batches, encoder, journal, workers=workers, dtype=self.options.dtype, reporter=self.reporter
-        )
+        unit, dtype = bool(self.description.get("normalize")), self.options.dtype
+        tally = make_features(plan, batches, encode, journal, unit=unit, dtype=dtype, reporter=self.reporter)
         tally.failed |= known
         return tally
 

@@ -20,6 +20,7 @@ from ncm_cli.options import (
     parse_device,
     parse_workers,
 )
+from ncm_cli.ray_cluster import parse_cluster
 
 T = TypeVar("T")
 
@@ -107,7 +108,7 @@ _array = partial(option, group="Features made elsewhere")
 
 IMAGE_OPTIONS = (
     "model", "pretrained", "root", "layout", "precision", "random_init", "intensity_range", "augment",
-    "masks", "backgrounds", "fill", "shard", "reuse",
+    "masks", "backgrounds", "fill", "shard", "cluster", "cpus", "reuse",
 )  # fmt: skip
 """Options that have no meaning if no image is read."""
 
@@ -325,6 +326,18 @@ class EmbedOptions(SourceOptions):
         metavar="I/N",
         parse=parse_shard,
     )
+    cluster: str | None = _run(
+        None,
+        help="Encode on all GPUs of a cluster of Ray, or on its cores: local (this machine alone), auto (the "
+        "cluster that it is part of), HOST:PORT or ray://HOST:PORT.",
+        metavar="ADDRESS",
+        parse=parse_cluster,
+    )
+    cpus: int | None = _run(
+        None,
+        least=1,
+        help="Cores for each encoder of a cluster that is on the CPU (4, or all of a smaller node).",
+    )
     max_failures: int = _run(0, least=0, help="Images that may fail before the exit code is 5.")
     reuse: Path | None = _run(
         None, help="Take rows of equal content and encoder from this store.", role="input"
@@ -342,6 +355,7 @@ class EmbedOptions(SourceOptions):
     def refusals(self) -> Iterator[UsageError]:
         """Why these options can't be used together."""
         if self.from_array is None:
+            yield from self._refuse_cluster()
             if self.augment is not None and self.decode == "fast":
                 yield UsageError(
                     "--augment changes pictures at their full size, which --decode fast may not read",
@@ -358,6 +372,21 @@ class EmbedOptions(SourceOptions):
             yield UsageError(f"{listing(given)} can't be combined with --from-array: no image is read")
         if self.encoder_name is not None and not self.encoder_name.strip():
             yield UsageError("--encoder-name is blank")
+
+    def _refuse_cluster(self) -> Iterator[UsageError]:
+        if self.cluster is None:
+            if self.cpus is not None:
+                yield UsageError("--cpus needs --cluster", fix="--cluster local, or OMP_NUM_THREADS")
+        elif self.shard is not None:
+            yield UsageError("--cluster and --shard both share out the work", fix="leave out one of them")
+        elif self.device.startswith("cuda:"):
+            yield UsageError(
+                "which GPU an encoder has is the cluster's to say",
+                found=f"--device {self.device}",
+                fix="--device cuda",
+            )
+        elif self.device == "cuda" and self.cpus is not None:
+            yield UsageError("--cpus is for encoders on the CPU", fix="--device cpu, or leave out --cpus")
 
     def _refuse_masks(self) -> Iterator[UsageError]:
         names = [name for name, _ in parse_augment(self.augment)]

@@ -11,6 +11,9 @@ from PIL import Image
 from ncm_cli.images.options import parse_size
 from ncm_cli.images.request import EncoderRequest, Preprocess, Resize
 
+PIXELS_BATCH = 256
+"""Pictures at once, unless the options say otherwise."""
+
 
 class PixelsEncoder:
     """Area mean to SIZE × SIZE, RGB, flattened row by row (row, column, channel), divided by 255.
@@ -23,7 +26,7 @@ class PixelsEncoder:
         size = parse_size(request.model)
         self._request = request
         self.preprocess = Preprocess(request, (Resize((size, size), Image.Resampling.BOX),))
-        self.dim, self.device, self.batch_size = 3 * size**2, "cpu", 256
+        self.dim, self.device, self.batch_size = 3 * size**2, "cpu", PIXELS_BATCH
         resize = {"resize": "squash", "interpolation": "box", "crop": None}
         self.description: dict[str, Any] = request.describe(
             kind="pixels",

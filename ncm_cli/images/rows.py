@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -260,27 +260,50 @@ def _spanning(ranges: Iterable[tuple[float, float]]) -> str:
     return range_advice(min(lows), max(highs))
 
 
+Encode = Callable[
+    [Sequence[Sequence[ImageFile]], Task], Generator[tuple[int, list[ReadImage], np.ndarray], None, None]
+]
+"""Encodes batches: the number of each, its images, and float32 (b, d) features of the usable ones, in any
+order."""
+
+
+def encode_here(encoder: Encoder, workers: int | None) -> Encode:
+    """Batches are encoded by this process, in order."""
+
+    def encode(batches: Sequence[Sequence[ImageFile]], task: Task) -> Generator[Any, None, None]:
+        for at, (images, features) in enumerate(encode_batches(encoder, batches, workers=workers)):
+            yield at, images, features
+
+    return encode
+
+
 def make_features(
     plan: RowPlan,
     batches: Sequence[Sequence[int]],
-    encoder: Encoder,
+    encode: Encode,
     journal: Journal,
     *,
-    workers: int | None,
+    unit: bool,
     dtype: str,
     reporter: Reporter,
 ) -> Tally:
     """Encode the rows of ``batches`` that are still pending, batch by batch, into the journal.
 
-    A row counts as done once the journal has it. Rows stay in the batches of an uninterrupted run.
+    A row counts as done once the journal has it. Rows stay in the batches of an uninterrupted run. With
+    ``unit`` features are of length 1, and rows that can't be are refused.
     """
     tally = Tally()
     left = [[row for row in batch if plan.source[row] == NEW] for batch in batches]
     left = [rows for rows in left if rows]
-    encoded = encode_batches(encoder, [[plan.files[row] for row in rows] for rows in left], workers=workers)
-    unit, started = bool(encoder.description.get("normalize")), time.monotonic()
-    with reporter.task("embedding", sum(map(len, left)), "images") as task:
-        for rows, (images, features) in zip(left, encoded, strict=True):
+    if not left:
+        return tally
+    with contextlib.ExitStack() as stack:
+        task = stack.enter_context(reporter.task("embedding", sum(map(len, left)), "images"))
+        encoded = encode([[plan.files[row] for row in rows] for rows in left], task)
+        stack.enter_context(contextlib.closing(encoded))
+        started = time.monotonic()
+        for at, images, features in encoded:
+            rows = left[at]
             usable = [(row, image) for row, image in zip(rows, images, strict=True) if image.item is not None]
             reasons = faults(features, np.dtype(dtype), unit)
             kept = [at for at, reason in enumerate(reasons) if not reason]
@@ -295,7 +318,7 @@ def make_features(
                     tally.fail(image, image.reason)
             tally.take(images)
             task.advance(len(images))
-    tally.seconds = time.monotonic() - started
+        tally.seconds = time.monotonic() - started
     return tally
 
 

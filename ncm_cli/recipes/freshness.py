@@ -33,9 +33,9 @@ VERSION = 3
 SETTLED_NS = 10 * 10**9
 """10 s. The coarsest file times are 2 s (FAT); the rest allows for clocks of file servers."""
 
-NEUTRAL = {("embed", name) for name in ("workers", "batch_size", "max_failures", "fresh")} | {
-    ("finetune", name) for name in ("workers", "fresh")
-}
+NEUTRAL = {
+    ("embed", name) for name in ("workers", "batch_size", "max_failures", "fresh", "cluster", "cpus")
+} | {("finetune", name) for name in ("workers", "fresh")}
 """Options that don't change the result."""
 
 NamedFile = tuple[str, str]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +16,6 @@ from PIL import Image
 
 from ncm_cli.errors import InputError, MismatchError, UsageError
 from ncm_cli.images.embed import embed as run_embed
-from ncm_cli.images.embed import of_rank
 from ncm_cli.images.options import EmbedOptions, Shard, parse_shard
 from ncm_cli.main import run
 from ncm_cli.store.journal import journal_folder
@@ -184,7 +183,7 @@ KILLER = """if True:
     def dying(self, *args):
         append(self, *args)
         calls.append(1)
-        if os.environ["RANK"] == "1" and len(calls) == 2:
+        if os.environ.get("DIES") and len(calls) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
     Journal.append = dying
     main()
@@ -192,32 +191,39 @@ KILLER = """if True:
 
 
 @pytest.mark.slow
-def test_torchrun_goes_on_where_a_killed_rank_stopped(make_pictures: Any, told: Any) -> None:
+def test_other_shards_go_on_where_a_killed_one_stopped(make_pictures: Any, told: Any) -> None:
     pictures = broken(make_pictures(60))
     embed(pictures, output=pictures.folder / "one.h5")
     (killer := pictures.folder / "killer.py").write_text(KILLER)
     given = [str(pictures.manifest), "-o", str(pictures.output), "--batch-size", "4", "--model", "pixels:3"]
     given += ["--workers", "0", "--max-failures", "9", "--json"]
 
-    def torchrun(count: int, *program: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count), *program]
-        return subprocess.run(
-            [*command, "embed", *given], capture_output=True, text=True, check=False, timeout=100
-        )
+    def at_once(count: int, dies: int = -1) -> list[tuple[int, str]]:
+        started = [
+            subprocess.Popen(
+                [sys.executable, str(killer), "embed", *given, "--shard", f"{shard}/{count}"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=os.environ | ({"DIES": "1"} if shard == dies else {}),
+            )
+            for shard in range(count)
+        ]
+        outs = [process.communicate(timeout=100)[0] for process in started]
+        return [(process.returncode, out) for process, out in zip(started, outs, strict=True)]
 
-    first = torchrun(3, str(killer))
-    assert first.returncode and not pictures.output.exists()
+    assert [code for code, _ in at_once(3, dies=1)] == [0, -9, 0] and not pictures.output.exists()
     shards = told(journal_folder(pictures.output))["shards"]
     assert shards["1/3"] == {"rows": 6, "failed": 0, "done": False}
-    second = torchrun(2, "-m", "ncm_cli")
-    assert second.returncode == 0, second.stderr
-    assert json.loads(second.stdout)["rows"] == 57  # of two ranks, one speaks
+    ended = at_once(2)
+    assert [code for code, _ in ended] == [0, 0]
+    assert max(json.loads(out)["rows"] for _, out in ended) == 57
     assert contents(pictures.output) == contents(pictures.folder / "one.h5")
     assert [path.name for path in pictures.folder.glob(".*")] == []
 
 
 @pytest.mark.slow  # loads torch
-def test_each_rank_of_a_machine_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_of_a_machine_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     from ncm_cli.progress import SILENT
     from ncm_cli.solvers.device import choose_device
 
@@ -234,21 +240,6 @@ def test_each_rank_of_a_machine_has_a_device_of_its_own(monkeypatch: pytest.Monk
         assert choose_device("auto", "fp32", SILENT) == choose_device("cuda", "fp32", SILENT) == device
         assert choose_device("cuda:1", "fp32", SILENT) == "cuda:1"
         assert choose_device("cpu", "fp32", SILENT) == "cpu"
-
-
-def test_a_process_of_torchrun_has_the_shard_of_its_rank(
-    make_pictures: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = make_pictures(1).options()
-    assert of_rank(options) is options
-    for name, value in (("RANK", "3"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")):
-        assert of_rank(options) is options  # others set one or two of these for ends of their own
-        monkeypatch.setenv(name, value)
-    assert of_rank(options).shard == "3/8"
-    asked = dataclasses.replace(options, shard="1/2")
-    assert of_rank(asked) is asked
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert of_rank(options) is options
 
 
 def test_shards_of_another_dtype_do_not_decide_what_is_written(tmp_path: Path) -> None:
