@@ -24,8 +24,8 @@ from ncm_cli.errors import InputError, MismatchError, UsageError, as_written, li
 from ncm_cli.images.background import Backgrounds, read_backgrounds
 from ncm_cli.images.encoder import load_encoder, request_key, start_loading
 from ncm_cli.images.manifest import Manifest
-from ncm_cli.images.node_encoder import Job
-from ncm_cli.images.nodes import Cluster, Reference, joined, reference_of
+from ncm_cli.images.node_encoder import EncodingJob
+from ncm_cli.images.nodes import Cluster, Reference, joined_cluster, reference_of
 from ncm_cli.images.options import EmbedOptions, parse_intensity_range, parse_shard
 from ncm_cli.images.paths import is_remote
 from ncm_cli.images.peers import embeddings_of, features_of
@@ -143,7 +143,7 @@ def embed(options: EmbedOptions, *, verify: bool = False, reporter: Reporter = S
     """
     started = time.monotonic()
     options = check(_completed(check(with_encoder_of_reuse(check(options), reporter))))
-    with joined(options, reporter) as cluster:
+    with joined_cluster(options, reporter) as cluster:
         return _embed(options, cluster, verify, reporter, started)
 
 
@@ -386,7 +386,7 @@ class _ImageRun:
         """The ``auto`` number of images at once, and what encodes them."""
         workers = parse_workers(self.options.workers)
         if self.cluster is not None:
-            job = Job(
+            job = EncodingJob(
                 request=self.request,
                 backgrounds=self.backgrounds,
                 device=self.cluster.device,

@@ -25,7 +25,7 @@ from ncm_cli.store.digests import canonical_json, printable
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class EncodingJob:
     """What an actor needs to encode: the request, and what else the command was told."""
 
     request: EncoderRequest
@@ -83,7 +83,7 @@ class NodeEncoder:
     Batches come in two threads; the encoder always runs in a third.
     """
 
-    def __init__(self, job: Job, cores: int, readers: tuple[int, bool]) -> None:
+    def __init__(self, job: EncodingJob, cores: int, readers: tuple[int, bool]) -> None:
         self._job, self._cores, self._chosen = job, cores, readers
         self._thread, self._heard = ThreadPoolExecutor(1, thread_name_prefix="encode"), Warnings()
 

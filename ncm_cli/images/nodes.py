@@ -22,7 +22,7 @@ import numpy as np
 
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError, listing
 from ncm_cli.images.encoder import load_encoder
-from ncm_cli.images.node_encoder import Job, NodeEncoder, Unread, Warnings, is_on_disk
+from ncm_cli.images.node_encoder import EncodingJob, NodeEncoder, Unread, Warnings, is_on_disk
 from ncm_cli.images.options import EmbedOptions
 from ncm_cli.images.pixels import PIXELS_BATCH
 from ncm_cli.images.reading import FetchedImage, ReadImage, choose_readers, fetch_image
@@ -109,7 +109,7 @@ class Cluster:
         batches: Sequence[Sequence[ImageFile]],
         task: Task,
         *,
-        job: Job,
+        job: EncodingJob,
         key: dict[str, Any],
         description: dict[str, Any],
         reporter: Reporter,
@@ -144,7 +144,7 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def joined(options: EmbedOptions, reporter: Reporter) -> Iterator[Cluster | None]:
+def joined_cluster(options: EmbedOptions, reporter: Reporter) -> Iterator[Cluster | None]:
     """The cluster that the options name, connected and checked; None if they name none."""
     if options.cluster is None:
         yield None
@@ -199,7 +199,7 @@ class _Work:
         cluster: Cluster,
         batches: Sequence[Sequence[ImageFile]],
         task: Task,
-        job: Job,
+        job: EncodingJob,
         key: dict[str, Any],
         description: dict[str, Any],
         reporter: Reporter,
