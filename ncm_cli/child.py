@@ -58,7 +58,8 @@ class Child:
 def serve(descriptor: int, main: Main) -> None:
     """The main function of a child: run ``main`` until the socket closes."""
     connection, stream = Connection(descriptor), socket.socket(fileno=os.dup(descriptor))
-    threading.Thread(target=_end_with, args=(descriptor,), daemon=True).start()
+    # A copy, which stays open while an exception ends this process, with the exit code of that.
+    threading.Thread(target=_end_with, args=(os.dup(descriptor),), daemon=True).start()
     with contextlib.suppress(EOFError, ConnectionError):
         main(connection, stream)
 

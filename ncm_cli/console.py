@@ -415,6 +415,10 @@ class _BarTask(Task):
     def relabel(self, label: str) -> None:
         self._progress.update(self._id, description=_message(label))
 
+    def remove(self) -> None:
+        """Take the bar away."""
+        self._progress.remove_task(self._id)
+
 
 class ConsoleReporter(Reporter):
     """Progress bars on a terminal, plain lines in a log; all of it on stderr."""
@@ -422,6 +426,8 @@ class ConsoleReporter(Reporter):
     def __init__(self, *, quiet: bool, verbose: bool) -> None:
         self._quiet, self._verbose = quiet, verbose
         self._console = _console(sys.stderr)
+        self._open = 0
+        """The tasks that have a bar."""
 
     @contextmanager
     def task(self, label: str, total: int | None = None, unit: str = "rows") -> Iterator[Task]:
@@ -431,10 +437,28 @@ class ConsoleReporter(Reporter):
         elif not self._console.file.isatty():  # a notebook, which has colours, is no terminal
             yield _LoggedTask(label, total, unit)
         else:
+            with self._shown_bars() as progress:
+                bar = _BarTask(progress, label, total, unit)
+                try:
+                    yield bar
+                finally:
+                    bar.remove()
+
+    @contextmanager
+    def _shown_bars(self) -> Iterator[Progress]:
+        """The bars of all open tasks: rich shows one such display at a time."""
+        if not self._open:
             name = TextColumn("{task.description}", markup=False)
             columns = (name, BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
-            with Progress(*columns, console=self._console, transient=True) as progress:
-                yield _BarTask(progress, label, total, unit)
+            self._bars = Progress(*columns, console=self._console, transient=True)
+            self._bars.start()
+        self._open += 1
+        try:
+            yield self._bars
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._bars.stop()
 
     def note(self, message: str) -> None:
         if not self._quiet:

@@ -3,8 +3,42 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import re
+import traceback
 from collections.abc import Iterable
+
+_FREE_SPACE = "free some space and run the same command again"
+_GET_PERMISSION = "another place, or the right to read or write there"
+_SAVE_MEMORY = "fewer rows (--where), a smaller --batch-size, or a higher ulimit -v if there is one"
+
+EXPECTED_OS_ERRORS = {
+    errno.ENOSPC: ("the disk is full", _FREE_SPACE),
+    errno.EDQUOT: ("the disk quota is used up", _FREE_SPACE),
+    errno.ENOENT: ("no such file or folder", None),
+    errno.EACCES: ("permission denied", _GET_PERMISSION),
+    errno.EPERM: ("permission denied", _GET_PERMISSION),
+    errno.EEXIST: ("a file where a folder is expected", "another place to write to, or move that file away"),
+    errno.EISDIR: ("a folder where a file is expected", None),
+    errno.ENOTDIR: ("a file where a folder is expected", None),
+    errno.EROFS: ("the file system is read-only", "another place to write to"),
+    errno.ENAMETOOLONG: ("the file name is too long", None),
+    errno.EMFILE: ("too many files are open", "ulimit -n with a larger number, or fewer --workers"),
+    errno.ENFILE: ("too many files are open on this machine", None),
+    errno.ENOMEM: ("out of memory", _SAVE_MEMORY),
+    errno.EAGAIN: ("the system gives no more processes or threads", "end some, or a higher ulimit -u"),
+}
+"""Refusals of the system by errno: in words, and the advice. Any other `OSError` is a bug."""
+
+_LIBRARY_WORDS = {
+    "Too many open files": errno.EMFILE,
+    "failed to map": errno.ENOMEM,
+    "allocate memory": errno.ENOMEM,
+    "out of memory": errno.ENOMEM,
+    "bad_alloc": errno.ENOMEM,
+    "can't start new thread": errno.EAGAIN,
+}
+"""Words in errors that libraries raise if the system refuses something, and the errno that they mean."""
 
 
 class NcmError(Exception):
@@ -61,6 +95,28 @@ class MismatchError(NcmError):
     title = "files that don't belong together"
 
 
+class UnexpectedError(NcmError):
+    """An unexpected error in another process, with its traceback in ``found``."""
+
+    exit_code = 1
+    title = "a bug of ncm"
+
+
+def portable(error: Exception) -> NcmError:
+    """The error as one that can be sent to another process, with its parts as text."""
+    refusal = error if isinstance(error, NcmError) else system_refusal(error)
+    if refusal is None:
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        return UnexpectedError(f"{type(error).__name__}: {error}", found=f"\n{trace}", fix="please report it")
+    kinds = (UsageError, MismatchError, UnexpectedError, InputError, NcmError)
+    kind = next(kind for kind in kinds if isinstance(refusal, kind))
+    parts = {name: getattr(refusal, name) for name in ("where", "found", "expected", "fix")}
+    texts = {name: None if part is None else str(part) for name, part in parts.items()}
+    if refusal.where is not None:
+        texts["where"] = as_written(refusal.where)
+    return kind(refusal.what, **texts)
+
+
 def as_written(path: object) -> str:
     """A path as text; addresses get back the slashes that pathlib drops after their scheme."""
     text = re.sub(r"^([A-Za-z][A-Za-z0-9+.-]+):/+", lambda found: f"{found[1].lower()}://", str(path))
@@ -93,3 +149,18 @@ def unknown(
         expected=f"one of: {listing(names)}",
         fix=f"did you mean {close!r}?" if close else None,
     )
+
+
+def system_refusal(error: Exception) -> NcmError | None:
+    """The `NcmError` for an error by which the system refused something; None for any other error."""
+    if isinstance(error, OSError) and error.errno in EXPECTED_OS_ERRORS:
+        what, fix = EXPECTED_OS_ERRORS[error.errno]
+        return NcmError(what, where=error.filename, found=error.strerror, fix=fix)
+    cause: BaseException | None = error
+    while cause is not None:
+        number = next((number for words, number in _LIBRARY_WORDS.items() if words in str(cause)), None)
+        if number is not None or isinstance(cause, MemoryError):
+            what, fix = EXPECTED_OS_ERRORS[number or errno.ENOMEM]
+            return NcmError(what, found=" ".join(str(cause).split())[:300] or None, fix=fix)
+        cause = cause.__cause__ or cause.__context__
+    return None

@@ -22,7 +22,7 @@ import typer
 
 from ncm_cli import __version__
 from ncm_cli.completion import completion
-from ncm_cli.errors import NcmError, UsageError, listing
+from ncm_cli.errors import NcmError, UsageError, listing, system_refusal
 from ncm_cli.next_command import next_command
 from ncm_cli.options import Field, fields_of, values_of
 from ncm_cli.registry import BUILDERS, COMMANDS, TOPICS, Command, examples_of, options_of, screen_of, work_of
@@ -43,38 +43,6 @@ PICTURE = r"""
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
-
-_FREE_SPACE = "free some space and run the same command again"
-_GET_PERMISSION = "another place, or the right to read or write there"
-_SAVE_MEMORY = "fewer rows (--where), a smaller --batch-size, or a higher ulimit -v if there is one"
-
-EXPECTED_OS_ERRORS = {
-    errno.ENOSPC: ("the disk is full", _FREE_SPACE),
-    errno.EDQUOT: ("the disk quota is used up", _FREE_SPACE),
-    errno.ENOENT: ("no such file or folder", None),
-    errno.EACCES: ("permission denied", _GET_PERMISSION),
-    errno.EPERM: ("permission denied", _GET_PERMISSION),
-    errno.EEXIST: ("a file where a folder is expected", "another place to write to, or move that file away"),
-    errno.EISDIR: ("a folder where a file is expected", None),
-    errno.ENOTDIR: ("a file where a folder is expected", None),
-    errno.EROFS: ("the file system is read-only", "another place to write to"),
-    errno.ENAMETOOLONG: ("the file name is too long", None),
-    errno.EMFILE: ("too many files are open", "ulimit -n with a larger number, or fewer --workers"),
-    errno.ENFILE: ("too many files are open on this machine", None),
-    errno.ENOMEM: ("out of memory", _SAVE_MEMORY),
-    errno.EAGAIN: ("the system gives no more processes or threads", "end some, or a higher ulimit -u"),
-}
-"""Refusals of the system by errno: in words, and the advice. Any other `OSError` is a bug."""
-
-_LIBRARY_WORDS = {
-    "Too many open files": errno.EMFILE,
-    "failed to map": errno.ENOMEM,
-    "allocate memory": errno.ENOMEM,
-    "out of memory": errno.ENOMEM,
-    "bad_alloc": errno.ENOMEM,
-    "can't start new thread": errno.EAGAIN,
-}
-"""Words in errors that libraries raise if the system refuses something, and the errno that they mean."""
 
 _START_BYTES, _THREAD_BYTES, _MAX_THREADS = 256 << 20, 64 << 20, 64
 """Address space that numpy and scipy need, what each thread of OpenBLAS adds, and its most threads."""
@@ -314,7 +282,7 @@ def run(argv: list[str]) -> int:
             return 0
         raise
     except Exception as error:
-        if refusal := _system_refusal(error):
+        if refusal := system_refusal(error):
             return _print_refusal(refusal)
         # Some versions of typer have their own copy of click; usage errors of both have these attributes.
         if not (hasattr(error, "format_message") and hasattr(error, "exit_code")):
@@ -331,21 +299,6 @@ def run(argv: list[str]) -> int:
     if result == INTERRUPTED:
         print("interrupted: run the same command again", file=sys.stderr)
     return result if isinstance(result, int) else 0
-
-
-def _system_refusal(error: Exception) -> NcmError | None:
-    """The `NcmError` for an error by which the system refused something; None for any other error."""
-    if isinstance(error, OSError) and error.errno in EXPECTED_OS_ERRORS:
-        what, fix = EXPECTED_OS_ERRORS[error.errno]
-        return NcmError(what, where=error.filename, found=error.strerror, fix=fix)
-    cause: BaseException | None = error
-    while cause is not None:
-        number = next((number for words, number in _LIBRARY_WORDS.items() if words in str(cause)), None)
-        if number is not None or isinstance(cause, MemoryError):
-            what, fix = EXPECTED_OS_ERRORS[number or errno.ENOMEM]
-            return NcmError(what, found=" ".join(str(cause).split())[:300] or None, fix=fix)
-        cause = cause.__cause__ or cause.__context__
-    return None
 
 
 def _print_refusal(error: NcmError) -> int:

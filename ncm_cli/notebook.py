@@ -18,7 +18,7 @@ from ncm_cli.given import options_from
 from ncm_cli.images.weights import tuned_facts
 from ncm_cli.options import fields_of
 from ncm_cli.progress import SILENT
-from ncm_cli.registry import BUILDERS, STEPS, options_of, screen_of, work_of
+from ncm_cli.registry import BUILDERS, WORKING, options_of, screen_of, work_of
 from ncm_cli.results.report import Report
 from ncm_cli.store import recognise
 from ncm_cli.store.features import FeatureStore
@@ -110,8 +110,8 @@ def run(command: str, /, **given: Any) -> Result:
     ('eval', 100, {'label': '1'})
     """
     step, _, builder = command.partition(" ") if isinstance(command, str) else ("", "", "")
-    if step not in STEPS or (step == "data" and builder not in BUILDERS):
-        commands = [name for name in STEPS if name != "data"] + [f"data {name}" for name in BUILDERS]
+    if step not in WORKING or (step == "data" and builder not in BUILDERS):
+        commands = [name for name in WORKING if name != "data"] + [f"data {name}" for name in BUILDERS]
         raise UsageError(f"no command {command!r} to run", expected=listing(commands))
     options = options_of(command)
     fields = {field.name: field for field in fields_of(options)}

@@ -22,7 +22,7 @@ class Command:
     options: str = ""
     """Module and class, below ``ncm_cli``."""
     work: str | None = None
-    """Module and function ``work(options, *, reporter)``; None for what is no step of a recipe."""
+    """Module and function ``work(options, *, reporter)``; None for what Python has other ways for."""
     json: bool = True
     """Whether it has ``--json``."""
 
@@ -88,7 +88,7 @@ COMMANDS = {
     "run": Command(
         "Run a recipe: all of the above in one YAML file.",
         "recipes.options:RunOptions",
-        None,
+        "commands.run:work",
     ),
     "help": Command(
         "Read about a topic.",
@@ -159,7 +159,10 @@ TOPICS = {
 """The topics of ``ncm help NAME``, which shows the file ``help/NAME.md``. In the order in which people need
 them."""
 
-STEPS = tuple(name for name, command in COMMANDS.items() if command.work)
+WORKING = tuple(name for name, command in COMMANDS.items() if command.work)
+"""The commands that Python can run."""
+
+STEPS = tuple(name for name in WORKING if name != "run")
 """The steps that a recipe may hold."""
 
 

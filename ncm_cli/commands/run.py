@@ -6,11 +6,14 @@ import dataclasses
 from textwrap import fill, indent
 from typing import Any
 
-from ncm_cli.console import Ui
+from ncm_cli.console import Ui, print_error
+from ncm_cli.errors import listing
+from ncm_cli.progress import Reporter
 from ncm_cli.recipes.catalogue import catalogue, copy_recipe, find_recipe
 from ncm_cli.recipes.load import Recipe, read_recipe
 from ncm_cli.recipes.options import RunOptions
-from ncm_cli.recipes.run import RunReport, Summary, selected_jobs, shell_lines
+from ncm_cli.recipes.outcome import Summary
+from ncm_cli.recipes.run import RunReport, selected_jobs, shell_lines
 from ncm_cli.recipes.run import run as run_recipe
 from ncm_cli.recipes.steps import REPORT
 from ncm_cli.results.formats import terminal
@@ -33,31 +36,79 @@ def run(options: RunOptions, ui: Ui) -> int | None:
         copy = copy_recipe(options.recipe, replace=options.force)
         ui.note(f"wrote {copy}; ncm run {copy} runs it")
         return None
-    recipe = read_recipe(
-        find_recipe(options.recipe, ui.reporter),
-        out=options.out,
-        sets=options.set,
-        dry_run=options.dry_run,
-        allow_outside=options.allow_outside,
-    )
+    recipe = _read(options, ui.reporter)
     if options.dry_run:
-        for missing in recipe.missing:
-            ui.reporter.warn(missing)
-        lines = shell_lines(recipe, selected_jobs(recipe, options.only))
+        lines = _shell_lines(recipe, options, ui.reporter)
         if ui.json:
             ui.result({"recipe": recipe.name, "lines": lines})
         else:
             print("\n".join(lines))
         return None
-    report = run_recipe(recipe, only=options.only, force=options.force, reporter=ui.reporter)
+    report = _run(recipe, options, ui.reporter)
     if ui.json:
         ui.result(report)
     else:
         _show(report, ui)
-    if options.strict and (missed := report.missed):
+    if report.failed:
+        _show_failures(report, ui)
+    elif options.strict and (missed := report.missed):
         ui.reporter.warn(f"{missed} expected value{'s were' if missed > 1 else ' was'} missed (--strict)")
         return MISSED
     return report.exit_code or None
+
+
+def work(options: RunOptions, *, reporter: Reporter) -> RunReport | dict[str, Any]:
+    """What `run` does, for Python: the report, or what ``--json`` prints.
+
+    Raises the error of the first step that failed.
+    """
+    if options.list:
+        return {"recipes": catalogue()}
+    assert options.recipe is not None
+    if options.copy:
+        return {"recipe": copy_recipe(options.recipe, replace=options.force)}
+    recipe = _read(options, reporter)
+    if options.dry_run:
+        return {"recipe": recipe.name, "lines": _shell_lines(recipe, options, reporter)}
+    report = _run(recipe, options, reporter)
+    if report.failed:
+        raise report.failed[0].error
+    return report
+
+
+def _read(options: RunOptions, reporter: Reporter) -> Recipe:
+    assert options.recipe is not None
+    return read_recipe(
+        find_recipe(options.recipe, reporter),
+        out=options.out,
+        sets=options.set,
+        dry_run=options.dry_run,
+        allow_outside=options.allow_outside,
+    )
+
+
+def _shell_lines(recipe: Recipe, options: RunOptions, reporter: Reporter) -> list[str]:
+    for missing in recipe.missing:
+        reporter.warn(missing)
+    return shell_lines(recipe, selected_jobs(recipe, options.only))
+
+
+def _run(recipe: Recipe, options: RunOptions, reporter: Reporter) -> RunReport:
+    names = ("only", "force", "jobs", "cluster", "cpus")
+    return run_recipe(recipe, **{name: getattr(options, name) for name in names}, reporter=reporter)
+
+
+def _show_failures(report: RunReport, ui: Ui) -> None:
+    """The errors in full, then the steps that failed and those that didn't run."""
+    for failure in report.failed:
+        error = failure.error
+        print_error(f"{failure.step}: {error.title}", error.what, error.lines())
+    failed = [failure.step for failure in report.failed]
+    ui.reporter.warn(f"{len(failed)} step{'s' * (len(failed) > 1)} failed: {listing(failed)}")
+    if report.stopped:
+        stopped = [f"{stopped.step} (after {stopped.because})" for stopped in report.stopped]
+        ui.reporter.warn(f"{len(stopped)} didn't run, since they depend on a failed one: {listing(stopped)}")
+    ui.note("run the same command again: finished steps aren't repeated")
 
 
 def _show_catalogue(recipes: list[dict[str, Any]], ui: Ui) -> None:

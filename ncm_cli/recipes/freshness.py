@@ -73,8 +73,9 @@ class State:
             self._jobs, self._digests = record["jobs"], record["digests"]
 
     def save(self) -> None:
-        """Write the record, atomically."""
-        write_document(self._path, FORMAT, VERSION, {"jobs": self._jobs, "digests": self._digests})
+        """Write the record, atomically; the same one in whatever order jobs have ended."""
+        jobs, digests = (dict(sorted(record.items())) for record in (self._jobs, self._digests))
+        write_document(self._path, FORMAT, VERSION, {"jobs": jobs, "digests": digests})
 
     def made(self, path: Path) -> bool:
         """Whether the run made the file at a path; outside the run's folder, it must also be unchanged."""

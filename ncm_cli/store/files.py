@@ -25,7 +25,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -449,12 +449,39 @@ def writer_lock(output: Path | str, *, wait: float | None = None) -> Iterator[No
         held.close()
 
 
+_LENT: set[str] = set()
+"""Outputs whose locks are held by the process for which this one works."""
+
+
+@contextlib.contextmanager
+def lent_lock(output: Path | str) -> Iterator[None]:
+    """Count the lock of ``output`` as held by this process, which works for the one that holds it."""
+    name = os.path.realpath(output)
+    _LENT.add(name)
+    try:
+        yield
+    finally:
+        _LENT.discard(name)
+
+
 def holds_lock(output: Path | str) -> bool:
-    """Whether this process is writing ``output``."""
+    """Whether this process, or the one for which it works, is writing ``output``."""
+    if os.path.realpath(output) in _LENT:
+        return True
     with contextlib.suppress(OSError, InputError):
         holder = _holder(_lock_content(lock_path(os.path.realpath(output))))
         return holder is not None and (holder["pid"], holder["place"]) == (os.getpid(), pid_namespace())
     return False
+
+
+def remove_lock_of(output: Path | str, hosts: Collection[str]) -> None:
+    """Remove an output's lock if a process of one of these hosts, which are no more, holds it."""
+    path = lock_path(os.path.realpath(output))
+    with contextlib.suppress(FileNotFoundError):
+        content = _lock_content(path)
+        holder = _holder(content)
+        if holder is not None and holder["host"] in hosts:
+            _remove_left(path, content)
 
 
 def _created(path: Path) -> BinaryIO | None:

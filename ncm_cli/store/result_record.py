@@ -459,6 +459,8 @@ class Run(TypedDict, total=False):
     rows: list[dict[str, Any]]
     expect: list[_Verdict]
     provenance: _Provenance
+    failed: list[dict[str, Any]]
+    stopped: list[dict[str, str]]
 
 
 SCHEMAS: dict[str, Any] = {"eval": Eval, "bound": Bound, "sweep": Sweep, "finetune": Finetune, "run": Run}

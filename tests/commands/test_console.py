@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from ncm_cli.console import Ui
+from ncm_cli.console import ConsoleReporter, Ui
 from ncm_cli.main import run
 
 LONG = 110
@@ -298,3 +298,32 @@ def test_no_number_and_no_id_is_ever_broken(data: st.DataObject, width: int) -> 
         whole = stream.buffer.getvalue().decode()  # type: ignore[attr-defined]
     assert len(whole.splitlines()) == len(rows) + 3
     assert words(shown) == words(whole)
+
+
+def test_several_tasks_have_a_bar_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        encoding = "utf-8"
+
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", shown := Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    reporter = ConsoleReporter(quiet=False, verbose=False)
+    with reporter.task("steps", 2) as first:
+        second = reporter.task("embed (seed 1): reading", 10, "images")
+        with second as bar:
+            bar.advance(3)
+            reporter._bars.refresh()
+            frame = shown.getvalue().rpartition("steps")
+            assert "embed (seed 1): reading" in frame[2] and "3/10" in frame[2]
+        first.advance()
+        shown.seek(0)
+        shown.truncate()
+        reporter._bars.refresh()
+        assert "steps" in shown.getvalue() and "reading" not in shown.getvalue() and "1/2" in shown.getvalue()
+    with reporter.task("later", 1) as last:  # a new display, after the first has ended
+        last.advance()
+        reporter._bars.refresh()
+        assert "later" in shown.getvalue()
