@@ -365,15 +365,15 @@ class _Work:
             if not free:
                 return
             actor = min(free, key=lambda actor: len(actor.batches))
-            if not actor.batches and self._alone:
-                batch = self._alone.popleft()
-            elif self._left:
+            if self._left:
                 batch = self._left.popleft()
+                if self._deaths[batch]:  # after all others
+                    self._alone.append(batch)
+                    continue
+            elif not actor.batches:
+                batch = self._alone.popleft()
             else:
                 return
-            if self._deaths[batch] and actor.batches:
-                self._alone.append(batch)
-                continue
             files = self._batches[batch]
             images = [*map(self._fetched, files)] if actor.node.id in self._sent_to else files
             self._call(actor, batch, images)
@@ -435,9 +435,10 @@ class _Work:
                 fix="--augment background takes pictures and masks from a disk that all nodes share",
             )
         images = [*self._driver_readers.map(self._fetched, self._batches[batch])]
-        if not (isinstance(images[at], FetchedImage) and images[at].reason):
+        missing = isinstance(images[at], FetchedImage) and images[at].reason
+        if not missing and actor.node.id not in self._sent_to:
             self._sent_to.add(actor.node.id)
-            self._say(f"{actor.node.name} can't read {path}: its pictures are sent to it")
+            self._reporter.note(f"{actor.node.name} can't read {path}: its pictures are sent to it")
         self._call(actor, batch, images)
 
     def _forget(self, id: str) -> None:
