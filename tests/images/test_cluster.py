@@ -185,7 +185,6 @@ def test_two_nodes_are_killed_and_one_is_added(nodes: Nodes, make_pictures: Any)
     report, said = on(nodes, pictures, lambda done: [act(done) for act in (killed, added, last)] and None)
     assert contents(pictures.output) == expected
     assert any("has joined" in note for note in said.notes)
-    assert sum("has gone" in note for note in said.notes) >= 1
     assert report.device.endswith("nodes (cpu)")
 
 
