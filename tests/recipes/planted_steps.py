@@ -16,11 +16,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ncm_cli.recipes import perform, processes
+from ncm_cli.recipes import cluster, perform, processes
 from ncm_cli.registry import work_of
 from ncm_cli.store.files import writer_lock
 
 serve = processes.serve_steps
+cluster_step = cluster._step
 
 
 def _before(planted: Callable[[Any], None]) -> None:
@@ -95,3 +96,17 @@ def serve_with_a_bug(connection: Connection, stream: socket.socket) -> None:
 def serve_nothing(connection: Connection, stream: socket.socket) -> None:
     """The process ends at once."""
     raise SystemExit(7)
+
+
+def step_that_waits_once(place: Any, cpus: int, order: Any, read: Any) -> Any:
+    """A task of Ray: the planted step, when it runs for the first time, waits in the lock of its output."""
+    import ray
+
+    if _is_planted(order.options):
+        first = "waiting" not in Path(os.environ["PLANTED_NOTES"]).read_text()
+        node = ray.get_runtime_context().get_node_id()
+        with writer_lock(order.options.output):
+            note("waiting" if first else "again", node)
+            if first:
+                time.sleep(60)
+    return cluster_step(place, cpus, order, read)
