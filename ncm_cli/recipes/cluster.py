@@ -145,6 +145,7 @@ class ClusterTasks:
                     yield number, message
             except (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError) as error:
                 if tries < MAX_TRIES:
+                    time.sleep(LOOK_SECONDS)  # the process may outlive its node for a moment
                     self._remove_locks(self._jobs[number])
                     self.start(number, order, gpu, tries + 1)
                     continue

@@ -24,22 +24,9 @@ from ncm_cli.recipes.steps import Job
 from ncm_cli.store.files import BusyError, read_result, writer_lock
 from tests.recipes import planted_steps
 from tests.recipes.run_folders import contents_of
-from tests.recipes.test_pipeline import RECIPE, _images
 from tests.world import Heard
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs child processes with sockets")
-
-MORE = """  - report: {results: "test-*.json", format: markdown, output: table.md}
-"""
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    """A folder with a recipe and its images: seven steps and a report."""
-    _images(tmp_path)
-    text = RECIPE.replace("expect:", MORE + "expect:").replace("{decay: 1e-2,", "{decay: 1e-2, rows: test,")
-    (tmp_path / "tiny.yaml").write_text(text.replace("where: split=test\n", "where: split=${rows}\n"))
-    return tmp_path
 
 
 def _run(folder: Path, *sets: str, **options: Any) -> RunReport:
@@ -54,11 +41,11 @@ def _whole(folder: Path, **options: Any) -> dict[str, str]:
     return contents
 
 
-def test_the_same_files_as_one_by_one(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_files_as_one_by_one(eight_steps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone, heard = Heard(), Heard()
-    one_by_one = _whole(tiny, reporter=alone)
-    report = _run(tiny, jobs=2, reporter=heard)
-    assert contents_of(tiny / "out") == one_by_one
+    one_by_one = _whole(eight_steps, reporter=alone)
+    report = _run(eight_steps, jobs=2, reporter=heard)
+    assert contents_of(eight_steps / "out") == one_by_one
     assert len(one_by_one) == 10
     assert report.ran == (
         "embed",
@@ -72,7 +59,7 @@ def test_the_same_files_as_one_by_one(tiny: Path, monkeypatch: pytest.MonkeyPatc
         f"probe (seed {seed}): {warning}" for seed, warning in enumerate(sorted(alone.warnings))
     ]
     monkeypatch.setattr(processes, "Child", None)  # not needed for what is up to date
-    again = _run(tiny, jobs=2)
+    again = _run(eight_steps, jobs=2)
     assert again.ran == () and again.skipped == report.ran
     assert again.rows == report.rows and again.comparisons == report.comparisons
 
@@ -98,8 +85,8 @@ def test_what_depends_on_what() -> None:
     assert dependencies(jobs) == [set(), {0}, {1}, set(), set(), {4}, {0, 1}, {4, 5}, {1, 5}]
 
 
-def test_a_report_waits_for_all_results_of_its_pattern(tiny: Path) -> None:
-    jobs = read_recipe(tiny / "tiny.yaml", out=Path("out"), sets=()).jobs
+def test_a_report_waits_for_all_results_of_its_pattern(eight_steps: Path) -> None:
+    jobs = read_recipe(eight_steps / "tiny.yaml", out=Path("out"), sets=()).jobs
     before = dependencies(jobs)
     titles = [job.title for job in jobs]
     assert {titles[number] for number in before[-1]} == {"eval (seed 0)", "eval (seed 1)"}
@@ -146,26 +133,26 @@ def test_a_stopped_job_names_the_first_failed_one_in_whatever_order_they_failed(
     assert plan.stopped() == {2: 0} and not plan.open
 
 
-def test_a_failed_step_stops_what_depends_on_it_alone(tiny: Path) -> None:
+def test_a_failed_step_stops_what_depends_on_it_alone(eight_steps: Path) -> None:
     """The rows of one eval step become none: its old results stay on disk, and aren't shown."""
-    assert _run(tiny).comparisons[0].measured is not None
+    assert _run(eight_steps).comparisons[0].measured is not None
     heard = Heard()
-    report = _run(tiny, "rows=nowhere", "decay=1", jobs=2, reporter=heard)
+    report = _run(eight_steps, "rows=nowhere", "decay=1", jobs=2, reporter=heard)
     assert [failure.step for failure in report.failed] == ["eval (seed 0)", "eval (seed 1)"]
     assert [(stopped.step, stopped.because) for stopped in report.stopped] == [("report", "eval (seed 0)")]
     assert report.ran == ("probe (seed 0)", "probe (seed 1)", "eval-2 (seed 0)", "eval-2 (seed 1)")
     assert report.exit_code == 3
-    assert all((tiny / "out" / f"test-{seed}.json").exists() for seed in (0, 1))
-    written = read_result(tiny / "out" / "report.json")
+    assert all((eight_steps / "out" / f"test-{seed}.json").exists() for seed in (0, 1))
+    written = read_result(eight_steps / "out" / "report.json")
     assert [entry["step"] for entry in written["failed"]] == ["eval (seed 0)", "eval (seed 1)"]
     assert written["stopped"] == [{"step": "report", "because": "eval (seed 0)"}]
     assert [comparison.measured for comparison in report.comparisons] == [None] * 3
     made = {entry["file"]: entry["sha256"] for entry in written["provenance"]["files"]}
     assert made["test-0.json"] is None and made["val-0.json"]
     assert any("eval (seed 0) failed" in warning for warning in heard.warnings)
-    done = _run(tiny, "decay=1", jobs=2)
+    done = _run(eight_steps, "decay=1", jobs=2)
     assert done.ran == ("eval (seed 0)", "eval (seed 1)", "report") and not done.failed
-    assert "failed" not in read_result(tiny / "out" / "report.json")
+    assert "failed" not in read_result(eight_steps / "out" / "report.json")
 
 
 def _ncm(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -173,8 +160,8 @@ def _ncm(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_failures_on_the_command_line(tiny: Path) -> None:
-    done = _ncm(tiny, "--jobs", "2", "--set", "rows=nowhere", "--json")
+def test_failures_on_the_command_line(eight_steps: Path) -> None:
+    done = _ncm(eight_steps, "--jobs", "2", "--set", "rows=nowhere", "--json")
     assert done.returncode == 3
     body = json.loads(done.stdout)
     assert [entry["step"] for entry in body["failed"]] == ["eval (seed 0)", "eval (seed 1)"]
@@ -186,40 +173,40 @@ def test_failures_on_the_command_line(tiny: Path) -> None:
 
 
 @pytest.fixture
-def planted(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def planted(eight_steps: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Let child processes run a function of `planted_steps`; returns the file of their notes."""
 
     def plant(serve: Any, output: str = "") -> Path:
         if serve is not None:
             monkeypatch.setattr(processes, "serve_steps", serve)
-        monkeypatch.setenv("PLANTED_NOTES", str(tiny / "notes"))
+        monkeypatch.setenv("PLANTED_NOTES", str(eight_steps / "notes"))
         monkeypatch.setenv("PLANTED_STEP", output)
-        return tiny / "notes"
+        return eight_steps / "notes"
 
     return plant
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_a_failed_step(tiny: Path, planted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_process_is_a_failed_step(eight_steps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(processes, "serve_steps", planted_steps.serve_until_killed)
         patch.setenv("PLANTED_STEP", "erm-1.safetensors")
-        report = _run(tiny, jobs=2)
+        report = _run(eight_steps, jobs=2)
     (failure,) = report.failed
     assert failure.step == "probe (seed 1)"
     assert failure.error.what == "the process of this step was ended by SIGKILL"
     assert "--jobs" in str(failure.error.fix)
     assert {stopped.step for stopped in report.stopped} == {"eval (seed 1)", "eval-2 (seed 1)", "report"}
     assert set(report.ran) == {"embed", "probe (seed 0)", "eval (seed 0)", "eval-2 (seed 0)"}
-    assert len(_run(tiny, jobs=2).ran) == 4
-    contents = contents_of(tiny / "out")
-    shutil.rmtree(tiny / "out")
-    assert contents == _whole(tiny)
+    assert len(_run(eight_steps, jobs=2).ran) == 4
+    contents = contents_of(eight_steps / "out")
+    shutil.rmtree(eight_steps / "out")
+    assert contents == _whole(eight_steps)
 
 
-def test_a_bug_in_a_step_keeps_its_traceback(tiny: Path, planted: Any) -> None:
+def test_a_bug_in_a_step_keeps_its_traceback(eight_steps: Path, planted: Any) -> None:
     planted(planted_steps.serve_with_a_bug, "test-0.json")
-    report = _run(tiny, jobs=2)
+    report = _run(eight_steps, jobs=2)
     (failure,) = report.failed
     assert (failure.step, report.exit_code) == ("eval (seed 0)", 1)
     assert failure.error.what == "ZeroDivisionError: planted"
@@ -227,14 +214,14 @@ def test_a_bug_in_a_step_keeps_its_traceback(tiny: Path, planted: Any) -> None:
 
 
 @pytest.mark.slow
-def test_each_gpu_has_its_process(tiny: Path, planted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_gpu_has_its_process(eight_steps: Path, planted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two GPUs, three processes: only training with adam may use one."""
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    text = (tiny / "tiny.yaml").read_text()
+    text = (eight_steps / "tiny.yaml").read_text()
     text = text.replace("weight_decay: ${decay}\n", "solver: adam\n      epochs: 5\n")
-    (tiny / "tiny.yaml").write_text(text.replace("seed: [0, 1]", "seed: [0, 1, 2, 3]"))
+    (eight_steps / "tiny.yaml").write_text(text.replace("seed: [0, 1]", "seed: [0, 1, 2, 3]"))
     notes = planted(planted_steps.serve_with_two_gpus)
-    assert not _run(tiny, jobs=3).failed
+    assert not _run(eight_steps, jobs=3).failed
     lines = [line.split() for line in notes.read_text().splitlines()]
     processes_of: dict[str, set[str]] = {}
     for output, gpu, together, threads, process in lines:
@@ -256,14 +243,14 @@ def test_threads_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     assert processes.environment(4)["OPENBLAS_NUM_THREADS"] == "6"
 
 
-def test_a_second_run_at_the_same_time_is_refused(tiny: Path) -> None:
-    (tiny / "out").mkdir()
-    with writer_lock(tiny / "out" / "report.json"), pytest.raises(BusyError):
-        _run(tiny, jobs=2)
+def test_a_second_run_at_the_same_time_is_refused(eight_steps: Path) -> None:
+    (eight_steps / "out").mkdir()
+    with writer_lock(eight_steps / "out" / "report.json"), pytest.raises(BusyError):
+        _run(eight_steps, jobs=2)
 
 
-def test_a_missing_input_fails_its_step(tiny: Path) -> None:
-    report = _run(tiny, only=["eval", "eval-2"], jobs=2)
+def test_a_missing_input_fails_its_step(eight_steps: Path) -> None:
+    report = _run(eight_steps, only=["eval", "eval-2"], jobs=2)
     assert len(report.failed) == 4 and "isn't there" in report.failed[0].error.what
 
 
@@ -280,10 +267,10 @@ except ncm_cli.errors.InputError as error:
 """A script as people write them, without a guard: a process that ran it again would start others."""
 
 
-def test_a_script_without_a_guard(tiny: Path) -> None:
-    (tiny / "script.py").write_text(SCRIPT.replace("import ncm_cli", "import ncm_cli, ncm_cli.errors"))
+def test_a_script_without_a_guard(eight_steps: Path) -> None:
+    (eight_steps / "script.py").write_text(SCRIPT.replace("import ncm_cli", "import ncm_cli, ncm_cli.errors"))
     line = [sys.executable, "script.py"]
-    done = subprocess.run(line, cwd=tiny, capture_output=True, text=True, check=False)
+    done = subprocess.run(line, cwd=eight_steps, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[:2] == ["once", "8 run tiny"] and lines[2].startswith("refused ")
@@ -301,13 +288,13 @@ def test_options_that_do_not_go_together() -> None:
 
 
 @pytest.mark.slow
-def test_standard_output_of_steps_is_printed_whole(tiny: Path) -> None:
-    text = (tiny / "tiny.yaml").read_text()
+def test_standard_output_of_steps_is_printed_whole(eight_steps: Path) -> None:
+    text = (eight_steps / "tiny.yaml").read_text()
     predict = "  - predict: {probe: 'erm-${seed}.safetensors', source: features.h5}\n"
-    (tiny / "tiny.yaml").write_text(text.replace("expect:", predict + "expect:"))
-    one_by_one = _ncm(tiny)
-    shutil.rmtree(tiny / "out")
-    at_once = _ncm(tiny, "--jobs", "2")
+    (eight_steps / "tiny.yaml").write_text(text.replace("expect:", predict + "expect:"))
+    one_by_one = _ncm(eight_steps)
+    shutil.rmtree(eight_steps / "out")
+    at_once = _ncm(eight_steps, "--jobs", "2")
     assert sorted(at_once.stdout.splitlines()) == sorted(one_by_one.stdout.splitlines())
     table = one_by_one.stdout.split("tiny\n")[0]
     assert table.count("id,class") == 2
@@ -343,13 +330,13 @@ def _wait(holds: Callable[[], bool], seconds: float) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="asks the system which processes run")
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_all_end_with_the_run(tiny: Path, planted: Any, end: signal.Signals) -> None:
+def test_all_end_with_the_run(eight_steps: Path, planted: Any, end: signal.Signals) -> None:
     notes = planted(None, "features.h5")
-    whole = _whole(tiny)
+    whole = _whole(eight_steps)
     line = [sys.executable, "-c", DRIVER]
-    with subprocess.Popen(line, cwd=tiny, stderr=subprocess.PIPE, text=True) as driver:
+    with subprocess.Popen(line, cwd=eight_steps, stderr=subprocess.PIPE, text=True) as driver:
         _wait(lambda: notes.exists() and "waiting" in notes.read_text(), 60)
-        assert (tiny / "out" / ".features.h5.lock").exists()
+        assert (eight_steps / "out" / ".features.h5.lock").exists()
         driver.send_signal(end)
         _, said = driver.communicate(timeout=30)
     assert driver.returncode == (-9 if end == signal.SIGKILL else 130)
@@ -358,16 +345,16 @@ def test_all_end_with_the_run(tiny: Path, planted: Any, end: signal.Signals) -> 
     _wait(lambda: not any(map(_alive, pids)), 5)
     if end != signal.SIGKILL:
         assert "interrupted: run the same command again" in said
-        assert not list((tiny / "out").glob(".*.lock"))
-    report = _run(tiny, jobs=2)
+        assert not list((eight_steps / "out").glob(".*.lock"))
+    report = _run(eight_steps, jobs=2)
     assert len(report.ran) == 8 and not report.failed
-    assert contents_of(tiny / "out") == whole
+    assert contents_of(eight_steps / "out") == whole
 
 
-def test_a_process_that_ends_before_its_first_step(tiny: Path, planted: Any) -> None:
+def test_a_process_that_ends_before_its_first_step(eight_steps: Path, planted: Any) -> None:
     """Of a run whose steps may use GPUs, since the others aren't asked what they have."""
     planted(planted_steps.serve_nothing)
-    text = (tiny / "tiny.yaml").read_text()
-    (tiny / "tiny.yaml").write_text(text.replace("weight_decay: ${decay}\n", "solver: adam\n"))
+    text = (eight_steps / "tiny.yaml").read_text()
+    (eight_steps / "tiny.yaml").write_text(text.replace("weight_decay: ${decay}\n", "solver: adam\n"))
     with pytest.raises(InputError, match="a process for steps ended with exit code 7 before its first one"):
-        _run(tiny, jobs=2)
+        _run(eight_steps, jobs=2)
