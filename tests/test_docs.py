@@ -54,7 +54,9 @@ EVERY = set().union(*map(flags, reference.commands()))
 OTHERS = {
     "--version",
     "--install-completion",
-    "--nproc-per-node",
+    "--head",
+    "--port",
+    "--address",
     "--array",
     "--index-url",
     "--smoke",
