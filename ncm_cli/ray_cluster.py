@@ -77,8 +77,10 @@ def connected(address: str, reporter: Reporter) -> Iterator[Any]:
     """
     ray, where, started = _require_ray(), f"--cluster {address}", time.monotonic()
     with contextlib.ExitStack() as stack:
+        how = "connected"
         if not ray.is_initialized():
             _probe(address)
+            how = "started" if address == "local" else how
             more = {"include_dashboard": False} if address == "local" else {}
             stack.callback(ray.shutdown)
             ends = signal.getsignal(signal.SIGTERM)
@@ -90,7 +92,6 @@ def connected(address: str, reporter: Reporter) -> Iterator[Any]:
                 signal.signal(signal.SIGTERM, ends)  # Ray has set its own
         found, seconds = nodes(ray), time.monotonic() - started
         cpus, gpus = (sum(getattr(node, name) for node in found) for name in ("cpus", "gpus"))
-        how = "started" if address == "local" else "connected"
         reporter.note(
             f"Ray {ray.__version__}, {how} in {seconds:.1f} s: {_counted(len(found), 'node')}, "
             f"{_counted(cpus, 'core')}, {_counted(gpus, 'GPU')}"
