@@ -186,7 +186,6 @@ class _Handle(Protocol):
 class _Actor:
     node: ClusterNode
     handle: _Handle
-    began: float
     batches: set[int] = field(default_factory=set)
     is_loaded: bool = False
 
@@ -316,7 +315,7 @@ class _Work:
         readers = choose_readers(self._job.workers, self._some, cores)
         needs = {"num_cpus": 0, "num_gpus": 1} if self._cluster.device == "cuda" else {"num_cpus": cores}
         remote = on_node(self._ray, node, self._remote, max_concurrency=IN_FLIGHT, **needs)
-        actor = _Actor(node, remote.remote(self._shared, cores, readers), time.monotonic())
+        actor = _Actor(node, remote.remote(self._shared, cores, readers))
         self._actors.append(actor)
         self._calls[actor.handle.load.remote()] = (self._loaded, (actor,))
 
@@ -327,7 +326,10 @@ class _Work:
             self._lost(actor, error)
             return
         if isinstance(found, NcmError):
-            raise _on_node(found, actor.node)
+            if not self._used:
+                raise _on_node(found, actor.node)
+            self._lost(actor, found)  # others have loaded it: perhaps this node's GPU is full
+            return
         for there, here in ((found.key, self._key), (found.description, self._description)):
             if fields := differing_fields(
                 json.loads(canonical_json(there)), json.loads(canonical_json(here))
@@ -375,7 +377,8 @@ class _Work:
             else:
                 return
             files = self._batches[batch]
-            images = [*map(self._fetched, files)] if actor.node.id in self._sent_to else files
+            sent = actor.node.id in self._sent_to
+            images = [*self._driver_readers.map(self._fetched, files)] if sent else files
             self._call(actor, batch, images)
 
     def _has_room(self, actor: _Actor) -> bool:
