@@ -34,7 +34,7 @@ class CellResult:
     grouped: bool
     """Whether ``--groups`` was given; without it the worst group is the worst class."""
     swept: bool = False
-    """Whether it is a rule's choice in a sweep or a finetune."""
+    """Whether it is a rule's choice in a sweep."""
     oracle: bool
     """Whether the rows that it is measured on were used for choosing."""
     seen: int = 0
@@ -77,7 +77,7 @@ class Summary:
     worst_group: Mean | None
     """On the last column's rows, if ``--groups`` was given."""
     swept: bool
-    """Whether it is from a sweep or a finetune, whose methods share one step."""
+    """Whether it is from a sweep, whose methods share one step."""
     oracle: bool
     """Whether test rows were used for choosing."""
     seen: bool
@@ -176,7 +176,7 @@ def _picked(job: Job, path: Path, run: tuple[Path, Made]) -> Iterator[CellResult
                     metrics={**values, "worst_group": {"accuracy": values["worst_group"]}},
                     grouped=bool(job.options.groups),
                     facts=_with_names(dataclasses.replace(facts, seed=f"{facts.seed}, {seed}"), names),
-                    swept=True,
+                    swept=job.kind == "sweep",
                     oracle=row["oracle"],
                 )
 
