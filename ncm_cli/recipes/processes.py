@@ -12,14 +12,15 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from ncm_cli.child import Child
 from ncm_cli.errors import InputError
 from ncm_cli.progress import Reporter, Task
-from ncm_cli.recipes.perform import Order, Outcome, perform_elsewhere
+from ncm_cli.recipes.perform import Order, Outcome, gpu_asked, perform_elsewhere
+from ncm_cli.recipes.steps import Job
 
 GRACE_SECONDS = 5.0
 """After Ctrl-C: time for steps to release their locks, before they are killed."""
@@ -44,9 +45,11 @@ class Processes:
     KeyboardInterrupt) they get SIGINT and `GRACE_SECONDS`.
     """
 
-    def __init__(self, count: int, *, gpus: bool) -> None:
-        """``gpus``: whether some step may use a GPU."""
-        self._count, self._gpus = count, gpus
+    def __init__(self, jobs: Sequence[Job], count: int) -> None:
+        """Processes for these jobs."""
+        self._count = count
+        self._gpus = any(gpu_asked(job) is not None for job in jobs)
+        self._environment = environment(count, divided=not any(job.kind == "finetune" for job in jobs))
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> Processes:
@@ -76,7 +79,7 @@ class Processes:
         """Start job ``number``. ``gpu`` is the device that it is given (``auto``, ``cuda``, ``cuda:N``) if it
         may use a GPU, otherwise None."""
         if not self._workers:
-            self._workers = [_Worker(self._count, index, self._gpus) for index in range(self._count)]
+            self._workers = [self._started(index) for index in range(self._count)]
         if gpu is not None and not self._workers[0].ready:
             self._receive(self._workers[0])
         worker = self._free(gpu)
@@ -131,9 +134,11 @@ class Processes:
     def _replaced(self, worker: _Worker) -> _Worker:
         """A process in place of one that has died."""
         worker.child.close()
-        other = _Worker(self._count, worker.index, self._gpus)
-        self._workers[worker.index] = other
-        return other
+        self._workers[worker.index] = self._started(worker.index)
+        return self._workers[worker.index]
+
+    def _started(self, index: int) -> _Worker:
+        return _Worker(index, self._gpus, self._environment)
 
 
 def _ended(how: str, pid: int) -> InputError:
@@ -147,22 +152,26 @@ def _ended(how: str, pid: int) -> InputError:
 class _Worker:
     """A child process, and the job that it does."""
 
-    def __init__(self, count: int, index: int, gpus: bool) -> None:
+    def __init__(self, index: int, gpus: bool, environment: Mapping[str, str]) -> None:
+        """``gpus``: whether some step may use a GPU."""
         self.index = index
         self.number: int | None = None
         self.gpu: int | None = None
         self.ready = not gpus
-        self.child = Child(serve_steps, environment=environment(count))
+        self.child = Child(serve_steps, environment=environment)
         self.child.connection.send((index, gpus))
 
 
-def environment(count: int) -> dict[str, str]:
+def environment(count: int, *, divided: bool = True) -> dict[str, str]:
     """The variables of one of ``count`` processes of this machine: its share of the cores.
 
-    Numbers of threads that are already set stay.
+    Numbers of threads that are already set stay. Without ``divided`` all do, as for finetune: on a CPU the
+    gradient of a convolution's weights is summed by threads, so that its last bits depend on their number.
     """
     from ncm_cli.images.reading import cores
 
+    if not divided:
+        return {"LOCAL_WORLD_SIZE": str(count)}
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores() // count))
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     shares = {name: os.environ.get(name) or threads for name in names}

@@ -248,8 +248,7 @@ def run(
             with cluster_of(cluster, recipe, chosen, cpus=cpus or 1, most=jobs, reporter=reporter) as workers:
                 _at_once(recipe, ended, state, workers, force, reporter)
         elif (count := min(jobs or 1, len(chosen))) > 1:
-            gpus = any(gpu_asked(job) is not None for job in chosen)
-            _at_once(recipe, ended, state, Processes(count, gpus=gpus), force, reporter)
+            _at_once(recipe, ended, state, Processes(chosen, count), force, reporter)
         else:
             _one_by_one(recipe, ended, state, force, reporter)
         state.save()

@@ -110,6 +110,6 @@ def _probe(data: bytes) -> dict[str, Any]:
     arrays = {name: _array(array) for name, array in sorted(load_tensors(data).items())}
     header = json.loads(data[8 : 8 + length])
     metadata = header["__metadata__"]
-    del metadata["sha256"]  # covers the time
+    metadata.pop("sha256", None)  # covers the time
     header["__metadata__"] = dict(sorted(metadata.items()))  # safetensors writes them in any order
     return {"header": header, "arrays": arrays}

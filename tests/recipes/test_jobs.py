@@ -243,6 +243,15 @@ def test_threads_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     assert processes.environment(4)["OPENBLAS_NUM_THREADS"] == "6"
 
 
+@pytest.mark.parametrize("kind", ["fit", "finetune"])
+def test_training_a_network_keeps_its_threads(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU its last bits depend on their number."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    job = Job(step="a", kind=kind, cell={}, options=None)
+    made = processes.Processes([job, job], 2)._environment
+    assert ("OMP_NUM_THREADS" in made) == (kind == "fit") and made["LOCAL_WORLD_SIZE"] == "2"
+
+
 def test_a_second_run_at_the_same_time_is_refused(eight_steps: Path) -> None:
     (eight_steps / "out").mkdir()
     with writer_lock(eight_steps / "out" / "report.json"), pytest.raises(BusyError):
