@@ -134,8 +134,10 @@ class _Recorder:
             name = str(relative(file.absolute(), self.folder))
             self.cell = self._made[name][1]
             # The run may have been moved since, or be read from elsewhere: its command's own paths count.
-            if written is not None and f"{os.sep}{written}".endswith(f"{os.sep}{name}"):
-                self._base = written.removesuffix(name)
+            # That of finetune is the network's, beside which the result lies.
+            for end in (name, str(PurePath(name).with_suffix(PurePath(written or "").suffix))):
+                if written is not None and f"{os.sep}{written}".endswith(f"{os.sep}{end}"):
+                    self._base = written.removesuffix(end)
         self.fixed: dict[str, Any] = {name: value for name, value in self.cell.items() if name != SEED}
         self.seeded: dict[str, Any] = {}
 
@@ -183,7 +185,8 @@ class _Recorder:
             key, role = f"{prefix}--{name.replace('_', '-')}", roles.get(name)
             if name in NEUTRAL or role == "output":
                 continue
-            if role != "input" or value is None:
+            made = role == "name-or-input" and self._maker(str(value)) is not None
+            if not (role == "input" or made) or value is None:
                 self.fixed[key] = value
                 continue
             known = files.get(name) or {}

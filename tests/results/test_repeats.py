@@ -20,7 +20,7 @@ from ncm_cli.recipes.load import read_recipe
 from ncm_cli.recipes.run import run as run_recipe
 from ncm_cli.results.lines import Line, lines_of, read_sources
 from ncm_cli.results.options import ReportOptions
-from ncm_cli.results.repetitions import Mean
+from ncm_cli.results.repetitions import Mean, facts_of
 from ncm_cli.results.report import report
 from ncm_cli.results.tables import ReportTable
 from ncm_cli.store.files import HEADER, read_result, write_result
@@ -399,3 +399,18 @@ def test_a_run_and_the_reports_in_and_after_it_agree(tmp_path: Path, monkeypatch
     run_recipe(read_recipe(tmp_path / "made.yaml", out=tmp_path / "out", sets=["seed=[1]", "rows=80"]))
     left = _evals(tmp_path / "out" / "seed0", tmp_path / "out" / "seed1", tmp_path / "out" / "seed2")
     assert {n for _, _, n in _accuracies(left)} == {1} and len(left.rows) == 6
+
+
+def test_weights_that_the_run_made_are_named_by_their_step(tmp_path: Path) -> None:
+    made = {f"s{seed}/{name}": (step, {"seed": str(seed)}) for seed in (0, 1) for name, step in _NETWORKS}
+    facts = []
+    for seed in (0, 1):
+        options = {"output": f"{tmp_path}/s{seed}/ncm.safetensors", "seed": seed}
+        body = {"kind": "finetune", "options": options | {"pretrained": f"{tmp_path}/s{seed}/erm.safetensors"}}
+        facts.append(facts_of(tmp_path / f"s{seed}" / "ncm.json", body, run=(tmp_path, made)))
+    assert facts[0].fixed == facts[1].fixed and facts[0].fixed["--pretrained"] == "start"
+    body["options"]["pretrained"] = "openai"
+    assert facts_of(tmp_path / "s1/ncm.json", body, run=(tmp_path, made)).fixed["--pretrained"] == "openai"
+
+
+_NETWORKS = (("erm.safetensors", "start"), ("ncm.json", "NCM"), ("ncm.safetensors", "NCM"))
