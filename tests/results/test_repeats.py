@@ -406,7 +406,10 @@ def test_weights_that_the_run_made_are_named_by_their_step(tmp_path: Path) -> No
     facts = []
     for seed in (0, 1):
         options = {"output": f"{tmp_path}/s{seed}/ncm.safetensors", "seed": seed}
-        body = {"kind": "finetune", "options": options | {"pretrained": f"{tmp_path}/s{seed}/erm.safetensors"}}
+        body = {
+            "kind": "finetune",
+            "options": options | {"pretrained": f"{tmp_path}/s{seed}/erm.safetensors"},
+        }
         facts.append(facts_of(tmp_path / f"s{seed}" / "ncm.json", body, run=(tmp_path, made)))
     assert facts[0].fixed == facts[1].fixed and facts[0].fixed["--pretrained"] == "start"
     body["options"]["pretrained"] = "openai"
