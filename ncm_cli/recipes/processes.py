@@ -21,9 +21,13 @@ from ncm_cli.errors import InputError
 from ncm_cli.progress import Reporter, Task
 from ncm_cli.recipes.perform import Order, Outcome, gpu_asked, perform_elsewhere
 from ncm_cli.recipes.steps import Job
+from ncm_cli.results.plots import load_matplotlib
 
 GRACE_SECONDS = 5.0
 """After Ctrl-C: time for steps to release their locks, before they are killed."""
+
+IDLE_SECONDS = 0.3
+"""After so long without a step a process prepares for drawing."""
 
 ADVANCE_SECONDS = 0.1
 """Between two messages of how far a step has come."""
@@ -49,6 +53,7 @@ class Processes:
         """Processes for these jobs."""
         self._count = count
         self._gpus = any(gpu_asked(job) is not None for job in jobs)
+        self._plots = any(job.kind == "report" and job.options.plots is not None for job in jobs)
         self._environment = environment(count, divided=not any(job.kind == "finetune" for job in jobs))
         self._workers: list[_Worker] = []
 
@@ -93,8 +98,8 @@ class Processes:
 
     def _free(self, gpu: str | None) -> _Worker | None:
         free = [worker for worker in self._workers if worker.number is None]
-        if gpu is None:  # a process without a GPU, if one is free
-            return min(free, key=lambda worker: worker.gpu is not None, default=None)
+        if gpu is None:  # a process without a GPU, if one is free; that which may have prepared
+            return min(free, key=lambda worker: (worker.gpu is not None, worker.idle_since), default=None)
         if not self._workers[0].ready:  # it isn't known yet whether there are GPUs
             return None
         with_gpu = [worker for worker in self._workers if worker.gpu is not None]
@@ -128,7 +133,7 @@ class Processes:
             worker.ready, worker.gpu = True, message[1]
             return None
         if message[0] == "outcome":
-            worker.number = None
+            worker.number, worker.idle_since = None, time.monotonic()
         return message
 
     def _replaced(self, worker: _Worker) -> _Worker:
@@ -138,7 +143,7 @@ class Processes:
         return self._workers[worker.index]
 
     def _started(self, index: int) -> _Worker:
-        return _Worker(index, self._gpus, self._environment)
+        return _Worker(index, self._gpus, self._plots, self._environment)
 
 
 def _ended(how: str, pid: int) -> InputError:
@@ -152,14 +157,15 @@ def _ended(how: str, pid: int) -> InputError:
 class _Worker:
     """A child process, and the job that it does."""
 
-    def __init__(self, index: int, gpus: bool, environment: Mapping[str, str]) -> None:
-        """``gpus``: whether some step may use a GPU."""
+    def __init__(self, index: int, gpus: bool, plots: bool, environment: Mapping[str, str]) -> None:
+        """``gpus``: whether some step may use a GPU; ``plots``: whether some step draws."""
         self.index = index
         self.number: int | None = None
+        self.idle_since = 0.0
         self.gpu: int | None = None
         self.ready = not gpus
         self.child = Child(serve_steps, environment=environment)
-        self.child.connection.send((index, gpus))
+        self.child.connection.send((index, gpus, plots))
 
 
 def environment(count: int, *, divided: bool = True) -> dict[str, str]:
@@ -189,7 +195,7 @@ def serve_steps(connection: Connection, _: socket.socket) -> None:
             connection.send(message)
 
     with contextlib.suppress(KeyboardInterrupt):
-        index, gpus = connection.recv()
+        index, gpus, plots = connection.recv()
         os.environ.pop("LOCAL_RANK", None)
         if gpus:
             gpu = index if index < count_gpus() else None
@@ -197,6 +203,10 @@ def serve_steps(connection: Connection, _: socket.socket) -> None:
                 os.environ["LOCAL_RANK"] = str(gpu)
             send("ready", gpu)
         while True:
+            if plots and not connection.poll(IDLE_SECONDS):
+                plots = False
+                with contextlib.suppress(Exception):  # the report will raise the error again
+                    load_matplotlib()  # it is often the last step, at which only one process has work
             send("outcome", do(connection.recv(), send))
 
 

@@ -132,6 +132,13 @@ def styled_figure(width: float, height: float, **grid: Any) -> Iterator[tuple[Fi
         yield canvas.figure, canvas.figure.subplots(**grid)
 
 
+def load_matplotlib() -> None:
+    """Draw an empty figure: all that figures need is then imported, which takes a second."""
+    with styled_figure(1, 1) as (figure, _):
+        for suffix in FORMATS:
+            figure.savefig(io.BytesIO(), format=suffix)
+
+
 def save(plot: Plot, folder: Path) -> list[Path]:
     """Write `Plot.files`."""
     written = plot.files(folder)
