@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ncm_cli.errors import NcmError
+from ncm_cli.child import Child
+from ncm_cli.errors import NcmError, portable
 from ncm_cli.images.background import Backgrounds
 from ncm_cli.images.encoder import load_encoder, request_key
 from ncm_cli.images.paths import archive_of, file_facts, local_path
@@ -77,15 +81,79 @@ class Warnings(Reporter):
         return said
 
 
-class NodeEncoder:
-    """An actor: an encoder on a node. Errors that a user can act on are returned, as Ray would wrap them.
+class _ThreadEncoder:
+    """An encoder in a thread of this process, for a GPU: the next batch is queued while one is computed."""
 
-    Batches come in two threads; the encoder always runs in a third.
+    def __init__(self, request: EncoderRequest, device: str, heard: Warnings) -> None:
+        self._thread, self._heard = ThreadPoolExecutor(1, thread_name_prefix="encode"), heard
+        self._encoder = self._thread.submit(load_encoder, request, device=device, reporter=heard).result()
+        self.preprocess, self.description = self._encoder.preprocess, self._encoder.description
+
+    def encode(self, items: list[np.ndarray]) -> np.ndarray:
+        """float32 (b, d) features of preprocessed pictures."""
+        return self._thread.submit(self._start, items).result()()
+
+    def _start(self, items: list[np.ndarray]) -> Callable[[], np.ndarray]:
+        return self._encoder.start(items) if items else np.zeros((0, self._encoder.dim), "f4").copy
+
+
+class _ProcessEncoder:
+    """An encoder on the CPU, in the main thread of a process of its own.
+
+    What other threads free glibc returns to the system, and faulting the next batch's tensors in anew takes a
+    third of the time (`TorchEncoder` keeps them for a main thread). Ray runs an actor's calls in threads.
     """
 
+    def __init__(self, request: EncoderRequest, cores: int, heard: Warnings) -> None:
+        self._heard, self._turn = heard, threading.Lock()
+        self._child = Child(serve_encoder, environment={"OMP_NUM_THREADS": str(cores)})
+        self.preprocess, self.description = self._ask((request, cores))
+
+    def encode(self, items: list[np.ndarray]) -> np.ndarray:
+        """float32 (b, d) features of preprocessed pictures."""
+        features: np.ndarray = self._ask(items)
+        return features
+
+    def _ask(self, what: Any) -> Any:
+        try:
+            with self._turn:
+                self._child.connection.send(what)
+                answer, warnings = self._child.connection.recv()
+        except (EOFError, ConnectionError):
+            os._exit(1)  # as if the encoder had been in this process: the command starts another
+        for warning in warnings:
+            self._heard.warn(warning)
+        if isinstance(answer, NcmError):
+            raise answer
+        return answer
+
+
+def serve_encoder(connection: Connection, _: socket.socket) -> None:
+    """What the process of an encoder runs: load it, then encode batches until the connection closes."""
+    heard, (request, cores) = Warnings(), connection.recv()
+    try:
+        if request.kind != "pixels":
+            import torch
+
+            torch.set_num_threads(cores)
+        encoder = load_encoder(request, device="cpu", reporter=heard)
+        connection.send(((encoder.preprocess, encoder.description), heard.taken()))
+    except NcmError as error:
+        connection.send((portable(error), []))
+    while True:
+        items = connection.recv()
+        try:
+            features = encoder.encode(items) if items else np.zeros((0, encoder.dim), "f4")
+            connection.send((features, heard.taken()))
+        except NcmError as error:
+            connection.send((portable(error), heard.taken()))
+
+
+class NodeEncoder:
+    """An actor: an encoder on a node. Errors that a user can act on are returned, as Ray would wrap them."""
+
     def __init__(self, job: EncodingJob, cores: int, readers: tuple[int, bool]) -> None:
-        self._job, self._cores, self._chosen = job, cores, readers
-        self._thread, self._heard = ThreadPoolExecutor(1, thread_name_prefix="encode"), Warnings()
+        self._job, self._cores, self._chosen, self._heard = job, cores, readers, Warnings()
 
     def load(self) -> Loaded | NcmError:
         """Load the encoder and start the readers."""
@@ -94,22 +162,21 @@ class NodeEncoder:
         with contextlib.suppress(OSError):
             os.chdir(self._job.folder)
         try:
-            return self._thread.submit(self._load).result()
+            return self._load()
         except NcmError as error:
             return error
 
     def _load(self) -> Loaded:
         request, device = self._job.request, self._job.device
         key = json.loads(canonical_json(request_key(request)))
-        if request.kind != "pixels":
-            import torch
-
-            if device == "cpu":
-                torch.set_num_threads(self._cores)
-        self._encoder = load_encoder(request, device=device, reporter=self._heard)
-        self._encoder.preprocess = replace(self._encoder.preprocess, backgrounds=self._job.backgrounds)
+        self._encoder = (
+            _ProcessEncoder(request, self._cores, self._heard)
+            if device == "cpu"
+            else _ThreadEncoder(request, device, self._heard)
+        )
+        preprocess = replace(self._encoder.preprocess, backgrounds=self._job.backgrounds)
         workers, processes = self._chosen
-        self._readers = Readers(self._encoder.preprocess, workers=workers, processes=processes)
+        self._readers = Readers(preprocess, workers=workers, processes=processes)
         return Loaded(key, self._encoder.description, self._heard.taken())
 
     def encode(self, images: Sequence[ImageFile | FetchedImage]) -> Encoded | Unread | NcmError:
@@ -123,14 +190,11 @@ class NodeEncoder:
                 if not outcome.file.sha256 and is_on_disk(image):
                     return Unread(at)
             items = [outcome.item for outcome in read if outcome.item is not None]
-            features = self._thread.submit(self._start, items).result()()
+            features = self._encoder.encode(items)
         except NcmError as error:
             return error
         stripped = [image if image.item is None else replace(image, item=True) for image in read]
         return Encoded(stripped, features, self._heard.taken())
-
-    def _start(self, items: list[np.ndarray]) -> Callable[[], np.ndarray]:
-        return self._encoder.start(items) if items else np.zeros((0, self._encoder.dim), "f4").copy
 
     def _finds(self, image: ImageFile | FetchedImage) -> bool:
         """Whether this node has the file that the manifest means, and its mask; others' errors come later."""
