@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ncm_cli.store.pairs import PairStore
     from ncm_cli.store.probe import Probe
 
-__version__ = "0.7.0"
+__version__ = "0.8.0"
 
 __all__ = [
     "FeatureStore",

@@ -140,6 +140,7 @@ def serve_encoder(connection: Connection, _: socket.socket) -> None:
         connection.send(((encoder.preprocess, encoder.description), heard.taken()))
     except NcmError as error:
         connection.send((portable(error), []))
+        return
     while True:
         items = connection.recv()
         try:
