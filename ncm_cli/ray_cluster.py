@@ -92,8 +92,9 @@ def connected(address: str, reporter: Reporter) -> Iterator[Any]:
                 signal.signal(signal.SIGTERM, ends)  # Ray has set its own
         found, seconds = nodes(ray), time.monotonic() - started
         cpus, gpus = (sum(getattr(node, name) for node in found) for name in ("cpus", "gpus"))
+        there = address if address.startswith("ray:") else ray.get_runtime_context().gcs_address
         reporter.note(
-            f"Ray {ray.__version__}, {how} in {seconds:.1f} s: {_counted(len(found), 'node')}, "
+            f"Ray {ray.__version__} at {there}, {how} in {seconds:.1f} s: {_counted(len(found), 'node')}, "
             f"{_counted(cpus, 'core')}, {_counted(gpus, 'GPU')}"
         )
         yield ray
@@ -273,7 +274,8 @@ def _refusal(error: BaseException, where: str, address: str = "") -> InputError 
         where=where,
         found=f"{address}: {text}" if address else text or type(error).__name__,
         fix=f"start it with: ray start --head, and further nodes with: ray start --address HOST:6379"
-        f"{outside}; if it asks for a token: RAY_AUTH_MODE=token; --cluster local needs none of this",
+        f"{outside}; if it has a token (~/.ray/auth_token): export RAY_AUTH_MODE=token; "
+        "--cluster local needs none of this",
     )
 
 

@@ -108,7 +108,7 @@ def _show_failures(report: RunReport, ui: Ui) -> None:
     if report.stopped:
         stopped = [f"{stopped.step} (after {stopped.because})" for stopped in report.stopped]
         ui.reporter.warn(f"{len(stopped)} didn't run, since they depend on a failed one: {listing(stopped)}")
-    ui.note("run the same command again: finished steps aren't repeated")
+    ui.note("correct what failed and run the same command again: finished steps aren't repeated")
 
 
 def _show_catalogue(recipes: list[dict[str, Any]], ui: Ui) -> None:

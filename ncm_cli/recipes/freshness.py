@@ -106,7 +106,7 @@ class State:
         facts = self.facts(job)
         reasons = {
             "not run yet": not facts,
-            "it was interrupted": facts.get("unfinished"),
+            "it didn't finish": facts.get("unfinished"),
             "its options changed": facts.get("options") != stamp["options"],
             "its inputs changed": facts.get("inputs") != stamp["inputs"],
         }

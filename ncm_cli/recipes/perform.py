@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ncm_cli.errors import InputError, NcmError, portable
+from ncm_cli.errors import InputError, NcmError, listing, portable
 from ncm_cli.progress import Reporter
 from ncm_cli.recipes.freshness import Stamp, State
 from ncm_cli.recipes.load import Recipe
@@ -106,8 +106,13 @@ def perform_elsewhere(order: Order, reporter: Reporter) -> Outcome:
 def record(job: Job, stamp: Stamp, outcome: Outcome, state: State, reporter: Reporter) -> None:
     """Record a job that has ended without an error."""
     if outcome.code:
-        reporter.warn(f"{job.title}: some rows failed (ncm info says which); the run goes on with the others")
+        reporter.warn(f"{some_failed(job)}; the run goes on with the others")
     state.finished(job, stamp, exit_code=outcome.code, seconds=outcome.seconds)
+
+
+def some_failed(job: Job) -> str:
+    """The warning about a job of which more rows failed than are allowed."""
+    return f"{job.title}: some rows failed, ncm info {listing(job.outputs.values())} says which"
 
 
 def gpu_asked(job: Job) -> str | None:

@@ -20,7 +20,17 @@ from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.recipes.freshness import State
 from ncm_cli.recipes.load import Recipe
 from ncm_cli.recipes.outcome import MISSED, Comparison, Summary, outcome
-from ncm_cli.recipes.perform import Due, Order, Outcome, due, gpu_asked, perform, record
+from ncm_cli.recipes.perform import (
+    SOME_ROWS_FAILED,
+    Due,
+    Order,
+    Outcome,
+    due,
+    gpu_asked,
+    perform,
+    record,
+    some_failed,
+)
 from ncm_cli.recipes.processes import Listener, Message, Processes
 from ncm_cli.recipes.schedule import Plan, dependencies
 from ncm_cli.recipes.steps import REPORT, Job
@@ -254,6 +264,9 @@ def run(
         state.save()
         if ended.skipped:
             reporter.note(f"{len(ended.skipped)} of {len(chosen)} steps were up to date")
+        for job in (chosen[number] for number in sorted(ended.skipped)):
+            if state.facts(job).get("exit_code") == SOME_ROWS_FAILED:
+                reporter.warn(some_failed(job))
         left_out = {*ended.failed, *ended.stopped}
         rows, comparisons = outcome(recipe, {chosen[number].key for number in left_out})
         _write_report(recipe, state, rows, comparisons, ended)
