@@ -28,8 +28,11 @@ class Child:
     def __init__(self, main: Main, *, environment: Mapping[str, str]) -> None:
         self.socket, theirs = socket.socketpair()
         self.connection = Connection(os.dup(self.socket.fileno()))
+        places = [place for place in sys.path if isinstance(place, str)]
         program = (
-            f"import sys; sys.path[:] = {sys.path!r}; from ncm_cli.child import serve; "
+            # An interrupt while it starts ends it without a word; `main` may handle later ones.
+            "import os, signal, sys; signal.signal(signal.SIGINT, lambda *_: os._exit(130)); "
+            f"sys.path[:] = {places!r}; from ncm_cli.child import serve; "
             f"from {main.__module__} import {main.__name__}; serve({theirs.fileno()}, {main.__name__})"
         )
         with theirs:

@@ -35,6 +35,9 @@ CLIENT_PORT = 10001
 REACH_SECONDS = 5.0
 """Longest wait for a connection to the address of a cluster; Ray itself waits minutes for a wrong one."""
 
+_HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+"""A client's first bytes: the preface and empty settings (RFC 9113, 3.4)."""
+
 ANSWER_SECONDS = 120.0
 """Longest wait for a node to say what it has installed; a worker process starts meanwhile."""
 
@@ -217,16 +220,26 @@ def _require_ray() -> Any:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     try:
         import ray
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise _broken(error) from error
         raise InputError("the package ray isn't installed", fix="pip install 'ncm-cli[ray]'") from None
+    except Exception as error:  # such as a library of another version
+        raise _broken(error) from error
     return ray
+
+
+def _broken(error: Exception) -> InputError:
+    found = f"{type(error).__name__}: {error}"
+    return InputError("the package ray can't be imported", found=found, fix="pip install -U 'ncm-cli[ray]'")
 
 
 def _host_and_port(address: str) -> tuple[str, int] | None:
     found = re.fullmatch(r"(ray://)?(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+)(?::(\d{1,5}))?", address)
     if found is None or not (found[1] or found[3]):
         return None
-    return found[2].strip("[]"), int(found[3] or CLIENT_PORT)
+    port = int(found[3] or CLIENT_PORT)
+    return (found[2].strip("[]"), port) if 0 < port < 1 << 16 else None
 
 
 def _probe(address: str) -> None:
@@ -246,8 +259,13 @@ def _probe(address: str) -> None:
     if target is None:
         return
     try:
-        socket.create_connection(target, REACH_SECONDS).close()
-    except OSError as error:
+        with socket.create_connection(target, REACH_SECONDS) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") == "0":  # a server of gRPC begins with its settings
+                connection.sendall(_HTTP2_GREETING)
+                connection.settimeout(REACH_SECONDS)
+                if not connection.recv(1):
+                    raise ConnectionError("the connection was closed")
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
         raise _refusal(error, where, address) from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -132,7 +133,8 @@ def read_recipe(
         mistakes.add(name.line, "name", f"a name is letters, digits, . _ and -; found {name.kind()}")
         name = Node(None, name.line)
     variables = Variables(mistakes, parts, sets)
-    folder = (Path("runs") / (name.text or file.stem) if out is None else out).absolute()
+    folder = Path("runs") / (name.text or file.stem) if out is None else out
+    folder = Path(os.path.abspath(folder))  # noqa: PTH100  without .., as the paths of outputs
     steps = Steps(variables, mistakes, file.absolute().parent, folder, dry_run, allow_outside)
     jobs = steps.read(parts.get("steps"), root.line)
     recipe = Recipe(

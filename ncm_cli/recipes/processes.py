@@ -123,7 +123,7 @@ class Processes:
         """The next message of a process's job; None if it is about the process itself."""
         try:
             message: Message = worker.child.connection.recv()
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):
             how, pid = worker.child.how_it_ended(), worker.child.process.pid
             if not worker.ready:
                 raise InputError(f"a process for steps {how} before its first one") from None

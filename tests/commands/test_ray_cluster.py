@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 from typing import Any
@@ -88,3 +89,38 @@ def test_a_cluster_without_a_gpu_or_with_fewer_cores_is_refused() -> None:
     with pytest.raises(InputError, match="so many cores") as caught:
         refuse_small([NODE], "auto", cpus=9)
     assert caught.value.fix == "--cpus 8"
+
+
+def test_a_server_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setattr(ray_cluster, "REACH_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(InputError, match="can't be reached"), connected(address, SILENT):
+            pass
+
+
+@pytest.mark.parametrize("address", ["a..b:6379", "a" * 80 + ":6379"])
+def test_a_name_that_no_host_has_is_an_error(address: str) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(InputError, match="can't be reached"), connected(address, SILENT):
+        pass
+
+
+@pytest.mark.parametrize("port", [0, 65536, 99999])
+def test_a_port_that_there_is_not_is_a_usage_error(port: int) -> None:
+    with pytest.raises(UsageError):
+        parse_cluster(f"127.0.0.1:{port}")
+
+
+def test_a_ray_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Finder:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "ray":
+                raise RuntimeError("boom")
+
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    with pytest.raises(InputError, match="can't be imported") as caught, connected("local", SILENT):
+        pass
+    assert "boom" in str(caught.value)

@@ -277,7 +277,8 @@ except ncm_cli.errors.InputError as error:
 
 
 def test_a_script_without_a_guard(eight_steps: Path) -> None:
-    (eight_steps / "script.py").write_text(SCRIPT.replace("import ncm_cli", "import ncm_cli, ncm_cli.errors"))
+    start = "import pathlib, sys; sys.path.append(pathlib.Path('x')); import ncm_cli, ncm_cli.errors"
+    (eight_steps / "script.py").write_text(SCRIPT.replace("import ncm_cli", start, 1))
     line = [sys.executable, "script.py"]
     done = subprocess.run(line, cwd=eight_steps, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from ncm_cli.errors import InputError
+from ncm_cli.progress import SILENT
+from ncm_cli.recipes.catalogue import find_recipe
 from ncm_cli.recipes.document import Mistakes, Node, RecipeError, parse, scalar_value
 from ncm_cli.recipes.load import Recipe, read_recipe
 
@@ -569,3 +571,10 @@ def test_all_tables_of_a_sweep_are_its_own(tmp_path: Path) -> None:
     lines = text.splitlines(keepends=True)
     report = _load(tmp_path, "".join([*lines[:5], lines[6]])).jobs[-1]
     assert report.inputs["results"] == (tmp_path / "runs/x/a.json",)
+
+
+def test_a_run_folder_may_lie_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    recipe = read_recipe(find_recipe(Path("digits"), SILENT), out=Path("../there"), sets=["quick=true"])
+    assert recipe.out == tmp_path / "there" and not recipe.missing
