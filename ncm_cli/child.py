@@ -30,8 +30,8 @@ class Child:
         self.connection = Connection(os.dup(self.socket.fileno()))
         places = [place for place in sys.path if isinstance(place, str)]
         program = (
-            # An interrupt while it starts ends it without a word; `main` may handle later ones.
-            "import os, signal, sys; signal.signal(signal.SIGINT, lambda *_: os._exit(130)); "
+            # An interrupt ends it without a traceback, unless `main` sets a handler.
+            "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
             f"sys.path[:] = {places!r}; from ncm_cli.child import serve; "
             f"from {main.__module__} import {main.__name__}; serve({theirs.fileno()}, {main.__name__})"
         )
