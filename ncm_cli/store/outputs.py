@@ -111,7 +111,8 @@ def refuse_no_folder(path: Path) -> None:
 
 def _kernel_devices() -> set[int]:
     """The file systems of the kernel's own files."""
-    return {os.stat(path).st_dev for path in ("/proc", "/sys") if os.path.isdir(path)}  # noqa: PTH112, PTH116
+    # In some containers they are plain folders of a disk.
+    return {os.stat(path).st_dev for path in ("/proc", "/sys") if os.path.ismount(path)}  # noqa: PTH116
 
 
 def refuse_replacing(options: Any) -> None:

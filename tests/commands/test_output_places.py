@@ -21,6 +21,7 @@ from ncm_cli.options import Field, command_words, fields_of
 from ncm_cli.recipes.document import RecipeError
 from ncm_cli.recipes.load import read_recipe
 from ncm_cli.registry import BUILDERS, COMMANDS, options_of
+from ncm_cli.store import outputs
 
 GIVEN: dict[str, dict[str, Any]] = {
     "data folder": {"source": "photos"},
@@ -145,3 +146,11 @@ def test_a_folder_that_can_not_be_written_to_is_refused_before_work(monkeypatch:
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(InputError, match="a folder that can't be written to"):
         ncm_cli.run("fit", features="FILE", output="probe.safetensors")
+
+
+def test_a_system_without_its_own_file_systems_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.path.ismount", lambda path: False)
+    assert outputs._kernel_devices() == set()
+    outputs.refuse_no_folder(tmp_path)
