@@ -14,7 +14,7 @@ from ncm_cli.progress import Reporter
 from ncm_cli.ray_cluster import ClusterNode, check_nodes, connected, nodes, on_node, refuse_small
 from ncm_cli.recipes.load import Recipe
 from ncm_cli.recipes.perform import Order, Outcome
-from ncm_cli.recipes.processes import GRACE_SECONDS, Message, do
+from ncm_cli.recipes.processes import GRACE_SECONDS, THREAD_VARIABLES, Message, do
 from ncm_cli.recipes.steps import REPORT, Job
 from ncm_cli.store.files import lock_path, remove_lock_of
 
@@ -123,13 +123,12 @@ class ClusterTasks:
     def start(self, number: int, order: Order, gpu: str | None, tries: int = 1) -> None:
         """Start job ``number``; ``gpu`` is the device that it is given if it may use a GPU."""
         has_gpu = gpu is not None and any(node.gpus for node in self._alive())
-        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         threads = os.environ.get("OMP_NUM_THREADS") or str(self._cpus)
         options = {
             "num_cpus": self._cpus,
             "num_gpus": int(has_gpu),
             "max_retries": 0,
-            "runtime_env": {"env_vars": dict.fromkeys(names, threads)},
+            "runtime_env": {"env_vars": dict.fromkeys(THREAD_VARIABLES, threads)},
         }
         task = self._task.options(**options).remote(self._place, self._cpus, order, self._jobs[number].read)
         self._running[task] = number, order, gpu, tries

@@ -26,6 +26,9 @@ from ncm_cli.results.plots import load_matplotlib
 GRACE_SECONDS = 5.0
 """After Ctrl-C: time for steps to release their locks, before they are killed."""
 
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""The environment variables by which torch and numpy's libraries choose their number of threads."""
+
 IDLE_SECONDS = 0.3
 """After so long without a step a process prepares for drawing."""
 
@@ -179,8 +182,7 @@ def environment(count: int, *, divided: bool = True) -> dict[str, str]:
     if not divided:
         return {"LOCAL_WORLD_SIZE": str(count)}
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores() // count))
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    shares = {name: os.environ.get(name) or threads for name in names}
+    shares = {name: os.environ.get(name) or threads for name in THREAD_VARIABLES}
     return {**shares, "LOCAL_WORLD_SIZE": str(count)}
 
 
