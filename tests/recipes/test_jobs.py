@@ -344,7 +344,8 @@ def test_all_end_with_the_run(eight_steps: Path, planted: Any, end: signal.Signa
     notes = planted(None, "features.h5")
     whole = _whole(eight_steps)
     line = [sys.executable, "-c", DRIVER]
-    with subprocess.Popen(line, cwd=eight_steps, stderr=subprocess.PIPE, text=True) as driver:
+    tests_too = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(line, cwd=eight_steps, env=tests_too, stderr=subprocess.PIPE, text=True) as driver:
         _wait(lambda: notes.exists() and "waiting" in notes.read_text(), 60)
         assert (eight_steps / "out" / ".features.h5.lock").exists()
         driver.send_signal(end)
