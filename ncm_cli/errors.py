@@ -155,6 +155,8 @@ def system_refusal(error: Exception) -> NcmError | None:
     """The `NcmError` for an error by which the system refused something; None for any other error."""
     if isinstance(error, OSError) and error.errno in EXPECTED_OS_ERRORS:
         what, fix = EXPECTED_OS_ERRORS[error.errno]
+        if error.errno == errno.ENOENT and error.filename is None:  # of os.getcwd
+            return NcmError("the current folder is no longer there", fix="cd to one that is")
         return NcmError(what, where=error.filename, found=error.strerror, fix=fix)
     cause: BaseException | None = error
     while cause is not None:

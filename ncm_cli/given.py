@@ -71,7 +71,9 @@ def _converted(field: Field, value: Any) -> Any:
     if not all(isinstance(item, wanted) for item in items):
         raise UsageError(f"{field.name} takes {words}{_HELD[field.held]}", found=repr(value)[:200])
     typed = [at_home(field, field.type(item)) for item in items]
-    for path in typed if field.type is Path else ():
+    for item, path in zip(items, typed, strict=True) if field.type is Path else ():
+        if item == "":
+            raise UsageError(f"{field.name} is empty", expected=words)
         possible(path)
     if field.repeated or (field.several and len(typed) > 1):
         return tuple(typed)

@@ -6,6 +6,7 @@ import errno
 import gc
 import inspect
 import io
+import itertools
 import mmap
 import os
 import re
@@ -157,6 +158,17 @@ def _refuse_repetition(field: Field, value: Any) -> None:
     )
 
 
+def _refuse_empty_values(argv: list[str]) -> None:
+    """Refuse ``--out ""``, as an unset variable of a shell gives it: it would be the current folder."""
+    for option, value in itertools.pairwise(["ncm", *argv]):
+        if value == "" or re.fullmatch(r"--[a-z-]+=", value):
+            raise UsageError(
+                "an empty value",
+                where=value.removesuffix("=") or option or None,
+                fix="is a variable of the shell not set?",
+            )
+
+
 def _require_memory() -> None:
     """Refuse a limit of address space (``ulimit -v``) with which OpenBLAS would wait for memory for ever."""
     try:
@@ -264,6 +276,7 @@ def run(argv: list[str]) -> int:
     if argv[:1] == ["help"] and argv[1:2] != [] and argv[1] in COMMANDS.keys() - TOPICS:
         argv = [*argv[1:], "--help"]
     try:
+        _refuse_empty_values(argv)
         with warnings.catch_warnings(record=True) as recorded:
             result = build_app(only=_command_in(argv))(args=argv, prog_name="ncm", standalone_mode=False)
         sys.stdout.flush()

@@ -86,7 +86,7 @@ COMMANDS = {
         None,
     ),
     "run": Command(
-        "Run a recipe: all of the above in one YAML file.",
+        "Run a recipe: commands, and what varies, in one YAML file.",
         "recipes.options:RunOptions",
         "commands.run:work",
     ),

@@ -32,10 +32,11 @@ def _summary(report: EmbedReport) -> str:
     counts = [f"{report.new:,} new"]
     counts += [f"{n:,} {what}" for n, what in ((report.reused, "kept"), (report.removed, "removed")) if n]
     counts += [f"{len(report.failed):,} failed"] if report.failed else []
-    rate = f", {report.images_per_second:,.0f} images/s" if report.new and report.images_per_second else ""
+    rate = report.images_per_second if report.new else None
+    speed = f", {rate:,.0f} images/s while encoding" if rate else ""
     device = f" on {report.device}" if report.device else ""
     rest = f"; not done yet: {listing(report.unfinished)}" if report.unfinished else ""
-    return f"{size}; {', '.join(counts)} in {report.seconds:.1f} s{rate}{device}{rest}"
+    return f"{size}; {', '.join(counts)} in {report.seconds:.1f} s{speed}{device}{rest}"
 
 
 def _warn_failures(report: EmbedReport, ui: Ui) -> None:

@@ -228,6 +228,7 @@ class _Work:
 
     def begin(self) -> None:
         """Wait for the first encoder."""
+        self._task.relabel("starting encoders")
         try:
             while not any(actor.is_loaded for actor in self._actors):
                 self._look()

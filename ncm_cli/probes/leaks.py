@@ -33,9 +33,10 @@ def treat_near_copies(
         return
     leaking = rows[found.all_candidates]
     first, other = (store.ids[rows[at[0]]] for at in (found.candidates, found.queries))
+    rows_are = "training row is" if len(leaking) == 1 else "training rows are"
     what = (
-        f"{len(leaking):,} training rows are nearly equal to validation or test rows "
-        f"(cosine of {found.threshold:.3f} or more), such as {first!r} to {other!r} ({found.cosines[0]:.3f})"
+        f"{len(leaking):,} {rows_are} nearly equal to validation or test rows (cosine of {found.bound} or "
+        f"more), such as {first!r} to {other!r} ({found.cosines[0]:.3f})"
     )
     if found.compared < len(queries):
         what += f", of {found.compared:,} of {len(queries):,} that were compared"

@@ -60,7 +60,7 @@ def due(job: Job, recipe: Recipe, state: State, label: str, force: bool, reporte
             raise InputError(
                 f"an input of step {job.step!r} isn't there",
                 where=path,
-                fix="run the recipe without --only, or name the step that writes it as well",
+                fix="run the same command again; with --only, name the step that writes it as well",
             )
     stamp, options = state.stamp(job), job.options
     why = "forced" if force else state.why_stale(job, stamp)

@@ -20,6 +20,7 @@ from ncm_cli.child import Child
 from ncm_cli.errors import InputError
 from ncm_cli.progress import Reporter, Task
 from ncm_cli.recipes.perform import Order, Outcome, gpu_asked, perform_elsewhere
+from ncm_cli.recipes.repeated import Repetitions
 from ncm_cli.recipes.steps import Job
 from ncm_cli.results.plots import load_matplotlib
 
@@ -129,7 +130,11 @@ class Processes:
         except (EOFError, OSError):
             how, pid = worker.child.how_it_ended(), worker.child.process.pid
             if not worker.ready:
-                raise InputError(f"a process for steps {how} before its first one") from None
+                raise InputError(
+                    f"a process for steps {how} before its first one",
+                    where=f"process {pid}",
+                    fix="run the same command again; with fewer --jobs if memory was short",
+                ) from None
             self._replaced(worker)
             return "outcome", Outcome(error=_ended(how, pid))
         if message[0] == "ready":
@@ -196,20 +201,27 @@ def serve_steps(connection: Connection, _: socket.socket) -> None:
         with lock:
             connection.send(message)
 
-    with contextlib.suppress(KeyboardInterrupt):
-        index, gpus, plots = connection.recv()
-        os.environ.pop("LOCAL_RANK", None)
-        if gpus:
-            gpu = index if index < count_gpus() else None
-            if gpu is not None:
-                os.environ["LOCAL_RANK"] = str(gpu)
-            send("ready", gpu)
-        while True:
-            if plots and not connection.poll(IDLE_SECONDS):
-                plots = False
-                with contextlib.suppress(Exception):  # the report will raise the error again
-                    load_matplotlib()  # it is often the last step, at which only one process has work
-            send("outcome", do(connection.recv(), send))
+    try:
+        _serve(connection, send)
+    except KeyboardInterrupt:  # locks are released; the run's own process says how this one ended
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _serve(connection: Connection, send: Send) -> None:
+    index, gpus, plots = connection.recv()
+    os.environ.pop("LOCAL_RANK", None)
+    if gpus:
+        gpu = index if index < count_gpus() else None
+        if gpu is not None:
+            os.environ["LOCAL_RANK"] = str(gpu)
+        send("ready", gpu)
+    while True:
+        if plots and not connection.poll(IDLE_SECONDS):
+            plots = False
+            with contextlib.suppress(Exception):  # the report will raise the error again
+                load_matplotlib()  # it is often the last step, at which only one process has work
+        send("outcome", do(connection.recv(), send))
 
 
 def count_gpus() -> int:
@@ -293,26 +305,28 @@ class _Counted(Task):
 class Listener:
     """Passes what jobs report on to the run's own reporter, with the job's title."""
 
-    def __init__(self, reporter: Reporter) -> None:
-        self._reporter = reporter
+    def __init__(self, jobs: Sequence[Job], repetitions: Repetitions) -> None:
+        self._jobs, self._repetitions = jobs, repetitions
         self._tasks: dict[int, dict[int, tuple[contextlib.ExitStack, Task]]] = {}
         self._printed: dict[int, list[str]] = {}
         self._seen: dict[Any, Any] = {}
 
-    def hear(self, number: int, title: str, message: Message) -> None:
+    def hear(self, number: int, message: Message) -> None:
         """Pass on one message of a job, but for its outcome, with which all of its tasks end."""
         name, *arguments = message
+        prefix = f"{self._jobs[number].title}: "
+        reporter = self._repetitions.reporter_of(self._jobs[number], prefix)
         tasks = self._tasks.setdefault(number, {})
         if name in ("note", "detail", "warn"):
-            getattr(self._reporter, name)(f"{title}: {arguments[0]}")
+            getattr(reporter, name)(*arguments)
         elif name == "task":
-            key, label, total, unit = arguments
+            key, *rest = arguments
             stack = contextlib.ExitStack()
-            tasks[key] = stack, stack.enter_context(self._reporter.task(f"{title}: {label}", total, unit))
+            tasks[key] = stack, stack.enter_context(reporter.task(*rest))
         elif name == "advance":
             tasks[arguments[0]][1].advance(arguments[1])
         elif name == "relabel":
-            tasks[arguments[0]][1].relabel(f"{title}: {arguments[1]}")
+            tasks[arguments[0]][1].relabel(prefix + arguments[1])
         elif name == "end":
             tasks.pop(arguments[0])[0].close()
         elif name == "warning":
@@ -331,4 +345,4 @@ class Listener:
 
     def __exit__(self, *_: object) -> None:
         for number in list(self._tasks):  # of jobs that were interrupted
-            self.hear(number, "", ("outcome",))
+            self.hear(number, ("outcome",))

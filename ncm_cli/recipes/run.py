@@ -32,6 +32,7 @@ from ncm_cli.recipes.perform import (
     some_failed,
 )
 from ncm_cli.recipes.processes import Listener, Message, Processes
+from ncm_cli.recipes.repeated import Repetitions
 from ncm_cli.recipes.schedule import Plan, dependencies
 from ncm_cli.recipes.steps import REPORT, Job
 from ncm_cli.store.files import jsonable, relative, write_result, writer_lock
@@ -248,7 +249,7 @@ def run(
     start = time.monotonic()
     refuse_no_folder(recipe.out)
     recipe.out.mkdir(parents=True, exist_ok=True)
-    ended = _Ended(chosen)
+    ended, repetitions = _Ended(chosen), Repetitions(reporter)
     with writer_lock(recipe.out / REPORT):
         state = State(recipe.out, reporter)
         _refuse_foreign(recipe, chosen, state)
@@ -256,11 +257,12 @@ def run(
             from ncm_cli.recipes.cluster import cluster_of
 
             with cluster_of(cluster, recipe, chosen, cpus=cpus or 1, most=jobs, reporter=reporter) as workers:
-                _at_once(recipe, ended, state, workers, force, reporter)
+                _at_once(recipe, ended, state, workers, force, reporter, repetitions)
         elif (count := min(jobs or 1, len(chosen))) > 1:
-            _at_once(recipe, ended, state, Processes(chosen, count), force, reporter)
+            _at_once(recipe, ended, state, Processes(chosen, count), force, reporter, repetitions)
         else:
-            _one_by_one(recipe, ended, state, force, reporter)
+            _one_by_one(recipe, ended, state, force, reporter, repetitions)
+        repetitions.note_left_out()
         state.save()
         if ended.skipped:
             reporter.note(f"{len(ended.skipped)} of {len(chosen)} steps were up to date")
@@ -288,14 +290,17 @@ def _label(number: int, jobs: Sequence[Job]) -> str:
     return f"step {number + 1} of {len(jobs)}: {jobs[number].title}"
 
 
-def _one_by_one(recipe: Recipe, ended: _Ended, state: State, force: bool, reporter: Reporter) -> None:
+def _one_by_one(
+    recipe: Recipe, ended: _Ended, state: State, force: bool, reporter: Reporter, repetitions: Repetitions
+) -> None:
     """Run jobs in order, in this process."""
     for number, job in enumerate(ended.jobs):
         label = _label(number, ended.jobs)
         try:
             found = due(job, recipe, state, label, force, reporter)
             if found is not None:
-                record(job, found.stamp, perform(found.order, reporter), state, reporter)
+                result = perform(found.order, repetitions.reporter_of(job))
+                record(job, found.stamp, result, state, reporter)
         except NcmError:
             reporter.warn(f"{label} failed; the steps before it are kept")
             raise
@@ -303,14 +308,20 @@ def _one_by_one(recipe: Recipe, ended: _Ended, state: State, force: bool, report
 
 
 def _at_once(
-    recipe: Recipe, ended: _Ended, state: State, workers: Workers, force: bool, reporter: Reporter
+    recipe: Recipe,
+    ended: _Ended,
+    state: State,
+    workers: Workers,
+    force: bool,
+    reporter: Reporter,
+    repetitions: Repetitions,
 ) -> None:
     """Run jobs whose inputs are there, several at once. This process alone keeps the record."""
     jobs = ended.jobs
     schedule = Plan(dependencies(jobs))
     gpus, running = [gpu_asked(job) for job in jobs], dict[int, Due]()
     outcomes = deque[tuple[int, Outcome]]()
-    with workers, Listener(reporter) as listener, reporter.task("steps", len(jobs), "steps") as task:
+    with workers, Listener(jobs, repetitions) as listener, reporter.task("steps", len(jobs), "steps") as task:
 
         def end(number: int, error: NcmError | None = None) -> None:
             if error is None:
@@ -347,7 +358,7 @@ def _at_once(
                 end(number, result.error)
                 continue
             for number, message in workers.messages():
-                listener.hear(number, jobs[number].title, message)
+                listener.hear(number, message)
                 if message[0] == "outcome":
                     outcomes.append((number, message[1]))
     ended.stopped = schedule.stopped()

@@ -91,7 +91,7 @@ class TrainingRows:
         lead = (
             f"{len(found.queries):,} of {found.compared:,} rows nearly equal a training row: the cosine of "
         )
-        lead += f"their features is {found.threshold:.3f} or more. "
+        lead += f"their features is {found.bound} or more. "
         lead += f"A random {found.compared:,} of {n:,} rows were compared. " if found.compared < n else ""
         lead += "If they show the same thing, the numbers on this page are better than they should be: "
         lead += f"--overlap {EXCLUDE_NEAR} of ncm fit leaves such training rows out."

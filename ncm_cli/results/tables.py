@@ -401,9 +401,9 @@ def known_values(recipe: str, verdicts: Iterable[dict[str, Any]]) -> ReportTable
         row = cells(f"{known['metric']}{': ' if filters else ''}{filters}", known.get("source") or "")
         # Until 0.6.0 a state rested on the tolerance alone.
         within = verdict.get("within", known.get("tolerance") if measured else None)
-        row.append(Cell(verdict["state"], bold=verdict["state"] == "missed"))
         mean = Spread(measured["mean"], measured.get("sd"), measured["n"]) if measured else None
-        rows.append([*row, *cells("" if within is None else f"±{within:g}", expected, mean)])
+        tolerance = "" if within is None else f"±{within:g}"
+        rows.append([*row, *cells(verdict["state"], tolerance, expected, mean)])
     columns = ("what", "source", "state", "within", "known", "measured")
     return ReportTable(f"Known values, recipe {recipe}", columns, rows, 3)
 

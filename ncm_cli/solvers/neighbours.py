@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -113,6 +114,11 @@ class NearCopies:
     """Every candidate that a query nearly equals, ascending."""
     compared: int
     """How many queries were compared: those asked for, or a random sample."""
+
+    @property
+    def bound(self) -> str:
+        """The threshold in three digits, rounded down, so that it isn't 1."""
+        return f"{math.floor(self.threshold * 1000 + 1e-6) / 1000:.3f}"
 
 
 def near_copies(

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from ncm_cli import main
+from ncm_cli import run as run_command
 from ncm_cli.console import Ui, plain
 from ncm_cli.errors import InputError, MismatchError, NcmError, UsageError, listing, nearest, unknown
 from ncm_cli.registry import COMMANDS
@@ -250,6 +251,25 @@ def test_filters_joined_by_words_are_met_with_what_was_meant(
     write_probe(tmp_path / "p", world.make_probe(np.ones(4), ("a", "b")))
     assert main.run(["eval", str(tmp_path / "p"), "-f", store, "--where", f"split=test{joint}label=a"]) == 3
     assert "try: 'split=test & label=a': & joins two filters (ncm help where)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["run", "digits", "--out", ""], ["run", "digits", "--out="], ["info", ""]])
+def test_an_empty_value_is_no_current_folder(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(argv) == 2
+    err = capsys.readouterr().err
+    assert "an empty value" in err and argv[-1].rstrip("=") in err
+    with pytest.raises(UsageError, match="out is empty"):
+        run_command("run", recipe="digits", out="")
+
+
+def test_a_current_folder_that_is_gone_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert main.run(["run", "digits", "--dry-run"]) == 3
+    assert "the current folder is no longer there" in capsys.readouterr().err
+    tmp_path.mkdir()
 
 
 def test_a_command_without_arguments_shows_its_help_alone(capsys: pytest.CaptureFixture[str]) -> None:

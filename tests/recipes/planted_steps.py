@@ -1,14 +1,13 @@
 """What child processes run in tests: steps that note where they run, wait, or die.
 
 The functions ``serve_*`` take the place of `ncm_cli.recipes.processes.serve_steps`. What they need to know is
-in the environment: ``PLANTED_NOTES``, the file for notes, and ``PLANTED_STEP``, the output of the step that
-waits or dies.
+in the environment: ``PLANTED_NOTES``, the file for notes, ``PLANTED_STEP``, the output of the step that waits
+or dies, and ``PLANTED_SIGNAL``, of which it dies.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable
@@ -58,11 +57,11 @@ def serve_with_two_gpus(connection: Connection, stream: socket.socket) -> None:
 
 
 def serve_until_killed(connection: Connection, stream: socket.socket) -> None:
-    """The planted step kills its process."""
+    """The planted step ends its process by the signal ``PLANTED_SIGNAL``."""
 
     def die(options: Any) -> None:
         if _is_planted(options):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), int(os.environ["PLANTED_SIGNAL"]))
 
     _before(die)
     serve(connection, stream)
