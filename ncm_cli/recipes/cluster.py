@@ -13,8 +13,9 @@ from ncm_cli.errors import InputError
 from ncm_cli.progress import Reporter
 from ncm_cli.ray_cluster import ClusterNode, check_nodes, connected, nodes, on_node, refuse_small
 from ncm_cli.recipes.load import Recipe
+from ncm_cli.recipes.messages import Message, do
 from ncm_cli.recipes.perform import Order, Outcome
-from ncm_cli.recipes.processes import GRACE_SECONDS, THREAD_VARIABLES, Message, do
+from ncm_cli.recipes.processes import GRACE_SECONDS, THREAD_VARIABLES
 from ncm_cli.recipes.steps import REPORT, Job
 from ncm_cli.store.files import lock_path, remove_lock_of
 
@@ -23,6 +24,9 @@ MAX_TRIES = 4
 
 LOOK_SECONDS = 2.0
 """Between two looks at which nodes there are."""
+
+_KEPT = ("note", "detail", "warn", "warning", "print")
+"""What is heard of a step once it has ended: not how far it had come."""
 
 
 @contextlib.contextmanager
@@ -99,7 +103,7 @@ class ClusterTasks:
 
     def check_folders(self, found: Sequence[ClusterNode]) -> None:
         """Raise `InputError` for a node that doesn't see the run's folder."""
-        look = self._ray.remote(_unseen)
+        look = self._ray.remote(_Place.unseen)
         asked = [(node, on_node(self._ray, node, look, num_cpus=0).remote(self._place)) for node in found]
         for node, answer in asked:
             with contextlib.suppress(self._ray.exceptions.RayError):  # a node that has gone
@@ -167,10 +171,6 @@ def _gone(tries: int, error: Exception) -> InputError:
     )
 
 
-def _unseen(place: _Place) -> Path | None:
-    return place.unseen()
-
-
 def _step(place: _Place, cpus: int, order: Order, read: Sequence[Path]) -> list[Message]:
     """Do a step on a node; returns what it has said, and its outcome."""
     from ncm_cli.images.reading import cores
@@ -189,5 +189,5 @@ def _step(place: _Place, cpus: int, order: Order, read: Sequence[Path]) -> list[
         )
         return [("outcome", Outcome(error=error))]
     outcome = do(order, lambda *message: said.append(message))
-    heard = [message for message in said if message[0] not in ("task", "advance", "end")]
+    heard = [message for message in said if message[0] in _KEPT]
     return [*heard, ("outcome", outcome)]

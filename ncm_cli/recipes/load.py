@@ -112,10 +112,7 @@ def read_recipe(
     RecipeError
         All mistakes, each with its line, key path and the nearest valid key.
     """
-    raw = _read(file)
-    text = raw.decode("utf-8-sig")
-    mistakes = Mistakes(file, text)
-    root = parse(text, mistakes)
+    raw, root, mistakes = _parsed(file)
     if root is None:
         mistakes.stop_if_any()
     if root is None or not isinstance(root.value, dict):
@@ -158,9 +155,7 @@ def read_about(file: Path) -> dict[str, str]:
 
     Raises `RecipeError` if that can't be read.
     """
-    text = _read(file).decode("utf-8-sig")
-    mistakes = Mistakes(file, text)
-    root = parse(text, mistakes)
+    _, root, mistakes = _parsed(file)
     found = _about(root.value.get("about") if root and isinstance(root.value, dict) else None, mistakes)
     mistakes.stop_if_any()
     return dict.fromkeys(ABOUT, "") | found
@@ -178,6 +173,14 @@ def _about(node: Node | None, mistakes: Mistakes) -> dict[str, str]:
         elif not value.is_scalar:
             mistakes.expected(value, f"about.{key}", "text")
     return {key: value.text for key, value in node.value.items()}
+
+
+def _parsed(file: Path) -> tuple[bytes, Node | None, Mistakes]:
+    """The content of a recipe, its document (None if it has none), and the mistakes in it."""
+    raw = _read(file)
+    text = raw.decode("utf-8-sig")
+    mistakes = Mistakes(file, text)
+    return raw, parse(text, mistakes), mistakes
 
 
 def _read(file: Path) -> bytes:

@@ -28,8 +28,6 @@ class Order:
     """The run's report, whose lock the run's own process holds."""
     kind: str
     options: Any
-    more: dict[str, Any]
-    """Further arguments of the work, which aren't options."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +45,6 @@ class Due:
 
     order: Order
     stamp: Stamp
-    why: str
 
 
 def due(job: Job, recipe: Recipe, state: State, label: str, force: bool, reporter: Reporter) -> Due | None:
@@ -77,19 +74,18 @@ def due(job: Job, recipe: Recipe, state: State, label: str, force: bool, reporte
     if any(state.facts(job).get(name) not in (None, stamp[name]) for name in kept):
         # The output was made with other settings: without --fresh the command would refuse it.
         options = dataclasses.replace(options, fresh=True)
-    # By default embed considers an image of the same size and time unchanged.
-    more = {"verify": True} if job.kind == "embed" else {}
     state.starting(job)
     for path in job.outputs.values():
         path.parent.mkdir(parents=True, exist_ok=True)
-    order = Order(run=recipe.out / REPORT, kind=job.kind, options=options, more=more)
-    return Due(order=order, stamp=stamp, why=why)
+    return Due(order=Order(run=recipe.out / REPORT, kind=job.kind, options=options), stamp=stamp)
 
 
 def perform(order: Order, reporter: Reporter) -> Outcome:
     """Do a job's work; raises its errors."""
     start = time.monotonic()
-    report = work_of(order.kind)(order.options, reporter=reporter, **order.more)
+    # By default embed considers an image of the same size and time unchanged.
+    more = {"verify": True} if order.kind == "embed" else {}
+    report = work_of(order.kind)(order.options, reporter=reporter, **more)
     code = SOME_ROWS_FAILED if getattr(report, "too_many_failed", False) else 0
     return Outcome(code=code, seconds=round(time.monotonic() - start, 3))
 

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import itertools
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from ncm_cli.child import Child
 from ncm_cli.errors import InputError
-from ncm_cli.progress import Reporter, Task
-from ncm_cli.recipes.perform import Order, Outcome, gpu_asked, perform_elsewhere
-from ncm_cli.recipes.repeated import Repetitions
+from ncm_cli.recipes.messages import Message, Send, do
+from ncm_cli.recipes.perform import Order, Outcome, gpu_asked
 from ncm_cli.recipes.steps import Job
 from ncm_cli.results.plots import load_matplotlib
 
@@ -32,15 +28,6 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 
 IDLE_SECONDS = 0.3
 """After so long without a step a process prepares for drawing."""
-
-ADVANCE_SECONDS = 0.1
-"""Between two messages of how far a step has come."""
-
-Message = tuple[Any, ...]
-"""A name, and arguments. ``note``, ``detail`` and ``warn`` of a reporter; ``task``, ``advance``, ``relabel``,
-``end`` of a piece of work; ``print`` for standard output; ``warning`` of a library; last the ``outcome``."""
-
-Send = Callable[..., None]
 
 
 class Processes:
@@ -130,13 +117,9 @@ class Processes:
         except (EOFError, OSError):
             how, pid = worker.child.how_it_ended(), worker.child.process.pid
             if not worker.ready:
-                raise InputError(
-                    f"a process for steps {how} before its first one",
-                    where=f"process {pid}",
-                    fix="run the same command again; with fewer --jobs if memory was short",
-                ) from None
+                raise _ended(f"a process for steps {how} before its first one", pid) from None
             self._replaced(worker)
-            return "outcome", Outcome(error=_ended(how, pid))
+            return "outcome", Outcome(error=_ended(f"the process of this step {how}", pid))
         if message[0] == "ready":
             worker.ready, worker.gpu = True, message[1]
             return None
@@ -154,9 +137,9 @@ class Processes:
         return _Worker(index, self._gpus, self._plots, self._environment)
 
 
-def _ended(how: str, pid: int) -> InputError:
+def _ended(what: str, pid: int) -> InputError:
     return InputError(
-        f"the process of this step {how}",
+        what,
         where=f"process {pid}",
         fix="run the same command again; with fewer --jobs if memory was short",
     )
@@ -231,118 +214,3 @@ def count_gpus() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an old driver warns; the step says which device it uses
         return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def do(order: Order, send: Send) -> Outcome:
-    """Do a step in this process, which isn't the run's own; all that it says is sent."""
-    with warnings.catch_warnings(record=True) as recorded, contextlib.redirect_stdout(_Printed(send)):
-        outcome = perform_elsewhere(order, _Sender(send))
-    for warning in recorded if outcome.error is None else ():
-        send("warning", str(warning.message), warning.category, warning.filename, warning.lineno)
-    return outcome
-
-
-class _Printed(io.TextIOBase):
-    """Standard output of a step."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-
-    def write(self, text: str) -> int:
-        self._send("print", text)
-        return len(text)
-
-
-class _Sender(Reporter):
-    """Sends what a step reports."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._numbers = itertools.count()
-
-    @contextlib.contextmanager
-    def task(self, label: str, total: int | None = None, unit: str = "rows") -> Iterator[Task]:
-        number = next(self._numbers)
-        self._send("task", number, label, total, unit)
-        counted = _Counted(lambda name, value: self._send(name, number, value))
-        try:
-            yield counted
-        finally:
-            counted.flush()
-            self._send("end", number)
-
-    def note(self, message: str) -> None:
-        self._send("note", message)
-
-    def detail(self, message: str) -> None:
-        self._send("detail", message)
-
-    def warn(self, message: str) -> None:
-        self._send("warn", message)
-
-
-class _Counted(Task):
-    """Counts units, and sends them every `ADVANCE_SECONDS`."""
-
-    def __init__(self, send: Callable[[str, Any], None]) -> None:
-        self._send, self._count, self._sent = send, 0, time.monotonic()
-
-    def advance(self, n: int = 1) -> None:
-        self._count += n
-        if time.monotonic() - self._sent >= ADVANCE_SECONDS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Send what has been counted."""
-        count, self._count, self._sent = self._count, 0, time.monotonic()
-        if count:
-            self._send("advance", count)
-
-    def relabel(self, label: str) -> None:
-        self._send("relabel", label)
-
-
-class Listener:
-    """Passes what jobs report on to the run's own reporter, with the job's title."""
-
-    def __init__(self, jobs: Sequence[Job], repetitions: Repetitions) -> None:
-        self._jobs, self._repetitions = jobs, repetitions
-        self._tasks: dict[int, dict[int, tuple[contextlib.ExitStack, Task]]] = {}
-        self._printed: dict[int, list[str]] = {}
-        self._seen: dict[Any, Any] = {}
-
-    def hear(self, number: int, message: Message) -> None:
-        """Pass on one message of a job, but for its outcome, with which all of its tasks end."""
-        name, *arguments = message
-        prefix = f"{self._jobs[number].title}: "
-        reporter = self._repetitions.reporter_of(self._jobs[number], prefix)
-        tasks = self._tasks.setdefault(number, {})
-        if name in ("note", "detail", "warn"):
-            getattr(reporter, name)(*arguments)
-        elif name == "task":
-            key, *rest = arguments
-            stack = contextlib.ExitStack()
-            tasks[key] = stack, stack.enter_context(reporter.task(*rest))
-        elif name == "advance":
-            tasks[arguments[0]][1].advance(arguments[1])
-        elif name == "relabel":
-            tasks[arguments[0]][1].relabel(prefix + arguments[1])
-        elif name == "end":
-            tasks.pop(arguments[0])[0].close()
-        elif name == "warning":
-            text, category, file, line = arguments
-            warnings.warn_explicit(text, category, file, line, registry=self._seen)
-        elif name == "print":
-            self._printed.setdefault(number, []).append(arguments[0])
-        elif name == "outcome":
-            for stack, _ in self._tasks.pop(number).values():
-                stack.close()
-            if number in self._printed:  # as a whole, not among others'
-                sys.stdout.write("".join(self._printed.pop(number)))
-
-    def __enter__(self) -> Listener:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number in list(self._tasks):  # of jobs that were interrupted
-            self.hear(number, ("outcome",))

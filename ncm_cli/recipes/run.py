@@ -19,6 +19,7 @@ from ncm_cli.options import command_words, fields_of
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.recipes.freshness import State
 from ncm_cli.recipes.load import Recipe
+from ncm_cli.recipes.messages import Listener, Message, Repetitions
 from ncm_cli.recipes.outcome import MISSED, Comparison, Summary, outcome
 from ncm_cli.recipes.perform import (
     SOME_ROWS_FAILED,
@@ -31,8 +32,7 @@ from ncm_cli.recipes.perform import (
     record,
     some_failed,
 )
-from ncm_cli.recipes.processes import Listener, Message, Processes
-from ncm_cli.recipes.repeated import Repetitions
+from ncm_cli.recipes.processes import Processes
 from ncm_cli.recipes.schedule import Plan, dependencies
 from ncm_cli.recipes.steps import REPORT, Job
 from ncm_cli.store.files import jsonable, relative, write_result, writer_lock
@@ -51,43 +51,6 @@ def versions() -> dict[str, str | None]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             installed[name] = metadata.version(name)
     return installed
-
-
-def _write_report(
-    recipe: Recipe, state: State, rows: list[Summary], comparisons: list[Comparison], ended: _Ended
-) -> None:
-    """Write the outcome, and for every file its step, options, seed, and digests of it and its inputs.
-
-    Of what a failed or stopped job made earlier, nothing is said.
-    """
-    left_out = {ended.jobs[number].key for number in (*ended.failed, *ended.stopped)}
-    facts_of = {job.key: {} if job.key in left_out else state.facts(job) for job in recipe.jobs}
-    files = [
-        {
-            "file": recipe.name_of(path),
-            "step": job.step,
-            "kind": job.builder or job.kind,
-            "cell": job.cell,
-            "seed": getattr(job.options, "seed", None),
-            "options": jsonable(job.options),
-            "inputs": facts_of[job.key].get("inputs"),
-            "sha256": facts_of[job.key].get("outputs", {}).get(recipe.name_of(path)),
-            "seconds": facts_of[job.key].get("seconds"),
-        }
-        for job in recipe.jobs
-        for path in job.written
-    ]
-    provenance = {
-        "recipe": {"name": recipe.name, "file": str(recipe.file), "sha256": recipe.sha256},
-        "vars": recipe.vars,
-        "matrix": recipe.matrix,
-        "versions": versions(),
-        "files": files,
-    }
-    body = {"rows": rows, "expect": comparisons, "provenance": provenance}
-    if ended.failed:
-        body |= ended.failures()
-    write_result(recipe.out / REPORT, "run", body)
 
 
 def shell_lines(recipe: Recipe, jobs: Sequence[Job]) -> list[str]:
@@ -143,34 +106,6 @@ class Stopped:
     """The title of the failed job that it depends on."""
 
 
-@dataclasses.dataclass(slots=True)
-class _Ended:
-    """How jobs ended, by their index."""
-
-    jobs: Sequence[Job]
-    ran: list[int] = dataclasses.field(default_factory=list)
-    skipped: list[int] = dataclasses.field(default_factory=list)
-    failed: dict[int, NcmError] = dataclasses.field(default_factory=dict)
-    stopped: dict[int, int] = dataclasses.field(default_factory=dict)
-
-    def titles(self, numbers: Sequence[int]) -> tuple[str, ...]:
-        """Their titles, in the recipe's order."""
-        return tuple(self.jobs[number].title for number in sorted(numbers))
-
-    def failures(self) -> dict[str, tuple[Any, ...]]:
-        """The failed and the stopped jobs, in the recipe's order."""
-        titles = [job.title for job in self.jobs]
-        return {
-            "failed": tuple(
-                Failure(step=titles[number], error=error) for number, error in sorted(self.failed.items())
-            ),
-            "stopped": tuple(
-                Stopped(step=titles[number], because=titles[other])
-                for number, other in sorted(self.stopped.items())
-            ),
-        }
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunReport:
     """The outcome of a run, and its results."""
@@ -215,6 +150,149 @@ class Workers(contextlib.AbstractContextManager[Any], Protocol):
         """What jobs have said, the last being their outcome; waits for something."""
 
 
+@dataclasses.dataclass(slots=True)
+class _Run:
+    """Jobs of a recipe that are being run, and how they ended, by their index."""
+
+    recipe: Recipe
+    jobs: Sequence[Job]
+    state: State
+    force: bool
+    reporter: Reporter
+    ran: list[int] = dataclasses.field(default_factory=list)
+    skipped: list[int] = dataclasses.field(default_factory=list)
+    failed: dict[int, NcmError] = dataclasses.field(default_factory=dict)
+    stopped: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    def one_by_one(self) -> None:
+        """Run the jobs in order, in this process."""
+        repetitions = Repetitions(self.reporter)
+        for number, job in enumerate(self.jobs):
+            try:
+                if (found := self.due(number)) is not None:
+                    result = perform(found.order, repetitions.reporter_of(job))
+                    record(job, found.stamp, result, self.state, self.reporter)
+            except NcmError:
+                self.reporter.warn(f"{self.label(number)} failed; the steps before it are kept")
+                raise
+            (self.skipped if found is None else self.ran).append(number)
+        repetitions.note_left_out()
+
+    def at_once(self, workers: Workers) -> None:
+        """Run the jobs whose inputs are there, several at once. This process alone keeps the record."""
+        jobs, repetitions = self.jobs, Repetitions(self.reporter)
+        schedule = Plan(dependencies(jobs))
+        gpus, running = [gpu_asked(job) for job in jobs], dict[int, Due]()
+        outcomes = deque[tuple[int, Outcome]]()
+        with (
+            workers,
+            Listener(jobs, repetitions) as listener,
+            self.reporter.task("steps", len(jobs), "steps") as task,
+        ):
+
+            def end(number: int, error: NcmError | None = None) -> None:
+                if error is None:
+                    (self.ran if number in running else self.skipped).append(number)
+                    schedule.end(number)
+                else:
+                    self.failed[number] = error
+                    stopped = schedule.fail(number)
+                    task.advance(len(stopped))
+                    more = f"; {len(stopped)} more steps depend on it and won't run" if stopped else ""
+                    self.reporter.warn(f"{self.label(number)} failed: {error.what}{more}")
+                task.advance()
+
+            while schedule.open:
+                takes = {gpu: workers.takes(gpu) for gpu in set(gpus)}
+                ready = next((number for number in schedule.ready if takes[gpus[number]]), None)
+                if ready is not None:
+                    schedule.start(ready)
+                    try:
+                        found = self.due(ready)
+                    except NcmError as error:
+                        end(ready, error)
+                        continue
+                    if found is None:
+                        end(ready)
+                    else:
+                        running[ready] = found
+                        workers.start(ready, found.order, gpus[ready])
+                    continue
+                if outcomes:  # recorded once all workers have something to do, since contents are compared
+                    number, result = outcomes.popleft()
+                    if result.error is None:
+                        record(jobs[number], running[number].stamp, result, self.state, self.reporter)
+                    end(number, result.error)
+                    continue
+                for number, message in workers.messages():
+                    listener.hear(number, message)
+                    if message[0] == "outcome":
+                        outcomes.append((number, message[1]))
+        self.stopped = schedule.stopped()
+        repetitions.note_left_out()
+
+    def due(self, number: int) -> Due | None:
+        """What a job has to do, as `perform.due` says."""
+        label = self.label(number)
+        return due(self.jobs[number], self.recipe, self.state, label, self.force, self.reporter)
+
+    def label(self, number: int) -> str:
+        """A job's place among all, and its title."""
+        return f"step {number + 1} of {len(self.jobs)}: {self.jobs[number].title}"
+
+    def titles(self, numbers: Sequence[int]) -> tuple[str, ...]:
+        """Their titles, in the recipe's order."""
+        return tuple(self.jobs[number].title for number in sorted(numbers))
+
+    def failures(self) -> dict[str, tuple[Any, ...]]:
+        """The failed and the stopped jobs, in the recipe's order."""
+        titles = [job.title for job in self.jobs]
+        return {
+            "failed": tuple(
+                Failure(step=titles[number], error=error) for number, error in sorted(self.failed.items())
+            ),
+            "stopped": tuple(
+                Stopped(step=titles[number], because=titles[other])
+                for number, other in sorted(self.stopped.items())
+            ),
+        }
+
+    def write_report(self, rows: list[Summary], comparisons: list[Comparison]) -> None:
+        """Write the outcome, and for every file its step, options, seed, and digests of it and its inputs.
+
+        Of what a failed or stopped job made earlier, nothing is said.
+        """
+        recipe, state = self.recipe, self.state
+        left_out = {self.jobs[number].key for number in (*self.failed, *self.stopped)}
+        facts_of = {job.key: {} if job.key in left_out else state.facts(job) for job in recipe.jobs}
+        files = [
+            {
+                "file": recipe.name_of(path),
+                "step": job.step,
+                "kind": job.builder or job.kind,
+                "cell": job.cell,
+                "seed": getattr(job.options, "seed", None),
+                "options": jsonable(job.options),
+                "inputs": facts_of[job.key].get("inputs"),
+                "sha256": facts_of[job.key].get("outputs", {}).get(recipe.name_of(path)),
+                "seconds": facts_of[job.key].get("seconds"),
+            }
+            for job in recipe.jobs
+            for path in job.written
+        ]
+        provenance = {
+            "recipe": {"name": recipe.name, "file": str(recipe.file), "sha256": recipe.sha256},
+            "vars": recipe.vars,
+            "matrix": recipe.matrix,
+            "versions": versions(),
+            "files": files,
+        }
+        body = {"rows": rows, "expect": comparisons, "provenance": provenance}
+        if self.failed:
+            body |= self.failures()
+        write_result(recipe.out / REPORT, "run", body)
+
+
 def selected_jobs(recipe: Recipe, only: Sequence[str]) -> tuple[Job, ...]:
     """The jobs of the steps of these names or kinds; all jobs without any."""
     steps = dict.fromkeys(job.step for job in recipe.jobs)
@@ -249,119 +327,40 @@ def run(
     start = time.monotonic()
     refuse_no_folder(recipe.out)
     recipe.out.mkdir(parents=True, exist_ok=True)
-    ended, repetitions = _Ended(chosen), Repetitions(reporter)
     with writer_lock(recipe.out / REPORT):
         state = State(recipe.out, reporter)
         _refuse_foreign(recipe, chosen, state)
+        this = _Run(recipe, chosen, state, force, reporter)
         if cluster is not None:
             from ncm_cli.recipes.cluster import cluster_of
 
             with cluster_of(cluster, recipe, chosen, cpus=cpus or 1, most=jobs, reporter=reporter) as workers:
-                _at_once(recipe, ended, state, workers, force, reporter, repetitions)
+                this.at_once(workers)
         elif (count := min(jobs or 1, len(chosen))) > 1:
-            _at_once(recipe, ended, state, Processes(chosen, count), force, reporter, repetitions)
+            this.at_once(Processes(chosen, count))
         else:
-            _one_by_one(recipe, ended, state, force, reporter, repetitions)
-        repetitions.note_left_out()
+            this.one_by_one()
         state.save()
-        if ended.skipped:
-            reporter.note(f"{len(ended.skipped)} of {len(chosen)} steps were up to date")
-        for job in (chosen[number] for number in sorted(ended.skipped)):
+        if this.skipped:
+            reporter.note(f"{len(this.skipped)} of {len(chosen)} steps were up to date")
+        for job in (chosen[number] for number in sorted(this.skipped)):
             if state.facts(job).get("exit_code") == SOME_ROWS_FAILED:
                 reporter.warn(some_failed(job))
-        left_out = {*ended.failed, *ended.stopped}
+        left_out = {*this.failed, *this.stopped}
         rows, comparisons = outcome(recipe, {chosen[number].key for number in left_out})
-        _write_report(recipe, state, rows, comparisons, ended)
-    codes = [ended.failed[number].exit_code for number in sorted(ended.failed)]
+        this.write_report(rows, comparisons)
+    codes = [this.failed[number].exit_code for number in sorted(this.failed)]
     codes += [int(state.facts(job).get("exit_code", 0)) for job in chosen]
     return RunReport(
         recipe=recipe,
-        ran=ended.titles(ended.ran),
-        skipped=ended.titles(ended.skipped),
-        **ended.failures(),
+        ran=this.titles(this.ran),
+        skipped=this.titles(this.skipped),
+        **this.failures(),
         exit_code=next((code for code in codes if code), 0),
         rows=rows,
         comparisons=comparisons,
         seconds=time.monotonic() - start,
     )
-
-
-def _label(number: int, jobs: Sequence[Job]) -> str:
-    return f"step {number + 1} of {len(jobs)}: {jobs[number].title}"
-
-
-def _one_by_one(
-    recipe: Recipe, ended: _Ended, state: State, force: bool, reporter: Reporter, repetitions: Repetitions
-) -> None:
-    """Run jobs in order, in this process."""
-    for number, job in enumerate(ended.jobs):
-        label = _label(number, ended.jobs)
-        try:
-            found = due(job, recipe, state, label, force, reporter)
-            if found is not None:
-                result = perform(found.order, repetitions.reporter_of(job))
-                record(job, found.stamp, result, state, reporter)
-        except NcmError:
-            reporter.warn(f"{label} failed; the steps before it are kept")
-            raise
-        (ended.skipped if found is None else ended.ran).append(number)
-
-
-def _at_once(
-    recipe: Recipe,
-    ended: _Ended,
-    state: State,
-    workers: Workers,
-    force: bool,
-    reporter: Reporter,
-    repetitions: Repetitions,
-) -> None:
-    """Run jobs whose inputs are there, several at once. This process alone keeps the record."""
-    jobs = ended.jobs
-    schedule = Plan(dependencies(jobs))
-    gpus, running = [gpu_asked(job) for job in jobs], dict[int, Due]()
-    outcomes = deque[tuple[int, Outcome]]()
-    with workers, Listener(jobs, repetitions) as listener, reporter.task("steps", len(jobs), "steps") as task:
-
-        def end(number: int, error: NcmError | None = None) -> None:
-            if error is None:
-                (ended.ran if number in running else ended.skipped).append(number)
-                schedule.end(number)
-            else:
-                ended.failed[number] = error
-                stopped = schedule.fail(number)
-                task.advance(len(stopped))
-                more = f"; {len(stopped)} more steps depend on it and won't run" if stopped else ""
-                reporter.warn(f"{_label(number, jobs)} failed: {error.what}{more}")
-            task.advance()
-
-        while schedule.open:
-            takes = {gpu: workers.takes(gpu) for gpu in set(gpus)}
-            ready = next((number for number in schedule.ready if takes[gpus[number]]), None)
-            if ready is not None:
-                schedule.start(ready)
-                try:
-                    found = due(jobs[ready], recipe, state, _label(ready, jobs), force, reporter)
-                except NcmError as error:
-                    end(ready, error)
-                    continue
-                if found is None:
-                    end(ready)
-                else:
-                    running[ready] = found
-                    workers.start(ready, found.order, gpus[ready])
-                continue
-            if outcomes:  # recorded once all workers have something to do, since contents are compared
-                number, result = outcomes.popleft()
-                if result.error is None:
-                    record(jobs[number], running[number].stamp, result, state, reporter)
-                end(number, result.error)
-                continue
-            for number, message in workers.messages():
-                listener.hear(number, message)
-                if message[0] == "outcome":
-                    outcomes.append((number, message[1]))
-    ended.stopped = schedule.stopped()
 
 
 def _refuse_foreign(recipe: Recipe, jobs: Sequence[Job], state: State) -> None:

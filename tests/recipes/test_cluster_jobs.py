@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from ncm_cli.errors import InputError
-from ncm_cli.recipes import cluster
+from ncm_cli.recipes import cluster, messages
 from ncm_cli.recipes.load import read_recipe
+from ncm_cli.recipes.perform import Outcome
 from ncm_cli.recipes.run import RunReport, run
 from ncm_cli.store.files import lock_path, remove_lock_of, writer_lock
 from tests.images.test_cluster import Nodes
@@ -46,6 +47,24 @@ def test_the_same_files_as_one_by_one(eight_steps: Path, nodes: Nodes) -> None:
     failed = _run(eight_steps, nodes, "rows=nowhere", jobs=1)
     assert [failure.step for failure in failed.failed] == ["eval (seed 0)", "eval (seed 1)"]
     assert [stopped.step for stopped in failed.stopped] == ["report"] and failed.exit_code == 3
+
+
+def test_of_a_step_that_has_ended_its_progress_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    def do(_: object, send: Callable[..., None]) -> Outcome:
+        with messages._Sender(send).task("embedding") as task:
+            task.relabel("embedding on 2 nodes")
+            task.advance()
+        send("note", "done")
+        return Outcome()
+
+    class Here:
+        def unseen(self) -> None:
+            return None
+
+    monkeypatch.setattr(cluster, "do", do)
+    place: Any = Here()
+    order: Any = None
+    assert cluster._step(place, 1, order, []) == [("note", "done"), ("outcome", Outcome())]
 
 
 def _when(holds: Callable[[], Any], act: Callable[[Any], None]) -> threading.Thread:

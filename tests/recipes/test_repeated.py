@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ncm_cli.recipes.repeated import Repetitions
+from ncm_cli.recipes.messages import Repetitions
 from ncm_cli.recipes.steps import Job
 from tests.world import Heard
 
