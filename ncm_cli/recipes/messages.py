@@ -101,7 +101,7 @@ class _Counted(Task):
 class Listener:
     """Passes what jobs report on to the run's own reporter, with the job's title."""
 
-    def __init__(self, jobs: Sequence[Job], repetitions: Repetitions) -> None:
+    def __init__(self, jobs: Sequence[Job], repetitions: RepeatedMessages) -> None:
         self._jobs, self._repetitions = jobs, repetitions
         self._tasks: dict[int, dict[int, tuple[contextlib.ExitStack, Task]]] = {}
         self._printed: dict[int, list[str]] = {}
@@ -144,7 +144,7 @@ class Listener:
             self.hear(number, ("outcome",))
 
 
-class Repetitions:
+class RepeatedMessages:
     """Tells a new message of a step from one that the step has said before, but for names and numbers."""
 
     def __init__(self, reporter: Reporter) -> None:
@@ -174,7 +174,7 @@ class Repetitions:
 
 
 class _OfStep(Reporter):
-    def __init__(self, reporter: Reporter, repetitions: Repetitions, step: str, prefix: str) -> None:
+    def __init__(self, reporter: Reporter, repetitions: RepeatedMessages, step: str, prefix: str) -> None:
         self._reporter, self._repetitions, self._step, self._prefix = reporter, repetitions, step, prefix
 
     @contextlib.contextmanager

@@ -19,7 +19,7 @@ from ncm_cli.options import command_words, fields_of
 from ncm_cli.progress import SILENT, Reporter
 from ncm_cli.recipes.freshness import State
 from ncm_cli.recipes.load import Recipe
-from ncm_cli.recipes.messages import Listener, Message, Repetitions
+from ncm_cli.recipes.messages import Listener, Message, RepeatedMessages
 from ncm_cli.recipes.outcome import MISSED, Comparison, Summary, outcome
 from ncm_cli.recipes.perform import (
     SOME_ROWS_FAILED,
@@ -166,7 +166,7 @@ class _Run:
 
     def one_by_one(self) -> None:
         """Run the jobs in order, in this process."""
-        repetitions = Repetitions(self.reporter)
+        repetitions = RepeatedMessages(self.reporter)
         for number, job in enumerate(self.jobs):
             try:
                 if (found := self.due(number)) is not None:
@@ -180,7 +180,7 @@ class _Run:
 
     def at_once(self, workers: Workers) -> None:
         """Run the jobs whose inputs are there, several at once. This process alone keeps the record."""
-        jobs, repetitions = self.jobs, Repetitions(self.reporter)
+        jobs, repetitions = self.jobs, RepeatedMessages(self.reporter)
         schedule = Plan(dependencies(jobs))
         gpus, running = [gpu_asked(job) for job in jobs], dict[int, Due]()
         outcomes = deque[tuple[int, Outcome]]()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ncm_cli.recipes.messages import Repetitions
+from ncm_cli.recipes.messages import RepeatedMessages
 from ncm_cli.recipes.steps import Job
 from tests.world import Heard
 
 
 def test_what_differs_in_names_and_numbers_alone_is_said_once() -> None:
     heard = Heard()
-    repetitions = Repetitions(heard)
+    repetitions = RepeatedMessages(heard)
     said = {
         ("fit", 0): ["3 rows are like 'a-1'", "rank 4 is the largest"],
         ("fit", 1): ["1,204 rows are like 'b'", "rank 5 is the largest", "no group"],
@@ -31,5 +31,5 @@ def test_what_differs_in_names_and_numbers_alone_is_said_once() -> None:
 
 def test_without_repetitions_nothing_is_said_of_them() -> None:
     heard = Heard()
-    Repetitions(heard).note_left_out()
+    RepeatedMessages(heard).note_left_out()
     assert not heard.notes
