@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ncm_cli.registry import COMMANDS
 from tests.world import run_light
 
 PACKAGE = Path(__file__).resolve().parents[1] / "ncm_cli"
@@ -163,3 +164,11 @@ def test_packages_stay_where_they_belong() -> None:
 def test_quick_commands_import_nothing_heavy() -> None:
     lines = ["--help", *(f"{name} --help" for name in QUICK), "help pairs"]
     run_light(f"from ncm_cli.main import run\nfor line in {lines!r}:\n    run(line.split())")
+
+
+def test_what_shows_a_result_names_the_options_and_the_work_of_its_command() -> None:
+    for name, command in COMMANDS.items():
+        text = (PACKAGE / "commands" / f"{name}.py").read_text().partition('"""\n')[0]
+        if command.work and name not in ("data", "run"):
+            assert command.options.replace(":", ".") in text
+            assert command.work.partition(":")[0] in text

@@ -1,4 +1,7 @@
-"""``ncm bound``: every term with its symbol, its equation and what it means, verdicts, and the paths."""
+"""Shows every term with its symbol, its equation and what it means, verdicts, and the paths.
+
+The command's options are `theory.options.BoundOptions`; its work is in `theory.bound`.
+"""
 
 from __future__ import annotations
 

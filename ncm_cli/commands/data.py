@@ -1,4 +1,7 @@
-"""``ncm data``, the same for every builder."""
+"""Shows what ``ncm data`` made, the same for every builder.
+
+The command's options are in `datasets.options`; its work is in `datasets.base`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``ncm embed``."""
+"""Shows the result of ``ncm embed``.
+
+The command's options are `images.options.EmbedOptions`; its work is in `images.embed`.
+"""
 
 from __future__ import annotations
 

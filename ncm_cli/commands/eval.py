@@ -1,4 +1,7 @@
-"""``ncm eval``."""
+"""Shows the measures, groups and comparisons of ``ncm eval``.
+
+The command's options are `probes.options.EvalOptions`; its work is in `probes.evaluate`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``ncm finetune``: what each rule picks, and what is kept."""
+"""Shows what each rule picks, and what is kept.
+
+The command's options are `finetune.options.FinetuneOptions`; its work is in `finetune.finetune`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``ncm fit``."""
+"""Shows the path, the choice and the verdict of ``ncm fit``.
+
+The command's options are `probes.options.FitOptions`; its work is in `probes.fit`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``ncm pairs``: the pairs' diagnostics, their spectrum, and which to look at first."""
+"""Shows the pairs' diagnostics, their spectrum, and which to look at first.
+
+The command's options are `pairs.options.PairsOptions`; its work is in `pairs.pairs`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``ncm predict``."""
+"""Shows what ``ncm predict`` counted.
+
+The command's options are `probes.options.PredictOptions`; its work is in `probes.predict`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``ncm report``."""
+"""Shows the tables of ``ncm report``.
+
+The command's options are `results.options.ReportOptions`; its work is in `results.report`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``ncm run``."""
+"""Runs a recipe for ``ncm run``, and shows the closing table.
+
+The command's options are `recipes.options.RunOptions`; its work is in `recipes.run`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``ncm sweep``: what each rule picks, as tables."""
+"""Shows what each rule picks, as tables.
+
+The command's options are `baselines.options.SweepOptions`; its work is in `baselines.sweep`.
+"""
 
 from __future__ import annotations
 

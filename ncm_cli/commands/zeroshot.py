@@ -1,4 +1,7 @@
-"""``ncm zeroshot``: the classes and their words, and what was removed."""
+"""Shows the classes and their words, and what was removed.
+
+The command's options are `probes.options.ZeroshotOptions`; its work is in `probes.zeroshot`.
+"""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 Pairs come from a table of matched ids, whose problems are all reported at once, from `matched` or from
 `texts`. `straddling` leaves out pairs of a training and a test row, `drop` those that ``--drop`` names.
-`matched` leaves out rows that find no partner by ``--same`` and ``--across``; and ``ncm fit``, by
-``--overlap``, pairs of validation and test rows: `ncm_cli.probes.usable_pairs.read_usable_pairs`.
+`matched` leaves out rows without a partner by ``--same`` and ``--across``, and pairs beyond ``--count``.
+Held-out pairs are in the store but not in its spectrum. ``ncm fit`` leaves out, by ``--overlap``, pairs of
+validation and test rows: `ncm_cli.probes.usable_pairs.read_usable_pairs`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Metrics of predictions: decisions and losses, shares with intervals, groups, paired comparisons.
 
-What ``ncm eval`` measures is listed in `MEASURES`. Everything takes plain arrays.
+What ``ncm eval`` always measures is listed in `MEASURES`; what ``--metrics`` adds is in `metric_names` and
+`more_metrics`. Everything takes plain arrays.
 The order of rows never matters: sums are exactly rounded (`math.fsum`).
 """
 

@@ -1,4 +1,7 @@
-"""Reads pair stores for a fit, and leaves out pairs with a validation or test row, as ``--overlap`` says."""
+"""Reads pair stores for a fit, and leaves out pairs with a validation or test row, as ``--overlap`` says.
+
+Every other rule by which a pair is left out is listed in `ncm_cli.pairs.pairs`.
+"""
 
 from __future__ import annotations
 

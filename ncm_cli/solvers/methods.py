@@ -19,7 +19,8 @@ WEIGHT_DECAYS = {"lbfgs": "1e-4,1e-3,1e-2,1e-1,1", "adam": "1e-4"}
 """The weight decays that are tried when none are given, by solver."""
 
 WEIGHT_DECAY = 1e-4
-"""The default of a single weight decay: in `Config`, the estimators and ``ncm finetune``."""
+"""The default of a single weight decay: in `Config`, the estimators and ``ncm finetune``. What ``ncm sweep``
+searches is in `HYPER`."""
 
 SOLVER_OPTIONS = {"lbfgs": ("tolerance", "max_iter"), "adam": ("lr", "epochs", "batch_size", "device")}
 """The options that only one solver reads."""

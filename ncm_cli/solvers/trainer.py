@@ -1,4 +1,4 @@
-"""Trains many configurations of linear probes at once.
+"""Trains many configurations (`ncm_cli.solvers.methods.Config`) of linear probes at once.
 
 The weights of R configurations with C logits each are one (R, C, d) tensor. A step is one product of the
 batch with all of them, each method's derivative on its own columns (`objectives`), one product back, and one
