@@ -171,16 +171,19 @@ def refuse_other_versions(node: ClusterNode, found: dict[str, str]) -> None:
             )
 
 
-def check_nodes(ray: Any, nodes: Sequence[ClusterNode]) -> None:
-    """Compare what nodes have installed with what this process has; nodes that go meanwhile are passed over.
+def checked_nodes(ray: Any, address: str, *, gpu: bool = False, cpus: int = 1) -> list[ClusterNode]:
+    """The nodes of the cluster. One has a GPU, or as many cores, and all have the versions of this process.
 
-    Raises `MismatchError` with the node and the version, `InputError` if a node doesn't answer.
+    Nodes that go meanwhile are passed over. Raises what `refuse_small` does, `MismatchError` with the node
+    and the version, and `InputError` if a node doesn't answer.
     """
-    asked = [(node, ask_versions(ray, node)) for node in nodes]
+    found = nodes(ray)
+    refuse_small(found, address, gpu=gpu, cpus=cpus)
+    asked = [(node, ask_versions(ray, node)) for node in found]
     until = time.monotonic() + ANSWER_SECONDS
     for node, answer in asked:
         try:
-            found = ray.get(answer, timeout=max(0.1, until - time.monotonic()))
+            versions = ray.get(answer, timeout=max(0.1, until - time.monotonic()))
         except ray.exceptions.GetTimeoutError:
             what, fix = "a node of the cluster doesn't answer", "ray status, on one of its nodes, says more"
             raise InputError(
@@ -188,7 +191,8 @@ def check_nodes(ray: Any, nodes: Sequence[ClusterNode]) -> None:
             ) from None
         except ray.exceptions.RayError:
             continue
-        refuse_other_versions(node, found)
+        refuse_other_versions(node, versions)
+    return found
 
 
 def on_node(ray: Any, node: ClusterNode, remote: Any, **options: Any) -> Any:

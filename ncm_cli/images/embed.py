@@ -392,9 +392,11 @@ class _ImageRun:
                 device=self.cluster.device,
                 workers=workers,
                 folder=os.getcwd(),  # noqa: PTH109
+                key=self.key,
+                description=self.description,
             )
-            facts = {"key": self.key, "description": self.description, "reporter": self.reporter}
-            return self.cluster.batch_size(self.request.kind), partial(self.cluster.encode, job=job, **facts)
+            encode = partial(self.cluster.encode, job=job, reporter=self.reporter)
+            return self.cluster.batch_size(self.request), encode
         encoder = self._load()
         assert not isinstance(encoder, Reference)
         # The description may come from a store, and the model that is loaded now may differ.

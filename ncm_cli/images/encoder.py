@@ -1,4 +1,4 @@
-"""Loads encoders. A new kind is a key of `request.LIBRARIES`, with a loader in `network._LOADERS`.
+"""Loads encoders. A new kind is a key of `request.ENCODER_KINDS`, with a loader in `network._LOADERS`.
 
 A prefix of a model's name that isn't a key there is taken for open_clip's. What decides an encoder's features
 is in its description and fingerprint.
@@ -17,7 +17,7 @@ from ncm_cli.images.options import (
     refuse_device,
 )
 from ncm_cli.images.pixels import PixelsEncoder
-from ncm_cli.images.request import LIBRARIES, Encoder, EncoderRequest
+from ncm_cli.images.request import ENCODER_KINDS, Encoder, EncoderRequest
 from ncm_cli.progress import Reporter
 
 
@@ -27,17 +27,16 @@ def request_key(request: EncoderRequest) -> dict[str, Any]:
     Two requests with equal keys give the same features, so stored rows stay valid and no model needs to be
     loaded to know that. Local checkpoints and configurations count by content, not by path.
     """
-    pixels = request.kind == "pixels"
     key: dict[str, Any] = {
         "kind": request.kind,
         "model": request.model,
-        "precision": "fp32" if pixels else request.precision,
+        "precision": request.precision if request.has_network else "fp32",
         "normalize": request.normalize,
         "decode_policy": DECODE_POLICY,
         "sample_policy": SAMPLE_POLICY,
-        "libraries": {name: _version(name) for name in LIBRARIES[request.kind]},
+        "libraries": {name: _version(name) for name in ENCODER_KINDS[request.kind].distributions},
     }
-    if not pixels:
+    if request.has_network:
         from ncm_cli.images.weights import request_facts
 
         key |= request_facts(request)
@@ -46,7 +45,7 @@ def request_key(request: EncoderRequest) -> dict[str, Any]:
 
 def start_loading(request: EncoderRequest, reporter: Reporter) -> None:
     """Note what will be loaded, refuse a bad file of weights, and start to import the library in a thread."""
-    if request.kind == "pixels":
+    if not request.has_network:
         return
     from ncm_cli.images.clip_config import local_config, read_config_parts
     from ncm_cli.images.network import import_library
@@ -86,7 +85,7 @@ def load_encoder(request: EncoderRequest, *, device: str = "auto", reporter: Rep
     InputError
         An unknown model or tag, missing or foreign weights, CUDA asked for where there is none.
     """
-    if request.kind == "pixels":
+    if not request.has_network:
         for error in refuse_device(request.model, device):
             raise error
         return PixelsEncoder(request)

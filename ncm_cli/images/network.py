@@ -19,7 +19,7 @@ import numpy as np
 from ncm_cli.errors import InputError
 from ncm_cli.images.clip_model import load_open_clip
 from ncm_cli.images.domainbed_model import load_domainbed
-from ncm_cli.images.request import CentreCrop, EncoderRequest, Preprocess, Resize
+from ncm_cli.images.request import ENCODER_KINDS, CentreCrop, EncoderRequest, Preprocess, Resize
 from ncm_cli.images.timm_model import load_timm
 from ncm_cli.progress import Reporter
 from ncm_cli.solvers.device import (
@@ -234,7 +234,9 @@ def import_library(kind: str) -> None:
         importlib.import_module("torch")
         if _COMPILER not in sys.modules:
             stack.enter_context(_compiler_put_off())
-        importlib.import_module(_MODULES.get(kind, kind))
+        library = ENCODER_KINDS[kind].library
+        assert library is not None
+        importlib.import_module(library)
 
 
 @contextlib.contextmanager
@@ -283,7 +285,4 @@ def _keep_freed_memory() -> None:
 
 
 _LOADERS = {"timm": load_timm, "open_clip": load_open_clip, "domainbed": load_domainbed}
-"""The loader of each kind of encoder."""
-
-_MODULES = {"domainbed": "torchvision"}
-"""The module to import for a kind of encoder, if it isn't the kind itself."""
+"""The loader of each kind of encoder that has networks."""

@@ -39,6 +39,9 @@ class EncodingJob:
     workers: int | None
     folder: str
     """The folder that relative paths start from."""
+    key: dict[str, Any]
+    description: dict[str, Any]
+    """What the encoder's key and description must be."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ def serve_encoder(connection: Connection, _: socket.socket) -> None:
     """What the process of an encoder runs: load it, then encode batches until the connection closes."""
     heard, (request, cores) = Warnings(), connection.recv()
     try:
-        if request.kind != "pixels":
+        if request.has_network:
             import torch
 
             torch.set_num_threads(cores)

@@ -31,12 +31,11 @@ from ncm_cli.progress import Reporter, Task
 from ncm_cli.ray_cluster import (
     ClusterNode,
     ask_versions,
-    check_nodes,
+    checked_nodes,
     connected,
     nodes,
     on_node,
     refuse_other_versions,
-    refuse_small,
 )
 from ncm_cli.store.columns import ImageFile
 from ncm_cli.store.digests import canonical_json, differing_fields, printable
@@ -91,14 +90,12 @@ class Cluster:
 
     def check(self) -> None:
         """Refuse a cluster without what is asked for, or with other versions than this process has."""
-        found = nodes(self.ray)
-        refuse_small(found, self.address, gpu=self.device == "cuda", cpus=self.cpus or 1)
-        check_nodes(self.ray, found)
-        self._checked = {node.id for node in found}
+        checked = checked_nodes(self.ray, self.address, gpu=self.device == "cuda", cpus=self.cpus or 1)
+        self._checked = {node.id for node in checked}
 
-    def batch_size(self, kind: str) -> int:
+    def batch_size(self, request: EncoderRequest) -> int:
         """The ``auto`` choice, which depends on the kind of encoder and of device alone."""
-        if kind == "pixels":
+        if not request.has_network:
             return PIXELS_BATCH
         from ncm_cli.images.network import CPU_BATCH, CUDA_BATCH
 
@@ -110,16 +107,14 @@ class Cluster:
         task: Task,
         *,
         job: EncodingJob,
-        key: dict[str, Any],
-        description: dict[str, Any],
         reporter: Reporter,
     ) -> Generator[tuple[int, list[ReadImage], np.ndarray], None, None]:
         """The number of each batch, its images, and float32 (b, d) features of the usable ones, in any order.
 
         Returns once the first encoder is loaded. Raises `MismatchError` for a node whose encoder has another
-        ``key`` or ``description``, `InputError` if no node is left, or for a batch that ends actors.
+        key or description than the job, `InputError` if no node is left, or for a batch that ends actors.
         """
-        work = _Work(self, batches, task, job, key, description, reporter)
+        work = _Work(self, batches, task, job, reporter)
         work.begin()
         return work.results()
 
@@ -150,9 +145,9 @@ def joined_cluster(options: EmbedOptions, reporter: Reporter) -> Iterator[Cluste
         yield None
         return
     with connected(options.cluster, reporter) as ray:
-        pixels = options.model.startswith("pixels:")
+        network = EncoderRequest(model=options.model).has_network
         gpu = options.device == "cuda" or (
-            options.device == "auto" and not pixels and any(node.gpus for node in nodes(ray))
+            options.device == "auto" and network and any(node.gpus for node in nodes(ray))
         )
         if gpu and options.cpus is not None:
             raise UsageError(
@@ -171,7 +166,7 @@ def reference_of(request: EncoderRequest, reporter: Reporter) -> Reference:
     loaded = load_encoder(replace(request, precision="fp32"), device="cpu", reporter=heard)
     for warning in heard.taken():
         reporter.warn(warning)
-    precision = "fp32" if request.kind == "pixels" else request.precision
+    precision = request.precision if request.has_network else "fp32"
     return Reference(loaded.description | {"precision": precision}, loaded.dim, "cpu")
 
 
@@ -199,12 +194,10 @@ class _Work:
         batches: Sequence[Sequence[ImageFile]],
         task: Task,
         job: EncodingJob,
-        key: dict[str, Any],
-        description: dict[str, Any],
         reporter: Reporter,
     ) -> None:
         self._cluster, self._ray, self._batches, self._task = cluster, cluster.ray, batches, task
-        self._job, self._key, self._description, self._reporter = job, key, description, reporter
+        self._job, self._reporter = job, reporter
         self._remote, self._shared = self._ray.remote(NodeEncoder), self._ray.put(job)
         self._some = [*itertools.islice(itertools.chain.from_iterable(batches), READ_FIRST)]
         self._left, self._alone = deque(range(len(batches))), deque[int]()
@@ -331,7 +324,7 @@ class _Work:
                 raise _on_node(found, actor.node)
             self._lost(actor, found)  # others have loaded it: perhaps this node's GPU is full
             return
-        for there, here in ((found.key, self._key), (found.description, self._description)):
+        for there, here in ((found.key, self._job.key), (found.description, self._job.description)):
             if fields := differing_fields(
                 json.loads(canonical_json(there)), json.loads(canonical_json(here))
             ):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from PIL import Image
@@ -18,16 +18,22 @@ from ncm_cli.images.decode import DECODE_POLICY, decode
 from ncm_cli.images.options import DEFAULT_MODEL, DEFAULT_PRETRAINED, PRECISIONS, canonical, parse_augment
 from ncm_cli.images.samples import MAX_PIXELS, DecodeError
 
-LIBRARIES = {
-    "pixels": ("pillow",),
-    "timm": ("timm", "torchvision", "pillow"),
-    "domainbed": ("torchvision", "pillow"),
-    "open_clip": ("open_clip_torch", "timm", "torchvision", "pillow"),
-}
-"""The kinds of encoder, each with the distributions whose version may move a feature.
 
-A kind is the prefix of a model's name (``timm:NAME``); names with any other prefix, or none, are open_clip's.
-`ncm_cli.images.network._LOADERS` has the loader of each kind but ``pixels``, which has no network."""
+class EncoderKind(NamedTuple):
+    """The distributions whose version may move a feature, and the library of its networks, if it has any."""
+
+    distributions: tuple[str, ...]
+    library: str | None = None
+
+
+ENCODER_KINDS = {
+    "pixels": EncoderKind(("pillow",)),
+    "timm": EncoderKind(("timm", "torchvision", "pillow"), "timm"),
+    "domainbed": EncoderKind(("torchvision", "pillow"), "torchvision"),
+    "open_clip": EncoderKind(("open_clip_torch", "timm", "torchvision", "pillow"), "open_clip"),
+}
+"""The kinds of encoder. A kind is the prefix of a model's name (``timm:NAME``); names with any other prefix,
+or none, are open_clip's. `ncm_cli.images.network._LOADERS` has the loader of each kind that has networks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +66,19 @@ class EncoderRequest:
 
     @property
     def kind(self) -> str:
-        """A key of `LIBRARIES`: the prefix of the model's name, or ``open_clip``."""
+        """A key of `ENCODER_KINDS`: the prefix of the model's name, or ``open_clip``."""
         prefix, colon, _ = self.model.partition(":")
-        return prefix if colon and prefix in LIBRARIES else "open_clip"
+        return prefix if colon and prefix in ENCODER_KINDS else "open_clip"
+
+    @property
+    def has_network(self) -> bool:
+        """Whether the encoder is a network, which runs on torch."""
+        return ENCODER_KINDS[self.kind].library is not None
 
     @property
     def weights(self) -> str | None:
         """The weights to load: for the default model its default tag; None if no weights apply."""
-        without = self.model.startswith(("pixels:", "local-dir:", "hf-hub:"))
+        without = not self.has_network or self.model.startswith(("local-dir:", "hf-hub:"))
         if without or self.random_init:
             return None
         return (

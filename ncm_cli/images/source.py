@@ -16,7 +16,7 @@ from ncm_cli.images.folder import IMAGE_SUFFIXES, read_folder
 from ncm_cli.images.manifest import ColumnNames, Manifest, absolute_text, manifest_of, read_manifest
 from ncm_cli.images.options import DEFAULT_MODEL, EmbedOptions, SourceChoice, parse_layout
 from ncm_cli.images.paths import is_remote
-from ncm_cli.images.request import LIBRARIES
+from ncm_cli.images.request import ENCODER_KINDS
 from ncm_cli.images.weights import relocated
 from ncm_cli.options import fields_of
 from ncm_cli.progress import Reporter
@@ -103,7 +103,7 @@ def with_encoder_of_reuse(options: EmbedOptions, reporter: Reporter) -> EmbedOpt
     if options.reuse is None or not unnamed:
         return options
     with FeatureStore(options.reuse) as store:
-        if store.encoder.get("kind") not in LIBRARIES:
+        if store.encoder.get("kind") not in ENCODER_KINDS:
             return options
         made_with = relocated(store.options, options.reuse.absolute().parent)
     own = {field.name: field.default for field in fields_of(EmbedOptions)}

@@ -18,7 +18,7 @@ from ncm_cli.images.encoder import load_encoder, start_loading
 from ncm_cli.images.folder import IMAGE_SUFFIXES, walk_images
 from ncm_cli.images.manifest import ColumnNames, absolute_text, read_manifest
 from ncm_cli.images.reading import encode_batches
-from ncm_cli.images.request import LIBRARIES, EncoderRequest, request_of
+from ncm_cli.images.request import ENCODER_KINDS, EncoderRequest, request_of
 from ncm_cli.images.weights import looks_like_a_path, relocated
 from ncm_cli.options import parse_batch_size, parse_workers
 from ncm_cli.probes import metrics
@@ -237,7 +237,7 @@ def _encoded(
 def _request(options: PredictOptions, probe: Probe) -> EncoderRequest:
     """The encoder to load, by the probe's description; its store or network says where the weights are."""
     described = probe.encoder
-    if described.get("kind") not in LIBRARIES:
+    if described.get("kind") not in ENCODER_KINDS:
         raise InputError(
             "the probe's features were made elsewhere, so images can't be predicted directly",
             where=options.probe,
@@ -274,7 +274,7 @@ def _require_weights(request: EncoderRequest, probe: Path, store: Path, home: Pa
     named, beside = request.weights, probe.absolute().parent
     if request.model.startswith("local-dir:"):
         named = request.model.removeprefix("local-dir:")
-    elif request.kind == "pixels" or request.random_init or request.model.startswith("hf-hub:"):
+    elif not request.has_network or request.random_init or request.model.startswith("hf-hub:"):
         return
     fix = f"--pretrained FILE; or ncm embed the images, and ncm predict {probe.name} F.h5"
     if not named:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ncm_cli.errors import InputError
 from ncm_cli.progress import Reporter
-from ncm_cli.ray_cluster import ClusterNode, check_nodes, connected, nodes, on_node, refuse_small
+from ncm_cli.ray_cluster import ClusterNode, checked_nodes, connected, nodes, on_node
 from ncm_cli.recipes.load import Recipe
 from ncm_cli.recipes.messages import Message, do
 from ncm_cli.recipes.perform import Order, Outcome
@@ -35,13 +35,11 @@ def cluster_of(
 ) -> Iterator[ClusterTasks]:
     """The cluster at an address for the jobs of a recipe, each with ``cpus`` cores and ``most`` at once.
 
-    Raises `InputError` for a node that doesn't see the run's folder, and what `connected` and `check_nodes`
+    Raises `InputError` for a node that doesn't see the run's folder, and what `connected` and `checked_nodes`
     raise.
     """
     with connected(address, reporter) as ray:
-        found = nodes(ray)
-        refuse_small(found, address, cpus=cpus)
-        check_nodes(ray, found)
+        found = checked_nodes(ray, address, cpus=cpus)
         cluster = ClusterTasks(ray, recipe, jobs, cpus=cpus, most=most)
         cluster.check_folders(found)
         yield cluster
