@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import inspect
@@ -262,11 +263,8 @@ def main(argv: list[str] | None = None) -> None:
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     code = run(sys.argv[1:] if argv is None else argv)
-    try:
-        sys.stdout.flush()
-    except (NcmError, OSError):  # stdout is closed: Python would complain at exit about unwritten output
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.stdout.flush()
+    with contextlib.suppress(NcmError, OSError):
+        sys.stdout.close()  # Python would complain at exit about output whose reader has gone
     gc.freeze()  # otherwise the collections at exit traverse all of torch's modules, for most of a second
     sys.exit(code)
 
