@@ -118,8 +118,7 @@ def kills(runs: Runs, rounds: int, seed: int) -> bool:
             name += ": before its start or after its end"
         else:
             os.kill(target, how)
-            hits += 1
-        run.wait()
+        hits += run.wait() != 0
         ended[f"{name} (exit code {run.returncode})"] += 1
         until = time.monotonic() + SECONDS_TO_END
         while (left := [pid for pid in family if is_running(pid)]) and time.monotonic() < until:
@@ -169,6 +168,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], help="as of ncm run; may be repeated")
     parser.add_argument("--smoke", action="store_true", help="the small variant, to see that it works")
     asked = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background ignores it
     with tempfile.TemporaryDirectory() as name:
         runs = Runs(Path(name), [*asked.set, *(["quick=true"] if asked.smoke else [])])
         if asked.smoke:
