@@ -1,4 +1,4 @@
-"""The configurations of a sweep, and the picks: each rule chooses a checkpoint of each, then
+"""The configurations of a sweep, and the picks: each rule chooses a checkpoint of each configuration, then
 hyper-parameters."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def plan_configs(
 ) -> list[Config]:
     """All configurations, by method, trial and seed.
 
-    ``steps`` is how many the training has, if known: ``anneal`` is drawn below it.
+    ``steps`` is the number of training steps, if known: ``anneal`` is drawn below it.
 
     Raises
     ------
@@ -55,7 +55,7 @@ def plan_configs(
     if idle:
         reporter.warn(f"no effect: --search {', '.join(idle)}, which none of the methods has")
     if options.methods and options.upweight and UPWEIGHT not in options.methods:
-        reporter.note(f"--upweight is for all methods, since none is named NAME{UPWEIGHT}")
+        reporter.note(f"--upweight applies to all methods, since none is named NAME{UPWEIGHT}")
     if steps is not None:
         _warn_of_few(steps, options, reporter)
     configs: list[Config] = []
@@ -109,7 +109,7 @@ def _late(space: Space, steps: int) -> bool:
 
 
 def _annealed(method: str, options: SweepOptions, steps: int) -> Space:
-    """The space of ``anneal``, cut to what leaves at least one of the ``steps``, unless it was given."""
+    """The space of ``anneal``, unless given cut so that the penalty acts in at least one of the ``steps``."""
     space = space_of(method, "anneal", options.searches, grid=options.grid)
     if any(search.name == "anneal" and search.method in (None, method) for search in options.searches):
         return space
@@ -141,8 +141,8 @@ def _draws(name: str, space: Space, options: SweepOptions) -> list[float]:
     """Random values of a hyper-parameter, one for each trial.
 
     A range is cut into as many parts as there are trials, one draw in each, in random order. The draws depend
-    on the hyper-parameter's name and the seed alone: methods that share one try the same values of it, and no
-    method's depend on which others are swept.
+    on the hyper-parameter's name and the seed alone, so methods that share a hyper-parameter try the same
+    values of it, and a method's values don't depend on which other methods are swept.
     """
     rng = np.random.default_rng([options.seed, zlib.crc32(name.encode())])
     shares = (rng.permutation(options.trials) + rng.random(options.trials)) / options.trials
@@ -176,13 +176,13 @@ METRICS = (
     "test_log_loss",
     "test_worst_group",
 )
-"""The metrics in the order of the tables; NaN if not known. Bounds and flip rate are measured on the folds of
-pairs, the others on the fit to all rows and pairs."""
+"""The metrics in the order of the tables; NaN if not known. Bounds, flip rate, cell error and cell log loss
+are measured on the folds of pairs, the others on the fit to all rows and pairs."""
 
 
 def metric_names(crossings: int, stores: int = 1) -> tuple[str, ...]:
     """`METRICS`; with several crossings of ``--groups`` also the worst group of each one, numbered; with
-    several pair stores also the flip rate of each one, and the bound from the error in cells."""
+    several pair stores also the flip rate of each one, and ``cell_bound``."""
     numbers = range(1, crossings + 1) if crossings > 1 else ()
     of_stores = [store_metric("flip_rate", at) for at in range(stores)] if stores > 1 else []
     worst = (f"{part}_worst_group_{number}" for part in ("val", "test") for number in numbers)
@@ -280,15 +280,15 @@ def pick_trial(history: History, diverged: Mask, rule: Rule) -> Pick | None:
 
 
 LARGEST_ROUNDING = 1e-9
-"""In nats. The order of the rows in a full batch changes losses by far less, other batches by far more."""
+"""In nats. The order of the rows in a full batch changes losses by far less, another batch by far more."""
 
 
 def choose_by_rules(
     options: SweepOptions, configs: Sequence[Config], table: SweepTable
 ) -> tuple[list[dict[str, Any]], dict[str, str | None], list[str]]:
-    """Each rule's picks for each method, why a rule was left out, and the methods that no seed varies.
+    """Each rule's picks for each method, why a rule was left out, and the methods that seeds don't change.
 
-    Configurations of the latter have the same results for all seeds, except on the folds of pairs.
+    Configurations of these methods have the same results for all seeds, except on the folds of pairs.
     """
     rows: list[dict[str, Any]] = []
     rules = {name: _why_not(rule, table, options) for name, rule in RULES.items()}

@@ -106,7 +106,7 @@ class SweepOptions(TrainingOptions):
 
     pairs: PairPaths | None = option(
         None,
-        help="Pair store of ncm and matchdg, and of the rule bound. May be repeated.",
+        help="Pair store for ncm, matchdg and the rule bound. May be repeated.",
         role="input",
         flags=("-p",),
     )
@@ -119,7 +119,7 @@ class SweepOptions(TrainingOptions):
     )
     save_probes: Path | None = option(
         None,
-        help="Folder for what each rule picks of each method as a probe, METHOD-RULE.safetensors; with "
+        help="Folder for the probe that each rule picks of each method, METHOD-RULE.safetensors; with "
         "several seeds METHOD-RULE-seedN.safetensors.",
         role="output",
         metavar="DIR",
@@ -146,12 +146,13 @@ class SweepOptions(TrainingOptions):
         5,
         least=1,
         most=10_000,
-        help="Repetitions of every configuration, with seeds from --seed on: other batches, other folds.",
+        help="Repetitions of every configuration, with seeds from --seed on; each has its own batches and "
+        "folds.",
     )
     folds: int = _search(
         5,
         least=0,
-        help="Parts that the pairs are cut into for the rule bound; held-out pairs take their place. "
+        help="Folds that the pairs are cut into for the rule bound; held-out pairs replace them. "
         "0: no bound.",
     )
     seed: int = _search(0, least=0, help="First seed; also that of the random search.")
@@ -174,12 +175,12 @@ class SweepOptions(TrainingOptions):
 
     protocol: str = _training(
         "common",
-        help="In whose form the methods are trained: all in that of their papers' formulas, each as its "
-        "authors' code does, or as DomainBed does.",
+        help="The form in which methods are trained: by their papers' formulas, as in their authors' code, "
+        "or as in DomainBed.",
         choices=PROTOCOLS,
     )
     batch_size: int = _training(
-        256, least=0, help="Rows in a batch, with --protocol domainbed of each environment; 0 for all."
+        256, least=0, help="Rows in a batch (of each environment with --protocol domainbed); 0 for all."
     )
 
     @property

@@ -112,11 +112,11 @@ def _sweep(options: SweepOptions, reporter: Reporter) -> dict[str, Any]:
         rows, rules, seedless = choose_by_rules(options, configs, table)
         if seedless:
             held_out = runner.problem.pairs is not None and runner.problem.pairs.held_out.any()
-            but = " but the folds of the bound" if runner.folds and not held_out else ""
+            but = ", except on the folds of the bound" if runner.folds and not held_out else ""
             reporter.note(
-                f"nothing is random in {', '.join(seedless)}{but}: ±.000 is not their spread. A seed varies "
-                "the batches (--batch-size below the number of rows), the folds of pairs that aren't held "
-                "out, and the draws of fish, lisa and dfr"
+                f"the results of {', '.join(seedless)} don't depend on the seed{but}, so ±.000 is not "
+                "their spread. A seed varies the batches (--batch-size below the number of rows), the folds "
+                "of pairs that aren't held out, and the draws of fish, lisa and dfr"
             )
         body: dict[str, Any] = jsonable(
             {
@@ -168,7 +168,7 @@ def _finished(
 ) -> dict[str, NDArray[Any]]:
     """The results of `Runner.run` for all configurations; chunks that an earlier run finished are read."""
     if journal.replaced:
-        reporter.note("what an interrupted sweep with other options or data had finished is discarded")
+        reporter.note("the finished part of an interrupted sweep with other options or data is discarded")
     if journal.damaged:
         reporter.warn(f"{journal.damaged:,} finished chunks are damaged, and are trained anew")
     passes = runner.options.epochs * (1 + max(map(len, runner.folds.values()), default=0))
@@ -185,7 +185,7 @@ def _finished(
                 task.advance(len(members) * passes)
             results.append(done)
     if resumed:
-        reporter.note(f"{resumed:,} of {len(configs):,} configurations were finished before")
+        reporter.note(f"{resumed:,} of {len(configs):,} configurations were already finished")
     order = np.argsort(np.concatenate(parts))
     return {name: np.concatenate([part[name] for part in results])[order] for name in results[0]}
 
@@ -272,7 +272,7 @@ class Runner:
 
     @property
     def steps(self) -> int:
-        """How many steps the training on all rows has; on folds, which have fewer rows, it may be fewer."""
+        """The number of steps of training on all rows; on folds, which have fewer rows, it may be smaller."""
         rows, size, envs = len(self.whole.X), self.options.batch_size, self.whole.codes.get("envs")
         if self.options.protocol == "domainbed" and envs is not None:
             size *= len(np.unique(envs))
@@ -316,7 +316,7 @@ class Runner:
         rows = {name: self._rows(name, self.whole.scaling) for name in ("val", "test")}
         # If no fold leaves out a training row, a method without pairs has the same fit on every fold.
         taken = any(np.isin(self.problem.train.node, fold.untrained_nodes).any() for fold in folds)
-        taken |= bool(folds and self.problem.cells)  # whose error is measured fold by fold
+        taken |= bool(folds and self.problem.cells)  # the cells' error is measured fold by fold
         pairs, kind = (None, None) if taken else self._measured(seed)
 
         def judge(weight: Array, bias: Array) -> Facts:
@@ -342,8 +342,8 @@ class Runner:
         return None if rows is None else rows.scaled(scaling)
 
     def _measured(self, seed: int) -> tuple[PairRows | None, Codes | None]:
-        """The pairs of all folds of a seed, scaled as all rows are, and of several stores their stores; None
-        without folds."""
+        """The measured pairs of all folds of a seed, scaled as the rows of the whole problem are, and, for
+        several stores, the store of each pair; None without folds."""
         if seed not in self.folds:
             return None, None
         paired = self.problem.pairs
@@ -461,7 +461,7 @@ class Runner:
         """Fit dfr on half of the validation rows and measure on the other half; fit all rows for the test
         rows.
 
-        No row of a pair is trained on, so that flips are measured on all folds' pairs at once.
+        No row of a pair is trained on, so flips are measured on the pairs of all folds at once.
         """
         from ncm_cli.solvers.dfr import halves
 
@@ -482,7 +482,7 @@ class Runner:
         return history, np.asarray(converged.all(axis=0))
 
     def _dfr(self, configs: Sequence[Config], half: Codes | None = None) -> list[Fit]:
-        """The probes for the test rows or, with ``half``, those that choose C, fitted on that half."""
+        """The probes for the test rows or, with ``half``, those fitted on that half to choose C."""
         from ncm_cli.solvers.dfr import SUBSETS, fit_dfr
 
         val, codes = self._grouped()

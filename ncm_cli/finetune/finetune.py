@@ -1,4 +1,4 @@
-"""``ncm finetune``: trains a network, goes on after a kill, and writes checkpoint, head and results."""
+"""``ncm finetune``: trains a network, resumes after a kill, and writes checkpoint, head and results."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from ncm_cli.store.probe import Probe, read_probe, record_ids, write_probe
 from ncm_cli.store.roles import Role
 
 NOT_IN_KEY = ("source", "root", "pairs", "output", "model", "pretrained", "device", "workers", "fresh")
-"""Options on which the result doesn't depend, or only by the contents of the files that they name."""
+"""Options that don't change the result, or only through the contents of the files that they name."""
 
 _MAGIC = b"ncm-finetune-unfinished-1"
 
@@ -62,9 +62,9 @@ def unfinished_file(output: Path) -> Path:
 def finetune(options: FinetuneOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     """Train a network, and write the epoch that the rule picks: checkpoint, head and results.
 
-    After each epoch the state is written to a file beside the output, so that the same command goes on after
-    a kill; on a CPU the result then has the same bits as without it. A finished result of the same settings,
-    rows, pictures and pairs isn't changed.
+    After each epoch the state is written to a file beside the output, so that the same command resumes after
+    a kill; on a CPU the result then has the same bits as that of an uninterrupted run. A finished result of
+    the same settings, rows, pictures and pairs isn't changed.
 
     Returns
     -------
@@ -135,7 +135,7 @@ def _finished(options: FinetuneOptions, key: dict[str, Any], reporter: Reporter)
         return None
     body = read_result(result, kind="finetune", fix="--fresh makes it again")
     if body.get("key") != key:
-        raise _refusal(result, dict(body.get("key") or {}), key, "a result of other settings is there")
+        raise _refusal(result, dict(body.get("key") or {}), key, "there is a result of other settings")
     with contextlib.suppress(InputError, FileNotFoundError):
         if (sha256_file(checkpoint), read_probe(probe).sha256) == (
             body["checkpoint"],
@@ -146,7 +146,7 @@ def _finished(options: FinetuneOptions, key: dict[str, Any], reporter: Reporter)
                 os.utime(path)
             _remove_unfinished(options.output, key)
             if (file := unfinished_file(options.output)).exists():
-                reporter.note(f"{file} is what a run of other settings left; delete it if it isn't needed")
+                reporter.note(f"{file} was left by a run with other settings; delete it if it isn't needed")
             return body | {"written": False}
     return None
 
@@ -194,7 +194,7 @@ def _run(
                 what = f"the training diverged in epoch {number}"
                 if not history:
                     raise InputError(what, found=f"--lr {options.lr:g}", fix="a smaller --lr or --penalty")
-                reporter.warn(f"{what}: what was known before it is kept")
+                reporter.warn(f"{what}; the results of the epochs before it are kept")
                 break
             history.append(epoch)
             reporter.detail(
@@ -237,14 +237,14 @@ def _unfinished(file: Path, key: dict[str, Any], options: FinetuneOptions) -> di
     except Exception as error:  # torch raises errors of many classes on foreign files
         if options.fresh:
             return None
-        what = "what an unfinished run left can't be read"
+        what = "the file of an unfinished run can't be read"
         reason = one_line(error) or type(error).__name__
         raise InputError(what, where=file, found=reason, fix="--fresh starts over") from error
     if there == key:
         return state
     if options.fresh:
         return None
-    raise _refusal(file, there, key, "an unfinished run of other settings is there")
+    raise _refusal(file, there, key, "there is an unfinished run of other settings")
 
 
 def _write(

@@ -105,8 +105,8 @@ class FinetuneOptions(RowOptions, SourceOptions):
     folds: int = option(
         5,
         least=0,
-        help="Parts that the pairs are cut into, of which one is kept for flip rate and bound; pairs held "
-        "out in the store take its place. 0: none is kept, and no bound.",
+        help="Folds that the pairs are cut into; one is held out to measure flip rate and bound. Pairs that "
+        "the store holds out replace it. 0: none is held out, and there is no bound.",
         group="Rows",
     )
 
@@ -115,7 +115,7 @@ class FinetuneOptions(RowOptions, SourceOptions):
         64, least=1, help="Width of the representation, between the network and the linear head."
     )
     image_size: int | None = _network(
-        None, least=8, help="Side of the pictures that the network sees, if not its own."
+        None, least=8, help="Side of the pictures that the network gets, if not its default."
     )
     augment: str | None = _network(
         None, help="Change each training image anew at every epoch, as in embed.", parse=parse_augment
@@ -131,9 +131,9 @@ class FinetuneOptions(RowOptions, SourceOptions):
     batch_size: int = _training(
         128,
         least=3,
-        help="Rows in a batch, of each environment with --protocol domainbed; at least 3.",
+        help="Rows in a batch (of each environment with --protocol domainbed); at least 3.",
     )
-    pair_batch: int = _training(128, least=1, help="Pairs beside each batch, of ncm and matchdg.")
+    pair_batch: int = _training(128, least=1, help="ncm, matchdg: pairs added to each batch.")
     lr: float = _training(1e-3, above=0, help="Step size.")
     momentum: float = _training(0.9, least=0, below=1, help="Momentum of SGD.")
     weight_decay: float = _training(WEIGHT_DECAY, least=0, help="λ of loss + (λ/2)‖parameters‖².")
@@ -185,7 +185,7 @@ class FinetuneOptions(RowOptions, SourceOptions):
             yield UsageError("a checkpoint's name ends in .safetensors", found=str(self.output))
         need = _NEEDS.get(method)
         if BACKGROUND in dict(parse_augment(self.augment)):
-            yield UsageError("--augment background is for ncm embed: the pairs of its view can be used here")
+            yield UsageError("--augment background is for ncm embed; pairs with its view can be used here")
         if need and getattr(self, need) is None:
             value = "FILE" if need == "pairs" else "COLUMN"
             yield UsageError(f"{method} needs --{need}", fix=f"--{need} {value}")
@@ -211,7 +211,7 @@ class FinetuneOptions(RowOptions, SourceOptions):
         if self.random_init and self.pretrained != "default":
             yield UsageError("--random-init and --pretrained name different weights", fix="only one of them")
         if rule.endswith("worst-group") and self.groups is None:
-            fix = "--groups label,place: columns whose combinations count"
+            fix = "--groups label,place: columns whose combinations are the groups"
             yield UsageError(f"--rule {rule} needs groups", fix=fix)
         if rule.startswith("oracle") and self.test is None:
             yield UsageError(f"--rule {rule} needs test rows", fix="--test split=test, or --rule bound")

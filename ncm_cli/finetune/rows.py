@@ -54,7 +54,7 @@ class ManifestRows(InMemoryRows):
         return self._row_numbers_of
 
     def forget_others(self, target: str, known: Mask) -> None:
-        """Remove a column's values from rows that aren't ``known``, whose class wasn't trained."""
+        """Remove a column's values from rows that aren't ``known``: their class wasn't trained on."""
         column = self.categorical(target)
         codes = np.where(known, column.codes, -1).astype(np.int32)
         self.columns = {**self.columns, column.name: dataclasses.replace(column, codes=codes)}
@@ -129,7 +129,7 @@ class TrainingPictures:
                 found=listing(
                     f"{image.file.id} ({printable(image.file.path)}): {image.reason}" for image in bad
                 ),
-                fix="mend them, or leave their rows out with --train, --val and --test",
+                fix="repair them, or leave their rows out with --train, --val and --test",
             )
         if notes:
             reporter.warn(f"{len(notes)} images are used in part: {listing(notes)}")

@@ -124,7 +124,7 @@ class Objective:
 
 
 def pair_batches(pairs: Codes, size: int, steps: int, generator: torch.Generator) -> list[Codes]:
-    """Up to ``size`` of the (k, 2) pairs for each step; uses of two pairs differ by 1 at most."""
+    """Up to ``size`` of the (k, 2) pairs for each step; the uses of any two pairs differ by at most 1."""
     size = min(size, len(pairs))
     shuffled = [
         torch.randperm(len(pairs), generator=generator) for _ in range(-(-size * steps // len(pairs)))
@@ -134,11 +134,11 @@ def pair_batches(pairs: Codes, size: int, steps: int, generator: torch.Generator
 
 
 def _require_all_stores(pairs: Pairs, fold: Fold) -> None:
-    """Refuse pair stores of which the fold that is kept measures no pair."""
+    """Refuse a pair store if the held-out fold measures none of its pairs."""
     for at, path in enumerate(pairs.paths):
         if not fold.measured[pairs.kind == at].any():
             raise InputError(
-                "the fold of pairs that is kept for the bound has none of one store",
+                "the fold of pairs that is held out for the bound has no pair of one store",
                 where=path,
                 found=f"{int(pairs.usable[pairs.kind == at].sum()):,} pairs",
                 fix="more pairs of this store, or --folds 2; --folds 0: no bound",
@@ -302,7 +302,7 @@ class Training:
         return dataclasses.replace(preprocess, request=request)
 
     def _meta_step(self, items: Sequence[np.ndarray], chosen: Tensor, visit: torch.Generator) -> Tensor:
-        """One step of fish, as of `ncm_cli.solvers.trainer.FishWeights`; its clones have the buffers, too."""
+        """One step of fish, as in `ncm_cli.solvers.trainer.FishWeights`; buffers are moved as weights are."""
         before = self.copy(self.network.device)
         batch = Batch(self.objective.rows, chosen, visit, None if self.domainbed else visit)
         total = torch.zeros(2, dtype=torch.float64, device=self.network.device)
@@ -436,7 +436,8 @@ class Training:
 def best_epochs(history: Sequence[Epoch]) -> dict[str, int]:
     """The epoch (from 0) that each rule picks; −1 if its metrics aren't known.
 
-    The rule ``bound`` picks an epoch with one answer for all validation rows only if all are like that.
+    The rule ``bound`` picks an epoch whose network predicts one class for all validation rows only if the
+    networks of all epochs do.
     """
     names = dict.fromkeys((*METRICS, *SCORES))
     known = {name: np.array([epoch.get(name, math.nan) for epoch in history]) for name in names}

@@ -1,1 +1,1 @@
-"""Which rows are paired, and what speaks for and against the pairs."""
+"""Makes pairs of rows, and diagnoses them."""

@@ -19,7 +19,7 @@ Array = NDArray[np.float64]
 FOLDS = 5
 PASSES = 3
 KEPT_SHARE = 0.75
-"""The share of the pairs, those that the others explain best, by which the next pass explains all pairs."""
+"""The share of the pairs, those that others explain best, from which the next pass explains all pairs."""
 
 FLOORS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 """Candidates for λ, the least variance in any direction of differences of unit length."""
@@ -35,7 +35,7 @@ MIN_SUSPECTS = 0.15
 
 MIN_TIMES, MIN_RESIDUAL = 2.0, 0.1
 """A pair stands out if its unexplained part is at least this many times as long as the median's, and at least
-this share of its own length. The latter ignores rounding if the others explain all pairs."""
+this share of its own length. The second condition ignores rounding if the others explain all pairs."""
 
 
 def diagnose(
@@ -118,10 +118,10 @@ def unexplained(delta: NDArray[np.floating], together: Positions, *, seed: int =
     A pair's share is the root of ``λ δᵀ (S + λ I)⁻¹ δ / ‖δ‖²``: for small λ the part of its length outside
     the span of the others. λ is the value of `FLOORS` with the highest likelihood.
 
-    A right match moves along directions that the right matches share; a wrong one also changes what the
-    picture shows, and adds directions of its own to S. So this is repeated without the pairs with the longest
-    unexplained parts: the concentration steps of Rousseeuw and Van Driessen (1999), A fast algorithm for the
-    minimum covariance determinant estimator.
+    The members of a right match differ along directions that the right matches share. Those of a wrong match
+    also differ in what the pictures show, which adds directions of its own to S. So the estimate is repeated
+    without the pairs with the longest unexplained parts: the concentration steps of Rousseeuw and Van
+    Driessen (1999), A fast algorithm for the minimum covariance determinant estimator.
 
     Parameters
     ----------

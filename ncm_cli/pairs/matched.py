@@ -122,18 +122,19 @@ class Matcher:
             columns = [store.categorical(name) for name in parse_names(options.same or "")]
             cell = " & ".join(f"{column.name}={column.categories[column.codes[at]]}" for column in columns)
             texts.append(f"{cell or 'all rows'} ({int((same == same[row]).sum())} rows)")
-        only = options.across or "one of the stores"
+        alike = f" with the same {options.same}" if options.same else ""
+        differ = [f"differ in {options.across}"] if options.across else []
+        two_stores = self.stores[0] is not self.stores[1]
+        apart = " and ".join([*differ, *["are in different stores"] * two_stores])
         if texts and len(alone) == len(np.unique(same)):
             raise InputError(
-                f"no two rows can be paired: nothing with the same {options.same or 'store'} "
-                f"differs in {only}",
+                f"no two rows can be paired: no two rows{alike} {apart}",
                 found=listing(texts),
                 fix="widen --where, or choose other --same and --across columns",
             )
         if texts:
             self.reporter.warn(
-                f"rows that have no partner are left out: with the same {options.same}, "
-                f"these have only one value of {only}: {listing(texts)}"
+                f"rows without a partner are left out, since no two of them{alike} {apart}: {listing(texts)}"
             )
 
     def run(self) -> Members:
@@ -155,7 +156,7 @@ class Matcher:
         return Members(self.stores, self.rows[a], self.rows[b], np.repeat([False, True], counts), facts)
 
     def _fraction(self, wanted: float) -> float:
-        """The share of the rows to hold out; for a number of pairs with some to spare."""
+        """The share of the rows to hold out; for a number of pairs, enough rows for at least that many."""
         if wanted < 1:
             return float(wanted)
         n = int((self.side == 0).sum())

@@ -1,15 +1,15 @@
 """Makes pairs: at random, by nearest neighbours, or by MatchDG's alternation.
 
-Rows live in *cells*: a cell holds the rows of one value of the ``same`` columns and one value of
-the ``across`` columns, in one of two stores. Rows of two cells can be paired when ``same`` agrees
-and the rest differs.
+Rows are in *cells*: a cell holds the rows of one value of the ``same`` columns and one value of the
+``across`` columns, in one of two stores. Rows of two cells can be paired if ``same`` is equal and the rest
+differs.
 
 MatchDG's alternation (Mahajan, Tople, Sharma 2021, Domain generalization using causal matching, Algorithm 1,
-phase I) trains a network with a contrastive loss on the matches and renews them by nearest neighbours in it.
+phase I) trains a network with a contrastive loss on the matches and matches anew by nearest neighbours in it.
 Here the features stay frozen and the representation is linear, so each fit has a closed form:
 
 1. Within each class the domain with the most rows is the base. Every row of it gets one match in each other
-   domain, at random at first (as there).
+   domain, at random at first (as in MatchDG).
 2. The representation f(x) = Bᵀ Σ^{-1/2} (x − mean) minimises the spectral contrastive loss
    −2 E[f(x)ᵀ f(x⁺)] + E[(f(x)ᵀ f(x'))²] (HaoChen et al. 2021, Provable guarantees for self-supervised deep
    learning with spectral contrastive loss, eq. 6) over matched (x, x⁺) and unrelated (x, x'): B Bᵀ
@@ -20,7 +20,7 @@ Here the features stay frozen and the representation is linear, so each fit has 
 3. Every base row is matched with the nearest row of its class in each other domain, in f. Back to 2, until at
    most `MAX_CHANGED` of the matches change or ``rounds`` is reached.
 
-No step is random but the first matching.
+Only the first matching is random.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Pool:
 
     ``same``, ``across`` and ``side`` are (n,) codes from 0; ``side`` is 1 for rows of the second store.
     ``any_across`` lets rows of equal ``across`` be paired. With ``two_sided`` only rows of different stores
-    are paired: it follows from a ``side`` of 1, and subsets keep it.
+    are paired; it is set if any ``side`` is 1, and subsets keep it.
     """
 
     same: Positions
@@ -259,9 +259,9 @@ def alternate(
 ) -> Matched:
     """Run the alternation on (n, d) features; ``pool`` says which rows may be matched.
 
-    Few ``dims`` are better: random matches within a class only show directions that separate classes (one
-    fewer than classes). Any further direction starts as noise, and matching by it reinforces it.
-    ``advance`` is called with 1 after each round.
+    Few ``dims`` are better: random matches within a class only show directions that separate classes, of
+    which there is one fewer than classes. Any further direction starts as noise, and matching by it
+    reinforces it. ``advance`` is called with 1 after each round.
     """
     a, b = _base_pairs(pool, lambda base, other: other[rng.integers(len(other), size=len(base))])
     changed: list[float] = []

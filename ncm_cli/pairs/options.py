@@ -46,7 +46,7 @@ class PairsOptions(TextOptions):
     features: Path = option(help="Feature store that holds the rows.", role="input", flags=("-f",))
     output: Path = option(help="Pair store to write.", role="output", flags=("-o",), writes=("pairs",))
     features_b: Path | None = option(
-        None, help="Store of the second members, if it is another one, of the same encoder.", role="input"
+        None, help="Store of the second members, if not --features; of the same encoder.", role="input"
     )
     a_col: str = option(
         "id_a", help="Column of the table with the first member's id.", metavar="COLUMN", columns_of="source"
@@ -57,14 +57,14 @@ class PairsOptions(TextOptions):
     match: str | None = option(None, help="How to make pairs without a table.", choices=MATCHES)
     kind: str | None = option(
         None,
-        help="What the pairs are: counterfactual, one thing seen twice, or matched, different rows of one "
-        "label. By default, those of random, nearest and iterative are matched, and those of a table if "
-        "its members have one label and differ in a column of the store.",
+        help="What the pairs are: counterfactual (one thing seen twice) or matched (different rows of one "
+        "label). By default, random, nearest and iterative pairs are matched, and a table's pairs if their "
+        "members have one label and differ in a column of the store.",
         choices=(COUNTERFACTUAL, MATCHED),
     )
     prompts: tuple[str, ...] = option(
         (),
-        help="A prompt such as 'a {class} on land': every two make a pair of texts. Prompts joined "
+        help="A prompt such as 'a {class} on land': every two prompts make a pair of texts. Prompts joined "
         "by | are a set of their own; a file has one set per line. May be repeated.",
         metavar="PROMPT",
         role="name-or-input",
@@ -102,7 +102,7 @@ class PairsOptions(TextOptions):
     drop: Path | None = option(
         None,
         help="Table of pairs (columns id_a and id_b) to leave out, as the page of ncm report writes it; the "
-        "others stay the same.",
+        "other pairs stay the same.",
         metavar="FILE",
         role="input",
         held="table",
@@ -150,7 +150,7 @@ class PairsOptions(TextOptions):
         if not self.prompts and (idle := given_flags(self, {"classes", "class_map"})):
             yield UsageError(f"{idle[0]} needs --prompts", fix="--prompts 'a photo of a {class} on land' ...")
         if self.kind == MATCHED and (self.prompts or self.match == "same-id"):
-            what = "views of one row are no matches" if self.match else "prompts are no rows"
+            what = "views of one row aren't different rows" if self.match else "prompts aren't rows"
             yield UsageError(f"--kind {MATCHED} is for different rows", found=what, fix="leave --kind out")
         if self.holdout_col and self.source is None:
             yield UsageError("--holdout-col needs a table of pairs", fix="--holdout 0.25 holds out at random")
@@ -159,7 +159,7 @@ class PairsOptions(TextOptions):
             for name in rest:
                 if getattr(self, name) is not None:
                     flag = f"--{name.replace('_', '-')}"
-                    yield UsageError(f"{flag} is about rows, and --prompts are none", fix=f"leave {flag} out")
+                    yield UsageError(f"{flag} is for rows, not for --prompts", fix=f"leave {flag} out")
             for name in ("same", "across", "where", "count"):
                 if getattr(self, name) is not None:
                     yield UsageError(

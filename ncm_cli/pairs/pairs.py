@@ -2,9 +2,14 @@
 
 Pairs come from a table of matched ids, whose problems are all reported at once, from `matched` or from
 `texts`. `straddling` leaves out pairs of a training and a test row, `drop` those that ``--drop`` names.
+<<<<<<< HEAD
 `matched` leaves out rows without a partner by ``--same`` and ``--across``, and pairs beyond ``--count``.
 Held-out pairs are in the store but not in its spectrum. ``ncm fit`` leaves out, by ``--overlap``, pairs of
 validation and test rows: `ncm_cli.probes.usable_pairs.read_usable_pairs`.
+=======
+`matched` leaves out rows that find no partner by ``--same`` and ``--across``. Later, ``ncm fit`` leaves out
+pairs with a validation or test row, by ``--overlap``: `ncm_cli.probes.usable_pairs.read_usable_pairs`.
+>>>>>>> words-a
 """
 
 from __future__ import annotations
@@ -50,7 +55,7 @@ def pairs(options: PairsOptions, *, reporter: Reporter = SILENT) -> dict[str, An
     Raises
     ------
     UsageError
-        Not one of a table, ``--match`` and ``--prompts``, or options that don't fit the strategy.
+        None or several of a table, ``--match`` and ``--prompts``, or options that don't fit the strategy.
     InputError
         Unknown ids, columns or filters, unusable prompts, or no pair left.
     MismatchError
@@ -75,7 +80,7 @@ def pairs(options: PairsOptions, *, reporter: Reporter = SILENT) -> dict[str, An
 
 
 def _require_same_numbers(first: FeatureRows, second: FeatureRows) -> None:
-    """Raise `MismatchError` where ids are row numbers of different tables, so that equal ids mean nothing."""
+    """Raise `MismatchError` if ids are row numbers of different tables, so that equal ids mean nothing."""
     if first.row_numbers_of != second.row_numbers_of:
         numbered = [str(store.path) for store in (first, second) if store.row_numbers_of]
         raise MismatchError(
@@ -232,7 +237,7 @@ def straddling(members: Members, options: PairsOptions, reporter: Reporter) -> M
     store, test, rule = members.stores[0], options.test, options.straddling
     if test is None and (what := unrecognised(store, ["train", "test"])):
         say = reporter.warn if None in split_values(store).values() else reporter.note
-        say(f"{what}: pairs of training and test rows can't be told from others; --test W names test rows")
+        say(f"{what}: pairs of a training and a test row can't be recognised; --test W names the test rows")
     sides = {store: _sides(store, test) for store in dict.fromkeys(members.stores)}
     first, second = (sides[store] for store in members.stores)
     train, tests = (a[members.a] | b[members.b] for a, b in zip(first, second, strict=True))
@@ -258,7 +263,7 @@ def straddling(members: Members, options: PairsOptions, reporter: Reporter) -> M
     in_test = int((tests & ~train).sum())
     if in_test:
         reporter.note(
-            f"{in_test} pairs hold test rows: right for the oracle pairs of ncm bound, "
+            f"{in_test} pairs have test rows: that is right for the oracle pairs of ncm bound, "
             "but a probe fitted with them has seen the test domain"
         )
     facts = {**members.facts, "test_pairs": in_test}

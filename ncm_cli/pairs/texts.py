@@ -24,7 +24,8 @@ from ncm_cli.store.rows import InMemoryRows
 def alternatives(options: PairsOptions) -> list[tuple[str, ...]]:
     """Sets of templates that differ only in the setting; ``|`` separates the templates of one ``--prompts``.
 
-    All templates without ``|`` together are one set. Raises `InputError` for a set of one, or a repeated one.
+    All templates without ``|`` together are one set. Raises `InputError` for a set of a single template, or
+    with a repeated one.
     """
     lines = [[part.strip() for part in prompt.split("|")] for prompt in read_prompts(options.prompts)]
     alone = [prompt for (prompt, *more) in lines if not more]
@@ -36,7 +37,7 @@ def alternatives(options: PairsOptions) -> list[tuple[str, ...]]:
                 "prompts that make no pair",
                 where="--prompts",
                 found=" | ".join(map(repr, prompts)),
-                expected="two or more different ones, each with {class} or none",
+                expected="two or more different prompts, all with {class} or all without",
                 fix="--prompts 'a photo of a {class} on land' --prompts 'a photo of a {class} on water'",
             )
     return sets

@@ -1,9 +1,10 @@
 """Label × domain cells: whether pairs were matched by label, and the rows that candidates are compared on.
 
 Two different rows of one label are no counterfactuals: even a perfect probe of error e predicts them
-differently with probability 2e(1 − e), so that validation error + flip rate prefers a constant where labels
-are hard. But their members have labels: the error on those that a fold isn't trained on, with every cell
-weighted equally, is a direct estimate of the error in a test domain where label and domain are independent.
+differently with probability 2e(1 − e), so validation error + flip rate prefers a constant probe where labels
+are hard to predict. But the members of such pairs have labels. The error on the members that a fold isn't
+trained on, with every cell weighted equally, is a direct estimate of the error in a test domain where label
+and domain are independent.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def domain_columns(
     Raises
     ------
     InputError
-        Pairs that are marked as matched, and no column in which their members differ.
+        Pairs are marked as matched, but there is no column in which their members differ.
     """
     kind, named = pairs.options.get("kind"), pairs.options
     if kind == COUNTERFACTUAL or not target.classes or pairs.options.get("features_b"):
@@ -65,9 +66,9 @@ def domain_columns(
         columns = _told_apart(store, target, a[known], b[known])
     if kind == MATCHED and not columns:
         raise InputError(
-            "pairs that are marked as matched by label, and no column that tells their members apart",
+            "pairs are marked as matched by label, but there is no column that tells their members apart",
             where=store.path,
-            expected=f"members with one {target.name!r}, and a column of domains in which nearly all differ",
+            expected=f"members of one {target.name!r}, and a column of domains in which nearly all differ",
             fix=f"make them again with ncm pairs --kind {COUNTERFACTUAL}, or embed a table with that column",
         )
     return columns
@@ -99,7 +100,7 @@ def _told_apart(store: FeatureRows, target: Target, a: Codes, b: Codes) -> tuple
 def environment_columns(
     store: FeatureRows, target: Target, groups: str | None, rows: Mask
 ) -> tuple[str, ...]:
-    """The columns that tell the domains of some rows if the pairs don't; none if it isn't clear.
+    """The columns that give the rows' domains if the pairs don't; none if it isn't clear which do.
 
     They are the columns of ``--groups``, else ``domain``, else the only other column with 2 to
     `MOST_DOMAINS` categories.

@@ -22,7 +22,7 @@ from ncm_cli.solvers.solve import train_path
 from ncm_cli.solvers.training_set import Fit, TrainingSet
 
 ONLY_CANDIDATE = "only-candidate"
-"""The rule's name where there was one setting and so nothing to choose."""
+"""The rule's name if there was only one setting, so that there was nothing to choose."""
 
 MOST_RANKS = 64
 """The most ranks that ``--rank auto`` tries: every rank up to half this number, then in
@@ -40,13 +40,13 @@ class Choice:
     note: str
     ranks: tuple[int, ...]
     available: int
-    """The largest rank that can be tried: the rank of all pairs or, when ``bound`` selects for ncm, the
-    smallest rank left by any fold."""
+    """The largest rank that can be tried: the rank of all pairs or, for ncm with the rule ``bound``, the
+    smallest rank that the basis pairs of a fold have."""
     folds: tuple[Fold, ...]
     candidates: list[Candidate]
     chosen: int
     variant: Variant
-    """The chosen candidate's."""
+    """The variant of the chosen candidate."""
     best: Fit
     """The chosen candidate, fitted on all rows and pairs."""
     estimates: CrossFit | None
@@ -140,7 +140,7 @@ def resolve_rule(asked: str | None, problem: Problem, several: bool) -> tuple[st
     if asked is not None and asked != "bound":
         return asked, ""
     if problem.pairs is None:
-        return "in-domain", "choosing by validation rows only (--select in-domain): there are no pairs"
+        return "in-domain", "choosing by validation rows only (--select in-domain), since there are no pairs"
     measured = "validation error + flip rate of pairs"
     if problem.regression:
         measured = "the bound on MSE from validation MSE and squared changes of pairs"
@@ -149,7 +149,7 @@ def resolve_rule(asked: str | None, problem: Problem, several: bool) -> tuple[st
         if not all(problem.matched):
             measured += ", + flip rate of the pairs that weren't matched by label"
     elif problem.members is not None:
-        measured = "validation error + flip rate of pairs, or of random ones across domains if larger"
+        measured = "validation error + flip rate of pairs, or of random pairs across domains if larger"
     elif problem.pairs.several is not None:
         measured = "validation error + flip rates of the pairs of each store"
     return "bound", "" if asked else f"choosing by {measured}, cross-fitted (--select bound)"
@@ -181,7 +181,7 @@ def resolve_ranks(
 
 
 def auto_ranks(available: int, most: int = MOST_RANKS) -> tuple[int, ...]:
-    """0 to ``available``: each up to half of ``most``, then geometric steps, at most ``most`` ranks."""
+    """At most ``most`` ranks from 0 to ``available``: all up to half of ``most``, then geometric steps."""
     if available < most:
         return tuple(range(available + 1))
     sparse = np.geomspace(most // 2, available, most // 2)
@@ -247,10 +247,11 @@ def crossfit(
 def untrained_rows(
     problem: Problem, fold: Fold, training: TrainingSet
 ) -> tuple[Rows | None, PairRows | None]:
-    """What a fold is scored by besides its pairs, from rows that it isn't trained on.
+    """The rows and the random pairs, besides its own pairs, that a fold is scored on; it is trained on none.
 
-    Pairs matched by label: those rows, and random pairs within a cell. Augmented pairs: None, and random
-    pairs of one class from different domains. (None, None) where no labels and domains are known.
+    If pairs were matched by label: their members, and random pairs of members of one cell. If all pairs are
+    augmented: no rows, and random pairs of one class from different domains. (None, None) if labels or
+    domains aren't known.
     """
     if problem.members is None:
         return None, None

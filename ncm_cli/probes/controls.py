@@ -36,10 +36,11 @@ from ncm_cli.store.pairs import SAME_ID, TEXT, PairStore
 
 CONSTANT = "constant"
 """The control that always gives the training rows' commonest class, or their mean. The others, named by
-`control_name`, remove nothing: plain training, group weights, the pairs' rows, or both."""
+`control_name`, remove nothing: plain training, and training with group weights, the pairs' rows, or both."""
 
 LEAST_ONE_SIDED_SHARE = 0.95
-"""A probe is nearly constant if this share of the validation rows gets one answer that far fewer have."""
+"""A probe is nearly constant if it predicts one class for at least this share of the validation rows, and far
+fewer of them have that class."""
 
 LEAST_CELL_ROWS = 16
 """Fewest training rows of a cell that allow enough pairs."""
@@ -51,7 +52,7 @@ def with_verdict(
     """The final choice, its verdict and the controls; if removing directions gains nothing, the choice is the
     best candidate that removes none.
 
-    If the rule didn't measure on folds, the pick and ERM are measured now.
+    If the rule measured no candidates on folds, the pick and ERM are measured on them now.
     """
     if problem.pairs is None:
         return choice, None, []
@@ -134,7 +135,7 @@ def with_stores(
 ) -> Verdict:
     """The verdict with those on the pairs of each store, if there are several.
 
-    Each compares the candidate that is written with ERM where rows differ as this store's pairs do.
+    Each compares the written candidate with ERM under the shift that this store's pairs show.
     """
     if pairs.several is None:
         return verdict
@@ -159,8 +160,8 @@ def _with_controls(
 ) -> tuple[CrossFit, Variant]:
     """The estimates with the controls, and the variant of plain training.
 
-    Controls are candidates of rank 0, here of the variants that weren't tried. Every candidate of the
-    estimates names its variant.
+    The controls that are added are candidates of rank 0, of the variants that weren't tried. Every candidate
+    in the estimates then names its variant.
     """
     options = problem.options
 
@@ -274,7 +275,7 @@ def about(pairs: Pairs) -> str:
 
 
 def _labels(pairs: Pairs) -> Counter[str]:
-    """How many usable pairs of rows are of each label; those of texts aren't counted."""
+    """The number of usable pairs of each label; pairs of texts aren't counted."""
     labels = itertools.chain(*(store.label_a for store in pairs.stores))
     counted = pairs.usable & pairs.of(store.strategy != TEXT for store in pairs.stores)
     return Counter(label for label, count in zip(labels, counted.tolist(), strict=True) if count and label)
@@ -315,7 +316,7 @@ def one_answer(problem: Problem, choice: Choice) -> str | None:
 
 
 def nearly_constant(problem: Problem, choice: Choice) -> str:
-    """A warning if nearly all validation rows get one class that far fewer of them have; else empty."""
+    """A warning if the probe predicts one class for nearly all validation rows, but far fewer have it."""
     answers = _answers(problem, choice)
     if answers is None or problem.val is None:
         return ""
@@ -327,7 +328,8 @@ def nearly_constant(problem: Problem, choice: Choice) -> str:
         or given - (problem.val.y == code).sum() < n / 10
     ):
         return ""
-    return f"the chosen probe says {problem.target.classes[code]!r} of {given:,} of {n:,} validation rows"
+    name = problem.target.classes[code]
+    return f"the chosen probe predicts {name!r} for {given:,} of {n:,} validation rows"
 
 
 def _advice(problem: Problem) -> str:
@@ -341,7 +343,7 @@ def _advice(problem: Problem) -> str:
     words = " × ".join(problem.cells)
     return (
         f"the rarest {words} cell has {rarest:,} training rows: more of them help, or pairs with labelled "
-        "rows outside training (ncm pairs --where 'split=train|pool'); group weights compete already"
+        "rows outside training (ncm pairs --where 'split=train|pool'); group weights are tried already"
     )
 
 
@@ -355,21 +357,22 @@ def _doubts(problem: Problem, estimates: CrossFit, pick: int, erm: int) -> list[
         lacking = [name for name, number in zip(classes, numbers, strict=True) if not number]
         if lacking:
             named = listing(map(repr, lacking))
-            doubts.append(f"no pair is of the class {named}: what differs there isn't removed")
+            doubts.append(f"no pair is of the class {named}, so a shift of that class alone isn't removed")
         elif words := unbalanced(classes, numbers):
             doubts.append(f"the pairs are unequal over classes: {words}")
     before, after = estimates.random_change(erm), estimates.random_change(pick)
     views = ", ".join(augmentations(problem.pairs.stores))
     if not problem.cells and before is not None and after is not None and after.value >= before.value:
         doubts.append(
-            f"the flips of random pairs of a class across domains don't fall ({before}, now {after}): "
-            f"{views or 'these pairs'} may not stand for the shift between domains"
+            f"the flip rate of random pairs of a class across domains doesn't fall ({before}, now {after}): "
+            f"{views or 'these pairs'} may not represent the shift between domains"
         )
     if not estimates.regression and estimates.errors is not None and estimates.constant is not None:
         now, before = estimates.error(pick), estimates.error(erm)
         if estimates.gain(pick, estimates.constant).low <= 0 and now.low > before.high:
             doubts.append(
-                f"the chosen probe can't be told from always the same answer, and its validation accuracy is "
-                f"{1 - now.value:.3g}, with nothing removed {1 - before.value:.3g}: --rank 0 removes nothing"
+                "the chosen probe can't be distinguished from one that always gives the same answer, and its "
+                f"validation accuracy is {1 - now.value:.3g}, against {1 - before.value:.3g} with nothing "
+                "removed: --rank 0 removes nothing"
             )
     return doubts

@@ -1,14 +1,16 @@
 """Cross-fitted scores of candidates, with intervals: each fold of the pairs scores fits made without it.
 
-A flip rate on rows that were trained on is no estimate: features that interpolate flip none of them. So a
-candidate is fitted once for each fold of the pairs, on neither its pairs (in the basis) nor the rows of its
-members (in training), and every measured pair counts once. Its validation error is the mean over the folds.
-Estimates of such parts are cross-fitted (Chernozhukov et al. 2018, section 1).
+A flip rate on pairs whose members were trained on is no estimate: a probe that interpolates its training rows
+flips none of these pairs. So a candidate is fitted once for each fold of the pairs: the fold's pairs don't
+span the basis, their members aren't trained on, and every measured pair counts once. The candidate's
+validation error is the mean over the folds. Such estimates are called cross-fitted (Chernozhukov et al. 2018,
+section 1).
 
-Four scores are made of these parts, see `ncm_cli.probes.rules.SCORES`: the bound, the same with the
-flips of random pairs across domains, the error on held-out rows with every label × domain cell weighted
-equally, and its sum with the flips of pairs that weren't matched by label. Flip rates of several stores are
-added, so that a score bounds the error where all of their shifts occur at once, however many pairs each has.
+Four scores are made from these measurements, see `ncm_cli.probes.rules.SCORES`: the bound; the bound with the
+flips of random pairs across domains; the error on held-out rows with every label × domain cell weighted
+equally; and the sum of that error and the flip rate of pairs that weren't matched by label. The flip rates of
+several stores are added, however many pairs each has, so that a score bounds the error where all of their
+shifts occur at once.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ SHARED = {
     *("rank", "weight_decay", "converged", "upweighted", "pair_rows"),
     *("val_accuracy", "val_log_loss", "val_mse"),
 }
-"""What a candidate has in common for the pairs of all stores."""
+"""The settings and metrics of a candidate that are the same for the pairs of every store."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class FoldRows(NamedTuple):
     pairs: PairRows
     """The pairs that the fold measures."""
     members: Rows | None = None
-    """Labelled rows that the fold isn't trained on, their cells as groups (n, 1)."""
+    """Labelled rows that the fold isn't trained on, with their cells as groups (n, 1)."""
     random: PairRows | None = None
     """Random pairs of such rows: see `ncm_cli.probes.cells.comparison_pairs`."""
 
@@ -108,10 +110,11 @@ class CrossFit:
     constant: Scored | None = None
     """The score of always giving the same answer, which no shift changes; None without validation rows."""
     row_constant: Scored | None = None
-    """Its error on the validation rows; None without them."""
+    """The error of always giving the same answer on the validation rows; None without them."""
     random: Array | None = None
-    """(R, b) for each random pair: 1 if its members are predicted differently. For matched pairs both are
-    from one cell; for augmented pairs of one class from different domains, and count in the score."""
+    """(R, b) for each random pair: 1 if its members are predicted differently. If pairs were matched, both
+    members are from one cell. If pairs are augmented, both are of one class but from different domains, and
+    these flips count in the score."""
 
     @classmethod
     def join(
@@ -227,12 +230,12 @@ class CrossFit:
 
     @property
     def pairs(self) -> int:
-        """m, the measured pairs."""
+        """m, the number of measured pairs."""
         return len(self.unit)
 
     @property
     def units(self) -> int:
-        """Sets of measured pairs that share no row with others."""
+        """The number of sets of measured pairs that share no row with other sets."""
         return len(np.unique(self.unit))
 
     @property
@@ -258,8 +261,8 @@ class CrossFit:
     def pick(self, among: Sequence[int]) -> int:
         """The candidate with the least score among some; if all scores are equal, one of the smallest rank.
 
-        When cells are weighted equally, removing directions must pay: the best candidate of rank 0 is kept
-        unless the least score is lower by more than `LEAST_STANDARD_ERRORS` standard errors.
+        If cells are weighted equally, the best candidate of rank 0 is kept unless the least score is lower
+        by more than `LEAST_STANDARD_ERRORS` standard errors.
         """
         if len({round(self.candidates[index][self.score], 12) for index in among}) == 1:
             smallest = min(self.candidates[index]["rank"] for index in among)
@@ -303,10 +306,10 @@ class CrossFit:
         )
 
     def change(self, index: int, at: int | None = None) -> Estimate:
-        """Flip rate of a candidate (or mean squared change) with its interval; ``at`` a store, of its pairs.
+        """Flip rate (or mean squared change) of a candidate with its interval; ``at``: on that store's pairs.
 
-        Wilson's interval with as many pairs as independent ones would be worth (Kish's effective number:
-        pairs over the design effect of their units; Korn and Graubard 1998).
+        Wilson's interval at the effective sample size (Kish's: the number of pairs over the design effect of
+        their units; Korn and Graubard 1998).
         """
         values, unit = self.changes[index][self._here(at)], self.unit[self._here(at)]
         mean, error = float(values.mean()), _clustered_error(values, unit)
@@ -327,15 +330,16 @@ class CrossFit:
         return error_estimate(self.errors[index], regression=self.regression)
 
     def bound(self, index: int) -> Estimate:
-        """The sum of error and flip rate (for MSEs, of their roots) with its interval by squared distances.
+        """The sum of validation error and flip rates with its interval.
 
-        Zou and Donner (2008), Construction of confidence limits about effect measures, Statistics in
-        Medicine 27 (MOVER).
+        For regression, the square of the sum of their roots. The distances from the terms to the ends of
+        their intervals are squared and added: Zou and Donner (2008), Construction of confidence limits about
+        effect measures, Statistics in Medicine 27 (MOVER).
         """
         return self._sum(self.error(index), *(self.change(index, at) for at in self._stores))
 
     def changes_of_all(self, index: int) -> Estimate:
-        """The sum of the stores' flip rates (for squared changes, of their roots) with its interval."""
+        """The sum of the stores' flip rates with its interval; for squared changes as in `bound`."""
         return (
             self.change(index)
             if self.kind is None
@@ -368,7 +372,7 @@ class CrossFit:
             max(float(value.sum() - functools.reduce(np.hypot, value - low)), 0.0),
             value.sum() + functools.reduce(np.hypot, high - value),
         ]
-        # More than every answer can't be wrong.
+        # An error rate can't exceed 1.
         return Estimate(*(float(end**2 if self.regression else min(end, 1.0)) for end in ends))
 
     def estimate(self, index: int) -> Estimate:
@@ -386,7 +390,7 @@ class CrossFit:
         assert self.cell_row_errors is not None and self.cell is not None
         value, errors = float(self.candidates[index]["cell_error"]), self.cell_row_errors[index]
         spread, worth = self._stratified_error(errors), self._worth
-        # At 0 or 1, or without spread in any cell: the number if all cells had the same error rate.
+        # If errors don't vary within any cell, `_worth` is the effective number.
         if spread > 0:
             worth = min(float(len(errors)), value * (1 - value) / spread**2)
         return Estimate(value, *wilson(value * worth, worth))
@@ -401,7 +405,7 @@ class CrossFit:
     @property
     def undetected_limit(self) -> float:
         """Upper end of the 95 % Wilson interval for how often two candidates differ on new pairs (or rows) if
-        they agree on all measured ones; of several stores, the sum."""
+        they agree on all measured ones; for several stores, the sum of these."""
         numbers = [] if self.cell is None else [self._worth]
         numbers += [len(np.unique(self.unit[self._here(at)])) for at in self._counted]
         return sum(wilson(0, n)[1] for n in numbers)
@@ -434,7 +438,8 @@ class CrossFit:
     def gain(self, index: int, other: int | Scored) -> Estimate:
         """How much lower one candidate's score is than another's, paired on the same rows and pairs.
 
-        First order: the interval is the normal one of the rows' and the units' paired differences.
+        The interval is the normal one, with the first-order standard error of the paired differences of rows
+        and of units.
         """
         this, that = self.scored(index), other if isinstance(other, Scored) else self.scored(other)
         spread = 0.0
@@ -448,7 +453,7 @@ class CrossFit:
         return _normal(that.value - this.value, spread)
 
     def _unit_of(self, part: str, n: int) -> Codes:
-        """(n,) which values of a part of a score are not independent: those with the same number."""
+        """(n,) a number for each value of a part of a score: equal for values that aren't independent."""
         if not part.startswith("pairs"):
             return np.arange(n)
         at = part.removeprefix("pairs")
@@ -475,7 +480,7 @@ class CrossFit:
 
 
 def _pairs_of(at: int | None) -> str:
-    """The name of the part of a score that the pairs of a store make."""
+    """The name of the part of a score that comes from a store's pairs."""
     return "pairs" if at is None else f"pairs{at}"
 
 

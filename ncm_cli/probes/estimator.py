@@ -139,8 +139,8 @@ class NCMClassifier(ClassifierMixin, _Linear):
     Notes
     -----
     In a Pipeline, steps before the classifier transform the pairs too if they are routed to it: see
-    ``ncm help api``. GridSearchCV passes on all pairs to every fit. A warning tells if the
-    members of pairs are spread differently from the rows, as raw pairs are from scaled rows.
+    ``ncm help api``. GridSearchCV passes on all pairs to every fit. `fit` warns if the members of pairs are
+    spread differently from the rows, as they are if the rows are scaled and the pairs aren't.
 
     Examples
     --------
@@ -294,7 +294,7 @@ def _members(pairs: Any, X: Array | None) -> tuple[Array, Array]:
     for a, _ in kinds:
         if a.shape[1] != width:
             raise InputError(
-                "pairs have another number of features than " + ("other pairs" if X is None else "X"),
+                "pairs have a different number of features than " + ("other pairs" if X is None else "X"),
                 found=f"members of shape {a.shape}",
                 expected=f"(k, {width})",
             )
@@ -308,7 +308,7 @@ def _members(pairs: Any, X: Array | None) -> tuple[Array, Array]:
     if factor > LARGEST_SPREAD_FACTOR:
         warnings.warn(
             f"the features of pairs' members are typically spread {factor:.2g} times more or less widely "
-            "than those of X: what scales the rows must scale the pairs alike, by routing them with "
+            "than those of X: the pairs must be scaled as the rows are, by routing them with "
             "transform_input (see ncm help api)",
             stacklevel=5,
         )
@@ -316,7 +316,7 @@ def _members(pairs: Any, X: Array | None) -> tuple[Array, Array]:
 
 
 def _is_one_kind(pairs: Any) -> bool:
-    """Whether an item of ``pairs`` is pairs itself, not one of two arrays of members."""
+    """Whether ``pairs`` are pairs of one kind, and not an array of first or of second members."""
     if isinstance(pairs, tuple | list) and len(pairs) == 2:
         return all(np.ndim(members) == 2 for members in pairs)
     return isinstance(pairs, PairStore)
@@ -332,13 +332,13 @@ def _members_of(pairs: Any) -> tuple[Array, Array]:
             "pairs are given by their members, not by differences",
             found=type(pairs).__name__ if shape is None else f"an array of shape {shape}",
             expected="pairs=(A, B), two arrays of rows (k, d), or a PairStore, or a list of these",
-            fix="pairs=pairs for pairs.delta of a PairStore; (A, B) for (A - B).T",
+            fix="give the PairStore instead of its delta, or (A, B) instead of (A - B).T",
         )
     a, b = (check_array(rows, dtype=np.float64, input_name="pairs") for rows in pairs)
     if a.shape != b.shape:
         raise InputError(
-            "the two members of pairs have other shapes",
+            "the two members of pairs have different shapes",
             found=f"{a.shape} and {b.shape}",
-            expected="twice (k, d)",
+            expected="two arrays of one shape (k, d)",
         )
     return a, b

@@ -55,7 +55,7 @@ class Answers:
     losses: Array
     """Log loss in nats, or squared errors for regression."""
     confidence: Array
-    """The probability of the predicted class; for regression, how far off the prediction is."""
+    """The probability of the predicted class; for regression, the absolute error of the prediction."""
     probability: Array | None = None
     """(n, classes) the probability of each class, where it was asked for; (n, 0) for regression."""
 
@@ -70,7 +70,7 @@ class Answers:
         return self.right if self.probe.classes else self.losses
 
     def surest(self, mask: Mask) -> Codes:
-        """Positions of the answers in a mask (n,), the most confident first."""
+        """Positions of the answers in a mask (n,), the most confident (for regression, the worst) first."""
         return np.flatnonzero(mask)[np.argsort(-self.confidence[mask], kind="stable")]
 
 
@@ -101,9 +101,9 @@ def evaluate(
     Raises
     ------
     InputError
-        Columns, filters or classes that aren't there, or no row.
+        Columns, filters or classes that aren't there, or no row to evaluate.
     MismatchError
-        Features of another encoder than the probe's, or a result to compare with on other rows.
+        Features of another encoder than the probe's, or a comparison with a result on other rows.
     """
     said, probe = _Warnings(reporter), read_probe(options.probe)
     with store or FeatureStore(options.features) as store:
@@ -118,7 +118,7 @@ def evaluate(
         in_group = groups.codes[rows]
         for names, count in groups.lacking(in_group):
             if count:
-                said.warn(f"{count:,} rows without a value of {names} are in no group of it")
+                said.warn(f"{count:,} rows without a value of {names} are in none of its groups")
         parts = [(in_group == index).any(axis=1) for index in range(len(groups.keys))]
         table = [
             {"group": groups.key(i), **metrics.summary(answers.values[part])} for i, part in enumerate(parts)
@@ -134,10 +134,10 @@ def evaluate(
         classes = np.unique(answers.predicted)
         if probe.classes and len(classes) == 1 and len(rows) > 1:
             only = probe.classes[int(classes[0])]
-            said.warn(f"every row is predicted as {only!r}: one predicted class only")
+            said.warn(f"the probe predicts {only!r} for every row")
         if reference["missing_share"] > 0:
             said.warn(
-                f"{reference['missing_share']:.1%} of the reference rows lie in groups without a row here: "
+                f"{reference['missing_share']:.1%} of the reference rows are in groups without a row here: "
                 "the adjusted average leaves these groups out"
             )
         selection = probe.meta.get("selection") or {}
@@ -145,7 +145,7 @@ def evaluate(
         fitted_on = (probe.meta.get("data") or {}).get("features") or {}
         same_ids = fitted_on.get("row_numbers_of") == store.row_numbers_of  # else row numbers of two tables
         seen = {part: same_ids * int(seen_rows(probe, part, ids).sum()) for part in ("train", "val")}
-        # A probe that wasn't chosen among several, unless it is part of a mixture.
+        # A single candidate wasn't chosen by validation rows; the fitted probe in a mixture may have been.
         if len(selection.get("path") or ()) == 1 and not probe.meta.get("mixed_with"):
             seen["val"] = 0
         body: dict[str, Any] = {
@@ -178,7 +178,7 @@ def evaluate(
             "options": jsonable(options),
         }
         if options.output is not None:
-            # For later comparisons: which rows, and which of them are right, sorted by id.
+            # For later comparisons: which rows there are and which are predicted right, sorted by id.
             right = "".join("01"[hit] for hit in answers.values.tolist()) if probe.classes else None
             kept = {"ids_sha256": _ids_digest(store, rows), "right": right}
             write_result(options.output, "eval", body | {"rows": kept})
@@ -210,7 +210,7 @@ def logits(probe: Probe, X: np.ndarray) -> np.ndarray:
 
 
 def _target(options: EvalOptions, probe: Probe, store: FeatureRows) -> str:
-    """The target column: as requested, or as fitted; an error, never another column, if it isn't there."""
+    """The target column: the requested one, else the probe's; never another one in place of a missing one."""
     if options.target is not None:
         return store.column(options.target).name
     name = store.own_column(probe.target)
@@ -359,8 +359,8 @@ def _crossings(
             mask = None
         if trained and where != trained and mask is not None and groups.keys:
             reporter.warn(
-                f"no row of the store is in {trained}, which the probe was trained on: the adjusted average "
-                f"takes groups as in {where}; --reference names others"
+                f"the store has no rows of {trained}, which the probe was trained on: the adjusted average "
+                f"weights groups as in {where}; --reference names other rows"
             )
     crossings, absent = [], 0.0
     for number, columns in enumerate(groups.crossings):

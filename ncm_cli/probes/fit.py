@@ -37,10 +37,10 @@ from ncm_cli.store.probe import Probe, write_probe
 def fit(options: FitOptions, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     """Fit the probes, choose one, write it, and return what ``--json`` prints.
 
-    In it ``pairs`` counts the pairs that span the final basis, ``held_out`` those among them that the user
-    held out while the choice was made, and ``folds`` the folds that candidates were measured on. Without
-    pairs there is no ``verdict``. For ``--leave-out`` see `leave_out`; ``test`` is what ``ncm eval`` measures
-    on the rows left out.
+    In the result, ``pairs`` counts the pairs that span the final basis, ``held_out`` those of them that the
+    user held out while the choice was made, and ``folds`` the folds that candidates were measured on. Without
+    pairs there is no ``verdict``. For ``--leave-out`` see `leave_out`; ``test`` is then the result of
+    ``ncm eval`` on the rows left out.
 
     Raises
     ------
@@ -154,7 +154,7 @@ def _warn(problem: Problem, choice: Choice, reporter: Reporter) -> None:
             f"in {options.max_iter} iterations, {about}: raise --max-iter, or --weight-decay"
         )
     if answer is not None:
-        reporter.warn(f"the chosen probe says {answer!r} of every validation row: it is a constant")
+        reporter.warn(f"the chosen probe predicts {answer!r} for every validation row: it is a constant")
     elif words := nearly_constant(problem, choice):
         reporter.warn(f"{words}: it is nearly a constant")
     if choice.rule == ONLY_CANDIDATE or best.rank != last or len(choice.ranks) < 2:
@@ -166,7 +166,7 @@ def _warn(problem: Problem, choice: Choice, reporter: Reporter) -> None:
         )
     else:
         reporter.note(
-            f"rank {last} is the largest that these pairs allow: more pairs may hold more directions"
+            f"rank {last} is the largest that these pairs allow: more pairs may span more directions"
         )
 
 
@@ -216,7 +216,7 @@ def _control_probes(folder: Path, problem: Problem, body: dict[str, Any]) -> dic
             if decay is None
             else train_path(training, solver, ranks=[0], decays=[decay])[0]
         )
-        # The constant was the only one of its kind; the others' weight decays were chosen.
+        # The constant has nothing to choose; the weight decay of every other control was chosen.
         only = {"path": [{"rank": 0, "weight_decay": 0.0, "converged": True}], "rule": ONLY_CANDIDATE}
         record = {
             "method": name,

@@ -1,4 +1,4 @@
-"""Training rows that nearly equal validation or test rows: they may leak as copies do."""
+"""Finds training rows that nearly equal validation or test rows, since they may leak as copies do."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ncm_cli.store.rows import FeatureRows
 def treat_near_copies(
     store: FeatureRows, roles: Roles, target: Target, overlap: str, reporter: Reporter
 ) -> None:
-    """Name training rows that nearly equal a validation or test row; leave them out by ``--overlap``.
+    """Warn of training rows that nearly equal a validation or test row; leave them out by ``--overlap``.
 
-    Rows of equal content are none of them: they are told apart without features.
+    Rows of equal content aren't counted here: they are found without features.
     """
     train, nodes = roles.rows["train"], store.content_nodes
     others = roles.val_or_test & ~np.isin(nodes, nodes[train])
@@ -39,9 +39,9 @@ def treat_near_copies(
         f"more), such as {first!r} to {other!r} ({found.cosines[0]:.3f})"
     )
     if found.compared < len(queries):
-        what += f", of {found.compared:,} of {len(queries):,} that were compared"
+        what += f" (only {found.compared:,} of {len(queries):,} validation and test rows were compared)"
     if overlap == EXCLUDE_NEAR:
         train[leaking] = False
         reporter.warn(f"{what}; they are left out of training")
     else:
-        reporter.warn(f"{what}; if they show the same, --overlap {EXCLUDE_NEAR} leaves them out of training")
+        reporter.warn(f"{what}; if they show the same thing, --overlap {EXCLUDE_NEAR} leaves them out")

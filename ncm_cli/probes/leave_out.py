@@ -1,4 +1,4 @@
-"""``--leave-out``: the same work with one domain at a time left out of training and tested on.
+"""``--leave-out``: fits or sweeps once for each domain, which is left out of training and tested on.
 
 Gulrajani and Lopez-Paz (2021), In search of lost domain generalization, section 3: training-domain validation
 is the rule ``in-domain``, test-domain validation the rule ``oracle``.
@@ -30,19 +30,19 @@ Work = Callable[[O], dict[str, Any]]
 def leave_out(
     options: O, work: Work[O], reporter: Reporter, *, beside: Callable[[O], Any] | None = None
 ) -> dict[str, Any]:
-    """The body of ``work`` for the one value that ``--leave-out`` names, or of all values in turn.
+    """Do the work for the one value that ``--leave-out`` names, or for all values in turn.
 
     ``beside`` gives the options of what else is written for each value, to be checked before any work.
 
     Returns
     -------
-    For several ``leave_out``, the column, and ``left_out``, the body of each value by value. The outputs of
-    each have its name: NAME-VALUE.
+    For one value, the body of ``work``. For several, ``leave_out`` is the column and ``left_out`` has the
+    body of each value by value; the outputs of a value are named NAME-VALUE.
 
     Raises
     ------
     InputError
-        A column with fewer than two values, or values of which two give the same name.
+        A column with fewer than two values, or two values whose outputs have the same name.
     """
     assert options.leave_out is not None
     column, value = parse_left_out(options.leave_out)
@@ -98,8 +98,8 @@ def _refuse_empty(options: TrainingOptions, store: FeatureStore, left_out: str) 
                 f"no {role} row is left where {left_out} is left out",
                 where=store.path,
                 found=f"no row of {where}",
-                expected="every domain in the test rows, and others in the training and validation rows",
-                fix=f"other rows: --{role} WHERE; or one domain: --leave-out COLUMN=VALUE",
+                expected="test rows of every domain, and training and validation rows of other domains",
+                fix=f"name other rows with --{role} WHERE, or one domain with --leave-out COLUMN=VALUE",
             )
 
 
@@ -132,7 +132,7 @@ def _named(output: Path, value: str) -> Path:
 
 
 class Average(NamedTuple):
-    """Test accuracies with one domain left out each, over all of them."""
+    """The test accuracies of one rule and method, each with one domain left out, and their mean."""
 
     rule: str
     method: str

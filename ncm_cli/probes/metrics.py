@@ -40,7 +40,7 @@ def balanced_accuracy(predicted: Codes, y: Codes) -> float:
 def joint(codes: Codes) -> Codes:
     """(n,) one code for each combination of codes (n, columns), in order; −1 where any is missing (−1)."""
     joined = np.zeros(len(codes), np.int64)
-    for column in codes.T:  # much faster than to sort rows of several columns
+    for column in codes.T:  # much faster than sorting rows of several columns
         width = int(column.max(initial=0)) + 1
         joined = np.unique(joined * width + np.maximum(column, 0), return_inverse=True)[1]
     return np.where((codes >= 0).all(axis=1), joined, -1)
@@ -89,7 +89,7 @@ def probabilities(logits: Array) -> Array:
 def true_margins(logits: Array, y: Codes) -> Array:
     """The lead of the true class's logit over the highest other one (n,): above 0 where it is predicted.
 
-    ``y`` (n,) are class codes. Of a single logit (two classes) it is the logit towards the true class.
+    ``y`` (n,) are class codes. A single logit (two classes) is its own lead, negated where class 0 is true.
     """
     if logits.shape[1] == 1:
         return np.where(y == 1, logits[:, 0], -logits[:, 0])
@@ -234,7 +234,7 @@ def summary(values: Array | Mask) -> dict[str, Any]:
 def worst(table: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The entry with the lowest accuracy or highest mse, without its interval; None if no group has rows.
 
-    Of equal ones the largest group is taken, and of equally large ones the first.
+    Ties go to the largest group, then to the first.
     """
     present = [entry for entry in table if entry["n"]]
     sign, name = (1, "accuracy") if table and "accuracy" in table[0] else (-1, "mse")

@@ -66,9 +66,10 @@ def f1(rows: Predictions) -> float:
 
 
 def auroc(rows: Predictions) -> float | None:
-    """Area under the ROC curve; of several classes the mean, each against the rest. None for one class.
+    """Area under the ROC curve; for more than two classes the mean over classes, each against the rest.
 
-    From ranks, of all classes at once (Hanley and McNeil 1982), which agrees with scikit-learn's.
+    None for rows of one class. Computed from ranks, for all classes at once (Hanley and McNeil 1982), which
+    agrees with scikit-learn's.
     """
     from scipy.stats import rankdata
 
@@ -83,7 +84,7 @@ def auroc(rows: Predictions) -> float | None:
 
 
 def average_precision(rows: Predictions) -> float | None:
-    """Average precision of the second of two classes; of several the mean, each against the rest.
+    """Average precision of the second of two classes; for more, the mean over classes, each against the rest.
 
     None for rows of one class.
     """
@@ -102,7 +103,7 @@ def average_precision(rows: Predictions) -> float | None:
 def brier(rows: Predictions) -> float:
     """Brier score (Brier 1950): squared errors of probabilities, summed over classes; the mean over rows.
 
-    For two classes half of it, the squared error of one probability, as scikit-learn has it.
+    For two classes it is halved, to the squared error of one probability, as in scikit-learn.
     """
     distance = rows.probability.copy()
     distance[np.arange(len(distance)), rows.truth] -= 1
@@ -148,7 +149,7 @@ def _ece(confidence: Array, right: Mask) -> float:
 
 
 def _seems_calibrated(rows: Predictions, value: float, resamples: int, rng: np.random.Generator) -> bool:
-    """Whether a calibrated probe of the same confidences has this calibration error or more in 5 % of draws.
+    """Whether a calibrated probe of these confidences has at least this calibration error in 5 % of draws.
 
     Bröcker and Smith (2007), Increasing the reliability of reliability diagrams: consistency resampling.
     """
@@ -192,10 +193,10 @@ def resamples_for(name: str, rows: int, classes: int) -> int:
 def with_interval(name: str, rows: Predictions, resamples: int) -> dict[str, float | None]:
     """``value`` of a metric with the ends of its 95 % interval, ``ci_low`` and ``ci_high``; None if unknown.
 
-    The percentile bootstrap (Efron 1979) over rows. Resampling adds to a calibration error as drawing the
-    rows did, so its interval is the basic bootstrap's, which is reflected at the value, and begins at 0 where
-    a calibrated probe may show as much. There is no interval where the value or more than one resample in
-    twenty isn't defined, or for fewer than two rows.
+    The percentile bootstrap (Efron 1979) over rows. Resampling increases a calibration error, as sampling the
+    rows already did. So its interval is the basic bootstrap's, which is reflected at the value, and it begins
+    at 0 if a calibrated probe may show as large an error. There is no interval if the value, or its
+    counterpart in more than one resample in twenty, isn't defined, or for fewer than two rows.
     """
     metric, n = FUNCTIONS[name], len(rows.truth)
     value = metric(rows) if n else None

@@ -60,14 +60,14 @@ PairPaths = Path | tuple[Path, ...]
 _pairs = functools.partial(
     option,
     None,
-    help="Pair store: what its pairs differ in is removed. May be repeated: the differences of all are.",
+    help="Pair store: what its pairs differ in is removed. May be repeated, to remove what all differ in.",
     role="input",
     flags=("-p",),
 )
 
 
 def refuse_same_store(paths: PairPaths | None, flag: str = "--pairs") -> Iterator[UsageError]:
-    """Why these pair stores can't be used together, as far as their paths say."""
+    """Why these pair stores can't be used together, as far as their paths show it."""
     again = [path for path, count in Counter(values_of(paths)).items() if count > 1]
     if again:
         yield UsageError("one pair store is given twice", where=f"{flag} {again[0]}", fix="name it once")
@@ -100,11 +100,12 @@ class RowOptions:
         help="Validation rows; without it, those of a split named val, valid, validation or dev."
     )
     test: str | None = _where(
-        help="Test rows: needed by --select oracle, else only kept apart; without it, split test or testing."
+        help="Test rows, needed by --select oracle and otherwise only kept apart; without it, those of a "
+        "split named test, testing or heldout."
     )
     target: str | None = _rows(None, help="Column to predict; without it, the label.", metavar="COLUMN")
     groups: str | None = _columns(
-        help="Columns whose combinations are the groups, as in eval: of worst-group rules and controls. "
+        help="Columns whose combinations are the groups of worst-group rules and controls, as in eval. "
         "May be repeated.",
         separator=CROSSINGS,
     )
@@ -132,8 +133,8 @@ class TrainingOptions(RowOptions, StoreOptions):
 
     leave_out: str | None = _rows(
         None,
-        help="Column of domains: each is left out of training once and tested on, and NAME-VALUE is written "
-        "for each; domain=photo leaves out one, and -o is written as without it.",
+        help="Column of domains: each domain is left out of training once and tested on, and NAME-VALUE is "
+        "written for it. domain=photo leaves out that domain only, and writes -o as usual.",
         metavar="WHERE",
         parse=parse_left_out,
         separator="",
@@ -176,25 +177,26 @@ class FitOptions(TrainingOptions):
     )
     select: str | None = _choice(
         None,
-        help="How to choose; without it, bound if there are pairs. ORACLE looks at the test rows.",
+        help="How to choose; without it, bound if there are pairs. The rule oracle looks at the test rows.",
         choices=FIT_RULES,
     )
     folds: int = _choice(
         5,
         least=2,
-        help="Parts that the pairs are cut into for --select bound; held-out pairs take their place.",
+        help="Folds that the pairs are cut into for --select bound; held-out pairs replace them.",
     )
     upweight: str | None = _choice(
         None,
-        help="Columns whose combinations count equally in training; none; or auto, to try none and the "
-        "label × domain cells of matched pairs, or else --groups. Without it, auto unless --method is said.",
+        help="Columns whose combinations count equally in training; none; or auto, which tries both none and "
+        "the label × domain cells of matched pairs, or else --groups. Without it, auto unless --method is "
+        "given.",
         metavar="COLUMNS",
         parse=parse_names,
     )
     pair_rows: str | None = _choice(
         None,
         help="Whether to train on the labelled rows of the pairs, too. Without it, auto (both are tried) "
-        "unless --method is said.",
+        "unless --method is given.",
         choices=("no", "auto", "yes"),
     )
     save_controls: Path | None = _choice(
@@ -210,8 +212,8 @@ class FitOptions(TrainingOptions):
     tolerance: float = _training(
         TOLERANCE,
         above=0,
-        help="lbfgs: gradient norm to reach, relative to the rows' norm; given, also in folds, else there "
-        f"{FOLD_TOLERANCE:g}.",
+        help="lbfgs: gradient norm to reach, relative to the rows' norm. If given, it also holds for fits on "
+        f"folds, whose default is {FOLD_TOLERANCE:g}.",
     )
     max_iter: int = _training(MAX_ITER, least=1, help="lbfgs: most iterations for one probe.")
     lr: float = _training(1e-3, above=0, help="adam: learning rate.")
@@ -298,12 +300,12 @@ class FitOptions(TrainingOptions):
             flag = "--upweight auto" if self.upweight == "auto" else f"--pair-rows {self.pair_rows}"
             yield UsageError(f"{flag} needs pairs", fix="--pairs PAIRS.h5; or --upweight label,domain")
         if self.save_controls is not None and alone:
-            what = "--save-controls needs pairs, which controls are measured on"
+            what = "--save-controls needs pairs, since controls are measured on them"
             yield UsageError(what, fix="--pairs PAIRS.h5")
         if self.select == "bound" and alone and self.several:
             yield UsageError("--select bound needs pairs", fix="--pairs P.h5, or --select in-domain")
         if self.select == "worst-group" and not self.groups:
-            fix = "--groups label,place: columns whose combinations count"
+            fix = "--groups label,place: columns whose combinations are the groups"
             yield UsageError("--select worst-group needs groups", fix=fix)
 
 
@@ -327,8 +329,8 @@ class ZeroshotOptions(TextOptions):
     pairs: PairPaths | None = _pairs(group="Rank and selection")
     rank: str = _choice(
         "auto",
-        help="Dimensions to remove, as in ncm fit. Several are chosen among by validation error + flip rate, "
-        "which takes labels; one takes none.",
+        help="Dimensions to remove, as in ncm fit. Several are compared by validation error + flip rate, "
+        "which takes labels; a single one takes none.",
         parse=parse_ranks,
         separator=LIST,
     )
@@ -344,7 +346,7 @@ class ZeroshotOptions(TextOptions):
         None,
         least=0,
         most=1,
-        help="Its share of the weights: 0 is zero-shot, 1 the probe.",
+        help="The fitted probe's share of the weights: 0 is zero-shot, 1 the fitted probe.",
         metavar="SHARE",
         group="Mixing",
     )
@@ -354,10 +356,10 @@ class ZeroshotOptions(TextOptions):
         yield from super().refusals()
         yield from refuse_same_store(self.pairs)
         if (self.probe is None) != (self.mix is None):
-            what = "--probe, what to mix with, and --mix, its share, go together"
+            what = "--probe, the probe to mix with, and --mix, its share, go together"
             yield UsageError(what, fix="--probe PROBE.safetensors --mix 0.5")
         if self.pairs is None and (self.rank != "auto" or self.val):
-            yield UsageError("--rank and --val are about --pairs, and there are none", fix="--pairs P.h5")
+            yield UsageError("--rank and --val need --pairs", fix="--pairs P.h5")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -369,18 +371,18 @@ class EvalOptions:
     where: str | None = option(None, help="Rows to evaluate, such as split=test.", metavar="WHERE")
     groups: str | None = option(
         None,
-        help="Columns whose combinations are the groups; the target if left out. May be repeated: "
+        help="Columns whose combinations are the groups; without it, the target. May be repeated for several "
         "crossings, as in 'label,male;label,black'.",
         metavar="COLUMNS",
         separator=CROSSINGS,
     )
     reference: str | None = option(
         None,
-        help="Rows whose group sizes weight the adjusted average; the probe's training rows.",
+        help="Rows whose group sizes weight the adjusted average; without it, the probe's training rows.",
         metavar="WHERE",
     )
     target: str | None = option(
-        None, help="Column of the true answer, if not named as when fitted.", metavar="COLUMN"
+        None, help="Column of the true answers, if it isn't the one that was fitted.", metavar="COLUMN"
     )
     metrics: str | None = option(
         None,
@@ -421,10 +423,10 @@ class PredictOptions:
     where: str | None = option(
         None, help="Rows of the store, such as split=test.", metavar="WHERE", columns_of="source"
     )
-    probabilities: bool = option(False, help="Add one column of probability a class.")
+    probabilities: bool = option(False, help="Add a column of probabilities for each class.")
     pretrained: str | None = _encoder(
         None,
-        help="Weights of the probe's encoder: a file or a tag (those the features were made with).",
+        help="Weights of the probe's encoder: a file or a tag; without it, those that made the features.",
         role="name-or-input",
     )
     device: str = _encoder("auto", help="auto, cpu, cuda or cuda:N.", parse=parse_device)

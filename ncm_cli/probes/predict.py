@@ -138,7 +138,7 @@ def _parts(
                 found=f"{array.dim} numbers in a row",
                 expected=f"{probe.dim}, made by {probe.encoder.get('model')}",
             )
-        reporter.note(f"{source.name}: that the probe's encoder made these features can't be checked")
+        reporter.note(f"{source.name}: ncm can't check that the probe's encoder made these features")
         return _array_parts(array), array.rows, "rows"
     images = find_images(options.source)
     encoded = _encoded(options, probe, images, reporter)
@@ -181,7 +181,7 @@ def _cells(probe: Probe, features: np.ndarray, every: bool) -> Iterator[list[str
 def find_images(sources: Sequence[Path]) -> list[ImageFile]:
     """The images of a folder (at any depth), of a manifest, or the ones named.
 
-    An image that is named has the name of its file as id; where two would have one id, all have their paths.
+    The id of a named image is its file's name; if two would have the same id, the ids are the paths.
     Raises `InputError` for a folder without images, and for ids or files of a manifest that are missing,
     repeated or blank; `UsageError` if one of several sources isn't an image.
     """
@@ -205,9 +205,9 @@ def find_images(sources: Sequence[Path]) -> list[ImageFile]:
         return [ImageFile(name, absolute_text(path)) for name, path in zip(names, sources, strict=True)]
     if more:
         raise UsageError(
-            "several sources must be images",
+            "if there are several sources, all must be images",
             found=f"{others[0]} among {len(sources)}",
-            fix="a folder, a manifest, a feature store or an array alone",
+            fix="give a folder, a manifest, a feature store or an array alone",
         )
     manifest = read_manifest(source, ColumnNames(), root=None, images_only=True)
     assert manifest.files is not None

@@ -97,7 +97,7 @@ class Pairs:
         return np.array(list(stores), dtype=bool)[self.kind]
 
     def first(self, count: int) -> Mask:
-        """(k,) the first ``count`` usable pairs; of several stores, from each as large a share."""
+        """(k,) the first ``count`` usable pairs; of several stores, the same share of each."""
         usable = np.flatnonzero(self.usable)
         share = np.empty(len(usable))
         for at in range(len(self.stores)):
@@ -143,14 +143,15 @@ class Pairs:
         return spectrum((rows.a - rows.b).T, magnitude=scaling.magnitude(raw))
 
     def folds(self, count: int, seed: int) -> list[Fold]:
-        """The user's held-out pairs as one fold, or the usable pairs cut into ``count``.
+        """The user's held-out pairs as one fold, or the usable pairs cut into ``count`` folds.
 
         Each fold has its share of every store's pairs.
 
         Raises
         ------
         InputError
-            Too few pairs that share no row, in all stores or in one, or some stores without held-out pairs.
+            Too few pairs that share no row, in all stores together or in one; or held-out pairs in some
+            stores only.
         """
         usable = np.flatnonzero(self.usable)
         a, b = self.node_a[usable], self.node_b[usable]
@@ -166,7 +167,7 @@ class Pairs:
                     where=path,
                     found=f"{int(own.sum()):,} pairs in {len(np.unique(components(a, b)[own])):,} sets that "
                     "share no row",
-                    expected="pairs to measure, and in every fold others to find directions with",
+                    expected="pairs to measure, and in every fold other pairs for the basis",
                     fix="more pairs of this store, or leave it out; or one --rank and one --weight-decay",
                 )
 
@@ -255,7 +256,7 @@ class Problem:
     content_sha256: str
     """The digest of the feature store."""
     row_numbers_of: str | None = None
-    """As of `FeatureRows`: rows of other tables have other numbers."""
+    """As in `FeatureRows`: the digest of the table whose row numbers are the ids; None for other ids."""
     encoder: dict[str, Any]
     options: FitOptions
     roles: Roles
@@ -299,7 +300,7 @@ class Problem:
         return float(y.mean() if self.regression else np.bincount(y).argmax())
 
     def rows(self, variant: Variant | None = None) -> RawRows:
-        """The rows that a variant (default: the first) is trained on: if up-weighted, those in a group."""
+        """The rows that a variant (default: the first) is trained on, if up-weighted, those in a group."""
         variant, rows = variant or self.variants[0], self.train
         if variant.pair_rows and self.extra is not None:
             rows = rows.with_rows(self.extra)
@@ -328,7 +329,7 @@ class Problem:
                 "a fold of the pairs leaves fewer than two classes to train on",
                 where=self.options.features,
                 found=f"{len(left.ids):,} of {len(rows.ids):,} training rows",
-                fix="pairs of fewer training rows, or rows that are not trained on; or --select in-domain",
+                fix="pairs of fewer training rows, or pairs of other rows; or --select in-domain",
             )
         training = self.training_set(left, None, self.fold_scaling(fold))
         if self.pairs is None:
@@ -344,7 +345,7 @@ class Problem:
         return fit_scaling(self.options.scaling, self.options.scale_factor, left.X)
 
     def training_set(self, rows: RawRows, pairs: Mask | None, scaling: Scaling | None = None) -> TrainingSet:
-        """A training set of some rows and the pairs in a mask (k,); ``scaling`` if it isn't to be fitted."""
+        """A training set of some rows and the pairs in a mask (k,); ``scaling`` is fitted unless given."""
         scaling = scaling or fit_scaling(self.options.scaling, self.options.scale_factor, rows.X)
         return TrainingSet(
             scaling=scaling,

@@ -218,13 +218,13 @@ def _variants(options: FitOptions, upweight: str | None, extra: RawRows | None) 
     """
     if options.upweight == "auto" and not upweight:
         raise InputError(
-            "--upweight auto, and nothing says which cells to weight equally",
+            "--upweight auto, but nothing says which cells to weight equally",
             found="neither pairs that were matched by label across a column, nor --groups",
             fix="--groups label,domain, or --upweight label,domain",
         )
     if options.pair_rows == "yes" and extra is None:
         raise InputError(
-            "--pair-rows yes, and the pairs have no labelled rows outside training",
+            "--pair-rows yes, but the pairs have no labelled rows outside training",
             where=listing(map(str, values_of(options.pairs))),
             fix="pairs with such rows: ncm pairs ... --where 'split=train|pool'; or leave --pair-rows out",
         )
@@ -236,7 +236,7 @@ def _variants(options: FitOptions, upweight: str | None, extra: RawRows | None) 
 def _roles(store: FeatureRows, options: FitOptions, oracle: bool, tested: bool, reporter: Reporter) -> Roles:
     """The train, val and test masks by --train, --val and --test; refuses rows that are in two of them.
 
-    Without ``tested`` there are training rows only, and no validation or test rows.
+    Without ``tested`` there are training rows only.
     """
     none = np.zeros(store.rows, dtype=bool)
     where = {role: getattr(options, role) or split_filter(store, role) for role in ROLE_NAMES}
@@ -263,7 +263,7 @@ def _roles(store: FeatureRows, options: FitOptions, oracle: bool, tested: bool, 
     if options.test is not None:
         _refuse_shared(store, rows, "test", "train")
     elif (both := rows["test"] & rows["train"]).any():
-        reporter.warn(f"{int(both.sum()):,} training rows are rows of {where['test']}")
+        reporter.warn(f"{int(both.sum()):,} training rows are also rows of {where['test']}")
         rows["test"] = rows["test"] & ~both
     what = unrecognised(store, ["test"]) if tested and options.test is None else None
     unused = ""
@@ -271,7 +271,7 @@ def _roles(store: FeatureRows, options: FitOptions, oracle: bool, tested: bool, 
         unused = unused_filter(store, np.any(list(rows.values()), axis=0))
     if what:
         say = reporter.warn if None in split_values(store).values() else reporter.note
-        say(f"{what}: nothing is kept apart as test rows; --test W names them: --test {unused}")
+        say(f"{what}: no rows are kept apart as test rows; --test W names them, such as --test {unused}")
     return Roles(where=where, rows=rows, unused=unused)
 
 
@@ -289,8 +289,9 @@ def _refuse_shared(store: FeatureRows, rows: dict[Role, Mask], role: Role, other
             f"{ROLE_NAMES[role]} rows that are {ROLE_NAMES[other]} rows as well",
             where=store.path,
             found=f"{len(shared):,} rows, such as {store.ids[shared[0]]!r}",
-            expected="rows that play one part: the number would look better than it is",
-            fix="say --train, --val and --test such that no row is in two of them",
+            expected="each row in only one of train, validation and test, since shared rows make the score "
+            "look too good",
+            fix="choose --train, --val and --test so that no row is in two of them",
         )
 
 
@@ -334,7 +335,7 @@ def _rows_with(
 ) -> Mask:
     """The rows of a mask that have a value; reports how many have none, and refuses a mask without any.
 
-    A row without a value takes no part: it must not silently become a group of its own.
+    A row without a value is left out, so that it doesn't silently become part of a group of its own.
     """
     missing = np.flatnonzero(rows & ~known)
     if missing.size:
@@ -363,9 +364,9 @@ def _codes(store: FeatureRows, names: str) -> Codes:
     """(N,) a code for each combination of the columns ``names``, −1 where one is missing."""
     if ";" in names:
         raise InputError(
-            "several crossings where one is meant",
+            "several crossings where one is expected",
             found=repr(names),
-            expected="columns between commas; crossings are for --groups",
+            expected="columns separated by commas; only --groups takes several crossings",
         )
     return make_groups(store, names).codes[:, 0]
 
@@ -377,7 +378,7 @@ def _tell_groupless(rows: RawRows, name: str, groups: Groups, reporter: Reporter
             raise InputError(f"no {name} row has a value of {names!r}", found="--groups")
         if missing:
             reporter.warn(
-                f"{missing:,} {name} rows without a value of {names} (--groups) are in no group of it"
+                f"{missing:,} {name} rows without a value of {names} (--groups) are in none of its groups"
             )
 
 
@@ -472,13 +473,14 @@ def reread_problem(
             "the training rows aren't those that the probe was fitted on",
             features,
             f"{len(problem.train.ids):,} rows of {data['train']}",
-            f"the {data['train_rows']:,} rows of then, with the same features, answers and weights",
+            f"the {data['train_rows']:,} rows of the original fit, with unchanged features, targets and "
+            "weights",
         )
     if fitted.get("used_sha256") != pairs_digest(problem):
         raise refusal(
             "the pairs aren't those that the probe was fitted on",
             named,
             f"{used:,} pairs without a validation or test row",
-            f"the {fitted.get('used', 0):,} of then, with the features of then",
+            f"the {fitted.get('used', 0):,} pairs of the original fit, with unchanged features",
         )
     return problem

@@ -27,7 +27,7 @@ def flags_of(problem: Problem, oracle: bool) -> list[str]:
 
 
 def pairs_used(pairs: Pairs, used: Mask, held_out: Mask) -> dict[str, Any]:
-    """The file of the pairs and the numbers of two masks (k,); of several stores, the sums and ``stores``."""
+    """The pairs' file and the counts of two masks (k,); for several stores, the sums and ``stores``."""
     masks = {"used": used, "held_out": held_out}
     stores = [
         {

@@ -31,15 +31,16 @@ Candidate = dict[str, Any]
   predictions for a pair's members, and ``bound_mse``, ``(sqrt(val_mse) + sqrt(pair_mse))^2``: by Minkowski's
   inequality the test domain's MSE is at most ``bound_mse``.
 - With pairs of several stores: ``flip_rate_1`` ... (``pair_mse_1`` ...) of each store's pairs, while
-  ``flip_rate`` is that of all. The bounds have the sum of the stores' instead (of the roots of ``pair_mse``).
+  ``flip_rate`` is that of all pairs. The bounds have the sum of the stores' flip rates in its place (of the
+  roots of their ``pair_mse``).
 - ``log_loss_bound``: ``val_log_loss + L sqrt(mean |W delta|^2)`` over the measured pairs, L = 1 for two
   classes and sqrt(2) for more (softmax cross-entropy is sqrt(2)-Lipschitz in the logits). Not used to
   select: shrinking the weights drives it to log 2.
 - For pairs matched by label: ``cell_error``, the mean of the label × domain cells' error rates on the pairs'
   members, each by the fold not trained on it, and the validation rows; ``worst_cell_error`` and
-  ``cell_log_loss`` on the same rows; ``within_flip_rate``, the flip rate of random pairs within a cell, which
-  domains don't explain. With pairs of other stores that were not matched: ``cell_bound``, cell error + the
-  sum of these stores' flip rates.
+  ``cell_log_loss`` on the same rows; ``within_flip_rate``, the flip rate of random pairs within a cell: flips
+  that domains don't explain. With pairs of other stores that were not matched: ``cell_bound``, cell error +
+  the sum of these stores' flip rates.
 - For augmented pairs whose rows have domains: ``across_flip_rate``, the flip rate of random pairs of one
   class from different domains; ``guarded_bound``, validation error + the larger of the two flip rates.
 - ``upweighted``, ``pair_rows``: the `Variant`, if several are tried.
@@ -67,7 +68,7 @@ def best_candidate(candidates: Sequence[Candidate], rule: str, task: str) -> int
         candidate = candidates[index]
         if name not in candidate:
             raise InputError(f"the rule {rule!r} needs {name}, which is not known here")
-        # Accuracies are shares of counts: differences below 1e-12 are rounding of sums, not of rows.
+        # Accuracies are fractions of whole rows, so differences below 1e-12 are rounding errors.
         return round(sign * candidate[name], 12), candidate.get(loss, np.inf), candidate["rank"], index
 
     return min(range(len(candidates)), key=key)
@@ -114,7 +115,7 @@ def pair_facts(
 ) -> dict[str, Array]:
     """Flip rates and bounds of classifiers, elementwise, under the names in `Candidate`.
 
-    ``change`` and ``shift`` are means over all pairs; ``by_store`` has those of each store, of several.
+    ``change`` and ``shift`` are means over all pairs; ``by_store`` has the means of each of several stores.
     """
     added = by_store or [(change, shift)]
     lipschitz = 1.0 if n_logits == 1 else np.sqrt(2.0)
@@ -150,7 +151,7 @@ def cell_facts(errors: Array, losses: Array, cell: Codes) -> dict[str, Array]:
 
 
 def cell_bound_facts(cell_error: Array, flips: Sequence[Array], matched: Sequence[bool]) -> dict[str, Array]:
-    """``cell_bound`` from the flip rates (..., R) of several stores; empty for one, or if all are matched."""
+    """``cell_bound`` from the flip rates (..., R) of several stores; else, or if all are matched, empty."""
     others = [values for values, by_label in zip(flips, matched, strict=False) if not by_label]
     return {"cell_bound": cell_error + sum(others)} if others else {}
 
@@ -189,7 +190,7 @@ def score_path(fits: Sequence[Fit], *, val: Rows | None = None, test: Rows | Non
 
 
 def candidates_of(fits: Sequence[Fit], facts: dict[str, Array]) -> list[Candidate]:
-    """A candidate for each fit, with facts (R,) by name, rounded to 15 digits as shares are."""
+    """A candidate for each fit, with facts (R,) by name, rounded to 15 digits."""
     return [
         {"rank": fit.rank, "weight_decay": fit.weight_decay, "converged": fit.converged}
         | {name: round(float(values[i]), 15) for name, values in facts.items() if np.isfinite(values[i])}

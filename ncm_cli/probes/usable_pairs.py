@@ -32,7 +32,7 @@ def read_pair_stores(paths: PairPaths | None) -> list[PairStore]:
                 "one pair store is given twice",
                 where=path,
                 found="the same file again" if path == first else f"the pairs of {first}",
-                fix="--pairs once for each store of other pairs",
+                fix="name each pair store once",
             )
         stores[store.content_sha256] = path, store
     return [store for _, store in stores.values()]
@@ -49,12 +49,12 @@ def read_usable_pairs(
     """Read pair stores, check that they belong to the features, and leave out pairs by ``--overlap``.
 
     Pairs are left out if a member is a validation or test row, or a copy of one. (``ncm pairs`` has already
-    left out some: `pairs.pairs.straddling`.) Members are looked up by id in the feature store that is used
-    now, whenever the pairs were made. Each class of text pairs is one node, so that a fold leaves out whole
+    left out some: `pairs.pairs.straddling`.) Members are looked up by id in ``features``, whichever store the
+    pairs were made from. Each class of text pairs is one node, so that a fold leaves out whole
     classes. ``stores`` are the pair stores if they are read already.
     """
     stores, strangers = stores or read_pair_stores(paths), dict[str, int]()
-    copies = np.append(features.copies_of(roles.val_or_test), False)  # a row of −1 is none
+    copies = np.append(features.copies_of(roles.val_or_test), False)  # row −1 stands for no row
     parts: list[Pairs] = []
     for path, store in zip(values_of(paths), stores, strict=True):
         if features.encoder:
@@ -77,8 +77,9 @@ def read_usable_pairs(
                 "no pair is left to find directions with",
                 where=path,
                 found=f"{len(usable):,} pairs, {int(store.holdout.sum()):,} held out, "
-                f"{int((~usable).sum()):,} barred",
-                fix="a smaller --holdout in ncm pairs, or pairs of rows that are neither",
+                f"{int((~usable).sum()):,} with a validation or test row",
+                fix="a smaller --holdout in ncm pairs, or pairs of rows that are neither validation nor test "
+                "rows",
             )
         parts.append(
             Pairs(
@@ -102,11 +103,11 @@ def _located(
 ) -> tuple[Codes, Codes, Codes, Codes]:
     """The rows and the nodes of first and second members, (k,) each, as `Pairs` has them.
 
-    ``strangers`` numbers members that the feature store lacks, the same in all pair stores.
+    ``strangers`` numbers the members that the feature store lacks; it is shared by all pair stores.
     """
     row_a, row_b = (features.positions(ids) for ids in (store.id_a, store.id_b))
     numbered = {source.get("row_numbers_of") for source in store.sources}
-    if numbered and features.row_numbers_of not in numbered:  # the numbers of other rows
+    if numbered and features.row_numbers_of not in numbered:  # ids are row numbers of another table
         row_a, row_b = np.full_like(row_a, -1), np.full_like(row_b, -1)
     names_a: Sequence[str] = store.id_a
     names_b: Sequence[str] = store.id_b
@@ -118,8 +119,8 @@ def _located(
         )
     elif strange := int((row_a < 0).sum() + (row_b < 0).sum()):
         reporter.note(
-            f"{strange:,} of {2 * len(row_a):,} members of pairs are no rows of {features.path.name}: that "
-            "they are no validation or test rows can't be checked"
+            f"{strange:,} of {2 * len(row_a):,} pair members aren't in {features.path.name}, so ncm can't "
+            "check whether they are validation or test rows"
         )
     nodes = features.content_nodes
 

@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from ncm_cli.probes.crossfit import CrossFit, Estimate
 
 LEAST_UNITS = 32
-"""Below this many independent pairs neither directions nor flips can be told from chance."""
+"""Below this many independent pairs neither directions nor flips can be distinguished from chance."""
 
 LOW_FLIP_RATE = 0.05
 """A flip rate below this leaves little to gain."""
 
 LEAST_GAIN = 0.01
-"""A smaller gain of the score, less than one answer in a hundred, is none that anybody would notice."""
+"""A gain of the score below this, one prediction in a hundred, is too small to matter."""
 
 LEAST_GAIN_SHARE = 0.05
-"""For regression: a gain below this share of the bound at rank 0 is none."""
+"""For regression: a gain below this share of the bound at rank 0 counts as none."""
 
 NO_GAIN_FACTOR = 2.0
 """A possible gain below this multiple of the least gain counts as none."""
@@ -48,9 +48,9 @@ class Verdict:
     Attributes
     ----------
     code
-        ``helps``; ``no-gain``: hardly anything can be gained; ``constant``: no better than always the same
-        answer; ``too-few``: too few independent pairs; ``undecided``: the interval is wider than the gain;
-        ``unmeasured``: no validation rows, or pairs that can't be divided into folds.
+        ``helps``; ``no-gain``: hardly anything can be gained; ``constant``: no better than always giving
+        the same answer; ``too-few``: too few independent pairs; ``undecided``: the interval is wider than the
+        gain; ``unmeasured``: no validation rows, or pairs that can't be divided into folds.
     text
         The verdict in a sentence, with the measurements at rank 0 and of the pick.
     reasons
@@ -74,7 +74,7 @@ class Verdict:
     stores
         With several pair stores, the verdict on the pairs of each.
     control, control_gain
-        The best candidate that removes nothing, and how much lower the pick's score is.
+        The best candidate that removes nothing, and how much lower the pick's score is than its score.
     constant_error
         The score of a probe that always gives the same answer.
     """
@@ -114,7 +114,7 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StoreVerdict:
-    """Whether the probe holds against the shift that one of several stores' pairs show.
+    """Whether the pairs helped against the shift that the pairs of one of several stores show.
 
     ``path`` is the store's file; the others are those of a `Verdict` on its pairs alone.
     """
@@ -165,7 +165,7 @@ class Circumstances:
     least_score
         Whether the pick has the least score of all ranks that were tried.
     one_answer
-        Whether the final fit tells all validation rows the same.
+        Whether the final fit predicts the same class for all validation rows.
     unlike
         (number of pairs whose members have different labels, number of all pairs).
     by_score
@@ -173,7 +173,7 @@ class Circumstances:
     advice
         What to do about too few pairs.
     store
-        The store whose pairs the verdict is on, if there are others.
+        The store whose pairs the verdict is on, if there are several stores.
     """
 
     answer: str
@@ -213,7 +213,7 @@ def judge(
     heading = _heading(code, case.store) + (f" against {case.against}" if case.against else "")
     if code == "no-gain" and pick == control != erm and estimates.gain(control, erm).low > 0:
         verb = "does" if alternative.startswith("training") else "do"
-        heading = f"Removing what the pairs differ in doesn't help, {alternative} {verb}"
+        heading = f"Removing what the pairs differ in doesn't help, but {alternative} {verb}"
     beside = _beside(estimates, pick, control) if control != erm else ""
     if code == "helps" and beside and estimates.gain(pick, control).low <= 0:
         heading += f", but {alternative} may do as well"
@@ -264,6 +264,7 @@ def verdict_code(
     least_over_constant = LEAST_GAIN_SHARE * constant if estimates.regression else LEAST_GAIN
     alone = estimates.units == estimates.pairs
     word, score = ("MSE" if estimates.regression else "error"), SCORE_WORDS[estimates.score]
+    unweighted = score.replace(" (every cell weighted equally)", "")
     always = f"always answering {case.answer} ({word} {constant:.3g})"
     if estimates.units < LEAST_UNITS:
         pairs = "1 pair that shares" if estimates.pairs == 1 else f"{estimates.pairs} pairs that share"
@@ -279,10 +280,11 @@ def verdict_code(
         if case.least_score:
             return "constant", f"no rank that was tried beats {always}"
         if case.one_answer:
-            return "constant", f"this probe gives every validation row one answer: {case.by_score} may not"
+            same = "this probe predicts the same class for every validation row"
+            return "constant", f"{same}; {case.by_score} may choose one that doesn't"
         lower = "no lower" if over_constant.value <= 0 else "hardly lower"
         why = f"this probe's {score}, {estimates.estimate(pick)}, is {lower} than that of {always}"
-        return "constant", f"{why}: {case.by_score} chooses by it"
+        return "constant", f"{why}; {case.by_score} chooses by this {score}"
     removing = estimates.candidates[pick]["rank"] > 0
     fall = gain.value if removing else 0.0
     if estimates.score == "bound_01" and estimates.errors is not None:
@@ -293,14 +295,15 @@ def verdict_code(
         if frequent is None or frequent.low > 0:
             return "helps", ""
         change = f"{0 - frequent.high:+.2g} to {0 - frequent.low:+.2g}"
-        return "undecided", f"with classes as frequent as in training that error changes by {change}"
+        return "undecided", f"with classes as frequent as in training, the {unweighted} changes by {change}"
     control = erm if control is None else control
     most = _most(estimates, control)
     if fall < least and most < NO_GAIN_FACTOR * least:
         weighted = estimates.frequent_gain(erm, control)
         if weighted is not None and weighted.high >= NO_GAIN_FACTOR * least:
-            more = f"nothing removed may lower that error by up to {weighted.high:.2g}"
-            return "undecided", f"with classes as frequent as in training, plain training with {more}"
+            lower = f"{weighted.high:.2g} below that of {CONTROL_WORDS[_control(estimates, control)]}"
+            plain = f"plain training's {unweighted} may be up to {lower}"
+            return "undecided", f"with classes as frequent as in training, {plain}"
         if estimates.gain(control, estimates.constant).value > least_over_constant:
             lowered = f"no rank that was tried lowers the {score} by {least:.2g} or more"
             return "no-gain", lowered if case.least_score else ""
@@ -358,12 +361,13 @@ def _change(estimates: CrossFit, pick: int, erm: int) -> str:
         more = f"; {beside} {random[0]}" if random[0] is not None else ""
         return f"{flips} and {right} with nothing removed{more}"
     gain, setting = estimates.gain(pick, erm), _setting(estimates, pick)
-    change = f"(95 % of the change: {0 - gain.high:+.2g} to {0 - gain.low:+.2g})"
+    change = f"(95 % interval of the change: {0 - gain.high:+.2g} to {0 - gain.low:+.2g})"
     more = f" ({beside}: {random[0]}, now {random[1]})" if random[0] is not None else ""
     which = "" if estimates.kind is None else " with the flip rates of all stores added"
     bound = f"bound{which} {estimates.bound(erm)}, now {estimates.bound(pick)}"
     if estimates.score == "guarded_bound":
-        bound = f"bound with the larger of the two {estimates.estimate(erm)}, now {estimates.estimate(pick)}"
+        larger = f"{estimates.estimate(erm)}, now {estimates.estimate(pick)}"
+        bound = f"bound with the larger of the two flip rates {larger}"
     if estimates.cell is None:
         now = f"{flips} with nothing removed, {now} with {setting}{more}"
         return f"{now}; {right}, now {still}; {bound} {change}"
@@ -391,11 +395,11 @@ def _beside(estimates: CrossFit, pick: int, control: int) -> str:
     """The score of the best candidate that removes nothing, in a sentence."""
     name, score = CONTROL_WORDS[_control(estimates, control)], SCORE_WORDS[estimates.score]
     if pick == control:
-        return f"{name[0].upper()}{name[1:]} has the least {score}: {estimates.estimate(control)}"
+        return f"The least {score}, {estimates.estimate(control)}, is that of {name}"
     gain = estimates.gain(pick, control)
     return (
-        f"{name[0].upper()}{name[1:]}, without removing anything, gets {estimates.estimate(control)} "
-        f"(removing changes it by {0 - gain.high:+.2g} to {0 - gain.low:+.2g})"
+        f"With {name} and nothing removed, the {score} is {estimates.estimate(control)} "
+        f"(the chosen probe's differs from it by {0 - gain.high:+.2g} to {0 - gain.low:+.2g})"
     )
 
 
@@ -407,13 +411,13 @@ def _reasons(estimates: CrossFit, erm: int, code: str, case: Circumstances) -> t
     at = f"least {', '.join(_measured(estimates, fewest))}, at rank {estimates.candidates[fewest]['rank']}"
     several = len({candidate["rank"] for candidate in estimates.candidates} - {0}) > 1
     if code == "constant" and whole_path and several:
-        reasons.append("what they differ in tells the label, too, or the label can't be told without it")
+        reasons.append("what they differ in also predicts the label, or the label can't be told without it")
     elif code == "no-gain" and not estimates.regression and flips[erm] < LOW_FLIP_RATE:
         reasons.append("a probe with nothing removed seldom flips them: it hardly uses what they differ in")
     elif code == "no-gain" and by_flips and whole_path and flips[fewest] > flips[erm] / 2:
-        reasons.append(f"no rank helps much ({at}): what one pair differs in, the others hardly show")
+        reasons.append(f"no rank helps much ({at}): different pairs differ in different directions")
     elif code == "no-gain" and by_flips and whole_path:
-        reasons.append(f"fewer flips cost too much ({at}): what they differ in tells the label, too")
+        reasons.append(f"fewer flips cost too much ({at}): what they differ in also predicts the label")
     if case.unlike[0]:
         reasons.append("the members of {:,} of {:,} pairs have different labels".format(*case.unlike))
     return tuple(reasons)

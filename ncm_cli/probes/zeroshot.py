@@ -55,10 +55,11 @@ def zeroshot(options: ZeroshotOptions, *, reporter: Reporter = SILENT) -> dict[s
     Raises
     ------
     InputError
-        Features of an encoder without text, classes or prompts that can't be used, or ranks to choose among
-        and no labelled rows to choose by.
+        Features of an encoder without text, classes or prompts that can't be used, or several ranks without
+        labelled rows to choose by.
     MismatchError
-        An encoder, pairs or a probe to mix with that aren't of the store's encoder or classes.
+        A text tower, pairs or a probe to mix with of another encoder than the store's, or a probe of other
+        classes.
     """
     check(options)
     with FeatureStore(options.features) as store:
@@ -158,7 +159,7 @@ def _answers(
     if len(classes) < 2:
         raise InputError("a classifier needs two classes or more", found=listing(classes))
     if not named and store.own_column(target) is None:
-        reporter.note(f"the store has no column {target!r}, so none of its rows has an answer")
+        reporter.note(f"the store has no column {target!r}, so none of its rows has a label")
         return None
     target_codes = read_target(store, target, classes)
     counts = np.bincount(target_codes.y[target_codes.known], minlength=len(classes))
@@ -201,14 +202,14 @@ def _require_mixable(path: Path | None, probe: Probe, store: FeatureRows, classe
     require_same_encoder(path, probe.encoder, store.path, store.encoder, ignore_view=True)
     if probe.classes != classes:
         raise MismatchError(
-            "a probe of other classes, or of another order of them, can't be mixed with",
+            "a probe of other classes, or of the same classes in another order, can't be mixed with",
             where=path,
             found=listing(probe.classes) if probe.classes else "a regression",
             expected=listing(classes),
         )
     if not store.encoder.get("normalize") and not folded(probe)[2]:
         raise MismatchError(
-            "a probe of rows as they are can't be mixed with zero-shot, which takes rows of unit length",
+            "a probe of unnormalised rows can't be mixed with zero-shot, which takes rows of unit length",
             where=path,
             found=f"--scaling {(probe.meta.get('scaling') or {}).get('kind', 'none')}, features as encoded",
             expected="a probe of rows of one length",
@@ -249,11 +250,11 @@ def _read_pairs(
     several = asked is None or len(asked) > 1
     if several and val is None:
         raise InputError(
-            "several ranks, and nothing to choose by",
+            "several ranks, but nothing to choose by",
             where=options.features,
             found="no labelled validation rows",
-            fix=f"--rank {max(whole.gap, 1)}, after which these pairs' singular values fall most; or rows "
-            "with a class, --val W",
+            fix=f"--rank {max(whole.gap, 1)}, after which these pairs' singular values fall most; or labelled"
+            " rows, --val W",
         )
     folds, why = [], ""
     try:

@@ -88,9 +88,9 @@ def drawn_batches(
 
 
 def partners(primary: Tensor, secondary: Tensor, draws: Tensor) -> Tensor:
-    """(B,) for each row a random one with the same ``primary`` and another ``secondary`` code (B,).
+    """(B,) for each row a random partner with the same ``primary`` and another ``secondary`` code (B,).
 
-    ``draws`` (B,) are uniform in [0, 1). A row without such a partner is its own.
+    ``draws`` (B,) are uniform in [0, 1). A row for which there is no such row is its own partner.
     """
     width = int(secondary.max()) + 1
     cells = primary * width + secondary
@@ -154,7 +154,7 @@ class DeviceRows:
 
         Classes and groups are not spread: batches with every class in its exact share would remove the
         sampling noise of irm's and vrex's penalties. On ColoredMNIST's pixels irm's best test accuracy was
-        .52 with it and .70 without (published: .68).
+        .52 with classes spread and .70 without (published: .68).
         """
         return self.codes.get("environments")
 
@@ -230,8 +230,8 @@ class Batch:
             yield part, self._rows.read(chosen[part], rotated)
 
     def shares(self, grouping: str, upweighted: bool) -> Tensor:
-        """(B, E): each row's share in its part's risk; columns sum to 1, or to 0 for a part without rows
-        here.
+        """(B, E): each row's share in its part's risk; columns sum to 1, or to 0 for a part without rows in
+        the batch.
 
         Groupings: ``pooled``, ``environments``, ``dro``, and ``halves`` (B, 2E): each environment's first,
         third, ... row in the batch, then the others.
@@ -254,8 +254,11 @@ class Batch:
 
     @cached_property
     def mixing(self) -> tuple[float, Mixed, Mixed]:
-        """LISA's draws: one in [0, 1), below a configuration's ``p_sel`` where it mixes within labels; each
-        row's partner of the same label in another domain, and of the same domain with another label."""
+        """LISA's draws: a number in [0, 1), each row's partner of the same label in another domain, and each
+        row's partner of another label in the same domain.
+
+        A configuration mixes within labels if the number is below its ``p_sel``, else within domains.
+        """
         n, labels = len(self._chosen), self._rows.labels[self._chosen]
         draws, domains = (
             torch.rand(2 * n + 1, generator=self._mix),
@@ -280,9 +283,10 @@ class Batch:
 class CellBatch(Batch):
     """One step of LISA as its authors train it for subpopulation shifts: rows of every label × domain cell.
 
-    Their code mixes the cells of a label's two domains, or of a domain's two labels, row by row, as many as
-    the smaller part has. With more than two, which it doesn't have, cells are paired at random; of an odd
-    number one is paired twice.
+    Their code has two labels and two domains. It mixes the first row of a label's cell in one domain with the
+    first row of its cell in the other domain (or of a domain's cells of both labels), the second row with the
+    second, and so on, as long as both cells have rows in the batch. With more than two such cells, which
+    their code doesn't allow for, cells are paired at random; if their number is odd, one is paired twice.
 
     Parameters
     ----------
@@ -322,14 +326,15 @@ class CellBatch(Batch):
                     firsts.append(first[:count])
                     seconds.append(second[:count])
         if not firsts:
-            raise InputError(f"lisa finds no two cells of label and environment with one {what}")
+            raise InputError(f"lisa finds no two label × environment cells with the same {what}")
         return torch.cat(firsts), torch.cat(seconds)
 
 
 class CellDraws:
     """Draws the batches of LISA: ``batch_size`` / cells rows of each cell (0: all).
 
-    Each cell is passed over in an order of its own, again and again; a pass may end with fewer rows.
+    Each cell's rows are drawn in random order without replacement, pass after pass; the last draw of a pass
+    may have fewer rows.
     """
 
     def __init__(

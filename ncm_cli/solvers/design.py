@@ -1,4 +1,4 @@
-"""The rows of an exact path: rotated, so that every rank of it is a slice of leading columns."""
+"""The rows of an exact path, rotated so that every rank is a slice of leading columns."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def score_slices(rows: Features, scores: int) -> Iterator[slice]:
 class Design:
     """Rows in rotated, centred coordinates, with their targets.
 
-    Rows that don't fit into memory are centred as they are read; instead of the rows, coefficients are
-    rotated.
+    Rows that don't fit into memory are centred as they are read, and coefficients are rotated in their
+    place.
     """
 
     A: Features

@@ -31,7 +31,7 @@ def choose_device(asked: str, precision: str, reporter: Reporter) -> str:
             found=f"{count} CUDA devices",
             fix="--device cpu, or --device auto to take CUDA only where there is some",
         )
-    # Of processes that share a machine each takes the device of its number.
+    # Each of the processes that share a machine takes the device that its LOCAL_RANK numbers.
     index = index or str(int(os.environ.get("LOCAL_RANK") or 0) % max(count, 1))
     device = "cpu" if asked == "cpu" or count == 0 else f"cuda:{int(index)}"
     if device == "cpu" and precision == "fp16":

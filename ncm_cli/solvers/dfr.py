@@ -1,8 +1,9 @@
 """Deep feature reweighting: the last layer retrained on group-balanced rows (Kirichenko et al. 2023).
 
 It is the variant on validation rows (DFR^Val_Tr, section 4), as in the authors' ``dfr_evaluate_spurious.py``:
-random subsets in which every group has as many rows as the smallest, on each a logistic regression with an ℓ1
-penalty, which liblinear puts on the intercept too, and the average of weights and intercepts.
+random subsets are drawn in which every group has as many rows as the smallest group, a logistic regression
+with an ℓ1 penalty, which liblinear puts on the intercept too, is fitted on each subset, and weights and
+intercepts are averaged.
 
 C is chosen on one half of the validation rows, by a fit on one subset of the other half with features
 standardised by that subset. The final probe is the mean of fits with that C on `SUBSETS` subsets of
@@ -32,14 +33,14 @@ SUBSETS = 20
 """Balanced subsets that are averaged in the final probe, as in the authors' code."""
 
 SPLIT_STREAM, DRAW_STREAM = 10, 11
-"""Streams of random numbers for a seed; the trainer uses 0 to 2."""
+"""Streams of random numbers for a seed; the trainer uses 0 to 4."""
 
 LIBLINEAR_TOLERANCE, LIBLINEAR_MAX_ITER = 1e-8, 1000
 """With these, weights are within about 1e-6 of the solution after some 30 iterations."""
 
 
 def halves(groups: Codes, seed: int) -> tuple[Codes, Codes]:
-    """Two random halves of the rows, group by group: where to fit, and where to choose C.
+    """Two random halves of the rows, split group by group: one to fit on, and one to choose C on.
 
     Raises `InputError` for a group with one row only.
     """
@@ -82,7 +83,7 @@ def fit_dfr(
     Raises
     ------
     InputError
-        A balanced subset lacks a class: the groups don't depend on the labels.
+        A balanced subset lacks a class, as it may if the groups don't depend on the labels.
     """
     from sklearn.preprocessing import StandardScaler
 
@@ -139,7 +140,7 @@ def _solve(X: Array, y: Codes, n_classes: int, C: float, scaler: Any) -> Fit:
     )
     weights, biases, iterations = [], [], 0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # ``converged`` tells it
+        warnings.simplefilter("ignore", ConvergenceWarning)  # ``converged`` reports it
         for positive in (1,) if n_classes == 2 else range(n_classes):
             model.fit(scaler.transform(X), y == positive)
             weights.append(model.coef_[0])

@@ -16,7 +16,7 @@ LARGEST_SET_SHARES = 2.0
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Fold:
-    """Of k pairs, those to measure and those to fit on.
+    """The pairs, of k, that a fold measures, those that may span its basis, and the rows it isn't trained on.
 
     A *node* is a number shared by rows of equal content: a fold treats them as one row.
     """
@@ -76,7 +76,7 @@ def deal(a: Codes, b: Codes, count: int, seed: int, kind: Codes | None = None) -
         if large[number] and len(rows) > 2 * count:
             part_of[rows[rng.permutation(len(rows))]] = np.arange(len(rows)) % count
         else:
-            # Where the sum of the squared shares of all kinds grows least.
+            # A set goes where the sum of the squared shares of all kinds grows least.
             part_of[rows] = int((load @ (sizes[number] / totals**2)).argmin())
             load[part_of[rows[0]]] += sizes[number]
     part_a, part_b = part_of[end_a], part_of[end_b]

@@ -20,7 +20,7 @@ LEAST_CORRELATION = 1e-8
 """Correlations below this aren't erased: above float64's rounding, below the effect of a single row."""
 
 LARGEST_GAP = 1e-6
-"""Largest remaining difference of means that isn't warned of, in standard deviations: far more than
+"""Largest remaining difference of means without a warning, in standard deviations: far more than
 `LEAST_CORRELATION` leaves, far less than a probe could use."""
 
 
@@ -37,8 +37,8 @@ class Eraser:
         return applied(X, lambda rows: rows - ((rows - self.mean) @ self.right.T) @ self.left.T)
 
     def fold(self, weight: Array, bias: Array) -> tuple[Array, Array]:
-        """A probe, ``weight`` (..., C, d) and ``bias`` (..., C), on erased features as one on the
-        original."""
+        """Turn a probe on erased features, ``weight`` (..., C, d) and ``bias`` (..., C), into the same one on
+        the original features."""
         through = weight @ self.left
         return weight - through @ self.right, bias + through @ (self.right @ self.mean)
 
@@ -49,7 +49,7 @@ def fit_eraser(X: Features, codes: NDArray[np.integer]) -> Eraser:
     It removes the differences between the values' mean features, whatever their size. "Least" is in mean
     square, under a covariance of the features that is shrunk towards an isotropic one (the package's
     default). This isn't quite the least-squares eraser of these rows, but it works with few rows for the
-    dimensions. A warning tells if a difference remains.
+    dimensions. A warning is given if a difference remains.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def fit_eraser(X: Features, codes: NDArray[np.integer]) -> Eraser:
     if gap > LARGEST_GAP:
         warnings.warn(
             f"leace leaves a difference of means of {gap:.2g} standard deviations: "
-            "a feature that tells the erased column is too small beside the others; try --scaling standard",
+            "a feature that predicts the erased column is too small beside others; try --scaling standard",
             stacklevel=2,
         )
     return eraser

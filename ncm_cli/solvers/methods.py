@@ -87,8 +87,8 @@ HYPER: dict[str, Hyper] = {
     "alpha": Hyper("2", "2", open_low=True),
     "C": Hyper(_DFR_C, _DFR_C, open_low=True),
 }
-"""The ranges, search spaces and grids of hyper-parameters; `Config` says what each one is. They cover
-published spaces (lr 1e-5..1e-3 for ColoredMNIST, 1e-2 for PACS; fish's step 1e-4..1e-1 there, 0.05..0.5 in
+"""The ranges, search spaces and grids of hyper-parameters; `Config` says what each one is. The spaces cover
+published ones (lr 1e-5..1e-3 for ColoredMNIST, 1e-2 for PACS; fish's step 1e-4..1e-1 there, 0.05..0.5 in
 DomainBed). dfr's values of C are those of its authors."""
 
 
@@ -128,7 +128,7 @@ UPWEIGHT = "+upweight"
 
 Protocol = Literal["common", "papers", "domainbed"]
 PROTOCOLS: tuple[Protocol, ...] = ("common", "papers", "domainbed")
-"""Whose form of the methods is trained; `ncm_cli.solvers.trainer.Schedule` says how they differ."""
+"""The forms in which methods are trained; `ncm_cli.solvers.trainer.Schedule` says how they differ."""
 
 
 class Form(NamedTuple):
@@ -149,7 +149,7 @@ _PAPERS = {
 
 
 def form_of(method: str, protocol: Protocol) -> Form:
-    """The form of a method; erm, ncm and leace have that of ``ncm fit`` unless it is DomainBed's."""
+    """The form of a method; erm, ncm and leace have ``ncm fit``'s unless ``protocol`` is ``domainbed``."""
     if protocol == "domainbed":
         return Form(two_logits=True, bias_decays=True)
     return _PAPERS.get(method, Form()) if protocol == "papers" else Form()
@@ -178,7 +178,7 @@ class Config:
     penalty: float = 1.0
     """Weight β of the penalty of irm, vrex and matchdg, as the protocol writes it."""
     anneal: int = 0
-    """Steps before ``penalty`` replaces 1 in irm and vrex."""
+    """irm and vrex: steps with a penalty weight of 1, before ``penalty`` takes its place."""
     eta: float = 1e-2
     """Step size of groupdro's group weights."""
     meta_lr: float = 0.5

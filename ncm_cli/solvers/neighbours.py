@@ -18,7 +18,7 @@ BLOCK_COLUMNS = 8192
 """Candidates that are compared at a time: 1024 × 8192 similarities in float32 are 32 MiB."""
 
 SHORTLIST = 4
-"""The most similar candidates in float32 that are ranked again in float64, which tells close ones apart."""
+"""How many candidates, the most similar ones in float32, are ranked again in float64 to order close ones."""
 
 
 def normalized_rows(features: Features, metric: str) -> Features:
@@ -47,9 +47,9 @@ def nearest_rows(
 ) -> tuple[Codes, Array]:
     """For each of a block of queries, the nearest candidate of another code (rows,), and its distance.
 
-    Candidates are ascending; −1 and infinity where there is none. A shortlist by float32 similarity is ranked
-    in float64. scikit-learn's search can't exclude codes, doesn't take the first of equally near rows, and
-    isn't faster.
+    Candidates are ascending. The result is −1 and infinity for a query without such a candidate. A shortlist
+    by float32 similarity is ranked in float64. scikit-learn's search can't exclude codes, doesn't take the
+    first of equally near rows, and isn't faster.
     """
     keep = min(SHORTLIST, len(candidates))
     best = np.full((len(queries), keep), -np.inf, dtype=np.float32)
@@ -60,7 +60,7 @@ def nearest_rows(
         keys = rows[chunk]
         score = wanted @ keys.T
         if metric == "euclidean":
-            # Ascending in distance: |q|² is the same for the whole row.
+            # Equals −distance²/2 up to a constant, since |q|² is the same for the whole row.
             score -= 0.5 * np.einsum("ij,ij->i", keys, keys)
         score[codes[chunk][None, :] == codes[queries][:, None]] = -np.inf
         for _ in range(min(keep, len(chunk))):
@@ -87,17 +87,18 @@ def nearest_rows(
 
 
 NEAR_COSINE = 0.95
-"""The least cosine of nearly equal rows. Of 2,780 PACS pictures with EfficientNet-Lite0's features four pairs
-reach it, each one picture twice: mirrored, re-encoded, with another watermark. The next pair, of .946, is two
-drawings."""
+"""The least cosine of nearly equal rows. Of 2,780 PACS pictures with EfficientNet-Lite0's features, four
+pairs reach it; each is one picture twice: mirrored, re-encoded or with another watermark. The next pair, of
+.946, is two different drawings."""
 
 NEAR_SHARE = 0.1
 """The most that nearly equal rows may differ (1 − cosine), as a share of how much a row typically differs
-from its nearest row of another class. Encoders that find all pictures alike give different ones a cosine of
-`NEAR_COSINE`: pixels of 8 × 8 digits do for 60 % of the rows."""
+from its nearest row of another class. Encoders with similar features for all pictures give different
+pictures a cosine of `NEAR_COSINE` or more: raw pixels of 8 × 8 digits do so for 60 % of the rows."""
 
 MAX_PRODUCTS = 1e11
-"""Multiplications of a search for nearly equal rows, six seconds of a core; beyond, queries are sampled."""
+"""Most multiplications of a search for nearly equal rows, six seconds on one core; for more, queries are
+sampled."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ def _scored(
 
 
 def most_similar(rows: Features, queries: Codes, candidates: Codes, count: int) -> tuple[Codes, Array]:
-    """(q, k) the candidates of the highest cosines with each query, and these, in falling order.
+    """(q, k) the candidates with the highest cosines to each query, and these cosines, in descending order.
 
     ``rows`` are from `normalized_rows` with ``cosine``; k is ``count``, or the number of candidates if that
     is smaller.

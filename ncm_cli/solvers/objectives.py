@@ -64,9 +64,10 @@ class Erm:
 class _Annealed(Erm):
     """mean_e R_e + β · penalty, with β = 1 before step ``anneal`` and ``penalty`` from there on.
 
-    The published codes (Arjovsky's and Krueger's ColoredMNIST, DomainBed) use β = 1 before. Where β > 1 the
-    whole objective, weight decay included, is divided by β as in the first two: it keeps the gradient's size,
-    which a step size was chosen for. DomainBed's doesn't divide, and restarts Adam instead.
+    The published codes (Arjovsky's and Krueger's ColoredMNIST, DomainBed) also use β = 1 before that step.
+    Where β > 1, the whole objective, weight decay included, is divided by β as in Arjovsky's and Krueger's
+    code, so that the gradient keeps the size for which the step size was chosen. DomainBed's code doesn't
+    divide, and restarts Adam instead.
     """
 
     def __init__(self, configs: Sequence[Config], rows: DeviceRows, *, protocol: Protocol) -> None:
@@ -90,8 +91,8 @@ class Irm(_Annealed):
 
     The derivative with respect to the dummy scale is D_e = Σ_i share_i Σ_c z_ic (p_ic − y_ic), squared on
     the whole batch as in the authors' code. Its gradient is 2 D_e share_i ((p − y) + c), where
-    c = ∂(zᵀp)/∂z − p is p∘(z − zᵀp), or z p (1 − p) for one logit. DomainBed has the product D_e D'_e of an
-    environment's even and odd rows in place of D_e²: without bias, unlike the square.
+    c = ∂(zᵀp)/∂z − p is p∘(z − zᵀp), or z p (1 − p) for one logit. In place of D_e², DomainBed has the
+    product D_e D'_e of an environment's even and odd rows, which is unbiased, unlike the square.
     """
 
     def residual_(self, logits_brc: Tensor, batch: Batch) -> None:
@@ -163,9 +164,10 @@ class Lisa(Erm):
     At each step a configuration mixes within labels across domains with probability ``p_sel``, else within
     a domain across labels; λ ~ Beta(α, α) for each mixed row, which keeps the weight of row i. Logits of a
     linear model mix as the features do, so no mixed features are made. The batch says which rows are mixed:
-    all with partners among them, or (``papers``) cell with cell, see `Batch.mixing` and `CellBatch.mixing`.
+    all rows, each with a partner in the batch (`Batch.mixing`), or (``papers``) the rows of one cell with
+    those of another (`CellBatch.mixing`).
 
-    Its configurations are sorted by ``p_sel`` and have one ``alpha``.
+    Configurations are sorted by ``p_sel`` and share one ``alpha``.
     """
 
     def __init__(self, configs: Sequence[Config], rows: DeviceRows, *, protocol: Protocol) -> None:

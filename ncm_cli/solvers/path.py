@@ -82,7 +82,7 @@ def fit_path(
         norm of the centred rows (with the bias's 1 counted): the criterion does not change when features
         are multiplied by a constant.
     max_iter
-        For each fit. Ignored for regression, which is solved directly.
+        Most iterations of each fit. Ignored for regression, which is solved directly.
     advance
         Called with the number of fits that have just finished.
 

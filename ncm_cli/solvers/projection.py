@@ -57,7 +57,7 @@ def svd(matrix: Array, *, full_matrices: bool = False) -> tuple[Array, Array, Ar
     try:
         left, values, right = np.linalg.svd(matrix, full_matrices=full_matrices)
     except np.linalg.LinAlgError:
-        # Importing scipy takes longer than all else that ncm bound does, and this is rare.
+        # Imported here, where it is rarely needed: it takes longer than all else that ncm bound does.
         import scipy.linalg
 
         left, values, right = scipy.linalg.svd(matrix, full_matrices=full_matrices, lapack_driver="gesvd")
@@ -83,7 +83,7 @@ class Spectrum:
     """The noise floor, in the features' unit (see `spectrum`)."""
     gap: int
     """The r <= rank with the largest ratio ``s_r / s_{r+1}`` (values under the tolerance count as the
-    tolerance); 0 if there is none: the end of the spectrum is no gap."""
+    tolerance); 0 if there is none, since the end of the spectrum doesn't count as a gap."""
 
 
 def spectrum(delta: NDArray[np.floating], *, magnitude: float = 0.0, eps: float = FEATURE_EPS) -> Spectrum:

@@ -31,18 +31,20 @@ from ncm_cli.solvers.training_set import Fit, TrainingSet
 class Schedule:
     """How all configurations of a run are trained.
 
-    ``protocol`` decides what a published setting means; ``ncm help methods`` says how they differ. With
+    ``protocol`` decides what a published setting means; ``ncm help methods`` compares the protocols. With
     ``common``, for all methods and as in ``ncm fit``: the papers' formulas, two classes have one logit, the
     bias isn't decayed, and an epoch passes over every row once, each batch holding the environments in
     proportion. With ``papers`` a hyper-parameter means what it means in the code of the method's authors,
-    whose logits, decay (`Form`), annealing and ramp are used; batches (but lisa's), epochs and Adam are those
-    of ``common``. In ``domainbed`` (Gulrajani and Lopez-Paz 2021) a batch holds ``batch_size`` rows of
+    whose logits, decay (`Form`), annealing and ramp are used; batches (except lisa's), epochs and Adam are
+    those of ``common``. In ``domainbed`` (Gulrajani and Lopez-Paz 2021) a batch holds ``batch_size`` rows of
     *each* environment, an epoch is as many batches as are needed for n rows, and methods that DomainBed
     doesn't have (ncm, lisa, matchdg, leace) use its logits, optimiser and batches.
 
-    Two logits with (lr, λ) equal one logit with (2·lr, λ/2): from zero, w₁ = −w₀ = w/2 all along, and w₁ has
-    the gradient, decay included, that w has with λ/2; so w moves twice as far (a penalty on pairs halves as λ
-    does). Two logits are computed so, and probes have one logit either way.
+    For two classes, training two logits with learning rate lr and weight decay λ gives the same probe as
+    training one logit w = w₁ − w₀ with 2·lr and λ/2. Weights start at zero, so w₁ = −w₀ = w/2 at every step.
+    The gradient of w₁, decay λ·w₁ included, then equals that of w with decay (λ/2)·w, so Adam moves w₁ as it
+    would move w, and w = 2·w₁ moves twice as far. A penalty on pairs is halved as λ is. Forms with two
+    logits are computed with one in this way, so a binary probe always has one logit.
     """
 
     epochs: int = 100
@@ -50,7 +52,7 @@ class Schedule:
     """0: the full batch."""
     protocol: Protocol = "common"
     last: int | None = None
-    """The epoch to stop after, if before the last: the same steps up to there."""
+    """The epoch to stop after, if it isn't the last one; the steps up to there are the same."""
 
 
 class Adam:
@@ -128,11 +130,11 @@ def _place(config: Config, protocol: Protocol) -> tuple[int, str, bool, float, f
 class SharedWeights:
     """The weights of configurations that a batch updates by one product: of all methods but fish.
 
-    Configurations of one objective lie side by side (they come sorted by `_place`), so that it sees a slice
-    of the logits. All train in the given coordinates, whether there are pairs or not, except `ncm` of rank 1
-    and more: its features are rotated into [basis, complement], where rank r is a mask on the first r
-    weights, which start at zero and stay. (At rank 0 nothing is removed and nothing is rotated: it is ``erm``
-    to the last bit. Adam, unlike plain gradient descent, isn't invariant to rotations.)
+    Configurations of one objective lie side by side (they come sorted by `_place`), so that each objective
+    gets one slice of the logits. All train in the given coordinates, whether there are pairs or not, except
+    `ncm` of rank 1 and more: its features are rotated into [basis, complement], where rank r is a mask on the
+    first r weights, which start at zero and stay zero. (At rank 0 nothing is removed and nothing is rotated:
+    it is ``erm`` to the last bit. Adam, unlike plain gradient descent, isn't invariant to rotations.)
     """
 
     def __init__(self, configs: Sequence[Config], rows: DeviceRows, schedule: Schedule) -> None:
@@ -209,14 +211,14 @@ class SharedWeights:
         return rows, padded, 2 * (self._per_row("penalty") / self._twofold)[rows] * moments
 
     def begin_epoch(self, epoch: int) -> None:
-        """Prepare for an epoch, from 1: with ``papers`` matchdg's penalty grows with it, as in its code."""
+        """Prepare for an epoch (from 1). With ``papers``, matchdg's penalty grows by epoch as in its code."""
         if self._schedule.protocol == "papers":
             self._ramp = epoch / (self._schedule.epochs + 1)
 
     def gradient(self, batch: Batch, step: int) -> Tensor:
         """(R·C, width) gradients of the objectives without weight decay; the decay's factor is updated.
 
-        The same buffer at every call.
+        Every call returns the same buffer.
         """
         rotated = self._keep is not None
         logits = self._logits_of(batch.features(rotated), len(batch.targets))
@@ -269,7 +271,7 @@ class FishWeights(SharedWeights):
     A step clones the weights, takes one optimiser step on each environment's rows of the batch in random
     order (DomainBed: in order), and then moves by ε = ``meta_lr`` towards the result: θ ← θ + ε(θ̃ − θ). The
     inner optimiser keeps its state between steps, as DomainBed's does; weight decay acts in the inner steps.
-    The authors' own code (``papers``) divides ``meta_lr`` by the number of inner steps, has AMSGrad, and
+    The authors' own code (``papers``) divides ``meta_lr`` by the number of inner steps, uses AMSGrad, and
     begins every epoch with a new inner optimiser.
     """
 
@@ -325,10 +327,10 @@ def train(
     observe: Observer | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> list[Fit]:
-    """Train every configuration: the probes at the end of their last epoch, in the order given.
+    """Train every configuration; returns the probes after the last epoch, in the order given.
 
-    Configurations of one seed train side by side on the same batches; seeds follow one another. Neither
-    changes what a configuration becomes, beyond float64's rounding of matrix products of another width.
+    Configurations of one seed train side by side on the same batches; seeds follow one another. Which other
+    configurations are trained changes a probe only by float64's rounding of matrix products of another width.
 
     Parameters
     ----------
@@ -340,7 +342,7 @@ def train(
     Raises
     ------
     InputError
-        A method needs environments or pairs that ``part`` lacks, or a rank is beyond the basis.
+        A method needs environments or pairs that ``training`` lacks, or a rank is beyond the basis.
     """
     schedule = schedule or Schedule()
     protocol = schedule.protocol

@@ -1,8 +1,8 @@
 """``ncm bound``: the theorem's bound on the test-domain risk of a probe, term by term.
 
-For ``--ranks``, ``--pair-counts`` and an oracle, probes are fitted again: on the problem that ``ncm fit``
-recorded, with its rows, pairs, scaling, weights, method and solver. At the probe's own rank the refit equals
-the probe.
+For ``--ranks``, ``--pair-counts`` and an oracle, probes are fitted again on the problem that ``ncm fit``
+recorded: its rows, pairs, scaling, weights, method and solver. At the probe's own rank the refit equals the
+probe.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Measured:
     logits: tuple[Array, Array]
     """The logits of the test rows and of their twins, (n, C) each."""
     losses: tuple[Array, Array, Array | None]
-    """The losses on the test rows, on their twins, and on the training rows if Term I is on these."""
+    """The losses on the test rows, on their twins, and on the training rows if Term I is taken on them."""
     zero_one: dict[str, float] | None
     """None for regression."""
 
@@ -149,7 +149,7 @@ class _Judged:
         if seen := int(seen_rows(self.probe, "train", store.id_a).sum()):
             self.reporter.warn(
                 f"{seen:,} of {store.pairs:,} oracle pairs have a first member that the probe was trained "
-                "on: the risk measured there isn't that of the test domain"
+                "on, so the risk measured there isn't that of the test domain"
             )
 
     def _among(self, where: str, ids: Sequence[str]) -> int:
@@ -182,7 +182,7 @@ class _Judged:
         method = self.probe.meta.get("method")
         if (self.options.ranks or self.options.pair_counts) and method != "ncm":
             raise MismatchError(
-                "a probe that removes no directions can't be fitted again along ranks or pairs",
+                "a probe that removes no directions can't be refitted at other ranks or numbers of pairs",
                 found=f"method {method}",
                 expected="method ncm: a probe of ncm fit --pairs P.h5 --method ncm",
             )
@@ -291,8 +291,8 @@ class _Judged:
     def _by_store(self, measured: Measured) -> dict[str, list[dict[str, Any]]]:
         """The 0-1 terms on each of several oracle stores, and the flips of each of several fitted stores.
 
-        Only of classifiers. The probe was fitted with the latter, so that their flips are no estimate for
-        other pairs.
+        Only for classifiers. The probe was fitted with the pairs of the fitted stores, so their flips are no
+        estimate for other pairs.
         """
         found: dict[str, list[dict[str, Any]]] = {}
         if not self.probe.classes:
@@ -350,9 +350,9 @@ class _Judged:
         wanted = [(noisy.id_a[row], noisy.id_b[row]) for row in used]
         if missing := [ids for ids in wanted if ids not in position]:
             raise MismatchError(
-                "the clean pairs aren't those of the noisy pairs",
+                "the clean pairs lack the ids of some noisy pairs",
                 where=path,
-                found=f"no clean pair {missing[0]}, and {len(missing) - 1:,} more missing",
+                found=f"no clean pair {missing[0]}; {len(missing) - 1:,} others are missing, too",
                 expected="the same ids in --pairs and --clean-pairs",
             )
         return self._delta(clean, [position[ids] for ids in wanted])
@@ -376,7 +376,7 @@ class _Judged:
         return [self._row(fit, training) for fit in fits]
 
     def _paths(self) -> dict[str, Any]:
-        """``path`` along ranks, its ``summary``, and ``pair_counts``; without those that aren't asked for."""
+        """``path`` along ranks, its ``summary``, and ``pair_counts``; empty where it isn't asked for."""
         path: list[dict[str, Any]] = []
         counts: list[dict[str, Any]] = []
         options, problem = self.options, self.problem
@@ -390,7 +390,7 @@ class _Judged:
                     path = self._refit(problem, training, ranks, task.advance) if ranks else []
             if options.pair_counts:
                 most = int(usable.sum())
-                why = f"counts above {most} are skipped: there are no more pairs"
+                why = f"counts above {most} are skipped: there are only {most} pairs"
                 possible = self._possible(options.pair_counts, most, why)
                 with self.reporter.task("pair counts", len(possible), "fits") as task:
                     for count in possible:
@@ -437,7 +437,7 @@ class _Judged:
         training = problem.training_set(problem.rows(), None, scaling_of(self.probe))
         row = self._refit(problem, training, [0])[0]
         error = row["test_error"]
-        # The difference of its test accuracy and the bounded probe's.
+        # The oracle's test accuracy minus that of the bounded probe.
         gap = probe_measured.zero_one["test_error"] - error if probe_measured.zero_one else None
         known = {"where": where, "train_rows": len(training.X), "test_risk": row["test_risk"]}
         return {**known, "test_error": error, "gap": gap}

@@ -35,13 +35,13 @@ class BoundOptions:
     )
     oracle_pairs: PairPaths = option(
         help="Pair store of test rows (a) and their twins in a training domain (b). May be repeated: the "
-        "terms are of all pairs.",
+        "terms are over the pairs of all stores.",
         role="input",
     )
     pairs: PairPaths | None = option(
         None,
-        help="The pairs that the probe was fitted with: for --ranks and --clean-pairs, and for their flips. "
-        "May be repeated.",
+        help="The pairs that the probe was fitted with, for --ranks, --pair-counts and --clean-pairs. May be "
+        "repeated: the flips of each store are then shown.",
         role="input",
         flags=("-p",),
     )
@@ -73,14 +73,14 @@ class BoundOptions:
     seed: int = _estimates(0, least=0, help="Seed of the resampling.")
 
     ranks: str | None = _paths(
-        help="Refit at each rank, with --pairs, and give the bound along them: 0:40.",
+        help="Refit with --pairs at each of these ranks, and give the bound at each: 0:40.",
         metavar="RANKS",
         parse=parse_grid,
         separator=LIST,
     )
     pair_counts: str | None = _paths(
-        help="Refit with the first K of --pairs, of several stores alike, at rank min(K, the probe's rank), "
-        "for each K: 5:100:5.",
+        help="Refit with the first K of --pairs (the same share of each store), at rank min(K, the probe's "
+        "rank), for each K: 5:100:5.",
         metavar="COUNTS",
         parse=parse_grid,
         separator=LIST,

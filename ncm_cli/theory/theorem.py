@@ -4,7 +4,7 @@ Notation: a pair is a test row x₊ and its twin x₋ in a training domain, δ =
 eigenpairs (Q, λ) in descending order, Q̃_r the removed directions, W the probe's weights (θ for one logit).
 A bias is part of the logits and cancels in every difference of logits.
 
-How each loss carries risk from twins to test rows, for a row with label y:
+How the loss on a test row is bounded by that on its twin, for each loss and a row with label y:
 
 logistic
     ℓ(z) = log(1 + exp(−yz)) has |ℓ'| ≤ 1, so ℓ(θᵀx₊) ≤ ℓ(θᵀx₋) + |θᵀδ|; Jensen: mean |θᵀδ| ≤ √(θᵀMθ).
@@ -37,19 +37,19 @@ distance including the eigenvectors' rotation) M's quantities are then dot produ
 
 This leaves a bias. A maximum over directions is larger in a sample than in the population, and larger again
 in a resample of the sample. So percentiles of resamples that decompose their own M are too high by twice the
-bias, and first-order ones by once. The difference of the two on a few resamples (`EXACT_RESAMPLES`) estimates
-the bias, which is subtracted from every resample (Efron, Tibshirani 1993, An
-introduction to the bootstrap, chapter 10).
+bias, and first-order ones by the bias. The difference of the two on a few resamples (`EXACT_RESAMPLES`)
+estimates the bias, which is subtracted from every resample (Efron, Tibshirani 1993, An introduction to the
+bootstrap, chapter 10).
 
 With nearly all spurious directions removed, nominal 95 % intervals of the misalignment cover the true value
 in .97 to .91 of data sets of 60 to 400 pairs in 10 dimensions, and without subtracting the bias in .82 to
 .94. With a clear largest shift left they do in .88 to .94 either way. With two spurious directions of size 2
 and 3 in noise of .3, removed to .01, they do in .85 to .88, and without subtracting the bias in .26 to .42.
 
-What remains: one correction removes one order. Where many eigenvalues nearly coincide in the direction of the
-maximum, and pairs are not many more than dimensions, misalignment, λ_{s+1}, dist and the bound stay too high,
-on the safe side: by .6 of the interval's width for 128 pairs in 64 dimensions with equal ones, when the value
-itself is 1.5 widths too high. Such an interval may lie below its value.
+The correction removes only the first order of the bias. Where many eigenvalues nearly coincide in the
+direction of the maximum, and pairs are not many more than dimensions, misalignment, λ_{s+1}, dist and the
+bound stay too high, which is the safe side: by .6 of the interval's width for 128 pairs in 64 dimensions with
+equal eigenvalues, where the value itself is 1.5 widths too high. Such an interval may lie below its value.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ def noise_corollary(
     """The bound in terms of the pairs' noise ε = Δ̃ − Δ (paper, Corollary 3), with its conditions evaluated.
 
     It equates the top-s left subspaces of Δ and of M. Both span the spurious subspace when rank(Δ) = |I|, but
-    their order inside it may differ, so only s = |I| justifies that: a smaller s is not applicable.
+    their order inside it may differ, so only s = |I| justifies that; for a smaller s it is not applicable.
 
     Parameters
     ----------

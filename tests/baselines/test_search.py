@@ -242,7 +242,7 @@ def test_methods_follow_what_is_given() -> None:
     heard = Heard()
     plan_configs(options(methods="erm", upweight="label"), available_rank=9, reporter=heard)
     plan_configs(both, available_rank=9, reporter=heard)
-    assert heard.notes == ["--upweight is for all methods, since none is named NAME+upweight"]
+    assert heard.notes == ["--upweight applies to all methods, since none is named NAME+upweight"]
     assert options(methods="erm,ncm", upweight="label").chosen_methods == (("erm", True), ("ncm", True))
 
 

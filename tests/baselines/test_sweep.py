@@ -239,7 +239,7 @@ def test_a_killed_sweep_resumes_and_ends_with_the_same_table(
     monkeypatch.setattr(Runner, "run", original)
     heard = Heard()
     report = sweep(options, reporter=heard)
-    counts = [re.match(r"(\d+) of (\d+) configurations were finished before", note) for note in heard.notes]
+    counts = [re.match(r"(\d+) of (\d+) configurations were already finished", note) for note in heard.notes]
     resumed = next(found for found in counts if found)
     assert 0 < int(resumed[1]) < int(resumed[2]) == report["configurations"]
     assert any("1 finished chunks are damaged" in warning for warning in heard.warnings)
@@ -276,7 +276,7 @@ def test_chunks_of_other_options_are_not_taken(swept: Made, problem: Path) -> No
         journal.put("0", {"history": np.zeros(3)})
     heard = Heard()
     sweep(swept(), reporter=heard)
-    assert not any("were finished before" in note for note in heard.notes)
+    assert not any("were already finished" in note for note in heard.notes)
     assert any("discarded" in note for note in heard.notes)
 
 

@@ -200,7 +200,7 @@ def augmented(found: Sequence[Found], earlier: Sequence[Found]) -> None:
         claims = [one for one in own if one["code"] in ("helps", "no-gain")]
         named = sum(str(one["augment"]) in _headline(one) for one in claims)
         still = [one for one in own if _still(one)]
-        warned = sum(any("across domains don't fall" in text for text in one["warnings"]) for one in still)
+        warned = sum(any("across domains doesn't fall" in text for text in one["warnings"]) for one in still)
         limits = sum(one["bound"]["high"] >= _error(one) for one in own if one["bound"])
         less = spread(settings_of(own, _gain))
         accuracies = [

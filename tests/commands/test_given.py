@@ -174,4 +174,4 @@ class TestRowNumbersAsIds:
         ncm_cli.run("pairs", source=pairs, features="a.h5", output="p.h5")
         capsys.readouterr()
         ncm_cli.run("fit", features="b.h5", pairs="p.h5", rank=2, output="probe.safetensors")
-        assert "40 of 40 members of pairs are no rows of b.h5" in capsys.readouterr().err
+        assert "40 of 40 pair members aren't in b.h5" in capsys.readouterr().err

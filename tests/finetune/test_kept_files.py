@@ -80,7 +80,7 @@ def test_the_same_command_removes_what_was_left(data: Path, tmp_path: Path) -> N
     assert work.finetune(given)["written"] is False
     unfinished(file, KEY)
     assert work.finetune(given, reporter=(heard := Heard()))["written"] is False
-    assert "what a run of other settings left" in heard.notes[-1]
+    assert "was left by a run with other settings" in heard.notes[-1]
     file.unlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         path.name for path in checkpoint_files(given.output)

@@ -170,8 +170,8 @@ def test_rows_outside_one_crossing_are_said_of_that_one(
     given = ["--select", "worst-group", "--groups", "label", "--groups", "label,black"]
     assert run(["fit", "-f", str(store), *given, "-o", str(tmp_path / "p.safetensors")]) == 0
     said = capsys.readouterr().err
-    assert "validation rows without a value of toxic,black (--groups) are in no group of it" in said
-    assert said.count("in no group") == 1
+    assert "validation rows without a value of toxic,black (--groups) are in none of its groups" in said
+    assert said.count("in none of its groups") == 1
 
 
 def test_an_unknown_column_of_a_crossing_is_named(store: Path, probe: Path) -> None:
@@ -181,5 +181,5 @@ def test_an_unknown_column_of_a_crossing_is_named(store: Path, probe: Path) -> N
 
 def test_crossings_are_for_groups_alone(store: Path, tmp_path: Path) -> None:
     """Not silently the first of them."""
-    with pytest.raises(InputError, match="several crossings where one is meant"):
+    with pytest.raises(InputError, match="several crossings where one is expected"):
         fit(FitOptions(features=store, output=tmp_path / "p.safetensors", upweight="male;black"))

@@ -144,7 +144,7 @@ def test_pairs_of_several_kinds_make_one_spectrum(kind: type) -> None:
     assert np.array_equal(alone.basis_, several.basis_)
     with pytest.raises(ValueError, match="the same pairs are given twice"):
         NCMClassifier().fit(X, y, pairs=[(a, b), (a, b)])
-    with pytest.raises(ValueError, match="another number of features than other pairs"):
+    with pytest.raises(ValueError, match="a different number of features than other pairs"):
         SpuriousProjection(pairs=[(a, b), (c[:, :3], d[:, :3])]).fit()
     with pytest.raises(ValueError, match="not by differences"):
         NCMClassifier().fit(X, y, pairs=[a - b, c - d, a - b])
@@ -205,8 +205,8 @@ ROWS = np.random.default_rng(6).normal(size=(4, 6))
         (ROWS, None, r"expected: pairs=\(A, B\)"),
         ("pairs.h5", None, "found: str"),
         ((ROWS, ROWS, ROWS), None, "found: tuple"),
-        ((ROWS, ROWS[:3]), None, "have other shapes"),
-        ((ROWS[:, :5], ROWS[:, 1:]), None, "another number of features"),
+        ((ROWS, ROWS[:3]), None, "have different shapes"),
+        ((ROWS[:, :5], ROWS[:, 1:]), None, "a different number of features"),
         ((ROWS, 2 * ROWS), 5, "a whole number from 0 to 4"),
         ((ROWS, np.full((4, 6), np.nan)), None, "contains NaN"),
         ((ROWS[0], ROWS[1]), None, "Expected 2D array"),

@@ -252,7 +252,7 @@ def test_rows_without_an_answer_are_left_out_and_counted(birds: tuple[Path, Path
     assert (body["n"], body["rows_without_answer"]) == (3, 1)
     assert [entry["n"] for entry in body["groups"]] == [2]
     assert any("1 of 4 rows have no label" in text for text in heard.warnings)
-    assert any("1 rows without a value of place are in no group" in text for text in heard.warnings)
+    assert any("1 rows without a value of place are in none of its groups" in text for text in heard.warnings)
     blank = _store(tmp_path / "g.h5", np.ones((2, 3)), label=["cat", ""], split=["a", "b"])
     with pytest.raises(InputError, match="no row to evaluate"):
         _eval(birds[0], blank, where="split=b")
@@ -260,7 +260,7 @@ def test_rows_without_an_answer_are_left_out_and_counted(birds: tuple[Path, Path
 
 def test_one_predicted_class_is_a_warning(birds: tuple[Path, Path], tmp_path: Path) -> None:
     _, heard = _eval(_probe(tmp_path / "flat", [0.0, 0.0, 0.0], bias=[3.0]), birds[1])
-    assert any("every row is predicted as 'dog'" in text for text in heard.warnings)
+    assert any("the probe predicts 'dog' for every row" in text for text in heard.warnings)
     assert not _eval(*birds)[1].warnings
 
 
@@ -366,7 +366,7 @@ def test_reference_rows_that_the_store_lacks_are_replaced_aloud(
 ) -> None:
     body, heard = _eval(_probe(tmp_path / "q", [1.0, 0.4, 0.0], data={"train": train}), birds[1])
     assert body["reference"]["where"] == "split=train"
-    assert any(f"no row of the store is in {train}" in text for text in heard.warnings)
+    assert any(f"the store has no rows of {train}" in text for text in heard.warnings)
     _, heard = _eval(_probe(tmp_path / "q", [1.0, 0.4, 0.0], data={"train": "split=train"}), birds[1])
     assert not heard.warnings
 

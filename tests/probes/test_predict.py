@@ -280,7 +280,7 @@ def test_several_images_are_predicted_as_each_is(
     with pytest.raises(UsageError, match="named twice"):
         _predict(probe, same[0], same[0])
     for other in (pictures, embedded, tmp_path / "manifest.csv"):
-        with pytest.raises(UsageError, match="several sources must be images"):
+        with pytest.raises(UsageError, match="several sources, all must be images"):
             _predict(probe, same[0], other)
     with pytest.raises(InputError, match="no such file"):
         _predict(probe, same[0], tmp_path / "gone.png")

@@ -74,7 +74,7 @@ def said(found: CrossFit, pick: int = 1, **case: Any) -> Verdict:
         (
             made((80, 4), (30, 44)),
             "helps",
-            "validation accuracy 0.85, now 0.78; bound 0.55, now 0.24 (95 % of the change: -0.39",
+            "validation accuracy 0.85, now 0.78; bound 0.55, now 0.24 (95 % interval of the change: -0.39",
         ),
         (made((4, 4)), "no-gain", "don't help"),
         (made((4, 3)), "no-gain", "seldom flips them"),
@@ -282,7 +282,7 @@ def test_pairs_across_the_label_can_only_make_a_constant(on_disk: Any) -> None:
     assert verdict.bound is not None
     assert verdict.constant_error is not None
     assert verdict.bound.value >= verdict.constant_error
-    assert "what they differ in tells the label" in verdict.reasons[0]
+    assert "what they differ in also predicts the label" in verdict.reasons[0]
     assert verdict.reasons[0] in verdict.text
     assert report["rank"] == read_probe(on_disk.folder / "probe").rank == 0
     assert "so the probe removes nothing" in verdict.text
@@ -337,7 +337,9 @@ def test_a_probe_that_gives_nearly_one_answer_is_said(on_disk: Any, far: int, sa
     found = [text for text in heard.warnings if "nearly a constant" in text]
     assert bool(found) == said_so
     if said_so:
-        assert found == ["the chosen probe says 'cat' of 97 of 100 validation rows: it is nearly a constant"]
+        assert found == [
+            "the chosen probe predicts 'cat' for 97 of 100 validation rows: it is nearly a constant"
+        ]
 
 
 def test_ten_pairs_are_too_few(on_disk: Any) -> None:

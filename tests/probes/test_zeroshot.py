@@ -142,7 +142,7 @@ def test_the_ends_of_a_mixture_are_zero_shot_and_the_probe(stores: Any, tmp_path
     with pytest.raises(MismatchError, match="another order"):
         _made(stores.raw, tmp_path / "m", probe=fit, mix=0.5, classes="dog,cat,polar_bear")
     assert run(f"fit -f {stores.raw} --rank 0 --weight-decay 1e-2 -o {fit}".split()) == 0
-    with pytest.raises(MismatchError, match="rows as they are") as caught:
+    with pytest.raises(MismatchError, match="unnormalised rows") as caught:
         _made(stores.raw, tmp_path / "m", probe=fit, mix=0.5)
     assert "--scaling norm" in str(caught.value)
 
@@ -260,7 +260,7 @@ def test_what_is_not_the_stores_encoder_is_refused(
         (["--classes", "cat,cat"], 2, "can't be read"),
         (["--classes", "cat,dog=cat"], 3, "two classes with the same words"),
         (["--mix", "0.5"], 2, "go together"),
-        (["--rank", "2"], 2, "are about --pairs"),
+        (["--rank", "2"], 2, "need --pairs"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(

@@ -102,7 +102,7 @@ def test_fit_names_them_and_leaves_them_out_where_told(world: World) -> None:
     assert (
         len(texts) == 2
         and texts[0].startswith("1 training images")
-        and texts[1].startswith("1 training row ")
+        and texts[1].startswith("1 training row is")
     )
 
 

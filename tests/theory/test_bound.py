@@ -119,7 +119,7 @@ def test_clean_pairs_of_other_ids_are_refused(tmp_path: Path) -> None:
     make(tmp_path, classes=2)
     store = read_pairs(tmp_path / "clean.h5")
     write_pairs(tmp_path / "clean.h5", dataclasses.replace(store, id_a=tuple(f"x{i}" for i in store.id_a)))
-    with pytest.raises(MismatchError, match="aren't those of the noisy pairs"):
+    with pytest.raises(MismatchError, match="lack the ids of some noisy pairs"):
         bound(_options(tmp_path, pairs=tmp_path / "noisy.h5", clean_pairs=tmp_path / "clean.h5"))
 
 
