@@ -95,7 +95,10 @@ class Matcher:
         if not known.all():
             reporter.note(f"{int((~known).sum())} rows without a value of --same or --across are left out")
         self.rows, self.side = np.concatenate(rows)[known], side[known]
-        self.pool = matching.Pool(same[known], across[known], self.side, any_across=options.across is None)
+        # Also where no row of the second store is left: rows of the first aren't paired with each other.
+        self.pool = matching.Pool(
+            same[known], across[known], self.side, any_across=options.across is None, two_sided=len(rows) == 2
+        )
         self._tell_unmatchable()
 
     def _where(self, store: FeatureRows) -> str | None:

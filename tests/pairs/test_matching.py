@@ -318,6 +318,21 @@ def test_two_stores_are_matched_with_each_other(match: str, make_store: Make) ->
         assert all(made.id_a[i][1:] == made.id_b[i][1:] for i in known)
 
 
+@pytest.mark.parametrize("match", ["random", "nearest", "iterative"])
+@pytest.mark.parametrize("empty", ["first", "second"])
+def test_where_one_of_two_stores_has_no_row_left_nothing_is_paired(
+    match: str, empty: str, make_store: Make
+) -> None:
+    x, columns = _data(13, n=40)
+    columns = {"label": columns["label"], "side": ["in"] * 39 + ["out"]}
+    a = make_store("a.h5", x, ids=[f"a{i}" for i in range(40)], place=["v"] * 40, **columns)
+    b = make_store("b.h5", x, ids=[f"b{i}" for i in range(40)], place=["u"] * 39 + ["v"], **columns)
+    first, second = (a, b) if empty == "second" else (b, a)
+    with pytest.raises(InputError, match="no two rows can be paired") as caught:
+        _run(first, match, features_b=second, same="label", where="place=v & side=in")
+    assert "different stores" in str(caught.value)
+
+
 def _hidden_twins(seed: int, n: int = 150) -> tuple[np.ndarray, Pool]:
     """Each object once in each of two domains: what it is in 4 weak directions, and a loud domain part."""
     rng = np.random.default_rng(seed)
